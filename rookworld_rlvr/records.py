@@ -1,0 +1,139 @@
+"""The records that every other module passes on, and the errors it raises.
+
+Units and points of view stand beside each field: ``cp`` is centipawns, ``evaluations`` are pawns,
+and both are seen from the side to move.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Task = Literal["environment", "policy"]
+TASKS: tuple[Task, ...] = ("environment", "policy")
+
+MATE_CP = 100_000
+"""Centipawns of a mate on the board; a mate in `n` moves is worth ``±(MATE_CP - n)``."""
+
+
+class RookWorldError(ValueError):
+    """Base of this package's errors: bad input, named with its value, the reason and the remedy."""
+
+
+class NotationError(RookWorldError):
+    """A text that the grammar of `notation` does not read.
+
+    Args:
+        reason: What is wrong, a short phrase that rows can be counted by.
+        text: The offending text; the message quotes its first 120 characters.
+    """
+
+    def __init__(self, reason: str, text: str) -> None:
+        self.reason = reason
+        self.text = text
+        shown = text if len(text) <= 120 else f"{text[:120]}… ({len(text)} characters)"
+        super().__init__(f"{reason}: {shown!r}")
+
+
+class IllegalPositionError(RookWorldError):
+    """A readable FEN that is no chess position (no king, side not to move in check, ...)."""
+
+
+class ConfigurationError(RookWorldError):
+    """One or several faults of a configuration, reported together.
+
+    Args:
+        faults: One sentence each.
+    """
+
+    def __init__(self, faults: list[str]) -> None:
+        self.faults = list(faults)
+        head = f"{len(faults)} fault{'s' if len(faults) != 1 else ''} in the configuration:"
+        super().__init__("\n".join([head, *(f"  - {fault}" for fault in faults)]))
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyPrompt:
+    """``P: FEN``: analyse a position."""
+
+    fen: str
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyAnswer:
+    """``M: moves E: evaluations B: best move``, as written: nothing here has been judged.
+
+    `evaluations[i]` belongs to `moves[i]` where both are there.
+    """
+
+    moves: tuple[str, ...]  # UCI, at most five, in no particular order
+    evaluations: tuple[float, ...]  # pawns, from the side to move
+    best_move: str  # UCI
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentPrompt:
+    """``A: state+action+history+``: simulate one move."""
+
+    fen: str
+    action: str  # UCI where it is readable; the text as it stands where it is not
+    history: tuple[str, ...]  # up to ten actions, oldest first, the current action last
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentAnswer:
+    """``next_state+reward+terminated+truncated``."""
+
+    fen: str
+    reward: float  # 0.001 game goes on, 1.0 checkmate, 0.5 draw, -1.0 illegal or unreadable
+    terminated: bool
+    truncated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ActionValue:
+    """What one legal move is worth."""
+
+    move: str  # UCI
+    cp: int  # centipawns from the side to move; mates are ±(MATE_CP - moves to mate)
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Component scores of one answer by name; `format` is 0 where the answer cannot be read."""
+
+    components: Mapping[str, float]
+
+    def __getitem__(self, name: str) -> float:
+        return self.components[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Proportion:
+    """A share of `n` trials with its 95% Wilson score interval.
+
+    Source: E. B. Wilson, "Probable inference, the law of succession, and statistical inference",
+    JASA 22 (1927).
+    """
+
+    successes: float
+    n: int
+
+    @property
+    def value(self) -> float:
+        """The share itself, nan without trials."""
+        return self.successes / self.n if self.n else math.nan
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Lower and upper bound, each in [0, 1]; ``(0, 1)`` without trials."""
+        if not self.n:
+            return 0.0, 1.0
+        z = 1.959963984540054
+        p = self.value
+        centre = p + z * z / (2 * self.n)
+        spread = z * math.sqrt(p * (1 - p) / self.n + z * z / (4 * self.n * self.n))
+        scale = 1 + z * z / self.n
+        return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
