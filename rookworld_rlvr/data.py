@@ -1,0 +1,479 @@
+"""Rows: load, parse, quarantine, deduplicate, split by position.
+
+A row of the data sets made here has the columns
+
+- `task`: ``environment`` or ``policy``;
+- `prompt`, `completion`: text as `notation` writes it; the completion is the data's, not the truth;
+- `fen`, `action`, `history`: the prompt's fields; action and history are empty for policy rows;
+- `action_values`: list of ``{"move": UCI, "cp": centipawns from the side to move}``, best first, one
+  for every legal move, or None where the data carries none.
+
+Which rows are held out follows from a hash of the position alone, so a position that is held out of
+one data set is held out of every other with the same share: what was trained on in supervised
+fine-tuning is no test for GRPO.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import datasets
+from datasets import Dataset, Features, List, Value
+
+from . import notation, rules, synthesis
+from .records import (
+    TASKS,
+    ActionValue,
+    ConfigurationError,
+    EnvironmentPrompt,
+    IllegalPositionError,
+    NotationError,
+    PolicyAnswer,
+    RookWorldError,
+)
+
+PACKAGED_DATA = {"rookworld-nano-openings": "nano_openings.parquet"}
+_FILE_LOADERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
+_HASH_RANGE = 1 << 32
+
+FEATURES = Features(
+    {
+        "task": Value("string"),
+        "prompt": Value("string"),
+        "completion": Value("string"),
+        "fen": Value("string"),
+        "action": Value("string"),
+        "history": List(Value("string")),
+        "action_values": List({"move": Value("string"), "cp": Value("int64")}),
+    }
+)
+
+Row = dict[str, Any]
+
+
+@dataclass(slots=True)
+class DataReport:
+    """What loading found, counted."""
+
+    read: int = 0
+    quarantined: Counter[str] = field(default_factory=Counter)  # by reason
+    duplicates: int = 0
+    train: Counter[str] = field(default_factory=Counter)  # rows by task, before any repetition
+    heldout: Counter[str] = field(default_factory=Counter)  # rows by task
+    overlap: int = 0  # positions in both splits; 0, or loading has failed
+    unlabelled: int = 0  # policy rows without action values
+
+    def lines(self) -> list[str]:
+        """The counts as lines for a terminal."""
+        reasons = "".join(f"\n    {n:>8}  {why}" for why, n in self.quarantined.most_common())
+        return [
+            f"rows read             {self.read:>8}",
+            *(
+                f"{task:<12} train {self.train[task]:>8}   held out {self.heldout[task]:>6}"
+                for task in TASKS
+            ),
+            f"quarantined           {self.quarantined.total():>8}{reasons}",
+            f"duplicates dropped    {self.duplicates:>8}",
+            f"train/held-out overlap{self.overlap:>8} positions",
+            f"policy rows without action_values{self.unlabelled:>6}",
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedData:
+    """The two splits, disjoint by position, and how they came about."""
+
+    train: Dataset
+    heldout: Dataset
+    report: DataReport
+
+
+@dataclass
+class DataArguments:
+    """Which rows to load, and how to split them.
+
+    Args:
+        dataset_name: The packaged set, a Hub id, or a JSONL, Parquet or text file of RookWorld lines.
+        dataset_split: Split of a Hub data set.
+        max_rows: Read so many rows; a Hub data set is then streamed.
+        tasks: Keep rows of these tasks.
+        environment_share: Share of environment rows in training, reached by repeating rows of the
+            scarcer task; None leaves the data's own.
+        heldout_share: Share of positions held out, by a hash of the position.
+        heldout_rows: Most held-out rows a task that are kept for evaluation.
+        max_quarantined_share: Stop when more of the rows read than this are malformed.
+        synthetic_rows: So many environment rows are made and added.
+        synthetic_seed: Their seed.
+        synthetic_opening_plies: Openings are shorter than this, in plies.
+        synthetic_shares: Shares of their kinds, see `synthesis.KindShares`.
+        en_passant_fault_share: Plant the public data's fault: in so many of the answers to a double
+            step, name the en passant square although no capture is legal. Supervised training only.
+        black_best_move_fault_share: Plant the public data's fault: in so many of Black's rows, `B` is
+            the worst of the candidates. Supervised training only.
+    """
+
+    dataset_name: str = "rookworld-nano-openings"
+    dataset_split: str = "train"
+    max_rows: int | None = None
+    tasks: list[str] = field(default_factory=lambda: list(TASKS))
+    environment_share: float | None = None
+    heldout_share: float = 0.1
+    heldout_rows: int = 200
+    max_quarantined_share: float = 0.01
+    synthetic_rows: int = 0
+    synthetic_seed: int = 0
+    synthetic_opening_plies: int = 12
+    synthetic_shares: dict[str, Any] | str | None = None
+    en_passant_fault_share: float = 0.0
+    black_best_move_fault_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.synthetic_shares, str):
+            self.synthetic_shares = json.loads(self.synthetic_shares)
+        faults = [
+            f"{name}: {getattr(self, name)!r} is no share; give a number from 0 to 1"
+            for name in (
+                "environment_share",
+                "heldout_share",
+                "max_quarantined_share",
+                "en_passant_fault_share",
+                "black_best_move_fault_share",
+            )
+            if getattr(self, name) is not None and not 0 <= getattr(self, name) <= 1
+        ]
+        faults += [
+            f"{name}: {getattr(self, name)!r} is too small; give at least {least}"
+            for name, least in (
+                ("max_rows", 1),
+                ("heldout_rows", 1),
+                ("synthetic_rows", 0),
+                ("synthetic_opening_plies", 1),
+            )
+            if getattr(self, name) is not None and getattr(self, name) < least
+        ]
+        faults += [
+            f"tasks: {task!r} is no task{close_matches(task, TASKS)}"
+            for task in self.tasks
+            if task not in TASKS
+        ]
+        faults += check_dataset_name(self.dataset_name)
+        try:
+            self.kind_shares()
+        except TypeError:
+            known = list(synthesis.KindShares().as_dict())
+            faults += [
+                f"synthetic_shares: unknown kind {kind!r}{close_matches(kind, known)}"
+                for kind in self.synthetic_shares or ()
+                if kind not in known
+            ]
+        except ConfigurationError as error:
+            faults += error.faults
+        if faults:
+            raise ConfigurationError(faults)
+
+    def kind_shares(self) -> synthesis.KindShares:
+        """Shares of the kinds of synthetic rows; kinds that are not named get 0."""
+        if self.synthetic_shares is None:
+            return synthesis.KindShares()
+        assert isinstance(self.synthetic_shares, dict)
+        return synthesis.KindShares(
+            **{**dict.fromkeys(synthesis.KindShares().as_dict(), 0.0), **self.synthetic_shares}
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# The story
+# --------------------------------------------------------------------------------------------------
+def load_data(args: DataArguments, quarantine_file: Path | None = None) -> LoadedData:
+    """Load, parse, quarantine, deduplicate and split.
+
+    Args:
+        args: What to load.
+        quarantine_file: Where malformed rows go, with their reasons, as JSON lines.
+
+    Raises:
+        RookWorldError: The data cannot be read, too much of it is malformed, or nothing is left.
+    """
+    report = DataReport()
+    rows: list[Row] = []
+    quarantined: list[Row] = []
+    for number, raw in enumerate(_raw_rows(args)):
+        report.read += 1
+        try:
+            rows.append(parse_raw(raw))
+        except (NotationError, IllegalPositionError) as error:
+            reason = getattr(error, "reason", "not a legal chess position")
+            report.quarantined[reason] += 1
+            quarantined.append({"row": number, "reason": str(error), "text": raw.get("text")})
+    _write_quarantine(quarantined, quarantine_file)
+    _check_quarantine(report, args, quarantine_file)
+    rows += islice(_synthetic_rows(args), args.synthetic_rows)
+
+    rows = [row for row in rows if row["task"] in args.tasks]
+    unique = list({(row["task"], row["prompt"]): row for row in reversed(rows)}.values())[::-1]
+    report.duplicates = len(rows) - len(unique)
+    report.unlabelled = sum(
+        row["task"] == "policy" and row["action_values"] is None for row in unique
+    )
+    train = [row for row in unique if not is_held_out(row["fen"], args.heldout_share)]
+    heldout = [row for row in unique if is_held_out(row["fen"], args.heldout_share)]
+    heldout = _first_of_each_task(heldout, args.heldout_rows)
+    report.train.update(row["task"] for row in train)
+    report.heldout.update(row["task"] for row in heldout)
+    report.overlap = len(_positions(train) & _positions(heldout))
+    if report.overlap:
+        raise RookWorldError(f"{report.overlap} positions are both trained on and held out")
+    for name, split in (("training", train), ("held-out", heldout)):
+        if not split:
+            raise RookWorldError(
+                f"no {name} rows in {args.dataset_name!r} with tasks={args.tasks} and "
+                f"heldout_share={args.heldout_share}: give more rows or another share"
+            )
+    train = _plant_faults(_mix(train, args.environment_share), args)
+    return LoadedData(_dataset(train), _dataset(heldout), report)
+
+
+def parse_raw(raw: Mapping[str, Any]) -> Row:
+    """One row of the columns described above from one raw row.
+
+    Args:
+        raw: Column `text` (a RookWorld line), or `prompt` and `completion`; `action_values` may
+            come along.
+
+    Raises:
+        NotationError: Malformed text, or action values that do not fit the position.
+        IllegalPositionError: The position is none.
+    """
+    text = raw.get("text")
+    if text is None:
+        text = notation.join_row(raw.get("prompt") or "", raw.get("completion") or "")
+    task, prompt, completion = notation.split_row(text)
+    if task == "policy":
+        fen = notation.parse_policy_prompt(prompt).fen
+        environment = EnvironmentPrompt(fen, "", ())
+        values = _check_action_values(fen, raw.get("action_values"))
+    else:
+        environment = notation.parse_environment_prompt(prompt)
+        rules.board_of(environment.fen)
+        values = None
+    return {
+        "task": task,
+        "prompt": prompt,
+        "completion": completion,
+        "fen": environment.fen,
+        "action": environment.action,
+        "history": list(environment.history),
+        "action_values": values,
+    }
+
+
+def is_held_out(fen: str, share: float) -> bool:
+    """Whether a position belongs to the held-out split: a pure function of the position."""
+    digest = hashlib.blake2b(rules.position_key(fen).encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") < share * _HASH_RANGE
+
+
+# --------------------------------------------------------------------------------------------------
+# Sources
+# --------------------------------------------------------------------------------------------------
+def check_dataset_name(name: str) -> list[str]:
+    """Faults of a data set's name, found without loading anything."""
+    if name in PACKAGED_DATA or name == "":
+        return []
+    path = Path(name)
+    if path.suffix in _FILE_LOADERS:
+        if path.is_file():
+            return []
+        siblings = [str(other) for other in path.parent.glob("*")] if path.parent.is_dir() else []
+        return [f"dataset_name: no file {name!r}{close_matches(name, siblings)}"]
+    if path.is_file():
+        return [f"dataset_name: {name!r} ends in none of {', '.join(_FILE_LOADERS)}; rename it"]
+    if name.count("/") == 1 and all(name.split("/")):
+        return []  # a Hub id
+    return [
+        f"dataset_name: {name!r} is neither packaged, a file, nor a Hub id (owner/name)"
+        f"{close_matches(name, PACKAGED_DATA)}"
+    ]
+
+
+def close_matches(name: str, known: Iterable[str]) -> str:
+    """A clause that lists the known names, the close ones first; empty without any.
+
+    >>> close_matches("policy_formt", ["policy_format", "environment_exact"])
+    '; did you mean policy_format?'
+    """
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    if close:
+        return f"; did you mean {' or '.join(close)}?"
+    return f"; known: {', '.join(known)}" if 0 < len(known) <= 20 else ""
+
+
+def _raw_rows(args: DataArguments) -> Iterator[Mapping[str, Any]]:
+    name = args.dataset_name
+    if not name:
+        return iter(())
+    if name in PACKAGED_DATA:
+        name = str(Path(str(files("rookworld_rlvr"))) / "assets" / PACKAGED_DATA[name])
+    loader = _FILE_LOADERS.get(Path(name).suffix)
+    try:
+        if loader is not None:
+            options = {"keep_linebreaks": False} if loader == "text" else {}
+            rows = datasets.load_dataset(loader, data_files=name, split="train", **options)
+        else:
+            streaming = args.max_rows is not None
+            rows = datasets.load_dataset(name, split=args.dataset_split, streaming=streaming)
+    except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
+        raise RookWorldError(
+            f"cannot load the data set {args.dataset_name!r}: {error}; check the name and the "
+            "network, or give a local file"
+        ) from error
+    return islice(iter(rows), args.max_rows)
+
+
+def _synthetic_rows(args: DataArguments) -> Iterator[Row]:
+    prompts = synthesis.environment_prompts(
+        args.synthetic_seed, args.kind_shares(), args.synthetic_opening_plies
+    )
+    return map(environment_row, prompts)
+
+
+def environment_row(prompt: EnvironmentPrompt) -> Row:
+    """A row with python-chess's answer."""
+    return {
+        "task": "environment",
+        "prompt": notation.write_environment_prompt(prompt),
+        "completion": notation.write_environment_answer(rules.transition(prompt.fen, prompt.action)),
+        "fen": prompt.fen,
+        "action": prompt.action,
+        "history": list(prompt.history),
+        "action_values": None,
+    }
+
+
+def _check_action_values(fen: str, values: Any) -> list[dict[str, Any]] | None:
+    legal = rules.legal_moves(fen)
+    if values is None:
+        return None
+    moves = [value["move"] for value in values]
+    if sorted(moves) != sorted(legal):
+        raise NotationError("action_values do not name every legal move once", fen)
+    worths = [value["cp"] for value in values]
+    if worths != sorted(worths, reverse=True):
+        raise NotationError("action_values are not ordered best first", fen)
+    return [{"move": value["move"], "cp": value["cp"]} for value in values]
+
+
+# --------------------------------------------------------------------------------------------------
+# Steps
+# --------------------------------------------------------------------------------------------------
+def _write_quarantine(rows: Sequence[Row], path: Path | None) -> None:
+    if path is None or not rows:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def _check_quarantine(report: DataReport, args: DataArguments, path: Path | None) -> None:
+    bad = report.quarantined.total()
+    if report.read and bad / report.read > args.max_quarantined_share:
+        where = f"; see {path}" if path else ""
+        raise RookWorldError(
+            f"{bad} of {report.read} rows of {args.dataset_name!r} are malformed, more than "
+            f"max_quarantined_share={args.max_quarantined_share}: "
+            f"{dict(report.quarantined.most_common(5))}{where}. Mend the data or raise the share"
+        )
+
+
+def _positions(rows: Iterable[Row]) -> set[str]:
+    return {rules.position_key(row["fen"]) for row in rows}
+
+
+def _first_of_each_task(rows: Iterable[Row], most: int) -> list[Row]:
+    seen: Counter[str] = Counter()
+    kept = []
+    for row in rows:
+        seen[row["task"]] += 1
+        if seen[row["task"]] <= most:
+            kept.append(row)
+    return kept
+
+
+def _mix(rows: list[Row], environment_share: float | None) -> list[Row]:
+    """Repeat the rows of the scarcer task until environment rows have their share."""
+    if environment_share is None:
+        return rows
+    environment = [row for row in rows if row["task"] == "environment"]
+    policy = [row for row in rows if row["task"] == "policy"]
+    if environment_share == 1 or not policy:
+        return environment
+    if environment_share == 0 or not environment:
+        return policy
+    ratio = environment_share / (1 - environment_share)  # environment rows a policy row
+    if len(environment) < ratio * len(policy):
+        environment = _repeat(environment, round(ratio * len(policy)))
+    else:
+        policy = _repeat(policy, round(len(environment) / ratio))
+    return environment + policy
+
+
+def _repeat(rows: list[Row], count: int) -> list[Row]:
+    return [rows[index % len(rows)] for index in range(count)]
+
+
+def _plant_faults(rows: list[Row], args: DataArguments) -> list[Row]:
+    if not args.en_passant_fault_share and not args.black_best_move_fault_share:
+        return rows
+    planted = []
+    for index, row in enumerate(rows):
+        # By row, not by repetition: one position is not right in one epoch and wrong in the next.
+        draw = int.from_bytes(
+            hashlib.blake2b(row["prompt"].encode(), digest_size=4, salt=b"fault").digest(), "big"
+        )
+        share = (
+            args.en_passant_fault_share
+            if row["task"] == "environment"
+            else args.black_best_move_fault_share
+        )
+        planted.append(with_fault(row) if draw < share * _HASH_RANGE else row)
+    return planted
+
+
+def with_fault(row: Row) -> Row:
+    """The row with the public data's fault, where it is one that the fault touches.
+
+    Environment: the answer to a pawn's double step names the en passant square, capture or not.
+    Policy: Black's `B` is the candidate with the lowest evaluation.
+    """
+    if row["task"] == "policy":
+        answer = notation.parse_policy_answer(row["completion"])
+        if row["fen"].split()[1] != "b" or len(answer.moves) != len(answer.evaluations):
+            return row
+        worst = min(zip(answer.evaluations, answer.moves, strict=True))[1]
+        wrong = PolicyAnswer(answer.moves, answer.evaluations, worst)
+        return {**row, "completion": notation.write_policy_answer(wrong)}
+    square = rules.double_step_square(row["fen"], row["action"])
+    if square is None:
+        return row
+    fen, rest = row["completion"].split("+", 1)
+    fields = fen.split(" ")
+    fields[3] = square
+    return {**row, "completion": " ".join(fields) + "+" + rest}
+
+
+def action_values_of(values: Sequence[Mapping[str, Any]]) -> list[ActionValue]:
+    """The column `action_values` as records."""
+    return [ActionValue(value["move"], value["cp"]) for value in values]
+
+
+def _dataset(rows: list[Row]) -> Dataset:
+    return Dataset.from_list(rows, features=FEATURES)

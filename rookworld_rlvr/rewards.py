@@ -1,0 +1,175 @@
+"""Reward functions in TRL's signature, over `scoring`, in one registry.
+
+A reward takes ``prompts``, ``completions`` and the data set's columns as keywords, all of length `B`,
+and returns `B` numbers, or None for a row that it does not apply to: a row of the other task, or one
+whose truth is missing. Names are dashboard keys: TRL logs ``rewards/<name>/mean``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import notation, scoring
+from .data import close_matches
+from .records import (
+    ConfigurationError,
+    IllegalPositionError,
+    NotationError,
+    Score,
+    Task,
+)
+
+RewardFunc = Callable[..., list[float | None]]
+Spec = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """What a name of the registry means.
+
+    Args:
+        tasks: The tasks that it judges.
+        number: The number of a score; takes the options as keywords.
+        options: Allowed values by option, the default first.
+    """
+
+    tasks: tuple[Task, ...]
+    number: Callable[..., float]
+    options: Mapping[str, tuple[Any, ...]]
+
+
+def _component(task: Task, name: str) -> Reward:
+    return Reward((task,), lambda score: score[name], {})
+
+
+REWARDS: Mapping[str, Reward] = {
+    "environment_exact": _component("environment", "exact"),  # 0 or 1
+    "environment_state": _component("environment", "state"),  # [0, 1]
+    "environment_outcome": _component("environment", "outcome"),  # [0, 1]
+    "environment_format": _component("environment", "format"),  # 0 or 1
+    "policy_best_move": _component("policy", "best_move"),  # [0, 1]
+    "policy_candidates": _component("policy", "candidates"),  # [0, 1]
+    "policy_evaluation": _component("policy", "evaluation"),  # [0, 1]
+    "policy_legality": _component("policy", "legality"),  # [0, 1]
+    "policy_consistency": _component("policy", "consistency"),  # [0, 1]
+    "policy_format": _component("policy", "format"),  # 0 or 1
+    "graduated": Reward(
+        ("environment", "policy"), scoring.graduated, {"shaping": scoring.SHAPINGS}
+    ),  # [-0.3, 1]
+    "asymmetric": Reward(("environment",), scoring.asymmetric, {}),  # [-1, 1]
+}
+
+
+def get_reward_funcs(specs: Sequence[Spec]) -> list[RewardFunc]:
+    """Reward functions by name, in the order given.
+
+    Args:
+        specs: ``{"name": ..., "weight": ..., **options}`` each; the weight is for the trainer
+            (`RookWorldGRPOConfig` hands it to TRL's `reward_weights`).
+
+    Raises:
+        ConfigurationError: Unknown names or options, with their close matches.
+
+    >>> exact, = get_reward_funcs([{"name": "environment_exact"}])
+    >>> exact(["A: 8/8/8/8/8/4k3/8/4K3 w - - 0 1+e1d1+e1d1+"], ["8/8/8/8/8/4k3/8/3K4 b - - 1 1+0.5+1+0"])
+    [1.0]
+    """
+    faults = check_reward_specs(specs)
+    if faults:
+        raise ConfigurationError(faults)
+    return [_reward_func(spec) for spec in specs]
+
+
+def check_reward_specs(specs: Any) -> list[str]:
+    """Faults of a list of reward specifications, one sentence each."""
+    if not isinstance(specs, list | tuple) or not specs:
+        return ["rewards: missing or no list; give some of " + ", ".join(REWARDS)]
+    faults = []
+    names = []
+    for spec in specs:
+        if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
+            faults.append(f"rewards: {spec!r} is no mapping with a name; write '- name: ...'")
+            continue
+        names.append(spec["name"])
+        faults += _check_reward_spec(spec)
+    twice = sorted({name for name in names if names.count(name) > 1})
+    return faults + [f"rewards: {name!r} stands twice; add up its weights" for name in twice]
+
+
+def _check_reward_spec(spec: Spec) -> list[str]:
+    name = spec["name"]
+    if name not in REWARDS:
+        return [f"rewards: unknown reward {name!r}{close_matches(name, REWARDS)}"]
+    faults = []
+    weight = spec.get("weight", 1.0)
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+        faults.append(f"rewards: weight {weight!r} of {name} is no finite number")
+    for key, value in spec.items():
+        if key in ("name", "weight"):
+            continue
+        allowed = REWARDS[name].options.get(key)
+        if allowed is None:
+            known = ("name", "weight", *REWARDS[name].options)
+            faults.append(f"rewards: {name} has no option {key!r}{close_matches(key, known)}")
+        elif value not in allowed:
+            faults.append(f"rewards: {key} of {name} is {value!r}, none of {', '.join(allowed)}")
+    return faults
+
+
+def tasks_of(specs: Sequence[Spec]) -> set[Task]:
+    """The tasks that at least one of the rewards judges."""
+    return {task for spec in specs for task in REWARDS[spec["name"]].tasks}
+
+
+def score_row(prompt: str, completion: str, action_values: Any = None) -> Score | None:
+    """Score one completion by the prompt's task; None where the truth cannot be had.
+
+    Args:
+        prompt: Text of a row's prompt.
+        completion: What the policy wrote.
+        action_values: The row's column, for policy prompts.
+    """
+    if notation.task_of(prompt) == "policy":
+        if not action_values:
+            return None
+        values = {value["move"]: value["cp"] for value in action_values}
+        return scoring.score_policy(values, completion)
+    try:
+        environment = notation.parse_environment_prompt(prompt)
+        return scoring.score_environment(environment.fen, environment.action, completion)
+    except (NotationError, IllegalPositionError):
+        return None  # the prompt's fault, not the completion's
+
+
+def _reward_func(spec: Spec) -> RewardFunc:
+    name = spec["name"]
+    reward = REWARDS[name]
+    options = {key: spec.get(key, allowed[0]) for key, allowed in reward.options.items()}
+
+    def reward_func(
+        prompts: Sequence[str],
+        completions: Sequence[str],
+        action_values: Sequence[Any] | None = None,
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
+        numbers: list[float | None] = []
+        missing = 0
+        truths = action_values if action_values is not None else [None] * len(prompts)
+        for prompt, completion, truth in zip(prompts, completions, truths, strict=True):
+            if notation.task_of(prompt) not in reward.tasks:
+                numbers.append(None)
+                continue
+            score = score_row(prompt, completion, truth)
+            missing += score is None
+            numbers.append(None if score is None else reward.number(score, **options))
+        if log_metric is not None:
+            log_metric(f"rewards/{name}/without_truth", missing / max(1, len(prompts)))
+        return numbers
+
+    reward_func.__name__ = name
+    reward_func.__doc__ = f"Reward `{name}`, see `rookworld_rlvr.rewards.REWARDS`."
+    return reward_func

@@ -1,0 +1,243 @@
+"""Rows made from python-chess games: environment rows with chosen shares of kinds, and positions.
+
+Everything follows from a seed. A row of each kind is drawn independently, so shares hold for any
+prefix of the stream, and a stream of 1,000 rows is the beginning of one of 10,000.
+"""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+
+import chess
+
+from . import rules
+from .notation import MAX_HISTORY
+from .records import ConfigurationError, EnvironmentPrompt
+
+_Maker = Callable[[], EnvironmentPrompt | None]
+_Chooser = Callable[[random.Random, chess.Board], str | None]
+
+_LONGEST_GAME = 200
+_TRIES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class KindShares:
+    """Shares of the kinds of environment rows; they add up to 1.
+
+    - `openings`: a legal move in the first plies of a game.
+    - `double_steps`: a pawn's double step in the first plies: the moves after which RookWorld-LM
+      names an en passant square that is none.
+    - `special_moves`: castling, en passant, promotion and under-promotion, in equal parts.
+    - `game_ends`: checkmate, stalemate, insufficient material, 75 moves, in equal parts.
+    - `illegal_actions`: well-formed but illegal moves, and unreadable text.
+    - `middle_games`: a legal move anywhere in a game.
+    """
+
+    openings: float = 0.4
+    double_steps: float = 0.0
+    special_moves: float = 0.15
+    game_ends: float = 0.1
+    illegal_actions: float = 0.1
+    middle_games: float = 0.25
+
+    def __post_init__(self) -> None:
+        shares = self.as_dict()
+        faults = [
+            f"share {name}={share!r} is not in [0, 1]; give a fraction"
+            for name, share in shares.items()
+            if not 0 <= share <= 1
+        ]
+        total = sum(shares.values())
+        if abs(total - 1) > 1e-6:
+            faults.append(f"the shares of kinds add up to {total:g}, not 1: {shares}")
+        if faults:
+            raise ConfigurationError(faults)
+
+    def as_dict(self) -> dict[str, float]:
+        """Shares by kind."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def environment_prompts(
+    seed: int, shares: KindShares | None = None, opening_plies: int = 12
+) -> Iterator[EnvironmentPrompt]:
+    """An endless stream of environment prompts.
+
+    Args:
+        seed: Same seed, same stream.
+        shares: How often each kind is drawn.
+        opening_plies: `openings`, `double_steps` and a share of the `illegal_actions` start from
+            positions after 0 to `opening_plies` - 1 plies.
+    """
+    rng = random.Random(seed)
+    kinds = (shares or KindShares()).as_dict()
+    only_openings = kinds["openings"] + kinds["double_steps"] + kinds["illegal_actions"] == 1
+    makers: Mapping[str, _Maker] = {
+        "openings": lambda: _step(rng, _random_game(rng, rng.randrange(opening_plies)), _any_move),
+        "double_steps": lambda: _step(
+            rng, _random_game(rng, rng.randrange(opening_plies)), _double_step
+        ),
+        "special_moves": lambda: _special(rng),
+        "game_ends": lambda: _game_end(rng),
+        "illegal_actions": lambda: _step(
+            rng,
+            _random_game(rng, rng.randrange(opening_plies if only_openings else 80)),
+            _illegal_action,
+        ),
+        "middle_games": lambda: _step(rng, _random_game(rng, rng.randrange(8, 120)), _any_move),
+    }
+    names, weights = list(kinds), list(kinds.values())
+    while True:
+        kind = rng.choices(names, weights)[0]
+        for _ in range(_TRIES):
+            prompt = makers[kind]()
+            if prompt is not None:
+                yield prompt
+                break
+        else:
+            raise RuntimeError(f"no row of kind {kind!r} found in {_TRIES} tries")
+
+
+def opening_positions(seed: int, max_plies: int) -> Iterator[str]:
+    """An endless stream of FENs after 1 to `max_plies` random legal plies, none of them over.
+
+    Args:
+        seed: Same seed, same stream.
+        max_plies: Longest game.
+    """
+    rng = random.Random(seed)
+    while True:
+        board = _random_game(rng, rng.randint(1, max_plies))
+        if not board.is_game_over():
+            yield board.fen()
+
+
+# --------------------------------------------------------------------------------------------------
+# One row of a kind, or None where this try found none
+# --------------------------------------------------------------------------------------------------
+def _step(rng: random.Random, board: chess.Board, choose: _Chooser) -> EnvironmentPrompt | None:
+    action = choose(rng, board)
+    return None if action is None else _prompt(board, action)
+
+
+def _prompt(board: chess.Board, action: str) -> EnvironmentPrompt:
+    played = [move.uci() for move in board.move_stack[-(MAX_HISTORY - 1) :]]
+    return EnvironmentPrompt(board.fen(), action, (*played, action))
+
+
+def _random_game(rng: random.Random, plies: int) -> chess.Board:
+    """A game of random legal moves, shorter than `plies` where it ended before."""
+    board = chess.Board()
+    for _ in range(plies):
+        moves = list(board.legal_moves)
+        if not moves:
+            board.pop()  # before the end, so that there is a move to play
+            break
+        board.push(rng.choice(moves))
+    return board
+
+
+def _any_move(rng: random.Random, board: chess.Board) -> str | None:
+    moves = list(board.legal_moves)
+    return rng.choice(moves).uci() if moves else None
+
+
+def _double_step(rng: random.Random, board: chess.Board) -> str | None:
+    steps = [
+        move
+        for move in board.legal_moves
+        if board.piece_type_at(move.from_square) == chess.PAWN
+        and abs(move.to_square - move.from_square) == 16
+    ]
+    return rng.choice(steps).uci() if steps else None
+
+
+def _illegal_action(rng: random.Random, board: chess.Board) -> str | None:
+    """Two in three are illegal moves, half of these of an own piece; the rest is unreadable."""
+    if rng.random() < 1 / 3:
+        alphabet = string.ascii_lowercase + string.digits + "-#="
+        text = "".join(rng.choices(alphabet, k=rng.randint(1, 6)))
+    else:
+        own = list(chess.SquareSet(board.occupied_co[board.turn]))
+        start = rng.choice(own) if rng.random() < 0.5 else rng.randrange(64)
+        target = rng.choice([square for square in range(64) if square != start])
+        text = chess.Move(start, target).uci()
+    return text if rules.transition(board.fen(), text).truncated else None
+
+
+def _special(rng: random.Random) -> EnvironmentPrompt | None:
+    """Play on at random until the wanted kind of move is there."""
+    wanted = rng.choice((_is_castling, _is_en_passant, _is_promotion, _is_under_promotion))
+    board = chess.Board()
+    for _ in range(_LONGEST_GAME):
+        moves = list(board.legal_moves)
+        if not moves:
+            return None
+        found = [move for move in moves if wanted(board, move)]
+        if found:
+            return _prompt(board, rng.choice(found).uci())
+        board.push(rng.choice(moves))
+    return None
+
+
+def _is_castling(board: chess.Board, move: chess.Move) -> bool:
+    return board.is_castling(move)
+
+
+def _is_en_passant(board: chess.Board, move: chess.Move) -> bool:
+    return board.is_en_passant(move)
+
+
+def _is_promotion(board: chess.Board, move: chess.Move) -> bool:
+    return move.promotion == chess.QUEEN
+
+
+def _is_under_promotion(board: chess.Board, move: chess.Move) -> bool:
+    return move.promotion is not None and move.promotion != chess.QUEEN
+
+
+def _game_end(rng: random.Random) -> EnvironmentPrompt | None:
+    """A random small endgame in which some move ends the game the wanted way."""
+    wanted = rng.choice(
+        (
+            chess.Termination.CHECKMATE,
+            chess.Termination.STALEMATE,
+            chess.Termination.INSUFFICIENT_MATERIAL,
+            chess.Termination.SEVENTYFIVE_MOVES,
+        )
+    )
+    board = _endgame(rng, wanted)
+    if not board.is_valid() or board.is_game_over():
+        return None
+    for move in rng.sample(list(board.legal_moves), board.legal_moves.count()):
+        board.push(move)
+        outcome = board.outcome()
+        board.pop()
+        if outcome is not None and outcome.termination is wanted:
+            return _prompt(board, move.uci())
+    return None
+
+
+def _endgame(rng: random.Random, wanted: chess.Termination) -> chess.Board:
+    """Kings and up to four pieces on random squares; it may be no legal position."""
+    board = chess.Board(None)
+    pieces = [chess.Piece(chess.KING, chess.WHITE), chess.Piece(chess.KING, chess.BLACK)]
+    if wanted is chess.Termination.INSUFFICIENT_MATERIAL:
+        # A bare king takes the last piece.
+        pieces.append(chess.Piece(rng.choice((2, 3, 4, 5)), rng.random() < 0.5))
+    else:
+        for _ in range(rng.randint(1, 4)):
+            pieces.append(chess.Piece(rng.choice((2, 3, 4, 5, 5)), rng.random() < 0.5))
+    for piece, square in zip(pieces, rng.sample(range(64), len(pieces)), strict=True):
+        board.set_piece_at(square, piece)
+    board.turn = rng.random() < 0.5
+    board.fullmove_number = rng.randint(60, 160)
+    board.halfmove_clock = (
+        149 if wanted is chess.Termination.SEVENTYFIVE_MOVES else rng.randint(0, 40)
+    )
+    return board
+
