@@ -1,0 +1,346 @@
+"""Configuration: YAML and command line into dataclasses, strictly, with all faults reported at once."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+from trl import GRPOConfig, ModelConfig, SFTConfig, TrlParser
+
+from .data import DataArguments, close_matches
+from .evaluation import TRAINING_METRICS
+from .model import check_model_name
+from .records import TASKS, ConfigurationError, RookWorldError
+from .rewards import check_reward_specs, tasks_of
+
+EXIT_BAD_INPUT = 2
+
+
+# --------------------------------------------------------------------------------------------------
+# Dataclasses
+# --------------------------------------------------------------------------------------------------
+@dataclass
+class RunArguments:
+    """What the script does, as opposed to how it trains.
+
+    Args:
+        dry_run: Print the resolved configuration, the data's counts and three scored rows a task,
+            then exit without loading a model.
+    """
+
+    dry_run: bool = False
+
+
+@dataclass
+class NewModelArguments:
+    """A model from scratch, where `new_model` is given, in place of `model_name_or_path`.
+
+    Args:
+        new_model: ``{n_layer, n_embd, n_head, n_positions, vocab_size}`` of a GPT-2; its tokenizer is
+            trained on the training rows.
+    """
+
+    new_model: dict[str, Any] | str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.new_model, str):
+            self.new_model = json.loads(self.new_model)
+        if self.new_model is None:
+            return
+        assert isinstance(self.new_model, dict)
+        known = ("n_layer", "n_embd", "n_head", "n_positions", "vocab_size")
+        faults = [
+            f"new_model: unknown key {key!r}{close_matches(key, known)}"
+            for key in self.new_model
+            if key not in known
+        ]
+        faults += [f"new_model: {key} is missing" for key in known if key not in self.new_model]
+        if faults:
+            raise ConfigurationError(faults)
+
+
+@dataclass
+class RookWorldGRPOConfig(GRPOConfig):
+    """`trl.GRPOConfig` with RookWorld's defaults and the keys that TRL has none for.
+
+    Args:
+        rewards: List of ``{"name": ..., "weight": ..., **options}``, see `rewards.get_reward_funcs`.
+        preflight: Whether to compare log-probs before training.
+        preflight_tolerance: Largest gap allowed, in nats; None takes 1e-3 in fp32 and 5e-2 in bf16
+            and fp16 (bf16 keeps 8 bits of mantissa: log-probs of about -10 are off by up to 0.04).
+    """
+
+    rewards: list[Any] | str | None = None
+    preflight: bool = True
+    preflight_tolerance: float | None = None
+
+    # Defaults of TRL and transformers that are wrong here: evaluate greedily on held-out rows before,
+    # during and after training, and keep the checkpoint that is best there.
+    eval_strategy: IntervalStrategy | str = "steps"
+    eval_steps: float | None = 100
+    eval_on_start: bool = True
+    save_strategy: SaveStrategy | str = "steps"
+    save_steps: float = 100
+    save_total_limit: int | None = 2
+    load_best_model_at_end: bool = True
+    metric_for_best_model: str | None = "overall"
+    greater_is_better: bool | None = True
+    disable_dropout: bool = field(
+        default=True, metadata={"help": "Dropout off in policy and reference, sampling and training."}
+    )
+    remove_unused_columns: bool | None = field(
+        default=False, metadata={"help": "Keep the columns that carry truth to the rewards."}
+    )
+    report_to: None | str | list[str] = field(
+        default="wandb", metadata={"help": "Where to log; W&B runs offline without a key."}
+    )
+    log_completions: bool = field(
+        default=True, metadata={"help": "Log tables of completions, and keep them as Parquet."}
+    )
+    num_completions_to_print: int | None = field(
+        default=0, metadata={"help": "Completions to print with each log; 0 for none."}
+    )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rewards, str):
+            self.rewards = json.loads(self.rewards)
+        faults = check_reward_specs(self.rewards)
+        if self.metric_for_best_model not in TRAINING_METRICS:
+            name = str(self.metric_for_best_model)
+            faults.append(
+                f"metric_for_best_model: no held-out metric {name!r}"
+                f"{close_matches(name, TRAINING_METRICS)}"
+            )
+        if not self.disable_dropout:
+            faults.append(
+                "disable_dropout: False makes the trainer's log-probs differ from the sampler's; "
+                "leave it out"
+            )
+        if faults:
+            raise ConfigurationError(faults)
+        self.reward_weights = [float(spec.get("weight", 1.0)) for spec in self.rewards or ()]
+        super().__post_init__()
+
+
+@dataclass
+class RookWorldSFTConfig(SFTConfig):
+    """`trl.SFTConfig` with RookWorld's defaults: loss on completions only."""
+
+    completion_only_loss: bool | None = field(
+        default=True, metadata={"help": "Loss on completions only."}
+    )
+    report_to: None | str | list[str] = field(
+        default="wandb", metadata={"help": "Where to log; W&B runs offline without a key."}
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Strict parsing
+# --------------------------------------------------------------------------------------------------
+class StrictParser(TrlParser):
+    """`TrlParser` that collects every fault before it gives up, and knows close matches.
+
+    Args:
+        dataclass_types: As for `TrlParser`.
+        default_config: YAML recipe to run without ``--config``.
+    """
+
+    def __init__(self, dataclass_types: Sequence[type], default_config: Path | None = None) -> None:
+        super().__init__(dataclass_types, allow_abbrev=False)
+        self.default_config = default_config
+        self.values: dict[str, Any] = {}
+
+    def parse_strictly(
+        self, argv: Sequence[str], check: Callable[..., list[str]] | None = None
+    ) -> tuple[Any, ...]:
+        """Instances of the dataclasses, from the YAML recipe and the overrides of the command line.
+
+        Afterwards `values` holds the keys that were given, recipe and overrides in one.
+
+        Args:
+            argv: The command line without the script's name.
+            check: Finds faults of combinations; called with the instances, None for a faulty one.
+
+        Raises:
+            ConfigurationError: With every fault found: unknown keys, values of the wrong type, and
+                what the dataclasses' own checks say.
+        """
+        faults: list[str] = []
+        path, options = self._split(list(argv), faults)
+        values = self._read_yaml(path, faults)
+        for flag, tokens in options:
+            self._read_option(flag, tokens, values, faults)
+        outputs = [self._build(kind, values, faults) for kind in self.dataclass_types]
+        self.values = values
+        if check is not None:
+            faults += check(*outputs)
+        if faults:
+            raise ConfigurationError(faults)
+        return tuple(outputs)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse would print before it exits."""
+        raise argparse.ArgumentTypeError(message)
+
+    def _split(
+        self, argv: list[str], faults: list[str]
+    ) -> tuple[Path | None, list[tuple[str, list[str]]]]:
+        """The recipe's path, and each option with the words behind it."""
+        if "-h" in argv or "--help" in argv:
+            self.print_help()
+            raise SystemExit(0)
+        options: list[tuple[str, list[str]]] = []
+        for word in argv:
+            if word.startswith("--"):
+                flag, equals, value = word.partition("=")
+                options.append((flag, [value] if equals else []))
+            elif options:
+                options[-1][1].append(word)
+            else:
+                faults.append(f"command line: {word!r} stands before any --key")
+        path = self.default_config
+        for flag, words in options:
+            if flag == "--config":
+                if len(words) == 1:
+                    path = Path(words[0])
+                else:
+                    faults.append("--config: give the path of one YAML recipe")
+        return path, [option for option in options if option[0] != "--config"]
+
+    def _read_yaml(self, path: Path | None, faults: list[str]) -> dict[str, Any]:
+        if path is None:
+            return {}
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            siblings = map(str, path.parent.glob("*.yaml")) if path.parent.is_dir() else ()
+            faults.append(
+                f"--config: cannot read {str(path)!r} ({error.strerror}){close_matches(str(path), siblings)}"
+            )
+            return {}
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            faults.append(f"--config: {path} is no YAML ({' '.join(str(error).split())})")
+            return {}
+        if not isinstance(content, dict):
+            faults.append(f"--config: {path} holds no mapping of keys to values")
+            return {}
+        for key, value in (content.pop("env", None) or {}).items():
+            os.environ.setdefault(key, str(value))
+        values: dict[str, Any] = {}
+        for key, value in content.items():
+            if str(key) not in self._actions_by_key:
+                faults.append(f"{path}: unknown key {key!r}{close_matches(str(key), self._keys)}")
+                continue
+            try:
+                values[key] = self._convert(self._actions_by_key[key], value)
+            except (TypeError, ValueError, argparse.ArgumentTypeError) as error:
+                faults.append(f"{path}: {key}: {error}")
+        return values
+
+    def _read_option(
+        self, flag: str, words: list[str], values: dict[str, Any], faults: list[str]
+    ) -> None:
+        if flag not in self._option_string_actions:
+            close = close_matches(flag.lstrip("-").replace("-", "_"), self._keys)
+            faults.append(f"command line: unknown option {flag}{close}")
+            return
+        action = self._option_string_actions[flag]
+        try:
+            namespace, rest = self.parse_known_args([flag, *words])
+        except (TypeError, ValueError, argparse.ArgumentTypeError, SystemExit) as error:
+            faults.append(f"command line: {error}")
+            return
+        if rest:
+            faults.append(f"command line: {' '.join(rest)!r} is too much for {flag}")
+            return
+        values[action.dest] = getattr(namespace, action.dest)
+
+    @property
+    def _actions_by_key(self) -> dict[str, argparse.Action]:
+        return {action.dest: action for action in reversed(self._actions) if action.dest != "help"}
+
+    @property
+    def _keys(self) -> list[str]:
+        return list(self._actions_by_key)
+
+    def _convert(self, action: argparse.Action, value: Any) -> Any:
+        """A YAML value as the key's type; PyYAML reads ``1e-6`` as a text, argparse would not."""
+        if value is None:
+            return None
+        if action.nargs in ("+", "*"):
+            if not isinstance(value, list):
+                raise TypeError(f"{value!r} is no list")
+            return [self._convert_one(action, item) for item in value]
+        return self._convert_one(action, value)
+
+    def _convert_one(self, action: argparse.Action, value: Any) -> Any:
+        kind: Callable[[str], Any] | Any = action.type
+        if isinstance(value, str):
+            value = kind(value) if callable(kind) and kind is not dict else value
+        elif kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        elif kind is int and (isinstance(value, bool) or not isinstance(value, int)):
+            raise TypeError(f"{value!r} is no whole number")
+        elif kind is float and not isinstance(value, float):
+            raise TypeError(f"{value!r} is no number")
+        elif getattr(kind, "__name__", "") == "string_to_bool" and not isinstance(value, bool):
+            raise TypeError(f"{value!r} is neither true nor false")
+        if action.choices is not None and value not in action.choices:
+            raise TypeError(f"{value!r} is none of {', '.join(map(str, action.choices))}")
+        return value
+
+    def _build(self, kind: type, values: dict[str, Any], faults: list[str]) -> Any:
+        names = {item.name for item in dataclasses.fields(kind) if item.init}
+        try:
+            return kind(**{key: value for key, value in values.items() if key in names})
+        except ConfigurationError as error:
+            faults.extend(error.faults)
+        except (TypeError, ValueError, ImportError, argparse.ArgumentTypeError) as error:
+            faults.append(" ".join(str(error).split()))
+        return None
+
+
+def check_recipe(
+    run_args: RunArguments | None,
+    data_args: DataArguments | None,
+    model_args: ModelConfig | None,
+    training_args: RookWorldGRPOConfig | None,
+) -> list[str]:
+    """Faults that no dataclass sees alone; a dataclass that is faulty itself comes as None."""
+    faults = []
+    if model_args is not None:
+        faults += check_model_name(model_args.model_name_or_path)
+    if data_args is not None and training_args is not None:
+        judged = tasks_of(training_args.rewards or ())
+        faults += [
+            f"rewards: none judges the task {task!r}; add one, or leave the task out of `tasks`"
+            for task in data_args.tasks
+            if task not in judged
+        ]
+        task = str(training_args.metric_for_best_model).split("/")[0]
+        if task in TASKS and task not in data_args.tasks:
+            faults.append(
+                f"metric_for_best_model: {training_args.metric_for_best_model!r} is of a task that "
+                f"`tasks` leaves out: {data_args.tasks}"
+            )
+    return faults
+
+
+def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
+    """Run a script's `main`; bad input ends it with one message and exit code 2, no traceback."""
+    try:
+        main(sys.argv[1:])
+    except RookWorldError as error:
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        raise SystemExit(EXIT_BAD_INPUT) from None
+    raise SystemExit(0)
+

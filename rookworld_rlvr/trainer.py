@@ -1,0 +1,310 @@
+"""The `GRPOTrainer` subclass: only what TRL gives no option for.
+
+TRL 1.16 scores left-padded batches without position ids, and GPT-2 then counts positions from the
+padding, while `generate` counts them from the text: the trainer's log-probs are not the sampler's
+(huggingface/trl issue 6800 describes the same for other trainers). Here every forward gets position
+ids from its attention mask, and a preflight measures the gaps before the first update.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+from transformers import PreTrainedModel, Trainer, TrainerCallback
+from trl import GRPOTrainer
+from trl.models.utils import unwrap_model_for_generation
+
+from . import model as models
+from .evaluation import evaluate_completions, headline
+from .generation import greedy_completions, left_pad
+from .records import Proportion, RookWorldError
+
+PREFLIGHT_ROWS = 8
+TOLERANCE_FP32 = 1e-3
+TOLERANCE_HALF = 5e-2
+
+
+class PreflightError(RookWorldError):
+    """The trainer's log-probs do not match the sampler's, or the policy is not the reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """What the preflight measures, in nats; at step 0 all three are 0 but for rounding."""
+
+    alone_gap: float  # largest |trainer's log-prob - that of the row alone and unpadded|, by token
+    sampler_gap: float  # largest |trainer's log-prob - sampler's|, by token
+    reference_kl: float  # KL of the policy to the reference, k3 estimator, mean over tokens
+
+    def faults(self, tolerance: float) -> list[str]:
+        """The numbers that are over tolerance or no numbers, as phrases."""
+        return [
+            f"{name} = {value:.3g}"
+            for name, value in asdict(self).items()
+            if not math.isfinite(value) or abs(value) > tolerance
+        ]
+
+
+class RookWorldGRPOTrainer(GRPOTrainer):
+    """`trl.GRPOTrainer` that is right for GPT-2; the constructor is TRL's.
+
+    - Position ids come from the attention mask in every forward, policy and reference.
+    - Dropout is off in both, whatever the arguments and the model's configuration say.
+    - `evaluate` decodes the held-out rows greedily, one completion a row, and scores them with the
+      rewards' scorer (`evaluation.evaluate_completions`), under ``eval_<metric>``.
+    - A preflight runs when training begins, see `measure_parity`; switched off by
+      ``args.preflight = False``.
+
+    `eval_dataset` needs the columns that `data` documents.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.preflight: Parity | None = None
+        self.heldout: dict[str, Proportion] = {}  # of the last evaluation
+        for network in filter(None, (self.model, self.ref_model)):
+            models.disable_dropout(network)
+            models.number_positions_from_mask(network)
+        if getattr(self.args, "preflight", True):
+            self.add_callback(_PreflightCallback(self))
+
+    def evaluate(
+        self,
+        eval_dataset: Dataset | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Greedy held-out evaluation; every process decodes its share of the rows.
+
+        Args:
+            eval_dataset: `N` rows; the trainer's own where None.
+            ignore_keys: Unused, as nothing but text comes out.
+            metric_key_prefix: Put before each metric's name, with an underscore.
+
+        Returns:
+            Metrics in [0, 1] by name, ``<prefix>_overall`` among them.
+        """
+        started = time.perf_counter()
+        dataset = eval_dataset if eval_dataset is not None else self.eval_dataset
+        if not isinstance(dataset, Dataset):
+            raise TypeError(f"held-out rows come as one Dataset, not {type(dataset).__name__}")
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        share = list(range(rank, len(dataset), world))
+        completions = self._decode(dataset.select(share)["prompt"][:])
+        gathered = dict(gather_object(list(zip(share, completions, strict=True))))
+        self.heldout = evaluate_completions(dataset, [gathered[i] for i in range(len(dataset))])
+        metrics = {name: result.value for name, result in self.heldout.items()}
+        metrics["overall"] = headline(self.heldout)
+        metrics["runtime"] = time.perf_counter() - started
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
+        Trainer.log(self, metrics)  # GRPOTrainer's would log the training metrics with them
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
+        return metrics
+
+    def preflight_numbers(self) -> dict[str, float]:
+        """The preflight's three gaps by name; empty where it did not run."""
+        return asdict(self.preflight) if self.preflight is not None else {}
+
+    def _decode(self, prompts: Sequence[str]) -> list[str]:
+        training = self.model.training
+        self.model.eval()
+        try:
+            with unwrap_model_for_generation(
+                self.model_wrapped,
+                self.accelerator,
+                gather_deepspeed3_params=self.args.ds3_gather_for_generation,
+            ) as network:
+                return greedy_completions(
+                    network,
+                    self.processing_class,
+                    prompts,
+                    max_new_tokens=self.max_completion_length,
+                    batch_size=self.args.per_device_eval_batch_size,
+                )
+        finally:
+            self.model.train(training)
+
+
+# --------------------------------------------------------------------------------------------------
+# Preflight
+# --------------------------------------------------------------------------------------------------
+class _PreflightCallback(TrainerCallback):
+    """Measures parity once the model is on its device and wrapped, before the first update."""
+
+    def __init__(self, trainer: RookWorldGRPOTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trainer = self.trainer
+        parity = measure_parity(trainer, mixed_length_prompts(trainer))
+        trainer.preflight = parity
+        Trainer.log(trainer, {f"preflight/{name}": v for name, v in asdict(parity).items()})
+        tolerance = getattr(args, "preflight_tolerance", None) or (
+            TOLERANCE_HALF if args.bf16 or args.fp16 else TOLERANCE_FP32
+        )
+        # A resumed policy has left its reference, and rightly so.
+        checked = parity if state.global_step == 0 else Parity(parity.alone_gap, parity.sampler_gap, 0)
+        if faults := checked.faults(tolerance):
+            raise PreflightError(
+                f"preflight: {', '.join(faults)}, over the tolerance of {tolerance:g} nats. The "
+                "trainer does not score what the sampler wrote, so GRPO would not learn from it. "
+                "Check dropout, position ids and precision of the model (or raise "
+                "preflight_tolerance, if you know why)"
+            )
+
+
+def mixed_length_prompts(trainer: GRPOTrainer, count: int = PREFLIGHT_ROWS) -> list[str]:
+    """Prompts of the training set from the shortest to the longest, evenly by rank."""
+    rows = trainer.train_dataset
+    prompts = sorted({rows[index]["prompt"] for index in range(min(256, len(rows)))})
+    prompts.sort(key=lambda prompt: len(trainer.processing_class(prompt)["input_ids"]))
+    if len(prompts) <= count:
+        return prompts
+    return [prompts[index * (len(prompts) - 1) // (count - 1)] for index in range(count)]
+
+
+@torch.no_grad()
+def measure_parity(trainer: GRPOTrainer, prompts: Sequence[str], seed: int = 0) -> Parity:
+    """Compare a trainer's log-probs with those of the sampler and of each row alone.
+
+    Works for any `GRPOTrainer`, so that the plain one can be measured too. Every process measures the
+    same batch, and the random state is left as it was. The sampler's log-probs are those before top-k
+    and top-p, which TRL's loss does not know either, at the trainer's temperature.
+
+    Without a reference in memory (``beta`` 0) the starting model is loaded for the comparison, where
+    it has a path; else the policy is compared with itself.
+
+    Args:
+        trainer: Its model may be wrapped already.
+        prompts: `B` texts, of different lengths.
+        seed: For the completions that are sampled.
+    """
+    devices = [trainer.accelerator.device] if trainer.accelerator.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        sequences, mask, width, sampler = _sample(trainer, prompts)
+    kept = mask[:, width:].bool()  # (B, C)
+    ours = _trainer_logps(trainer, trainer.model, sequences, mask, kept.size(1))
+    alone = _logps_alone(trainer, sequences, mask, kept.size(1))
+    reference = _reference_logps(trainer, sequences, mask, kept.size(1))
+    ratio = (reference - ours)[kept]
+    return Parity(
+        alone_gap=(ours - alone)[kept].abs().max().item(),
+        sampler_gap=(ours - sampler)[kept].abs().max().item(),
+        reference_kl=(ratio.exp() - ratio - 1).mean().item(),
+    )
+
+
+def _sample(
+    trainer: GRPOTrainer, prompts: Sequence[str]
+) -> tuple[torch.Tensor, torch.Tensor, int, torch.Tensor]:
+    """Sample as TRL does: sequences ``(B, P+C)``, their mask, `P`, and log-probs ``(B, C)``."""
+    tokenizer = trainer.processing_class
+    batch = left_pad([tokenizer(prompt)["input_ids"] for prompt in prompts], tokenizer.pad_token_id)
+    batch = {key: tensor.to(trainer.accelerator.device) for key, tensor in batch.items()}
+    width = batch["input_ids"].size(1)
+    with unwrap_model_for_generation(
+        trainer.model_wrapped,
+        trainer.accelerator,
+        gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
+        generation_kwargs=trainer.generation_kwargs,
+    ) as network:
+        output = network.generate(
+            **batch,
+            generation_config=trainer.generation_config,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+    completions = output.sequences[:, width:]
+    logits = torch.stack(output.logits, dim=1).float() / trainer.temperature  # (B, C, V)
+    ended = torch.isin(
+        completions, torch.tensor(trainer.eos_token_ids, device=completions.device)
+    ).cumsum(-1)
+    text = torch.cat([torch.ones_like(ended[:, :1]), (ended[:, :-1] == 0).long()], dim=1)
+    mask = torch.cat([batch["attention_mask"], text], dim=1)
+    return output.sequences, mask, width, _gather_logps(logits, completions)
+
+
+def _gather_logps(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Log-probs ``(B, C)`` of tokens ``(B, C)`` under logits ``(B, C, V)``."""
+    return logits.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+
+def _trainer_logps(
+    trainer: GRPOTrainer,
+    network: torch.nn.Module,
+    sequences: torch.Tensor,
+    mask: torch.Tensor,
+    length: int,
+) -> torch.Tensor:
+    logps, _, _ = trainer._get_per_token_logps_and_entropies(network, sequences, mask, length)
+    return logps.float()
+
+
+def _logps_alone(
+    trainer: GRPOTrainer, sequences: torch.Tensor, mask: torch.Tensor, length: int
+) -> torch.Tensor:
+    """Log-probs ``(B, C)`` of each row by itself: no padding, no mask, dropout off."""
+    logps = torch.zeros(sequences.size(0), length, device=sequences.device)
+    width = sequences.size(1) - length
+    training = trainer.model.training
+    trainer.model.eval()
+    try:
+        for row in range(sequences.size(0)):
+            tokens = sequences[row][mask[row].bool()].unsqueeze(0)  # (1, p+c)
+            prompt = int(mask[row, :width].sum())
+            with trainer.accelerator.autocast():
+                logits = trainer.model_wrapped(input_ids=tokens).logits.float()
+            logits = logits[:, prompt - 1 : -1] / trainer.temperature  # (1, c, V)
+            logps[row, : logits.size(1)] = _gather_logps(logits, tokens[:, prompt:])[0]
+    finally:
+        trainer.model.train(training)
+    return logps
+
+
+def _reference_logps(
+    trainer: GRPOTrainer, sequences: torch.Tensor, mask: torch.Tensor, length: int
+) -> torch.Tensor:
+    if trainer.ref_model is not None:
+        return _trainer_logps(trainer, trainer.ref_model, sequences, mask, length)
+    network = trainer.accelerator.unwrap_model(trainer.model)
+    if hasattr(network, "peft_config"):
+        with network.disable_adapter():
+            return _trainer_logps(trainer, trainer.model, sequences, mask, length)
+    path = getattr(network.config, "_name_or_path", "")
+    if not path:
+        return _trainer_logps(trainer, trainer.model, sequences, mask, length)
+    reference = models.load_model(path, dtype=next(network.parameters()).dtype)
+    reference = reference.to(sequences.device).eval()
+    with trainer.accelerator.autocast() if trainer.args.bf16 else contextlib.nullcontext():
+        logits = reference(
+            input_ids=sequences,
+            attention_mask=mask,
+            position_ids=models.position_ids_from_mask(mask),
+        ).logits
+    logits = logits[:, -length - 1 : -1].float() / trainer.temperature
+    return _gather_logps(logits, sequences[:, -length:])
+
+
+def save_final(trainer: GRPOTrainer, folder: Path) -> None:
+    """Save a model that plain `AutoModelForCausalLM.from_pretrained` loads, adapters merged."""
+    network = trainer.accelerator.unwrap_model(trainer.model)
+    if not hasattr(network, "peft_config"):
+        trainer.save_model(str(folder))
+        return
+    if trainer.accelerator.is_main_process:
+        merged: PreTrainedModel = network.merge_and_unload()
+        merged.save_pretrained(folder)
+        trainer.processing_class.save_pretrained(folder)
+    trainer.accelerator.wait_for_everyone()
