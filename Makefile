@@ -1,0 +1,38 @@
+PYTHON ?= python3
+ARGS ?=
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test test-slow lint clean
+
+help: ## Show these lines
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+quickstart: $(INSTALLED) ## Train the packaged model with GRPO on this machine's CPU; ARGS="--max_steps 3" overrides
+	$(BIN)/accelerate launch --config_file accelerate_configs/cpu.yaml recipes/grpo.py $(ARGS)
+
+test: $(INSTALLED) ## Run the tests that take seconds; ARGS="-k rules" picks some
+	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+
+test-slow: $(INSTALLED) ## Run the tests that take minutes
+	$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
+
+lint: $(INSTALLED) ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean: ## Remove .venv, caches and builds; runs/ stays
+	rm -rf .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is written last: an install that was interrupted is done again.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo '$(PYTHON) is older than Python 3.11; name another: make PYTHON=python3.12 ...' >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -c constraints.txt torch
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	@touch $@
