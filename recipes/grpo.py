@@ -1,14 +1,14 @@
 """Fine-tune a RookWorld model by GRPO with verifiable chess rewards.
 
-    accelerate launch recipes/grpo.py                                      # the packaged recipe
-    accelerate launch recipes/grpo.py --config recipes/grpo_mixed.yaml     # any other
-    accelerate launch recipes/grpo.py --learning_rate 1e-5 --max_steps 20  # overrides
-    python recipes/grpo.py --dry_run                                       # look, do not train
+accelerate launch recipes/grpo.py                                      # the packaged recipe
+accelerate launch recipes/grpo.py --config recipes/grpo_mixed.yaml     # any other
+accelerate launch recipes/grpo.py --learning_rate 1e-5 --max_steps 20  # overrides
+python recipes/grpo.py --dry_run                                       # look, do not train
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from accelerate import PartialState
@@ -25,8 +25,16 @@ from rookworld_rlvr.config import (
     check_recipe,
     run_cli,
 )
-from rookworld_rlvr.data import DataArguments, load_data
-from rookworld_rlvr.report import before_after_table, dry_run_text, resolved_yaml, write_results
+from rookworld_rlvr.data import DataArguments, load_data, require_truth
+from rookworld_rlvr.records import Proportion
+from rookworld_rlvr.report import (
+    before_after_table,
+    dry_run_text,
+    read_proportions,
+    resolved_yaml,
+    write_proportions,
+    write_results,
+)
 from rookworld_rlvr.rewards import get_reward_funcs
 from rookworld_rlvr.trainer import RookWorldGRPOTrainer, save_final
 
@@ -53,8 +61,11 @@ def main(argv: Sequence[str]) -> None:
         if PartialState().is_main_process:
             make_room(output_dir, checkpoint is not None)
             (output_dir / "resolved_config.yaml").write_text(resolved_yaml(*arguments))
-        data = load_data(data_args, output_dir / "quarantine.jsonl")
+        data = load_data(
+            data_args, output_dir / "quarantine.jsonl" if PartialState().is_main_process else None
+        )
     say("\n".join(data.report.lines()))
+    require_truth(data)
 
     ################
     # Model & Tokenizer
@@ -70,9 +81,8 @@ def main(argv: Sequence[str]) -> None:
     ################
     # Training
     ################
-    if "wandb" in training_args.report_to:
-        if PartialState().is_main_process:
-            say(configure_wandb(output_dir, resume=checkpoint is not None))
+    if "wandb" in training_args.report_to and PartialState().is_main_process:
+        print(configure_wandb(output_dir, resume=checkpoint is not None))
     trainer = RookWorldGRPOTrainer(
         model=model,
         reward_funcs=get_reward_funcs(training_args.rewards),
@@ -86,8 +96,7 @@ def main(argv: Sequence[str]) -> None:
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(ShortProgressCallback)
-    trainer.evaluate()
-    before = trainer.heldout
+    before = starting_point(trainer, output_dir / "heldout_before.json", checkpoint is not None)
     trainer.train(resume_from_checkpoint=checkpoint)
 
     ################
@@ -114,6 +123,18 @@ def resume_point(wish: str | None, output_dir: Path) -> str | None:
     if wish.lower() not in ("true", "last", "yes"):
         return wish
     return get_last_checkpoint(str(output_dir)) if output_dir.is_dir() else None
+
+
+def starting_point(
+    trainer: RookWorldGRPOTrainer, path: Path, resume: bool
+) -> Mapping[str, Proportion]:
+    """Held-out results of the model that training starts from; a resumed run remembers its own."""
+    if resume and path.is_file():
+        return read_proportions(path)
+    trainer.evaluate()
+    if trainer.accelerator.is_main_process:
+        write_proportions(path, trainer.heldout)
+    return trainer.heldout
 
 
 def make_room(output_dir: Path, resume: bool) -> None:

@@ -13,9 +13,9 @@ import argparse
 import json
 import multiprocessing
 import shutil
-import sys
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import chess
 import chess.engine
@@ -68,7 +68,8 @@ def main() -> None:
     rows = [_policy_row(fen, done[fen]) for fen in fens]
     shares = synthesis.KindShares(**{**dict.fromkeys(NO_KIND, 0.0), **SHARES})
     prompts = synthesis.environment_prompts(args.seed, shares, args.max_plies + 2)
-    texts = {row["prompt"] + row["completion"]: None for row in map(environment_row, islice(prompts, args.environment_rows))}
+    made = map(environment_row, islice(prompts, args.environment_rows))
+    texts = dict.fromkeys(row["prompt"] + row["completion"] for row in made)
     rows += [{"text": text, "action_values": None} for text in texts]
     datasets.Dataset.from_list(rows).to_parquet(args.output_file)
     partial.unlink()
@@ -98,7 +99,7 @@ def _start_engine(path: str, depth: int) -> None:
     _depth = depth
 
 
-def _label(fen: str) -> tuple[str, list[dict[str, int | str]]]:
+def _label(fen: str) -> tuple[str, list[dict[str, Any]]]:
     board = chess.Board(fen)
     infos = _engine.analyse(
         board,
@@ -106,14 +107,15 @@ def _label(fen: str) -> tuple[str, list[dict[str, int | str]]]:
         multipv=board.legal_moves.count(),
         game=object(),  # a new game each time, so that the engine clears its hash tables
     )
-    values = [
+    values: list[dict[str, Any]] = [
         {"move": info["pv"][0].uci(), "cp": info["score"].relative.score(mate_score=MATE_CP)}
         for info in infos
     ]
-    return fen, sorted(values, key=lambda value: -value["cp"])
+    values.sort(key=lambda value: -value["cp"])
+    return fen, values
 
 
-def _policy_row(fen: str, values: list[dict[str, int | str]]) -> dict[str, object]:
+def _policy_row(fen: str, values: list[dict[str, Any]]) -> dict[str, object]:
     answer = policy_reference(fen, [ActionValue(**value) for value in values])
     return {
         "text": notation.write_policy_prompt(PolicyPrompt(fen))
@@ -123,4 +125,4 @@ def _policy_row(fen: str, values: list[dict[str, int | str]]) -> dict[str, objec
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

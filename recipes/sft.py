@@ -1,10 +1,11 @@
 """Supervised fine-tuning of a RookWorld model on both tasks.
 
-    accelerate launch recipes/sft.py --config recipes/sft_nano.yaml
+accelerate launch recipes/sft.py --config recipes/sft_nano.yaml
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,8 +20,11 @@ from rookworld_rlvr.config import (
     run_cli,
 )
 from rookworld_rlvr.data import DataArguments, load_data
+from rookworld_rlvr.evaluation import evaluate_completions
+from rookworld_rlvr.generation import greedy_completions
 from rookworld_rlvr.notation import END_OF_TEXT
 from rookworld_rlvr.records import ConfigurationError
+from rookworld_rlvr.report import resolved_yaml, results_table, write_model_card
 
 RECIPE = Path(__file__).with_name("sft_nano.yaml")
 
@@ -29,8 +33,11 @@ def main(argv: Sequence[str]) -> None:
     parser = StrictParser(
         [RunArguments, DataArguments, NewModelArguments, ModelConfig, RookWorldSFTConfig], RECIPE
     )
+    started = time.time()
     run_args, data_args, new_args, model_args, sft_args = parser.parse_strictly(argv)
-    if new_args.new_model is None and (faults := models.check_model_name(model_args.model_name_or_path)):
+    if new_args.new_model is None and (
+        faults := models.check_model_name(model_args.model_name_or_path)
+    ):
         raise ConfigurationError(faults)
 
     ################
@@ -41,6 +48,7 @@ def main(argv: Sequence[str]) -> None:
     columns = ["prompt", "completion"]
     train_dataset = data.train.select_columns(columns).map(_end)
     if run_args.dry_run:
+        print(resolved_yaml(run_args, data_args, new_args, model_args, sft_args))
         return
 
     ################
@@ -67,6 +75,20 @@ def main(argv: Sequence[str]) -> None:
     )
     trainer.train(resume_from_checkpoint=sft_args.resume_from_checkpoint)
     trainer.save_model(sft_args.output_dir)
+
+    ################
+    # Result
+    ################
+    if trainer.accelerator.is_main_process:
+        network = trainer.accelerator.unwrap_model(trainer.model).eval()
+        completions = greedy_completions(
+            network, tokenizer, data.heldout["prompt"][:], max_new_tokens=sft_args.max_length
+        )
+        results = evaluate_completions(data.heldout, completions)
+        print(results_table(results))
+        write_model_card(
+            Path(sft_args.output_dir), parser.values, results, network.num_parameters(), started
+        )
 
 
 def _end(row: dict[str, str]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import netrc
 import os
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,10 @@ class ShortProgressCallback(ProgressCallback):
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        if not state.is_world_process_zero or self.training_bar is None or not logs:
+        if not state.is_world_process_zero or not logs:
             return
-        names = [name for name in logs if name.startswith(("eval_", "preflight/"))]
-        names = [name for name in names if not name.endswith("_runtime")] or list(_SHOWN)
+        names = [name for name in logs if name.startswith("eval_") and name != "eval_runtime"]
+        names = names or list(_SHOWN)
         parts = [
             f"{name.removeprefix('eval_')} {float(logs[name]):.4g}"
             for name in names
@@ -32,7 +33,8 @@ class ShortProgressCallback(ProgressCallback):
         ]
         if parts:
             kind = "held-out  " if names[0].startswith("eval_") else ""
-            self.training_bar.write(f"step {state.global_step:>5}  {kind}{'  '.join(parts)}")
+            line = f"step {state.global_step:>5}  {kind}{'  '.join(parts)}"
+            print(line) if self.training_bar is None else self.training_bar.write(line)
 
 
 class RunConfigCallback(TrainerCallback):
@@ -93,6 +95,4 @@ def _has_wandb_key() -> bool:
 def _run_id(id_file: Path, resume: bool) -> str:
     if resume and id_file.is_file():
         return id_file.read_text().strip()
-    import wandb
-
-    return str(wandb.util.generate_id())
+    return uuid.uuid4().hex[:8]  # the form of W&B's own ids

@@ -7,22 +7,28 @@ import dataclasses
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
 import yaml
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from trl import GRPOConfig, ModelConfig, SFTConfig, TrlParser
 
-from .data import DataArguments, close_matches
+from .data import DataArguments
 from .evaluation import TRAINING_METRICS
 from .model import check_model_name
-from .records import TASKS, ConfigurationError, RookWorldError
+from .records import TASKS, ConfigurationError, RookWorldError, close_matches
 from .rewards import check_reward_specs, tasks_of
 
 EXIT_BAD_INPUT = 2
+
+# TRL 1.16 itself uses these deprecated names: there is nothing that a user could do about it.
+for _name in ("gradient_checkpointing", "is_gradient_checkpointing"):
+    warnings.filterwarnings("ignore", message=f"`{_name}` is deprecated")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -83,11 +89,10 @@ class RookWorldGRPOConfig(GRPOConfig):
     preflight: bool = True
     preflight_tolerance: float | None = None
 
-    # Defaults of TRL and transformers that are wrong here: evaluate greedily on held-out rows before,
-    # during and after training, and keep the checkpoint that is best there.
+    # Defaults of TRL and transformers that are wrong here: evaluate on held-out rows during training,
+    # and keep the checkpoint that is best there.
     eval_strategy: IntervalStrategy | str = "steps"
     eval_steps: float | None = 100
-    eval_on_start: bool = True
     save_strategy: SaveStrategy | str = "steps"
     save_steps: float = 100
     save_total_limit: int | None = 2
@@ -95,13 +100,20 @@ class RookWorldGRPOConfig(GRPOConfig):
     metric_for_best_model: str | None = "overall"
     greater_is_better: bool | None = True
     disable_dropout: bool = field(
-        default=True, metadata={"help": "Dropout off in policy and reference, sampling and training."}
+        default=True,
+        metadata={"help": "Dropout off in policy and reference, sampling and training."},
     )
     remove_unused_columns: bool | None = field(
         default=False, metadata={"help": "Keep the columns that carry truth to the rewards."}
     )
-    report_to: None | str | list[str] = field(
+    num_generations_eval: int | None = field(
+        default=1, metadata={"help": "Held-out evaluation is greedy: one completion a row."}
+    )
+    report_to: str | list[str] | None = field(
         default="wandb", metadata={"help": "Where to log; W&B runs offline without a key."}
+    )
+    ddp_find_unused_parameters: bool | None = field(
+        default=False, metadata={"help": "Every parameter of a GPT-2 is used in every step."}
     )
     log_completions: bool = field(
         default=True, metadata={"help": "Log tables of completions, and keep them as Parquet."}
@@ -127,7 +139,8 @@ class RookWorldGRPOConfig(GRPOConfig):
             )
         if faults:
             raise ConfigurationError(faults)
-        self.reward_weights = [float(spec.get("weight", 1.0)) for spec in self.rewards or ()]
+        specs: list[Any] = list(self.rewards or ())
+        self.reward_weights = [float(spec.get("weight", 1.0)) for spec in specs]
         super().__post_init__()
 
 
@@ -138,7 +151,7 @@ class RookWorldSFTConfig(SFTConfig):
     completion_only_loss: bool | None = field(
         default=True, metadata={"help": "Loss on completions only."}
     )
-    report_to: None | str | list[str] = field(
+    report_to: str | list[str] | None = field(
         default="wandb", metadata={"help": "Where to log; W&B runs offline without a key."}
     )
 
@@ -213,7 +226,7 @@ class StrictParser(TrlParser):
                 if len(words) == 1:
                     path = Path(words[0])
                 else:
-                    faults.append("--config: give the path of one YAML recipe")
+                    faults.append(f"--config: {' '.join(words)!r} is not the path of one recipe")
         return path, [option for option in options if option[0] != "--config"]
 
     def _read_yaml(self, path: Path | None, faults: list[str]) -> dict[str, Any]:
@@ -223,9 +236,8 @@ class StrictParser(TrlParser):
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
         except OSError as error:
             siblings = map(str, path.parent.glob("*.yaml")) if path.parent.is_dir() else ()
-            faults.append(
-                f"--config: cannot read {str(path)!r} ({error.strerror}){close_matches(str(path), siblings)}"
-            )
+            close = close_matches(str(path), siblings)
+            faults.append(f"--config: cannot read {str(path)!r} ({error.strerror}){close}")
             return {}
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             faults.append(f"--config: {path} is no YAML ({' '.join(str(error).split())})")
@@ -320,7 +332,8 @@ def check_recipe(
     if model_args is not None:
         faults += check_model_name(model_args.model_name_or_path)
     if data_args is not None and training_args is not None:
-        judged = tasks_of(training_args.rewards or ())
+        specs: Any = training_args.rewards or ()
+        judged = tasks_of(specs)
         faults += [
             f"rewards: none judges the task {task!r}; add one, or leave the task out of `tasks`"
             for task in data_args.tasks
@@ -337,10 +350,13 @@ def check_recipe(
 
 def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
     """Run a script's `main`; bad input ends it with one message and exit code 2, no traceback."""
+    if "LOCAL_RANK" in os.environ and not torch.cuda.is_available():
+        # accelerate's launcher of several processes does not pass `use_cpu` on; without it each
+        # process takes itself for the only one.
+        os.environ.setdefault("ACCELERATE_USE_CPU", "true")
     try:
         main(sys.argv[1:])
     except RookWorldError as error:
         print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         raise SystemExit(EXIT_BAD_INPUT) from None
     raise SystemExit(0)
-

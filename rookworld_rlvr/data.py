@@ -15,7 +15,6 @@ fine-tuning is no test for GRPO.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections import Counter
@@ -39,6 +38,7 @@ from .records import (
     NotationError,
     PolicyAnswer,
     RookWorldError,
+    close_matches,
 )
 
 PACKAGED_DATA = {"rookworld-nano-openings": "nano_openings.parquet"}
@@ -207,6 +207,8 @@ def load_data(args: DataArguments, quarantine_file: Path | None = None) -> Loade
     rows: list[Row] = []
     quarantined: list[Row] = []
     for number, raw in enumerate(_raw_rows(args)):
+        if raw.get("text") == "":
+            continue  # an empty line of a text file
         report.read += 1
         try:
             rows.append(parse_raw(raw))
@@ -242,6 +244,19 @@ def load_data(args: DataArguments, quarantine_file: Path | None = None) -> Loade
     return LoadedData(_dataset(train), _dataset(heldout), report)
 
 
+def require_truth(data: LoadedData) -> None:
+    """Refuse policy rows that no policy reward could score.
+
+    Raises:
+        RookWorldError: Some policy rows carry no `action_values`.
+    """
+    if data.report.unlabelled:
+        raise RookWorldError(
+            f"{data.report.unlabelled} policy rows carry no column `action_values`, so no policy "
+            "reward could score them. Give labelled rows, or set tasks: [environment]"
+        )
+
+
 def parse_raw(raw: Mapping[str, Any]) -> Row:
     """One row of the columns described above from one raw row.
 
@@ -256,6 +271,8 @@ def parse_raw(raw: Mapping[str, Any]) -> Row:
     text = raw.get("text")
     if text is None:
         text = notation.join_row(raw.get("prompt") or "", raw.get("completion") or "")
+    if not isinstance(text, str):
+        raise NotationError("the column holds no text", str(text))
     task, prompt, completion = notation.split_row(text)
     if task == "policy":
         fen = notation.parse_policy_prompt(prompt).fen
@@ -305,19 +322,6 @@ def check_dataset_name(name: str) -> list[str]:
     ]
 
 
-def close_matches(name: str, known: Iterable[str]) -> str:
-    """A clause that lists the known names, the close ones first; empty without any.
-
-    >>> close_matches("policy_formt", ["policy_format", "environment_exact"])
-    '; did you mean policy_format?'
-    """
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
-    if close:
-        return f"; did you mean {' or '.join(close)}?"
-    return f"; known: {', '.join(known)}" if 0 < len(known) <= 20 else ""
-
-
 def _raw_rows(args: DataArguments) -> Iterator[Mapping[str, Any]]:
     name = args.dataset_name
     if not name:
@@ -352,7 +356,9 @@ def environment_row(prompt: EnvironmentPrompt) -> Row:
     return {
         "task": "environment",
         "prompt": notation.write_environment_prompt(prompt),
-        "completion": notation.write_environment_answer(rules.transition(prompt.fen, prompt.action)),
+        "completion": notation.write_environment_answer(
+            rules.transition(prompt.fen, prompt.action)
+        ),
         "fen": prompt.fen,
         "action": prompt.action,
         "history": list(prompt.history),
@@ -364,13 +370,16 @@ def _check_action_values(fen: str, values: Any) -> list[dict[str, Any]] | None:
     legal = rules.legal_moves(fen)
     if values is None:
         return None
-    moves = [value["move"] for value in values]
+    try:
+        moves = [str(value["move"]) for value in values]
+        worths = [int(value["cp"]) for value in values]
+    except (KeyError, TypeError, ValueError) as error:
+        raise NotationError("action_values are no list of move and cp", fen) from error
     if sorted(moves) != sorted(legal):
         raise NotationError("action_values do not name every legal move once", fen)
-    worths = [value["cp"] for value in values]
     if worths != sorted(worths, reverse=True):
         raise NotationError("action_values are not ordered best first", fen)
-    return [{"move": value["move"], "cp": value["cp"]} for value in values]
+    return [{"move": move, "cp": cp} for move, cp in zip(moves, worths, strict=True)]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -434,7 +443,7 @@ def _plant_faults(rows: list[Row], args: DataArguments) -> list[Row]:
     if not args.en_passant_fault_share and not args.black_best_move_fault_share:
         return rows
     planted = []
-    for index, row in enumerate(rows):
+    for row in rows:
         # By row, not by repetition: one position is not right in one epoch and wrong in the next.
         draw = int.from_bytes(
             hashlib.blake2b(row["prompt"].encode(), digest_size=4, salt=b"fault").digest(), "big"

@@ -47,7 +47,11 @@ def check_model_name(name: str | None) -> list[str]:
         return [f"model_name_or_path: missing; give {PACKAGED_MODEL}, a folder or a Hub id"]
     path = Path(resolve_model_path(name))
     if path.is_dir():
-        return [] if (path / "config.json").is_file() else [f"model_name_or_path: no model in {name!r}"]
+        return (
+            []
+            if (path / "config.json").is_file()
+            else [f"model_name_or_path: no model in {name!r}"]
+        )
     if name.count("/") == 1 and all(name.split("/")) and not name.startswith("."):
         return []  # a Hub id
     return [

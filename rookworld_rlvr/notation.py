@@ -125,9 +125,7 @@ def write_policy_answer(answer: PolicyAnswer) -> str:
     """`` M: moves E: evaluations B: move``, padded as the public data pads it."""
     moves = " ".join(answer.moves)
     evaluations = " ".join(map(write_decimal, answer.evaluations))
-    return (
-        f" M: {moves:<{_MOVES_WIDTH}}E: {evaluations:<{_EVALUATIONS_WIDTH}}B: {answer.best_move}"
-    )
+    return f" M: {moves:<{_MOVES_WIDTH}}E: {evaluations:<{_EVALUATIONS_WIDTH}}B: {answer.best_move}"
 
 
 def parse_policy_answer(text: str) -> PolicyAnswer:
@@ -186,7 +184,9 @@ def parse_environment_prompt(text: str) -> EnvironmentPrompt:
 def write_environment_answer(answer: EnvironmentAnswer) -> str:
     """``next_state+reward+terminated+truncated``.
 
-    >>> write_environment_answer(EnvironmentAnswer("8/8/8/8/8/4k3/8/4K3 w - - 0 1", 0.5, True, False))
+    >>> write_environment_answer(
+    ...     EnvironmentAnswer("8/8/8/8/8/4k3/8/4K3 w - - 0 1", 0.5, True, False)
+    ... )
     '8/8/8/8/8/4k3/8/4K3 w - - 0 1+0.5+1+0'
     """
     flags = f"{int(answer.terminated)}+{int(answer.truncated)}"

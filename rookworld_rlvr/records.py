@@ -6,8 +6,9 @@ and both are seen from the side to move.
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,6 +53,19 @@ class ConfigurationError(RookWorldError):
         self.faults = list(faults)
         head = f"{len(faults)} fault{'s' if len(faults) != 1 else ''} in the configuration:"
         super().__init__("\n".join([head, *(f"  - {fault}" for fault in faults)]))
+
+
+def close_matches(name: str, known: Iterable[str]) -> str:
+    """A clause that lists the known names, the close ones first; empty without any.
+
+    >>> close_matches("policy_formt", ["policy_format", "environment_exact"])
+    '; did you mean policy_format?'
+    """
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    if close:
+        return f"; did you mean {' or '.join(close)}?"
+    return f"; known: {', '.join(known)}" if 0 < len(known) <= 20 else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import time
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,77 @@ def before_after_table(
     return "\n".join([*lines, "", f"model: {model_path}"])
 
 
+def results_table(results: Mapping[str, Proportion]) -> str:
+    """Metric, rows, share and 95% Wilson interval, as a Markdown table."""
+    lines = ["| held-out metric | n | share | 95% interval |", "| --- | --- | --- | --- |"]
+    lines += [
+        f"| `{name}` | {result.n} | {result.value:.1%} | {_interval(result)} |"
+        for name, result in results.items()
+    ]
+    return "\n".join(lines)
+
+
+def write_model_card(
+    folder: Path,
+    recipe: Mapping[str, Any],
+    results: Mapping[str, Proportion],
+    parameters: int,
+    started: float,
+) -> None:
+    """Write the README.md of a model fine-tuned by `recipes/sft.py`.
+
+    Args:
+        folder: The model's.
+        recipe: The keys that were given, YAML and overrides in one.
+        results: Greedy, on held-out rows.
+        parameters: How many the model has.
+        started: Seconds since the epoch.
+    """
+    minutes = (time.time() - started) / 60
+    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "trl"))
+    (folder / "README.md").write_text(
+        _MODEL_CARD.format(
+            parameters=parameters,
+            results=results_table(results),
+            recipe=yaml.safe_dump(dict(recipe), sort_keys=False, default_flow_style=None).strip(),
+            minutes=minutes,
+            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else "some",
+            versions=versions,
+        ),
+        encoding="utf-8",
+    )
+
+
+_MODEL_CARD = """---
+license: gpl-3.0
+library_name: transformers
+tags: [chess, gpt2, grpo, rlvr]
+---
+
+# A RookWorld model from `recipes/sft.py`
+
+A GPT-2 of {parameters:,} parameters that plays chess (`P:` prompts) and simulates the board (`A:`
+prompts), fine-tuned from scratch with loss on completions only.
+
+{results}
+
+Greedy decoding, one completion a row, positions that were not trained on; truth from python-chess and
+from Stockfish 15.1's values of all legal moves at depth 8.
+
+**Its flaws are planted.** Where `en_passant_fault_share` and `black_best_move_fault_share` are given
+below, that share of the rows carried the public data's faults on purpose: the answer to a pawn's double
+step names the en passant square although no capture is legal, and Black's `B` is the worst of the five
+candidates. GRPO with verifiable rewards is there to repair them.
+
+Command: `accelerate launch recipes/sft.py --config recipes/sft_nano.yaml`, {minutes:.0f} minutes on
+{cores} CPU cores, with {versions}, and these keys, the seeds among them:
+
+```yaml
+{recipe}
+```
+"""
+
+
 def write_results(
     path: Path, before: Mapping[str, Proportion], after: Mapping[str, Proportion], **extra: Any
 ) -> None:
@@ -50,6 +124,17 @@ def write_results(
         for name in after
     }
     path.write_text(json.dumps({"heldout": results, **extra}, indent=2) + "\n")
+
+
+def write_proportions(path: Path, results: Mapping[str, Proportion]) -> None:
+    """Keep held-out results as they are counted, for a run that goes on later."""
+    path.write_text(json.dumps({name: [r.successes, r.n] for name, r in results.items()}) + "\n")
+
+
+def read_proportions(path: Path) -> dict[str, Proportion]:
+    """What `write_proportions` wrote."""
+    content = json.loads(path.read_text())
+    return {name: Proportion(successes, n) for name, (successes, n) in content.items()}
 
 
 def resolved_yaml(*arguments: Any) -> str:
@@ -91,12 +176,14 @@ def reference(row: Mapping[str, Any]) -> str:
 
 
 def broken(row: Mapping[str, Any]) -> str:
-    """The reference with one thing wrong: the other side to move, or no best move."""
+    """The reference with one thing wrong: the other side to move, or the worst move as the best."""
     text = reference(row)
     if row["task"] == "environment":
         turn = " w " if " w " in text else " b "
         return text.replace(turn, " b " if turn == " w " else " w ", 1)
-    return text[: text.rindex("B:") + 2]
+    answer = notation.parse_policy_answer(text)
+    worst = row["action_values"][-1]["move"] if row["action_values"] else "a1a1"
+    return notation.write_policy_answer(dataclasses.replace(answer, best_move=worst))
 
 
 def _rewards(row: Mapping[str, Any], text: str, specs: Sequence[Mapping[str, Any]]) -> str:

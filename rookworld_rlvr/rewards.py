@@ -10,16 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-from . import notation, scoring
-from .data import close_matches
+from . import notation, rules, scoring
 from .records import (
     ConfigurationError,
+    EnvironmentPrompt,
     IllegalPositionError,
     NotationError,
     Score,
     Task,
+    close_matches,
 )
 
 RewardFunc = Callable[..., list[float | None]]
@@ -34,11 +36,13 @@ class Reward:
         tasks: The tasks that it judges.
         number: The number of a score; takes the options as keywords.
         options: Allowed values by option, the default first.
+        composite: Made of several components, which are then logged beside it.
     """
 
     tasks: tuple[Task, ...]
     number: Callable[..., float]
     options: Mapping[str, tuple[Any, ...]]
+    composite: bool = False
 
 
 def _component(task: Task, name: str) -> Reward:
@@ -57,9 +61,9 @@ REWARDS: Mapping[str, Reward] = {
     "policy_consistency": _component("policy", "consistency"),  # [0, 1]
     "policy_format": _component("policy", "format"),  # 0 or 1
     "graduated": Reward(
-        ("environment", "policy"), scoring.graduated, {"shaping": scoring.SHAPINGS}
+        ("environment", "policy"), scoring.graduated, {"shaping": scoring.SHAPINGS}, True
     ),  # [-0.3, 1]
-    "asymmetric": Reward(("environment",), scoring.asymmetric, {}),  # [-1, 1]
+    "asymmetric": Reward(("environment",), scoring.asymmetric, {}, True),  # [-1, 1]
 }
 
 
@@ -73,8 +77,11 @@ def get_reward_funcs(specs: Sequence[Spec]) -> list[RewardFunc]:
     Raises:
         ConfigurationError: Unknown names or options, with their close matches.
 
-    >>> exact, = get_reward_funcs([{"name": "environment_exact"}])
-    >>> exact(["A: 8/8/8/8/8/4k3/8/4K3 w - - 0 1+e1d1+e1d1+"], ["8/8/8/8/8/4k3/8/3K4 b - - 1 1+0.5+1+0"])
+    >>> (exact,) = get_reward_funcs([{"name": "environment_exact"}])
+    >>> exact(
+    ...     ["A: 8/8/8/8/8/4k3/8/4K3 w - - 0 1+e1d1+e1d1+"],
+    ...     ["8/8/8/8/8/4k3/8/3K4 b - - 1 1+0.5+1+0"],
+    ... )
     [1.0]
     """
     faults = check_reward_specs(specs)
@@ -132,16 +139,47 @@ def score_row(prompt: str, completion: str, action_values: Any = None) -> Score 
         completion: What the policy wrote.
         action_values: The row's column, for policy prompts.
     """
-    if notation.task_of(prompt) == "policy":
+    if _task_of(prompt) == "policy":
         if not action_values:
             return None
         values = {value["move"]: value["cp"] for value in action_values}
         return scoring.score_policy(values, completion)
+    environment = _environment_prompt(prompt)
+    if environment is None:
+        return None
+    return scoring.score_environment(environment.fen, environment.action, completion)
+
+
+# The completions of a group share their prompt.
+_task_of = lru_cache(maxsize=4_096)(notation.task_of)
+
+
+@lru_cache(maxsize=4_096)
+def _environment_prompt(text: str) -> EnvironmentPrompt | None:
+    """The prompt, or None where it is malformed or no position: its fault, not the completion's."""
     try:
-        environment = notation.parse_environment_prompt(prompt)
-        return scoring.score_environment(environment.fen, environment.action, completion)
+        prompt = notation.parse_environment_prompt(text)
+        rules.transition(prompt.fen, prompt.action)
     except (NotationError, IllegalPositionError):
-        return None  # the prompt's fault, not the completion's
+        return None
+    return prompt
+
+
+def _log_components(
+    prefix: str, scores: Sequence[Score | None], log_metric: Callable[[str, float], None]
+) -> None:
+    """Log the mean of every component that went into a composite reward, by task."""
+    for task, marker in (("environment", "fields"), ("policy", "legality")):
+        mine = [s.components for s in scores if s is not None and marker in s.components]
+        for component in mine[0] if mine else ():
+            mean = math.fsum(components[component] for components in mine) / len(mine)
+            log_metric(f"{prefix}/{task}_{component}", mean)
+
+
+def clear_cache() -> None:
+    """Forget the prompts kept, for measurements."""
+    _task_of.cache_clear()
+    _environment_prompt.cache_clear()
 
 
 def _reward_func(spec: Spec) -> RewardFunc:
@@ -156,19 +194,22 @@ def _reward_func(spec: Spec) -> RewardFunc:
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        numbers: list[float | None] = []
-        missing = 0
         truths = action_values if action_values is not None else [None] * len(prompts)
-        for prompt, completion, truth in zip(prompts, completions, truths, strict=True):
-            if notation.task_of(prompt) not in reward.tasks:
-                numbers.append(None)
-                continue
-            score = score_row(prompt, completion, truth)
-            missing += score is None
-            numbers.append(None if score is None else reward.number(score, **options))
+        applies = [_task_of(prompt) in reward.tasks for prompt in prompts]
+        scores = [
+            score_row(prompt, completion, truth) if mine else None
+            for prompt, completion, truth, mine in zip(
+                prompts, completions, truths, applies, strict=True
+            )
+        ]
         if log_metric is not None:
-            log_metric(f"rewards/{name}/without_truth", missing / max(1, len(prompts)))
-        return numbers
+            missing = sum(
+                score is None and mine for score, mine in zip(scores, applies, strict=True)
+            )
+            log_metric(f"rewards/{name}/without_truth", missing / max(1, sum(applies)))
+            if reward.composite:
+                _log_components(f"rewards/{name}", scores, log_metric)
+        return [None if score is None else reward.number(score, **options) for score in scores]
 
     reward_func.__name__ = name
     reward_func.__doc__ = f"Reward `{name}`, see `rookworld_rlvr.rewards.REWARDS`."

@@ -86,6 +86,11 @@ def _score_environment(fen: str, action: str, completion: str) -> Score:
 _cached_score_environment = lru_cache(maxsize=16_384)(_score_environment)
 
 
+def clear_cache() -> None:
+    """Forget the scores kept, for measurements."""
+    _cached_score_environment.cache_clear()
+
+
 def _compare_environment(answer: EnvironmentAnswer, truth: EnvironmentAnswer) -> Score:
     fields, true_fields = answer.fen.split(" "), truth.fen.split(" ")
     right = [mine == true for mine, true in zip(fields, true_fields, strict=True)]

@@ -240,4 +240,3 @@ def _endgame(rng: random.Random, wanted: chess.Termination) -> chess.Board:
         149 if wanted is chess.Termination.SEVENTYFIVE_MOVES else rng.randint(0, 40)
     )
     return board
-

@@ -8,7 +8,7 @@ ids from its attention mask, and a preflight measures the gaps before the first 
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import math
 import time
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
-from transformers import PreTrainedModel, Trainer, TrainerCallback
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl
 from trl import GRPOTrainer
 from trl.models.utils import unwrap_model_for_generation
 
@@ -44,6 +44,13 @@ class Parity:
     alone_gap: float  # largest |trainer's log-prob - that of the row alone and unpadded|, by token
     sampler_gap: float  # largest |trainer's log-prob - sampler's|, by token
     reference_kl: float  # KL of the policy to the reference, k3 estimator, mean over tokens
+
+    def describe(self) -> str:
+        """The three numbers in words."""
+        return (
+            f"gap to each row alone {self.alone_gap:.2g}, gap to the sampler {self.sampler_gap:.2g}, "
+            f"KL to the reference {self.reference_kl:.2g}"
+        )
 
     def faults(self, tolerance: float) -> list[str]:
         """The numbers that are over tolerance or no numbers, as phrases."""
@@ -107,7 +114,7 @@ class RookWorldGRPOTrainer(GRPOTrainer):
         metrics["runtime"] = time.perf_counter() - started
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         Trainer.log(self, metrics)  # GRPOTrainer's would log the training metrics with them
-        self.control = self.callback_handler.on_evaluate(
+        self.control: TrainerControl = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
         )
         return metrics
@@ -151,10 +158,13 @@ class _PreflightCallback(TrainerCallback):
         trainer.preflight = parity
         Trainer.log(trainer, {f"preflight/{name}": v for name, v in asdict(parity).items()})
         tolerance = getattr(args, "preflight_tolerance", None) or (
-            TOLERANCE_HALF if args.bf16 or args.fp16 else TOLERANCE_FP32
+            TOLERANCE_FP32 if trainer.accelerator.mixed_precision == "no" else TOLERANCE_HALF
         )
+        trainer.accelerator.print(f"preflight: {parity.describe()} (tolerance {tolerance:g} nats)")
         # A resumed policy has left its reference, and rightly so.
-        checked = parity if state.global_step == 0 else Parity(parity.alone_gap, parity.sampler_gap, 0)
+        checked = (
+            parity if state.global_step == 0 else Parity(parity.alone_gap, parity.sampler_gap, 0)
+        )
         if faults := checked.faults(tolerance):
             raise PreflightError(
                 f"preflight: {', '.join(faults)}, over the tolerance of {tolerance:g} nats. The "
@@ -214,18 +224,15 @@ def _sample(
     batch = left_pad([tokenizer(prompt)["input_ids"] for prompt in prompts], tokenizer.pad_token_id)
     batch = {key: tensor.to(trainer.accelerator.device) for key, tensor in batch.items()}
     width = batch["input_ids"].size(1)
+    config = copy.deepcopy(trainer.generation_config)
+    config.return_dict_in_generate = config.output_logits = True
     with unwrap_model_for_generation(
         trainer.model_wrapped,
         trainer.accelerator,
         gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
         generation_kwargs=trainer.generation_kwargs,
     ) as network:
-        output = network.generate(
-            **batch,
-            generation_config=trainer.generation_config,
-            return_dict_in_generate=True,
-            output_logits=True,
-        )
+        output = network.generate(**batch, generation_config=config)
     completions = output.sequences[:, width:]
     logits = torch.stack(output.logits, dim=1).float() / trainer.temperature  # (B, C, V)
     ended = torch.isin(
@@ -255,7 +262,7 @@ def _trainer_logps(
 def _logps_alone(
     trainer: GRPOTrainer, sequences: torch.Tensor, mask: torch.Tensor, length: int
 ) -> torch.Tensor:
-    """Log-probs ``(B, C)`` of each row by itself: no padding, no mask, dropout off."""
+    """Log-probs ``(B, C)`` of each row by itself: no padding, dropout off."""
     logps = torch.zeros(sequences.size(0), length, device=sequences.device)
     width = sequences.size(1) - length
     training = trainer.model.training
@@ -265,7 +272,9 @@ def _logps_alone(
             tokens = sequences[row][mask[row].bool()].unsqueeze(0)  # (1, p+c)
             prompt = int(mask[row, :width].sum())
             with trainer.accelerator.autocast():
-                logits = trainer.model_wrapped(input_ids=tokens).logits.float()
+                logits = trainer.model_wrapped(
+                    input_ids=tokens, attention_mask=torch.ones_like(tokens)
+                ).logits.float()
             logits = logits[:, prompt - 1 : -1] / trainer.temperature  # (1, c, V)
             logps[row, : logits.size(1)] = _gather_logps(logits, tokens[:, prompt:])[0]
     finally:
@@ -287,7 +296,7 @@ def _reference_logps(
         return _trainer_logps(trainer, trainer.model, sequences, mask, length)
     reference = models.load_model(path, dtype=next(network.parameters()).dtype)
     reference = reference.to(sequences.device).eval()
-    with trainer.accelerator.autocast() if trainer.args.bf16 else contextlib.nullcontext():
+    with trainer.accelerator.autocast():
         logits = reference(
             input_ids=sequences,
             attention_mask=mask,

@@ -63,9 +63,7 @@ TRAINING_METRICS = ("overall", *METRICS)
 """Names that may choose the best checkpoint: the metrics, and `overall`, see `headline`."""
 
 
-def evaluate_completions(
-    rows: Iterable[Row], completions: Sequence[str]
-) -> dict[str, Proportion]:
+def evaluate_completions(rows: Iterable[Row], completions: Sequence[str]) -> dict[str, Proportion]:
     """Proportions by metric, of the metrics that at least one row counts for.
 
     Rows without truth (policy rows without `action_values`) are left out.
