@@ -1,0 +1,71 @@
+"""Log-prob gaps of plain TRL and of this package's trainer, on the same model and prompts.
+
+    python benchmarks/parity.py
+
+Exits with 1 where ours are not the smaller ones.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from dataclasses import asdict
+
+from trl import GRPOTrainer
+
+from rookworld_rlvr import model as models
+from rookworld_rlvr.config import RookWorldGRPOConfig
+from rookworld_rlvr.data import DataArguments, load_data
+from rookworld_rlvr.rewards import get_reward_funcs
+from rookworld_rlvr.trainer import (
+    Parity,
+    RookWorldGRPOTrainer,
+    measure_parity,
+    mixed_length_prompts,
+)
+
+REWARDS = [{"name": "environment_exact"}, {"name": "policy_best_move"}]
+
+
+def main() -> int:
+    rows = load_data(DataArguments(environment_share=0.5)).train.shuffle(seed=0)
+    results = {}
+    for kind in (GRPOTrainer, RookWorldGRPOTrainer):
+        with tempfile.TemporaryDirectory() as folder:
+            results[kind] = measure(kind, rows, folder)
+    plain, ours = results[GRPOTrainer], results[RookWorldGRPOTrainer]
+    print(f"{'largest gap, nats':<24}{'plain TRL':>12}{'ours':>12}")
+    for name in asdict(ours):
+        print(f"{name:<24}{getattr(plain, name):>12.2e}{getattr(ours, name):>12.2e}")
+    smaller = ours.alone_gap < plain.alone_gap and ours.sampler_gap < plain.sampler_gap
+    print("ours are smaller" if smaller else "ours are NOT smaller")
+    return 0 if smaller and not ours.faults(1e-4) else 1
+
+
+def measure(kind: type[GRPOTrainer], rows: object, folder: str) -> Parity:
+    """The packaged model under one trainer class."""
+    args = RookWorldGRPOConfig(
+        output_dir=folder,
+        rewards=REWARDS,
+        report_to=[],
+        bf16=False,
+        use_cpu=True,
+        num_generations=8,
+        max_completion_length=64,
+        beta=0.02,
+        eval_strategy="no",
+        save_strategy="no",
+        load_best_model_at_end=False,
+    )
+    trainer = kind(
+        model=models.load_model(models.PACKAGED_MODEL),
+        reward_funcs=get_reward_funcs(REWARDS),
+        args=args,
+        train_dataset=rows,
+        processing_class=models.load_tokenizer(models.PACKAGED_MODEL),
+    )
+    return measure_parity(trainer, mixed_length_prompts(trainer))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

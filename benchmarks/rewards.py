@@ -1,0 +1,81 @@
+"""Completions a second that the rewards score, on one core.
+
+    python benchmarks/rewards.py
+
+Groups of 8 different completions a prompt, and prompts that do not repeat, as in training: the board
+is computed once a prompt, each completion is parsed once. `environment rewards` and `policy rewards`
+are all rewards of a task together, so a completion is scored several times over.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any
+
+from rookworld_rlvr import rewards, rules, scoring, synthesis
+from rookworld_rlvr.data import DataArguments, environment_row, load_data
+from rookworld_rlvr.report import reference
+from rookworld_rlvr.rewards import REWARDS, get_reward_funcs
+
+GROUP = 8
+PROMPTS = 1_500
+REPEATS = 3
+
+
+def main() -> None:
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    environment = list(
+        map(environment_row, islice(synthesis.environment_prompts(0), (REPEATS + 1) * PROMPTS))
+    )
+    data = load_data(DataArguments(tasks=["policy"])).train
+    policy = data.select(range(min(len(data), (REPEATS + 1) * PROMPTS))).to_list()
+    rows = {"environment": environment, "policy": policy}
+    print(f"groups of {GROUP}, {PROMPTS} prompts a run, {REPEATS} runs, one core")
+    print(f"{'rewards':<26}{'number':>8}{'completions/s':>16}   (median of runs)")
+    for task in ("environment", "policy"):
+        names = [name for name, reward in REWARDS.items() if reward.tasks == (task,)]
+        for label, chosen in [(f"{task} rewards", names), *((name, [name]) for name in names)]:
+            rate = measure(rows[task], get_reward_funcs([{"name": name} for name in chosen]))
+            print(f"{label:<26}{len(chosen):>8}{rate:>16,.0f}")
+
+
+def measure(rows: Sequence[dict[str, Any]], funcs: Sequence[Callable[..., Any]]) -> float:
+    """Median over runs; each run has prompts of its own, and nothing is cached at its start."""
+    size = len(rows) // (REPEATS + 1)
+    rates = []
+    for run in range(REPEATS):
+        batch = [row for row in rows[run * size : (run + 1) * size] for _ in range(GROUP)]
+        rng = random.Random(run)
+        columns = {key: [row[key] for row in batch] for key in ("fen", "action", "action_values")}
+        prompts = [row["prompt"] for row in batch]
+        completions = [variant(reference(row), i % GROUP, rng) for i, row in enumerate(batch)]
+        clear_caches()
+        started = time.perf_counter()
+        for func in funcs:
+            func(prompts=prompts, completions=completions, **columns)
+        rates.append(len(batch) / (time.perf_counter() - started))
+    return sorted(rates)[len(rates) // 2]
+
+
+def variant(text: str, number: int, rng: random.Random) -> str:
+    """The right answer, or the right answer with some characters changed; all different."""
+    letters = list(text)
+    for _ in range(number):
+        letters[rng.randrange(len(letters))] = rng.choice("pnbrqkPNBRQK12345678/ -+abcdefgh.")
+    return "".join(letters)
+
+
+def clear_caches() -> None:
+    """Forget boards and scores, so that nothing is known at the start of a run."""
+    rules.transition.cache_clear()
+    scoring.clear_cache()
+    rewards.clear_cache()
+
+
+if __name__ == "__main__":
+    main()
