@@ -1,0 +1,107 @@
+"""Real parts, small: the packaged data and tokenizer, and a GPT-2 with random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
+from trl import GRPOTrainer
+
+from rookworld_rlvr import model as models
+from rookworld_rlvr.config import RookWorldGRPOConfig
+from rookworld_rlvr.data import DataArguments, LoadedData, load_data
+from rookworld_rlvr.rewards import get_reward_funcs
+from rookworld_rlvr.trainer import RookWorldGRPOTrainer
+
+REPOSITORY = Path(__file__).parents[1]
+REWARDS = [{"name": "environment_exact"}, {"name": "environment_state"}, {"name": "graduated"}]
+
+
+@pytest.fixture(autouse=True)
+def _no_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reaches W&B or the Hub, whatever the person who runs it is logged in to."""
+    for name in ("WANDB_API_KEY", "WANDB_RUN_ID", "WANDB_DIR", "WANDB_MODE", "WANDB_PROJECT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session")
+def packaged() -> LoadedData:
+    return load_data(DataArguments(heldout_rows=60))
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return models.load_tokenizer(models.PACKAGED_MODEL)
+
+
+@pytest.fixture
+def random_gpt2(tokenizer: PreTrainedTokenizerBase) -> GPT2LMHeadModel:
+    """Random weights, and GPT2Config's dropout of 0.1 as llm.c's exporter leaves it."""
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=len(tokenizer),
+            n_layer=2,
+            n_embd=32,
+            n_head=2,
+            n_positions=256,
+            initializer_range=0.2,  # far from uniform, so that a wrong position shows
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+    )
+
+
+@pytest.fixture
+def make_trainer(tmp_path: Path, packaged: LoadedData) -> Callable[..., GRPOTrainer]:
+    """Build a trainer on mixed rows; keywords go to the configuration, `kind` picks the class."""
+
+    def make(
+        model: Any,
+        tokenizer: PreTrainedTokenizerBase,
+        kind: type[GRPOTrainer] = RookWorldGRPOTrainer,
+        train_dataset: Dataset | None = None,
+        reward_funcs: Any = None,
+        peft_config: Any = None,
+        **options: Any,
+    ) -> GRPOTrainer:
+        defaults = {
+            "output_dir": str(tmp_path / "run"),
+            "rewards": REWARDS,
+            "per_device_train_batch_size": 8,
+            "per_device_eval_batch_size": 16,
+            "num_generations": 4,
+            "max_completion_length": 24,
+            "max_steps": 1,
+            "report_to": [],
+            "bf16": False,
+            "gradient_checkpointing": False,
+            "use_cpu": True,
+            "disable_tqdm": True,
+            "log_completions": False,
+        }
+        return kind(
+            model=model,
+            reward_funcs=reward_funcs or get_reward_funcs(REWARDS),
+            args=RookWorldGRPOConfig(**{**defaults, **options}),
+            train_dataset=train_dataset or mixed_rows(packaged.train),
+            eval_dataset=packaged.heldout,
+            processing_class=tokenizer,
+            peft_config=peft_config,
+        )
+
+    return make
+
+
+def mixed_rows(rows: Dataset, each: int = 16) -> Dataset:
+    """Environment and policy rows in turn: prompts of different lengths in every batch."""
+    environment = [index for index, task in enumerate(rows["task"]) if task == "environment"]
+    policy = [index for index, task in enumerate(rows["task"]) if task == "policy"]
+    pairs = zip(environment[:each], policy[:each], strict=True)
+    return rows.select([index for pair in pairs for index in pair])

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+
+from rookworld_rlvr import model as models
+from rookworld_rlvr.data import LoadedData
+from rookworld_rlvr.generation import left_pad
+
+
+class TestPackagedModel:
+    def test_it_is_small_and_has_a_card(self) -> None:
+        folder = Path(models.resolve_model_path("rookworld-nano"))
+        files = [path for path in folder.parent.rglob("*") if path.is_file()]
+        assert sum(path.stat().st_size for path in files) <= 12_000_000
+        assert not [path for path in files if path.suffix in (".bin", ".pt", ".pkl")]
+        card = (folder / "README.md").read_text()
+        for word in ("seed", "sft_nano.yaml", "planted", "environment/exact", "minutes"):
+            assert word in card
+
+    def test_it_is_a_gpt2_of_a_million_parameters_without_dropout(self) -> None:
+        model = AutoModelForCausalLM.from_pretrained(models.resolve_model_path("rookworld-nano"))
+        assert model.config.model_type == "gpt2"
+        assert 0.8e6 < model.num_parameters() < 1.2e6
+        assert model.config.resid_pdrop == model.config.attn_pdrop == 0.0
+
+    def test_other_names_pass(self) -> None:
+        assert models.resolve_model_path("jrahn/RookWorld-LM-124M") == "jrahn/RookWorld-LM-124M"
+
+
+class TestTokenizer:
+    @settings(max_examples=50)
+    @given(text=st.text(max_size=60))
+    def test_every_text_survives(self, text: str) -> None:
+        tokenizer = models.load_tokenizer("rookworld-nano")
+        ids = tokenizer(text)["input_ids"]
+        assert tokenizer.decode(ids) == text or tokenizer.eos_token_id in ids
+
+    def test_prompts_are_prefixes_of_their_rows(
+        self, tokenizer: PreTrainedTokenizerBase, packaged: LoadedData
+    ) -> None:
+        for row in packaged.heldout:
+            prompt = tokenizer(row["prompt"])["input_ids"]
+            whole = tokenizer(row["prompt"] + row["completion"])["input_ids"]
+            assert whole[: len(prompt)] == prompt
+
+    def test_rows_are_short(self, tokenizer: PreTrainedTokenizerBase, packaged: LoadedData) -> None:
+        lengths = [
+            len(tokenizer(row["prompt"] + row["completion"])["input_ids"])
+            for row in packaged.heldout
+        ]
+        assert max(lengths) <= 96, "well inside the model's 256 positions"
+
+
+def test_position_ids_do_not_count_padding() -> None:
+    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]])
+    assert models.position_ids_from_mask(mask).tolist() == [[0, 0, 0, 1], [0, 1, 2, 2]]
+
+
+def test_left_pad_keeps_a_real_pad_token() -> None:
+    batch = left_pad([[7, 0], [0]], pad_token_id=0)
+    assert batch["input_ids"].tolist() == [[7, 0], [0, 0]]
+    assert batch["attention_mask"].tolist() == [[1, 1], [0, 1]]
+
+
+def test_loading_switches_dropout_off(tmp_path: Path, random_gpt2: torch.nn.Module) -> None:
+    random_gpt2.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["attn_pdrop"] == 0.1
+    model = models.load_model(str(tmp_path)).train()
+    ids = torch.arange(300, 320).unsqueeze(0)
+    assert torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_generation_is_unchanged_by_the_hook(
+    cached: bool, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    batch = left_pad([tokenizer("A: 8/8")["input_ids"], tokenizer("P: ")["input_ids"]], 0)
+    model = models.load_model("rookworld-nano")
+    options = {"max_new_tokens": 12, "do_sample": False, "use_cache": cached, "pad_token_id": 0}
+    plain = model.generate(**batch, **options)
+    models.number_positions_from_mask(model)
+    assert torch.equal(model.generate(**batch, **options), plain)

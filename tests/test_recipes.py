@@ -1,0 +1,146 @@
+"""Every shipped recipe is parsed and run small, as a user would: by its script, in a new process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from .conftest import REPOSITORY
+
+RECIPES = REPOSITORY / "recipes"
+GRPO = sorted(RECIPES.glob("grpo_*.yaml"))
+SMALL = """
+    --model_name_or_path rookworld-nano --dataset_name rookworld-nano-openings --max_rows 21000
+    --heldout_rows 6 --max_steps 2 --per_device_train_batch_size 16 --gradient_accumulation_steps 1
+    --num_generations 8 --max_completion_length 16 --eval_steps 1 --save_steps 1
+    --dtype float32 --bf16 false --use_cpu --report_to none --dataloader_pin_memory false
+""".split()
+
+
+def run(script: str, *argv: str, cwd: Path, launch: tuple[str, ...] = ()) -> str:
+    """Run a recipe script and return what it printed, both streams."""
+    launcher = launch or (sys.executable,)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1" if launch else "2"}
+    done = subprocess.run(
+        [*launcher, str(RECIPES / script), *argv],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+def test_the_set_of_recipes() -> None:
+    names = {path.stem for path in RECIPES.glob("*.yaml")}
+    assert names == {
+        "grpo_nano",
+        "grpo_environment",
+        "grpo_policy",
+        "grpo_mixed",
+        "grpo_lora",
+        "sft_nano",
+    }
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_recipe_opens_with_its_launch_command(path: Path) -> None:
+    head = path.read_text().split("\n\n")[0]
+    command = re.search(r"accelerate launch (.*)", head)
+    assert command is not None
+    for word in command[1].split():
+        if "/" in word:
+            assert (REPOSITORY / word).exists(), word
+    assert f"{path.name}" in command[1] or path.stem == "grpo_nano"
+
+
+@pytest.mark.parametrize("path", GRPO, ids=lambda path: path.stem)
+def test_a_grpo_recipe_runs_small(path: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    printed = run("grpo.py", "--config", str(path), *SMALL, "--output_dir", str(out), cwd=tmp_path)
+    metrics = yaml.safe_load(path.read_text()).get("tasks", ["environment", "policy"])
+    for task in metrics:
+        assert re.search(rf"{task}/format +6 .*\[", printed), "a row of the table"
+    results = json.loads((out / "results.json").read_text())
+    assert results["steps"] == 2
+    assert max(results["preflight"].values()) <= 1e-4
+    assert (out / "checkpoint-2").is_dir()
+    assert yaml.safe_load((out / "resolved_config.yaml").read_text())["max_steps"] == 2
+    model = AutoModelForCausalLM.from_pretrained(out)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    logits = model(**tokenizer("P: 8/8/8/8/8/4k3/8/4K3 w - - 0 1", return_tensors="pt")).logits
+    assert torch.isfinite(logits).all()
+
+
+def test_sft_makes_a_model_from_scratch(tmp_path: Path) -> None:
+    run(
+        "sft.py",
+        *"--synthetic_rows 300 --max_rows 300 --heldout_rows 5 --max_steps 3 --report_to none".split(),
+        *"--use_cpu --output_dir out --per_device_train_batch_size 8 --warmup_steps 0".split(),
+        cwd=tmp_path,
+    )
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.config.n_layer == 4
+    row = "A: 8/8/8/8/8/4k3/8/4K3 w - - 0 1+e1d1+e1d1+8/8/8/8/8/4k3/8/3K4 b - - 1 1+0.5+1+0"
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer.decode(tokenizer(row)["input_ids"]) == row
+
+
+def test_a_dry_run_loads_no_model_and_leaves_nothing(tmp_path: Path) -> None:
+    printed = run("grpo.py", "--dry_run", cwd=tmp_path)
+    assert "max_steps: " in printed
+    assert re.search(r"train/held-out overlap +0 positions", printed)
+    assert len(re.findall(r"^environment row \d", printed, re.M)) == 3
+    assert len(re.findall(r"^policy row \d", printed, re.M)) == 3
+    scores = re.findall(r"environment_exact (\d\.\d+)", printed)
+    assert scores == ["1.000", "0.000"] * 3, "reference and broken variant"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wandb_runs_offline_without_a_key_and_a_resumed_run_goes_on(tmp_path: Path) -> None:
+    small = [*SMALL, "--output_dir", "run"]
+    small[small.index("--report_to") + 1] = "wandb"
+    printed = run("grpo.py", *small, cwd=tmp_path)
+    assert "W&B runs offline; its files are in run/wandb" in printed
+    first = (tmp_path / "run" / "wandb_run_id.txt").read_text()
+    small[small.index("--max_steps") + 1] = "3"
+    run("grpo.py", *small, "--resume_from_checkpoint", "true", cwd=tmp_path)
+    assert (tmp_path / "run" / "wandb_run_id.txt").read_text() == first
+    folders = [path.name for path in (tmp_path / "run" / "wandb").glob("offline-run-*")]
+    assert len(folders) == 2
+    assert all(name.endswith(first) for name in folders)
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["steps"] == 3
+    assert not (tmp_path / "run.1").exists(), "a resumed run stays where it is"
+
+
+def test_two_processes_log_once(tmp_path: Path) -> None:
+    printed = run(
+        "grpo.py",
+        *SMALL,
+        *("--max_steps", "3", "--output_dir", "run"),
+        cwd=tmp_path,
+        launch=(
+            str(Path(sys.executable).with_name("accelerate")),
+            "launch",
+            "--config_file",
+            str(REPOSITORY / "accelerate_configs" / "cpu.yaml"),
+            "--num_processes",
+            "2",
+        ),
+    )
+    assert printed.count("95% interval before, after") == 1
+    assert printed.count("preflight: gap to each row alone") == 1
+    state = json.loads((tmp_path / "run" / "checkpoint-3" / "trainer_state.json").read_text())
+    steps = [entry["step"] for entry in state["log_history"] if "reward" in entry]
+    assert len(steps) == len(set(steps)) > 0
