@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> None:
         model=model,
         reward_funcs=get_reward_funcs(training_args.rewards),
         args=training_args,
-        train_dataset=data.train.shuffle(seed=training_args.seed),
+        train_dataset=data.train,
         eval_dataset=data.heldout,
         processing_class=tokenizer,
         peft_config=get_peft_config(model_args),

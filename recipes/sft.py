@@ -74,6 +74,7 @@ def main(argv: Sequence[str]) -> None:
         peft_config=get_peft_config(model_args),
     )
     trainer.train(resume_from_checkpoint=sft_args.resume_from_checkpoint)
+    trainer.model.config.use_cache = True  # SFTTrainer switches it off for training
     trainer.save_model(sft_args.output_dir)
 
     ################

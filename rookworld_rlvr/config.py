@@ -109,7 +109,7 @@ class RookWorldGRPOConfig(GRPOConfig):
     num_generations_eval: int | None = field(
         default=1, metadata={"help": "Held-out evaluation is greedy: one completion a row."}
     )
-    report_to: str | list[str] | None = field(
+    report_to: None | str | list[str] = field(  # noqa: RUF036  (the parser takes the second)
         default="wandb", metadata={"help": "Where to log; W&B runs offline without a key."}
     )
     ddp_find_unused_parameters: bool | None = field(
@@ -151,7 +151,7 @@ class RookWorldSFTConfig(SFTConfig):
     completion_only_loss: bool | None = field(
         default=True, metadata={"help": "Loss on completions only."}
     )
-    report_to: str | list[str] | None = field(
+    report_to: None | str | list[str] = field(  # noqa: RUF036  (the parser takes the second)
         default="wandb", metadata={"help": "Where to log; W&B runs offline without a key."}
     )
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -137,9 +138,8 @@ class DataArguments:
     black_best_move_fault_share: float = 0.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.synthetic_shares, str):
-            self.synthetic_shares = json.loads(self.synthetic_shares)
-        faults = [
+        faults = self._check_shares()
+        faults += [
             f"{name}: {getattr(self, name)!r} is no share; give a number from 0 to 1"
             for name in (
                 "environment_share",
@@ -160,25 +160,45 @@ class DataArguments:
             )
             if getattr(self, name) is not None and getattr(self, name) < least
         ]
+        if not self.tasks:
+            faults.append(f"tasks: empty; give some of {', '.join(TASKS)}")
         faults += [
             f"tasks: {task!r} is no task{close_matches(task, TASKS)}"
             for task in self.tasks
             if task not in TASKS
         ]
         faults += check_dataset_name(self.dataset_name)
-        try:
-            self.kind_shares()
-        except TypeError:
-            known = list(synthesis.KindShares().as_dict())
-            faults += [
-                f"synthetic_shares: unknown kind {kind!r}{close_matches(kind, known)}"
-                for kind in self.synthetic_shares or ()
-                if kind not in known
-            ]
-        except ConfigurationError as error:
-            faults += error.faults
         if faults:
             raise ConfigurationError(faults)
+
+    def _check_shares(self) -> list[str]:
+        given = self.synthetic_shares
+        if isinstance(given, str):
+            try:
+                given = self.synthetic_shares = json.loads(given)
+            except json.JSONDecodeError as error:
+                return [f"synthetic_shares: {given!r} is no JSON ({error})"]
+        if given is None:
+            return []
+        if not isinstance(given, dict):
+            return [f"synthetic_shares: {given!r} is no mapping of kinds to shares"]
+        known = list(synthesis.KindShares().as_dict())
+        faults = [
+            f"synthetic_shares: unknown kind {kind!r}{close_matches(str(kind), known)}"
+            for kind in given
+            if kind not in known
+        ]
+        faults += [
+            f"synthetic_shares: {kind} is {share!r}, no number"
+            for kind, share in given.items()
+            if isinstance(share, bool) or not isinstance(share, int | float)
+        ]
+        if not faults:
+            try:
+                self.kind_shares()
+            except ConfigurationError as error:
+                faults += error.faults
+        return faults
 
     def kind_shares(self) -> synthesis.KindShares:
         """Shares of the kinds of synthetic rows; kinds that are not named get 0."""
@@ -221,7 +241,7 @@ def load_data(args: DataArguments, quarantine_file: Path | None = None) -> Loade
     rows += islice(_synthetic_rows(args), args.synthetic_rows)
 
     rows = [row for row in rows if row["task"] in args.tasks]
-    unique = list({(row["task"], row["prompt"]): row for row in reversed(rows)}.values())[::-1]
+    unique = _deduplicate(rows)
     report.duplicates = len(rows) - len(unique)
     report.unlabelled = sum(
         row["task"] == "policy" and row["action_values"] is None for row in unique
@@ -234,14 +254,14 @@ def load_data(args: DataArguments, quarantine_file: Path | None = None) -> Loade
     report.overlap = len(_positions(train) & _positions(heldout))
     if report.overlap:
         raise RookWorldError(f"{report.overlap} positions are both trained on and held out")
+    train = _mix(train, args)
     for name, split in (("training", train), ("held-out", heldout)):
         if not split:
             raise RookWorldError(
                 f"no {name} rows in {args.dataset_name!r} with tasks={args.tasks} and "
                 f"heldout_share={args.heldout_share}: give more rows or another share"
             )
-    train = _plant_faults(_mix(train, args.environment_share), args)
-    return LoadedData(_dataset(train), _dataset(heldout), report)
+    return LoadedData(_dataset(_plant_faults(train, args)), _dataset(heldout), report)
 
 
 def require_truth(data: LoadedData) -> None:
@@ -270,7 +290,8 @@ def parse_raw(raw: Mapping[str, Any]) -> Row:
     """
     text = raw.get("text")
     if text is None:
-        text = notation.join_row(raw.get("prompt") or "", raw.get("completion") or "")
+        # The space parts a policy prompt from its answer; the grammar does not count spaces.
+        text = f"{raw.get('prompt') or ''} {raw.get('completion') or ''}"
     if not isinstance(text, str):
         raise NotationError("the column holds no text", str(text))
     task, prompt, completion = notation.split_row(text)
@@ -336,10 +357,15 @@ def _raw_rows(args: DataArguments) -> Iterator[Mapping[str, Any]]:
         else:
             streaming = args.max_rows is not None
             rows = datasets.load_dataset(name, split=args.dataset_split, streaming=streaming)
-    except (OSError, ValueError, datasets.exceptions.DatasetGenerationError) as error:
+    except (
+        OSError,
+        ValueError,
+        StopIteration,  # an empty file
+        datasets.exceptions.DatasetGenerationError,
+    ) as error:
         raise RookWorldError(
-            f"cannot load the data set {args.dataset_name!r}: {error}; check the name and the "
-            "network, or give a local file"
+            f"cannot load the data set {args.dataset_name!r} ({str(error) or 'no rows'}); check the "
+            "name, the content and the network, or give another file"
         ) from error
     return islice(iter(rows), args.max_rows)
 
@@ -372,8 +398,8 @@ def _check_action_values(fen: str, values: Any) -> list[dict[str, Any]] | None:
         return None
     try:
         moves = [str(value["move"]) for value in values]
-        worths = [int(value["cp"]) for value in values]
-    except (KeyError, TypeError, ValueError) as error:
+        worths = [operator.index(value["cp"]) for value in values]
+    except (KeyError, TypeError) as error:
         raise NotationError("action_values are no list of move and cp", fen) from error
     if sorted(moves) != sorted(legal):
         raise NotationError("action_values do not name every legal move once", fen)
@@ -417,17 +443,40 @@ def _first_of_each_task(rows: Iterable[Row], most: int) -> list[Row]:
     return kept
 
 
-def _mix(rows: list[Row], environment_share: float | None) -> list[Row]:
-    """Repeat the rows of the scarcer task until environment rows have their share."""
-    if environment_share is None:
+def _deduplicate(rows: Sequence[Row]) -> list[Row]:
+    """The first row of each prompt, at the place of its last one; a labelled row goes first."""
+    unique: dict[tuple[str, str], Row] = {}
+    for row in reversed(rows):
+        key = (row["task"], row["prompt"])
+        if key not in unique or row["action_values"] or not unique[key]["action_values"]:
+            unique[key] = row
+    return list(unique.values())[::-1]
+
+
+def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
+    """Repeat the rows of the scarcer task until environment rows have their share.
+
+    Raises:
+        RookWorldError: A task that is to have a share has no rows.
+    """
+    share = args.environment_share
+    if share is None:
         return rows
     environment = [row for row in rows if row["task"] == "environment"]
     policy = [row for row in rows if row["task"] == "policy"]
-    if environment_share == 1 or not policy:
-        return environment
-    if environment_share == 0 or not environment:
-        return policy
-    ratio = environment_share / (1 - environment_share)  # environment rows a policy row
+    for task, part, found in (
+        ("environment", share, environment),
+        ("policy", 1 - share, policy),
+    ):
+        if part and not found:
+            raise RookWorldError(
+                f"no {task} rows to train on in {args.dataset_name!r} with tasks={args.tasks}, but "
+                f"environment_share={share} gives them a share of {part:g}: give such rows, or "
+                "leave environment_share out"
+            )
+    if share in (0, 1):
+        return environment if share else policy
+    ratio = share / (1 - share)  # environment rows a policy row
     if len(environment) < ratio * len(policy):
         environment = _repeat(environment, round(ratio * len(policy)))
     else:

@@ -19,6 +19,7 @@ Everything here is text; whether a move is legal is the business of `rules`.
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 from .records import (
     EnvironmentAnswer,
@@ -123,8 +124,8 @@ def parse_policy_prompt(text: str) -> PolicyPrompt:
 
 def write_policy_answer(answer: PolicyAnswer) -> str:
     """`` M: moves E: evaluations B: move``, padded as the public data pads it."""
-    moves = " ".join(answer.moves)
-    evaluations = " ".join(map(write_decimal, answer.evaluations))
+    moves = " ".join(answer.moves) + " "
+    evaluations = " ".join(map(write_decimal, answer.evaluations)) + " "
     return f" M: {moves:<{_MOVES_WIDTH}}E: {evaluations:<{_EVALUATIONS_WIDTH}}B: {answer.best_move}"
 
 
@@ -222,7 +223,7 @@ def parse_fen(text: str) -> str:
     Raises:
         NotationError: One of the fields is missing or malformed.
     """
-    fields = [field for field in text.split(" ", 200) if field]
+    fields = [field for field in text.split(" ") if field]
     if len(fields) != 6:
         raise NotationError("a FEN has six fields", text)
     placement, turn, castling, en_passant, halfmoves, fullmoves = fields
@@ -264,12 +265,13 @@ def parse_decimal(text: str) -> float:
 
 
 def write_decimal(value: float) -> str:
-    """Write a number as Python writes a float: ``-2.3``, ``0.0``.
+    """Write a number as Python writes a float, but never with an exponent: ``-2.3``, ``0.0``.
 
     >>> write_decimal(0.001)
     '0.001'
     """
-    return repr(float(value))
+    text = repr(float(value))
+    return f"{Decimal(text):f}" if "e" in text else text
 
 
 def expand_placement(placement: str) -> str:

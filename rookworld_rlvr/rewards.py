@@ -120,7 +120,7 @@ def _check_reward_spec(spec: Spec) -> list[str]:
         allowed = REWARDS[name].options.get(key)
         if allowed is None:
             known = ("name", "weight", *REWARDS[name].options)
-            faults.append(f"rewards: {name} has no option {key!r}{close_matches(key, known)}")
+            faults.append(f"rewards: {name} has no option {key!r}{close_matches(str(key), known)}")
         elif value not in allowed:
             faults.append(f"rewards: {key} of {name} is {value!r}, none of {', '.join(allowed)}")
     return faults

@@ -39,8 +39,11 @@ def board_of(fen: str) -> chess.Board:
         board = chess.Board(fen)
     except ValueError as error:
         raise IllegalPositionError(f"not a FEN: {fen!r} ({error})") from error
-    # A wrong en passant square or castling right is no reason to refuse: board.fen() drops both.
-    status = board.status() & ~(chess.STATUS_INVALID_EP_SQUARE | chess.STATUS_BAD_CASTLING_RIGHTS)
+    # A wrong en passant square or castling right is no reason to refuse; it is dropped.
+    status = board.status()
+    if status & chess.STATUS_INVALID_EP_SQUARE:
+        board.ep_square = None
+    status &= ~(chess.STATUS_INVALID_EP_SQUARE | chess.STATUS_BAD_CASTLING_RIGHTS)
     if status:
         raise IllegalPositionError(f"not a legal chess position: {fen!r} ({status!r})")
     return board
@@ -58,9 +61,16 @@ def canonical_fen(fen: str) -> str:
 def position_key(fen: str) -> str:
     """Board, side to move, castling and en passant: what makes two FENs the same position.
 
-    The clocks are left out, as they are for repetitions under the laws of chess.
+    The clocks are left out, as they are for repetitions under the laws of chess, and so is an en
+    passant square without a legal capture.
+
+    Raises:
+        IllegalPositionError: See `board_of`; only where an en passant square is named.
     """
-    return " ".join(fen.split()[:4])
+    fields = fen.split(" ")
+    if fields[3] != "-":
+        fields = canonical_fen(fen).split(" ")
+    return " ".join(fields[:4])
 
 
 def legal_moves(fen: str) -> tuple[str, ...]:
@@ -77,6 +87,9 @@ def transition(fen: str, action: str) -> EnvironmentAnswer:
     """What the environment answers to `action` in the position `fen`.
 
     The result is cached: the completions of a group ask the same question.
+
+    Castling may be written as the king's two steps or, as python-chess reads it too, as the king
+    taking its rook.
 
     Raises:
         IllegalPositionError: See `board_of`. A bad action is no error but an answer.

@@ -55,7 +55,7 @@ def score_environment(fen: str, action: str, completion: str) -> Score:
 
     - `format`: 1 where the four fields parse.
     - `exact`: 1 where the whole answer is right: six FEN fields, reward, both flags.
-    - `state`: 1 where the next state is right, else below 0.95 by squares and fields right.
+    - `state`: 1 where the next state is right, else at most 0.95 by squares and fields right.
     - `outcome`: share of reward value and the two flags that is right.
     - `fields`: share right of the nine fields: six of the FEN, reward, two flags.
     - `closeness`: 1 minus the normalised edit distance between the two FENs.

@@ -19,6 +19,7 @@ from .records import ConfigurationError, EnvironmentPrompt
 
 _Maker = Callable[[], EnvironmentPrompt | None]
 _Chooser = Callable[[random.Random, chess.Board], str | None]
+_Predicate = Callable[[chess.Board, chess.Move], bool]
 
 _LONGEST_GAME = 200
 _TRIES = 10_000
@@ -93,13 +94,7 @@ def environment_prompts(
     names, weights = list(kinds), list(kinds.values())
     while True:
         kind = rng.choices(names, weights)[0]
-        for _ in range(_TRIES):
-            prompt = makers[kind]()
-            if prompt is not None:
-                yield prompt
-                break
-        else:
-            raise RuntimeError(f"no row of kind {kind!r} found in {_TRIES} tries")
+        yield _until_found(makers[kind])
 
 
 def opening_positions(seed: int, max_plies: int) -> Iterator[str]:
@@ -117,11 +112,20 @@ def opening_positions(seed: int, max_plies: int) -> Iterator[str]:
 
 
 # --------------------------------------------------------------------------------------------------
-# One row of a kind, or None where this try found none
+# One row of a kind; None where this try found none
 # --------------------------------------------------------------------------------------------------
 def _step(rng: random.Random, board: chess.Board, choose: _Chooser) -> EnvironmentPrompt | None:
     action = choose(rng, board)
     return None if action is None else _prompt(board, action)
+
+
+def _until_found(make: _Maker) -> EnvironmentPrompt:
+    """Try again until there is a row; what is wanted stays the same, so that shares hold."""
+    for _ in range(_TRIES):
+        prompt = make()
+        if prompt is not None:
+            return prompt
+    raise RuntimeError(f"no row found in {_TRIES} tries")
 
 
 def _prompt(board: chess.Board, action: str) -> EnvironmentPrompt:
@@ -169,9 +173,13 @@ def _illegal_action(rng: random.Random, board: chess.Board) -> str | None:
     return text if rules.transition(board.fen(), text).truncated else None
 
 
-def _special(rng: random.Random) -> EnvironmentPrompt | None:
-    """Play on at random until the wanted kind of move is there."""
+def _special(rng: random.Random) -> EnvironmentPrompt:
+    """Play at random until the wanted kind of move is there."""
     wanted = rng.choice((_is_castling, _is_en_passant, _is_promotion, _is_under_promotion))
+    return _until_found(lambda: _special_game(rng, wanted))
+
+
+def _special_game(rng: random.Random, wanted: _Predicate) -> EnvironmentPrompt | None:
     board = chess.Board()
     for _ in range(_LONGEST_GAME):
         moves = list(board.legal_moves)
@@ -200,7 +208,7 @@ def _is_under_promotion(board: chess.Board, move: chess.Move) -> bool:
     return move.promotion is not None and move.promotion != chess.QUEEN
 
 
-def _game_end(rng: random.Random) -> EnvironmentPrompt | None:
+def _game_end(rng: random.Random) -> EnvironmentPrompt:
     """A random small endgame in which some move ends the game the wanted way."""
     wanted = rng.choice(
         (
@@ -210,6 +218,10 @@ def _game_end(rng: random.Random) -> EnvironmentPrompt | None:
             chess.Termination.SEVENTYFIVE_MOVES,
         )
     )
+    return _until_found(lambda: _ending_move(rng, wanted))
+
+
+def _ending_move(rng: random.Random, wanted: chess.Termination) -> EnvironmentPrompt | None:
     board = _endgame(rng, wanted)
     if not board.is_valid() or board.is_game_over():
         return None

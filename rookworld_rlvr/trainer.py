@@ -175,9 +175,10 @@ class _PreflightCallback(TrainerCallback):
 
 
 def mixed_length_prompts(trainer: GRPOTrainer, count: int = PREFLIGHT_ROWS) -> list[str]:
-    """Prompts of the training set from the shortest to the longest, evenly by rank."""
+    """Prompts from all over the training set, from the shortest to the longest, evenly by rank."""
     rows = trainer.train_dataset
-    prompts = sorted({rows[index]["prompt"] for index in range(min(256, len(rows)))})
+    stride = max(1, len(rows) // 256)
+    prompts = sorted({rows[index]["prompt"] for index in range(0, len(rows), stride)})
     prompts.sort(key=lambda prompt: len(trainer.processing_class(prompt)["input_ids"]))
     if len(prompts) <= count:
         return prompts

@@ -1,0 +1,329 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rookworld_rlvr.records import ConfigurationError
+from rookworld_rlvr.rewards import (
+    REWARDS,
+    check_reward_specs,
+    get_reward_funcs,
+    score_row,
+    tasks_of,
+)
+
+START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
+NAMED = AFTER_E4.replace(" - ", " e3 ")  # the public data's fault
+ENVIRONMENT_PROMPT = f"A: {START}+e2e4+e2e4+"
+
+POLICY_PROMPT = "P: 7k/8/8/8/8/8/5PPP/7K w - - 0 1"
+ACTION_VALUES = [
+    {"move": "f2f4", "cp": 100},
+    {"move": "g2g4", "cp": 100},
+    {"move": "h2h4", "cp": 50},
+    {"move": "f2f3", "cp": 0},
+    {"move": "g2g3", "cp": 0},
+    {"move": "h1g1", "cp": 0},
+    {"move": "h2h3", "cp": -300},
+]
+PERFECT = "M: g2g4 f2f4 h1g1 h2h4 g2g3 E: 1.0 1.0 0.0 0.5 0.0 B: g2g4"
+
+NAMES = {
+    "environment_exact",
+    "environment_state",
+    "environment_outcome",
+    "environment_format",
+    "policy_best_move",
+    "policy_candidates",
+    "policy_evaluation",
+    "policy_legality",
+    "policy_consistency",
+    "policy_format",
+    "graduated",
+    "asymmetric",
+}
+ENVIRONMENT_ONLY = sorted(NAMES - {"graduated"} - {n for n in NAMES if n.startswith("policy_")})
+POLICY_ONLY = sorted(name for name in NAMES if name.startswith("policy_"))
+
+
+def environment_rewards(name: str, completions: list[str], **options: Any) -> list[float | None]:
+    (reward,) = get_reward_funcs([{"name": name, **options}])
+    return reward(prompts=[ENVIRONMENT_PROMPT] * len(completions), completions=completions)
+
+
+def policy_rewards(name: str, completions: list[str], **options: Any) -> list[float | None]:
+    (reward,) = get_reward_funcs([{"name": name, **options}])
+    n = len(completions)
+    return reward(
+        prompts=[POLICY_PROMPT] * n, completions=completions, action_values=[ACTION_VALUES] * n
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Numbers
+# --------------------------------------------------------------------------------------------------
+# Right; en passant square named; suffix wrong but for `truncated`; the board unchanged; unreadable.
+ENVIRONMENT_COMPLETIONS = [
+    f"{AFTER_E4}+0.001+0+0<|endoftext|>",
+    f"{NAMED}+0.001+0+0",
+    f"{AFTER_E4}+0.5+1+0",
+    f"{START}+-1.0+0+1",
+    "e2e4",
+]
+ENVIRONMENT_NUMBERS: list[tuple[str, list[float]]] = [
+    ("environment_exact", [1, 0, 0, 0, 0]),
+    # 0.95 (0.6 + 0.4 * 4/5), and 0.95 (0.6 (62/64)^8 + 0.4 * 4/5)
+    ("environment_state", [1, 0.874, 1, 0.746149, 0]),
+    ("environment_outcome", [1, 1, 1 / 3, 1 / 3, 0]),
+    ("environment_format", [1, 1, 1, 1, 0]),
+    ("graduated", [1, 0.8, 0.6, 0.6, -0.3]),  # 9, 8, 7 and 5 fields of 9
+    ("asymmetric", [1, -2 / 59, 0.6 + 0.4 / 3, -5 / 58, -1]),  # edits by characters of the FEN
+]
+
+
+@pytest.mark.parametrize(("name", "numbers"), ENVIRONMENT_NUMBERS)
+def test_environment_numbers(name: str, numbers: list[float]) -> None:
+    assert environment_rewards(name, ENVIRONMENT_COMPLETIONS) == pytest.approx(numbers, abs=1e-6)
+
+
+# Perfect; two moves, one misjudged by a pawn, the lesser chosen; an illegal line; unreadable.
+POLICY_COMPLETIONS = [
+    f" {PERFECT}<|endoftext|>",
+    "M: g2g4 h2h4 E: 2.0 0.5 B: h2h4",
+    "M: a1a2 a1a3 E: 0.0 B: g2g4",
+    "g2g4",
+]
+POLICY_NUMBERS: list[tuple[str, list[float]]] = [
+    # h2h4 loses 0.591026 - 0.545896 of win probability
+    ("policy_best_move", [1, 0.815940, 1, 0]),
+    ("policy_candidates", [1, 0.4, 0, 0]),
+    # half of 0.5 / (1 + 1) + 0.5 (1 - (0.676212 - 0.591026)), and of 1
+    ("policy_evaluation", [1, 0.853704, 0, 0]),
+    ("policy_legality", [1, 1, 1 / 3, 0]),
+    ("policy_consistency", [1, 0.75, 0.25, 0]),
+    ("policy_format", [1, 1, 1, 0]),
+    ("graduated", [1, 0.6, 0.4, -0.3]),
+]
+
+
+@pytest.mark.parametrize(("name", "numbers"), POLICY_NUMBERS)
+def test_policy_numbers(name: str, numbers: list[float]) -> None:
+    assert policy_rewards(name, POLICY_COMPLETIONS) == pytest.approx(numbers, abs=1e-6)
+
+
+def test_every_reward_has_numbers_here() -> None:
+    assert {name for name, _ in ENVIRONMENT_NUMBERS + POLICY_NUMBERS} == NAMES
+
+
+@pytest.mark.parametrize(
+    ("shaping", "numbers"),
+    [
+        ("graduated", [1, 0.8, 0.6, 0.6, -0.3]),
+        ("linear", [1, 0.911111, 0.822222, 0.644444, -0.3]),  # 0.2 + 0.8 * share of nine fields
+        ("binary", [1, 0, 0, 0, -0.3]),
+        ("continuous", [1, 0.919360, 0.893333, 0.730869, -0.3]),
+    ],
+)
+def test_the_option_shaping_reaches_the_number(shaping: str, numbers: list[float]) -> None:
+    rewards = environment_rewards("graduated", ENVIRONMENT_COMPLETIONS, shaping=shaping)
+    assert rewards == pytest.approx(numbers, abs=1e-6)
+
+
+def test_the_weight_is_the_trainers_business() -> None:
+    assert environment_rewards("environment_exact", ENVIRONMENT_COMPLETIONS[:2], weight=7) == [1, 0]
+
+
+def test_the_best_move_is_the_engines_and_not_the_data_sets() -> None:
+    # The row's own completion, which a data set's B would be taken from, is no truth.
+    (reward,) = get_reward_funcs([{"name": "policy_best_move"}])
+    numbers = reward(
+        prompts=[POLICY_PROMPT],
+        completions=["M: h2h3 E: -3.0 B: h2h3"],
+        action_values=[ACTION_VALUES],
+        completion=["M: h2h3 E: -3.0 B: h2h3"],
+    )
+    assert numbers == pytest.approx([0.200871], abs=1e-6)
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows that a reward does not apply to
+# --------------------------------------------------------------------------------------------------
+def test_a_mixed_batch_gets_none_for_the_other_task() -> None:
+    specs = [{"name": name} for name in (*ENVIRONMENT_ONLY, *POLICY_ONLY, "graduated")]
+    for reward in get_reward_funcs(specs):
+        numbers = reward(
+            prompts=[ENVIRONMENT_PROMPT, POLICY_PROMPT],
+            completions=[ENVIRONMENT_COMPLETIONS[0], PERFECT],
+            action_values=[None, ACTION_VALUES],
+        )
+        assert numbers == [
+            None if reward.__name__ in POLICY_ONLY else 1.0,
+            None if reward.__name__ in ENVIRONMENT_ONLY else 1.0,
+        ]
+
+
+@pytest.mark.parametrize("name", [*POLICY_ONLY, "graduated"])
+@pytest.mark.parametrize("columns", [{}, {"action_values": [None]}, {"action_values": [[]]}])
+def test_a_policy_row_without_values_has_no_truth(name: str, columns: dict[str, Any]) -> None:
+    (reward,) = get_reward_funcs([{"name": name}])
+    assert reward(prompts=[POLICY_PROMPT], completions=[PERFECT], **columns) == [None]
+
+
+@pytest.mark.parametrize("name", [*ENVIRONMENT_ONLY, "graduated"])
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "",
+        "A: hello",
+        f"A: {START}+e2e4",
+        "A: 8/8/8/8/8/8/8/8 w - - 0 1+e2e4+e2e4+",  # no kings
+        "A: 4k3/4R3/8/8/8/8/8/4K3 w - - 0 1+e7e8+e7e8+",  # a king could be taken
+    ],
+)
+def test_an_environment_prompt_that_is_no_position_has_no_truth(name: str, prompt: str) -> None:
+    (reward,) = get_reward_funcs([{"name": name}])
+    assert reward(prompts=[prompt], completions=[ENVIRONMENT_COMPLETIONS[0]]) == [None]
+
+
+def test_environment_rewards_ask_for_no_column() -> None:
+    (reward,) = get_reward_funcs([{"name": "environment_exact"}])
+    wrong = {"fen": ["nonsense"], "action": ["a1a1"], "completion": ["nonsense"]}
+    assert reward([ENVIRONMENT_PROMPT], [ENVIRONMENT_COMPLETIONS[0]], **wrong) == [1.0]
+
+
+def test_rows_without_truth_are_a_share_of_the_rows_that_the_reward_judges() -> None:
+    logged: dict[str, float] = {}
+    (reward,) = get_reward_funcs([{"name": "policy_best_move"}])
+    numbers = reward(
+        prompts=[ENVIRONMENT_PROMPT, POLICY_PROMPT, POLICY_PROMPT, POLICY_PROMPT],
+        completions=["", PERFECT, PERFECT, PERFECT],
+        action_values=[None, None, ACTION_VALUES, ACTION_VALUES],
+        log_metric=logged.__setitem__,
+    )
+    assert numbers == [None, None, 1.0, 1.0]
+    assert logged == {"rewards/policy_best_move/without_truth": pytest.approx(1 / 3)}
+
+
+def test_a_composite_reward_logs_the_means_of_its_components_by_task() -> None:
+    logged: dict[str, float] = {}
+    (reward,) = get_reward_funcs([{"name": "graduated"}])
+    reward(
+        prompts=[ENVIRONMENT_PROMPT] * 2 + [POLICY_PROMPT] * 3,
+        completions=[*ENVIRONMENT_COMPLETIONS[:2], *POLICY_COMPLETIONS[1:3], PERFECT],
+        action_values=[None, None, ACTION_VALUES, ACTION_VALUES, None],
+        log_metric=logged.__setitem__,
+    )
+    assert logged["rewards/graduated/without_truth"] == pytest.approx(1 / 5)
+    assert logged["rewards/graduated/environment_exact"] == pytest.approx(1 / 2)
+    assert logged["rewards/graduated/environment_state"] == pytest.approx((1 + 0.874) / 2)
+    assert logged["rewards/graduated/policy_candidates"] == pytest.approx(0.4 / 2)
+    assert logged["rewards/graduated/policy_legality"] == pytest.approx((1 + 1 / 3) / 2)
+
+
+def test_batches_of_unequal_lengths_are_no_batch() -> None:
+    (reward,) = get_reward_funcs([{"name": "environment_exact"}])
+    with pytest.raises(ValueError, match=r"shorter|longer"):
+        reward(prompts=[ENVIRONMENT_PROMPT] * 2, completions=[""])
+
+
+def test_an_empty_batch_has_no_rewards() -> None:
+    for reward in get_reward_funcs([{"name": name} for name in sorted(NAMES)]):
+        assert reward(prompts=[], completions=[]) == []
+
+
+def test_score_row_serves_both_tasks_by_the_prompt() -> None:
+    environment = score_row(ENVIRONMENT_PROMPT, f"{NAMED}+0.001+0+0")
+    policy = score_row(POLICY_PROMPT, PERFECT, ACTION_VALUES)
+    assert environment is not None and environment["fields"] == pytest.approx(8 / 9)
+    assert policy is not None and policy["best_move_hit"] == 1.0
+    assert score_row(POLICY_PROMPT, PERFECT) is None
+
+
+# --------------------------------------------------------------------------------------------------
+# The registry
+# --------------------------------------------------------------------------------------------------
+def test_names_are_pinned() -> None:
+    assert set(REWARDS) == NAMES  # dashboard keys: a new name breaks the boards of old runs
+
+
+def test_rewards_come_in_the_order_given_and_carry_their_names() -> None:
+    names = ["graduated", "policy_format", "environment_exact"]
+    rewards = get_reward_funcs([{"name": name} for name in names])
+    assert [reward.__name__ for reward in rewards] == names
+
+
+def test_tasks_of_a_list_of_rewards() -> None:
+    assert tasks_of([{"name": name} for name in POLICY_ONLY]) == {"policy"}
+    assert tasks_of([{"name": name} for name in ENVIRONMENT_ONLY]) == {"environment"}
+    assert tasks_of([{"name": "graduated"}]) == {"environment", "policy"}
+
+
+@pytest.mark.parametrize(
+    ("name", "close"),
+    [
+        ("policy_formt", "policy_format"),
+        ("enviroment_exact", "environment_exact"),
+        ("asymetric", "asymmetric"),
+        ("Graduated", "graduated"),
+    ],
+)
+def test_an_unknown_name_lists_its_close_matches(name: str, close: str) -> None:
+    (fault,) = check_reward_specs([{"name": name}])
+    assert repr(name) in fault
+    assert "did you mean" in fault
+    assert close in fault
+
+
+def test_an_unknown_name_far_from_all_lists_all() -> None:
+    (fault,) = check_reward_specs([{"name": "zzz"}])
+    assert all(name in fault for name in NAMES)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"name": "graduated", "shapin": "linear"}, ["'shapin'", "did you mean shaping"]),
+        ({"name": "graduated", "shaping": "cubic"}, ["'cubic'", "graduated", "linear", "binary"]),
+        ({"name": "asymmetric", "shaping": "linear"}, ["asymmetric", "no option 'shaping'"]),
+        ({"name": "asymmetric", "weight": "heavy"}, ["'heavy'", "no finite number"]),
+        ({"name": "asymmetric", "weight": True}, ["True", "no finite number"]),
+        ({"name": "asymmetric", "weight": float("nan")}, ["nan", "no finite number"]),
+        ({"weight": 1.0}, ["no mapping with a name"]),
+        ("asymmetric", ["'asymmetric'", "no mapping with a name"]),
+        (None, ["None", "no mapping with a name"]),
+    ],
+)
+def test_a_fault_names_the_value_and_the_remedy(spec: Any, words: list[str]) -> None:
+    (fault,) = check_reward_specs([spec])
+    assert all(word in fault for word in words), fault
+
+
+@pytest.mark.parametrize("specs", [None, [], "graduated", {"name": "graduated"}, 5])
+def test_no_list_of_rewards_is_a_fault(specs: Any) -> None:
+    (fault,) = check_reward_specs(specs)
+    assert "missing or no list" in fault
+
+
+def test_all_faults_are_reported_together() -> None:
+    specs = [
+        {"name": "policy_formt"},
+        {"name": "graduated", "shaping": "cubic", "wait": 1},
+        {"name": "asymmetric"},
+        {"name": "asymmetric", "weight": 2.0},
+    ]
+    with pytest.raises(ConfigurationError) as caught:
+        get_reward_funcs(specs)
+    assert len(caught.value.faults) == 4
+    for words in ("policy_formt", "cubic", "'wait'", "'asymmetric' stands twice"):
+        assert words in str(caught.value)
+
+
+def test_good_specifications_have_no_faults() -> None:
+    specs = [{"name": name, "weight": 0.5} for name in sorted(NAMES - {"graduated"})]
+    assert check_reward_specs([*specs, {"name": "graduated", "shaping": "linear"}]) == []
+
+
+def test_a_key_that_is_no_text_is_a_fault_like_any_other() -> None:
+    assert len(check_reward_specs([{"name": "graduated", True: 1}])) == 1
