@@ -9,7 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, GPT2LMHeadModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
 from trl import GRPOTrainer
 
 from rookworld_rlvr import model as models
@@ -17,6 +17,8 @@ from rookworld_rlvr.data import LoadedData
 from rookworld_rlvr.evaluation import evaluate_completions
 from rookworld_rlvr.generation import greedy_completions
 from rookworld_rlvr.trainer import (
+    TOLERANCE_FP32,
+    TOLERANCE_HALF,
     Parity,
     PreflightError,
     measure_parity,
@@ -91,6 +93,36 @@ class TestParity:
         trainer = make_trainer(random_gpt2, tokenizer, peft_config=config, beta=0.04)
         parity = measure_parity(trainer, mixed_length_prompts(trainer))
         assert parity.faults(1e-4) == []
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        ("bf16", "tolerance"), [(False, TOLERANCE_FP32), (True, TOLERANCE_HALF)]
+    )
+    def test_the_real_shape_is_within_tolerance(
+        self,
+        bf16: bool,
+        tolerance: float,
+        tokenizer: PreTrainedTokenizerBase,
+        make_trainer: MakeTrainer,
+    ) -> None:
+        """RookWorld-LM's 124M parameters, random."""
+        torch.manual_seed(0)
+        config = GPT2Config(bos_token_id=0, eos_token_id=0)
+        trainer = make_trainer(GPT2LMHeadModel(config), tokenizer, bf16=bf16)
+        parity = measure_parity(trainer, mixed_length_prompts(trainer))
+        print(f"bf16={bf16}: {parity.describe()}")
+        assert parity.faults(tolerance) == []
+
+    @pytest.mark.gpu
+    def test_the_packaged_model_is_within_tolerance_in_bf16_on_a_gpu(
+        self, tokenizer: PreTrainedTokenizerBase, make_trainer: MakeTrainer
+    ) -> None:
+        model = models.load_model(models.PACKAGED_MODEL)
+        trainer = make_trainer(model, tokenizer, bf16=True, use_cpu=False)
+        assert trainer.accelerator.device.type == "cuda"
+        parity = measure_parity(trainer, mixed_length_prompts(trainer))
+        print(parity.describe())
+        assert parity.faults(TOLERANCE_HALF) == []
 
     def test_positions_hold_for_right_padding_and_a_real_end_of_text(
         self, random_gpt2: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase
