@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
+import logging
 import os
 import sys
 import warnings
@@ -21,7 +21,7 @@ from trl import GRPOConfig, ModelConfig, SFTConfig, TrlParser
 from .data import DataArguments
 from .evaluation import TRAINING_METRICS
 from .model import check_model_name
-from .records import TASKS, ConfigurationError, RookWorldError, close_matches
+from .records import TASKS, ConfigurationError, RookWorldError, close_matches, json_value
 from .rewards import check_reward_specs, tasks_of
 
 EXIT_BAD_INPUT = 2
@@ -58,18 +58,23 @@ class NewModelArguments:
     new_model: dict[str, Any] | str | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.new_model, str):
-            self.new_model = json.loads(self.new_model)
-        if self.new_model is None:
+        shape = self.new_model = json_value("new_model", self.new_model)
+        if shape is None:
             return
-        assert isinstance(self.new_model, dict)
+        if not isinstance(shape, dict):
+            raise ConfigurationError([f"new_model: {shape!r} is no mapping"])
         known = ("n_layer", "n_embd", "n_head", "n_positions", "vocab_size")
         faults = [
-            f"new_model: unknown key {key!r}{close_matches(key, known)}"
-            for key in self.new_model
+            f"new_model: unknown key {key!r}{close_matches(str(key), known)}"
+            for key in shape
             if key not in known
         ]
-        faults += [f"new_model: {key} is missing" for key in known if key not in self.new_model]
+        faults += [f"new_model: {key} is missing" for key in known if key not in shape]
+        faults += [
+            f"new_model: {key} is {value!r}, no whole number above 0"
+            for key, value in shape.items()
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1
+        ]
         if faults:
             raise ConfigurationError(faults)
 
@@ -123,9 +128,7 @@ class RookWorldGRPOConfig(GRPOConfig):
     )
 
     def __post_init__(self) -> None:
-        if isinstance(self.rewards, str):
-            self.rewards = json.loads(self.rewards)
-        faults = check_reward_specs(self.rewards)
+        faults = self._check_rewards()
         if self.metric_for_best_model not in TRAINING_METRICS:
             name = str(self.metric_for_best_model)
             faults.append(
@@ -137,11 +140,26 @@ class RookWorldGRPOConfig(GRPOConfig):
                 "disable_dropout: False makes the trainer's log-probs differ from the sampler's; "
                 "leave it out"
             )
+        try:
+            super().__post_init__()
+        except ValueError as error:
+            faults.append(" ".join(str(error).split()))
         if faults:
             raise ConfigurationError(faults)
-        specs: list[Any] = list(self.rewards or ())
-        self.reward_weights = [float(spec.get("weight", 1.0)) for spec in specs]
-        super().__post_init__()
+
+    def _check_rewards(self) -> list[str]:
+        """Find the rewards' faults; without any, hand their weights to TRL."""
+        try:
+            self.rewards = json_value("rewards", self.rewards)
+        except ConfigurationError as error:
+            return error.faults
+        faults = check_reward_specs(self.rewards)
+        if self.reward_weights is not None:
+            faults.append("reward_weights: give each reward its weight, under `rewards`")
+        if not faults:
+            specs: Any = self.rewards
+            self.reward_weights = [float(spec.get("weight", 1.0)) for spec in specs]
+        return faults
 
 
 @dataclass
@@ -354,9 +372,15 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
         # accelerate's launcher of several processes does not pass `use_cpu` on; without it each
         # process takes itself for the only one.
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
+    logging.getLogger("transformers.modeling_utils").addFilter(_is_no_false_alarm)
     try:
         main(sys.argv[1:])
     except RookWorldError as error:
         print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         raise SystemExit(EXIT_BAD_INPUT) from None
     raise SystemExit(0)
+
+
+def _is_no_false_alarm(record: logging.LogRecord) -> bool:
+    """`generate` drops the mask of a batch without padding, and transformers then warns of it."""
+    return "passing in an `attention_mask`" not in str(record.msg)

@@ -40,6 +40,7 @@ from .records import (
     PolicyAnswer,
     RookWorldError,
     close_matches,
+    json_value,
 )
 
 PACKAGED_DATA = {"rookworld-nano-openings": "nano_openings.parquet"}
@@ -172,12 +173,10 @@ class DataArguments:
             raise ConfigurationError(faults)
 
     def _check_shares(self) -> list[str]:
-        given = self.synthetic_shares
-        if isinstance(given, str):
-            try:
-                given = self.synthetic_shares = json.loads(given)
-            except json.JSONDecodeError as error:
-                return [f"synthetic_shares: {given!r} is no JSON ({error})"]
+        try:
+            given = self.synthetic_shares = json_value("synthetic_shares", self.synthetic_shares)
+        except ConfigurationError as error:
+            return error.faults
         if given is None:
             return []
         if not isinstance(given, dict):

@@ -7,10 +7,11 @@ and both are seen from the side to move.
 from __future__ import annotations
 
 import difflib
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Task = Literal["environment", "policy"]
 TASKS: tuple[Task, ...] = ("environment", "policy")
@@ -53,6 +54,20 @@ class ConfigurationError(RookWorldError):
         self.faults = list(faults)
         head = f"{len(faults)} fault{'s' if len(faults) != 1 else ''} in the configuration:"
         super().__init__("\n".join([head, *(f"  - {fault}" for fault in faults)]))
+
+
+def json_value(key: str, value: Any) -> Any:
+    """A key's value; a text, as the command line gives it, is read as JSON.
+
+    Raises:
+        ConfigurationError: The text is no JSON.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError as error:
+        raise ConfigurationError([f"{key}: {value!r} is no JSON ({error})"]) from error
 
 
 def close_matches(name: str, known: Iterable[str]) -> str:
