@@ -154,7 +154,7 @@ class RookWorldGRPOConfig(GRPOConfig):
         except ConfigurationError as error:
             return error.faults
         faults = check_reward_specs(self.rewards)
-        if self.reward_weights is not None:
+        if self.reward_weights is not None:  # type: ignore[has-type]
             faults.append("reward_weights: give each reward its weight, under `rewards`")
         if not faults:
             specs: Any = self.rewards

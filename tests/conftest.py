@@ -88,7 +88,7 @@ def make_trainer(tmp_path: Path, packaged: LoadedData) -> Callable[..., GRPOTrai
         }
         return kind(
             model=model,
-            reward_funcs=reward_funcs or get_reward_funcs(REWARDS),
+            reward_funcs=reward_funcs or get_reward_funcs(options.get("rewards", REWARDS)),
             args=RookWorldGRPOConfig(**{**defaults, **options}),
             train_dataset=train_dataset or mixed_rows(packaged.train),
             eval_dataset=packaged.heldout,
