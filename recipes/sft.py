@@ -1,6 +1,7 @@
 """Supervised fine-tuning of a RookWorld model on both tasks.
 
 accelerate launch recipes/sft.py --config recipes/sft_nano.yaml
+python recipes/sft.py --dry_run
 """
 
 from __future__ import annotations
@@ -9,86 +10,111 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from accelerate import PartialState
 from trl import ModelConfig, SFTTrainer, get_peft_config
 
 from rookworld_rlvr import model as models
+from rookworld_rlvr.callbacks import RunConfigCallback, configure_wandb
 from rookworld_rlvr.config import (
     NewModelArguments,
     RookWorldSFTConfig,
     RunArguments,
     StrictParser,
+    check_sft_recipe,
     run_cli,
 )
 from rookworld_rlvr.data import DataArguments, load_data
 from rookworld_rlvr.evaluation import evaluate_completions
 from rookworld_rlvr.generation import greedy_completions
 from rookworld_rlvr.notation import END_OF_TEXT
-from rookworld_rlvr.records import ConfigurationError
 from rookworld_rlvr.report import resolved_yaml, results_table, write_model_card
+from rookworld_rlvr.runs import goes_on, open_folder, quarantine_path, resume_point
+from rookworld_rlvr.trainer import save_final
 
 RECIPE = Path(__file__).with_name("sft_nano.yaml")
+MAX_ANSWER_TOKENS = 144  # of a complete answer, in tokens of GPT-2
 
 
 def main(argv: Sequence[str]) -> None:
+    started = time.time()
     parser = StrictParser(
         [RunArguments, DataArguments, NewModelArguments, ModelConfig, RookWorldSFTConfig], RECIPE
     )
-    started = time.time()
-    run_args, data_args, new_args, model_args, sft_args = parser.parse_strictly(argv)
-    if new_args.new_model is None and (
-        faults := models.check_model_name(model_args.model_name_or_path)
-    ):
-        raise ConfigurationError(faults)
+    arguments = parser.parse_strictly(argv, check_sft_recipe)
+    run_args, data_args, new_args, model_args, sft_args = arguments
+    output_dir = Path(sft_args.output_dir)
+    state = PartialState()
 
     ################
     # Data
     ################
-    data = load_data(data_args, Path(sft_args.output_dir) / "quarantine.jsonl")
-    print("\n".join(data.report.lines()))
-    columns = ["prompt", "completion"]
-    train_dataset = data.train.select_columns(columns).map(_end)
+    checkpoint = resume_point(sft_args.resume_from_checkpoint, output_dir)
+    quarantine = quarantine_path(output_dir)
+    with state.main_process_first():
+        keep_bad_rows = state.is_main_process and not run_args.dry_run
+        data = load_data(data_args, quarantine if keep_bad_rows else None)
+    state.print("\n".join(data.report.lines()))
     if run_args.dry_run:
-        print(resolved_yaml(run_args, data_args, new_args, model_args, sft_args))
+        state.print(resolved_yaml(*arguments))
         return
+    train_dataset = data.train.select_columns(["prompt", "completion"]).map(_end)
 
     ################
     # Model & Tokenizer
     ################
     if new_args.new_model is None:
-        tokenizer = models.load_tokenizer(model_args.model_name_or_path)
-        model = models.load_model(model_args.model_name_or_path)
+        name, revision = model_args.model_name_or_path, model_args.model_revision
+        tokenizer = models.load_tokenizer(name, revision=revision)
+        model = models.load_model(
+            name,
+            revision=revision,
+            attn_implementation=model_args.attn_implementation,
+            dtype=model_args.dtype or "float32",
+        )
     else:
         shape = dict(new_args.new_model)
         texts = (row["prompt"] + row["completion"] for row in train_dataset)
         tokenizer = models.train_tokenizer(texts, shape.pop("vocab_size"))
         model = models.new_model(tokenizer, **shape)
+    models.check_lengths(model, tokenizer, data.prompts(), MAX_ANSWER_TOKENS)
 
     ################
     # Training
     ################
+    keep = goes_on(output_dir, checkpoint)
+    if state.is_main_process:
+        open_folder(output_dir, keep, resolved_yaml(*arguments), quarantine)
+        if "wandb" in sft_args.report_to:
+            print(configure_wandb(output_dir, resume=keep))
+    state.wait_for_everyone()
     trainer = SFTTrainer(
         model=model,
         args=sft_args,
         train_dataset=train_dataset,
         processing_class=tokenizer,
         peft_config=get_peft_config(model_args),
+        callbacks=[RunConfigCallback(parser.values)],
     )
-    trainer.train(resume_from_checkpoint=sft_args.resume_from_checkpoint)
+    trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     trainer.model.config.use_cache = True  # SFTTrainer switches it off for training
-    trainer.save_model(sft_args.output_dir)
+    save_final(trainer, output_dir)
 
     ################
     # Result
     ################
     if trainer.accelerator.is_main_process:
-        network = trainer.accelerator.unwrap_model(trainer.model).eval()
+        network = models.load_model(str(output_dir)).to(trainer.accelerator.device).eval()
         completions = greedy_completions(
-            network, tokenizer, data.heldout["prompt"][:], max_new_tokens=sft_args.max_length
+            network,
+            tokenizer,
+            data.heldout["prompt"][:],
+            max_new_tokens=MAX_ANSWER_TOKENS,
         )
         results = evaluate_completions(data.heldout, completions)
         print(results_table(results))
+        command = " ".join(["python recipes/sft.py", *argv])
         write_model_card(
-            Path(sft_args.output_dir), parser.values, results, network.num_parameters(), started
+            output_dir, parser.values, results, network.num_parameters(), command, started
         )
 
 

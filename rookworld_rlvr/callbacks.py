@@ -85,7 +85,7 @@ def _has_wandb_key() -> bool:
     if os.environ.get("WANDB_API_KEY"):
         return True
     try:
-        hosts = netrc.netrc().hosts
+        hosts = netrc.netrc(os.environ.get("NETRC")).hosts
     except (OSError, netrc.NetrcParseError):
         return False
     base = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args, get_type_hints
 
 import torch
 import yaml
@@ -75,6 +75,8 @@ class NewModelArguments:
             for key, value in shape.items()
             if isinstance(value, bool) or not isinstance(value, int) or value < 1
         ]
+        if not faults and shape["n_embd"] % shape["n_head"]:
+            faults.append("new_model: n_embd is no multiple of n_head")
         if faults:
             raise ConfigurationError(faults)
 
@@ -94,8 +96,9 @@ class RookWorldGRPOConfig(GRPOConfig):
     preflight: bool = True
     preflight_tolerance: float | None = None
 
-    # Defaults of TRL and transformers that are wrong here: evaluate on held-out rows during training,
-    # and keep the checkpoint that is best there.
+    # Defaults of TRL and transformers that are wrong here: evaluate on held-out rows before and during
+    # training, and keep the checkpoint that is best there.
+    eval_on_start: bool = True
     eval_strategy: IntervalStrategy | str = "steps"
     eval_steps: float | None = 100
     save_strategy: SaveStrategy | str = "steps"
@@ -134,6 +137,15 @@ class RookWorldGRPOConfig(GRPOConfig):
             faults.append(
                 f"metric_for_best_model: no held-out metric {name!r}"
                 f"{close_matches(name, TRAINING_METRICS)}"
+            )
+        if self.preflight_tolerance is not None and not self.preflight_tolerance > 0:
+            faults.append(
+                f"preflight_tolerance: {self.preflight_tolerance!r} is not above 0; give nats, or "
+                "preflight: false"
+            )
+        if not self.eval_on_start:
+            faults.append(
+                "eval_on_start: False leaves the table without its 'before'; leave it out"
             )
         if not self.disable_dropout:
             faults.append(
@@ -177,6 +189,17 @@ class RookWorldSFTConfig(SFTConfig):
 # --------------------------------------------------------------------------------------------------
 # Strict parsing
 # --------------------------------------------------------------------------------------------------
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML without the same key twice, of which PyYAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
+        twice = sorted({str(key) for key in keys if keys.count(key) > 1})
+        if twice:
+            raise yaml.YAMLError(f"key {twice[0]!r} stands twice")
+        return super().construct_mapping(node, deep)
+
+
 class StrictParser(TrlParser):
     """`TrlParser` that collects every fault before it gives up, and knows close matches.
 
@@ -251,7 +274,7 @@ class StrictParser(TrlParser):
         if path is None:
             return {}
         try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+            content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
         except OSError as error:
             siblings = map(str, path.parent.glob("*.yaml")) if path.parent.is_dir() else ()
             close = close_matches(str(path), siblings)
@@ -263,8 +286,12 @@ class StrictParser(TrlParser):
         if not isinstance(content, dict):
             faults.append(f"--config: {path} holds no mapping of keys to values")
             return {}
-        for key, value in (content.pop("env", None) or {}).items():
-            os.environ.setdefault(key, str(value))
+        variables = content.pop("env", None) or {}
+        if isinstance(variables, dict):
+            for key, value in variables.items():
+                os.environ.setdefault(str(key), str(value))
+        else:
+            faults.append(f"{path}: env: {variables!r} is no mapping of variables to values")
         values: dict[str, Any] = {}
         for key, value in content.items():
             if str(key) not in self._actions_by_key:
@@ -305,12 +332,18 @@ class StrictParser(TrlParser):
     def _convert(self, action: argparse.Action, value: Any) -> Any:
         """A YAML value as the key's type; PyYAML reads ``1e-6`` as a text, argparse would not."""
         if value is None:
+            if not self._may_be_none(action.dest):
+                raise TypeError("has no value; give one, or leave the key out")
             return None
         if action.nargs in ("+", "*"):
             if not isinstance(value, list):
                 raise TypeError(f"{value!r} is no list")
             return [self._convert_one(action, item) for item in value]
         return self._convert_one(action, value)
+
+    def _may_be_none(self, key: str) -> bool:
+        hints = [get_type_hints(kind) for kind in self.dataclass_types]
+        return any(type(None) in get_args(hint[key]) for hint in hints if key in hint)
 
     def _convert_one(self, action: argparse.Action, value: Any) -> Any:
         kind: Callable[[str], Any] | Any = action.type
@@ -339,6 +372,38 @@ class StrictParser(TrlParser):
         return None
 
 
+def check_sft_recipe(
+    run_args: RunArguments | None,
+    data_args: DataArguments | None,
+    new_args: NewModelArguments | None,
+    model_args: ModelConfig | None,
+    sft_args: RookWorldSFTConfig | None,
+) -> list[str]:
+    """Faults of a recipe for supervised fine-tuning that no dataclass sees alone."""
+    if model_args is None or new_args is None:
+        return []
+    if new_args.new_model is None:
+        return check_model_arguments(model_args)
+    if model_args.model_name_or_path is not None:
+        return ["new_model and model_name_or_path exclude each other; leave one out"]
+    return []
+
+
+def check_model_arguments(args: ModelConfig) -> list[str]:
+    """Faults of a model's name and of how it is to be loaded, found without loading anything."""
+    faults = check_model_name(args.model_name_or_path)
+    faults += [
+        f"{key}: RookWorld models are trained without quantisation; leave it out"
+        for key in ("load_in_8bit", "load_in_4bit")
+        if getattr(args, key)
+    ]
+    if args.use_peft and os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        faults.append(
+            "use_peft: adapters cannot be merged from FSDP shards; take another accelerate config"
+        )
+    return faults
+
+
 def check_recipe(
     run_args: RunArguments | None,
     data_args: DataArguments | None,
@@ -348,7 +413,7 @@ def check_recipe(
     """Faults that no dataclass sees alone; a dataclass that is faulty itself comes as None."""
     faults = []
     if model_args is not None:
-        faults += check_model_name(model_args.model_name_or_path)
+        faults += check_model_arguments(model_args)
     if data_args is not None and training_args is not None:
         specs: Any = training_args.rewards or ()
         judged = tasks_of(specs)
@@ -368,7 +433,7 @@ def check_recipe(
 
 def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
     """Run a script's `main`; bad input ends it with one message and exit code 2, no traceback."""
-    if "LOCAL_RANK" in os.environ and not torch.cuda.is_available():
+    if "LOCAL_RANK" in os.environ and not torch.accelerator.is_available():
         # accelerate's launcher of several processes does not pass `use_cpu` on; without it each
         # process takes itself for the only one.
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
@@ -376,7 +441,8 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
     try:
         main(sys.argv[1:])
     except RookWorldError as error:
-        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        if os.environ.get("RANK", "0") == "0":
+            print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         raise SystemExit(EXIT_BAD_INPUT) from None
     raise SystemExit(0)
 

@@ -30,6 +30,7 @@ import datasets
 from datasets import Dataset, Features, List, Value
 
 from . import notation, rules, synthesis
+from .faults import plant_faults
 from .records import (
     TASKS,
     ActionValue,
@@ -37,7 +38,6 @@ from .records import (
     EnvironmentPrompt,
     IllegalPositionError,
     NotationError,
-    PolicyAnswer,
     RookWorldError,
     close_matches,
     json_value,
@@ -97,6 +97,10 @@ class LoadedData:
     train: Dataset
     heldout: Dataset
     report: DataReport
+
+    def prompts(self) -> list[str]:
+        """The different prompts of both splits."""
+        return sorted({*self.train["prompt"], *self.heldout["prompt"]})
 
 
 @dataclass
@@ -260,15 +264,22 @@ def load_data(args: DataArguments, quarantine_file: Path | None = None) -> Loade
                 f"no {name} rows in {args.dataset_name!r} with tasks={args.tasks} and "
                 f"heldout_share={args.heldout_share}: give more rows or another share"
             )
-    return LoadedData(_dataset(_plant_faults(train, args)), _dataset(heldout), report)
+    train = plant_faults(train, args.en_passant_fault_share, args.black_best_move_fault_share)
+    return LoadedData(_dataset(train), _dataset(heldout), report)
 
 
-def require_truth(data: LoadedData) -> None:
-    """Refuse policy rows that no policy reward could score.
+def require_truth(data: LoadedData, tasks: Sequence[str]) -> None:
+    """Refuse rows that could not be scored, and tasks that could not be measured.
 
     Raises:
-        RookWorldError: Some policy rows carry no `action_values`.
+        RookWorldError: Some policy rows carry no `action_values`, or a task has no held-out rows.
     """
+    for task in tasks:
+        if not data.report.heldout[task]:
+            raise RookWorldError(
+                f"no held-out rows of the task {task!r}: give such rows, a larger heldout_share, or "
+                f"leave the task out of `tasks`"
+            )
     if data.report.unlabelled:
         raise RookWorldError(
             f"{data.report.unlabelled} policy rows carry no column `action_values`, so no policy "
@@ -343,19 +354,10 @@ def check_dataset_name(name: str) -> list[str]:
 
 
 def _raw_rows(args: DataArguments) -> Iterator[Mapping[str, Any]]:
-    name = args.dataset_name
-    if not name:
-        return iter(())
-    if name in PACKAGED_DATA:
-        name = str(Path(str(files("rookworld_rlvr"))) / "assets" / PACKAGED_DATA[name])
-    loader = _FILE_LOADERS.get(Path(name).suffix)
+    if not args.dataset_name:
+        return
     try:
-        if loader is not None:
-            options = {"keep_linebreaks": False} if loader == "text" else {}
-            rows = datasets.load_dataset(loader, data_files=name, split="train", **options)
-        else:
-            streaming = args.max_rows is not None
-            rows = datasets.load_dataset(name, split=args.dataset_split, streaming=streaming)
+        yield from islice(_open_dataset(args), args.max_rows)
     except (
         OSError,
         ValueError,
@@ -366,7 +368,21 @@ def _raw_rows(args: DataArguments) -> Iterator[Mapping[str, Any]]:
             f"cannot load the data set {args.dataset_name!r} ({str(error) or 'no rows'}); check the "
             "name, the content and the network, or give another file"
         ) from error
-    return islice(iter(rows), args.max_rows)
+
+
+def _open_dataset(args: DataArguments) -> Iterable[Mapping[str, Any]]:
+    name = args.dataset_name
+    if name in PACKAGED_DATA:
+        name = str(Path(str(files("rookworld_rlvr"))) / "assets" / PACKAGED_DATA[name])
+    loader = _FILE_LOADERS.get(Path(name).suffix)
+    rows: Iterable[Mapping[str, Any]]
+    if loader is None:
+        streaming = args.max_rows is not None
+        rows = datasets.load_dataset(name, split=args.dataset_split, streaming=streaming)
+    else:
+        options = {"keep_linebreaks": False} if loader == "text" else {}
+        rows = datasets.load_dataset(loader, data_files=name, split="train", **options)
+    return rows
 
 
 def _synthetic_rows(args: DataArguments) -> Iterator[Row]:
@@ -414,7 +430,8 @@ def _write_quarantine(rows: Sequence[Row], path: Path | None) -> None:
     if path is None or not rows:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    path.write_text("".join(lines), encoding="utf-8")
 
 
 def _check_quarantine(report: DataReport, args: DataArguments, path: Path | None) -> None:
@@ -485,46 +502,6 @@ def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
 
 def _repeat(rows: list[Row], count: int) -> list[Row]:
     return [rows[index % len(rows)] for index in range(count)]
-
-
-def _plant_faults(rows: list[Row], args: DataArguments) -> list[Row]:
-    if not args.en_passant_fault_share and not args.black_best_move_fault_share:
-        return rows
-    planted = []
-    for row in rows:
-        # By row, not by repetition: one position is not right in one epoch and wrong in the next.
-        draw = int.from_bytes(
-            hashlib.blake2b(row["prompt"].encode(), digest_size=4, salt=b"fault").digest(), "big"
-        )
-        share = (
-            args.en_passant_fault_share
-            if row["task"] == "environment"
-            else args.black_best_move_fault_share
-        )
-        planted.append(with_fault(row) if draw < share * _HASH_RANGE else row)
-    return planted
-
-
-def with_fault(row: Row) -> Row:
-    """The row with the public data's fault, where it is one that the fault touches.
-
-    Environment: the answer to a pawn's double step names the en passant square, capture or not.
-    Policy: Black's `B` is the candidate with the lowest evaluation.
-    """
-    if row["task"] == "policy":
-        answer = notation.parse_policy_answer(row["completion"])
-        if row["fen"].split()[1] != "b" or len(answer.moves) != len(answer.evaluations):
-            return row
-        worst = min(zip(answer.evaluations, answer.moves, strict=True))[1]
-        wrong = PolicyAnswer(answer.moves, answer.evaluations, worst)
-        return {**row, "completion": notation.write_policy_answer(wrong)}
-    square = rules.double_step_square(row["fen"], row["action"])
-    if square is None:
-        return row
-    fen, rest = row["completion"].split("+", 1)
-    fields = fen.split(" ")
-    fields[3] = square
-    return {**row, "completion": " ".join(fields) + "+" + rest}
 
 
 def action_values_of(values: Sequence[Mapping[str, Any]]) -> list[ActionValue]:

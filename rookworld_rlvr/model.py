@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from .notation import END_OF_TEXT
+from .records import RookWorldError
 
 PACKAGED_MODEL = "rookworld-nano"
 
@@ -69,10 +70,43 @@ def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
     Args:
         name: Packaged name, folder or Hub id.
         kwargs: For `AutoModelForCausalLM.from_pretrained`.
+
+    Raises:
+        RookWorldError: There is no such model, or it cannot be had.
     """
-    model = AutoModelForCausalLM.from_pretrained(resolve_model_path(name), **kwargs)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(resolve_model_path(name), **kwargs)
+    except (OSError, ValueError) as error:
+        raise _cannot_load("model", name, error) from error
     disable_dropout(model)
     return model
+
+
+def _cannot_load(what: str, name: str, error: Exception) -> RookWorldError:
+    reason = " ".join(str(error).split())[:300]
+    return RookWorldError(
+        f"cannot load the {what} {name!r} ({reason}); check the name and the network, or give a folder"
+    )
+
+
+def check_lengths(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: list[str],
+    max_new_tokens: int,
+) -> None:
+    """Refuse completions that could outrun the model's table of positions.
+
+    Raises:
+        RookWorldError: The longest prompt and `max_new_tokens` need more positions than there are.
+    """
+    positions = getattr(model.config, "n_positions", None)
+    longest = max(map(len, tokenizer(prompts)["input_ids"]))
+    if positions is not None and longest + max_new_tokens > positions:
+        raise RookWorldError(
+            f"max_completion_length: {max_new_tokens} after a prompt of {longest} tokens needs more "
+            f"than the model's {positions} positions; give at most {positions - longest}"
+        )
 
 
 def disable_dropout(model: torch.nn.Module) -> None:
@@ -91,8 +125,20 @@ def load_tokenizer(name: str, **kwargs: Any) -> PreTrainedTokenizerBase:
 
     Padding is told from text by the attention mask alone, never by the token's id: a real end of
     text keeps its place.
+
+    Raises:
+        RookWorldError: There is no such tokenizer, it cannot be had, or it is empty.
     """
-    tokenizer = AutoTokenizer.from_pretrained(resolve_model_path(name), **kwargs)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(resolve_model_path(name), **kwargs)
+    except (OSError, ValueError) as error:
+        raise _cannot_load("tokenizer", name, error) from error
+    # transformers makes an empty tokenizer for a folder that holds none.
+    if not tokenizer("P: ")["input_ids"] or tokenizer.eos_token_id is None:
+        raise RookWorldError(
+            f"the model {name!r} comes without a tokenizer that reads text and ends it; put "
+            "tokenizer.json and tokenizer_config.json into its folder"
+        )
     tokenizer.padding_side = "left"
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -15,6 +15,7 @@ import yaml
 
 from . import notation, rules
 from .data import LoadedData, action_values_of
+from .evaluation import headline
 from .records import TASKS, Proportion
 from .rewards import get_reward_funcs
 from .scoring import policy_reference
@@ -35,6 +36,11 @@ def before_after_table(
             f"{name:<24}{new.n:>6}{old.value:>9.1%}{new.value:>9.1%}"
             f"{100 * (new.value - old.value):>+9.1f}   {_interval(old)}, {_interval(new)}"
         )
+    if headline(after) < headline(before):
+        lines += [
+            "",
+            "No checkpoint beat the starting model; the saved one is the best of the run's.",
+        ]
     return "\n".join([*lines, "", f"model: {model_path}"])
 
 
@@ -53,6 +59,7 @@ def write_model_card(
     recipe: Mapping[str, Any],
     results: Mapping[str, Proportion],
     parameters: int,
+    command: str,
     started: float,
 ) -> None:
     """Write the README.md of a model fine-tuned by `recipes/sft.py`.
@@ -62,6 +69,7 @@ def write_model_card(
         recipe: The keys that were given, YAML and overrides in one.
         results: Greedy, on held-out rows.
         parameters: How many the model has.
+        command: What was run.
         started: Seconds since the epoch.
     """
     minutes = (time.time() - started) / 60
@@ -72,6 +80,8 @@ def write_model_card(
             results=results_table(results),
             recipe=yaml.safe_dump(dict(recipe), sort_keys=False, default_flow_style=None).strip(),
             minutes=minutes,
+            command=command,
+            origin="from scratch" if recipe.get("new_model") else recipe.get("model_name_or_path"),
             cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else "some",
             versions=versions,
         ),
@@ -88,19 +98,19 @@ tags: [chess, gpt2, grpo, rlvr]
 # A RookWorld model from `recipes/sft.py`
 
 A GPT-2 of {parameters:,} parameters that plays chess (`P:` prompts) and simulates the board (`A:`
-prompts), fine-tuned from scratch with loss on completions only.
+prompts), fine-tuned ({origin}) with loss on completions only.
 
 {results}
 
 Greedy decoding, one completion a row, positions that were not trained on; truth from python-chess and
-from Stockfish 15.1's values of all legal moves at depth 8.
+from the rows' `action_values` (in the packaged data: Stockfish 15.1, all legal moves, depth 8).
 
 **Its flaws are planted.** Where `en_passant_fault_share` and `black_best_move_fault_share` are given
 below, that share of the rows carried the public data's faults on purpose: the answer to a pawn's double
 step names the en passant square although no capture is legal, and Black's `B` is the worst of the five
 candidates. GRPO with verifiable rewards is there to repair them.
 
-Command: `accelerate launch recipes/sft.py --config recipes/sft_nano.yaml`, {minutes:.0f} minutes on
+Command: `{command}`, {minutes:.0f} minutes on
 {cores} CPU cores, with {versions}, and these keys, the seeds among them:
 
 ```yaml

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from . import model as models
 from .evaluation import evaluate_completions, headline
 from .generation import greedy_completions, left_pad
 from .records import Proportion, RookWorldError
+from .report import write_proportions
+from .runs import HELDOUT_BEFORE
 
 PREFLIGHT_ROWS = 8
 TOLERANCE_FP32 = 1e-3
@@ -77,7 +79,8 @@ class RookWorldGRPOTrainer(GRPOTrainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.preflight: Parity | None = None
-        self.heldout: dict[str, Proportion] = {}  # of the last evaluation
+        self.heldout: Mapping[str, Proportion] = {}  # of the last evaluation
+        self.heldout_before: Mapping[str, Proportion] | None = None  # of the first in training
         for network in filter(None, (self.model, self.ref_model)):
             models.disable_dropout(network)
             models.number_positions_from_mask(network)
@@ -104,11 +107,19 @@ class RookWorldGRPOTrainer(GRPOTrainer):
         dataset = eval_dataset if eval_dataset is not None else self.eval_dataset
         if not isinstance(dataset, Dataset):
             raise TypeError(f"held-out rows come as one Dataset, not {type(dataset).__name__}")
+        # Every process decodes as many rows, some of them twice: under FSDP each forward is a
+        # collective, and a process with a batch less would leave the others waiting.
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        share = list(range(rank, len(dataset), world))
+        share = [
+            (rank + turn * world) % len(dataset) for turn in range(math.ceil(len(dataset) / world))
+        ]
         completions = self._decode(dataset.select(share)["prompt"][:])
         gathered = dict(gather_object(list(zip(share, completions, strict=True))))
         self.heldout = evaluate_completions(dataset, [gathered[i] for i in range(len(dataset))])
+        if self.is_in_train and self.heldout_before is None:
+            self.heldout_before = self.heldout
+            if self.accelerator.is_main_process:
+                write_proportions(Path(self.args.output_dir) / HELDOUT_BEFORE, self.heldout)
         metrics = {name: result.value for name, result in self.heldout.items()}
         metrics["overall"] = headline(self.heldout)
         metrics["runtime"] = time.perf_counter() - started
@@ -157,9 +168,12 @@ class _PreflightCallback(TrainerCallback):
         parity = measure_parity(trainer, mixed_length_prompts(trainer))
         trainer.preflight = parity
         Trainer.log(trainer, {f"preflight/{name}": v for name, v in asdict(parity).items()})
-        tolerance = getattr(args, "preflight_tolerance", None) or (
-            TOLERANCE_FP32 if trainer.accelerator.mixed_precision == "no" else TOLERANCE_HALF
-        )
+        tolerance = getattr(args, "preflight_tolerance", None)
+        if tolerance is None:
+            full = trainer.accelerator.mixed_precision == "no" and (
+                next(trainer.model.parameters()).dtype == torch.float32
+            )
+            tolerance = TOLERANCE_FP32 if full else TOLERANCE_HALF
         trainer.accelerator.print(f"preflight: {parity.describe()} (tolerance {tolerance:g} nats)")
         # A resumed policy has left its reference, and rightly so.
         checked = (
@@ -210,11 +224,16 @@ def measure_parity(trainer: GRPOTrainer, prompts: Sequence[str], seed: int = 0) 
     alone = _logps_alone(trainer, sequences, mask, kept.size(1))
     reference = _reference_logps(trainer, sequences, mask, kept.size(1))
     ratio = (reference - ours)[kept]
-    return Parity(
-        alone_gap=(ours - alone)[kept].abs().max().item(),
-        sampler_gap=(ours - sampler)[kept].abs().max().item(),
-        reference_kl=(ratio.exp() - ratio - 1).mean().item(),
+    gaps = torch.stack(
+        [
+            (ours - alone)[kept].abs().max(),
+            (ours - sampler)[kept].abs().max(),
+            (ratio.exp() - ratio - 1).mean(),
+        ]
     )
+    # The worst process speaks for all, so that they stop together.
+    worst = trainer.accelerator.gather(gaps.unsqueeze(0)).amax(dim=0).tolist()
+    return Parity(*worst)
 
 
 def _sample(
@@ -295,7 +314,8 @@ def _reference_logps(
     path = getattr(network.config, "_name_or_path", "")
     if not path:
         return _trainer_logps(trainer, trainer.model, sequences, mask, length)
-    reference = models.load_model(path, dtype=next(network.parameters()).dtype)
+    revision = (trainer.args.model_init_kwargs or {}).get("revision", "main")
+    reference = models.load_model(path, revision=revision, dtype=next(network.parameters()).dtype)
     reference = reference.to(sequences.device).eval()
     with trainer.accelerator.autocast():
         logits = reference(

@@ -99,6 +99,11 @@ class TestFaults:
             ({"synthetic_shares": {"openings": 0.5}}, (), ["add up to 0.5"]),
             ({"metric_for_best_model": "environment/exat"}, (), ["environment/exact"]),
             ({"disable_dropout": False}, (), ["disable_dropout"]),
+            ({"eval_on_start": False}, (), ["eval_on_start"]),
+            ({"preflight_tolerance": 0.0}, (), ["preflight_tolerance", "0.0"]),
+            ({"synthetic_rows": None}, (), ["synthetic_rows", "no value"]),
+            ({"env": [1]}, (), ["env", "[1]"]),
+            ({"load_in_4bit": True}, (), ["load_in_4bit"]),
             ({"reward_weights": [1.0, 2.0]}, (), ["reward_weights", "rewards"]),
             ({}, ("--rewards", "[{"), ["rewards", "JSON"]),
             ({"rewards": "environment_exact"}, (), ["rewards", "JSON"]),
@@ -120,7 +125,7 @@ class TestFaults:
         found = faults_of(tmp_path, recipe, "--max_steps", "many", "--no_such_key", "1")
         assert len(found) == 5
 
-    @pytest.mark.parametrize("text", ["a: [", "- a list", "just words"])
+    @pytest.mark.parametrize("text", ["a: [", "- a list", "just words", "a: 1\na: 2"])
     def test_a_recipe_that_is_no_mapping(self, tmp_path: Path, text: str) -> None:
         path = tmp_path / "bad.yaml"
         path.write_text(text)

@@ -22,8 +22,8 @@ from rookworld_rlvr.data import (
     is_held_out,
     load_data,
     parse_raw,
-    with_fault,
 )
+from rookworld_rlvr.faults import with_fault
 from rookworld_rlvr.records import (
     ActionValue,
     ConfigurationError,

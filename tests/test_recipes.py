@@ -86,10 +86,14 @@ def test_a_grpo_recipe_runs_small(path: Path, tmp_path: Path) -> None:
 def test_sft_makes_a_model_from_scratch(tmp_path: Path) -> None:
     run(
         "sft.py",
-        *"--synthetic_rows 300 --max_rows 300 --heldout_rows 5 --max_steps 3 --report_to none".split(),
+        *"--synthetic_rows 300 --max_rows 300 --heldout_rows 5 --max_steps 3".split(),
         *"--use_cpu --output_dir out --per_device_train_batch_size 8 --warmup_steps 0".split(),
         cwd=tmp_path,
     )
+    assert list((tmp_path / "out" / "wandb").glob("offline-run-*")), "no key, so offline"
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "synthetic_rows: 300" in card
+    assert "policy/best_move" in card
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert model.config.n_layer == 4
     row = "A: 8/8/8/8/8/4k3/8/4K3 w - - 0 1+e1d1+e1d1+8/8/8/8/8/4k3/8/3K4 b - - 1 1+0.5+1+0"
@@ -122,6 +126,31 @@ def test_wandb_runs_offline_without_a_key_and_a_resumed_run_goes_on(tmp_path: Pa
     assert all(name.endswith(first) for name in folders)
     assert json.loads((tmp_path / "run" / "results.json").read_text())["steps"] == 3
     assert not (tmp_path / "run.1").exists(), "a resumed run stays where it is"
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("--resume_from_checkpoint", "missing"), "no checkpoint in 'missing'"),
+        (("--model_name_or_path", "nobody/nothing"), "cannot load the tokenizer 'nobody/nothing'"),
+        (("--dataset_name", "nobody/nothing"), "cannot load the data set 'nobody/nothing'"),
+        (("--max_completion_length", "250"), "256 positions"),
+    ],
+)
+def test_bad_input_gives_one_message_and_exit_code_2(
+    tmp_path: Path, argv: tuple[str, str], words: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, str(RECIPES / "grpo.py"), *SMALL, *argv],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
 
 def test_two_processes_log_once(tmp_path: Path) -> None:

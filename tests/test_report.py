@@ -62,6 +62,8 @@ def test_table_and_results_file(tmp_path: Path) -> None:
     assert "environment/exact          100    50.0%    75.0%    +25.0" in table
     assert "[40.4%, 59.6%], [65.7%, 82.5%]" in table
     assert table.endswith("model: runs/x")
+    assert "No checkpoint beat" not in table
+    assert "No checkpoint beat the starting model" in before_after_table(after, before, "runs/x")
     write_results(tmp_path / "r.json", before, after, steps=3)
     content = json.loads((tmp_path / "r.json").read_text())
     assert content["steps"] == 3
