@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any
 
 from rookworld_rlvr import rewards, rules, scoring, synthesis
-from rookworld_rlvr.data import DataArguments, environment_row, load_data
+from rookworld_rlvr.data import DataArguments, load_data
 from rookworld_rlvr.report import reference
 from rookworld_rlvr.rewards import REWARDS, get_reward_funcs
 
@@ -30,7 +30,10 @@ def main() -> None:
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     environment = list(
-        map(environment_row, islice(synthesis.environment_prompts(0), (REPEATS + 1) * PROMPTS))
+        map(
+            synthesis.environment_row,
+            islice(synthesis.environment_prompts(0), (REPEATS + 1) * PROMPTS),
+        )
     )
     data = load_data(DataArguments(tasks=["policy"])).train
     policy = data.select(range(min(len(data), (REPEATS + 1) * PROMPTS))).to_list()

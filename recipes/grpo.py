@@ -65,15 +65,8 @@ def main(argv: Sequence[str]) -> None:
     ################
     # Model & Tokenizer
     ################
-    name, revision = model_args.model_name_or_path, model_args.model_revision
-    tokenizer = models.load_tokenizer(name, revision=revision)
-    model = models.load_model(
-        name,
-        revision=revision,
-        attn_implementation=model_args.attn_implementation,
-        dtype=model_args.dtype or "float32",
-    )
-    training_args.model_init_kwargs = {"revision": revision}  # of TRL's reference
+    model, tokenizer = models.load_from_arguments(model_args)
+    training_args.model_init_kwargs = {"revision": model_args.model_revision}  # of TRL's reference
     models.check_lengths(model, tokenizer, data.prompts(), training_args.max_completion_length)
 
     ################

@@ -23,7 +23,6 @@ import datasets
 from tqdm import tqdm
 
 from rookworld_rlvr import notation, rules, synthesis
-from rookworld_rlvr.data import environment_row
 from rookworld_rlvr.records import MATE_CP, ActionValue, PolicyPrompt
 from rookworld_rlvr.scoring import policy_reference
 
@@ -68,7 +67,7 @@ def main() -> None:
     rows = [_policy_row(fen, done[fen]) for fen in fens]
     shares = synthesis.KindShares(**{**dict.fromkeys(NO_KIND, 0.0), **SHARES})
     prompts = synthesis.environment_prompts(args.seed, shares, args.max_plies + 2)
-    made = map(environment_row, islice(prompts, args.environment_rows))
+    made = map(synthesis.environment_row, islice(prompts, args.environment_rows))
     texts = dict.fromkeys(row["prompt"] + row["completion"] for row in made)
     rows += [{"text": text, "action_values": None} for text in texts]
     datasets.Dataset.from_list(rows).to_parquet(args.output_file)

@@ -63,14 +63,7 @@ def main(argv: Sequence[str]) -> None:
     # Model & Tokenizer
     ################
     if new_args.new_model is None:
-        name, revision = model_args.model_name_or_path, model_args.model_revision
-        tokenizer = models.load_tokenizer(name, revision=revision)
-        model = models.load_model(
-            name,
-            revision=revision,
-            attn_implementation=model_args.attn_implementation,
-            dtype=model_args.dtype or "float32",
-        )
+        model, tokenizer = models.load_from_arguments(model_args)
     else:
         shape = dict(new_args.new_model)
         texts = (row["prompt"] + row["completion"] for row in train_dataset)

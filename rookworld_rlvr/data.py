@@ -389,22 +389,7 @@ def _synthetic_rows(args: DataArguments) -> Iterator[Row]:
     prompts = synthesis.environment_prompts(
         args.synthetic_seed, args.kind_shares(), args.synthetic_opening_plies
     )
-    return map(environment_row, prompts)
-
-
-def environment_row(prompt: EnvironmentPrompt) -> Row:
-    """A row with python-chess's answer."""
-    return {
-        "task": "environment",
-        "prompt": notation.write_environment_prompt(prompt),
-        "completion": notation.write_environment_answer(
-            rules.transition(prompt.fen, prompt.action)
-        ),
-        "fen": prompt.fen,
-        "action": prompt.action,
-        "history": list(prompt.history),
-        "action_values": None,
-    }
+    return map(synthesis.environment_row, prompts)
 
 
 def _check_action_values(fen: str, values: Any) -> list[dict[str, Any]] | None:

@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
+from trl import ModelConfig
 
 from .notation import END_OF_TEXT
 from .records import RookWorldError
@@ -107,6 +108,22 @@ def check_lengths(
             f"max_completion_length: {max_new_tokens} after a prompt of {longest} tokens needs more "
             f"than the model's {positions} positions; give at most {positions - longest}"
         )
+
+
+def load_from_arguments(args: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model and tokenizer as TRL's `ModelConfig` asks for them; fp32 where it names no dtype.
+
+    Raises:
+        RookWorldError: See `load_model` and `load_tokenizer`.
+    """
+    tokenizer = load_tokenizer(args.model_name_or_path, revision=args.model_revision)
+    model = load_model(
+        args.model_name_or_path,
+        revision=args.model_revision,
+        attn_implementation=args.attn_implementation,
+        dtype=args.dtype or "float32",
+    )
+    return model, tokenizer
 
 
 def disable_dropout(model: torch.nn.Module) -> None:

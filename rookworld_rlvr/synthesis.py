@@ -10,10 +10,11 @@ import random
 import string
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 import chess
 
-from . import rules
+from . import notation, rules
 from .notation import MAX_HISTORY
 from .records import ConfigurationError, EnvironmentPrompt
 
@@ -95,6 +96,21 @@ def environment_prompts(
     while True:
         kind = rng.choices(names, weights)[0]
         yield _until_found(makers[kind])
+
+
+def environment_row(prompt: EnvironmentPrompt) -> dict[str, Any]:
+    """A row of the columns that `data` documents, with python-chess's answer."""
+    return {
+        "task": "environment",
+        "prompt": notation.write_environment_prompt(prompt),
+        "completion": notation.write_environment_answer(
+            rules.transition(prompt.fen, prompt.action)
+        ),
+        "fen": prompt.fen,
+        "action": prompt.action,
+        "history": list(prompt.history),
+        "action_values": None,
+    }
 
 
 def opening_positions(seed: int, max_plies: int) -> Iterator[str]:

@@ -20,7 +20,8 @@ RECIPES = REPOSITORY / "recipes"
 GRPO = sorted(RECIPES.glob("grpo_*.yaml"))
 SMALL = """
     --model_name_or_path rookworld-nano --dataset_name rookworld-nano-openings
-    --synthetic_rows 100 --heldout_rows 6 --max_steps 2 --per_device_train_batch_size 16 --gradient_accumulation_steps 1
+    --synthetic_rows 100 --heldout_rows 6 --max_steps 2
+    --per_device_train_batch_size 16 --gradient_accumulation_steps 1
     --num_generations 8 --max_completion_length 16 --eval_steps 1 --save_steps 1 --logging_steps 1
     --dtype float32 --bf16 false --use_cpu --report_to none --dataloader_pin_memory false
 """.split()

@@ -2,54 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..records import Proportion, Score
+from ..records import Proportion, Task
 from ..rewards import score_row
 
 Row = Mapping[str, Any]
 
 
-def _side(row: Row) -> str:
-    return str(row["fen"].split()[1])
-
-
-METRICS: Mapping[str, tuple[Callable[[Row], bool], Callable[[Score], bool]]] = {
-    "environment/exact": (
-        lambda row: row["task"] == "environment",
-        lambda score: score["exact"] == 1,
-    ),
-    "environment/state": (
-        lambda row: row["task"] == "environment",
-        lambda score: score["state"] == 1,
-    ),
-    "environment/format": (
-        lambda row: row["task"] == "environment",
-        lambda score: score["format"] == 1,
-    ),
-    "policy/best_move": (
-        lambda row: row["task"] == "policy",
-        lambda score: score["best_move_hit"] == 1,
-    ),
-    "policy/best_move_white": (
-        lambda row: row["task"] == "policy" and _side(row) == "w",
-        lambda score: score["best_move_hit"] == 1,
-    ),
-    "policy/best_move_black": (
-        lambda row: row["task"] == "policy" and _side(row) == "b",
-        lambda score: score["best_move_hit"] == 1,
-    ),
-    "policy/all_legal": (
-        lambda row: row["task"] == "policy",
-        lambda score: score["legality"] == 1,
-    ),
-    "policy/format": (
-        lambda row: row["task"] == "policy",
-        lambda score: score["format"] == 1,
-    ),
+METRICS: Mapping[str, tuple[Task, str | None, str]] = {
+    "environment/exact": ("environment", None, "exact"),
+    "environment/state": ("environment", None, "state"),
+    "environment/format": ("environment", None, "format"),
+    "policy/best_move": ("policy", None, "best_move_hit"),
+    "policy/best_move_white": ("policy", "w", "best_move_hit"),
+    "policy/best_move_black": ("policy", "b", "best_move_hit"),
+    "policy/all_legal": ("policy", None, "legality"),
+    "policy/format": ("policy", None, "format"),
 }
-"""Metric → which rows it counts, and when a row counts as a success.
+"""Metric → task and side to move of the rows that it counts, and the component that must be 1.
 
 - `environment/exact`: the whole answer is right.
 - `environment/state`: the next state is right.
@@ -77,8 +49,14 @@ def evaluate_completions(rows: Iterable[Row], completions: Sequence[str]) -> dic
         for row, completion in zip(rows, completions, strict=True)
     ]
     results = {}
-    for name, (counts, succeeds) in METRICS.items():
-        trials = [succeeds(score) for row, score in scored if score is not None and counts(row)]
+    for name, (task, side, component) in METRICS.items():
+        trials = [
+            score[component] == 1
+            for row, score in scored
+            if score is not None
+            and row["task"] == task
+            and (side is None or row["fen"].split(" ")[1] == side)
+        ]
         if trials:
             results[name] = Proportion(sum(trials), len(trials))
     return results
