@@ -66,7 +66,8 @@ def main(argv: Sequence[str]) -> None:
     # Model & Tokenizer
     ################
     model, tokenizer = models.load_from_arguments(model_args)
-    training_args.model_init_kwargs = {"revision": model_args.model_revision}  # of TRL's reference
+    if model_args.model_revision != "main":  # TRL warns, but loads the reference with it
+        training_args.model_init_kwargs = {"revision": model_args.model_revision}
     models.check_lengths(model, tokenizer, data.prompts(), training_args.max_completion_length)
 
     ################

@@ -437,7 +437,8 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
         # accelerate's launcher of several processes does not pass `use_cpu` on; without it each
         # process takes itself for the only one.
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
-    logging.getLogger("transformers.modeling_utils").addFilter(_is_no_false_alarm)
+    for name in ("transformers.modeling_utils", "transformers.trainer"):
+        logging.getLogger(name).addFilter(_is_no_false_alarm)
     try:
         main(sys.argv[1:])
     except RookWorldError as error:
@@ -448,5 +449,8 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
 
 
 def _is_no_false_alarm(record: logging.LogRecord) -> bool:
-    """`generate` drops the mask of a batch without padding, and transformers then warns of it."""
-    return "passing in an `attention_mask`" not in str(record.msg)
+    """False alarms are: `generate` drops the mask of a batch without padding, and transformers warns
+    of it; a checkpoint without the head, where the head is tied to the embedding.
+    """
+    text = str(record.msg)
+    return "passing in an `attention_mask`" not in text and not text.endswith("['lm_head.weight'].")
