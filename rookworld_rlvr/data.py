@@ -238,7 +238,8 @@ def load_data(args: DataArguments, quarantine_file: Path | None = None) -> Loade
         except (NotationError, IllegalPositionError) as error:
             reason = getattr(error, "reason", "not a legal chess position")
             report.quarantined[reason] += 1
-            quarantined.append({"row": number, "reason": str(error), "text": raw.get("text")})
+            text = {key: raw[key] for key in ("text", "prompt", "completion") if key in raw}
+            quarantined.append({"row": number, "reason": str(error), **text})
     _write_quarantine(quarantined, quarantine_file)
     _check_quarantine(report, args, quarantine_file)
     rows += islice(_synthetic_rows(args), args.synthetic_rows)
@@ -415,7 +416,7 @@ def _write_quarantine(rows: Sequence[Row], path: Path | None) -> None:
     if path is None or not rows:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
     path.write_text("".join(lines), encoding="utf-8")
 
 
