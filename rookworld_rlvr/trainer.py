@@ -76,8 +76,10 @@ class RookWorldGRPOTrainer(GRPOTrainer):
     `eval_dataset` needs the columns that `data` documents.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, model: str | PreTrainedModel, *args: Any, **kwargs: Any) -> None:
+        if isinstance(model, str):
+            model = models.resolve_model_path(model)
+        super().__init__(model, *args, **kwargs)
         self.preflight: Parity | None = None
         self.heldout: Mapping[str, Proportion] = {}  # of the last evaluation
         self.heldout_before: Mapping[str, Proportion] | None = None  # of the first in training

@@ -10,21 +10,25 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
-from trl import GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer
 
 from rookworld_rlvr import model as models
 from rookworld_rlvr.data import LoadedData
 from rookworld_rlvr.evaluation import evaluate_completions
 from rookworld_rlvr.generation import greedy_completions
+from rookworld_rlvr.rewards import get_reward_funcs
 from rookworld_rlvr.trainer import (
     TOLERANCE_FP32,
     TOLERANCE_HALF,
     Parity,
     PreflightError,
+    RookWorldGRPOTrainer,
     measure_parity,
     mixed_length_prompts,
     save_final,
 )
+
+from .conftest import mixed_rows
 
 MakeTrainer = Callable[..., GRPOTrainer]
 
@@ -154,6 +158,31 @@ class TestParity:
         for network in (trainer.model, trainer.ref_model):
             rates = {m.p for m in network.modules() if isinstance(m, torch.nn.Dropout)}
             assert rates == {0.0}
+
+
+def test_trls_constructor_and_configuration_will_do(packaged: LoadedData, tmp_path: Path) -> None:
+    """A packaged name for the model, plain `GRPOConfig`, and no more than a column of prompts."""
+    trainer = RookWorldGRPOTrainer(
+        "rookworld-nano",
+        get_reward_funcs([{"name": "environment_exact"}]),
+        args=GRPOConfig(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=4,
+            num_generations=4,
+            max_completion_length=40,
+            max_steps=1,
+            learning_rate=1e-3,
+            report_to=[],
+            bf16=False,
+            use_cpu=True,
+            save_strategy="no",
+        ),
+        train_dataset=mixed_rows(packaged.train).select_columns(["prompt"]),
+    )
+    trainer.train()
+    assert trainer.state.global_step == 1
+    assert trainer.preflight is not None
+    assert trainer.preflight.faults(1e-4) == []
 
 
 class TestPreflight:

@@ -45,7 +45,7 @@ def evaluate_completions(rows: Iterable[Row], completions: Sequence[str]) -> dic
         completions: `N` texts, one a row.
     """
     scored = [
-        (row, score_row(row["prompt"], completion, row["action_values"]))
+        (row, score_row(row["prompt"], completion, row.get("action_values")))
         for row, completion in zip(rows, completions, strict=True)
     ]
     results = {}
