@@ -27,7 +27,6 @@ from rookworld_rlvr.records import MATE_CP, ActionValue, PolicyPrompt
 from rookworld_rlvr.scoring import policy_reference
 
 SHARES = {"openings": 0.62, "double_steps": 0.33, "illegal_actions": 0.05}
-NO_KIND = synthesis.KindShares().as_dict()
 
 _engine: chess.engine.SimpleEngine
 _depth: int
@@ -65,10 +64,10 @@ def main() -> None:
     # Rows
     ################
     rows = [_policy_row(fen, done[fen]) for fen in fens]
-    shares = synthesis.KindShares(**{**dict.fromkeys(NO_KIND, 0.0), **SHARES})
+    shares = synthesis.KindShares.of(SHARES)
     prompts = synthesis.environment_prompts(args.seed, shares, args.max_plies + 2)
     made = map(synthesis.environment_row, islice(prompts, args.environment_rows))
-    texts = dict.fromkeys(row["prompt"] + row["completion"] for row in made)
+    texts = dict.fromkeys(notation.join_row(row["prompt"], row["completion"]) for row in made)
     rows += [{"text": text, "action_values": None} for text in texts]
     datasets.Dataset.from_list(rows).to_parquet(args.output_file)
     partial.unlink()

@@ -26,7 +26,7 @@ from rookworld_rlvr.config import (
 from rookworld_rlvr.data import DataArguments, load_data
 from rookworld_rlvr.evaluation import evaluate_completions
 from rookworld_rlvr.generation import greedy_completions
-from rookworld_rlvr.notation import END_OF_TEXT
+from rookworld_rlvr.notation import END_OF_TEXT, join_row
 from rookworld_rlvr.report import resolved_yaml, results_table, write_model_card
 from rookworld_rlvr.runs import goes_on, open_folder, quarantine_path, resume_point
 from rookworld_rlvr.trainer import save_final
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> None:
         model, tokenizer = models.load_from_arguments(model_args)
     else:
         shape = dict(new_args.new_model)
-        texts = (row["prompt"] + row["completion"] for row in train_dataset)
+        texts = (join_row(row["prompt"], row["completion"]) for row in train_dataset)
         tokenizer = models.train_tokenizer(texts, shape.pop("vocab_size"))
         model = models.new_model(tokenizer, **shape)
     models.check_lengths(model, tokenizer, data.prompts(), MAX_ANSWER_TOKENS)

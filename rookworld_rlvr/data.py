@@ -15,13 +15,11 @@ fine-tuning is no test for GRPO.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,8 @@ import datasets
 from datasets import Dataset, Features, List, Value
 
 from . import notation, rules, synthesis
-from .faults import plant_faults
+from .faults import draw, plant_faults
+from .names import asset_path, is_hub_id
 from .records import (
     TASKS,
     ActionValue,
@@ -45,7 +44,6 @@ from .records import (
 
 PACKAGED_DATA = {"rookworld-nano-openings": "nano_openings.parquet"}
 _FILE_LOADERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
-_HASH_RANGE = 1 << 32
 
 FEATURES = Features(
     {
@@ -208,9 +206,7 @@ class DataArguments:
         if self.synthetic_shares is None:
             return synthesis.KindShares()
         assert isinstance(self.synthetic_shares, dict)
-        return synthesis.KindShares(
-            **{**dict.fromkeys(synthesis.KindShares().as_dict(), 0.0), **self.synthetic_shares}
-        )
+        return synthesis.KindShares.of(self.synthetic_shares)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -250,8 +246,10 @@ def load_data(args: DataArguments, quarantine_file: Path | None = None) -> Loade
     report.unlabelled = sum(
         row["task"] == "policy" and row["action_values"] is None for row in unique
     )
-    train = [row for row in unique if not is_held_out(row["fen"], args.heldout_share)]
-    heldout = [row for row in unique if is_held_out(row["fen"], args.heldout_share)]
+    train: list[Row] = []
+    heldout: list[Row] = []
+    for row in unique:
+        (heldout if is_held_out(row["fen"], args.heldout_share) else train).append(row)
     heldout = _first_of_each_task(heldout, args.heldout_rows)
     report.train.update(row["task"] for row in train)
     report.heldout.update(row["task"] for row in heldout)
@@ -327,8 +325,7 @@ def parse_raw(raw: Mapping[str, Any]) -> Row:
 
 def is_held_out(fen: str, share: float) -> bool:
     """Whether a position belongs to the held-out split: a pure function of the position."""
-    digest = hashlib.blake2b(rules.position_key(fen).encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "big") < share * _HASH_RANGE
+    return draw(rules.position_key(fen)) < share
 
 
 # --------------------------------------------------------------------------------------------------
@@ -346,8 +343,8 @@ def check_dataset_name(name: str) -> list[str]:
         return [f"dataset_name: no file {name!r}{close_matches(name, siblings)}"]
     if path.is_file():
         return [f"dataset_name: {name!r} ends in none of {', '.join(_FILE_LOADERS)}; rename it"]
-    if name.count("/") == 1 and all(name.split("/")):
-        return []  # a Hub id
+    if is_hub_id(name):
+        return []
     return [
         f"dataset_name: {name!r} is neither packaged, a file, nor a Hub id (owner/name)"
         f"{close_matches(name, PACKAGED_DATA)}"
@@ -374,7 +371,7 @@ def _raw_rows(args: DataArguments) -> Iterator[Mapping[str, Any]]:
 def _open_dataset(args: DataArguments) -> Iterable[Mapping[str, Any]]:
     name = args.dataset_name
     if name in PACKAGED_DATA:
-        name = str(Path(str(files("rookworld_rlvr"))) / "assets" / PACKAGED_DATA[name])
+        name = asset_path(PACKAGED_DATA[name])
     loader = _FILE_LOADERS.get(Path(name).suffix)
     rows: Iterable[Mapping[str, Any]]
     if loader is None:

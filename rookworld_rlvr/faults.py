@@ -10,8 +10,6 @@ from .records import PolicyAnswer
 
 Row = dict[str, Any]
 
-_HASH_RANGE = 1 << 32
-
 
 def plant_faults(
     rows: list[Row], en_passant_share: float, black_best_move_share: float
@@ -25,14 +23,15 @@ def plant_faults(
     if not any(shares.values()):
         return rows
     return [
-        with_fault(row) if _draw(row["prompt"]) < shares[row["task"]] * _HASH_RANGE else row
+        with_fault(row) if draw(row["prompt"], salt=b"fault") < shares[row["task"]] else row
         for row in rows
     ]
 
 
-def _draw(prompt: str) -> int:
-    digest = hashlib.blake2b(prompt.encode(), digest_size=4, salt=b"fault").digest()
-    return int.from_bytes(digest, "big")
+def draw(text: str, salt: bytes = b"") -> float:
+    """A number of [0, 1) that is the text's own: the same in every run and on every machine."""
+    digest = hashlib.blake2b(text.encode(), digest_size=4, salt=salt).digest()
+    return int.from_bytes(digest, "big") / (1 << 32)
 
 
 def with_fault(row: Row) -> Row:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from transformers import (
 )
 from trl import ModelConfig
 
+from .names import asset_path, is_hub_id
 from .notation import END_OF_TEXT
 from .records import RookWorldError
 
@@ -40,7 +40,7 @@ def resolve_model_path(name: str) -> str:
     """
     if name != PACKAGED_MODEL:
         return name
-    return str(Path(str(files("rookworld_rlvr"))) / "assets" / PACKAGED_MODEL)
+    return asset_path(PACKAGED_MODEL)
 
 
 def check_model_name(name: str | None) -> list[str]:
@@ -54,8 +54,8 @@ def check_model_name(name: str | None) -> list[str]:
             if (path / "config.json").is_file()
             else [f"model_name_or_path: no model in {name!r}"]
         )
-    if name.count("/") == 1 and all(name.split("/")) and not name.startswith("."):
-        return []  # a Hub id
+    if is_hub_id(name) and not name.startswith("."):
+        return []
     return [
         f"model_name_or_path: {name!r} is neither packaged ({PACKAGED_MODEL}), a folder, nor a Hub id "
         "(owner/name)"

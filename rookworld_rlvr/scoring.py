@@ -17,6 +17,7 @@ from rapidfuzz.distance import Levenshtein
 from . import notation, rules
 from .notation import MAX_CANDIDATES
 from .records import (
+    MATE_CP,
     ActionValue,
     EnvironmentAnswer,
     NotationError,
@@ -137,7 +138,7 @@ def win_probability(cp: float) -> float:
     >>> win_probability(0)
     0.5
     """
-    return 0.5 + 0.5 * (2 / (1 + math.exp(-0.00368208 * max(-100_000, min(100_000, cp)))) - 1)
+    return 0.5 + 0.5 * (2 / (1 + math.exp(-0.00368208 * max(-MATE_CP, min(MATE_CP, cp)))) - 1)
 
 
 def move_accuracy(loss: float) -> float:

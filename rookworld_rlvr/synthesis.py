@@ -59,6 +59,11 @@ class KindShares:
         if faults:
             raise ConfigurationError(faults)
 
+    @classmethod
+    def of(cls, shares: Mapping[str, float]) -> KindShares:
+        """The shares given; kinds that are not named get 0."""
+        return cls(**{**dict.fromkeys(cls().as_dict(), 0.0), **shares})
+
     def as_dict(self) -> dict[str, float]:
         """Shares by kind."""
         return {field.name: getattr(self, field.name) for field in fields(self)}

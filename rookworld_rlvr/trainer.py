@@ -329,7 +329,7 @@ def _reference_logps(
     return _gather_logps(logits, sequences[:, -length:])
 
 
-def save_final(trainer: GRPOTrainer, folder: Path) -> None:
+def save_final(trainer: Trainer, folder: Path) -> None:
     """Save a model that plain `AutoModelForCausalLM.from_pretrained` loads, adapters merged."""
     network = trainer.accelerator.unwrap_model(trainer.model)
     if not hasattr(network, "peft_config"):
