@@ -410,7 +410,10 @@ def _check_action_values(fen: str, values: Any) -> list[dict[str, Any]] | None:
 # Steps
 # --------------------------------------------------------------------------------------------------
 def _write_quarantine(rows: Sequence[Row], path: Path | None) -> None:
-    if path is None or not rows:
+    if path is None:
+        return
+    if not rows:
+        path.unlink(missing_ok=True)  # of an earlier try, whose data have been mended since
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)

@@ -737,3 +737,21 @@ def test_a_share_that_is_no_number_is_a_fault() -> None:
 def test_synthetic_shares_that_are_no_mapping_are_a_fault(shares: str) -> None:
     with pytest.raises(ConfigurationError):
         DataArguments(dataset_name="", synthetic_shares=shares)
+
+
+def test_the_quarantine_of_mended_data_goes_away(tmp_path: Path) -> None:
+    """Else the next run would take it for its own."""
+    file, quarantine = tmp_path / "rows.txt", tmp_path / "quarantine.jsonl"
+    file.write_text("no row\n")
+    args = DataArguments(
+        dataset_name=str(file),
+        tasks=["environment"],
+        heldout_share=0.5,
+        max_quarantined_share=1.0,
+        synthetic_rows=50,
+    )
+    load_data(args, quarantine)
+    assert "no row" in quarantine.read_text()
+    file.write_text(f"{E4}\n")
+    load_data(args, quarantine)
+    assert not quarantine.exists()
