@@ -1,12 +1,6 @@
-"""Rows: load, parse, quarantine, deduplicate, split by position.
+"""Rows for training: load, quarantine, deduplicate, split by position.
 
-A row of the data sets made here has the columns
-
-- `task`: ``environment`` or ``policy``;
-- `prompt`, `completion`: text as `notation` writes it; the completion is the data's, not the truth;
-- `fen`, `action`, `history`: the prompt's fields; action and history are empty for policy rows;
-- `action_values`: list of ``{"move": UCI, "cp": centipawns from the side to move}``, best first, one
-  for every legal move, or None where the data carries none.
+The columns of a row are those of `sources`.
 
 Which rows are held out follows from a hash of the position alone, so a position that is held out of
 one data set is held out of every other with the same share: what was trained on in supervised
@@ -15,8 +9,6 @@ fine-tuning is no test for GRPO.
 
 from __future__ import annotations
 
-import json
-import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,40 +16,28 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import datasets
-from datasets import Dataset, Features, List, Value
+from datasets import Dataset
 
-from . import notation, rules, synthesis
+from . import rules, synthesis
 from .faults import draw, plant_faults
-from .names import asset_path, is_hub_id
 from .records import (
     TASKS,
     ActionValue,
     ConfigurationError,
-    EnvironmentPrompt,
-    IllegalPositionError,
-    NotationError,
     RookWorldError,
     close_matches,
     json_value,
 )
-
-PACKAGED_DATA = {"rookworld-nano-openings": "nano_openings.parquet"}
-_FILE_LOADERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
-
-FEATURES = Features(
-    {
-        "task": Value("string"),
-        "prompt": Value("string"),
-        "completion": Value("string"),
-        "fen": Value("string"),
-        "action": Value("string"),
-        "history": List(Value("string")),
-        "action_values": List({"move": Value("string"), "cp": Value("int64")}),
-    }
+from .sources import (
+    FEATURES,
+    Malformed,
+    Row,
+    check_dataset_name,
+    check_quarantine,
+    parse_rows,
+    raw_rows,
+    write_quarantine,
 )
-
-Row = dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -224,20 +204,19 @@ def load_data(args: DataArguments, quarantine_file: Path | None = None) -> Loade
     """
     report = DataReport()
     rows: list[Row] = []
-    quarantined: list[Row] = []
-    for number, raw in enumerate(_raw_rows(args)):
-        if raw.get("text") == "":
-            continue  # an empty line of a text file
-        report.read += 1
-        try:
-            rows.append(parse_raw(raw))
-        except (NotationError, IllegalPositionError) as error:
-            reason = getattr(error, "reason", "not a legal chess position")
-            report.quarantined[reason] += 1
-            text = {key: raw[key] for key in ("text", "prompt", "completion") if key in raw}
-            quarantined.append({"row": number, "reason": str(error), **text})
-    _write_quarantine(quarantined, quarantine_file)
-    _check_quarantine(report, args, quarantine_file)
+    malformed: list[Malformed] = []
+    for row in parse_rows(raw_rows(args.dataset_name, args.dataset_split, args.max_rows)):
+        if isinstance(row, Malformed):
+            malformed.append(row)
+        else:
+            rows.append(row)
+    report.read = len(rows) + len(malformed)
+    report.quarantined.update(row.reason for row in malformed)
+    if quarantine_file is not None:
+        write_quarantine(malformed, quarantine_file)
+    check_quarantine(
+        malformed, report.read, args.dataset_name, args.max_quarantined_share, quarantine_file
+    )
     rows += islice(_synthetic_rows(args), args.synthetic_rows)
 
     rows = [row for row in rows if row["task"] in args.tasks]
@@ -286,101 +265,9 @@ def require_truth(data: LoadedData, tasks: Sequence[str]) -> None:
         )
 
 
-def parse_raw(raw: Mapping[str, Any]) -> Row:
-    """One row of the columns described above from one raw row.
-
-    Args:
-        raw: Column `text` (a RookWorld line), or `prompt` and `completion`; `action_values` may
-            come along.
-
-    Raises:
-        NotationError: Malformed text, or action values that do not fit the position.
-        IllegalPositionError: The position is none.
-    """
-    text = raw.get("text")
-    if text is None:
-        # The space parts a policy prompt from its answer; the grammar does not count spaces.
-        text = f"{raw.get('prompt') or ''} {raw.get('completion') or ''}"
-    if not isinstance(text, str):
-        raise NotationError("the column holds no text", str(text))
-    task, prompt, completion = notation.split_row(text)
-    if task == "policy":
-        fen = notation.parse_policy_prompt(prompt).fen
-        environment = EnvironmentPrompt(fen, "", ())
-        values = _check_action_values(fen, raw.get("action_values"))
-    else:
-        environment = notation.parse_environment_prompt(prompt)
-        rules.board_of(environment.fen)
-        values = None
-    return {
-        "task": task,
-        "prompt": prompt,
-        "completion": completion,
-        "fen": environment.fen,
-        "action": environment.action,
-        "history": list(environment.history),
-        "action_values": values,
-    }
-
-
 def is_held_out(fen: str, share: float) -> bool:
     """Whether a position belongs to the held-out split: a pure function of the position."""
     return draw(rules.position_key(fen)) < share
-
-
-# --------------------------------------------------------------------------------------------------
-# Sources
-# --------------------------------------------------------------------------------------------------
-def check_dataset_name(name: str) -> list[str]:
-    """Faults of a data set's name, found without loading anything."""
-    if name in PACKAGED_DATA or name == "":
-        return []
-    path = Path(name)
-    if path.suffix in _FILE_LOADERS:
-        if path.is_file():
-            return []
-        siblings = [str(other) for other in path.parent.glob("*")] if path.parent.is_dir() else []
-        return [f"dataset_name: no file {name!r}{close_matches(name, siblings)}"]
-    if path.is_file():
-        return [f"dataset_name: {name!r} ends in none of {', '.join(_FILE_LOADERS)}; rename it"]
-    if is_hub_id(name):
-        return []
-    return [
-        f"dataset_name: {name!r} is neither packaged, a file, nor a Hub id (owner/name)"
-        f"{close_matches(name, PACKAGED_DATA)}"
-    ]
-
-
-def _raw_rows(args: DataArguments) -> Iterator[Mapping[str, Any]]:
-    if not args.dataset_name:
-        return
-    try:
-        yield from islice(_open_dataset(args), args.max_rows)
-    except (
-        OSError,
-        ValueError,
-        StopIteration,  # an empty file
-        datasets.exceptions.DatasetGenerationError,
-    ) as error:
-        raise RookWorldError(
-            f"cannot load the data set {args.dataset_name!r} ({str(error) or 'no rows'}); check the "
-            "name, the content and the network, or give another file"
-        ) from error
-
-
-def _open_dataset(args: DataArguments) -> Iterable[Mapping[str, Any]]:
-    name = args.dataset_name
-    if name in PACKAGED_DATA:
-        name = asset_path(PACKAGED_DATA[name])
-    loader = _FILE_LOADERS.get(Path(name).suffix)
-    rows: Iterable[Mapping[str, Any]]
-    if loader is None:
-        streaming = args.max_rows is not None
-        rows = datasets.load_dataset(name, split=args.dataset_split, streaming=streaming)
-    else:
-        options = {"keep_linebreaks": False} if loader == "text" else {}
-        rows = datasets.load_dataset(loader, data_files=name, split="train", **options)
-    return rows
 
 
 def _synthetic_rows(args: DataArguments) -> Iterator[Row]:
@@ -390,47 +277,9 @@ def _synthetic_rows(args: DataArguments) -> Iterator[Row]:
     return map(synthesis.environment_row, prompts)
 
 
-def _check_action_values(fen: str, values: Any) -> list[dict[str, Any]] | None:
-    legal = rules.legal_moves(fen)
-    if values is None:
-        return None
-    try:
-        moves = [str(value["move"]) for value in values]
-        worths = [operator.index(value["cp"]) for value in values]
-    except (KeyError, TypeError) as error:
-        raise NotationError("action_values are no list of move and cp", fen) from error
-    if sorted(moves) != sorted(legal):
-        raise NotationError("action_values do not name every legal move once", fen)
-    if worths != sorted(worths, reverse=True):
-        raise NotationError("action_values are not ordered best first", fen)
-    return [{"move": move, "cp": cp} for move, cp in zip(moves, worths, strict=True)]
-
-
 # --------------------------------------------------------------------------------------------------
 # Steps
 # --------------------------------------------------------------------------------------------------
-def _write_quarantine(rows: Sequence[Row], path: Path | None) -> None:
-    if path is None:
-        return
-    if not rows:
-        path.unlink(missing_ok=True)  # of an earlier try, whose data have been mended since
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
-    path.write_text("".join(lines), encoding="utf-8")
-
-
-def _check_quarantine(report: DataReport, args: DataArguments, path: Path | None) -> None:
-    bad = report.quarantined.total()
-    if report.read and bad / report.read > args.max_quarantined_share:
-        where = f"; see {path}" if path else ""
-        raise RookWorldError(
-            f"{bad} of {report.read} rows of {args.dataset_name!r} are malformed, more than "
-            f"max_quarantined_share={args.max_quarantined_share}: "
-            f"{dict(report.quarantined.most_common(5))}{where}. Mend the data or raise the share"
-        )
-
-
 def _positions(rows: Iterable[Row]) -> set[str]:
     return {rules.position_key(row["fen"]) for row in rows}
 

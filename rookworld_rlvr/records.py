@@ -130,6 +130,20 @@ class ActionValue:
 
 
 @dataclass(frozen=True, slots=True)
+class PositionValues:
+    """What every legal move of a position is worth, and who says so."""
+
+    values: tuple[ActionValue, ...]  # one a legal move, best first
+    depth: int  # plies to which the best five moves were searched, fewer where a game ends before
+    engine: str  # name and options
+    limit: str  # the search's, such as "depth 10"
+
+    def by_move(self) -> dict[str, int]:
+        """Centipawns from the side to move by move."""
+        return {value.move: value.cp for value in self.values}
+
+
+@dataclass(frozen=True, slots=True)
 class Score:
     """Component scores of one answer by name; `format` is 0 where the answer cannot be read."""
 

@@ -14,14 +14,11 @@ import pytest
 from datasets import Dataset
 
 from rookworld_rlvr.data import (
-    PACKAGED_DATA,
     DataArguments,
     LoadedData,
     action_values_of,
-    check_dataset_name,
     is_held_out,
     load_data,
-    parse_raw,
 )
 from rookworld_rlvr.faults import with_fault
 from rookworld_rlvr.records import (
@@ -31,6 +28,7 @@ from rookworld_rlvr.records import (
     NotationError,
     RookWorldError,
 )
+from rookworld_rlvr.sources import PACKAGED_DATA, check_dataset_name, parse_raw
 
 Row = dict[str, Any]
 

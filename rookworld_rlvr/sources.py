@@ -1,0 +1,250 @@
+"""Where rows come from: data sets by name, their raw rows, and the rows parsed from these.
+
+A parsed row has the columns
+
+- `task`: ``environment`` or ``policy``;
+- `prompt`, `completion`: text as `notation` writes it; the completion is the data's, not the truth;
+- `fen`, `action`, `history`: the prompt's fields; action and history are empty for policy rows;
+- `action_values`: list of ``{"move": UCI, "cp": centipawns from the side to move}``, best first, one
+  for every legal move, or None where the data carries none.
+
+A row that cannot be parsed is `Malformed`: it is kept with its reason, never repaired in silence.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import datasets
+from datasets import Features, List, Value
+
+from . import notation, rules
+from .names import asset_path, is_hub_id
+from .records import (
+    EnvironmentPrompt,
+    IllegalPositionError,
+    NotationError,
+    RookWorldError,
+    close_matches,
+)
+
+PACKAGED_DATA = {"rookworld-nano-openings": "nano_openings.parquet"}
+_FILE_LOADERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
+
+FEATURES = Features(
+    {
+        "task": Value("string"),
+        "prompt": Value("string"),
+        "completion": Value("string"),
+        "fen": Value("string"),
+        "action": Value("string"),
+        "history": List(Value("string")),
+        "action_values": List({"move": Value("string"), "cp": Value("int64")}),
+    }
+)
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """A raw row that could not be parsed."""
+
+    number: int  # of the row in its data set, from 0
+    reason: str  # short; rows are counted by it
+    message: str  # the reason with the offending text
+    text: Mapping[str, Any]  # the raw row's text columns
+
+
+# --------------------------------------------------------------------------------------------------
+# Data sets by name
+# --------------------------------------------------------------------------------------------------
+def check_dataset_name(name: str, key: str = "dataset_name") -> list[str]:
+    """Faults of a data set's name, found without loading anything.
+
+    Args:
+        name: The packaged set, a file, a Hub id, or empty for none.
+        key: The configuration's key that gave it.
+    """
+    if name in PACKAGED_DATA or name == "":
+        return []
+    path = Path(name)
+    if path.suffix in _FILE_LOADERS:
+        if path.is_file():
+            return []
+        siblings = [str(other) for other in path.parent.glob("*")] if path.parent.is_dir() else []
+        return [f"{key}: no file {name!r}{close_matches(name, siblings)}"]
+    if path.is_file():
+        return [f"{key}: {name!r} ends in none of {', '.join(_FILE_LOADERS)}; rename it"]
+    if is_hub_id(name):
+        return []
+    return [
+        f"{key}: {name!r} is neither packaged, a file, nor a Hub id (owner/name)"
+        f"{close_matches(name, PACKAGED_DATA)}"
+    ]
+
+
+def dataset_file(name: str) -> Path | None:
+    """The file behind a data set's name; None for a Hub id."""
+    if name in PACKAGED_DATA:
+        return Path(asset_path(PACKAGED_DATA[name]))
+    return Path(name) if Path(name).suffix in _FILE_LOADERS else None
+
+
+def raw_rows(name: str, split: str = "train", max_rows: int | None = None) -> Iterator[Row]:
+    """The rows of a data set as they stand.
+
+    Args:
+        name: See `check_dataset_name`.
+        split: Of a Hub data set.
+        max_rows: So many rows at most; a Hub data set is then streamed.
+
+    Raises:
+        RookWorldError: The data set cannot be read.
+    """
+    if not name:
+        return
+    try:
+        rows = _open_dataset(name, split, streaming=max_rows is not None)
+        yield from islice(rows, max_rows)
+    except (
+        OSError,
+        ValueError,
+        StopIteration,  # an empty file
+        datasets.exceptions.DatasetGenerationError,
+    ) as error:
+        raise RookWorldError(
+            f"cannot load the data set {name!r} ({str(error) or 'no rows'}); check the "
+            "name, the content and the network, or give another file"
+        ) from error
+
+
+def _open_dataset(name: str, split: str, streaming: bool) -> Iterable[Row]:
+    file = dataset_file(name)
+    rows: Iterable[Row]
+    if file is None:
+        rows = datasets.load_dataset(name, split=split, streaming=streaming)
+    else:
+        loader = _FILE_LOADERS[file.suffix]
+        options = {"keep_linebreaks": False} if loader == "text" else {}
+        rows = datasets.load_dataset(loader, data_files=str(file), split="train", **options)
+    return rows
+
+
+# --------------------------------------------------------------------------------------------------
+# Parsing
+# --------------------------------------------------------------------------------------------------
+def parse_rows(raws: Iterable[Mapping[str, Any]]) -> Iterator[Row | Malformed]:
+    """Each raw row as a parsed row, or as what is wrong with it; empty lines are left out."""
+    for number, raw in enumerate(raws):
+        if raw.get("text") == "":
+            continue
+        try:
+            yield parse_raw(raw)
+        except (NotationError, IllegalPositionError) as error:
+            reason = getattr(error, "reason", "not a legal chess position")
+            text = {key: raw[key] for key in ("text", "prompt", "completion") if key in raw}
+            yield Malformed(number, reason, str(error), text)
+
+
+def parse_raw(raw: Mapping[str, Any]) -> Row:
+    """One row of the columns described above from one raw row.
+
+    Args:
+        raw: Column `text` (a RookWorld line), or `prompt` and `completion`; `action_values` may
+            come along.
+
+    Raises:
+        NotationError: Malformed text, a policy prompt without a legal move, or action values that do
+            not fit the position.
+        IllegalPositionError: The position is none.
+    """
+    text = raw.get("text")
+    if text is None:
+        # The space parts a policy prompt from its answer; the grammar does not count spaces.
+        text = f"{raw.get('prompt') or ''} {raw.get('completion') or ''}"
+    if not isinstance(text, str):
+        raise NotationError("the column holds no text", str(text))
+    task, prompt, completion = notation.split_row(text)
+    if task == "policy":
+        fen = notation.parse_policy_prompt(prompt).fen
+        environment = EnvironmentPrompt(fen, "", ())
+        values = _check_action_values(fen, raw.get("action_values"))
+    else:
+        environment = notation.parse_environment_prompt(prompt)
+        rules.board_of(environment.fen)
+        values = None
+    return {
+        "task": task,
+        "prompt": prompt,
+        "completion": completion,
+        "fen": environment.fen,
+        "action": environment.action,
+        "history": list(environment.history),
+        "action_values": values,
+    }
+
+
+def _check_action_values(fen: str, values: Any) -> list[dict[str, Any]] | None:
+    legal = rules.legal_moves(fen)
+    if not legal:
+        raise NotationError("a policy prompt's position has no legal move to choose", fen)
+    if values is None:
+        return None
+    try:
+        moves = [str(value["move"]) for value in values]
+        worths = [operator.index(value["cp"]) for value in values]
+    except (KeyError, TypeError) as error:
+        raise NotationError("action_values are no list of move and cp", fen) from error
+    if sorted(moves) != sorted(legal):
+        raise NotationError("action_values do not name every legal move once", fen)
+    if worths != sorted(worths, reverse=True):
+        raise NotationError("action_values are not ordered best first", fen)
+    return [{"move": move, "cp": cp} for move, cp in zip(moves, worths, strict=True)]
+
+
+# --------------------------------------------------------------------------------------------------
+# Quarantine
+# --------------------------------------------------------------------------------------------------
+def write_quarantine(rows: Sequence[Malformed], path: Path) -> None:
+    """Malformed rows with their reasons, as JSON lines; no file where there are none."""
+    if not rows:
+        path.unlink(missing_ok=True)  # of an earlier try, whose data have been mended since
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = [{"row": row.number, "reason": row.message, **row.text} for row in rows]
+    lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in content)
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def check_quarantine(
+    malformed: Sequence[Malformed], read: int, name: str, most: float, path: Path | None
+) -> None:
+    """Stop where too much of a data set is malformed.
+
+    Args:
+        malformed: What was found.
+        read: Rows read, malformed or not.
+        name: The data set's.
+        most: The share that is let pass, `max_quarantined_share`.
+        path: Where the rows were written.
+
+    Raises:
+        RookWorldError: More than that share is malformed.
+    """
+    if not malformed or len(malformed) / read <= most:
+        return
+    reasons = Counter(row.reason for row in malformed)
+    where = f"; see {path}" if path else ""
+    raise RookWorldError(
+        f"{len(malformed)} of {read} rows of {name!r} are malformed, more than "
+        f"max_quarantined_share={most}: {dict(reasons.most_common(5))}; the first one, row "
+        f"{malformed[0].number}: {malformed[0].message}{where}. Mend the data or raise the share"
+    )
