@@ -43,6 +43,10 @@ class IllegalPositionError(RookWorldError):
     """A readable FEN that is no chess position (no king, side not to move in check, ...)."""
 
 
+class EngineError(RookWorldError):
+    """The chess engine is missing, is none, or cannot be kept running."""
+
+
 class ConfigurationError(RookWorldError):
     """One or several faults of a configuration, reported together.
 
@@ -130,13 +134,20 @@ class ActionValue:
 
 
 @dataclass(frozen=True, slots=True)
+class ValueSource:
+    """Who says what moves are worth."""
+
+    engine: str  # name and options
+    limit: str  # of the search
+
+
+@dataclass(frozen=True, slots=True)
 class PositionValues:
     """What every legal move of a position is worth, and who says so."""
 
     values: tuple[ActionValue, ...]  # one a legal move, best first
-    depth: int  # plies to which the best five moves were searched, fewer where a game ends before
-    engine: str  # name and options
-    limit: str  # the search's, such as "depth 10"
+    depth: int  # plies reached by each of the best five moves, or fewer to the end of the game
+    source: ValueSource
 
     def by_move(self) -> dict[str, int]:
         """Centipawns from the side to move by move."""

@@ -1,0 +1,454 @@
+"""Stockfish: a pool of processes, and the values of positions from memory, disk or the pool.
+
+How a position is valued is the business of `search`; what is kept on disk, of `value_cache`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import DEVNULL
+from types import TracebackType
+from typing import Any, TypeVar
+
+import chess
+import chess.engine
+
+from . import rules
+from .notation import MAX_CANDIDATES
+from .records import (
+    ActionValue,
+    ConfigurationError,
+    EngineError,
+    IllegalPositionError,
+    PositionValues,
+    RookWorldError,
+    ValueSource,
+)
+from .search import NonsenseError, SearchLimit, value_moves
+from .value_cache import ValueCache, default_cache_path
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_DEPTH = 10
+PATH_VARIABLE = "STOCKFISH_PATH"
+USUAL_PLACES = (
+    "/usr/games/stockfish",  # Debian
+    "/usr/local/bin/stockfish",
+    "/opt/homebrew/bin/stockfish",
+)
+_HOW_TO_INSTALL = (
+    "install one (Debian and Ubuntu: apt-get install stockfish, macOS: brew install stockfish) or "
+    f"give its path in {PATH_VARIABLE} or engine_path"
+)
+_HANDSHAKE_S = 10.0
+_REAP_S = 5.0  # for a killed process to be gone
+_MOST_IN_A_ROW = 5  # positions given up, then the engine itself is at fault
+_KEPT = 4_096  # positions in memory
+
+T = TypeVar("T")
+
+
+# --------------------------------------------------------------------------------------------------
+# What to ask, and whom
+# --------------------------------------------------------------------------------------------------
+@dataclass
+class EngineArguments:
+    """Which engine values positions, and how far it searches.
+
+    Args:
+        engine_path: The engine's program; None takes STOCKFISH_PATH, then `stockfish` on the PATH,
+            then the usual places.
+        engine_depth: Plies that a move is searched to, itself included; 10 where neither limit is given.
+        engine_nodes: Nodes a move, instead of `engine_depth`.
+        engine_workers: Engine processes, one thread each. A process of a distributed run has its own.
+        engine_hash_mb: Hash table of each, in MB.
+        engine_timeout: Seconds after which a position counts as failed. A guard, no limit of the
+            search: the engine is replaced, the position asked once more, then given up.
+        engine_cache: SQLite file of the values that were searched, shared by all runs; None takes
+            ~/.cache/rookworld-rlvr/action_values.sqlite, :memory: keeps nothing.
+    """
+
+    engine_path: str | None = None
+    engine_depth: int | None = None
+    engine_nodes: int | None = None
+    engine_workers: int = 1
+    engine_hash_mb: int = 16
+    engine_timeout: float = 60.0
+    engine_cache: str | None = None
+
+    def __post_init__(self) -> None:
+        faults = self.faults()
+        if faults:
+            raise ConfigurationError(faults)
+
+    def faults(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        faults = [
+            f"{name}: {getattr(self, name)!r} is too small; give at least {least}"
+            for name, least in (
+                ("engine_depth", 2),
+                ("engine_nodes", 400),
+                ("engine_workers", 1),
+                ("engine_hash_mb", 1),
+            )
+            if getattr(self, name) is not None and getattr(self, name) < least
+        ]
+        if not self.engine_timeout > 0:
+            faults.append(f"engine_timeout: {self.engine_timeout!r} is not above 0; give seconds")
+        if self.engine_depth is not None and self.engine_nodes is not None:
+            faults.append("engine_depth and engine_nodes exclude each other; leave one out")
+        return faults
+
+    def limit(self) -> SearchLimit:
+        """The search's."""
+        if self.engine_nodes is not None:
+            return SearchLimit("nodes", self.engine_nodes)
+        return SearchLimit("depth", self.engine_depth or DEFAULT_DEPTH)
+
+
+def cache_path(args: EngineArguments) -> Path:
+    """The file of the values that were searched."""
+    return Path(args.engine_cache) if args.engine_cache else default_cache_path()
+
+
+def find_engine(path: str | None = None) -> str:
+    """The engine's program. A path that was given is never passed over for another.
+
+    Args:
+        path: `EngineArguments.engine_path`.
+
+    Raises:
+        EngineError: There is none, or none that may be run, with what to do.
+    """
+    for key, given in (("engine_path", path), (PATH_VARIABLE, os.environ.get(PATH_VARIABLE))):
+        if given:
+            return _executable(key, given)
+    found = shutil.which("stockfish") or next(filter(_may_run, USUAL_PLACES), None)
+    if found is None:
+        raise EngineError(
+            f"no chess engine found: 'stockfish' is neither on the PATH nor in "
+            f"{', '.join(USUAL_PLACES)}; {_HOW_TO_INSTALL}"
+        )
+    return found
+
+
+def _executable(key: str, given: str) -> str:
+    found = shutil.which(given)  # a path, or a name on the PATH
+    if found is not None:
+        return found
+    if Path(given).is_dir():
+        raise EngineError(f"{key}: {given!r} is a folder; give the engine's program")
+    if Path(given).exists():
+        raise EngineError(
+            f"{key}: {given!r} may not be run (wrong permission); chmod +x it, or give another"
+        )
+    raise EngineError(f"{key}: no program {given!r}; {_HOW_TO_INSTALL}")
+
+
+def _may_run(path: str) -> bool:
+    return shutil.which(path) is not None
+
+
+def position_asked(fen: str) -> str:
+    """The FEN under which a position's values are searched and kept.
+
+    The move number plays no part in them, the halfmove clock does.
+
+    Raises:
+        IllegalPositionError: No position, or one without a legal move.
+    """
+    board = rules.board_of(fen)
+    if not any(board.legal_moves):
+        raise IllegalPositionError(f"no legal move to value in {fen!r}: the game is over")
+    board.fullmove_number = 1
+    return board.fen()
+
+
+# --------------------------------------------------------------------------------------------------
+# A process
+# --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """An engine that has said what it is."""
+
+    transport: asyncio.SubprocessTransport
+    protocol: chess.engine.Protocol
+
+    @classmethod
+    async def start(cls, path: str, hash_mb: int) -> _Process:
+        # A process group of its own: Ctrl-C is for the program that asks, which then ends the engine.
+        transport, protocol = await chess.engine.popen_uci(path, stderr=DEVNULL, setpgrp=True)
+        try:
+            wanted = {"Threads": 1, "Hash": hash_mb}
+            await protocol.configure({k: v for k, v in wanted.items() if k in protocol.options})
+            await protocol.ping()
+        except BaseException:
+            transport.close()
+            raise
+        return cls(transport, protocol)
+
+    def identity(self) -> str:
+        """Name and the options that values depend on."""
+        names = [name for name in ("EvalFile", "Hash", "Threads") if name in self.protocol.options]
+        set_here: Mapping[str, Any] = self.protocol.config  # type: ignore[attr-defined]
+        options = (
+            f"{name} {set_here.get(name, self.protocol.options[name].default)}" for name in names
+        )
+        return f"{self.protocol.id.get('name', 'unnamed engine')} ({', '.join(options)})"
+
+
+# --------------------------------------------------------------------------------------------------
+# The pool
+# --------------------------------------------------------------------------------------------------
+class EnginePool:
+    """Engine processes behind a blocking interface; close it, or use it as a context manager.
+
+    A process that dies, hangs or answers nonsense is replaced and its position asked once more.
+
+    Args:
+        args: Program, limit, number of processes.
+
+    Attributes:
+        source: Engine and limit.
+        given_up: Why positions were given up, by position.
+
+    Raises:
+        EngineError: No engine, or none that speaks UCI.
+    """
+
+    def __init__(self, args: EngineArguments) -> None:
+        self._path = find_engine(args.engine_path)
+        self._args = args
+        self._limit = args.limit()
+        self._processes: list[_Process | None] = [None] * args.engine_workers
+        self._in_a_row = 0
+        self.given_up: dict[str, str] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        try:
+            first = self._run(self._start())
+        except EngineError:
+            self._stop_loop()
+            raise
+        self._processes[0] = first
+        self.source = ValueSource(first.identity(), str(self._limit))
+        atexit.register(self.close)  # at the latest
+
+    def values(
+        self, positions: Sequence[str], on_value: Callable[[str, PositionValues], None]
+    ) -> None:
+        """Value positions, in parallel; those that are given up stand in `given_up` afterwards.
+
+        Args:
+            positions: As `position_asked` writes them.
+            on_value: Called with each position and its values as they come, in another thread.
+
+        Raises:
+            EngineError: The engine fails at position after position.
+        """
+        waiting = iter(positions)
+        slots = range(min(len(self._processes), len(positions)))
+        self._run(self._serve_all([self._serve(slot, waiting, on_value) for slot in slots]))
+
+    def close(self) -> None:
+        """End the processes."""
+        if self._loop.is_running():
+            self._run(self._serve_all([self._discard(i) for i in range(len(self._processes))]))
+            self._stop_loop()
+            atexit.unregister(self.close)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:  # Ctrl-C too
+            future.cancel()
+            raise
+
+    def _stop_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    @staticmethod
+    async def _serve_all(work: Sequence[Coroutine[Any, Any, None]]) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for item in work:
+                    group.create_task(item)
+        except BaseExceptionGroup as group_error:
+            raise group_error.exceptions[0] from None
+
+    async def _serve(
+        self, slot: int, waiting: Iterator[str], on_value: Callable[[str, PositionValues], None]
+    ) -> None:
+        for position in waiting:
+            values = await self._value(slot, position)
+            if values is not None:
+                self._in_a_row = 0
+                on_value(position, values)
+                continue
+            self._in_a_row += 1
+            if self._in_a_row >= _MOST_IN_A_ROW:
+                reason = self.given_up[position]
+                raise EngineError(
+                    f"{self._path!r} failed at {self._in_a_row} positions in a row, the last time "
+                    f"for {reason}; give another engine, or a larger engine_timeout"
+                )
+
+    async def _value(self, slot: int, position: str) -> PositionValues | None:
+        for attempt in (1, 2):
+            try:
+                process = self._processes[slot] = self._processes[slot] or await self._start()
+                async with asyncio.timeout(self._args.engine_timeout):
+                    moves = await value_moves(process.protocol, position, self._limit)
+            except (TimeoutError, chess.engine.EngineError, EngineError, NonsenseError) as error:
+                reason = self._reason(error)
+                logger.warning("engine replaced at %s (try %d of 2): %s", position, attempt, reason)
+                await self._discard(slot)
+            else:
+                depth = min(depth for _, depth in list(moves.values())[:MAX_CANDIDATES])
+                values = tuple(ActionValue(move.uci(), cp) for move, (cp, _) in moves.items())
+                return PositionValues(values, depth, self.source)
+        self.given_up[position] = reason
+        return None
+
+    def _reason(self, error: Exception) -> str:
+        if isinstance(error, TimeoutError):
+            return f"no answer within {self._args.engine_timeout:g} s"
+        return str(error)
+
+    async def _start(self) -> _Process:
+        """Start a process.
+
+        Raises:
+            EngineError: It cannot be started, or does not speak UCI.
+        """
+        try:
+            async with asyncio.timeout(_HANDSHAKE_S):
+                return await _Process.start(self._path, self._args.engine_hash_mb)
+        except TimeoutError as error:
+            raise EngineError(
+                f"{self._path!r} is no UCI engine: it does not answer 'uci' within "
+                f"{_HANDSHAKE_S:g} s; give another"
+            ) from error
+        except (OSError, chess.engine.EngineError) as error:
+            raise EngineError(
+                f"{self._path!r} is no UCI engine that runs here ({error}); give another"
+            ) from error
+
+    async def _discard(self, slot: int) -> None:
+        process, self._processes[slot] = self._processes[slot], None
+        if process is not None:
+            process.transport.close()  # kills it
+            with suppress(TimeoutError, chess.engine.EngineError):
+                async with asyncio.timeout(_REAP_S):
+                    await asyncio.shield(process.protocol.returncode)
+
+
+# --------------------------------------------------------------------------------------------------
+# The pool and the cache
+# --------------------------------------------------------------------------------------------------
+class Labeller:
+    """Values of positions: from memory, from the cache on disk, else from the engine.
+
+    Close it, or use it as a context manager. It does not survive a fork: open one in each process.
+
+    Args:
+        args: Engine, limit and cache.
+
+    Attributes:
+        source: Engine and limit, which are the same for all values.
+        searched: How many positions the engine was asked.
+
+    Raises:
+        EngineError: No engine, or none that speaks UCI.
+        RookWorldError: The cache cannot be used.
+    """
+
+    def __init__(self, args: EngineArguments) -> None:
+        self._pool = EnginePool(args)
+        try:
+            self._cache = ValueCache(cache_path(args), self._pool.source)
+        except RookWorldError:
+            self._pool.close()
+            raise
+        self._kept: dict[str, PositionValues] = {}
+        self._lock = threading.Lock()
+        self.source = self._pool.source
+        self.searched = 0
+
+    @property
+    def given_up(self) -> Mapping[str, str]:
+        """Why the engine gave up on positions, by position; they are not asked again."""
+        return self._pool.given_up
+
+    def values(
+        self, fens: Sequence[str], on_value: Callable[[], object] | None = None
+    ) -> list[PositionValues | None]:
+        """The values of each position, None where the engine gave up on it.
+
+        Args:
+            fens: Positions, in any number and order; one that stands twice is asked once.
+            on_value: Called for each position that the engine has valued, for a progress bar.
+
+        Raises:
+            IllegalPositionError: One of them is no position, or has no legal move; none was asked.
+            EngineError: The engine fails at position after position.
+            RookWorldError: The cache cannot be used.
+        """
+        positions = [position_asked(fen) for fen in fens]
+        with self._lock:
+            known = self._known(dict.fromkeys(positions))
+            waiting = [
+                position
+                for position in dict.fromkeys(positions)
+                if position not in known and position not in self.given_up
+            ]
+
+            def keep(position: str, values: PositionValues) -> None:
+                self._cache.put(position, values)
+                known[position] = values
+                self.searched += 1
+                if on_value is not None:
+                    on_value()
+
+            self._pool.values(waiting, keep)
+            self._keep(known)
+        return [known.get(position) for position in positions]
+
+    def close(self) -> None:
+        """End the engine's processes and close the cache."""
+        self._pool.close()
+        self._cache.close()
+
+    def _known(self, positions: Iterable[str]) -> dict[str, PositionValues]:
+        known = {p: self._kept[p] for p in positions if p in self._kept}
+        return known | self._cache.get(p for p in positions if p not in known)
+
+    def _keep(self, known: Mapping[str, PositionValues]) -> None:
+        """Several rewards ask for the same positions, one after the other."""
+        if len(self._kept) + len(known) > _KEPT:
+            self._kept.clear()
+        self._kept.update(known)
+
+    def __enter__(self) -> Labeller:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
