@@ -24,7 +24,8 @@ from rookworld_rlvr.config import (
     check_recipe,
     run_cli,
 )
-from rookworld_rlvr.data import DataArguments, load_data, require_truth
+from rookworld_rlvr.data import DataArguments, label_heldout, load_data, require_truth
+from rookworld_rlvr.labels import LabelArguments, PolicyTruth
 from rookworld_rlvr.report import before_after_table, dry_run_text, resolved_yaml, write_results
 from rookworld_rlvr.rewards import get_reward_funcs
 from rookworld_rlvr.runs import (
@@ -40,9 +41,11 @@ RECIPE = Path(__file__).with_name("grpo_nano.yaml")
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = StrictParser([RunArguments, DataArguments, ModelConfig, RookWorldGRPOConfig], RECIPE)
+    parser = StrictParser(
+        [RunArguments, DataArguments, LabelArguments, ModelConfig, RookWorldGRPOConfig], RECIPE
+    )
     arguments = parser.parse_strictly(argv, check_recipe)
-    run_args, data_args, model_args, training_args = arguments
+    run_args, data_args, label_args, model_args, training_args = arguments
     output_dir = Path(training_args.output_dir)
     state = PartialState()
 
@@ -51,15 +54,21 @@ def main(argv: Sequence[str]) -> None:
     ################
     if run_args.dry_run:
         data = load_data(data_args)
+        truth = PolicyTruth.open(label_args, *data.policy_rows())
         state.print(resolved_yaml(*arguments))
-        state.print(dry_run_text(data, training_args.rewards))
+        state.print(dry_run_text(data, training_args.rewards, truth))
         return
     checkpoint = resume_point(training_args.resume_from_checkpoint, output_dir)
     quarantine = quarantine_path(output_dir)
     with state.main_process_first():
         data = load_data(data_args, quarantine if state.is_main_process else None)
     state.print("\n".join(data.report.lines()))
-    require_truth(data, data_args.tasks)
+    require_truth(data, data_args.tasks, label_args.labels)
+    truth = PolicyTruth.open(label_args, *data.policy_rows())
+    with state.local_main_process_first():  # the others find the values in the cache
+        data = label_heldout(data, truth)
+    for line in truth.lines():
+        state.print(line)
     before = starting_point(output_dir, checkpoint, data.heldout)
 
     ################
@@ -81,7 +90,7 @@ def main(argv: Sequence[str]) -> None:
     state.wait_for_everyone()
     trainer = RookWorldGRPOTrainer(
         model=model,
-        reward_funcs=get_reward_funcs(training_args.rewards),
+        reward_funcs=get_reward_funcs(training_args.rewards, truth),
         args=training_args,
         train_dataset=data.train,
         eval_dataset=data.heldout,

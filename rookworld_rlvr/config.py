@@ -19,9 +19,19 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from trl import GRPOConfig, ModelConfig, SFTConfig, TrlParser
 
 from .data import DataArguments
+from .engine import find_engine
 from .evaluation import TRAINING_METRICS
+from .labelling import PrepareArguments, PrepareLabelArguments
+from .labels import LabelArguments
 from .model import check_model_name
-from .records import TASKS, ConfigurationError, RookWorldError, close_matches, json_value
+from .records import (
+    TASKS,
+    ConfigurationError,
+    EngineError,
+    RookWorldError,
+    close_matches,
+    json_value,
+)
 from .rewards import check_reward_specs, tasks_of
 
 EXIT_BAD_INPUT = 2
@@ -407,6 +417,7 @@ def check_model_arguments(args: ModelConfig) -> list[str]:
 def check_recipe(
     run_args: RunArguments | None,
     data_args: DataArguments | None,
+    label_args: LabelArguments | None,
     model_args: ModelConfig | None,
     training_args: RookWorldGRPOConfig | None,
 ) -> list[str]:
@@ -414,6 +425,8 @@ def check_recipe(
     faults = []
     if model_args is not None:
         faults += check_model_arguments(model_args)
+    if label_args is not None and data_args is not None:
+        faults += check_labels(label_args, data_args.tasks)
     if data_args is not None and training_args is not None:
         specs: Any = training_args.rewards or ()
         judged = tasks_of(specs)
@@ -429,6 +442,27 @@ def check_recipe(
                 f"`tasks` leaves out: {data_args.tasks}"
             )
     return faults
+
+
+def check_labels(args: LabelArguments, tasks: Sequence[str]) -> list[str]:
+    """The engine's absence, where it is certain to be asked."""
+    if args.labels == "engine" and "policy" in tasks:
+        try:
+            find_engine(args.engine_path)
+        except EngineError as error:
+            return [f"labels: engine: {error}"]
+    return []
+
+
+def check_prepare_recipe(
+    args: PrepareArguments | None, label_args: PrepareLabelArguments | None
+) -> list[str]:
+    """Faults of a recipe of `recipes/prepare_data.py` that no dataclass sees alone."""
+    if args is None or label_args is None:
+        return []
+    if label_args.labels == "stored" and args.synthetic_policy_rows:
+        return ["labels: 'stored' leaves synthetic_policy_rows without answers; ask the engine"]
+    return check_labels(label_args, TASKS)
 
 
 def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:

@@ -10,32 +10,29 @@ fine-tuning is no test for GRPO.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 
-from . import rules, synthesis
+from . import rules
 from .faults import draw, plant_faults
+from .labels import PolicyTruth
 from .records import (
     TASKS,
     ActionValue,
-    ConfigurationError,
     RookWorldError,
     close_matches,
-    json_value,
 )
 from .sources import (
     FEATURES,
     Malformed,
     Row,
-    check_dataset_name,
+    SourceArguments,
     check_quarantine,
     parse_rows,
-    raw_rows,
     write_quarantine,
 )
 
@@ -76,73 +73,53 @@ class LoadedData:
     heldout: Dataset
     report: DataReport
 
+    def policy_rows(self) -> tuple[int, int]:
+        """How many policy rows there are, and how many of them carry no `action_values`."""
+        return self.report.train["policy"] + self.report.heldout["policy"], self.report.unlabelled
+
     def prompts(self) -> list[str]:
         """The different prompts of both splits."""
         return sorted({*self.train["prompt"], *self.heldout["prompt"]})
 
 
 @dataclass
-class DataArguments:
-    """Which rows to load, and how to split them.
+class DataArguments(SourceArguments):
+    """Which rows to train on, and how to split them; see `SourceArguments` for where they come from.
 
     Args:
-        dataset_name: The packaged set, a Hub id, or a JSONL, Parquet or text file of RookWorld lines.
-        dataset_split: Split of a Hub data set.
-        max_rows: Read so many rows; a Hub data set is then streamed.
         tasks: Keep rows of these tasks.
         environment_share: Share of environment rows in training, reached by repeating rows of the
             scarcer task; None leaves the data's own.
         heldout_share: Share of positions held out, by a hash of the position.
         heldout_rows: Most held-out rows a task that are kept for evaluation.
-        max_quarantined_share: Stop when more of the rows read than this are malformed.
-        synthetic_rows: So many environment rows are made and added.
-        synthetic_seed: Their seed.
-        synthetic_opening_plies: Openings are shorter than this, in plies.
-        synthetic_shares: Shares of their kinds, see `synthesis.KindShares`.
         en_passant_fault_share: Plant the public data's fault: in so many of the answers to a double
             step, name the en passant square although no capture is legal. Supervised training only.
         black_best_move_fault_share: Plant the public data's fault: in so many of Black's rows, `B` is
             the worst of the candidates. Supervised training only.
     """
 
-    dataset_name: str = "rookworld-nano-openings"
-    dataset_split: str = "train"
-    max_rows: int | None = None
     tasks: list[str] = field(default_factory=lambda: list(TASKS))
     environment_share: float | None = None
     heldout_share: float = 0.1
     heldout_rows: int = 200
-    max_quarantined_share: float = 0.01
-    synthetic_rows: int = 0
-    synthetic_seed: int = 0
-    synthetic_opening_plies: int = 12
-    synthetic_shares: dict[str, Any] | str | None = None
     en_passant_fault_share: float = 0.0
     black_best_move_fault_share: float = 0.0
 
-    def __post_init__(self) -> None:
-        faults = self._check_shares()
+    def faults(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        faults = super().faults()
         faults += [
             f"{name}: {getattr(self, name)!r} is no share; give a number from 0 to 1"
             for name in (
                 "environment_share",
                 "heldout_share",
-                "max_quarantined_share",
                 "en_passant_fault_share",
                 "black_best_move_fault_share",
             )
             if getattr(self, name) is not None and not 0 <= getattr(self, name) <= 1
         ]
-        faults += [
-            f"{name}: {getattr(self, name)!r} is too small; give at least {least}"
-            for name, least in (
-                ("max_rows", 1),
-                ("heldout_rows", 1),
-                ("synthetic_rows", 0),
-                ("synthetic_opening_plies", 1),
-            )
-            if getattr(self, name) is not None and getattr(self, name) < least
-        ]
+        if self.heldout_rows < 1:
+            faults.append(f"heldout_rows: {self.heldout_rows!r} is too small; give at least 1")
         if not self.tasks:
             faults.append(f"tasks: empty; give some of {', '.join(TASKS)}")
         faults += [
@@ -150,43 +127,7 @@ class DataArguments:
             for task in self.tasks
             if task not in TASKS
         ]
-        faults += check_dataset_name(self.dataset_name)
-        if faults:
-            raise ConfigurationError(faults)
-
-    def _check_shares(self) -> list[str]:
-        try:
-            given = self.synthetic_shares = json_value("synthetic_shares", self.synthetic_shares)
-        except ConfigurationError as error:
-            return error.faults
-        if given is None:
-            return []
-        if not isinstance(given, dict):
-            return [f"synthetic_shares: {given!r} is no mapping of kinds to shares"]
-        known = list(synthesis.KindShares().as_dict())
-        faults = [
-            f"synthetic_shares: unknown kind {kind!r}{close_matches(str(kind), known)}"
-            for kind in given
-            if kind not in known
-        ]
-        faults += [
-            f"synthetic_shares: {kind} is {share!r}, no number"
-            for kind, share in given.items()
-            if isinstance(share, bool) or not isinstance(share, int | float)
-        ]
-        if not faults:
-            try:
-                self.kind_shares()
-            except ConfigurationError as error:
-                faults += error.faults
         return faults
-
-    def kind_shares(self) -> synthesis.KindShares:
-        """Shares of the kinds of synthetic rows; kinds that are not named get 0."""
-        if self.synthetic_shares is None:
-            return synthesis.KindShares()
-        assert isinstance(self.synthetic_shares, dict)
-        return synthesis.KindShares.of(self.synthetic_shares)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -205,7 +146,7 @@ def load_data(args: DataArguments, quarantine_file: Path | None = None) -> Loade
     report = DataReport()
     rows: list[Row] = []
     malformed: list[Malformed] = []
-    for row in parse_rows(raw_rows(args.dataset_name, args.dataset_split, args.max_rows)):
+    for row in parse_rows(args.raw_rows()):
         if isinstance(row, Malformed):
             malformed.append(row)
         else:
@@ -217,7 +158,7 @@ def load_data(args: DataArguments, quarantine_file: Path | None = None) -> Loade
     check_quarantine(
         malformed, report.read, args.dataset_name, args.max_quarantined_share, quarantine_file
     )
-    rows += islice(_synthetic_rows(args), args.synthetic_rows)
+    rows += args.made_rows()
 
     rows = [row for row in rows if row["task"] in args.tasks]
     unique = _deduplicate(rows)
@@ -246,11 +187,17 @@ def load_data(args: DataArguments, quarantine_file: Path | None = None) -> Loade
     return LoadedData(_dataset(train), _dataset(heldout), report)
 
 
-def require_truth(data: LoadedData, tasks: Sequence[str]) -> None:
+def require_truth(data: LoadedData, tasks: Sequence[str], labels: str = "stored") -> None:
     """Refuse rows that could not be scored, and tasks that could not be measured.
 
+    Args:
+        data: What was loaded.
+        tasks: Those that the recipe trains.
+        labels: One of `labels.LABELS`.
+
     Raises:
-        RookWorldError: Some policy rows carry no `action_values`, or a task has no held-out rows.
+        RookWorldError: Some policy rows carry no `action_values` and no engine is to be asked, or a
+            task has no held-out rows.
     """
     for task in tasks:
         if not data.report.heldout[task]:
@@ -258,23 +205,40 @@ def require_truth(data: LoadedData, tasks: Sequence[str]) -> None:
                 f"no held-out rows of the task {task!r}: give such rows, a larger heldout_share, or "
                 f"leave the task out of `tasks`"
             )
-    if data.report.unlabelled:
+    if data.report.unlabelled and labels == "stored":
         raise RookWorldError(
             f"{data.report.unlabelled} policy rows carry no column `action_values`, so no policy "
-            "reward could score them. Give labelled rows, or set tasks: [environment]"
+            "reward could score them. Label them (recipes/prepare_data.py), ask an engine as the "
+            "training goes (labels: stored_or_engine), or set tasks: [environment]"
         )
+
+
+def label_heldout(data: LoadedData, truth: PolicyTruth) -> LoadedData:
+    """The data with the values of the held-out policy rows asked from the engine, where it is to be.
+
+    Rows that the engine gives up on are left out: they cannot be measured.
+
+    Raises:
+        RookWorldError: See `PolicyTruth.values`.
+    """
+    if truth.labeller is None:
+        return data
+    rows = data.heldout.to_list()
+    policy = [row for row in rows if row["task"] == "policy"]
+    found = truth.values(
+        [row["fen"] for row in policy],
+        [row["action_values"] for row in policy],
+        progress="values of held-out positions",
+    )
+    for row, values in zip(policy, found, strict=True):
+        row["action_values"] = values and action_values_column(values)
+    kept = [row for row in rows if row["task"] != "policy" or row["action_values"]]
+    return replace(data, heldout=_dataset(kept))
 
 
 def is_held_out(fen: str, share: float) -> bool:
     """Whether a position belongs to the held-out split: a pure function of the position."""
     return draw(rules.position_key(fen)) < share
-
-
-def _synthetic_rows(args: DataArguments) -> Iterator[Row]:
-    prompts = synthesis.environment_prompts(
-        args.synthetic_seed, args.kind_shares(), args.synthetic_opening_plies
-    )
-    return map(synthesis.environment_row, prompts)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -337,6 +301,11 @@ def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
 
 def _repeat(rows: list[Row], count: int) -> list[Row]:
     return [rows[index % len(rows)] for index in range(count)]
+
+
+def action_values_column(values: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Values by move, best first, as the column `action_values`."""
+    return [{"move": move, "cp": cp} for move, cp in values.items()]
 
 
 def action_values_of(values: Sequence[Mapping[str, Any]]) -> list[ActionValue]:

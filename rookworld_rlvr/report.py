@@ -16,8 +16,9 @@ import yaml
 from . import notation, rules
 from .data import LoadedData, action_values_of
 from .evaluation import headline
+from .labels import PolicyTruth
 from .records import TASKS, Proportion
-from .rewards import get_reward_funcs
+from .rewards import RewardFunc, get_reward_funcs
 from .scoring import policy_reference
 
 ROWS_SHOWN = 3
@@ -158,8 +159,11 @@ def resolved_yaml(*arguments: Any) -> str:
     return yaml.safe_dump(values, sort_keys=True, allow_unicode=True)
 
 
-def dry_run_text(data: LoadedData, specs: Sequence[Mapping[str, Any]]) -> str:
+def dry_run_text(
+    data: LoadedData, specs: Sequence[Mapping[str, Any]], truth: PolicyTruth | None = None
+) -> str:
     """The data's counts, and for each task three rows with scored reference and broken variant."""
+    funcs = get_reward_funcs(specs, truth)
     lines = [*data.report.lines()]
     for task in TASKS:
         shown = 0
@@ -171,7 +175,7 @@ def dry_run_text(data: LoadedData, specs: Sequence[Mapping[str, Any]]) -> str:
                 lines += ["", f"{task} row {shown}: {row['prompt']!r}"]
                 for kind, text in (("reference", reference(row)), ("broken", broken(row))):
                     lines.append(f"  {kind:<9} {text!r}")
-                    lines.append(f"            {_rewards(row, text, specs)}")
+                    lines.append(f"            {_rewards(row, text, funcs)}")
     return "\n".join(lines)
 
 
@@ -196,13 +200,13 @@ def broken(row: Mapping[str, Any]) -> str:
     return notation.write_policy_answer(dataclasses.replace(answer, best_move=worst))
 
 
-def _rewards(row: Mapping[str, Any], text: str, specs: Sequence[Mapping[str, Any]]) -> str:
+def _rewards(row: Mapping[str, Any], text: str, funcs: Sequence[RewardFunc]) -> str:
     columns = {key: [row[key]] for key in row if key not in ("prompt", "completion")}
     parts = []
-    for spec, func in zip(specs, get_reward_funcs(specs), strict=True):
+    for func in funcs:
         number = func(prompts=[row["prompt"]], completions=[text], **columns)[0]
         if number is not None:
-            parts.append(f"{spec['name']} {number:.3f}")
+            parts.append(f"{func.__name__} {number:.3f}")
     return "  ".join(parts) or "no reward applies"
 
 

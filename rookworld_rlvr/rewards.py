@@ -14,6 +14,8 @@ from functools import lru_cache
 from typing import Any
 
 from . import notation, rules, scoring
+from .engine import position_asked
+from .labels import PolicyTruth, Values
 from .records import (
     ConfigurationError,
     EnvironmentPrompt,
@@ -55,11 +57,14 @@ REWARDS: Mapping[str, Reward] = {
     "environment_outcome": _component("environment", "outcome"),  # [0, 1]
     "environment_format": _component("environment", "format"),  # 0 or 1
     "policy_best_move": _component("policy", "best_move"),  # [0, 1]
+    "policy_regret": _component("policy", "regret"),  # [0, 1]
+    "policy_rank": _component("policy", "rank"),  # [0, 1]
     "policy_candidates": _component("policy", "candidates"),  # [0, 1]
     "policy_evaluation": _component("policy", "evaluation"),  # [0, 1]
     "policy_legality": _component("policy", "legality"),  # [0, 1]
     "policy_consistency": _component("policy", "consistency"),  # [0, 1]
     "policy_format": _component("policy", "format"),  # 0 or 1
+    "weighted_policy": Reward(("policy",), scoring.weighted_policy, {}, True),  # [0, 1]
     "graduated": Reward(
         ("environment", "policy"), scoring.graduated, {"shaping": scoring.SHAPINGS}, True
     ),  # [-0.3, 1]
@@ -67,12 +72,13 @@ REWARDS: Mapping[str, Reward] = {
 }
 
 
-def get_reward_funcs(specs: Sequence[Spec]) -> list[RewardFunc]:
+def get_reward_funcs(specs: Sequence[Spec], truth: PolicyTruth | None = None) -> list[RewardFunc]:
     """Reward functions by name, in the order given.
 
     Args:
         specs: ``{"name": ..., "weight": ..., **options}`` each; the weight is for the trainer
             (`RookWorldGRPOConfig` hands it to TRL's `reward_weights`).
+        truth: Where the values of moves come from; None takes the column `action_values`.
 
     Raises:
         ConfigurationError: Unknown names or options, with their close matches.
@@ -87,7 +93,7 @@ def get_reward_funcs(specs: Sequence[Spec]) -> list[RewardFunc]:
     faults = check_reward_specs(specs)
     if faults:
         raise ConfigurationError(faults)
-    return [_reward_func(spec) for spec in specs]
+    return [_reward_func(spec, truth or PolicyTruth()) for spec in specs]
 
 
 def check_reward_specs(specs: Any) -> list[str]:
@@ -131,19 +137,16 @@ def tasks_of(specs: Sequence[Spec]) -> set[Task]:
     return {task for spec in specs for task in REWARDS[spec["name"]].tasks}
 
 
-def score_row(prompt: str, completion: str, action_values: Any = None) -> Score | None:
+def score_row(prompt: str, completion: str, values: Values | None = None) -> Score | None:
     """Score one completion by the prompt's task; None where the truth cannot be had.
 
     Args:
         prompt: Text of a row's prompt.
         completion: What the policy wrote.
-        action_values: The row's column, for policy prompts.
+        values: What the legal moves are worth, for policy prompts.
     """
     if _task_of(prompt) == "policy":
-        if not action_values:
-            return None
-        values = {value["move"]: value["cp"] for value in action_values}
-        return scoring.score_policy(values, completion)
+        return scoring.score_policy(values, completion) if values else None
     environment = _environment_prompt(prompt)
     if environment is None:
         return None
@@ -165,6 +168,33 @@ def _environment_prompt(text: str) -> EnvironmentPrompt | None:
     return prompt
 
 
+@lru_cache(maxsize=4_096)
+def _policy_position(text: str) -> str | None:
+    """The FEN of a policy prompt, or None where it is malformed or has no legal move."""
+    try:
+        fen = notation.parse_policy_prompt(text).fen
+        position_asked(fen)
+    except (NotationError, IllegalPositionError):
+        return None
+    return fen
+
+
+def _policy_values(
+    truth: PolicyTruth, prompts: Sequence[str], column: Sequence[Any], applies: Sequence[bool]
+) -> list[Values | None]:
+    """What the moves are worth, asked for all of a batch's policy prompts at once."""
+    values: list[Values | None] = [None] * len(prompts)
+    fens = {
+        index: fen
+        for index, prompt in enumerate(prompts)
+        if applies[index] and _task_of(prompt) == "policy" and (fen := _policy_position(prompt))
+    }
+    found = truth.values(list(fens.values()), [column[index] for index in fens])
+    for index, by_move in zip(fens, found, strict=True):
+        values[index] = by_move
+    return values
+
+
 def _log_components(
     prefix: str, scores: Sequence[Score | None], log_metric: Callable[[str, float], None]
 ) -> None:
@@ -180,9 +210,10 @@ def clear_cache() -> None:
     """Forget the prompts kept, for measurements."""
     _task_of.cache_clear()
     _environment_prompt.cache_clear()
+    _policy_position.cache_clear()
 
 
-def _reward_func(spec: Spec) -> RewardFunc:
+def _reward_func(spec: Spec, truth: PolicyTruth) -> RewardFunc:
     name = spec["name"]
     reward = REWARDS[name]
     options = {key: spec.get(key, allowed[0]) for key, allowed in reward.options.items()}
@@ -194,12 +225,13 @@ def _reward_func(spec: Spec) -> RewardFunc:
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        truths = action_values if action_values is not None else [None] * len(prompts)
+        column = action_values if action_values is not None else [None] * len(prompts)
         applies = [_task_of(prompt) in reward.tasks for prompt in prompts]
+        values = _policy_values(truth, prompts, column, applies)
         scores = [
-            score_row(prompt, completion, truth) if mine else None
-            for prompt, completion, truth, mine in zip(
-                prompts, completions, truths, applies, strict=True
+            score_row(prompt, completion, by_move) if mine else None
+            for prompt, completion, by_move, mine in zip(
+                prompts, completions, values, applies, strict=True
             )
         ]
         if log_metric is not None:
@@ -207,6 +239,8 @@ def _reward_func(spec: Spec) -> RewardFunc:
                 score is None and mine for score, mine in zip(scores, applies, strict=True)
             )
             log_metric(f"rewards/{name}/without_truth", missing / max(1, sum(applies)))
+            if truth.labeller is not None:
+                log_metric("engine/given_up", len(truth.labeller.given_up))
             if reward.composite:
                 _log_components(f"rewards/{name}", scores, log_metric)
         return [None if score is None else reward.number(score, **options) for score in scores]

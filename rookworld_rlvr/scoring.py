@@ -30,6 +30,8 @@ POLICY_COMPONENTS = (
     "format",
     "best_move",
     "best_move_hit",
+    "regret",
+    "rank",
     "candidates",
     "evaluation",
     "legality",
@@ -165,6 +167,8 @@ def score_policy(values: Mapping[str, int], completion: str) -> Score:
     - `format`: 1 where the three sections parse.
     - `best_move`: `move_accuracy` of `B`; illegal 0.
     - `best_move_hit`: 1 where no legal move is worth more than `B`.
+    - `regret`: 1 minus the win probability that `B` loses against the best move; illegal 0.
+    - `rank`: share of the legal moves that are not better than `B`, itself among them; illegal 0.
     - `candidates`: share of the engine's top five (or of all legal moves, where fewer) named in `M`;
       moves as good as the fifth count as top.
     - `evaluation`: accuracy of `E`, see `_evaluation`.
@@ -182,13 +186,15 @@ def score_policy(values: Mapping[str, int], completion: str) -> Score:
     best = max(values.values())
     named = (*answer.moves, answer.best_move)
     cp = values.get(answer.best_move)
-    loss = 0.0 if cp is None else win_probability(best) - win_probability(cp)
+    loss = 1.0 if cp is None else win_probability(best) - win_probability(cp)
     return Score(
         MappingProxyType(
             {
                 "format": 1.0,
-                "best_move": 0.0 if cp is None else move_accuracy(loss),
+                "best_move": move_accuracy(loss),
                 "best_move_hit": float(cp == best),
+                "regret": 1 - loss,
+                "rank": _rank(values, cp),
                 "candidates": _candidates(values, answer),
                 "evaluation": _evaluation(values, answer),
                 "legality": sum(move in values for move in named) / len(named),
@@ -196,6 +202,10 @@ def score_policy(values: Mapping[str, int], completion: str) -> Score:
             }
         )
     )
+
+
+def _rank(values: Mapping[str, int], cp: int | None) -> float:
+    return 0.0 if cp is None else sum(other <= cp for other in values.values()) / len(values)
 
 
 def _candidates(values: Mapping[str, int], answer: PolicyAnswer) -> float:
@@ -244,6 +254,17 @@ def policy_reference(fen: str, values: Sequence[ActionValue]) -> PolicyAnswer:
         evaluations=tuple(value.cp / 100 for value in top),
         best_move=values[0].move,
     )
+
+
+WEIGHTED_POLICY = {"best_move": 0.5, "candidates": 0.3, "evaluation": 0.2}
+
+
+def weighted_policy(score: Score) -> float:
+    """One number of [0, 1] for a policy answer: half the best move, 30% candidates, 20% evaluations.
+
+    The weights are those of this package's predecessors.
+    """
+    return math.fsum(weight * score[name] for name, weight in WEIGHTED_POLICY.items())
 
 
 # --------------------------------------------------------------------------------------------------

@@ -17,22 +17,25 @@ import json
 import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import datasets
-from datasets import Features, List, Value
+from datasets import Dataset, Features, List, Value
 
-from . import notation, rules
+from . import notation, rules, synthesis
 from .names import asset_path, is_hub_id
 from .records import (
+    ConfigurationError,
     EnvironmentPrompt,
     IllegalPositionError,
     NotationError,
     RookWorldError,
     close_matches,
+    json_value,
 )
 
 PACKAGED_DATA = {"rookworld-nano-openings": "nano_openings.parquet"}
@@ -50,6 +53,7 @@ FEATURES = Features(
     }
 )
 
+TEXT_COLUMNS = ("text", "prompt", "completion")  # of raw rows
 Row = dict[str, Any]
 
 
@@ -61,6 +65,100 @@ class Malformed:
     reason: str  # short; rows are counted by it
     message: str  # the reason with the offending text
     text: Mapping[str, Any]  # the raw row's text columns
+
+
+@dataclass
+class SourceArguments:
+    """Where rows come from.
+
+    Args:
+        dataset_name: The packaged set, a Hub id, or a JSONL, Parquet or text file of RookWorld lines.
+        dataset_split: Split of a Hub data set.
+        max_rows: Read so many rows; a Hub data set is then streamed.
+        max_quarantined_share: Stop when more of the rows read than this are malformed.
+        synthetic_rows: So many environment rows are made and added.
+        synthetic_seed: Their seed.
+        synthetic_opening_plies: Openings are shorter than this, in plies.
+        synthetic_shares: Shares of their kinds, see `synthesis.KindShares`.
+    """
+
+    dataset_name: str = "rookworld-nano-openings"
+    dataset_split: str = "train"
+    max_rows: int | None = None
+    max_quarantined_share: float = 0.01
+    synthetic_rows: int = 0
+    synthetic_seed: int = 0
+    synthetic_opening_plies: int = 12
+    synthetic_shares: dict[str, Any] | str | None = None
+
+    def __post_init__(self) -> None:
+        faults = self.faults()
+        if faults:
+            raise ConfigurationError(faults)
+
+    def faults(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        faults = check_dataset_name(self.dataset_name) + self._check_shares()
+        if not 0 <= self.max_quarantined_share <= 1:
+            faults.append(
+                f"max_quarantined_share: {self.max_quarantined_share!r} is no share; give a number "
+                "from 0 to 1"
+            )
+        faults += [
+            f"{name}: {getattr(self, name)!r} is too small; give at least {least}"
+            for name, least in (
+                ("max_rows", 1),
+                ("synthetic_rows", 0),
+                ("synthetic_opening_plies", 1),
+            )
+            if getattr(self, name) is not None and getattr(self, name) < least
+        ]
+        return faults
+
+    def raw_rows(self) -> Iterator[Row]:
+        """The data set's rows, see `raw_rows`."""
+        return raw_rows(self.dataset_name, self.dataset_split, self.max_rows)
+
+    def made_rows(self) -> Iterator[Row]:
+        """The synthetic rows."""
+        prompts = synthesis.environment_prompts(
+            self.synthetic_seed, self.kind_shares(), self.synthetic_opening_plies
+        )
+        return map(synthesis.environment_row, islice(prompts, self.synthetic_rows))
+
+    def _check_shares(self) -> list[str]:
+        try:
+            given = self.synthetic_shares = json_value("synthetic_shares", self.synthetic_shares)
+        except ConfigurationError as error:
+            return error.faults
+        if given is None:
+            return []
+        if not isinstance(given, dict):
+            return [f"synthetic_shares: {given!r} is no mapping of kinds to shares"]
+        known = list(synthesis.KindShares().as_dict())
+        faults = [
+            f"synthetic_shares: unknown kind {kind!r}{close_matches(str(kind), known)}"
+            for kind in given
+            if kind not in known
+        ]
+        faults += [
+            f"synthetic_shares: {kind} is {share!r}, no number"
+            for kind, share in given.items()
+            if isinstance(share, bool) or not isinstance(share, int | float)
+        ]
+        if not faults:
+            try:
+                self.kind_shares()
+            except ConfigurationError as error:
+                faults += error.faults
+        return faults
+
+    def kind_shares(self) -> synthesis.KindShares:
+        """Shares of the kinds of synthetic rows; kinds that are not named get 0."""
+        if self.synthetic_shares is None:
+            return synthesis.KindShares()
+        assert isinstance(self.synthetic_shares, dict)
+        return synthesis.KindShares.of(self.synthetic_shares)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -109,11 +207,25 @@ def raw_rows(name: str, split: str = "train", max_rows: int | None = None) -> It
     Raises:
         RookWorldError: The data set cannot be read.
     """
-    if not name:
-        return
+    if name:
+        with _loading(name):
+            rows: Iterable[Row] = _open_dataset(name, split, streaming=max_rows is not None)
+            yield from islice(rows, max_rows)
+
+
+def raw_dataset(name: str, split: str = "train", max_rows: int | None = None) -> Dataset:
+    """The same rows as a memory-mapped data set; only those of a Hub data set cut short are copied."""
+    if max_rows is not None and dataset_file(name) is None:
+        return Dataset.from_list(list(raw_rows(name, split, max_rows)))
+    with _loading(name):
+        rows: Dataset = _open_dataset(name, split, streaming=False)
+    return rows if max_rows is None else rows.select(range(min(max_rows, len(rows))))
+
+
+@contextmanager
+def _loading(name: str) -> Iterator[None]:
     try:
-        rows = _open_dataset(name, split, streaming=max_rows is not None)
-        yield from islice(rows, max_rows)
+        yield
     except (
         OSError,
         ValueError,
@@ -126,16 +238,13 @@ def raw_rows(name: str, split: str = "train", max_rows: int | None = None) -> It
         ) from error
 
 
-def _open_dataset(name: str, split: str, streaming: bool) -> Iterable[Row]:
+def _open_dataset(name: str, split: str, streaming: bool) -> Any:
     file = dataset_file(name)
-    rows: Iterable[Row]
     if file is None:
-        rows = datasets.load_dataset(name, split=split, streaming=streaming)
-    else:
-        loader = _FILE_LOADERS[file.suffix]
-        options = {"keep_linebreaks": False} if loader == "text" else {}
-        rows = datasets.load_dataset(loader, data_files=str(file), split="train", **options)
-    return rows
+        return datasets.load_dataset(name, split=split, streaming=streaming)
+    loader = _FILE_LOADERS[file.suffix]
+    options = {"keep_linebreaks": False} if loader == "text" else {}
+    return datasets.load_dataset(loader, data_files=str(file), split="train", **options)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -144,14 +253,23 @@ def _open_dataset(name: str, split: str, streaming: bool) -> Iterable[Row]:
 def parse_rows(raws: Iterable[Mapping[str, Any]]) -> Iterator[Row | Malformed]:
     """Each raw row as a parsed row, or as what is wrong with it; empty lines are left out."""
     for number, raw in enumerate(raws):
-        if raw.get("text") == "":
-            continue
-        try:
-            yield parse_raw(raw)
-        except (NotationError, IllegalPositionError) as error:
-            reason = getattr(error, "reason", "not a legal chess position")
-            text = {key: raw[key] for key in ("text", "prompt", "completion") if key in raw}
-            yield Malformed(number, reason, str(error), text)
+        if raw.get("text") != "":
+            yield parse_row(number, raw)
+
+
+def parse_row(number: int, raw: Mapping[str, Any]) -> Row | Malformed:
+    """A raw row as a parsed row, or as what is wrong with it.
+
+    Args:
+        number: Of the row in its data set, from 0.
+        raw: See `parse_raw`.
+    """
+    try:
+        return parse_raw(raw)
+    except (NotationError, IllegalPositionError) as error:
+        reason = getattr(error, "reason", "not a legal chess position")
+        text = {key: raw[key] for key in TEXT_COLUMNS if key in raw}
+        return Malformed(number, reason, str(error), text)
 
 
 def parse_raw(raw: Mapping[str, Any]) -> Row:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from ..labels import values_by_move
 from ..records import Proportion, Task
 from ..rewards import score_row
 
@@ -45,7 +46,7 @@ def evaluate_completions(rows: Iterable[Row], completions: Sequence[str]) -> dic
         completions: `N` texts, one a row.
     """
     scored = [
-        (row, score_row(row["prompt"], completion, row.get("action_values")))
+        (row, score_row(row["prompt"], completion, values_by_move(row.get("action_values"))))
         for row, completion in zip(rows, completions, strict=True)
     ]
     results = {}

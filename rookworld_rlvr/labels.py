@@ -1,0 +1,128 @@
+"""Where the truth about policy answers comes from: the rows' own values, the engine, or both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from tqdm import tqdm
+
+from .engine import EngineArguments, Labeller
+from .records import close_matches
+
+LABELS = ("stored", "engine", "stored_or_engine")
+
+Values = Mapping[str, int]
+"""Centipawns from the side to move by move, for every legal move."""
+
+
+def values_by_move(column: Any) -> Values | None:
+    """A row's `action_values` by move; None where the row has none."""
+    return {value["move"]: value["cp"] for value in column} if column else None
+
+
+@dataclass
+class LabelArguments(EngineArguments):
+    """Where the values of moves come from that policy rewards and held-out metrics are computed by.
+
+    Args:
+        labels: `stored`, the rows' `action_values`, which every policy row then needs; `engine`, asked
+            for every position; `stored_or_engine`, asked for those without. Values that the engine
+            gave are kept in `engine_cache`.
+    """
+
+    labels: str = "stored"
+
+    def faults(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        faults = super().faults()
+        if self.labels not in LABELS:
+            faults.append(f"labels: {self.labels!r} is none{close_matches(self.labels, LABELS)}")
+        return faults
+
+
+class PolicyTruth:
+    """What every legal move is worth, for the rows of a batch.
+
+    Args:
+        labels: One of `LABELS`.
+        labeller: The engine; needed unless `labels` is ``stored``.
+    """
+
+    def __init__(self, labels: str = "stored", labeller: Labeller | None = None) -> None:
+        if labels not in LABELS or (labels != "stored" and labeller is None):
+            raise ValueError(f"labels={labels!r} with labeller={labeller!r}")
+        self.labels = labels
+        self.labeller = labeller
+
+    @classmethod
+    def open(cls, args: LabelArguments, policy_rows: int, unlabelled: int) -> PolicyTruth:
+        """Start the engine where it is needed.
+
+        Args:
+            args: Whom to ask.
+            policy_rows: How many there are; without any, no engine is needed.
+            unlabelled: How many of them have no values; ``stored_or_engine`` asks for these.
+
+        Raises:
+            EngineError: The engine is needed, and there is none.
+        """
+        asked = {"stored": 0, "engine": policy_rows, "stored_or_engine": unlabelled}[args.labels]
+        return cls(args.labels, Labeller(args)) if asked else cls()
+
+    def values(
+        self, fens: Sequence[str], stored: Sequence[Any], progress: str | None = None
+    ) -> list[Values | None]:
+        """The values of each row; None where they cannot be had.
+
+        Args:
+            fens: Positions with a legal move.
+            stored: The rows' `action_values`, or None each.
+            progress: Title of a progress bar, None for no bar.
+
+        Raises:
+            RookWorldError: See `Labeller.values`.
+        """
+        if self.labels == "engine":
+            stored = [None] * len(fens)
+        found = list(map(values_by_move, stored))
+        waiting = [index for index, values in enumerate(found) if values is None]
+        if self.labeller is None or not waiting:
+            return found
+        asked = [fens[index] for index in waiting]
+        total = len(set(asked))
+        with tqdm(total=total, desc=progress, unit="position", disable=progress is None) as bar:
+            answers = self.labeller.values(asked, bar.update)
+        for index, answer in zip(waiting, answers, strict=True):
+            found[index] = None if answer is None else answer.by_move()
+        return found
+
+    def lines(self) -> list[str]:
+        """Whom the values are of, and what could not be had, for a terminal."""
+        if self.labeller is None:
+            return []
+        source, given_up = self.labeller.source, self.labeller.given_up
+        return [
+            f"labels: {self.labels}, {source.engine}, {source.limit}",
+            f"positions searched    {self.labeller.searched:>8}",
+            f"positions given up    {len(given_up):>8}",
+            *(f"    {position}: {reason}" for position, reason in list(given_up.items())[:5]),
+        ]
+
+    def close(self) -> None:
+        """End the engine."""
+        if self.labeller is not None:
+            self.labeller.close()
+
+    def __enter__(self) -> PolicyTruth:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.close()
