@@ -51,6 +51,8 @@ def test_the_set_of_recipes() -> None:
         "grpo_policy",
         "grpo_mixed",
         "grpo_lora",
+        "prepare_nano",
+        "prepare_policy",
         "sft_nano",
     }
 

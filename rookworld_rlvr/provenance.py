@@ -1,0 +1,97 @@
+"""Where a data set's values come from: written into its Parquet file, read back with it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+_KEY = b"rookworld_rlvr"  # beside the key of datasets in the file's metadata
+
+
+def write_parquet(path: Path, tables: Iterable[pa.Table], provenance: Mapping[str, Any]) -> None:
+    """Write tables of one schema to a file that is there only when it is whole.
+
+    Args:
+        path: The file; its folder is made.
+        tables: One row group each, at least one.
+        provenance: What is worth knowing of the rows, as JSON.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    incomplete = path.with_name(f"{path.name}.incomplete")
+    writer: pq.ParquetWriter | None = None
+    try:
+        for table in tables:
+            note = {_KEY: json.dumps(provenance).encode()}
+            schema = table.schema.with_metadata({**(table.schema.metadata or {}), **note})
+            writer = writer or pq.ParquetWriter(incomplete, schema, compression="zstd")
+            writer.write_table(table.cast(schema))
+    finally:
+        if writer is not None:
+            writer.close()
+    incomplete.replace(path)
+
+
+def read_provenance(path: Path | None) -> dict[str, Any] | None:
+    """What `write_parquet` wrote; None for other files, and without a file."""
+    if path is None or path.suffix != ".parquet":
+        return None
+    note = (pq.read_schema(path).metadata or {}).get(_KEY)
+    return None if note is None else dict(json.loads(note))
+
+
+def merge_parquet(parts: Sequence[Path], path: Path) -> dict[str, Any]:
+    """Put files of `write_parquet` together in their order, counts added up, and remove them."""
+    notes = [read_provenance(part) or {} for part in parts]
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for note in notes:
+        for group, numbers in note["counts"].items():
+            counts[group].update(numbers)
+    merged = {**notes[0], "counts": {group: dict(numbers) for group, numbers in counts.items()}}
+    write_parquet(path, _tables(parts), merged)
+    for part in parts:
+        part.unlink()
+    return merged
+
+
+def _tables(parts: Sequence[Path]) -> Iterator[pa.Table]:
+    for part in parts:
+        for batch in pq.ParquetFile(part).iter_batches(20_000):
+            yield pa.Table.from_batches([batch])
+
+
+def data_card(provenance: Mapping[str, Any]) -> str:
+    """The README.md of a data set on the Hub."""
+    return _DATA_CARD.format(
+        engine=provenance["engine"] or "none asked",
+        limit=provenance["limit"] or "-",
+        provenance=json.dumps(provenance, indent=2),
+    )
+
+
+_DATA_CARD = """---
+tags: [chess, rookworld, rlvr]
+---
+
+# RookWorld rows with the values of all legal moves
+
+Column `text`: a line of RookWorld text. Column `action_values`, for policy rows: `move` in UCI
+notation and `cp`, centipawns from the side to move, for every legal move, best first; a mate in n
+moves is ±(100000 - n).
+
+Engine: {engine}. Limit: {limit}. Made by `recipes/prepare_data.py` of rookworld-rlvr:
+
+```json
+{provenance}
+```
+"""
+
+
+def provenance_line(provenance: Mapping[str, Any]) -> str:
+    """Who valued the moves, in a line."""
+    return f"{provenance['engine']}, {provenance['limit']}, {provenance['date']}"
