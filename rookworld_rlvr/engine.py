@@ -12,7 +12,6 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL
@@ -142,7 +141,7 @@ def find_engine(path: str | None = None) -> str:
 
 
 def _executable(key: str, given: str) -> str:
-    found = shutil.which(given)  # a path, or a name on the PATH
+    found = shutil.which(os.path.expanduser(given))  # a path, or a name on the PATH
     if found is not None:
         return found
     if Path(given).is_dir():
@@ -186,15 +185,24 @@ class _Process:
     @classmethod
     async def start(cls, path: str, hash_mb: int) -> _Process:
         # A process group of its own: Ctrl-C is for the program that asks, which then ends the engine.
-        transport, protocol = await chess.engine.popen_uci(path, stderr=DEVNULL, setpgrp=True)
+        transport, protocol = await chess.engine.UciProtocol.popen(
+            path, stderr=DEVNULL, setpgrp=True
+        )
+        process = cls(transport, protocol)
         try:
+            await protocol.initialize()
             wanted = {"Threads": 1, "Hash": hash_mb}
             await protocol.configure({k: v for k, v in wanted.items() if k in protocol.options})
             await protocol.ping()
         except BaseException:
-            transport.close()
+            await process.end()
             raise
-        return cls(transport, protocol)
+        return process
+
+    async def end(self) -> None:
+        """Kill it, and wait for its end: a loop that is closed earlier leaves a zombie."""
+        self.transport.close()
+        await asyncio.wait([self.protocol.returncode], timeout=_REAP_S)
 
     def identity(self) -> str:
         """Name and the options that values depend on."""
@@ -231,8 +239,11 @@ class EnginePool:
         self._limit = args.limit()
         self._processes: list[_Process | None] = [None] * args.engine_workers
         self._in_a_row = 0
+        self._work: asyncio.Task[Any] | None = None
         self.given_up: dict[str, str] = {}
         self._loop = asyncio.new_event_loop()
+        # What python-chess has to say of searches that were cut short is no news to the user.
+        self._loop.set_exception_handler(lambda _, context: logger.debug("%s", context))
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         try:
@@ -263,7 +274,7 @@ class EnginePool:
     def close(self) -> None:
         """End the processes."""
         if self._loop.is_running():
-            self._run(self._serve_all([self._discard(i) for i in range(len(self._processes))]))
+            self._run(self._end())
             self._stop_loop()
             atexit.unregister(self.close)
 
@@ -280,8 +291,19 @@ class EnginePool:
         self._thread.join()
         self._loop.close()
 
-    @staticmethod
-    async def _serve_all(work: Sequence[Coroutine[Any, Any, None]]) -> None:
+    async def _end(self) -> None:
+        await self._interrupt()
+        await asyncio.gather(*(self._discard(slot) for slot in range(len(self._processes))))
+
+    async def _interrupt(self) -> None:
+        """End the work of a call that Ctrl-C left: it would go on, and replace its processes."""
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.wait([self._work])
+
+    async def _serve_all(self, work: Sequence[Coroutine[Any, Any, None]]) -> None:
+        await self._interrupt()
+        self._work = asyncio.current_task()
         try:
             async with asyncio.TaskGroup() as group:
                 for item in work:
@@ -310,18 +332,41 @@ class EnginePool:
         for attempt in (1, 2):
             try:
                 process = self._processes[slot] = self._processes[slot] or await self._start()
-                async with asyncio.timeout(self._args.engine_timeout):
-                    moves = await value_moves(process.protocol, position, self._limit)
+                moves = await self._search(process, position)
             except (TimeoutError, chess.engine.EngineError, EngineError, NonsenseError) as error:
                 reason = self._reason(error)
                 logger.warning("engine replaced at %s (try %d of 2): %s", position, attempt, reason)
                 await self._discard(slot)
+            except asyncio.CancelledError:  # in the middle of a search
+                await self._discard(slot)
+                raise
             else:
                 depth = min(depth for _, depth in list(moves.values())[:MAX_CANDIDATES])
                 values = tuple(ActionValue(move.uci(), cp) for move, (cp, _) in moves.items())
                 return PositionValues(values, depth, self.source)
         self.given_up[position] = reason
         return None
+
+    async def _search(self, process: _Process, position: str) -> dict[chess.Move, tuple[int, int]]:
+        search = asyncio.create_task(value_moves(process.protocol, position, self._limit))
+        ended = process.protocol.returncode
+        # Either: python-chess waits on for a process that dies before its search has begun.
+        either: list[asyncio.Future[Any]] = [search, ended]
+        try:
+            await asyncio.wait(
+                either, timeout=self._args.engine_timeout, return_when=asyncio.FIRST_COMPLETED
+            )
+            if search.done():
+                return search.result()
+            if ended.done():
+                raise EngineError(f"engine process died (exit code: {ended.result()})")
+            raise TimeoutError
+        finally:
+            if not search.done():
+                # In this order: python-chess fails where a search that was cancelled loses its process.
+                await process.end()
+                search.cancel()
+                await asyncio.gather(search, return_exceptions=True)
 
     def _reason(self, error: Exception) -> str:
         if isinstance(error, TimeoutError):
@@ -350,10 +395,7 @@ class EnginePool:
     async def _discard(self, slot: int) -> None:
         process, self._processes[slot] = self._processes[slot], None
         if process is not None:
-            process.transport.close()  # kills it
-            with suppress(TimeoutError, chess.engine.EngineError):
-                async with asyncio.timeout(_REAP_S):
-                    await asyncio.shield(process.protocol.returncode)
+            await process.end()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -369,7 +411,7 @@ class Labeller:
 
     Attributes:
         source: Engine and limit, which are the same for all values.
-        searched: How many positions the engine was asked.
+        searched: How many positions the engine has valued.
 
     Raises:
         EngineError: No engine, or none that speaks UCI.

@@ -43,11 +43,11 @@ class ValueCache:
     """
 
     def __init__(self, path: str | Path, source: ValueSource) -> None:
-        self._path = str(path)
+        self._path = os.path.expanduser(path)
         self._source = source
         try:
             if self._path != ":memory:":
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                Path(self._path).parent.mkdir(parents=True, exist_ok=True)
             # The event loop's thread writes, the caller's reads, never at once.
             self._file = sqlite3.connect(
                 self._path, timeout=_WAIT_S, isolation_level=None, check_same_thread=False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from trl import GRPOTrainer
 from rookworld_rlvr import model as models
 from rookworld_rlvr.config import RookWorldGRPOConfig
 from rookworld_rlvr.data import DataArguments, LoadedData, load_data
+from rookworld_rlvr.engine import find_engine
+from rookworld_rlvr.records import EngineError
 from rookworld_rlvr.rewards import get_reward_funcs
 from rookworld_rlvr.trainer import RookWorldGRPOTrainer
 
@@ -23,11 +26,23 @@ REWARDS = [{"name": "environment_exact"}, {"name": "environment_state"}, {"name"
 
 
 @pytest.fixture(autouse=True)
-def _no_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reaches W&B or the Hub, whatever the person who runs it is logged in to."""
+def _nothing_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reaches W&B, the Hub or the kept values of the person who runs it."""
+    monkeypatch.setattr("rookworld_rlvr.engine.default_cache_path", lambda: ":memory:")
     for name in ("WANDB_API_KEY", "WANDB_RUN_ID", "WANDB_DIR", "WANDB_MODE", "WANDB_PROJECT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session")
+def stockfish() -> str:
+    """The engine's path. CI installs it, and does not let what needs it be skipped."""
+    try:
+        return find_engine()
+    except EngineError as error:
+        if os.environ.get("ROOKWORLD_REQUIRE_ENGINE"):
+            raise
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

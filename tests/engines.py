@@ -1,0 +1,167 @@
+"""Stockfish that misbehaves, and a labeller without any engine."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import chess
+import psutil
+
+from rookworld_rlvr.engine import EngineArguments
+from rookworld_rlvr.records import ActionValue, PositionValues, ValueSource
+
+START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+
+# Few moves each, so that a search takes milliseconds; some stand one move apart.
+POSITIONS = (
+    "8/8/8/4k3/8/8/4P3/4K3 w - - 0 1",
+    "8/8/8/4k3/4P3/8/8/4K3 b - - 0 1",
+    "8/8/3k4/8/4P3/8/8/4K3 w - - 1 1",
+    "6k1/5ppp/8/8/8/8/5PPP/R5K1 w - - 4 1",
+    "6k1/5ppp/8/8/8/8/5PPP/1R4K1 b - - 5 1",
+    "4r1k1/5ppp/8/8/8/8/3Q1PPP/6K1 b - - 0 1",
+)
+
+
+def engine_arguments(path: str, **options: object) -> EngineArguments:
+    """Shallow searches, kept nowhere."""
+    defaults = {"engine_depth": 3, "engine_cache": ":memory:", "engine_timeout": 20.0}
+    return EngineArguments(engine_path=path, **{**defaults, **options})  # type: ignore[arg-type]
+
+
+def script(path: Path, body: str) -> str:
+    """A program of its own, in Python."""
+    path.write_text(f"#!{sys.executable} -IS\n{textwrap.dedent(body)}", encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
+
+
+# --------------------------------------------------------------------------------------------------
+# Stockfish that misbehaves
+# --------------------------------------------------------------------------------------------------
+DEEDS = {
+    "dies": "engine.kill(); os.kill(os.getpid(), signal.SIGKILL)",
+    "dies in mid-search": "engine.stdin.write(b'go infinite\\n'); engine.stdin.flush(); "
+    "time.sleep(0.05); engine.kill(); os.kill(os.getpid(), signal.SIGKILL)",
+    "is silent": "pass",
+    "is deaf": "time.sleep(3600)",
+    "gives no score": "say('info depth 30 nodes 5', 'bestmove (none)')",
+    "gives no depth": "say('info score cp 15', 'bestmove (none)')",
+    "gives nothing but a move": "say('bestmove (none)')",
+    "searches less deep": "say('info depth 1 score cp 15', 'bestmove (none)')",
+    "gives an absurd value": "say('info depth 30 score cp 50000', 'bestmove (none)')",
+    "gives an absurd value for the other": "say('info depth 30 score cp -50000', 'bestmove (none)')",
+    "sees a mate that has been": "say('info depth 30 score mate 0', 'bestmove (none)')",
+    "sees a mate beyond every game": "say('info depth 30 score mate 1000', 'bestmove (none)')",
+    "talks nonsense": "say('\\x00\\x1b', 'info depth x score cp y', 'info', 'bestmove (none)')",
+    "plays an illegal move": "say('info depth 30 score cp 15', 'bestmove a1a1')",
+}
+
+
+def misbehaving(
+    folder: Path, stockfish: str, deed: str, when: str = "True", name: str = "engine"
+) -> str:
+    """Stockfish behind a script that does one of `DEEDS` in answer to `go`, where `when` holds.
+
+    The folder's file `searches` has a byte for each `go`, the file `pids` a line for each process.
+
+    Args:
+        folder: Where the script goes.
+        stockfish: The real engine.
+        deed: One of `DEEDS`.
+        when: A Python expression over `count`, how often any process was told to `go`,
+            `position`, the line before it, and `first()`, whether no process has seen that position.
+        name: The script's.
+    """
+    body = f"""\
+        import os, signal, subprocess, sys, time
+
+        with open({str(folder / "pids")!r}, "a") as file:
+            file.write(f"{{os.getpid()}}\\n")
+        engine = subprocess.Popen([{stockfish!r}], stdin=subprocess.PIPE)
+
+        def say(*lines):
+            sys.stdout.write("".join(line + "\\n" for line in lines))
+            sys.stdout.flush()
+
+        def first():
+            try:
+                with open({str(folder)!r} + "/" + position.split()[2].replace("/", "_"), "x"):
+                    return True
+            except FileExistsError:
+                return False
+
+        position = ""
+        for line in iter(sys.stdin.buffer.readline, b""):
+            if line.startswith(b"position"):
+                position = line.decode()
+            if line.startswith(b"go"):
+                with open({str(folder / "searches")!r}, "ab") as file:
+                    file.write(b".")
+                    count = file.tell()
+                if {when}:
+                    {DEEDS[deed]}
+                    continue
+            engine.stdin.write(line)
+            engine.stdin.flush()
+        """
+    return script(folder / name, body)
+
+
+def searches(folder: Path) -> int:
+    """How often the engines of `misbehaving` were told to `go`."""
+    file = folder / "searches"
+    return file.stat().st_size if file.exists() else 0
+
+
+def children() -> set[int]:
+    """This process's children and theirs, zombies too."""
+    return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
+# --------------------------------------------------------------------------------------------------
+# No engine at all
+# --------------------------------------------------------------------------------------------------
+class FakeLabeller:
+    """`Labeller`'s face: made-up values for every legal move, each call kept in `calls`.
+
+    Args:
+        refuse: Positions that it gives up on.
+    """
+
+    source = ValueSource("Fake 1", "depth 1")
+
+    def __init__(self, refuse: Sequence[str] = ()) -> None:
+        self.refuse = refuse
+        self.calls: list[list[str]] = []
+        self.given_up: dict[str, str] = {}
+        self.searched = 0
+        self.closed = False
+
+    def values(
+        self, fens: Sequence[str], on_value: Callable[[], object] | None = None
+    ) -> list[PositionValues | None]:
+        self.calls.append(list(fens))
+        return [self._value(fen, on_value) for fen in fens]
+
+    def _value(self, fen: str, on_value: Callable[[], object] | None) -> PositionValues | None:
+        if fen in self.refuse:
+            self.given_up[fen] = "refused"
+            return None
+        self.searched += 1
+        if on_value is not None:
+            on_value()
+        moves = fake_values(fen).items()
+        return PositionValues(tuple(ActionValue(*pair) for pair in moves), 1, self.source)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def fake_values(fen: str) -> Mapping[str, int]:
+    """100, 99, 98, ... centipawns for the legal moves in the order of the alphabet."""
+    moves = sorted(move.uci() for move in chess.Board(fen).legal_moves)
+    return {move: 100 - index for index, move in enumerate(moves)}
