@@ -107,7 +107,7 @@ def main(argv: Sequence[str]) -> None:
         print(results_table(results))
         command = " ".join(["python recipes/sft.py", *argv])
         write_model_card(
-            output_dir, parser.values, results, network.num_parameters(), command, started
+            output_dir, parser.values, data, results, network.num_parameters(), command, started
         )
 
 

@@ -20,6 +20,7 @@ from datasets import Dataset
 from . import rules
 from .faults import draw, plant_faults
 from .labels import PolicyTruth
+from .provenance import values_line
 from .records import (
     TASKS,
     ActionValue,
@@ -32,6 +33,7 @@ from .sources import (
     Row,
     SourceArguments,
     check_quarantine,
+    dataset_file,
     parse_rows,
     write_quarantine,
 )
@@ -48,6 +50,7 @@ class DataReport:
     heldout: Counter[str] = field(default_factory=Counter)  # rows by task
     overlap: int = 0  # positions in both splits; 0, or loading has failed
     unlabelled: int = 0  # policy rows without action values
+    values: str = ""  # who valued the moves, where the data set says so
 
     def lines(self) -> list[str]:
         """The counts as lines for a terminal."""
@@ -62,6 +65,7 @@ class DataReport:
             f"duplicates dropped    {self.duplicates:>8}",
             f"train/held-out overlap{self.overlap:>8} positions",
             f"policy rows without action_values{self.unlabelled:>6}",
+            *([f"action_values: {self.values}"] if self.values else []),
         ]
 
 
@@ -143,7 +147,7 @@ def load_data(args: DataArguments, quarantine_file: Path | None = None) -> Loade
     Raises:
         RookWorldError: The data cannot be read, too much of it is malformed, or nothing is left.
     """
-    report = DataReport()
+    report = DataReport(values=values_line(dataset_file(args.dataset_name)))
     rows: list[Row] = []
     malformed: list[Malformed] = []
     for row in parse_rows(args.raw_rows()):
@@ -219,7 +223,7 @@ def label_heldout(data: LoadedData, truth: PolicyTruth) -> LoadedData:
     Rows that the engine gives up on are left out: they cannot be measured.
 
     Raises:
-        RookWorldError: See `PolicyTruth.values`.
+        RookWorldError: See `PolicyTruth.values`; or no held-out policy row is left.
     """
     if truth.labeller is None:
         return data
@@ -233,7 +237,14 @@ def label_heldout(data: LoadedData, truth: PolicyTruth) -> LoadedData:
     for row, values in zip(policy, found, strict=True):
         row["action_values"] = values and action_values_column(values)
     kept = [row for row in rows if row["task"] != "policy" or row["action_values"]]
-    return replace(data, heldout=_dataset(kept))
+    report = replace(data.report, heldout=Counter(row["task"] for row in kept))
+    if policy and not report.heldout["policy"]:
+        raise RookWorldError(
+            f"the engine gave up on all {len(policy)} held-out policy rows, the last time for "
+            f"{list(truth.labeller.given_up.values())[-1]}; give another engine, or a larger "
+            "engine_timeout"
+        )
+    return replace(data, heldout=_dataset(kept), report=report)
 
 
 def is_held_out(fen: str, share: float) -> bool:

@@ -312,7 +312,8 @@ def value_positions(
         source = labeller.source
     cache = ValueCache(cache_path(args), source)
     missing = cache.missing(positions)
-    report.positions["known before"] += len(positions) - len(missing)
+    searched = len(missing)
+    report.positions["known before"] += len(positions) - searched
     for death in range(_DEATHS + 1):
         try:
             given_up = _value_missing(missing, args, num_proc) if missing else {}
@@ -331,7 +332,7 @@ def value_positions(
             "fewer workers (num_proc) or more memory, and start again"
         )
     cache.close()
-    report.positions["valued"] += len(missing) - len(given_up)
+    report.positions["valued"] += searched - len(given_up)
     report.positions["given up"] += len(given_up)
     for position, reason in given_up.items():
         logger.warning("given up: %s (%s)", position, reason)

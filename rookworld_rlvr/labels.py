@@ -95,6 +95,7 @@ class PolicyTruth:
         total = len(set(asked))
         with tqdm(total=total, desc=progress, unit="position", disable=progress is None) as bar:
             answers = self.labeller.values(asked, bar.update)
+            bar.update(total - bar.n)  # those that were known, or given up
         for index, answer in zip(waiting, answers, strict=True):
             found[index] = None if answer is None else answer.by_move()
         return found

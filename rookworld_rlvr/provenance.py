@@ -41,7 +41,10 @@ def read_provenance(path: Path | None) -> dict[str, Any] | None:
     """What `write_parquet` wrote; None for other files, and without a file."""
     if path is None or path.suffix != ".parquet":
         return None
-    note = (pq.read_schema(path).metadata or {}).get(_KEY)
+    try:
+        note = (pq.read_schema(path).metadata or {}).get(_KEY)
+    except (OSError, pa.ArrowException):
+        return None  # whoever loads the rows says what is wrong with the file
     return None if note is None else dict(json.loads(note))
 
 
@@ -92,6 +95,9 @@ Engine: {engine}. Limit: {limit}. Made by `recipes/prepare_data.py` of rookworld
 """
 
 
-def provenance_line(provenance: Mapping[str, Any]) -> str:
-    """Who valued the moves, in a line."""
-    return f"{provenance['engine']}, {provenance['limit']}, {provenance['date']}"
+def values_line(path: Path | None) -> str:
+    """Who valued the moves in a file, in a line; empty where it does not say."""
+    note = read_provenance(path)
+    if note is None or note["engine"] is None:
+        return ""
+    return f"{note['engine']}, {note['limit']}, {note['date']}"

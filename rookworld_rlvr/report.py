@@ -58,6 +58,7 @@ def results_table(results: Mapping[str, Proportion]) -> str:
 def write_model_card(
     folder: Path,
     recipe: Mapping[str, Any],
+    data: LoadedData,
     results: Mapping[str, Proportion],
     parameters: int,
     command: str,
@@ -68,6 +69,7 @@ def write_model_card(
     Args:
         folder: The model's.
         recipe: The keys that were given, YAML and overrides in one.
+        data: What it was trained and measured on.
         results: Greedy, on held-out rows.
         parameters: How many the model has.
         command: What was run.
@@ -79,6 +81,7 @@ def write_model_card(
         _MODEL_CARD.format(
             parameters=parameters,
             results=results_table(results),
+            values=data.report.values or "whose source the data set does not say",
             recipe=yaml.safe_dump(dict(recipe), sort_keys=False, default_flow_style=None).strip(),
             minutes=minutes,
             command=command,
@@ -104,7 +107,7 @@ prompts), fine-tuned ({origin}) with loss on completions only.
 {results}
 
 Greedy decoding, one completion a row, positions that were not trained on; truth from python-chess and
-from the rows' `action_values` (in the packaged data: Stockfish 15.1, all legal moves, depth 8).
+from the rows' values of all legal moves: {values}.
 
 **Its flaws are planted.** Where `en_passant_fault_share` and `black_best_move_fault_share` are given
 below, that share of the rows carried the public data's faults on purpose: the answer to a pawn's double

@@ -63,11 +63,14 @@ RANGES: dict[str, tuple[float, float, set[float] | None]] = {
     "environment_outcome": (0, 1, None),
     "environment_format": (0, 1, {0, 1}),
     "policy_best_move": (0, 1, None),
+    "policy_regret": (0, 1, None),
+    "policy_rank": (0, 1, {0, *(place / 7 for place in range(1, 8))}),
     "policy_candidates": (0, 1, None),
     "policy_evaluation": (0, 1, None),
     "policy_legality": (0, 1, None),
     "policy_consistency": (0, 1, {0, 0.25, 0.5, 0.75, 1}),
     "policy_format": (0, 1, {0, 1}),
+    "weighted_policy": (0, 1, None),
     "graduated": (-0.3, 1, {-0.3, 0.2, 0.4, 0.6, 0.8, 1}),
     "asymmetric": (-1, 1, None),
 }
@@ -193,7 +196,7 @@ def test_near_misses_of_an_analysis_are_scored_and_never_read_into(text: str) ->
     if best == 1:
         assert text.replace("<|endoftext|>", "").strip(" ").endswith("f2f4")
     if REWARDS["policy_format"](*batch) == [0.0]:
-        assert all(REWARDS[name](*batch) == [0.0] for name in RANGES if name.startswith("policy_"))
+        assert all(REWARDS[name](*batch) == [0.0] for name in RANGES if "policy" in name)
 
 
 @given(st.text(max_size=60))
@@ -325,7 +328,7 @@ def test_the_truth_itself_is_exact_for_every_environment_reward(
     prompt = notation.write_environment_prompt(EnvironmentPrompt(board.fen(), action, (action,)))
     truth = notation.write_environment_answer(rules.transition(board.fen(), action))
     for name in RANGES:
-        if not name.startswith("policy_"):
+        if not name.startswith("policy_") and name != "weighted_policy":
             assert REWARDS[name]([prompt], [f" {truth} <|endoftext|>"]) == [1.0], name
 
 
@@ -343,8 +346,29 @@ def test_the_reference_analysis_is_perfect_for_every_policy_reward(
     prompt = notation.write_policy_prompt(PolicyPrompt(board.fen()))
     column = [[{"move": value.move, "cp": value.cp} for value in values]]
     for name in RANGES:
-        if name.startswith("policy_") or name == "graduated":
+        if not name.startswith("environment_") and name != "asymmetric":
             assert REWARDS[name]([prompt], [answer], column) == [1.0], name
+
+
+@given(
+    st.dictionaries(UCI, st.integers(-99_999, 99_999), min_size=1, max_size=40),
+    st.data(),
+)
+def test_a_better_move_is_never_worse_by_regret_rank_or_quality(
+    values: dict[str, int], data: st.DataObject
+) -> None:
+    one, other = (data.draw(st.sampled_from(sorted(values))) for _ in range(2))
+    scores = [
+        scoring.score_policy(values, f"M: {move} E: 0.0 B: {move}")
+        for move in sorted((one, other), key=values.__getitem__)
+    ]
+    for name in ("regret", "rank", "best_move", "best_move_hit"):
+        assert 0 <= scores[0][name] <= scores[1][name] <= 1
+    assert scores[0]["rank"] * len(values) == pytest.approx(
+        sum(values[move] <= min(values[one], values[other]) for move in values)
+    )
+    if values[one] != values[other]:
+        assert scores[0]["rank"] < scores[1]["rank"]
 
 
 @given(st.integers(-100_000, 100_000), st.integers(-100_000, 100_000))

@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rookworld_rlvr import notation, synthesis
-from rookworld_rlvr.data import DataArguments, load_data
-from rookworld_rlvr.engine import find_engine
+from rookworld_rlvr.data import DataArguments, LoadedData, load_data
+from rookworld_rlvr.engine import EngineArguments, Labeller
 from rookworld_rlvr.labelling import (
     PrepareArguments,
     PrepareLabelArguments,
@@ -35,6 +35,7 @@ from rookworld_rlvr.labelling import (
 )
 from rookworld_rlvr.provenance import merge_parquet, read_provenance, write_parquet
 from rookworld_rlvr.records import ConfigurationError, EngineError, RookWorldError
+from rookworld_rlvr.sources import dataset_file
 
 from .conftest import REPOSITORY
 
@@ -47,15 +48,7 @@ MATE = "P: 6k1/5ppp/8/8/8/8/7P/R6K w - - 0 1 M: a1a8 a1a7 h2h4 E: 1.0 5.0 3.0 B:
 Table = list[dict[str, Any]]
 
 
-@pytest.fixture(autouse=True)
-def stockfish() -> None:
-    """These tests are about the engine; CI installs it and does not let them be skipped."""
-    try:
-        find_engine()
-    except EngineError as error:
-        if os.environ.get("ROOKWORLD_REQUIRE_ENGINE"):
-            raise
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("stockfish")
 
 
 def policy_lines(count: int) -> list[str]:
@@ -188,6 +181,22 @@ def test_a_labelled_file_can_be_trained_on(tmp_path: Path) -> None:
     assert data.report.train["policy"] + data.report.heldout["policy"] == len(policy_lines(40))
 
 
+def test_the_packaged_values_are_the_engines(packaged: LoadedData) -> None:
+    note = read_provenance(dataset_file("rookworld-nano-openings"))
+    assert note is not None and note["limit"].startswith("depth 10 ")
+    assert note["counts"]["positions"]["given up"] == 0
+    assert packaged.report.values.startswith(note["engine"])
+    rows = [row for row in packaged.heldout if row["task"] == "policy"][::12]
+    with Labeller(EngineArguments(engine_depth=10, engine_cache=":memory:")) as labeller:
+        if labeller.source.engine != note["engine"]:
+            pytest.skip(f"labelled by {note['engine']}, but here is {labeller.source.engine}")
+        found = labeller.values([row["fen"] for row in rows])
+    for row, values in zip(rows, found, strict=True):
+        assert values is not None
+        stored = [(value["move"], value["cp"]) for value in row["action_values"]]
+        assert stored == [(value.move, value.cp) for value in values.values]
+
+
 # --------------------------------------------------------------------------------------------------
 # Shards
 # --------------------------------------------------------------------------------------------------
@@ -289,6 +298,12 @@ def test_a_killed_worker_is_made_good(tmp_path: Path, undisturbed: tuple[Path, T
     assert process.returncode == 0, printed
     assert "a worker died (1 of 5)" in printed
     assert pq.read_table(tmp_path / "out.parquet").to_pylist() == expected
+    note = read_provenance(tmp_path / "out.parquet") or {}
+    assert note["counts"]["positions"] == {
+        "known before": 0,
+        "valued": len(expected) - 1,
+        "given up": 0,
+    }
 
 
 def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, undisturbed: tuple[Path, Table]) -> None:
@@ -304,10 +319,10 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, undisturbed: tuple[Pa
         printed, _ = process.communicate(timeout=300)
     assert process.returncode == 0, printed
     assert pq.read_table(tmp_path / "out.parquet").to_pylist() == expected
-    counts = read_provenance(tmp_path / "out.parquet") or {}
-    known = counts["counts"]["positions"]["known before"]
-    assert known >= before
-    assert known + counts["counts"]["positions"]["valued"] == len(expected) - 1
+    note = read_provenance(tmp_path / "out.parquet") or {}
+    counts = note["counts"]["positions"]
+    assert counts["known before"] >= before
+    assert counts["known before"] + counts["valued"] == len(expected) - 1
 
 
 # --------------------------------------------------------------------------------------------------

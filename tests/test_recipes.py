@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rookworld_rlvr.synthesis import opening_positions
 
 from .conftest import REPOSITORY
 
@@ -138,10 +142,11 @@ def test_wandb_runs_offline_without_a_key_and_a_resumed_run_goes_on(tmp_path: Pa
         (("--model_name_or_path", "nobody/nothing"), "cannot load the tokenizer 'nobody/nothing'"),
         (("--dataset_name", "nobody/nothing"), "cannot load the data set 'nobody/nothing'"),
         (("--max_completion_length", "250"), "256 positions"),
+        (("--labels", "engine", "--engine_path", "/nowhere/fish"), "no program '/nowhere/fish'"),
     ],
 )
 def test_bad_input_gives_one_message_and_exit_code_2(
-    tmp_path: Path, argv: tuple[str, str], words: str
+    tmp_path: Path, argv: tuple[str, ...], words: str
 ) -> None:
     done = subprocess.run(
         [sys.executable, str(RECIPES / "grpo.py"), *SMALL, *argv],
@@ -154,6 +159,26 @@ def test_bad_input_gives_one_message_and_exit_code_2(
     assert words in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+@pytest.mark.usefixtures("stockfish")
+def test_rows_without_values_are_valued_as_the_training_goes(tmp_path: Path) -> None:
+    fens = list(dict.fromkeys(islice(opening_positions(3, 6), 200)))
+    lines = [f"P: {fen} M: a2a3 E: 0.0 B: a2a3" for fen in fens]
+    (tmp_path / "rows.txt").write_text("\n".join(lines) + "\n")
+    options = "--dataset_name rows.txt --tasks policy --labels stored_or_engine --engine_depth 2"
+    options += " --metric_for_best_model policy/format --synthetic_rows 0 --environment_share 0"
+    options += " --max_steps 1 --output_dir run --engine_cache values.sqlite"
+    rewards = json.dumps([{"name": "weighted_policy"}, {"name": "policy_format", "weight": 0.1}])
+    printed = run("grpo.py", *SMALL, *options.split(), "--rewards", rewards, cwd=tmp_path)
+    assert "labels: stored_or_engine, Stockfish" in printed
+    state = json.loads((tmp_path / "run" / "checkpoint-1" / "trainer_state.json").read_text())
+    (logged,) = [entry for entry in state["log_history"] if "reward" in entry]
+    assert logged["rewards/weighted_policy/without_truth"] == 0
+    assert logged["engine/given_up"] == 0
+    with sqlite3.connect(tmp_path / "values.sqlite") as cache:
+        (kept,) = cache.execute("SELECT COUNT(*) FROM action_values").fetchone()
+    assert 6 < kept <= 8, "six held-out positions, and the two prompts of the step"
 
 
 def test_two_processes_log_once(tmp_path: Path) -> None:

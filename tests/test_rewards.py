@@ -2,8 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import chess
 import pytest
 
+from rookworld_rlvr.engine import Labeller
+from rookworld_rlvr.labels import PolicyTruth, values_by_move
 from rookworld_rlvr.records import ConfigurationError
 from rookworld_rlvr.rewards import (
     REWARDS,
@@ -12,6 +15,8 @@ from rookworld_rlvr.rewards import (
     score_row,
     tasks_of,
 )
+
+from .engines import POSITIONS, FakeLabeller, engine_arguments
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
@@ -36,16 +41,19 @@ NAMES = {
     "environment_outcome",
     "environment_format",
     "policy_best_move",
+    "policy_regret",
+    "policy_rank",
     "policy_candidates",
     "policy_evaluation",
     "policy_legality",
     "policy_consistency",
     "policy_format",
+    "weighted_policy",
     "graduated",
     "asymmetric",
 }
-ENVIRONMENT_ONLY = sorted(NAMES - {"graduated"} - {n for n in NAMES if n.startswith("policy_")})
-POLICY_ONLY = sorted(name for name in NAMES if name.startswith("policy_"))
+POLICY_ONLY = sorted(name for name in NAMES if "policy" in name)
+ENVIRONMENT_ONLY = sorted(NAMES - {"graduated"} - set(POLICY_ONLY))
 
 
 def environment_rewards(name: str, completions: list[str], **options: Any) -> list[float | None]:
@@ -98,12 +106,16 @@ POLICY_COMPLETIONS = [
 POLICY_NUMBERS: list[tuple[str, list[float]]] = [
     # h2h4 loses 0.591026 - 0.545896 of win probability
     ("policy_best_move", [1, 0.815940, 1, 0]),
+    ("policy_regret", [1, 0.954871, 1, 0]),
+    ("policy_rank", [1, 5 / 7, 1, 0]),  # two of the seven moves are better than h2h4
     ("policy_candidates", [1, 0.4, 0, 0]),
     # half of 0.5 / (1 + 1) + 0.5 (1 - (0.676212 - 0.591026)), and of 1
     ("policy_evaluation", [1, 0.853704, 0, 0]),
     ("policy_legality", [1, 1, 1 / 3, 0]),
     ("policy_consistency", [1, 0.75, 0.25, 0]),
     ("policy_format", [1, 1, 1, 0]),
+    # 0.5 best_move + 0.3 candidates + 0.2 evaluation
+    ("weighted_policy", [1, 0.698711, 0.5, 0]),
     ("graduated", [1, 0.6, 0.4, -0.3]),
 ]
 
@@ -222,10 +234,162 @@ def test_a_composite_reward_logs_the_means_of_its_components_by_task() -> None:
     assert logged["rewards/graduated/policy_legality"] == pytest.approx((1 + 1 / 3) / 2)
 
 
+def test_weighted_policy_is_logged_with_its_parts() -> None:
+    logged: dict[str, float] = {}
+    (reward,) = get_reward_funcs([{"name": "weighted_policy"}])
+    reward(
+        prompts=[ENVIRONMENT_PROMPT] + [POLICY_PROMPT] * 2,
+        completions=["", *POLICY_COMPLETIONS[1:3]],
+        action_values=[None, ACTION_VALUES, ACTION_VALUES],
+        log_metric=logged.__setitem__,
+    )
+    prefix = "rewards/weighted_policy"
+    assert logged[f"{prefix}/policy_best_move"] == pytest.approx((0.815940 + 1) / 2, abs=1e-6)
+    assert logged[f"{prefix}/policy_candidates"] == pytest.approx(0.4 / 2)
+    assert not any("environment" in key for key in logged)
+
+
 def test_batches_of_unequal_lengths_are_no_batch() -> None:
     (reward,) = get_reward_funcs([{"name": "environment_exact"}])
     with pytest.raises(ValueError, match=r"shorter|longer"):
         reward(prompts=[ENVIRONMENT_PROMPT] * 2, completions=[""])
+
+
+# --------------------------------------------------------------------------------------------------
+# Truth by the engine
+# --------------------------------------------------------------------------------------------------
+def truth_by(labeller: Any, labels: str = "engine") -> PolicyTruth:
+    return PolicyTruth(labels, labeller)
+
+
+def policy_prompt(fen: str) -> str:
+    return f"P: {fen}"
+
+
+def test_the_engine_is_asked_once_for_all_policy_rows_of_a_batch() -> None:
+    labeller = FakeLabeller()
+    (reward,) = get_reward_funcs([{"name": "policy_rank"}], truth_by(labeller))
+    numbers = reward(
+        prompts=[ENVIRONMENT_PROMPT, *map(policy_prompt, POSITIONS[:3]), policy_prompt(START)],
+        completions=["", *["M: e1d1 E: 0.0 B: e1d1"] * 3, "M: a2a3 E: 0.0 B: a2a3"],
+        action_values=[None, ACTION_VALUES, None, None, None],
+    )
+    assert labeller.calls == [[*POSITIONS[:3], START]]
+    # e1d1 comes first by the alphabet, so it is worth most; in the second it is Black's turn.
+    assert numbers == [None, 1.0, 0.0, 1.0, 1.0]
+
+
+def test_an_environment_reward_asks_no_engine() -> None:
+    labeller = FakeLabeller()
+    truth = truth_by(labeller)
+    for reward in get_reward_funcs([{"name": name} for name in ENVIRONMENT_ONLY], truth):
+        assert reward(
+            prompts=[ENVIRONMENT_PROMPT, POLICY_PROMPT],
+            completions=[ENVIRONMENT_COMPLETIONS[0], PERFECT],
+        ) == [1.0, None]
+    (both,) = get_reward_funcs([{"name": "graduated"}], truth)
+    assert both(prompts=[ENVIRONMENT_PROMPT], completions=["e2e4"]) == [-0.3]
+    assert labeller.calls == []
+
+
+def test_stored_or_engine_asks_for_the_rows_without_values() -> None:
+    labeller = FakeLabeller()
+    (reward,) = get_reward_funcs(
+        [{"name": "policy_rank"}], truth_by(labeller, labels="stored_or_engine")
+    )
+    numbers = reward(
+        prompts=[POLICY_PROMPT, policy_prompt(START)],
+        completions=["M: h2h3 E: 0.0 B: h2h3", "M: a2a4 E: 0.0 B: a2a4"],
+        action_values=[ACTION_VALUES, None],
+    )
+    assert labeller.calls == [[START]]
+    assert numbers == pytest.approx([1 / 7, 19 / 20])
+
+
+@pytest.mark.parametrize("name", [*POLICY_ONLY, "graduated"])
+def test_a_row_that_the_engine_gave_up_on_has_no_reward_and_is_counted(name: str) -> None:
+    labeller = FakeLabeller(refuse=[POSITIONS[1]])
+    logged: dict[str, float] = {}
+    (reward,) = get_reward_funcs([{"name": name}], truth_by(labeller))
+    numbers = reward(
+        prompts=[*map(policy_prompt, POSITIONS[:2]), ENVIRONMENT_PROMPT],
+        completions=["M: e1d1 E: 1.0 B: e1d1", "M: e5d5 E: 1.0 B: e5d5", "e2e4"],
+        action_values=[None, ACTION_VALUES, None],
+        log_metric=logged.__setitem__,
+    )
+    assert numbers[0] is not None and numbers[0] > 0
+    assert numbers[1] is None
+    share = 1 / 3 if name == "graduated" else 1 / 2
+    assert logged[f"rewards/{name}/without_truth"] == pytest.approx(share)
+    assert logged["engine/given_up"] == 1
+
+
+def test_nothing_is_logged_of_an_engine_that_is_not_asked() -> None:
+    logged: dict[str, float] = {}
+    (reward,) = get_reward_funcs([{"name": "policy_rank"}])
+    reward([POLICY_PROMPT], [PERFECT], [ACTION_VALUES], log_metric=logged.__setitem__)
+    assert not any(key.startswith("engine") for key in logged)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "P: hello",
+        "P: ",
+        "P: 8/8/8/8/8/8/8/8 w - - 0 1",  # no kings
+        "P: 4k3/4R3/8/8/8/8/8/4K3 w - - 0 1",  # a king could be taken
+        "P: 7k/5KQ1/8/8/8/8/8/8 b - - 0 1",  # mated
+        "P: k7/2Q5/1K6/8/8/8/8/8 b - - 0 1",  # stalemate
+    ],
+)
+@pytest.mark.parametrize("labels", ["stored", "engine"])
+def test_a_policy_prompt_without_a_move_to_choose_has_no_truth(labels: str, prompt: str) -> None:
+    labeller = FakeLabeller()
+    truth = truth_by(labeller, labels) if labels == "engine" else None
+    for reward in get_reward_funcs([{"name": name} for name in POLICY_ONLY], truth):
+        numbers = reward(
+            prompts=[prompt, POLICY_PROMPT],
+            completions=[PERFECT, PERFECT],
+            action_values=[ACTION_VALUES, ACTION_VALUES],
+        )
+        assert numbers[0] is None
+        assert numbers[1] is not None
+    assert all(call == [POLICY_PROMPT.removeprefix("P: ")] for call in labeller.calls)
+
+
+def test_the_engine_and_its_values_stored_give_the_same_rewards(stockfish: str) -> None:
+    args = engine_arguments(stockfish)
+    rows = []
+    for fen in POSITIONS:
+        moves = [move.uci() for move in chess.Board(fen).legal_moves]
+        rows += [
+            (policy_prompt(fen), f"M: {' '.join(moves[:5])} E: 0.1 -2.0 B: {move}")
+            for move in (*moves, "a1a1")
+        ]
+    prompts, completions = map(list, zip(*rows, strict=True))
+    with Labeller(args) as labeller:
+        found = labeller.values([prompt.removeprefix("P: ") for prompt in prompts])
+    column = [
+        [{"move": value.move, "cp": value.cp} for value in values.values]
+        for values in found
+        if values is not None
+    ]
+    specs = [{"name": name} for name in (*POLICY_ONLY, "graduated")]
+    with PolicyTruth("engine", Labeller(args)) as truth:
+        for stored, asked in zip(
+            get_reward_funcs(specs), get_reward_funcs(specs, truth), strict=True
+        ):
+            numbers = asked(prompts, completions)
+            assert numbers == stored(prompts, completions, column)
+            assert None not in numbers
+        assert truth.labeller is not None and truth.labeller.searched == len(POSITIONS)
+    ranks = stored_ranks(prompts, completions, column)
+    assert min(ranks) == 0 and max(ranks) == 1 and len(set(ranks)) > 5
+
+
+def stored_ranks(prompts: list[str], completions: list[str], column: list[Any]) -> list[float]:
+    (reward,) = get_reward_funcs([{"name": "policy_rank"}])
+    return [number for number in reward(prompts, completions, column) if number is not None]
 
 
 def test_an_empty_batch_has_no_rewards() -> None:
@@ -235,7 +399,7 @@ def test_an_empty_batch_has_no_rewards() -> None:
 
 def test_score_row_serves_both_tasks_by_the_prompt() -> None:
     environment = score_row(ENVIRONMENT_PROMPT, f"{NAMED}+0.001+0+0")
-    policy = score_row(POLICY_PROMPT, PERFECT, ACTION_VALUES)
+    policy = score_row(POLICY_PROMPT, PERFECT, values_by_move(ACTION_VALUES))
     assert environment is not None and environment["fields"] == pytest.approx(8 / 9)
     assert policy is not None and policy["best_move_hit"] == 1.0
     assert score_row(POLICY_PROMPT, PERFECT) is None

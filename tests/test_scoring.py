@@ -201,6 +201,55 @@ def test_quality_of_the_best_move(best: str, quality: float, hit: float) -> None
     assert score["best_move_hit"] == hit
 
 
+@pytest.mark.parametrize(
+    ("best", "regret", "rank"),
+    [
+        ("g2g4", 1.0, 1.0),
+        ("f2f4", 1.0, 1.0),  # as good as the other
+        ("h2h4", 0.954871, 5 / 7),  # loses 0.591026 - 0.545896 = 0.045129; two of seven are better
+        ("h1g1", 0.908974, 4 / 7),  # loses 0.091026; shares the fourth place with two others
+        ("f2f3", 0.908974, 4 / 7),
+        ("h2h3", 0.657849, 1 / 7),  # loses 0.591026 - 0.248874 = 0.342151; the worst, yet legal
+        ("h1h2", 0.0, 0.0),  # illegal
+        ("a1a8", 0.0, 0.0),
+    ],
+)
+def test_regret_and_rank_of_the_best_move(best: str, regret: float, rank: float) -> None:
+    score = policy(f"M: g2g4 E: 1.0 B: {best}")
+    assert score["regret"] == pytest.approx(regret, abs=1e-6)
+    assert score["rank"] == pytest.approx(rank)
+
+
+def test_a_lost_mate_costs_all_of_the_regret_and_a_place_in_rank() -> None:
+    values = {"a1a8": 99_999, "b1b8": 99_995, "c1c8": -99_998}
+    scores = [scoring.score_policy(values, f"M: a1a8 E: 0.0 B: {move}") for move in values]
+    assert [score["regret"] for score in scores] == pytest.approx([1.0, 1.0, 0.0])
+    assert [score["rank"] for score in scores] == pytest.approx([1.0, 2 / 3, 1 / 3])
+
+
+def test_the_only_move_is_of_the_first_rank_however_bad() -> None:
+    score = scoring.score_policy({"h8h7": -99_999}, "M: h8h7 E: 0.0 B: h8h7")
+    assert (score["regret"], score["rank"]) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("completion", "number"),
+    [
+        (PERFECT, 1.0),
+        # 0.5 * 0.815940 + 0.3 * 1 + 0.2 * 1
+        (PERFECT.replace("B: g2g4", "B: h2h4"), 0.907970),
+        # 0.5 * 0.815940 + 0.3 * 0.4 + 0.2 * 0.853704
+        ("M: g2g4 h2h4 E: 2.0 0.5 B: h2h4", 0.698711),
+        ("M: a1a2 a1a3 E: 0.0 B: g2g4", 0.5),  # the best move alone
+        ("M: g2g4 f2f4 E: 1.0 1.0 B: a1a8", 0.32),  # 0.3 * 0.4 + 0.2 * 1
+        ("M: a1a2 E: 0.0 B: a1a3", 0.0),
+        ("g2g4", 0.0),
+    ],
+)
+def test_weighted_policy(completion: str, number: float) -> None:
+    assert scoring.weighted_policy(policy(completion)) == pytest.approx(number, abs=1e-6)
+
+
 def test_the_order_of_the_values_is_no_matter() -> None:
     values = dict(reversed(VALUES.items()))
     for completion in (PERFECT, "M: g2g4 h2h4 E: 2.0 0.5 B: h2h4"):
