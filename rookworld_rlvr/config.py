@@ -18,6 +18,7 @@ import yaml
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from trl import GRPOConfig, ModelConfig, SFTConfig, TrlParser
 
+from .control import ControlArguments
 from .data import DataArguments
 from .engine import find_engine
 from .evaluation import TRAINING_METRICS
@@ -92,8 +93,10 @@ class NewModelArguments:
 
 
 @dataclass
-class RookWorldGRPOConfig(GRPOConfig):
+class RookWorldGRPOConfig(ControlArguments, GRPOConfig):
     """`trl.GRPOConfig` with RookWorld's defaults and the keys that TRL has none for.
+
+    See `control.ControlArguments` for those that act on a step's loss and advantages.
 
     Args:
         rewards: List of ``{"name": ..., "weight": ..., **options}``, see `rewards.get_reward_funcs`.
@@ -141,7 +144,7 @@ class RookWorldGRPOConfig(GRPOConfig):
     )
 
     def __post_init__(self) -> None:
-        faults = self._check_rewards()
+        faults = self._check_rewards() + self.control_faults(self.beta)
         if self.metric_for_best_model not in TRAINING_METRICS:
             name = str(self.metric_for_best_model)
             faults.append(

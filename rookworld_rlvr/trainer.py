@@ -24,6 +24,7 @@ from trl import GRPOTrainer
 from trl.models.utils import unwrap_model_for_generation
 
 from . import model as models
+from .control import ControlledGRPOTrainer
 from .evaluation import evaluate_completions, headline
 from .generation import greedy_completions, left_pad
 from .records import Proportion, RookWorldError
@@ -63,8 +64,8 @@ class Parity:
         ]
 
 
-class RookWorldGRPOTrainer(GRPOTrainer):
-    """`trl.GRPOTrainer` that is right for GPT-2; the constructor is TRL's.
+class RookWorldGRPOTrainer(ControlledGRPOTrainer):
+    """`trl.GRPOTrainer` that is right for GPT-2, with controls; the constructor is TRL's.
 
     - Position ids come from the attention mask in every forward, policy and reference.
     - Dropout is off in both, whatever the arguments and the model's configuration say.
