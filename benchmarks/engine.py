@@ -4,10 +4,11 @@
 
 - `workers`: labelling with two engine processes against one.
 - `cache`: a second run on the same positions, in a new labeller, against the first.
-- `rewards`: policy rewards of 16 positions x 8 completions, sampled from the packaged model, with
-  nothing known before and one engine process, against a stand-in for scoring completion by completion:
-  one MultiPV-5 search a position and one search a legal move that a completion names, by python-chess's
-  blocking engine to the same depth. Its hash stays warm, ours is cleared between positions.
+- `rewards`: policy rewards of 16 positions x 8 completions, three times, sampled from the packaged
+  model, with nothing known before and one engine process, against a stand-in for scoring completion
+  by completion: one MultiPV-5 search a position and one search a legal move that a completion names,
+  by python-chess's blocking engine to the same depth. Its hash stays warm, ours is cleared between
+  positions.
 - `passes`: valuing all moves in two passes against one MultiPV search of all moves to the same depth,
   and what each gives away: win probability that its best move loses by a search three plies deeper.
 
@@ -52,7 +53,7 @@ def main() -> None:
     print(f"{'what':<36}{'slow':>12}{'fast':>12}{'ratio':>8}{'wanted':>8}")
     reached = [
         *labelling(kinds["openings"]),
-        rewards(kinds["openings"][:POSITIONS], path),
+        rewards([kinds["openings"][i : i + POSITIONS] for i in (0, 16, 32)], path),
     ]
     for name, fens in kinds.items():
         passes(name, fens[:POSITIONS], path)
@@ -88,27 +89,31 @@ def label(fens: Sequence[str], workers: int, cache: str) -> float:
 # --------------------------------------------------------------------------------------------------
 # Rewards with the engine in the loop
 # --------------------------------------------------------------------------------------------------
-def rewards(fens: Sequence[str], path: str) -> bool:
-    """All policy rewards, cold, against the stand-in on the same completions."""
-    prompts = [
-        notation.write_policy_prompt(PolicyPrompt(fen)) for fen in fens for _ in range(GROUP)
-    ]
-    completions = sample(prompts)
-    with chess.engine.SimpleEngine.popen_uci(path) as engine:
-        started = time.perf_counter()
-        one_by_one(engine, fens, completions)
-        slow = time.perf_counter() - started
-    args = EngineArguments(engine_depth=DEPTH, engine_cache=":memory:")
-    names = [name for name, reward in REWARDS.items() if reward.tasks == ("policy",)]
-    with Labeller(args) as labeller:
-        truth = PolicyTruth("engine", labeller)
-        funcs = get_reward_funcs([{"name": name} for name in names], truth)
-        started = time.perf_counter()
-        for func in funcs:
-            assert None not in func(prompts=prompts, completions=completions)
-        fast = time.perf_counter() - started
-    count = len(completions)
+def rewards(batches: Sequence[Sequence[str]], path: str) -> bool:
+    """All policy rewards of batch after batch, cold, against the stand-in on the same completions."""
+    slow = fast = 0.0
+    for fens in batches:
+        prompts = [policy_prompt(fen) for fen in fens for _ in range(GROUP)]
+        completions = sample(prompts)
+        with chess.engine.SimpleEngine.popen_uci(path) as engine:
+            started = time.perf_counter()
+            one_by_one(engine, fens, completions)
+            slow += time.perf_counter() - started
+        args = EngineArguments(engine_depth=DEPTH, engine_cache=":memory:")
+        names = [name for name, reward in REWARDS.items() if reward.tasks == ("policy",)]
+        with Labeller(args) as labeller:
+            truth = PolicyTruth("engine", labeller)
+            funcs = get_reward_funcs([{"name": name} for name in names], truth)
+            started = time.perf_counter()
+            for func in funcs:
+                assert None not in func(prompts=prompts, completions=completions)
+            fast += time.perf_counter() - started
+    count = sum(map(len, batches)) * GROUP
     return report("rewards: completions/s", count / slow, count / fast, slow / fast, 4)
+
+
+def policy_prompt(fen: str) -> str:
+    return notation.write_policy_prompt(PolicyPrompt(fen))
 
 
 def sample(prompts: Sequence[str]) -> list[str]:

@@ -32,7 +32,7 @@ from .records import (
     RookWorldError,
     ValueSource,
 )
-from .search import NonsenseError, SearchLimit, value_moves
+from .search import LastInfoProtocol, NonsenseError, SearchLimit, value_moves
 from .value_cache import ValueCache, default_cache_path
 
 logger = logging.getLogger(__name__)
@@ -185,9 +185,7 @@ class _Process:
     @classmethod
     async def start(cls, path: str, hash_mb: int) -> _Process:
         # A process group of its own: Ctrl-C is for the program that asks, which then ends the engine.
-        transport, protocol = await chess.engine.UciProtocol.popen(
-            path, stderr=DEVNULL, setpgrp=True
-        )
+        transport, protocol = await LastInfoProtocol.popen(path, stderr=DEVNULL, setpgrp=True)
         process = cls(transport, protocol)
         try:
             await protocol.initialize()

@@ -12,7 +12,7 @@ import pytest
 
 from rookworld_rlvr.engine import EngineArguments, Labeller
 from rookworld_rlvr.records import PositionValues
-from rookworld_rlvr.search import NonsenseError, SearchLimit, value_moves
+from rookworld_rlvr.search import LastInfoProtocol, NonsenseError, SearchLimit, value_moves
 
 from .engines import POSITIONS, START, engine_arguments
 
@@ -357,3 +357,21 @@ def test_an_answer_that_is_not_whole_is_nonsense(
 
     with pytest.raises(NonsenseError, match=reason):
         run(Engine(by_alphabet), limit=limit)
+
+
+def test_only_the_last_info_of_a_search_is_heard() -> None:
+    async def protocol_in_a_loop() -> LastInfoProtocol:
+        return LastInfoProtocol()
+
+    protocol = asyncio.run(protocol_in_a_loop())
+    heard: list[str] = []
+    protocol._line_received = heard.append  # type: ignore[method-assign]
+    written = (
+        b"info string network\ninfo depth 1 score cp 5\ninfo depth 2 score cp 7\r\n"
+        b"info depth 3 currmove e2e4\nbestmove e2e4\nreadyok\ninfo depth 1 score cp 9\nbestmove"
+    )
+    for start in range(0, len(written), 7):  # as pipes cut it
+        protocol.pipe_data_received(1, written[start : start + 7])
+    assert heard == ["info depth 2 score cp 7", "bestmove e2e4", "readyok"]
+    protocol.pipe_data_received(1, b" e7e5\n")
+    assert heard[3:] == ["info depth 1 score cp 9", "bestmove e7e5"]
