@@ -378,8 +378,10 @@ class EnginePool:
             EngineError: It cannot be started, or does not speak UCI.
         """
         try:
-            async with asyncio.timeout(_HANDSHAKE_S):
-                return await _Process.start(self._path, self._args.engine_hash_mb)
+            try:
+                return await self._handshake()
+            except chess.engine.EngineTerminatedError:  # killed as it began, or no engine
+                return await self._handshake()
         except TimeoutError as error:
             raise EngineError(
                 f"{self._path!r} is no UCI engine: it does not answer 'uci' within "
@@ -389,6 +391,10 @@ class EnginePool:
             raise EngineError(
                 f"{self._path!r} is no UCI engine that runs here ({error}); give another"
             ) from error
+
+    async def _handshake(self) -> _Process:
+        async with asyncio.timeout(_HANDSHAKE_S):
+            return await _Process.start(self._path, self._args.engine_hash_mb)
 
     async def _discard(self, slot: int) -> None:
         process, self._processes[slot] = self._processes[slot], None

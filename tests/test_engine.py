@@ -681,3 +681,23 @@ def test_the_limit_is_the_depth_of_10_where_none_is_given() -> None:
     assert str(EngineArguments().limit()) == "depth 10 for the best 5 moves, 8 for the others"
     assert EngineArguments(engine_depth=4).limit().size == 4
     assert EngineArguments(engine_nodes=800).limit().kind == "nodes"
+
+
+def test_an_engine_killed_as_it_begins_is_started_again(
+    tmp_path: Path, stockfish: str, truth: Truth
+) -> None:
+    flag = tmp_path / "killed"
+    path = script(
+        tmp_path / "engine",
+        f"""
+        import os, pathlib, signal
+        flag = pathlib.Path({str(flag)!r})
+        if not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.execv({stockfish!r}, [{stockfish!r}])
+        """,
+    )
+    with Labeller(engine_arguments(path)) as labeller:
+        assert labeller.values(POSITIONS) == [truth[position] for position in POSITIONS]
+    assert flag.exists()
