@@ -15,7 +15,6 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL
-from types import TracebackType
 from typing import Any, TypeVar
 
 import chess
@@ -216,7 +215,7 @@ class _Process:
 # The pool
 # --------------------------------------------------------------------------------------------------
 class EnginePool:
-    """Engine processes behind a blocking interface; close it, or use it as a context manager.
+    """Engine processes behind a blocking interface; close it after use.
 
     A process that dies, hangs or answers nonsense is replaced and its position asked once more.
 
@@ -491,10 +490,5 @@ class Labeller:
     def __enter__(self) -> Labeller:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()

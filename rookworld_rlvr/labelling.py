@@ -343,8 +343,13 @@ def _positions_to_value(rows: Dataset, labels: str) -> Iterator[str]:
     if labels == "stored":
         return
     for row in rows.select_columns(["task", "fen", "action_values"]):
-        if row["task"] == "policy" and (labels == "engine" or row["action_values"] is None):
+        if _is_asked(row, labels):
             yield position_asked(row["fen"])
+
+
+def _is_asked(row: Mapping[str, Any], labels: str) -> bool:
+    """Whether a row's values come from the engine, where one is asked at all."""
+    return row["task"] == "policy" and (labels == "engine" or row["action_values"] is None)
 
 
 def _value_missing(missing: Sequence[str], args: LabelArguments, num_proc: int) -> dict[str, str]:
@@ -434,7 +439,7 @@ def _attach_values(rows: Sequence[Row], args: LabelArguments, source: ValueSourc
     asked = {
         index: position_asked(row["fen"])
         for index, row in enumerate(rows)
-        if row["task"] == "policy" and (args.labels == "engine" or row["action_values"] is None)
+        if _is_asked(row, args.labels)
     }
     cache = ValueCache(cache_path(args), source)
     known = cache.get(dict.fromkeys(asked.values()))

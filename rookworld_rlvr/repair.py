@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from . import notation, rules
+from .data import action_values_of
 from .notation import MAX_CANDIDATES
 from .records import ActionValue, PolicyAnswer
 from .scoring import policy_reference
@@ -46,7 +47,7 @@ def repair_row(row: Mapping[str, Any], repairs: Sequence[str]) -> Repaired:
         return Repaired(
             row["completion"], refused=tuple(wanted if row["completion"] else ["answer"])
         )
-    values = [ActionValue(value["move"], value["cp"]) for value in row["action_values"]]
+    values = action_values_of(row["action_values"])
     if not row["completion"]:
         right = policy_reference(row["fen"], values)
         return Repaired(notation.write_policy_answer(right), ("answer",))
