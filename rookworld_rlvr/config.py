@@ -34,6 +34,7 @@ from .records import (
     json_value,
 )
 from .rewards import check_reward_specs, tasks_of
+from .rollout import SamplingArguments
 
 EXIT_BAD_INPUT = 2
 
@@ -93,10 +94,11 @@ class NewModelArguments:
 
 
 @dataclass
-class RookWorldGRPOConfig(ControlArguments, GRPOConfig):
+class RookWorldGRPOConfig(ControlArguments, SamplingArguments, GRPOConfig):
     """`trl.GRPOConfig` with RookWorld's defaults and the keys that TRL has none for.
 
-    See `control.ControlArguments` for those that act on a step's loss and advantages.
+    See `control.ControlArguments` for those that act on a step's loss and advantages, and
+    `rollout.SamplingArguments` for how each task is sampled.
 
     Args:
         rewards: List of ``{"name": ..., "weight": ..., **options}``, see `rewards.get_reward_funcs`.
@@ -145,6 +147,7 @@ class RookWorldGRPOConfig(ControlArguments, GRPOConfig):
 
     def __post_init__(self) -> None:
         faults = self._check_rewards() + self.control_faults(self.beta)
+        faults += self.sampling_faults(self)
         if self.metric_for_best_model not in TRAINING_METRICS:
             name = str(self.metric_for_best_model)
             faults.append(

@@ -14,7 +14,7 @@ import torch
 from accelerate.utils import gather_object
 from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
 from .kl import (
     ESTIMATORS,
@@ -25,6 +25,7 @@ from .kl import (
     per_token_kl,
 )
 from .records import close_matches
+from .rollout import TaskSamplingGRPOTrainer
 
 BASELINES = ("group_mean", "leave_one_out", "ema", "adaptive")
 CONTROL_STATE = "control_state.json"
@@ -192,7 +193,7 @@ def three_phases(step: int, steps: int, warmup: int, linear_share: float) -> flo
 # --------------------------------------------------------------------------------------------------
 # The trainer
 # --------------------------------------------------------------------------------------------------
-class ControlledGRPOTrainer(GRPOTrainer):
+class ControlledGRPOTrainer(TaskSamplingGRPOTrainer):
     """`trl.GRPOTrainer` with the controls of `ControlArguments`; the constructor is TRL's."""
 
     def __init__(

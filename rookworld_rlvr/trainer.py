@@ -8,10 +8,10 @@ ids from its attention mask, and a preflight measures the gaps before the first 
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl
 from trl import GRPOTrainer
 from trl.models.utils import unwrap_model_for_generation
+from trl.trainer.utils import pad
 
 from . import model as models
 from .control import ControlledGRPOTrainer
@@ -29,6 +30,7 @@ from .evaluation import evaluate_completions, headline
 from .generation import greedy_completions, left_pad
 from .records import Proportion, RookWorldError
 from .report import write_proportions
+from .rollout import Sampling, TaskSamplingGRPOTrainer, draw
 from .runs import HELDOUT_BEFORE
 
 PREFLIGHT_ROWS = 8
@@ -208,7 +210,7 @@ def measure_parity(trainer: GRPOTrainer, prompts: Sequence[str], seed: int = 0) 
 
     Works for any `GRPOTrainer`, so that the plain one can be measured too. Every process measures the
     same batch, and the random state is left as it was. The sampler's log-probs are those before top-k
-    and top-p, which TRL's loss does not know either, at the trainer's temperature.
+    and top-p, which TRL's loss does not know either, at the temperature of the row.
 
     Without a reference in memory (``beta`` 0) the starting model is loaded for the comparison, where
     it has a path; else the policy is compared with itself.
@@ -219,13 +221,16 @@ def measure_parity(trainer: GRPOTrainer, prompts: Sequence[str], seed: int = 0) 
         seed: For the completions that are sampled.
     """
     devices = [trainer.accelerator.device] if trainer.accelerator.device.type == "cuda" else []
+    rows = _samplings(trainer, prompts)
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
-        sequences, mask, width, sampler = _sample(trainer, prompts)
+        sequences, mask, width, sampler = _sample(trainer, prompts, rows)
+    temperatures = torch.tensor([row.temperature for row in rows], device=sequences.device)
+    batch = _Batch(sequences, mask, sequences.size(1) - width, temperatures)
     kept = mask[:, width:].bool()  # (B, C)
-    ours = _trainer_logps(trainer, trainer.model, sequences, mask, kept.size(1))
-    alone = _logps_alone(trainer, sequences, mask, kept.size(1))
-    reference = _reference_logps(trainer, sequences, mask, kept.size(1))
+    ours = _trainer_logps(trainer, trainer.model, batch)
+    alone = _logps_alone(trainer, batch)
+    reference = _reference_logps(trainer, batch)
     ratio = (reference - ours)[kept]
     gaps = torch.stack(
         [
@@ -239,31 +244,44 @@ def measure_parity(trainer: GRPOTrainer, prompts: Sequence[str], seed: int = 0) 
     return Parity(*worst)
 
 
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Completions to score: tokens and mask ``(B, P+C)``, `C`, and temperatures ``(B,)``."""
+
+    sequences: torch.Tensor
+    mask: torch.Tensor
+    length: int
+    temperatures: torch.Tensor
+
+
+def _samplings(trainer: GRPOTrainer, prompts: Sequence[str]) -> list[Sampling]:
+    if isinstance(trainer, TaskSamplingGRPOTrainer):
+        return trainer.rows_sampling(prompts)
+    return [Sampling(trainer.temperature, trainer.top_p, trainer.top_k or 0)] * len(prompts)
+
+
 def _sample(
-    trainer: GRPOTrainer, prompts: Sequence[str]
+    trainer: GRPOTrainer, prompts: Sequence[str], rows: Sequence[Sampling]
 ) -> tuple[torch.Tensor, torch.Tensor, int, torch.Tensor]:
-    """Sample as TRL does: sequences ``(B, P+C)``, their mask, `P`, and log-probs ``(B, C)``."""
-    tokenizer = trainer.processing_class
-    batch = left_pad([tokenizer(prompt)["input_ids"] for prompt in prompts], tokenizer.pad_token_id)
-    batch = {key: tensor.to(trainer.accelerator.device) for key, tensor in batch.items()}
-    width = batch["input_ids"].size(1)
-    config = copy.deepcopy(trainer.generation_config)
-    config.return_dict_in_generate = config.output_logits = True
+    """Sample as the trainer does: sequences ``(B, P+C)``, mask, `P`, and log-probs ``(B, C)``."""
+    tokenizer, device = trainer.processing_class, trainer.accelerator.device
+    encoded = [tokenizer(prompt)["input_ids"] for prompt in prompts]
     with unwrap_model_for_generation(
         trainer.model_wrapped,
         trainer.accelerator,
         gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
         generation_kwargs=trainer.generation_kwargs,
     ) as network:
-        output = network.generate(**batch, generation_config=config)
-    completions = output.sequences[:, width:]
-    logits = torch.stack(output.logits, dim=1).float() / trainer.temperature  # (B, C, V)
-    ended = torch.isin(
-        completions, torch.tensor(trainer.eos_token_ids, device=completions.device)
-    ).cumsum(-1)
-    text = torch.cat([torch.ones_like(ended[:, :1]), (ended[:, :-1] == 0).long()], dim=1)
-    mask = torch.cat([batch["attention_mask"], text], dim=1)
-    return output.sequences, mask, width, _gather_logps(logits, completions)
+        completions, logps = draw(network, encoded, rows, trainer.generation_config, True)
+    assert logps is not None
+    left = left_pad(encoded, tokenizer.pad_token_id)
+    right = {"padding_side": "right"}
+    ids = pad([torch.tensor(row) for row in completions], tokenizer.pad_token_id, **right)
+    text = pad([torch.ones(len(row), dtype=torch.long) for row in completions], 0, **right)
+    sequences = torch.cat([left["input_ids"], ids], dim=1).to(device)
+    mask = torch.cat([left["attention_mask"], text], dim=1).to(device)
+    sampled = pad([torch.tensor(row) for row in logps], 0.0, **right).to(device)
+    return sequences, mask, left["input_ids"].size(1), sampled
 
 
 def _gather_logps(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -271,21 +289,22 @@ def _gather_logps(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return logits.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
-def _trainer_logps(
-    trainer: GRPOTrainer,
-    network: torch.nn.Module,
-    sequences: torch.Tensor,
-    mask: torch.Tensor,
-    length: int,
-) -> torch.Tensor:
-    logps, _, _ = trainer._get_per_token_logps_and_entropies(network, sequences, mask, length)
+def _trainer_logps(trainer: GRPOTrainer, network: torch.nn.Module, batch: _Batch) -> torch.Tensor:
+    """Log-probs ``(B, C)`` as the trainer's loss takes them."""
+    with (
+        trainer.at_temperatures(batch.temperatures)
+        if isinstance(trainer, TaskSamplingGRPOTrainer)
+        else nullcontext()
+    ):
+        logps, _, _ = trainer._get_per_token_logps_and_entropies(
+            network, batch.sequences, batch.mask, batch.length
+        )
     return logps.float()
 
 
-def _logps_alone(
-    trainer: GRPOTrainer, sequences: torch.Tensor, mask: torch.Tensor, length: int
-) -> torch.Tensor:
+def _logps_alone(trainer: GRPOTrainer, batch: _Batch) -> torch.Tensor:
     """Log-probs ``(B, C)`` of each row by itself: no padding, dropout off."""
+    sequences, mask, length = batch.sequences, batch.mask, batch.length
     logps = torch.zeros(sequences.size(0), length, device=sequences.device)
     width = sequences.size(1) - length
     training = trainer.model.training
@@ -298,36 +317,34 @@ def _logps_alone(
                 logits = trainer.model_wrapped(
                     input_ids=tokens, attention_mask=torch.ones_like(tokens)
                 ).logits.float()
-            logits = logits[:, prompt - 1 : -1] / trainer.temperature  # (1, c, V)
+            logits = logits[:, prompt - 1 : -1] / batch.temperatures[row]  # (1, c, V)
             logps[row, : logits.size(1)] = _gather_logps(logits, tokens[:, prompt:])[0]
     finally:
         trainer.model.train(training)
     return logps
 
 
-def _reference_logps(
-    trainer: GRPOTrainer, sequences: torch.Tensor, mask: torch.Tensor, length: int
-) -> torch.Tensor:
+def _reference_logps(trainer: GRPOTrainer, batch: _Batch) -> torch.Tensor:
     if trainer.ref_model is not None:
-        return _trainer_logps(trainer, trainer.ref_model, sequences, mask, length)
+        return _trainer_logps(trainer, trainer.ref_model, batch)
     network = trainer.accelerator.unwrap_model(trainer.model)
     if hasattr(network, "peft_config"):
         with network.disable_adapter():
-            return _trainer_logps(trainer, trainer.model, sequences, mask, length)
+            return _trainer_logps(trainer, trainer.model, batch)
     path = getattr(network.config, "_name_or_path", "")
     if not path:
-        return _trainer_logps(trainer, trainer.model, sequences, mask, length)
+        return _trainer_logps(trainer, trainer.model, batch)
     revision = (trainer.args.model_init_kwargs or {}).get("revision", "main")
     reference = models.load_model(path, revision=revision, dtype=next(network.parameters()).dtype)
-    reference = reference.to(sequences.device).eval()
+    reference = reference.to(batch.sequences.device).eval()
     with trainer.accelerator.autocast():
         logits = reference(
-            input_ids=sequences,
-            attention_mask=mask,
-            position_ids=models.position_ids_from_mask(mask),
+            input_ids=batch.sequences,
+            attention_mask=batch.mask,
+            position_ids=models.position_ids_from_mask(batch.mask),
         ).logits
-    logits = logits[:, -length - 1 : -1].float() / trainer.temperature
-    return _gather_logps(logits, sequences[:, -length:])
+    logits = logits[:, -batch.length - 1 : -1].float() / batch.temperatures.view(-1, 1, 1)
+    return _gather_logps(logits, batch.sequences[:, -batch.length :])
 
 
 def save_final(trainer: Trainer, folder: Path) -> None:
