@@ -25,6 +25,7 @@ from rookworld_rlvr.config import (
     run_cli,
 )
 from rookworld_rlvr.data import DataArguments, label_heldout, load_data, require_truth
+from rookworld_rlvr.health import HealthArguments, HealthCallback
 from rookworld_rlvr.labels import LabelArguments, PolicyTruth
 from rookworld_rlvr.report import before_after_table, dry_run_text, resolved_yaml, write_results
 from rookworld_rlvr.rewards import get_reward_funcs
@@ -42,10 +43,18 @@ RECIPE = Path(__file__).with_name("grpo_nano.yaml")
 
 def main(argv: Sequence[str]) -> None:
     parser = StrictParser(
-        [RunArguments, DataArguments, LabelArguments, ModelConfig, RookWorldGRPOConfig], RECIPE
+        [
+            RunArguments,
+            DataArguments,
+            LabelArguments,
+            ModelConfig,
+            HealthArguments,
+            RookWorldGRPOConfig,
+        ],
+        RECIPE,
     )
     arguments = parser.parse_strictly(argv, check_recipe)
-    run_args, data_args, label_args, model_args, training_args = arguments
+    run_args, data_args, label_args, model_args, health_args, training_args = arguments
     output_dir = Path(training_args.output_dir)
     state = PartialState()
 
@@ -88,6 +97,7 @@ def main(argv: Sequence[str]) -> None:
         if "wandb" in training_args.report_to:
             print(configure_wandb(output_dir, resume=keep))
     state.wait_for_everyone()
+    health = HealthCallback(health_args)
     trainer = RookWorldGRPOTrainer(
         model=model,
         reward_funcs=get_reward_funcs(training_args.rewards, truth),
@@ -96,13 +106,15 @@ def main(argv: Sequence[str]) -> None:
         eval_dataset=data.heldout,
         processing_class=tokenizer,
         peft_config=get_peft_config(model_args),
-        callbacks=[RunConfigCallback(parser.values)],
+        callbacks=[RunConfigCallback(parser.values), health],
     )
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(ShortProgressCallback)
     trainer.heldout_before = before  # None: measured when training begins
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+    if health.stopped is not None:
+        state.print(f"stopped at step {health.stopped.step}: {health.stopped.message}")
 
     ################
     # Result

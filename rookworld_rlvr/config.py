@@ -22,9 +22,11 @@ from .control import ControlArguments
 from .data import DataArguments
 from .engine import find_engine
 from .evaluation import TRAINING_METRICS
+from .health import HealthArguments
 from .labelling import PrepareArguments, PrepareLabelArguments
 from .labels import LabelArguments
 from .model import check_model_name
+from .prompts import PromptArguments
 from .records import (
     TASKS,
     ConfigurationError,
@@ -35,6 +37,8 @@ from .records import (
 )
 from .rewards import check_reward_specs, tasks_of
 from .rollout import SamplingArguments
+from .value import ValueArguments
+from .variance import VarianceArguments
 
 EXIT_BAD_INPUT = 2
 
@@ -94,11 +98,19 @@ class NewModelArguments:
 
 
 @dataclass
-class RookWorldGRPOConfig(ControlArguments, SamplingArguments, GRPOConfig):
+class RookWorldGRPOConfig(
+    ControlArguments,
+    SamplingArguments,
+    PromptArguments,
+    VarianceArguments,
+    ValueArguments,
+    GRPOConfig,
+):
     """`trl.GRPOConfig` with RookWorld's defaults and the keys that TRL has none for.
 
-    See `control.ControlArguments` for those that act on a step's loss and advantages, and
-    `rollout.SamplingArguments` for how each task is sampled.
+    `control.ControlArguments` and `value.ValueArguments` act on a step's loss and advantages,
+    `rollout.SamplingArguments` on how each task is sampled, `prompts.PromptArguments` on which prompts
+    a batch holds, `variance.VarianceArguments` on groups without signal.
 
     Args:
         rewards: List of ``{"name": ..., "weight": ..., **options}``, see `rewards.get_reward_funcs`.
@@ -147,7 +159,7 @@ class RookWorldGRPOConfig(ControlArguments, SamplingArguments, GRPOConfig):
 
     def __post_init__(self) -> None:
         faults = self._check_rewards() + self.control_faults(self.beta)
-        faults += self.sampling_faults(self)
+        faults += self.sampling_faults(self) + self.prompt_faults() + self.value_faults(self)
         if self.metric_for_best_model not in TRAINING_METRICS:
             name = str(self.metric_for_best_model)
             faults.append(
@@ -172,6 +184,7 @@ class RookWorldGRPOConfig(ControlArguments, SamplingArguments, GRPOConfig):
             super().__post_init__()
         except ValueError as error:
             faults.append(" ".join(str(error).split()))
+        faults += self.variance_faults(self, self.world_size)  # after TRL has settled batch sizes
         if faults:
             raise ConfigurationError(faults)
 
@@ -425,6 +438,7 @@ def check_recipe(
     data_args: DataArguments | None,
     label_args: LabelArguments | None,
     model_args: ModelConfig | None,
+    health_args: HealthArguments | None,
     training_args: RookWorldGRPOConfig | None,
 ) -> list[str]:
     """Faults that no dataclass sees alone; a dataclass that is faulty itself comes as None."""
@@ -434,6 +448,7 @@ def check_recipe(
     if label_args is not None and data_args is not None:
         faults += check_labels(label_args, data_args.tasks)
     if data_args is not None and training_args is not None:
+        faults += training_args.prompt_faults(data_args.tasks)
         specs: Any = training_args.rewards or ()
         judged = tasks_of(specs)
         faults += [

@@ -29,7 +29,7 @@ from .rollout import TaskSamplingGRPOTrainer
 
 BASELINES = ("group_mean", "leave_one_out", "ema", "adaptive")
 CONTROL_STATE = "control_state.json"
-_STD_EPSILON = 1e-4  # TRL's
+STD_EPSILON = 1e-4  # TRL's
 _LOWEST = 0.05  # of the learning rate, where its cosine ends
 
 
@@ -137,9 +137,9 @@ class Baselines:
         """
         advantages = rewards - self._baseline(rewards, tasks)
         if scale == "group":
-            advantages = advantages / (_nanstd(rewards) + _STD_EPSILON)
+            advantages = advantages / (nanstd(rewards) + STD_EPSILON)
         elif scale == "batch":
-            advantages = advantages / (_nanstd(rewards.view(1, -1)) + _STD_EPSILON)
+            advantages = advantages / (nanstd(rewards.view(1, -1)) + STD_EPSILON)
         return advantages.nan_to_num(nan=0.0)
 
     def _baseline(self, rewards: torch.Tensor, tasks: Sequence[str]) -> torch.Tensor:
@@ -149,7 +149,7 @@ class Baselines:
             return (rewards.nansum(dim=1, keepdim=True) - rewards) / (count - 1).clamp(min=1)
         if self.kind == "adaptive":
             median = rewards.nanquantile(0.5, dim=1, keepdim=True)
-            return torch.where(_nanstd(rewards) > self.spread, median, mean)
+            return torch.where(nanstd(rewards) > self.spread, median, mean)
         if self.kind == "ema":
             return self._running_means(rewards, tasks)
         return mean
@@ -168,8 +168,11 @@ class Baselines:
         return rewards.new_tensor([before[task] for task in tasks]).unsqueeze(1)
 
 
-def _nanstd(values: torch.Tensor) -> torch.Tensor:
-    """Sample deviation of each row ``(P, 1)``, nan left out; 0 for fewer than two values."""
+def nanstd(values: torch.Tensor) -> torch.Tensor:
+    """Sample deviation ``(P, 1)`` of each row of ``(P, G)``, nan left out; 0 for fewer than two values.
+
+    TRL's own gives nan there.
+    """
     count = (~values.isnan()).sum(dim=1, keepdim=True)
     squares = (values - values.nanmean(dim=1, keepdim=True)).square().nansum(dim=1, keepdim=True)
     return (squares / (count - 1).clamp(min=1)).sqrt()
@@ -358,13 +361,17 @@ class ControlledGRPOTrainer(TaskSamplingGRPOTrainer):
             output["advantages"] = advantages[first : first + len(inputs)]
         return output
 
-    def _advantages(self, tasks: Sequence[str]) -> torch.Tensor:
-        """Advantages of all processes' completions, flat, from the rewards last computed."""
+    def rewards(self) -> torch.Tensor:
+        """Rewards of all processes' completions last scored, ``(N,)``; nan where there is none."""
         assert self._rewards_per_func is not None
         weights = self.reward_weights.to(self._rewards_per_func.device)
         rewards = (self._rewards_per_func * weights).nansum(dim=1)
         rewards[self._rewards_per_func.isnan().all(dim=1)] = torch.nan
-        groups = rewards.view(-1, self.num_generations)
+        return rewards
+
+    def _advantages(self, tasks: Sequence[str]) -> torch.Tensor:
+        """Advantages ``(N,)`` of all processes' completions, from the rewards last computed."""
+        groups = self.rewards().view(-1, self.num_generations)
         all_tasks: list[str] = gather_object(list(tasks))
         return self.baselines.advantages(
             groups, all_tasks[:: self.num_generations], str(self.scale_rewards)

@@ -284,7 +284,7 @@ class TaskSamplingGRPOTrainer(GRPOTrainer):
         self._scale: torch.Tensor | None = None  # (b, 1, 1) of the rows in the forward now
         if self.samples_by_task:
             for network in filter(None, (self.model, self.ref_model)):
-                _backbone(self.accelerator.unwrap_model(network)).register_forward_hook(
+                backbone(self.accelerator.unwrap_model(network)).register_forward_hook(
                     self._scale_hidden_states
                 )
 
@@ -310,7 +310,7 @@ class TaskSamplingGRPOTrainer(GRPOTrainer):
     # Sampling
     # --------------------------------------------------------------------------------------------
     def _generate(self, prompts: list) -> Any:
-        self._rows = self.rows_sampling(prompts)
+        self._row_samplings = self.rows_sampling(prompts)
         return super()._generate(prompts)
 
     def _generate_single_turn(self, prompt_ids: list, *args: Any, **kwargs: Any) -> Any:
@@ -327,7 +327,11 @@ class TaskSamplingGRPOTrainer(GRPOTrainer):
             self._dist.summon_full_params(self.model_wrapped, recurse=False),
         ):
             return draw(
-                network, prompt_ids, self._rows, self.generation_config, self.keep_sampler_logps
+                network,
+                prompt_ids,
+                self._row_samplings,
+                self.generation_config,
+                self.keep_sampler_logps,
             )
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -389,7 +393,7 @@ class TaskSamplingGRPOTrainer(GRPOTrainer):
         return output
 
 
-def _backbone(network: Any) -> Any:
+def backbone(network: Any) -> Any:
     """What makes the hidden states that the head reads, inside of adapters too."""
     if hasattr(network, "peft_config"):
         network = network.get_base_model()

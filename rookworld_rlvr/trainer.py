@@ -25,13 +25,13 @@ from trl.models.utils import unwrap_model_for_generation
 from trl.trainer.utils import pad
 
 from . import model as models
-from .control import ControlledGRPOTrainer
 from .evaluation import evaluate_completions, headline
 from .generation import greedy_completions, left_pad
 from .records import Proportion, RookWorldError
 from .report import write_proportions
 from .rollout import Sampling, TaskSamplingGRPOTrainer, draw
 from .runs import HELDOUT_BEFORE
+from .variance import ResamplingGRPOTrainer
 
 PREFLIGHT_ROWS = 8
 TOLERANCE_FP32 = 1e-3
@@ -66,7 +66,7 @@ class Parity:
         ]
 
 
-class RookWorldGRPOTrainer(ControlledGRPOTrainer):
+class RookWorldGRPOTrainer(ResamplingGRPOTrainer):
     """`trl.GRPOTrainer` that is right for GPT-2, with controls; the constructor is TRL's.
 
     - Position ids come from the attention mask in every forward, policy and reference.

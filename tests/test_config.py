@@ -16,6 +16,7 @@ from rookworld_rlvr.config import (
     check_recipe,
 )
 from rookworld_rlvr.data import DataArguments
+from rookworld_rlvr.health import HealthArguments
 from rookworld_rlvr.labels import LabelArguments
 from rookworld_rlvr.records import ConfigurationError
 
@@ -34,7 +35,14 @@ def parse(tmp_path: Path, recipe: dict[str, Any], *argv: str) -> tuple[Any, ...]
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe))
     parser = StrictParser(
-        [RunArguments, DataArguments, LabelArguments, ModelConfig, RookWorldGRPOConfig]
+        [
+            RunArguments,
+            DataArguments,
+            LabelArguments,
+            ModelConfig,
+            HealthArguments,
+            RookWorldGRPOConfig,
+        ]
     )
     return parser.parse_strictly(["--config", str(path), *argv], check_recipe)
 
@@ -48,7 +56,7 @@ def faults_of(tmp_path: Path, recipe: dict[str, Any], *argv: str) -> list[str]:
 class TestValues:
     def test_recipe_and_overrides(self, tmp_path: Path) -> None:
         recipe = {**GOOD, "learning_rate": "1e-6", "max_steps": 7, "lora_r": 4}
-        run, data, _, model, training = parse(
+        run, data, _, model, _, training = parse(
             tmp_path, recipe, "--max_steps", "3", "--tasks", "environment", "policy", "--dry_run"
         )
         assert training.learning_rate == 1e-6, "PyYAML reads 1e-6 as a text"
@@ -59,7 +67,7 @@ class TestValues:
         assert training.reward_weights == [1.0, 0.5]
 
     def test_rewards_and_shares_can_be_given_as_json(self, tmp_path: Path) -> None:
-        _, data, _, _, training = parse(
+        _, data, _, _, _, training = parse(
             tmp_path,
             GOOD,
             "--rewards",
