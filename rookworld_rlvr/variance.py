@@ -16,12 +16,14 @@ from typing import Any
 
 import torch
 from torch.utils.data import Sampler
+from transformers import TrainerCallback
 from trl import GRPOConfig
 
 from .control import STD_EPSILON, nanstd
+from .difficulty import DifficultyMemory
 from .health import batch_health
 from .notation import task_of
-from .prompts import DifficultyMemory, PromptArguments, PromptSampler
+from .prompts import PromptArguments, PromptSampler
 from .records import close_matches
 from .value import ValueGRPOTrainer
 
@@ -238,6 +240,7 @@ class ResamplingGRPOTrainer(ValueGRPOTrainer):
         if self.prompt_args.prompt_sampling == "by_difficulty":
             self.difficulty = DifficultyMemory(self.prompt_args.difficulty_floor)
         self.prompt_sampler: PromptSampler | None = None
+        self.add_callback(_EpochCallback(self))
 
     def _get_train_sampler(self, dataset: Any = None) -> Sampler:
         phases = self.prompt_args.phases()
@@ -433,3 +436,14 @@ class ResamplingGRPOTrainer(ValueGRPOTrainer):
             self.difficulty.load(state["difficulty"])
         if self.prompt_sampler is not None and "prompts" in state:
             self.prompt_sampler.load(state["prompts"])
+
+
+class _EpochCallback(TrainerCallback):
+    """Tells the sampler its epoch, which processes that go on within one are not told otherwise."""
+
+    def __init__(self, trainer: ResamplingGRPOTrainer) -> None:
+        self.trainer = trainer
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.trainer.prompt_sampler is not None:
+            self.trainer.prompt_sampler.seek(state.global_step)

@@ -20,7 +20,8 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from trl.trainer.utils import RepeatSampler
 
 from rookworld_rlvr.config import StrictParser
-from rookworld_rlvr.prompts import DifficultyMemory, Phase, PromptArguments, PromptSampler
+from rookworld_rlvr.difficulty import DifficultyMemory
+from rookworld_rlvr.prompts import Phase, PromptArguments, PromptSampler
 from rookworld_rlvr.records import ConfigurationError, RookWorldError
 
 HALF = Fraction(1, 2)
