@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +26,7 @@ from .kl import (
     importance_weighted,
     per_token_kl,
 )
-from .records import close_matches
+from .records import RookWorldError, close_matches
 from .rollout import TaskSamplingGRPOTrainer
 
 BASELINES = ("group_mean", "leave_one_out", "ema", "adaptive")
@@ -207,6 +209,9 @@ class ControlledGRPOTrainer(TaskSamplingGRPOTrainer):
         **kwargs: Any,
     ) -> None:
         controls = args if isinstance(args, ControlArguments) else ControlArguments()
+        self._reward_failures: list[tuple[str, Exception]] = []
+        if isinstance(reward_funcs, list):
+            reward_funcs = [self._guarded_reward(func) for func in reward_funcs]
         with _reference_loaded(args, controls.log_reference_kl):
             super().__init__(model, reward_funcs, args, **kwargs)
         self.beta = self.args.beta
@@ -349,7 +354,41 @@ class ControlledGRPOTrainer(TaskSamplingGRPOTrainer):
     # --------------------------------------------------------------------------------------------
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         self._rewards_per_func = super()._calculate_rewards(*args, **kwargs)
+        self._end_together()
         return self._rewards_per_func
+
+    def _guarded_reward(self, func: Any) -> Any:
+        """The function, whose exception waits until all processes have met: see `_end_together`."""
+        if isinstance(func, torch.nn.Module | str) or inspect.iscoroutinefunction(func):
+            return func
+
+        @functools.wraps(func)
+        def guarded(prompts: Sequence[str], *args: Any, **kwargs: Any) -> Any:
+            try:
+                return func(prompts, *args, **kwargs)
+            except Exception as error:
+                self._reward_failures.append((func.__name__, error))
+                return [None] * len(prompts)
+
+        return guarded
+
+    def _end_together(self) -> None:
+        """Raise what a reward raised, on all processes: one that left alone would leave the others
+        waiting for its rewards.
+        """
+        rank = self.accelerator.process_index
+        mine = [
+            (
+                f"{name} on process {rank}: {error!r}",
+                isinstance(error, RookWorldError),
+            )
+            for name, error in self._reward_failures
+        ]
+        failures = gather_object(mine)
+        if failures:
+            cause = self._reward_failures[0][1] if self._reward_failures else None
+            kind = RookWorldError if all(known for _, known in failures) else RuntimeError
+            raise kind(f"a reward failed: {'; '.join(text for text, _ in failures)}") from cause
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         with self._beta(1.0 if self._has_reference() else 0.0):  # for the reference's log-probs

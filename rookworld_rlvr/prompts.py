@@ -53,7 +53,8 @@ class PromptArguments:
             optimiser steps that it lasts: ``[{steps: 100, policy: 1}, {steps: 50, environment: 1}]``.
             A last one without `steps` lasts to the end.
         prompt_sampling: ``uniform``: each prompt once before any comes again; ``by_difficulty``:
-            prompts whose completions were all worth the same come less often, see `difficulty.DifficultyMemory`.
+            prompts whose completions were all worth the same come less often, see
+            `difficulty.DifficultyMemory`.
         difficulty_floor: How much less often at most: the lowest weight, in (0, 1].
     """
 

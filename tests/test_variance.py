@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,8 @@ from rookworld_rlvr.control import CONTROL_STATE
 from rookworld_rlvr.notation import task_of
 from rookworld_rlvr.records import ConfigurationError
 from rookworld_rlvr.variance import Round, fill, next_round, select_groups
+
+from .conftest import REPOSITORY
 
 REWARDS = [{"name": "environment_exact"}]
 P, E = "policy", "environment"
@@ -283,3 +288,41 @@ def test_faults_are_found_together() -> None:
     )
     assert "needs multi_objective_aggregation" in found
     assert "did you mean by_difficulty" in found
+
+
+# --------------------------------------------------------------------------------------------------
+# Two processes
+# --------------------------------------------------------------------------------------------------
+def two_processes(*argv: str) -> subprocess.CompletedProcess[str]:
+    launcher = str(Path(sys.executable).with_name("accelerate"))
+    config = str(REPOSITORY / "accelerate_configs" / "cpu.yaml")
+    command = [launcher, "launch", "--config_file", config, "--num_processes", "2"]
+    return subprocess.run(
+        [*command, "--module", "tests.two_processes", *argv],
+        cwd=REPOSITORY,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def test_two_processes_decide_alike_where_only_one_lacks_signal(tmp_path: Path) -> None:
+    done = two_processes(str(tmp_path))
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = (
+        json.loads((tmp_path / f"process{rank}.json").read_text()) for rank in range(2)
+    )
+    assert first == second
+    steps = [entry for entry in first["logs"] if "zero_variance/sampled" in entry]
+    assert len(steps) == 3
+    assert all(0 < entry["zero_variance/trained"] <= 0.5 for entry in steps), "the second's half"
+    assert all(entry["zero_variance/extra_prompts"] == 8 for entry in steps), "up to the bound"
+    assert first["state"]["kl_beta"] != 0.1 and first["state"]["difficulty"]["running"]
+
+
+def test_a_reward_that_fails_on_one_process_ends_both(tmp_path: Path) -> None:
+    done = two_processes(str(tmp_path), "fail")  # a hang would end in TimeoutExpired
+    assert done.returncode != 0
+    assert done.stderr.count("a reward failed: uneven on process 1: KeyError('planted')") >= 2
