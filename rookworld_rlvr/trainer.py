@@ -84,6 +84,7 @@ class RookWorldGRPOTrainer(ResamplingGRPOTrainer):
             model = models.resolve_model_path(model)
         super().__init__(model, *args, **kwargs)
         self.preflight: Parity | None = None
+        self._train_started: float | None = None
         self.heldout: Mapping[str, Proportion] = {}  # of the last evaluation
         self.heldout_before: Mapping[str, Proportion] | None = None  # of the first in training
         for network in filter(None, (self.model, self.ref_model)):
@@ -129,11 +130,26 @@ class RookWorldGRPOTrainer(ResamplingGRPOTrainer):
         metrics["overall"] = headline(self.heldout)
         metrics["runtime"] = time.perf_counter() - started
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
-        Trainer.log(self, metrics)  # GRPOTrainer's would log the training metrics with them
+        # GRPOTrainer's own would log the training metrics with them.
+        Trainer.log(self, {**metrics, **self._elapsed()})
         self.control: TrainerControl = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
         )
         return metrics
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """As transformers' own."""
+        self._train_started = time.perf_counter()
+        return super().train(*args, **kwargs)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """As TRL's own; training's seconds so far come with the metrics."""
+        super().log({**logs, **self._elapsed()}, start_time)
+
+    def _elapsed(self) -> dict[str, float]:
+        if self._train_started is None:
+            return {}
+        return {"time/elapsed": time.perf_counter() - self._train_started}
 
     def preflight_numbers(self) -> dict[str, float]:
         """The preflight's three gaps by name; empty where it did not run."""

@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> None:
         processing_class=tokenizer,
     )
     trainer.train()
-    own = ("step_time", "runtime", "per_second")  # what differs between processes
+    own = ("step_time", "runtime", "per_second", "elapsed")  # what differs between processes
     logs = [
         {key: value for key, value in entry.items() if not key.endswith(own)}
         for entry in trainer.state.log_history

@@ -1,0 +1,66 @@
+"""Runs of a recipe for the other benchmarks: started as a user would, read from what they leave."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A finished run.
+
+    Args:
+        seconds: From start to end, loading and evaluation included.
+        results: What `results.json` holds.
+        logs: The trainer's log history, oldest first.
+    """
+
+    seconds: float
+    results: dict[str, Any]
+    logs: list[dict[str, Any]]
+
+    def series(self, name: str) -> list[tuple[float, float]]:
+        """A metric as ``(step, value)``."""
+        return [(log["step"], log[name]) for log in self.logs if log.get(name) is not None]
+
+    def timed(self, name: str) -> list[tuple[float, float]]:
+        """A metric as ``(seconds of training, value)``."""
+        return [(log["time/elapsed"], log[name]) for log in self.logs if log.get(name) is not None]
+
+
+def run_recipe(output_dir: Path, *options: str, recipe: str = "grpo_nano.yaml") -> Run:
+    """Run `recipes/grpo.py`, unless the folder holds a finished run; its last checkpoint is read.
+
+    Args:
+        output_dir: Of the run.
+        options: Overrides, as on the command line.
+        recipe: Under `recipes/`.
+    """
+    log = output_dir.with_suffix(".log")
+    seconds_file = output_dir / "seconds.json"
+    if not seconds_file.is_file():
+        output_dir.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, str(REPOSITORY / "recipes" / "grpo.py")]
+        command += ["--config", str(REPOSITORY / "recipes" / recipe)]
+        command += ["--output_dir", str(output_dir), "--report_to", "none", *options]
+        started = time.perf_counter()
+        with log.open("w") as file:
+            subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=True)
+        seconds_file.write_text(json.dumps(time.perf_counter() - started))
+    states = sorted(
+        output_dir.glob("checkpoint-*/trainer_state.json"),
+        key=lambda path: int(path.parent.name.split("-")[1]),
+    )
+    return Run(
+        json.loads(seconds_file.read_text()),
+        json.loads((output_dir / "results.json").read_text()),
+        json.loads(states[-1].read_text())["log_history"],
+    )
