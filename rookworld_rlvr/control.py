@@ -118,6 +118,7 @@ class Baselines:
 
     Attributes:
         running: The running mean by task, of ``ema``.
+        last: Mean over the prompts of what rewards were last compared with.
     """
 
     def __init__(self, kind: str, decay: float, spread: float) -> None:
@@ -125,6 +126,7 @@ class Baselines:
         self.decay = decay
         self.spread = spread
         self.running: dict[str, float] = {}
+        self.last = math.nan
 
     def advantages(
         self, rewards: torch.Tensor, tasks: Sequence[str], scale: str = "group"
@@ -137,7 +139,9 @@ class Baselines:
             scale: TRL's `scale_rewards`: by the deviation of the ``group``, of the ``batch``, or
                 ``none``.
         """
-        advantages = rewards - self._baseline(rewards, tasks)
+        baseline = self._baseline(rewards, tasks)  # (P, 1) or (P, G)
+        self.last = baseline.nanmean().item()
+        advantages = rewards - baseline
         if scale == "group":
             advantages = advantages / (nanstd(rewards) + STD_EPSILON)
         elif scale == "batch":
@@ -396,6 +400,7 @@ class ControlledGRPOTrainer(TaskSamplingGRPOTrainer):
         if self.model.training and self.controls.baseline != "group_mean":
             advantages = self._advantages([row.get("task", "") for row in inputs])
             self._logs["advantages"].extend(advantages.tolist())  # in place of TRL's
+            self._metrics["train"]["baseline/mean"].append(self.baselines.last)
             first = self.accelerator.process_index * len(inputs)
             output["advantages"] = advantages[first : first + len(inputs)]
         return output

@@ -277,7 +277,7 @@ class ResamplingGRPOTrainer(ValueGRPOTrainer):
         if skips:
             self._leave_out(batch, kept)
         self._count_groups(rounds, trained=1.0 if skips else kept.float().mean().item())
-        self._count_health(rounds, places)
+        self._count_batch(rounds, places)
         return batch
 
     def _sample(self, inputs: list[dict[str, Any]]) -> _Sampled:
@@ -403,8 +403,8 @@ class ResamplingGRPOTrainer(ValueGRPOTrainer):
         for name, number in numbers.items():
             self._metrics["train"][name].append(number)
 
-    def _count_health(self, rounds: Sequence[_Sampled], places: Sequence[tuple[int, int]]) -> None:
-        """Numbers of the batch that is trained on, of all processes, for the health rules."""
+    def _count_batch(self, rounds: Sequence[_Sampled], places: Sequence[tuple[int, int]]) -> None:
+        """Numbers of the batch that is trained on: of its tasks, and for the health rules."""
         rows = self._rows(places)
         size = self.num_generations
         tasks = [rounds[number].groups.tasks[row // size] for number, row in rows]
@@ -415,6 +415,7 @@ class ResamplingGRPOTrainer(ValueGRPOTrainer):
             tasks,
             size,
         )
+        numbers |= {f"task/{task}": tasks.count(task) / len(tasks) for task in sorted(set(tasks))}
         for name, number in numbers.items():
             self._metrics["train"][name].append(number)
 

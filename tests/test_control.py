@@ -197,6 +197,9 @@ def test_a_baseline_changes_the_advantages_that_are_trained_on(
     _, inputs = controlled(**options)
     assert sorted(set(inputs["advantages"].tolist())) == pytest.approx([-0.75, 2.25])
     trainer, inputs = controlled(**options, baseline=baseline)
+    assert trainer._metrics["train"]["baseline/mean"][0] == pytest.approx(
+        {"leave_one_out": 0.75, "ema": 0.75, "adaptive": 0.0}[baseline]
+    )
     expected = {"leave_one_out": [-1.0, 3.0], "ema": [-0.75, 2.25], "adaptive": [0.0, 3.0]}
     assert sorted(set(inputs["advantages"].tolist())) == pytest.approx(expected[baseline])
     if baseline == "ema":

@@ -229,6 +229,7 @@ def test_a_batch_without_any_signal_is_skipped_whole(varied: Any) -> None:
 def test_a_mixture_holds_in_every_batch(varied: Any) -> None:
     trainer, batch = varied(task_mixture={P: 0.75, E: 0.25})
     assert tasks_in(trainer, batch).count(P) == 24
+    assert trainer._metrics["train"]["task/policy"] == [0.75]
     trainer, batch = varied(task_phases=[{"steps": 1, P: 1.0}, {"steps": 1, E: 1.0}])
     loader = iter(trainer.get_train_dataloader())
     seen = [{row["task"] for row in next(loader)} for _ in range(4)]
