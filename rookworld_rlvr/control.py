@@ -367,12 +367,12 @@ class ControlledGRPOTrainer(TaskSamplingGRPOTrainer):
             return func
 
         @functools.wraps(func)
-        def guarded(prompts: Sequence[str], *args: Any, **kwargs: Any) -> Any:
+        def guarded(**kwargs: Any) -> Any:  # TRL gives keywords only
             try:
-                return func(prompts, *args, **kwargs)
+                return func(**kwargs)
             except Exception as error:
                 self._reward_failures.append((func.__name__, error))
-                return [None] * len(prompts)
+                return [None] * len(kwargs["prompts"])
 
         return guarded
 
