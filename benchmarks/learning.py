@@ -115,7 +115,7 @@ def sft(folder: Path, options: dict[str, str]) -> None:
     command += ["--config", str(REPOSITORY / "recipes" / "sft_nano.yaml")]
     command += ["--output_dir", str(folder), "--report_to", "none"]
     command += [word for key, value in options.items() for word in (f"--{key}", value)]
-    with folder.with_suffix(".log").open("w") as file:
+    with folder.with_name(folder.name + ".log").open("w") as file:
         subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=True)
 
 

@@ -44,7 +44,7 @@ def run_recipe(output_dir: Path, *options: str, recipe: str = "grpo_nano.yaml") 
         options: Overrides, as on the command line.
         recipe: Under `recipes/`.
     """
-    log = output_dir.with_suffix(".log")
+    log = output_dir.with_name(output_dir.name + ".log")
     seconds_file = output_dir / "seconds.json"
     if not seconds_file.is_file():
         output_dir.parent.mkdir(parents=True, exist_ok=True)

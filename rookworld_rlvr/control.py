@@ -46,6 +46,8 @@ class ControlArguments:
         kl_adaptation: `proportional` or `multiplicative`, see `kl.KLController`.
         kl_target: KL to hold, in nats a token.
         kl_horizon: Completions after which a proportional correction is made in full.
+        kl_waits: Leave the coefficient alone while the KL comes nearer to the target; False takes both
+            forms as published, which overshoot where the KL answers slowly.
         kl_warmup_steps: The coefficient rises from 0 over so many optimiser steps.
         log_reference_kl: Keep the reference in memory to log KL, though `beta` is 0.
         baseline: What rewards are compared with: `group_mean` (TRL's), `leave_one_out` (the mean of
@@ -64,6 +66,7 @@ class ControlArguments:
     kl_adaptation: str = "proportional"
     kl_target: float | None = None
     kl_horizon: int = 10_000
+    kl_waits: bool = True
     kl_warmup_steps: int = 0
     log_reference_kl: bool = False
     baseline: str = "group_mean"
@@ -227,6 +230,7 @@ class ControlledGRPOTrainer(TaskSamplingGRPOTrainer):
             target=controls.kl_target,
             horizon=controls.kl_horizon,
             warmup_steps=controls.kl_warmup_steps,
+            waits=controls.kl_waits,
         )
         self.baselines = Baselines(
             controls.baseline, controls.baseline_decay, controls.baseline_spread
@@ -455,11 +459,11 @@ class ControlledGRPOTrainer(TaskSamplingGRPOTrainer):
 
     def control_state(self) -> dict[str, Any]:
         """What the controls have learnt, for a run that goes on later."""
-        return {"kl_beta": self.kl.beta, "baseline_running": self.baselines.running}
+        return {"kl": self.kl.state(), "baseline_running": self.baselines.running}
 
     def load_control_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `control_state`."""
-        self.kl.beta = state["kl_beta"]
+        self.kl.load(state["kl"])
         self.baselines.running = dict(state["baseline_running"])
 
 

@@ -27,7 +27,8 @@ few pitfalls in KL divergence gradient estimation for RL" (2025).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -123,6 +124,11 @@ class KLController:
     - ``multiplicative``: times 1.5 above 1.5 targets, divided by 1.5 below target / 1.5 (as PPO's
       adaptive penalty, J. Schulman et al., 2017, has it with 2).
 
+    A policy moves a little with every step, so its KL answers a coefficient tens of steps later, and
+    both forms alone wind up: they lower the coefficient to nothing while a young policy is still on its
+    way to the target, and then take as long to raise it again. With `waits` they judge two steps at a
+    time, and leave the coefficient alone where these have come nearer to the target than the two before.
+
     Args:
         beta: Where the coefficient starts.
         control: One of `KL_CONTROLS`; ``fixed`` leaves it there.
@@ -130,6 +136,11 @@ class KLController:
         target: KL to hold, in nats a token.
         horizon: Completions after which a proportional correction is made in full.
         warmup_steps: The coefficient in use rises from 0 over so many steps.
+        waits: See above; False takes both forms as they were published.
+
+    Attributes:
+        measured: ``(KL, completions)`` of the steps since the last judgement.
+        before: The KL that was judged last; None before the first.
     """
 
     beta: float
@@ -138,6 +149,9 @@ class KLController:
     target: float | None = None
     horizon: int = 10_000
     warmup_steps: int = 0
+    waits: bool = True
+    measured: list[tuple[float, int]] = field(default_factory=list)
+    before: float | None = None
 
     def coefficient(self, step: int) -> float:
         """What the loss of an optimiser step multiplies KL by; steps count from 0."""
@@ -155,10 +169,41 @@ class KLController:
         """
         if self.control == "fixed" or self.target is None or step < self.warmup_steps:
             return
+        self.measured.append((kl, completions))
+        if len(self.measured) < (_WAIT if self.waits else 1):
+            return
+        kl = sum(kl for kl, _ in self.measured) / len(self.measured)
+        completions = sum(count for _, count in self.measured)
+        returns = self.waits and self._is_returning(kl, self.target)
+        self.measured, self.before = [], kl
+        if not returns:
+            self._adapt(kl, completions, self.target)
+
+    def state(self) -> dict[str, Any]:
+        """What a run that goes on later needs."""
+        return {"beta": self.beta, "measured": self.measured, "before": self.before}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`."""
+        self.beta, self.before = state["beta"], state["before"]
+        self.measured = [(kl, completions) for kl, completions in state["measured"]]
+
+    def _is_returning(self, kl: float, target: float) -> bool:
+        if self.before is None:
+            return False
+        if kl < target:
+            return kl > (1 + _MOVED) * self.before
+        return kl < (1 - _MOVED) * self.before
+
+    def _adapt(self, kl: float, completions: int, target: float) -> None:
         if self.adaptation == "proportional":
-            error = min(0.2, max(-0.2, kl / self.target - 1))
+            error = min(0.2, max(-0.2, kl / target - 1))
             self.beta *= 1 + error * completions / self.horizon
-        elif kl > 1.5 * self.target:
+        elif kl > 1.5 * target:
             self.beta *= 1.5
-        elif kl < self.target / 1.5:
+        elif kl < target / 1.5:
             self.beta /= 1.5
+
+
+_WAIT = 2  # steps that are judged as one
+_MOVED = 0.05  # share by which a KL has moved, and is not only noisy

@@ -219,6 +219,7 @@ def test_adaptive_kl_moves_the_coefficient_and_goes_on_after_a_resume(
         "kl_control": "adaptive",
         "kl_adaptation": "multiplicative",
         "kl_target": 1e-9,
+        "kl_waits": False,
         "learning_rate": 1e-3,
         "lr_scheduler_type": "constant",
         "baseline": "ema",
@@ -240,7 +241,7 @@ def test_adaptive_kl_moves_the_coefficient_and_goes_on_after_a_resume(
         expected *= 1.5 if kl > 1.5e-9 else 1 / 1.5 if kl < 1e-9 / 1.5 else 1
     assert trainer.kl.beta == pytest.approx(expected)
     kept = json.loads((tmp_path / "run" / "checkpoint-2" / CONTROL_STATE).read_text())
-    assert kept["kl_beta"] == pytest.approx(used[2])
+    assert kept["kl"]["beta"] == pytest.approx(used[2])
     assert kept["baseline_running"]
 
     again = make_trainer(models.load_model(start), tokenizer, **options, max_steps=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -114,10 +115,10 @@ def test_log_ratios_out_of_bounds_are_held_and_counted(estimator: str) -> None:
 
 
 def test_ziegler_by_hand() -> None:
-    controller = KLController(0.1, "adaptive", "proportional", target=6.0, horizon=10_000)
+    controller = KLController(0.1, "adaptive", "proportional", 6.0, horizon=10_000, waits=False)
     controller.update(9.0, completions=256, step=0)  # error 0.5, held at 0.2
     assert controller.beta == pytest.approx(0.1 * (1 + 0.2 * 256 / 10_000))
-    controller = KLController(0.1, "adaptive", "proportional", target=6.0, horizon=10_000)
+    controller = KLController(0.1, "adaptive", "proportional", 6.0, horizon=10_000, waits=False)
     controller.update(5.4, completions=256, step=0)  # error -0.1
     assert controller.beta == pytest.approx(0.1 * (1 - 0.1 * 256 / 10_000))
 
@@ -126,13 +127,13 @@ def test_ziegler_by_hand() -> None:
     ("kl", "factor"), [(0.151, 1.5), (0.149, 1.0), (0.1, 1.0), (0.067, 1.0), (0.066, 1 / 1.5)]
 )
 def test_multiplicative_by_hand(kl: float, factor: float) -> None:
-    controller = KLController(0.02, "adaptive", "multiplicative", target=0.1)
+    controller = KLController(0.02, "adaptive", "multiplicative", 0.1, waits=False)
     controller.update(kl, completions=64, step=5)
     assert controller.beta == pytest.approx(0.02 * factor)
 
 
 def test_warming_up_rises_from_nought_and_does_not_adapt() -> None:
-    controller = KLController(0.08, "adaptive", "multiplicative", target=0.1, warmup_steps=4)
+    controller = KLController(0.08, "adaptive", "multiplicative", 0.1, warmup_steps=4, waits=False)
     assert [controller.coefficient(step) for step in range(6)] == pytest.approx(
         [0, 0.02, 0.04, 0.06, 0.08, 0.08]
     )
@@ -146,3 +147,45 @@ def test_fixed_stays() -> None:
     controller = KLController(0.05)
     controller.update(math.inf, completions=64, step=3)
     assert controller.coefficient(3) == 0.05
+
+
+def slow_policy(controller: KLController, steps: int) -> list[float]:
+    """KL of a policy that moves a little with each step; a coefficient of 0.5 would hold it at 0.01."""
+    distance, kls = 0.0, []
+    for step in range(steps):
+        goal = 0.5 / max(controller.coefficient(step), 1e-3)
+        distance += max(-0.1, min(0.05, 0.5 * (goal - distance)))
+        kls.append(0.01 * distance**2)
+        controller.update(kls[-1], completions=128, step=step)
+    return kls
+
+
+def test_waiting_settles_where_the_form_alone_still_swings() -> None:
+    def beyond(waits: bool) -> int:
+        controller = KLController(0.001, "adaptive", "multiplicative", 0.01, waits=waits)
+        kls = slow_policy(controller, 150)
+        return sum(not 0.01 / 1.5 <= kl <= 0.01 * 1.5 for kl in kls[100:])
+
+    assert beyond(waits=True) == 0
+    assert beyond(waits=False) > 10
+
+
+def test_the_coefficient_waits_only_while_the_kl_returns() -> None:
+    controller = KLController(1.0, "adaptive", "multiplicative", target=0.1)
+
+    def after(*kls: float) -> float:
+        for kl in kls:
+            controller.update(kl, completions=64, step=0)
+        return controller.beta
+
+    assert after(0.01) == 1, "one step is not judged alone"
+    assert after(0.01) == pytest.approx(1 / 1.5), "nothing to compare with"
+    assert after(0.02, 0.02, 0.03, 0.03) == pytest.approx(1 / 1.5), "too low, but rising"
+    assert after(0.03, 0.03) == pytest.approx(1 / 1.5**2), "too low, and standing"
+    assert after(0.3, 0.3) == pytest.approx(1 / 1.5), "too high, and rising"
+    assert after(0.2, 0.2) == pytest.approx(1 / 1.5), "too high, but falling"
+    assert after(0.12, 0.08) == pytest.approx(1 / 1.5), "0.1"
+    after(0.2)
+    again = KLController(1.0, "adaptive", "multiplicative", target=0.1)
+    again.load(json.loads(json.dumps(controller.state())))
+    assert again == controller

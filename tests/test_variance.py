@@ -320,7 +320,7 @@ def test_two_processes_decide_alike_where_only_one_lacks_signal(tmp_path: Path) 
     assert len(steps) == 3
     assert all(0 < entry["zero_variance/trained"] <= 0.5 for entry in steps), "the second's half"
     assert all(entry["zero_variance/extra_prompts"] == 8 for entry in steps), "up to the bound"
-    assert first["state"]["kl_beta"] != 0.1 and first["state"]["difficulty"]["running"]
+    assert first["state"]["kl"]["beta"] != 0.1 and first["state"]["difficulty"]["running"]
 
 
 def test_a_reward_that_fails_on_one_process_ends_both(tmp_path: Path) -> None:
