@@ -7,8 +7,8 @@ The starting model answers about 70% of held-out openings exactly: `recipes/sft_
 shares of 0, stopped at half its steps. From there, seed by seed: GRPO by `recipes/grpo_learning.yaml`,
 and as the yardstick supervised training on the same environment rows for the same time, whose labels
 GRPO never sees. Prints held-out environment/exact before and after, with 95% intervals. Exits with 1
-where a seed's GRPO gains less than ten points or takes longer than half an hour. What was tried stands in
-`benchmarks/learning.md`.
+where a seed's GRPO gains less than ten points or takes longer than half an hour. What was tried stands
+in `benchmarks/learning.md`.
 """
 
 from __future__ import annotations

@@ -16,13 +16,9 @@ from trl import GRPOTrainer
 from rookworld_rlvr import model as models
 from rookworld_rlvr.config import RookWorldGRPOConfig
 from rookworld_rlvr.data import DataArguments, load_data
+from rookworld_rlvr.preflight import Parity, measure_parity, mixed_length_prompts
 from rookworld_rlvr.rewards import get_reward_funcs
-from rookworld_rlvr.trainer import (
-    Parity,
-    RookWorldGRPOTrainer,
-    measure_parity,
-    mixed_length_prompts,
-)
+from rookworld_rlvr.trainer import RookWorldGRPOTrainer
 
 REWARDS = [{"name": "environment_exact"}, {"name": "policy_best_move"}]
 

@@ -51,7 +51,7 @@ def main() -> int:
 def compare(seed: int, keep: Run, resample: Run) -> dict[str, float]:
     """Print one seed's two runs."""
     end = keep.timed(METRIC)[-1][0]
-    row = {}
+    row: dict[str, float] = {}
     for name, run in (("keep", keep), ("resample", resample)):
         silent = statistics.fmean(value for _, value in run.series("zero_variance/trained"))
         curve = [value for _, value in run.series(METRIC)][1:]  # not the one before training

@@ -17,8 +17,8 @@ from typing import Any
 
 from rookworld_rlvr.audit import AuditArguments, audit
 from rookworld_rlvr.audit_report import advice, table
-from rookworld_rlvr.config import StrictParser, run_cli
 from rookworld_rlvr.engine import EngineArguments, Labeller
+from rookworld_rlvr.parsing import StrictParser, run_cli
 from rookworld_rlvr.records import RookWorldError
 
 

@@ -17,16 +17,11 @@ from trl import ModelConfig, get_peft_config
 
 from rookworld_rlvr import model as models
 from rookworld_rlvr.callbacks import RunConfigCallback, ShortProgressCallback, configure_wandb
-from rookworld_rlvr.config import (
-    RookWorldGRPOConfig,
-    RunArguments,
-    StrictParser,
-    check_recipe,
-    run_cli,
-)
+from rookworld_rlvr.config import RookWorldGRPOConfig, RunArguments, check_recipe
 from rookworld_rlvr.data import DataArguments, label_heldout, load_data, require_truth
 from rookworld_rlvr.health import HealthArguments, HealthCallback
 from rookworld_rlvr.labels import LabelArguments, PolicyTruth
+from rookworld_rlvr.parsing import StrictParser, run_cli
 from rookworld_rlvr.report import before_after_table, dry_run_text, resolved_yaml, write_results
 from rookworld_rlvr.rewards import get_reward_funcs
 from rookworld_rlvr.runs import (

@@ -16,7 +16,7 @@ from typing import Any
 from accelerate import PartialState
 from huggingface_hub import HfApi
 
-from rookworld_rlvr.config import StrictParser, check_prepare_recipe, run_cli
+from rookworld_rlvr.config import check_prepare_recipe
 from rookworld_rlvr.labelling import (
     PrepareArguments,
     PrepareLabelArguments,
@@ -29,6 +29,7 @@ from rookworld_rlvr.labelling import (
     tables,
     value_positions,
 )
+from rookworld_rlvr.parsing import StrictParser, run_cli
 from rookworld_rlvr.provenance import data_card, merge_parquet, write_parquet
 from rookworld_rlvr.records import RookWorldError
 

@@ -19,14 +19,13 @@ from rookworld_rlvr.config import (
     NewModelArguments,
     RookWorldSFTConfig,
     RunArguments,
-    StrictParser,
     check_sft_recipe,
-    run_cli,
 )
 from rookworld_rlvr.data import DataArguments, load_data
 from rookworld_rlvr.evaluation import evaluate_completions
 from rookworld_rlvr.generation import greedy_completions
 from rookworld_rlvr.notation import END_OF_TEXT, join_row
+from rookworld_rlvr.parsing import StrictParser, run_cli
 from rookworld_rlvr.report import resolved_yaml, results_table, write_model_card
 from rookworld_rlvr.runs import goes_on, open_folder, quarantine_path, resume_point
 from rookworld_rlvr.trainer import save_final

@@ -29,7 +29,7 @@ from .value import ValueGRPOTrainer
 
 ZERO_VARIANCE = ("keep", "resample", "skip")
 # TRL's losses that take a mean over completions, empty ones among them.
-_MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
+MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 
 Batch = dict[str, torch.Tensor]
 
@@ -361,7 +361,7 @@ class ResamplingGRPOTrainer(ValueGRPOTrainer):
 
     def _compute_loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor:
         loss = super()._compute_loss(model, inputs)
-        if "row_scale" in inputs and self.loss_type in _MEAN_OVER_ROWS:
+        if "row_scale" in inputs and self.loss_type in MEAN_OVER_ROWS:
             loss = loss * inputs["row_scale"]
         return loss
 

@@ -9,15 +9,11 @@ import pytest
 import yaml
 from trl import ModelConfig
 
-from rookworld_rlvr.config import (
-    RookWorldGRPOConfig,
-    RunArguments,
-    StrictParser,
-    check_recipe,
-)
+from rookworld_rlvr.config import RookWorldGRPOConfig, RunArguments, check_recipe
 from rookworld_rlvr.data import DataArguments
 from rookworld_rlvr.health import HealthArguments
 from rookworld_rlvr.labels import LabelArguments
+from rookworld_rlvr.parsing import StrictParser
 from rookworld_rlvr.records import ConfigurationError
 
 from .conftest import REPOSITORY

@@ -14,7 +14,7 @@ import wandb
 from transformers import TrainerControl, TrainerState, TrainingArguments
 from trl import ModelConfig
 
-from rookworld_rlvr.config import RookWorldGRPOConfig, RunArguments, StrictParser
+from rookworld_rlvr.config import RookWorldGRPOConfig, RunArguments
 from rookworld_rlvr.data import DataArguments
 from rookworld_rlvr.evaluation import METRICS
 from rookworld_rlvr.health import (
@@ -28,6 +28,7 @@ from rookworld_rlvr.health import (
 )
 from rookworld_rlvr.health.readings import HEADLINES
 from rookworld_rlvr.labels import LabelArguments
+from rookworld_rlvr.parsing import StrictParser
 from rookworld_rlvr.records import ConfigurationError
 
 Log = dict[str, Any]

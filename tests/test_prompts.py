@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from trl.trainer.utils import RepeatSampler
 
-from rookworld_rlvr.config import StrictParser
 from rookworld_rlvr.difficulty import DifficultyMemory
+from rookworld_rlvr.parsing import StrictParser
 from rookworld_rlvr.prompts import Phase, PromptArguments, PromptSampler
 from rookworld_rlvr.records import ConfigurationError, RookWorldError
 

@@ -17,9 +17,9 @@ from transformers import (
 
 from rookworld_rlvr.config import RookWorldGRPOConfig
 from rookworld_rlvr.notation import task_of
+from rookworld_rlvr.preflight import measure_parity, mixed_length_prompts
 from rookworld_rlvr.records import ConfigurationError
 from rookworld_rlvr.rollout import TASK_SAMPLING, RowSampler, Sampling, draw
-from rookworld_rlvr.trainer import measure_parity, mixed_length_prompts
 
 BOTH = {"policy": {}, "environment": {}}
 REWARDS = [{"name": "graduated"}]

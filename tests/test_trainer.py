@@ -16,17 +16,16 @@ from rookworld_rlvr import model as models
 from rookworld_rlvr.data import LoadedData
 from rookworld_rlvr.evaluation import evaluate_completions
 from rookworld_rlvr.generation import greedy_completions
-from rookworld_rlvr.rewards import get_reward_funcs
-from rookworld_rlvr.trainer import (
+from rookworld_rlvr.preflight import (
     TOLERANCE_FP32,
     TOLERANCE_HALF,
     Parity,
     PreflightError,
-    RookWorldGRPOTrainer,
     measure_parity,
     mixed_length_prompts,
-    save_final,
 )
+from rookworld_rlvr.rewards import get_reward_funcs
+from rookworld_rlvr.trainer import RookWorldGRPOTrainer, save_final
 
 from .conftest import mixed_rows
 

@@ -13,8 +13,9 @@ from typing import Any
 from accelerate import PartialState
 
 from rookworld_rlvr import model as models
-from rookworld_rlvr.config import RookWorldGRPOConfig, run_cli
+from rookworld_rlvr.config import RookWorldGRPOConfig
 from rookworld_rlvr.data import DataArguments, load_data
+from rookworld_rlvr.parsing import run_cli
 from rookworld_rlvr.trainer import RookWorldGRPOTrainer
 
 from .conftest import mixed_rows
