@@ -5,13 +5,16 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow lint clean
+.PHONY: help quickstart diagnose test test-slow lint clean
 
 help: ## Show these lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 quickstart: $(INSTALLED) ## Train the packaged model with GRPO on this machine's CPU; ARGS="--max_steps 3" overrides
 	$(BIN)/accelerate launch --config_file accelerate_configs/cpu.yaml recipes/grpo.py $(ARGS)
+
+diagnose: $(INSTALLED) ## Take one GRPO step and take it apart; ARGS="--config recipes/grpo_mixed.yaml"
+	$(BIN)/accelerate launch --config_file accelerate_configs/cpu.yaml recipes/diagnose.py $(ARGS)
 
 test: $(INSTALLED) ## Run the tests that take seconds; ARGS="-k rules" picks some
 	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)

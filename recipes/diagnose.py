@@ -1,0 +1,152 @@
+"""Diagnose a GRPO recipe: one optimiser step of the real trainer, taken apart.
+
+accelerate launch recipes/diagnose.py                                    # the packaged recipe
+accelerate launch recipes/diagnose.py --config recipes/grpo_mixed.yaml   # any other
+accelerate launch recipes/diagnose.py --overfit_single_batch 30          # can it learn one batch?
+accelerate launch recipes/diagnose.py --compare recipes/grpo_mixed.yaml recipes/grpo_lora.yaml
+
+Exit code: 0, or 1 where a finding says that a run should not start like this; 2 for bad input.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from trl import ModelConfig, get_peft_config
+
+from rookworld_rlvr import model as models
+from rookworld_rlvr.config import RookWorldGRPOConfig, check_recipe
+from rookworld_rlvr.data import DataArguments, LoadedData, label_heldout, load_data, require_truth
+from rookworld_rlvr.diagnosis import (
+    DiagnoseArguments,
+    DiagnosedTrainer,
+    Diagnosis,
+    choose_heldout,
+    output_folder,
+    print_report,
+    run_diagnosis,
+    split_compare,
+    write_reports,
+)
+from rookworld_rlvr.health import HealthArguments
+from rookworld_rlvr.labels import LabelArguments, PolicyTruth
+from rookworld_rlvr.parsing import StrictParser, run_cli
+from rookworld_rlvr.rewards import get_reward_funcs
+
+RECIPE = Path(__file__).with_name("grpo_nano.yaml")
+GROUPS = [
+    DiagnoseArguments,
+    DataArguments,
+    LabelArguments,
+    ModelConfig,
+    HealthArguments,
+    RookWorldGRPOConfig,
+]
+
+
+def main(argv: Sequence[str]) -> None:
+    ################
+    # Recipes
+    ################
+    compared, rest = split_compare(argv)
+    lines = [[*rest, "--config", path] for path in compared] or [list(argv)]
+    names = [path.stem for path in map(recipe_path, lines)]
+    folder = output_folder(argv, "-vs-".join(names))
+    for line in lines:  # all faults before the first step is taken
+        parse(line, folder)
+
+    ################
+    # Steps
+    ################
+    diagnoses = []
+    for line, name in zip(lines, names, strict=True):
+        diagnoses.append(diagnose(line, name, folder))
+        gc.collect()  # the first one's model, before the second one's is loaded
+        torch.cuda.empty_cache()
+
+    ################
+    # Report
+    ################
+    state = PartialState()
+    if state.is_main_process:
+        print_report(diagnoses)
+        for path in write_reports(folder, diagnoses):
+            print(path)
+    state.wait_for_everyone()
+    raise SystemExit(int(any(diagnosis.has_stop for diagnosis in diagnoses)))
+
+
+def recipe_path(line: Sequence[str]) -> Path:
+    """The recipe that a command line names; the packaged one without any."""
+    words = [part for word in line for part in word.split("=", 1)]
+    return Path(words[words.index("--config") + 1]) if "--config" in words[:-1] else RECIPE
+
+
+def parse(line: Sequence[str], folder: Path) -> tuple[Any, ...]:
+    """The dataclasses of a recipe, with what a diagnosis sets."""
+    given, *_ = StrictParser(GROUPS, RECIPE).parse_strictly(line, check)
+    words = [*line, *given.words(), "--output_dir", str(folder)]
+    return StrictParser(GROUPS, RECIPE).parse_strictly(words, check)
+
+
+def check(args: DiagnoseArguments | None, *others: Any) -> list[str]:
+    """Faults that no dataclass sees alone."""
+    misplaced = args is not None and args.compare is not None  # `main` has taken the flag away
+    faults = ["compare: write --compare A B on the command line, in no recipe"] if misplaced else []
+    return faults + check_recipe(None, *others)
+
+
+def diagnose(line: Sequence[str], name: str, folder: Path) -> Diagnosis:
+    """Take a recipe's first step and take it apart."""
+    args, data_args, label_args, model_args, health_args, training_args = parse(line, folder)
+    state = PartialState()
+
+    with state.main_process_first():
+        data = load_data(data_args)
+    data = replace(data, heldout=choose_heldout(data.heldout, args.diagnose_heldout_rows))
+    require_truth(data, data_args.tasks, label_args.labels)
+    truth = PolicyTruth.open(label_args, *data.policy_rows())
+    with state.local_main_process_first():
+        data = label_heldout(data, truth)
+
+    model, tokenizer = models.load_from_arguments(model_args)
+    if model_args.model_revision != "main":
+        training_args.model_init_kwargs = {"revision": model_args.model_revision}
+    models.check_lengths(model, tokenizer, data.prompts(), training_args.max_completion_length)
+
+    trainer = DiagnosedTrainer(
+        model=model,
+        reward_funcs=get_reward_funcs(training_args.rewards, truth),
+        args=training_args,
+        train_dataset=data.train,
+        eval_dataset=data.heldout,
+        processing_class=tokenizer,
+        peft_config=get_peft_config(model_args),
+        repeat_batch=args.overfit_single_batch > 0,
+    )
+    trainer.remove_callback(ProgressCallback)
+    trainer.remove_callback(PrinterCallback)
+    return run_diagnosis(trainer, name, more_setup(args, data, truth), health_args)
+
+
+def more_setup(args: DiagnoseArguments, data: LoadedData, truth: PolicyTruth) -> dict[str, Any]:
+    """What the trainer does not know of its set-up."""
+    return {
+        "data": data.report.lines(),
+        "engine": truth.lines() or ["none asked: the rows carry the values of all moves"],
+        "overrides": [
+            {"key": key, "value": value, "why": why}
+            for key, (value, why) in args.overrides().items()
+        ],
+    }
+
+
+if __name__ == "__main__":
+    run_cli(main)

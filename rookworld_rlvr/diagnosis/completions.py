@@ -1,0 +1,135 @@
+"""Part 3 of a diagnosis: the completions, their log-probs side by side, and their gaps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import combinations
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+
+from .. import notation
+from ..records import NotationError
+from .arithmetic import mean
+from .recorder import DiagnosedTrainer
+from .records import Generation, StepRecord
+
+Part = dict[str, Any]
+
+
+def completion_groups(trainer: DiagnosedTrainer, record: StepRecord) -> list[Part]:
+    """The step's prompts with their completions, of all processes; every process has to call it."""
+    groups = []
+    for generation in record.generations:
+        rows = gather_object(_rows(trainer, generation))
+        size = trainer.num_generations
+        for first in range(0, len(rows), size):
+            completions = rows[first : first + size]
+            prompt = completions[0].pop("prompt")
+            for other in completions[1:]:
+                other.pop("prompt")
+            groups.append({"prompt": prompt, **_position(prompt), "completions": completions})
+    return groups
+
+
+def _position(prompt: str) -> Part:
+    """The task, and the board of a prompt where it can be read."""
+    task = notation.task_of(prompt)
+    try:
+        if task == "policy":
+            return {"task": task, "fen": notation.parse_policy_prompt(prompt).fen, "action": None}
+        environment = notation.parse_environment_prompt(prompt)
+    except NotationError:
+        return {"task": task, "fen": None, "action": None}
+    return {"task": task, "fen": environment.fen, "action": environment.action}
+
+
+def _rows(trainer: DiagnosedTrainer, generation: Generation) -> list[Part]:
+    batch, tokenizer = generation.batch, trainer.processing_class
+    columns: dict[str, torch.Tensor | None] = {
+        "sampler": batch.get("sampling_per_token_logps"),
+        "reference": batch.get("ref_per_token_logps"),
+        **{name: generation.tables.get(name) for name in _TABLES},
+    }
+    ends = set(trainer.eos_token_ids)
+    rows = []
+    for index, mask in enumerate(batch["completion_mask"].bool()):
+        ids = batch["completion_ids"][index][mask].tolist()
+        prompt = batch["prompt_ids"][index][batch["prompt_mask"][index].bool()]
+        values = {name: _list(column, index, mask) for name, column in columns.items()}
+        rows.append(
+            {
+                "prompt": tokenizer.decode(prompt, skip_special_tokens=True),
+                "text": generation.texts[index],
+                "tokens": [tokenizer.decode([token]) for token in ids],
+                "left_out": not ids,  # with a group that has no signal
+                "ended": ids[-1] in ends if ids else None,
+                **_rewards_of(trainer, generation, index),
+                "advantage": _advantage(batch, index, mask),
+                **values,
+                "sampler_gap": _largest_gap(values["policy"], values["sampler"]),
+                "reference_gap": _largest_gap(values["policy"], values["reference"]),
+                "policy_term_mean": mean(values["policy_term"] or []),
+                "kl_term_mean": mean(values["kl_term"] or []),
+            }
+        )
+    return rows
+
+
+_TABLES = ("policy", "policy_term", "policy_term_unclipped", "kl_term", "entropy")
+
+
+def _list(column: torch.Tensor | None, index: int, mask: torch.Tensor) -> list[float] | None:
+    """A completion's values by token; None where there are none, as for rows not trained on yet."""
+    if column is None:
+        return None
+    values: list[float] = column[index][mask].float().tolist()
+    return None if values and all(map(math.isnan, values)) else values
+
+
+def _advantage(batch: Mapping[str, torch.Tensor], index: int, mask: torch.Tensor) -> float | None:
+    advantages = batch["advantages"][index]
+    return mean((advantages[mask] if advantages.dim() else advantages.unsqueeze(0)).tolist())
+
+
+def _rewards_of(trainer: DiagnosedTrainer, generation: Generation, index: int) -> Part:
+    names = trainer.reward_func_names
+    numbers = generation.rewards[index].tolist()
+    weights = trainer.reward_weights.tolist()
+    weighted = [w * n for w, n in zip(weights, numbers, strict=True) if not math.isnan(n)]
+    return {
+        "rewards": {
+            name: None if math.isnan(n) else n for name, n in zip(names, numbers, strict=True)
+        },
+        "reward": sum(weighted) if weighted else None,
+    }
+
+
+def _largest_gap(ours: list[float] | None, theirs: list[float] | None) -> float | None:
+    if not ours or not theirs:
+        return None
+    return max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+
+
+def completions_part(groups: list[Part]) -> Part:
+    """What was sampled, its log-probs side by side, and their gaps, in nats."""
+    rows = [row for group in groups for row in group["completions"]]
+    trained = [row for row in rows if row["policy"] is not None]
+    texts = [[row["text"] for row in group["completions"]] for group in groups]
+    pairs = [[a == b for a, b in combinations(group, 2)] for group in texts]
+    return {
+        "completions": len(rows),
+        "tokens": sum(len(row["tokens"]) for row in rows),
+        "ended_share": mean(None if r["ended"] is None else float(r["ended"]) for r in rows),
+        "identical_groups": mean(float(len(set(group)) == 1) for group in texts),
+        "identical_pairs": mean(sum(same) / len(same) for same in pairs if same),
+        "sampler_gap_largest": max((r["sampler_gap"] or 0.0 for r in trained), default=None)
+        if any(row["sampler"] for row in rows)
+        else None,
+        "reference_gap_largest": max((r["reference_gap"] or 0.0 for r in trained), default=None)
+        if any(row["reference"] for row in rows)
+        else None,
+        "groups": groups,
+    }

@@ -1,0 +1,218 @@
+"""One optimiser step of the real trainer on a fixed seed, taken apart in ten parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+
+from ..health import HealthArguments
+from ..records import TASKS, ConfigurationError
+from . import parts as parts_of
+from .arithmetic import clean
+from .completions import completion_groups, completions_part
+from .findings import find, has_stop
+from .recorder import DiagnosedTrainer
+
+PARTS: Mapping[str, str] = {
+    "setup": "Set-up",
+    "heldout_before": "Held-out score before",
+    "completions": "Completions",
+    "rewards": "Rewards by component",
+    "advantages": "Groups and advantages",
+    "loss_terms": "Policy-gradient and KL terms",
+    "shares": "Shares of loss and gradient",
+    "gradients": "Gradients by layer",
+    "heldout_after": "Held-out score after",
+    "findings": "Findings",
+}
+"""Key in the JSON file → title, in the order of the report."""
+
+RESULT_JSON = "diagnosis.json"
+RESULT_HTML = "diagnosis.html"
+VERSION = 1  # of the JSON file's form
+
+
+@dataclass
+class DiagnoseArguments:
+    """What is diagnosed, beside the recipe.
+
+    Args:
+        overfit_single_batch: Take so many steps, all on the prompts of the first batch, each with
+            completions of its own; 0 takes one step.
+        compare: Two recipes to diagnose one after the other, in place of ``--config``.
+        diagnose_heldout_rows: Held-out rows that are evaluated before and after, as many of each task
+            as there are.
+    """
+
+    overfit_single_batch: int = 0
+    compare: list[str] | None = None
+    diagnose_heldout_rows: int = 200
+
+    def __post_init__(self) -> None:
+        faults = []
+        if self.overfit_single_batch < 0:
+            faults.append(
+                f"overfit_single_batch: {self.overfit_single_batch} is below 0; give steps, or 0"
+            )
+        if self.compare is not None and len(self.compare) != 2:
+            faults.append(f"compare: {len(self.compare)} recipes given; give two")
+        if self.diagnose_heldout_rows < 1:
+            faults.append(
+                f"diagnose_heldout_rows: {self.diagnose_heldout_rows} is below 1; give rows"
+            )
+        if faults:
+            raise ConfigurationError(faults)
+
+    def overrides(self) -> dict[str, tuple[str, str]]:
+        """Keys of the recipe that a diagnosis sets: key → value, and why."""
+        return {
+            "max_steps": (str(max(1, self.overfit_single_batch)), "as many as are diagnosed"),
+            "warmup_steps": ("0", "so that the step is taken with the recipe's learning rate"),
+            "lr_scheduler_type": ("constant", "the same, for every repetition"),
+            "lr_three_phases": ("false", "the same"),
+            "kl_warmup_steps": ("0", "so that the KL term has the recipe's beta"),
+            "log_reference_kl": (
+                "true",
+                "so that the reference's log-probs are there, at any beta",
+            ),
+            "preflight": ("false", "parity is measured and reported, and does not end the run"),
+            "logging_steps": ("1", "every step is reported"),
+            "logging_strategy": ("steps", "the same"),
+            "eval_strategy": ("no", "held-out rows are evaluated before and after"),
+            "save_strategy": ("no", "nothing is saved"),
+            "load_best_model_at_end": ("false", "the same"),
+            "report_to": ("none", "nothing is sent"),
+            "log_completions": ("false", "completions are in the report"),
+            "disable_tqdm": ("true", "one step needs no bar"),
+        }
+
+    def words(self) -> list[str]:
+        """The same as words of a command line, for behind the user's."""
+        pairs = self.overrides().items()
+        return [word for key, (value, _) in pairs for word in (f"--{key}", value)]
+
+
+def split_compare(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The recipes behind ``--compare``, and the rest of the command line.
+
+    >>> split_compare(["--compare", "a.yaml", "b.yaml", "--seed", "1"])
+    (['a.yaml', 'b.yaml'], ['--seed', '1'])
+
+    Raises:
+        ConfigurationError: Not two recipes, or ``--config`` beside them.
+    """
+    if "--compare" not in argv:
+        return [], list(argv)
+    start = list(argv).index("--compare") + 1
+    end = next((i for i in range(start, len(argv)) if argv[i].startswith("--")), len(argv))
+    paths, rest = list(argv[start:end]), [*argv[: start - 1], *argv[end:]]
+    faults = []
+    if len(paths) != 2:
+        faults.append(f"--compare: {len(paths)} recipes given; give two")
+    if any(word.split("=")[0] == "--config" for word in rest):
+        faults.append("--config: --compare names the recipes; leave one of them out")
+    if faults:
+        raise ConfigurationError(faults)
+    return paths, rest
+
+
+def choose_heldout(rows: Dataset, most: int) -> Dataset:
+    """At most so many held-out rows, spread evenly over tasks and over each task's rows."""
+    by_task = {
+        task: [index for index, mine in enumerate(rows["task"]) if mine == task] for task in TASKS
+    }
+    present = [indices for indices in by_task.values() if indices]
+    chosen: list[int] = []
+    for turn, indices in enumerate(sorted(present, key=len)):
+        share = (most - len(chosen)) // (len(present) - turn)
+        count = min(len(indices), max(1, share))
+        chosen += [indices[place * len(indices) // count] for place in range(count)]
+    return rows.select(sorted(chosen))
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """A step taken apart.
+
+    Attributes:
+        recipe: Its name.
+        parts: By the keys of `PARTS`.
+        phases: What each cost: ``{memory, rows}``.
+        repetitions: A line a step, of one batch repeated.
+    """
+
+    recipe: str
+    parts: Mapping[str, Any]
+    phases: Mapping[str, Any]
+    repetitions: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def has_stop(self) -> bool:
+        """Whether a finding says that a run should not start like this."""
+        return has_stop(self.parts["findings"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """What the JSON file holds."""
+        return {
+            "version": VERSION,
+            "recipe": self.recipe,
+            **{key: self.parts[key] for key in PARTS},
+            "phases": self.phases,
+            "repetitions": self.repetitions,
+        }
+
+
+def run_diagnosis(
+    trainer: DiagnosedTrainer,
+    recipe: str,
+    extra_setup: Mapping[str, Any] | None = None,
+    health: HealthArguments | None = None,
+) -> Diagnosis:
+    """Train for the steps that the trainer's arguments say, evaluate after, and take the first apart.
+
+    Every process has to call it, and gets the same but for the phases, which are its own.
+
+    Args:
+        trainer: Fresh; its arguments are those of a recipe with `DiagnoseArguments.overrides`.
+        recipe: Name for the report.
+        extra_setup: More for the first part: data, engine, overrides.
+        health: Severities and bounds of the health rules; None takes their own.
+    """
+    trainer.train()
+    with trainer.meter.phase("diagnosis"):
+        set_up = {**parts_of.setup_part(trainer), **(extra_setup or {})}
+    trainer.evaluate()
+    before, after = trainer.heldouts[0], trainer.heldouts[-1]
+    record = trainer.steps[0]
+    groups = completion_groups(trainer, record)
+    parts: dict[str, Any] = {
+        "setup": set_up,
+        "heldout_before": parts_of.heldout_part(before),
+        "completions": completions_part(groups),
+        "rewards": parts_of.rewards_part(trainer, groups),
+        "advantages": parts_of.advantages_part(trainer, groups),
+        "loss_terms": parts_of.loss_terms_part(trainer, record, groups),
+        "shares": parts_of.shares_part(trainer, record),
+        "gradients": parts_of.gradients_part(record),
+        "heldout_after": parts_of.heldout_after_part(before, after),
+    }
+    repeated = parts_of.repetitions(trainer.steps) if len(trainer.steps) > 1 else []
+    parts["findings"] = find(parts, trainer.state.log_history, health, repeated)
+    phases = {"memory": trainer.meter.memory_kind, "rows": trainer.meter.rows()}
+    return Diagnosis(recipe, clean(parts), clean(phases), clean(repeated))
+
+
+def output_folder(argv: Sequence[str], recipe: str) -> Path:
+    """Where the report goes: ``--output_dir`` where it is given, never the run that the recipe names.
+
+    >>> output_folder(["--seed", "1"], "grpo_nano").as_posix()
+    'runs/diagnosis-grpo_nano'
+    """
+    words = [part for word in argv for part in word.split("=", 1)]
+    if "--output_dir" in words[:-1]:
+        return Path(words[words.index("--output_dir") + 1])
+    return Path("runs") / f"diagnosis-{recipe}"
