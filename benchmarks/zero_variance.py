@@ -25,7 +25,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--eval_steps", type=int, default=15)
+    parser.add_argument("--eval_steps", type=int, default=30)
     parser.add_argument("--extra", type=float, default=4.0, help="zero_variance_extra")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/zero_variance"))
     args = parser.parse_args()
