@@ -4,11 +4,12 @@
     python benchmarks/learning.py --seeds 0 --methods grpo
 
 The starting model answers about 70% of held-out openings exactly: `recipes/sft_nano.yaml` with fault
-shares of 0, stopped at half its steps. From there, seed by seed: GRPO by `recipes/grpo_learning.yaml`,
-and as the yardstick supervised training on the same environment rows for the same time, whose labels
-GRPO never sees. Prints held-out environment/exact before and after, with 95% intervals. Exits with 1
-where a seed's GRPO gains less than ten points or takes longer than half an hour. What was tried stands
-in `benchmarks/learning.md`.
+shares of 0, in the middle of its training, its learning rate not yet lowered. From there, seed by seed:
+GRPO by `recipes/grpo_learning.yaml`; the same with rewards shuffled within each group, which shows what
+small steps do by themselves; and as the yardstick supervised training on the same environment rows for
+the same time, whose labels GRPO never sees. Prints held-out environment/exact before and after, with
+95% intervals. Exits with 1 where a seed's GRPO gains less than ten points or takes longer than half an
+hour. What was tried stands in `benchmarks/learning.md`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import time
 from pathlib import Path
 
+import yaml
 from recipe_runs import REPOSITORY, run_recipe
 
 from rookworld_rlvr import model as models
@@ -31,18 +33,17 @@ from rookworld_rlvr.records import Proportion
 METRIC = "environment/exact"
 LEAST_GAIN = 0.10
 MOST_SECONDS = 1800
-START_STEPS = 5500
-ROWS = {
-    "tasks": "environment",
-    "heldout_rows": "1500",
-}  # of both methods; GRPO's recipe has the same
+START_STEPS = 5000
+METHODS = ("grpo", "shuffled", "sft")
+RECIPE = REPOSITORY / "recipes" / "grpo_learning.yaml"
+ROW_KEYS = ("synthetic_rows", "synthetic_seed", "synthetic_opening_plies", "synthetic_shares")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--start", type=Path, default=Path("runs/learning/start"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--methods", nargs="+", default=["grpo", "sft"], choices=["grpo", "sft"])
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument(
         "--sft_steps", type=int, default=7000, help="as many as fit in the same time"
     )
@@ -57,15 +58,13 @@ def main() -> int:
     for method in args.methods:
         for seed in args.seeds:
             folder = args.output_dir / f"{method}_{seed}"
-            if method == "grpo":
-                run = run_recipe(
-                    folder,
-                    *("--model_name_or_path", str(args.start), "--seed", str(seed)),
-                    recipe="grpo_learning.yaml",
-                )
-                seconds = run.seconds
-            else:
+            if method == "sft":
                 seconds = supervised(folder, args.start, seed, args.sft_steps)
+            else:
+                script = "recipes/grpo.py" if method == "grpo" else "benchmarks/shuffled_rewards.py"
+                options = ("--model_name_or_path", str(args.start), "--seed", str(seed))
+                run = run_recipe(folder, *options, recipe=RECIPE.name, script=script)
+                seconds = run.seconds
             after = exact(folder)
             gain = after.value - before.value
             print(
@@ -80,22 +79,24 @@ def main() -> int:
 def make_start(folder: Path) -> None:
     """Train the starting model; the recipe's rows, right all of them."""
     options = {
-        "en_passant_fault_share": 0,
-        "black_best_move_fault_share": 0,
-        "max_steps": START_STEPS,
+        "en_passant_fault_share": "0",
+        "black_best_move_fault_share": "0",
+        "lr_scheduler_type": "constant_with_warmup",
+        "max_steps": str(START_STEPS),
     }
-    sft(folder, {key: str(value) for key, value in options.items()})
+    sft(folder, options)
 
 
 def supervised(folder: Path, start: Path, seed: int, steps: int) -> float:
     """Train on the same rows with their labels; seconds that it took."""
     seconds_file = folder / "seconds.json"
     if not seconds_file.is_file():
+        recipe = yaml.safe_load(RECIPE.read_text())
         options = {
-            **ROWS,
+            **{key: json.dumps(recipe[key]) for key in ROW_KEYS},
+            "tasks": "environment",
             "model_name_or_path": str(start),
             "new_model": "null",
-            "synthetic_rows": "0",
             "environment_share": "1.0",
             "en_passant_fault_share": "0",
             "black_best_move_fault_share": "0",

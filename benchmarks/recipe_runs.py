@@ -36,19 +36,25 @@ class Run:
         return [(log["time/elapsed"], log[name]) for log in self.logs if log.get(name) is not None]
 
 
-def run_recipe(output_dir: Path, *options: str, recipe: str = "grpo_nano.yaml") -> Run:
-    """Run `recipes/grpo.py`, unless the folder holds a finished run; its last checkpoint is read.
+def run_recipe(
+    output_dir: Path,
+    *options: str,
+    recipe: str = "grpo_nano.yaml",
+    script: str = "recipes/grpo.py",
+) -> Run:
+    """Run a recipe, unless the folder holds a finished run; its last checkpoint is read.
 
     Args:
         output_dir: Of the run.
         options: Overrides, as on the command line.
         recipe: Under `recipes/`.
+        script: What runs it.
     """
     log = output_dir.with_name(output_dir.name + ".log")
     seconds_file = output_dir / "seconds.json"
     if not seconds_file.is_file():
         output_dir.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, str(REPOSITORY / "recipes" / "grpo.py")]
+        command = [sys.executable, str(REPOSITORY / script)]
         command += ["--config", str(REPOSITORY / "recipes" / recipe)]
         command += ["--output_dir", str(output_dir), "--report_to", "none", *options]
         started = time.perf_counter()
