@@ -1,10 +1,10 @@
 """Groups without signal on the packaged recipe: kept, and replaced, seed by seed.
 
-    python benchmarks/zero_variance.py               # three seeds, twice 150 steps each: forty minutes
+    python benchmarks/zero_variance.py               # three seeds, twice 150 steps each: half an hour
 
 Prints the share of groups without signal in the trained batches, and held-out accuracy (`overall`: the
-mean of environment/exact and policy/best_move) at equal steps and at equal time. Exits with 1 where
-replacing leaves 2% or more, where keeping has 15% or less, or where replacing is no better.
+mean of environment/exact and policy/best_move) as a mean over the run's evaluations, at the end, and at
+the time when keeping ends. Exits with 1 where replacing leaves 2% or more, or is not the better one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pathlib import Path
 from recipe_runs import Run, run_recipe
 
 MOST_LEFT = 0.02
-LEAST_KEPT = 0.15
 METRIC = "eval_overall"
 
 
@@ -77,7 +76,6 @@ def verdict(rows: list[dict[str, float]]) -> int:
         return statistics.fmean(row[name] for row in rows)
 
     checks = {
-        f"keeping has over {LEAST_KEPT:.0%}": all(row["keep_silent"] > LEAST_KEPT for row in rows),
         f"replacing leaves under {MOST_LEFT:.0%}": all(
             row["resample_silent"] < MOST_LEFT for row in rows
         ),

@@ -100,6 +100,7 @@ def test_fsdp2_and_zero2_are_what_their_names_say() -> None:
     assert load(CONFIGS / "deepspeed_zero2.yaml").deepspeed_config["zero_stage"] == 2
 
 
+@pytest.mark.xdist_group("launch")  # one launcher at a time has its port
 def test_cpu_starts_as_many_gloo_processes_as_it_is_told(tmp_path: Path) -> None:
     script = tmp_path / "all_reduce.py"
     script.write_text(ALL_REDUCE)

@@ -181,6 +181,7 @@ def test_rows_without_values_are_valued_as_the_training_goes(tmp_path: Path) -> 
     assert 6 < kept <= 8, "six held-out positions, and the two prompts of the step"
 
 
+@pytest.mark.xdist_group("launch")  # one launcher at a time has its port
 def test_two_processes_log_once(tmp_path: Path) -> None:
     printed = run(
         "grpo.py",
