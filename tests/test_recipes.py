@@ -52,6 +52,7 @@ def test_the_set_of_recipes() -> None:
     assert names == {
         "grpo_nano",
         "grpo_environment",
+        "grpo_learning",
         "grpo_policy",
         "grpo_mixed",
         "grpo_lora",
