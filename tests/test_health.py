@@ -16,7 +16,6 @@ from trl import ModelConfig
 
 from rookworld_rlvr.config import RookWorldGRPOConfig, RunArguments
 from rookworld_rlvr.data import DataArguments
-from rookworld_rlvr.evaluation import METRICS
 from rookworld_rlvr.health import (
     HEALTH_FILE,
     RULES,
@@ -26,7 +25,6 @@ from rookworld_rlvr.health import (
     HealthMonitor,
     batch_health,
 )
-from rookworld_rlvr.health.readings import HEADLINES
 from rookworld_rlvr.labels import LabelArguments
 from rookworld_rlvr.parsing import StrictParser
 from rookworld_rlvr.records import ConfigurationError
@@ -243,11 +241,6 @@ def test_every_rule_is_in_the_glossary_and_its_remedy_names_keys_that_there_are(
         assert rule.meaning.endswith(".") and len(rule.meaning) > 30
         assert set(rule.keys) <= known, name
         assert all(key in rule.remedy for key in rule.keys), name
-
-
-def test_the_headline_metrics_are_those_that_are_evaluated() -> None:
-    tasks = {task: METRICS[name.removeprefix("eval_")][0] for task, name in HEADLINES.items()}
-    assert tasks == {"environment": "environment", "policy": "policy"}
 
 
 # --------------------------------------------------------------------------------------------------

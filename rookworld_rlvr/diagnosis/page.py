@@ -10,7 +10,7 @@ import chess
 import chess.svg
 
 from .run import PARTS, Diagnosis
-from .summary import LINES, megabytes, number
+from .summary import LINES, completion_numbers, megabytes, number
 
 Part = Mapping[str, Any]
 
@@ -166,13 +166,7 @@ def _group(group: Part) -> str:
     rows = [
         (
             f"<code>{_text(c['text'])}</code>",
-            number(c["reward"]),
-            number(c["advantage"], "+.2f"),
-            number(_sum(c["sampler"]), ".2f"),
-            number(_sum(c["policy"]), ".2f"),
-            number(_sum(c["reference"]), ".2f"),
-            number(c["sampler_gap"], ".1e"),
-            number(c["reference_gap"], ".1e"),
+            *completion_numbers(c),
         )
         for c in group["completions"]
     ]
@@ -184,10 +178,6 @@ def _group(group: Part) -> str:
         f"<code>{_text(group['prompt'])}</code></h3>{table}"
         f"{_details('Token by token: the best and the worst', tokens)}</div></article>"
     )
-
-
-def _sum(values: Sequence[float | None] | None) -> float | None:
-    return None if values is None else sum(v for v in values if v is not None)
 
 
 def _extremes(completions: Sequence[Part]) -> list[Part]:

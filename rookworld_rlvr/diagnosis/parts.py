@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
-from ..evaluation import headline
+from ..evaluation import HEADLINES, headline
 from ..health import batch_health
 from .arithmetic import mean, sample_deviation
 from .recorder import DiagnosedTrainer
@@ -18,7 +18,6 @@ from .records import Heldout, StepRecord, TermSums
 from .terms import norm
 
 Part = dict[str, Any]
-HEADLINES = ("environment/exact", "policy/best_move")  # what `evaluation.headline` averages
 
 
 # --------------------------------------------------------------------------------------------------
@@ -108,7 +107,7 @@ def heldout_part(heldout: Heldout) -> Part:
 def heldout_after_part(before: Heldout, after: Heldout) -> Part:
     """The same, and each task's headline metric compared row by row."""
     changes = {}
-    for name in HEADLINES:
+    for name in HEADLINES.values():
         pairs = [
             (old[name], new[name])
             for old, new in zip(before.marks, after.marks, strict=True)

@@ -14,7 +14,7 @@ from rich.text import Text
 from ..records import RookWorldError
 from .page import page
 from .run import PARTS, RESULT_HTML, RESULT_JSON, Diagnosis
-from .summary import LINES, megabytes, number, side_by_side
+from .summary import LINES, completion_numbers, megabytes, number, side_by_side
 
 Part = Mapping[str, Any]
 
@@ -120,13 +120,7 @@ def _completions(group: Part) -> Table:
     rows = [
         (
             _shortened(c["text"]),
-            number(c["reward"]),
-            number(c["advantage"], "+.2f"),
-            number(_sum(c["sampler"]), ".2f"),
-            number(_sum(c["policy"]), ".2f"),
-            number(_sum(c["reference"]), ".2f"),
-            number(c["sampler_gap"], ".1e"),
-            number(c["reference_gap"], ".1e"),
+            *completion_numbers(c),
         )
         for c in group["completions"]
     ]
@@ -136,10 +130,6 @@ def _completions(group: Part) -> Table:
 
 def _shortened(text: str) -> str:
     return text if len(text) <= TEXT_SHOWN else f"{text[: TEXT_SHOWN - 1]}…"
-
-
-def _sum(values: Sequence[float | None] | None) -> float | None:
-    return None if values is None else sum(v for v in values if v is not None)
 
 
 def _tokens(completion: Part) -> Table:

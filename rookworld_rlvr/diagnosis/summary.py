@@ -14,6 +14,21 @@ def number(value: Any, form: str = ".3g") -> str:
     return "-" if value is None else format(value, form)
 
 
+def completion_numbers(completion: Mapping[str, Any]) -> tuple[str, ...]:
+    """Reward, advantage, log-probs of the whole by sampler, policy and reference, and both gaps."""
+    return (
+        number(completion["reward"]),
+        number(completion["advantage"], "+.2f"),
+        *(number(_total(completion[name]), ".2f") for name in ("sampler", "policy", "reference")),
+        number(completion["sampler_gap"], ".1e"),
+        number(completion["reference_gap"], ".1e"),
+    )
+
+
+def _total(values: Sequence[float | None] | None) -> float | None:
+    return None if values is None else sum(v for v in values if v is not None)
+
+
 def share(value: Any) -> str:
     """A share in per cent, a dash where there is none."""
     return number(value, ".1%")

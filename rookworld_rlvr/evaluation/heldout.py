@@ -32,6 +32,12 @@ METRICS: Mapping[str, tuple[Task, str | None, str]] = {
 - `policy/format`: the answer parses.
 """
 
+HEADLINES: Mapping[Task, str] = {
+    "environment": "environment/exact",
+    "policy": "policy/best_move",
+}
+"""The metric of each task that `headline` averages."""
+
 TRAINING_METRICS = ("overall", *METRICS)
 """Names that may choose the best checkpoint: the metrics, and `overall`, see `headline`."""
 
@@ -65,7 +71,5 @@ def evaluate_completions(rows: Iterable[Row], completions: Sequence[str]) -> dic
 
 def headline(results: Mapping[str, Proportion]) -> float:
     """`overall`: the mean of the headline metric of each task that was evaluated."""
-    values = [
-        results[name].value for name in ("environment/exact", "policy/best_move") if name in results
-    ]
+    values = [results[name].value for name in HEADLINES.values() if name in results]
     return sum(values) / len(values)

@@ -13,13 +13,10 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
+from ..evaluation import HEADLINES
 from ..records import Task
 
-HEADLINES: Mapping[Task, str] = {
-    "environment": "eval_environment/exact",
-    "policy": "eval_policy/best_move",
-}
-"""The held-out metric of each task that `evaluation.headline` averages."""
+HELDOUT: Mapping[Task, str] = {task: f"eval_{name}" for task, name in HEADLINES.items()}
 
 _RECENT = 10  # logs that a trend is seen over
 _FEWEST = 5  # logs before the latest, below which entropy has no trend
@@ -212,7 +209,7 @@ def reward_up_heldout_down(history: History, bound: float) -> Reading | None:
 
 def forgetting(history: History, bound: float) -> Reading | None:
     """The task that has fallen most on held-out rows while another held its own."""
-    falls = {task: fall for task in HEADLINES if (fall := _heldout_fall(history, HEADLINES[task]))}
+    falls = {task: fall for task in HELDOUT if (fall := _heldout_fall(history, HELDOUT[task]))}
     if len(falls) < 2:
         return None
     task = max(falls, key=lambda task: falls[task].points)
@@ -221,7 +218,7 @@ def forgetting(history: History, bound: float) -> Reading | None:
         other: f"{before:.3f} to {falls[other].now:.3f}"
         for other in falls
         if other != task
-        and (before := dict(history.series[HEADLINES[other]]).get(fall.step)) is not None
+        and (before := dict(history.series[HELDOUT[other]]).get(fall.step)) is not None
         and falls[other].now >= before
     }
     others = " and ".join(f"{other} went from {numbers}" for other, numbers in held.items())
