@@ -17,8 +17,8 @@ from .evaluation import TRAINING_METRICS
 from .health import HealthArguments
 from .labelling import PrepareArguments, PrepareLabelArguments
 from .labels import LabelArguments
+from .mixture import PromptArguments
 from .model import check_model_name
-from .prompts import PromptArguments
 from .records import (
     TASKS,
     ConfigurationError,
@@ -94,7 +94,7 @@ class RookWorldGRPOConfig(
     """`trl.GRPOConfig` with RookWorld's defaults and the keys that TRL has none for.
 
     `control.ControlArguments` and `value.ValueArguments` act on a step's loss and advantages,
-    `rollout.SamplingArguments` on how each task is sampled, `prompts.PromptArguments` on which prompts
+    `rollout.SamplingArguments` on how each task is sampled, `mixture.PromptArguments` on which prompts
     a batch holds, `variance.VarianceArguments` on groups without signal.
 
     Args:

@@ -22,8 +22,9 @@ from trl import GRPOConfig
 from .control import STD_EPSILON, nanstd
 from .difficulty import DifficultyMemory
 from .health import batch_health
+from .mixture import PromptArguments
 from .notation import task_of
-from .prompts import PromptArguments, PromptSampler
+from .prompts import PromptSampler
 from .records import close_matches
 from .value import ValueGRPOTrainer
 

@@ -20,8 +20,9 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from trl.trainer.utils import RepeatSampler
 
 from rookworld_rlvr.difficulty import DifficultyMemory
+from rookworld_rlvr.mixture import Phase, PromptArguments
 from rookworld_rlvr.parsing import StrictParser
-from rookworld_rlvr.prompts import Phase, PromptArguments, PromptSampler
+from rookworld_rlvr.prompts import PromptSampler
 from rookworld_rlvr.records import ConfigurationError, RookWorldError
 
 HALF = Fraction(1, 2)
