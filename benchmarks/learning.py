@@ -33,7 +33,7 @@ from rookworld_rlvr.records import Proportion
 METRIC = "environment/exact"
 LEAST_GAIN = 0.10
 MOST_SECONDS = 1800
-START_STEPS = 5000
+START_STEPS = 5000  # not settled: see `learning.md`
 METHODS = ("grpo", "shuffled", "sft")
 RECIPE = REPOSITORY / "recipes" / "grpo_learning.yaml"
 ROW_KEYS = ("synthetic_rows", "synthetic_seed", "synthetic_opening_plies", "synthetic_shares")
