@@ -262,15 +262,20 @@ class ControlledGRPOTrainer(TaskSamplingGRPOTrainer):
         self._keeps_logps = False
         logps, self._last_logps = self._last_logps, None  # with their graph: not a moment longer
         assert logps is not None
-        kl, held = per_token_kl(
-            logps, reference, self.controls.kl_estimator, self.controls.kl_log_ratio_bound
-        )
-        if self.args.use_bias_correction_kl:
-            log_weights = self._log_importance(logps, inputs)
-            kl = importance_weighted(kl, log_weights, self.controls.kl_estimator)
+        kl, held = self._kl_terms(logps, reference, inputs)
         coefficient = self.kl.coefficient(self.state.global_step)
         self._count_kl(kl, held, coefficient, inputs)
         return loss + coefficient * self._aggregate(kl, inputs)
+
+    def _kl_terms(
+        self, logps: torch.Tensor, reference: torch.Tensor, inputs: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """KL by token as the loss takes it, and which log-ratios were held, ``(B, T)`` each."""
+        estimator = self.controls.kl_estimator
+        kl, held = per_token_kl(logps, reference, estimator, self.controls.kl_log_ratio_bound)
+        if self.args.use_bias_correction_kl:
+            kl = importance_weighted(kl, self._log_importance(logps, inputs), estimator)
+        return kl, held
 
     def _log_importance(self, logps: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
         """Log-prob now less when sampled, of tokens ``(B, T)`` or completions ``(B, 1)``."""
@@ -447,9 +452,13 @@ class ControlledGRPOTrainer(TaskSamplingGRPOTrainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
         if self.args.should_save:
-            name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            path = Path(self._get_output_dir(trial=trial)) / name / CONTROL_STATE
+            path = self._checkpoint_folder(trial) / CONTROL_STATE
             path.write_text(json.dumps(self.control_state()) + "\n")
+
+    def _checkpoint_folder(self, trial: Any) -> Path:
+        """Where transformers has just saved."""
+        name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        return Path(self._get_output_dir(trial=trial)) / name
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)

@@ -393,8 +393,11 @@ class TaskSamplingGRPOTrainer(GRPOTrainer):
         return output
 
 
+def language_model(network: Any) -> Any:
+    """The model with the head, inside of adapters too."""
+    return network.get_base_model() if hasattr(network, "peft_config") else network
+
+
 def backbone(network: Any) -> Any:
     """What makes the hidden states that the head reads, inside of adapters too."""
-    if hasattr(network, "peft_config"):
-        network = network.get_base_model()
-    return network.base_model
+    return language_model(network).base_model

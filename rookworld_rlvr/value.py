@@ -14,12 +14,11 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOConfig
 
 from .control import STD_EPSILON, ControlledGRPOTrainer
 from .records import close_matches
-from .rollout import backbone
+from .rollout import backbone, language_model
 
 ADVANTAGE_ESTIMATORS = ("group", "gae")
 VALUE_HEAD = "value_head"
@@ -105,6 +104,11 @@ def generalised_advantages(
     return advantages, (advantages + values) * mask
 
 
+def value_error(values: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
+    """Half the squared error of values ``(B, C)``, 0 where a completion has no reward."""
+    return 0.5 * (values - inputs["returns"]).square() * inputs["value_mask"]
+
+
 class ValueGRPOTrainer(ControlledGRPOTrainer):
     """`ControlledGRPOTrainer` that can estimate advantages by a value head; the constructor is TRL's.
 
@@ -124,7 +128,7 @@ class ValueGRPOTrainer(ControlledGRPOTrainer):
     def _collect(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """Read the head in a forward of the policy, where its weights are at hand when sharded."""
         if self._collects_values:
-            head = _with_head(self.accelerator.unwrap_model(self.model)).value_head
+            head = language_model(self.accelerator.unwrap_model(self.model)).value_head
             states = output.last_hidden_state  # (b, T, D)
             self._collected.append(head(states.to(head.weight.dtype)).squeeze(-1).float())
 
@@ -205,7 +209,7 @@ class ValueGRPOTrainer(ControlledGRPOTrainer):
         loss = super()._compute_loss(model, inputs)
         self._collects_values = False
         values = self._values(inputs["completion_ids"].size(1))
-        error = 0.5 * (values - inputs["returns"]).square() * inputs["value_mask"]  # (B, C)
+        error = value_error(values, inputs)
         counts = torch.stack([error.detach().sum(), inputs["value_mask"].sum().float()])
         total, tokens = self.accelerator.reduce(counts, reduction="sum").tolist()
         self._metrics["train"]["value/loss"].append(total / max(tokens, 1))
@@ -215,7 +219,7 @@ class ValueGRPOTrainer(ControlledGRPOTrainer):
         """transformers' optimiser, the value head in a group of its own."""
         optimizer = super().create_optimizer(model)
         if self.estimates_values and not getattr(self, "_head_grouped", False):
-            owner = _with_head(
+            owner = language_model(
                 self.accelerator.unwrap_model(self.model if model is None else model)
             )
             head = list(owner.value_head.parameters())
@@ -234,27 +238,21 @@ class ValueGRPOTrainer(ControlledGRPOTrainer):
         super()._save_checkpoint(model, trial)
         # A sharded checkpoint holds the head already.
         if self.estimates_values and self.args.should_save and not self.is_fsdp_enabled:
-            name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-            path = Path(self._get_output_dir(trial=trial)) / name / VALUE_HEAD_FILE
-            head = _with_head(self.accelerator.unwrap_model(self.model)).value_head
+            head = language_model(self.accelerator.unwrap_model(self.model)).value_head
+            path = self._checkpoint_folder(trial) / VALUE_HEAD_FILE
             safetensors.torch.save_file(head.state_dict(), path)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         path = Path(resume_from_checkpoint) / VALUE_HEAD_FILE
         if self.estimates_values and path.is_file():
-            owner = _with_head(self.accelerator.unwrap_model(self.model))
+            owner = language_model(self.accelerator.unwrap_model(self.model))
             owner.value_head.load_state_dict(safetensors.torch.load_file(path))
-
-
-def _with_head(network: Any) -> Any:
-    """The module that the head is an attribute of: the language model, inside of adapters too."""
-    return network.get_base_model() if hasattr(network, "peft_config") else network
 
 
 def _add_value_head(network: Any, hook: Any) -> None:
     """Give a model a head that starts from 0 and that `save_pretrained` leaves out."""
-    owner = _with_head(network)
+    owner = language_model(network)
     weight = owner.get_output_embeddings().weight
     head = torch.nn.Linear(weight.size(1), 1, device=weight.device, dtype=torch.float32)
     torch.nn.init.zeros_(head.weight)

@@ -30,7 +30,7 @@ from .value import ValueGRPOTrainer
 
 ZERO_VARIANCE = ("keep", "resample", "skip")
 # TRL's losses that take a mean over completions, empty ones among them.
-MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
+_MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 
 Batch = dict[str, torch.Tensor]
 
@@ -362,9 +362,11 @@ class ResamplingGRPOTrainer(ValueGRPOTrainer):
 
     def _compute_loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor:
         loss = super()._compute_loss(model, inputs)
-        if "row_scale" in inputs and self.loss_type in MEAN_OVER_ROWS:
-            loss = loss * inputs["row_scale"]
-        return loss
+        return loss * self._row_scale(inputs)
+
+    def _row_scale(self, inputs: Mapping[str, Any]) -> Any:
+        """What a loss that is a mean over rows is multiplied by, where some rows are left out."""
+        return inputs.get("row_scale", 1) if self.loss_type in _MEAN_OVER_ROWS else 1
 
     # --------------------------------------------------------------------------------------------
     # Logs

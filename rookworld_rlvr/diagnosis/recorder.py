@@ -41,7 +41,6 @@ from .terms import (
     layer_table,
     loss_terms,
     norm,
-    row_scale,
 )
 
 
@@ -251,7 +250,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         policy_too: bool = False,
     ) -> None:
         """Add a batch's terms to a step's, and where wanted the gradients of each."""
-        scale = row_scale(self, inputs)
+        scale = self._row_scale(inputs)
         policy = scale * self._aggregate(terms.policy, inputs)
         kl = scale * self._aggregate(terms.kl, inputs)
         entropy = scale * entropy_term(self, terms, inputs)

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from ..kl import importance_weighted, per_token_kl
-from ..variance import MEAN_OVER_ROWS
+from ..value import value_error
 
 _BLOCK = re.compile(r"(?:^|\.)(h|layers)\.(\d+)\.(\w+)")
 _ABSENT = ("original_module", "modules_to_save", "base_layer", "default", "weight", "bias")
@@ -44,7 +43,7 @@ def loss_terms(
     """Take a batch's loss apart.
 
     Args:
-        trainer: A `ControlledGRPOTrainer`.
+        trainer: A `RookWorldGRPOTrainer`.
         logps: Of the policy, ``(B, T)``, with graph where gradients are wanted.
         entropies: Of the policy, ``(B, T)``.
         inputs: The batch as the trainer's `_compute_loss` takes it.
@@ -57,12 +56,7 @@ def loss_terms(
     reference = inputs.get("ref_per_token_logps")
     kl = torch.zeros_like(logps)
     if reference is not None and coefficient:
-        kl, _ = per_token_kl(
-            logps, reference, trainer.controls.kl_estimator, trainer.controls.kl_log_ratio_bound
-        )
-        if trainer.args.use_bias_correction_kl:
-            kl = importance_weighted(kl, log_weights, trainer.controls.kl_estimator)
-        kl = coefficient * kl
+        kl = coefficient * trainer._kl_terms(logps, reference, inputs)[0]
     return LossTerms(
         (policy * extra).expand_as(logps),
         (unclipped * extra).expand_as(logps),
@@ -102,8 +96,7 @@ def _value_terms(
 ) -> torch.Tensor:
     if values is None or "returns" not in inputs:
         return torch.zeros_like(like)
-    error = 0.5 * (values - inputs["returns"]).square() * inputs["value_mask"]
-    weighted: torch.Tensor = trainer.value_args.value_coef * error
+    weighted: torch.Tensor = trainer.value_args.value_coef * value_error(values, inputs)
     return weighted
 
 
@@ -135,13 +128,6 @@ def _token_weights(
     if "importance_sampling_ratio" in inputs and trainer.loss_type != "vespo":
         weights = weights * inputs["importance_sampling_ratio"]
     return weights
-
-
-def row_scale(trainer: Any, inputs: Mapping[str, Any]) -> Any:
-    """What a loss that is a mean over rows is multiplied by, where some rows are left out."""
-    return (
-        inputs["row_scale"] if trainer.loss_type in MEAN_OVER_ROWS and "row_scale" in inputs else 1
-    )
 
 
 def entropy_term(trainer: Any, terms: LossTerms, inputs: Mapping[str, Any]) -> torch.Tensor:
