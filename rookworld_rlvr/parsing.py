@@ -67,8 +67,10 @@ class StrictParser(TrlParser):
         faults: list[str] = []
         path, options = self._split(list(argv), faults)
         values = self._read_yaml(path, faults)
+        on_line: dict[str, Any] = {}
         for flag, tokens in options:
-            self._read_option(flag, tokens, values, faults)
+            self._read_option(flag, tokens, on_line, faults)
+        values |= on_line
         outputs = [self._build(kind, values, faults) for kind in self.dataclass_types]
         self.values = values
         if check is not None:
@@ -155,7 +157,10 @@ class StrictParser(TrlParser):
         if rest:
             faults.append(f"command line: {' '.join(rest)!r} is too much for {flag}")
             return
-        values[action.dest] = getattr(namespace, action.dest)
+        value = getattr(namespace, action.dest)
+        if action.nargs in ("+", "*") and action.dest in values:  # a list in several parts
+            value = [*values[action.dest], *value]
+        values[action.dest] = value
 
     @property
     def _actions_by_key(self) -> dict[str, argparse.Action]:
