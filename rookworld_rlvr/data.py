@@ -38,6 +38,9 @@ from .sources import (
     write_quarantine,
 )
 
+HELDOUT_SHARE = 0.1
+"""Of positions; the evaluation suites' test positions lie in this share."""
+
 
 @dataclass(slots=True)
 class DataReport:
@@ -104,7 +107,7 @@ class DataArguments(SourceArguments):
 
     tasks: list[str] = field(default_factory=lambda: list(TASKS))
     environment_share: float | None = None
-    heldout_share: float = 0.1
+    heldout_share: float = HELDOUT_SHARE
     heldout_rows: int = 200
     en_passant_fault_share: float = 0.0
     black_best_move_fault_share: float = 0.0

@@ -18,10 +18,14 @@ A FEN names an en passant square only where a capture there is legal (`chess.Boa
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Literal, get_args
 
 import chess
 
 from .records import EnvironmentAnswer, IllegalPositionError
+
+Phase = Literal["opening", "middlegame", "endgame"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
 
 REWARD_CONTINUES = 0.001
 REWARD_CHECKMATE = 1.0
@@ -73,6 +77,32 @@ def position_key(fen: str) -> str:
     return " ".join(fields[:4])
 
 
+def phase(fen: str) -> Phase:
+    """The phase of the game, by what stands on the board.
+
+    An endgame has at most six queens, rooks, bishops and knights. A middle game has at most ten, or
+    fewer than four pieces or pawns of a side left on its first rank.
+
+    Source: `Divider` of lila, the code of lichess.org, without its measure of how mixed the sides are.
+
+    Raises:
+        IllegalPositionError: See `board_of`.
+
+    >>> phase(chess.STARTING_FEN)
+    'opening'
+    """
+    board = board_of(fen)
+    pieces = (board.occupied & ~(board.pawns | board.kings)).bit_count()
+    if pieces <= 6:
+        return "endgame"
+    home = (
+        board.occupied_co[chess.WHITE] & chess.BB_RANK_1,
+        board.occupied_co[chess.BLACK] & chess.BB_RANK_8,
+    )
+    sparse = any(side.bit_count() < 4 for side in home)
+    return "middlegame" if pieces <= 10 or sparse else "opening"
+
+
 def legal_moves(fen: str) -> tuple[str, ...]:
     """All legal moves in UCI notation, in python-chess's order.
 
@@ -80,6 +110,29 @@ def legal_moves(fen: str) -> tuple[str, ...]:
         IllegalPositionError: See `board_of`.
     """
     return tuple(move.uci() for move in board_of(fen).legal_moves)
+
+
+def mating_moves(fen: str) -> tuple[str, ...]:
+    """The legal moves that give checkmate, in UCI notation and python-chess's order.
+
+    Raises:
+        IllegalPositionError: See `board_of`.
+
+    >>> mating_moves("6k1/5ppp/8/8/8/8/8/R5K1 w - - 0 1")
+    ('a1a8',)
+    """
+    board = board_of(fen)
+    return tuple(move.uci() for move in board.legal_moves if gives_mate(board, move))
+
+
+def gives_mate(board: chess.Board, move: chess.Move) -> bool:
+    """Whether a legal move gives checkmate."""
+    if not board.gives_check(move):
+        return False
+    board.push(move)
+    mate = board.is_checkmate()
+    board.pop()
+    return mate
 
 
 @lru_cache(maxsize=65_536)

@@ -38,7 +38,10 @@ from .records import (
     json_value,
 )
 
-PACKAGED_DATA = {"rookworld-nano-openings": "nano_openings.parquet"}
+PACKAGED_DATA = {
+    "rookworld-nano-openings": "nano_openings.parquet",
+    "rookworld-evaluation": "evaluation_positions.parquet",  # held-out positions only
+}
 _FILE_LOADERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
 
 FEATURES = Features(
@@ -121,10 +124,13 @@ class SourceArguments:
 
     def made_rows(self) -> Iterator[Row]:
         """The synthetic rows."""
-        prompts = synthesis.environment_prompts(
+        return map(synthesis.environment_row, islice(self.made_prompts(), self.synthetic_rows))
+
+    def made_prompts(self) -> Iterator[EnvironmentPrompt]:
+        """The prompts of synthetic rows, without end."""
+        return synthesis.environment_prompts(
             self.synthetic_seed, self.kind_shares(), self.synthetic_opening_plies
         )
-        return map(synthesis.environment_row, islice(prompts, self.synthetic_rows))
 
     def _check_shares(self) -> list[str]:
         try:

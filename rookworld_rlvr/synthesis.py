@@ -10,13 +10,16 @@ import random
 import string
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import chess
 
 from . import notation, rules
 from .notation import MAX_HISTORY
 from .records import ConfigurationError, EnvironmentPrompt
+
+T = TypeVar("T")
 
 _Maker = Callable[[], EnvironmentPrompt | None]
 _Chooser = Callable[[random.Random, chess.Board], str | None]
@@ -103,6 +106,12 @@ def environment_prompts(
         yield _until_found(makers[kind])
 
 
+def prompt_of(board: chess.Board, action: str) -> EnvironmentPrompt:
+    """The prompt that asks for `action` in a game's position, the moves before it as history."""
+    played = [move.uci() for move in board.move_stack[-(MAX_HISTORY - 1) :]]
+    return EnvironmentPrompt(board.fen(), action, (*played, action))
+
+
 def environment_row(prompt: EnvironmentPrompt) -> dict[str, Any]:
     """A row of the columns that `data` documents, with python-chess's answer."""
     return {
@@ -132,26 +141,80 @@ def opening_positions(seed: int, max_plies: int) -> Iterator[str]:
             yield board.fen()
 
 
+def opening_games(seed: int, plies: int) -> Iterator[chess.Board]:
+    """An endless stream of games after `plies` random legal plies, none of them over.
+
+    Args:
+        seed: Same seed, same stream.
+        plies: Length of each.
+    """
+    rng = random.Random(seed)
+    while True:
+        board = _random_game(rng, plies)
+        if board.ply() == plies and not board.is_game_over():
+            yield board
+
+
+def phase_positions(seed: int, phase: rules.Phase) -> Iterator[str]:
+    """An endless stream of FENs of a phase, one a game, none of them over.
+
+    Moves are random; half of the time a capture is taken where there is one, so that games come to
+    their end.
+
+    Args:
+        seed: Same seed, same stream.
+        phase: Of all positions.
+    """
+    rng = random.Random(f"{seed} {phase}")
+    while True:
+        board = chess.Board()
+        found = []
+        while not board.is_game_over() and board.ply() < _LONGEST_GAME:
+            board.push(_eager_move(rng, board))
+            if rules.phase(board.fen()) == phase and not board.is_game_over():
+                found.append(board.fen())
+        if found:
+            yield rng.choice(found)
+
+
+def mate_in_one_positions(seed: int, wanted: Callable[[str], bool]) -> Iterator[str]:
+    """An endless stream of FENs in which the side to move can mate: a game's and an endgame's in turn.
+
+    A game is one of random moves from the start, up to its first such position. An endgame has the
+    king that is to be mated on the edge of the board, where nearly all mates are given.
+
+    Args:
+        seed: Same seed, same stream.
+        wanted: Positions that it refuses are passed over before mates are looked for, which is what
+            takes time.
+    """
+    rng = random.Random(f"{seed} mate in one")
+    while True:
+        for find in (_mate_in_game, _mate_in_endgame):
+            yield _until_found(partial(find, rng, wanted))
+
+
+def _eager_move(rng: random.Random, board: chess.Board) -> chess.Move:
+    captures = list(board.generate_legal_captures())
+    eager = captures and rng.random() < 0.5
+    return rng.choice(captures if eager else list(board.legal_moves))
+
+
 # --------------------------------------------------------------------------------------------------
 # One row of a kind; None where this try found none
 # --------------------------------------------------------------------------------------------------
 def _step(rng: random.Random, board: chess.Board, choose: _Chooser) -> EnvironmentPrompt | None:
     action = choose(rng, board)
-    return None if action is None else _prompt(board, action)
+    return None if action is None else prompt_of(board, action)
 
 
-def _until_found(make: _Maker) -> EnvironmentPrompt:
+def _until_found(make: Callable[[], T | None]) -> T:
     """Try again until there is a row; what is wanted stays the same, so that shares hold."""
     for _ in range(_TRIES):
-        prompt = make()
-        if prompt is not None:
-            return prompt
+        found = make()
+        if found is not None:
+            return found
     raise RuntimeError(f"no row found in {_TRIES} tries")
-
-
-def _prompt(board: chess.Board, action: str) -> EnvironmentPrompt:
-    played = [move.uci() for move in board.move_stack[-(MAX_HISTORY - 1) :]]
-    return EnvironmentPrompt(board.fen(), action, (*played, action))
 
 
 def _random_game(rng: random.Random, plies: int) -> chess.Board:
@@ -208,7 +271,7 @@ def _special_game(rng: random.Random, wanted: _Predicate) -> EnvironmentPrompt |
             return None
         found = [move for move in moves if wanted(board, move)]
         if found:
-            return _prompt(board, rng.choice(found).uci())
+            return prompt_of(board, rng.choice(found).uci())
         board.push(rng.choice(moves))
     return None
 
@@ -251,7 +314,7 @@ def _ending_move(rng: random.Random, wanted: chess.Termination) -> EnvironmentPr
         outcome = board.outcome()
         board.pop()
         if outcome is not None and outcome.termination is wanted:
-            return _prompt(board, move.uci())
+            return prompt_of(board, move.uci())
     return None
 
 
@@ -273,3 +336,45 @@ def _endgame(rng: random.Random, wanted: chess.Termination) -> chess.Board:
         149 if wanted is chess.Termination.SEVENTYFIVE_MOVES else rng.randint(0, 40)
     )
     return board
+
+
+# --------------------------------------------------------------------------------------------------
+# A mate in one; None where this try found none
+# --------------------------------------------------------------------------------------------------
+_EDGE = list(
+    chess.SquareSet(
+        chess.BB_RANK_1 | chess.BB_RANK_8 | chess.BB_FILE_A | chess.BB_FILE_H,
+    )
+)
+
+
+def _mate_in_game(rng: random.Random, wanted: Callable[[str], bool]) -> str | None:
+    board = chess.Board()
+    for _ in range(_LONGEST_GAME):
+        moves = list(board.legal_moves)
+        if not moves:
+            return None
+        fen = board.fen()
+        if wanted(fen) and rules.mating_moves(fen):
+            return fen
+        board.push(rng.choice(moves))
+    return None
+
+
+def _mate_in_endgame(rng: random.Random, wanted: Callable[[str], bool]) -> str | None:
+    """Kings, one to three pieces of the side to move, none to three of the other."""
+    board = chess.Board(None)
+    board.turn = rng.random() < 0.5
+    target = rng.choice(_EDGE)
+    board.set_piece_at(target, chess.Piece(chess.KING, not board.turn))
+    mine = [chess.KING, *rng.choices((2, 3, 4, 5, 5), k=rng.randint(1, 3))]
+    theirs = rng.choices((1, 2, 3, 4), k=rng.randint(0, 3))
+    pieces = [chess.Piece(kind, board.turn) for kind in mine]
+    pieces += [chess.Piece(kind, not board.turn) for kind in theirs]
+    free = [square for square in chess.SQUARES if square != target]
+    for piece, square in zip(pieces, rng.sample(free, len(pieces)), strict=True):
+        board.set_piece_at(square, piece)
+    board.fullmove_number = rng.randint(60, 160)
+    board.halfmove_clock = rng.randint(0, 40)
+    fen = board.fen()
+    return fen if wanted(fen) and board.is_valid() and rules.mating_moves(fen) else None
