@@ -1,4 +1,4 @@
-"""What a run shows and where it logs: a short progress line, W&B with or without a key."""
+"""What a run shows and where it logs: a short progress line, W&B's sections and boards, its set-up."""
 
 from __future__ import annotations
 
@@ -10,9 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
+from transformers.integrations import WandbCallback
 from transformers.trainer_callback import ProgressCallback
 
+from . import boards
+from .dashboard import STEP, dashboard_key
+from .labels import PolicyTruth
+
 _SHOWN = ("reward", "reward_std", "frac_reward_zero_std", "kl", "entropy", "grad_norm", "loss")
+# What `wandb login` writes to the netrc file, of version 0.31 and of those before.
+_WANDB_URLS = ("https://api.forge.coreweave.com", "https://api.wandb.ai")
 _RUN_ID_FILE = "wandb_run_id.txt"
 
 
@@ -52,6 +59,78 @@ class RunConfigCallback(TrainerCallback):
             wandb.config.update({"recipe": self.recipe}, allow_val_change=True)
 
 
+class DashboardCallback(WandbCallback):
+    """transformers' W&B callback with this package's sections, and a table of boards beside TRL's.
+
+    TRL's table `completions` holds the whole batch as text; `boards` holds `rows` of it with a picture
+    each, as W&B keeps every picture in a file of its own.
+
+    Args:
+        trainer: Whose completions are drawn; `RookWorldGRPOTrainer`.
+        truth: Where the engine's best move comes from.
+        rows: Boards a log; 0 for none.
+    """
+
+    def __init__(self, trainer: Any, truth: PolicyTruth, rows: int) -> None:
+        super().__init__()
+        self.trainer = trainer
+        self.truth = truth
+        self.rows = rows
+
+    def on_log(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        model: Any = None,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not self._initialized:
+            self.setup(args, state, model)
+        if not state.is_world_process_zero or not logs:
+            return
+        named = {dashboard_key(name): value for name, value in logs.items()}
+        if "train_runtime" in logs:  # the numbers of the whole training, which no step has
+            self._wandb.run.summary.update(named)
+            return
+        if self.rows and "reward" in logs:
+            named["boards"] = self._boards()
+        self._wandb.log({**named, STEP: state.global_step})
+
+    def _boards(self) -> Any:
+        """A row a completion: prompt, completion, each reward, advantage, board."""
+        sampled = self.trainer.sampled_rows(self.rows)
+        policy = [index for index, row in enumerate(sampled) if row["task"] == "policy"]
+        found = self.truth.values(
+            [sampled[index]["fen"] for index in policy],
+            [sampled[index]["action_values"] for index in policy],
+        )
+        values = dict(zip(policy, found, strict=True))
+        names = ("task", "prompt", "completion", *self.trainer.reward_func_names, "advantage")
+        table = self._wandb.Table(columns=["step", *names, "board"])
+        for index, row in enumerate(sampled):
+            picture = boards.answer_board(row, row["completion"], values.get(index))
+            table.add_data(
+                self.trainer.state.global_step,
+                *(row[name] for name in names),
+                self._wandb.Html(picture, inject=False, data_is_not_path=True),
+            )
+        return table
+
+
+def use_dashboard(trainer: Any, truth: PolicyTruth, rows: int) -> None:
+    """Put `DashboardCallback` in the place of transformers' own, where the run reports to W&B.
+
+    In its place, so that callbacks after it find the W&B run open, as they would otherwise.
+    """
+    handler = trainer.callback_handler
+    handler.callbacks = [
+        DashboardCallback(trainer, truth, rows) if type(callback) is WandbCallback else callback
+        for callback in handler.callbacks
+    ]
+
+
 def configure_wandb(output_dir: Path, resume: bool) -> str:
     """Set W&B up by its environment variables: never ask, never fail, continue a resumed run.
 
@@ -67,8 +146,10 @@ def configure_wandb(output_dir: Path, resume: bool) -> str:
     os.environ.setdefault("WANDB_PROJECT", "rookworld-rlvr")
     os.environ.setdefault("WANDB_DIR", str(output_dir))
     os.environ.setdefault("WANDB_SILENT", "true")
-    if not _has_wandb_key():
+    if not has_wandb_key():
         os.environ.setdefault("WANDB_MODE", "offline")
+    if os.environ.get("WANDB_MODE") == "offline":  # tables' pictures would wait in the home folder
+        os.environ.setdefault("WANDB_DATA_DIR", str(output_dir.absolute() / "wandb"))
     id_file = output_dir / _RUN_ID_FILE
     if "WANDB_RUN_ID" not in os.environ:
         os.environ["WANDB_RUN_ID"] = _run_id(id_file, resume)
@@ -81,15 +162,20 @@ def configure_wandb(output_dir: Path, resume: bool) -> str:
     return f"W&B runs in mode {mode!r}, project {os.environ['WANDB_PROJECT']!r}"
 
 
-def _has_wandb_key() -> bool:
+def has_wandb_key() -> bool:
+    """Whether W&B would log in without asking: from the environment or a netrc file."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     try:
         hosts = netrc.netrc(os.environ.get("NETRC")).hosts
     except (OSError, netrc.NetrcParseError):
         return False
-    base = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
-    return base.split("://")[-1].split("/")[0] in hosts
+    given = os.environ.get("WANDB_BASE_URL")
+    return any(_host(url) in hosts for url in ([given] if given else _WANDB_URLS))
+
+
+def _host(url: str) -> str:
+    return url.split("://")[-1].split("/")[0]
 
 
 def _run_id(id_file: Path, resume: bool) -> str:

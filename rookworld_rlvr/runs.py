@@ -1,20 +1,37 @@
-"""The folder of a run: where it goes on, what stands there already, what it began with."""
+"""The folder of a run: where it goes on, what stands there already, what it began with, what of it
+is kept for a report.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import shlex
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 from transformers.trainer_utils import get_last_checkpoint
 
+from .data import LoadedData
 from .evaluation import evaluate_completions
+from .labels import PolicyTruth, values_by_move
+from .machine import machine
 from .records import Proportion, RookWorldError
 from .report import read_proportions
+from .rewards import score_row
 
 RESOLVED_CONFIG = "resolved_config.yaml"
 HELDOUT_BEFORE = "heldout_before.json"
+ANSWERS_BEFORE = "heldout_answers_before.jsonl"
+ANSWERS_AFTER = "heldout_answers_after.jsonl"
+PROVENANCE = "provenance.json"
+RESULTS = "results.json"
+EVALUATION = "evaluation.json"  # of the suites
 _NO = ("false", "no", "none")
 _LAST = ("true", "yes", "last")
 
@@ -38,7 +55,8 @@ def resume_point(wish: str | None, output_dir: Path) -> Path | None:
             print(f"no checkpoint in {output_dir} yet: the run starts anew")
         return None if last is None else Path(last)
     folder = Path(wish)
-    if not (folder / "trainer_state.json").is_file():
+    is_root = (folder / RESOLVED_CONFIG).is_file()  # of a run: its log is there too, no optimiser
+    if is_root or not (folder / "trainer_state.json").is_file():
         raise RookWorldError(
             f"resume_from_checkpoint: no checkpoint in {wish!r}; give a folder checkpoint-N, or true "
             f"for the last one in {output_dir}"
@@ -116,3 +134,83 @@ def starting_point(
             "resume it with its own data settings, or start in another output_dir"
         )
     return before
+
+
+# --------------------------------------------------------------------------------------------------
+# Kept for a report
+# --------------------------------------------------------------------------------------------------
+def write_answers(
+    path: Path, rows: Iterable[Mapping[str, Any]], completions: Sequence[str]
+) -> None:
+    """Keep what a model answered, scored, one JSON object a row.
+
+    Args:
+        path: The file; an earlier one is replaced.
+        rows: `N` rows of the columns that `data` documents.
+        completions: `N` texts, one a row.
+    """
+    with path.open("w", encoding="utf-8") as file:
+        for row, completion in zip(rows, completions, strict=True):
+            values = values_by_move(row["action_values"])
+            score = score_row(row["prompt"], completion, values)
+            answer = {
+                **{name: row[name] for name in ("task", "prompt", "fen", "action")},
+                "completion": completion,
+                "score": None if score is None else dict(score.components),
+                "values": values,
+            }
+            file.write(json.dumps(answer) + "\n")
+
+
+def open_provenance(
+    output_dir: Path,
+    data: LoadedData,
+    truth: PolicyTruth,
+    processes: int,
+    resumed_from: Path | None = None,
+) -> None:
+    """Write down what a run starts with; one that goes on adds a session to those before.
+
+    Args:
+        output_dir: The run's folder.
+        data: What was loaded.
+        truth: Where the values of moves come from.
+        processes: That train together.
+        resumed_from: The checkpoint that it goes on from.
+    """
+    source = truth.labeller.source if truth.labeller is not None else None
+    session = {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(sys.argv),
+        "processes": processes,
+        "resumed_from": str(resumed_from) if resumed_from is not None else None,
+        "data": {item.name: getattr(data.report, item.name) for item in fields(data.report)},
+        "labels": truth.labels,
+        "engine": None if source is None else asdict(source),
+        **machine(),
+    }
+    path = output_dir / PROVENANCE
+    earlier = json.loads(path.read_text())["sessions"] if resumed_from and path.is_file() else []
+    _write_json(path, {"schema_version": 1, "sessions": [*earlier, session]})
+
+
+def close_provenance(output_dir: Path, started: float, parameters: int) -> None:
+    """Add to the last session what is known at its end; one that was killed lacks it.
+
+    Args:
+        output_dir: The run's folder.
+        started: When the script started, `time.perf_counter`'s seconds.
+        parameters: How many the model has.
+    """
+    path = output_dir / PROVENANCE
+    content = json.loads(path.read_text())
+    seconds = round(time.perf_counter() - started, 1)
+    content["sessions"][-1].update(seconds=seconds, parameters=parameters)
+    _write_json(path, content)
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """A file that is there only when it is whole."""
+    incomplete = path.with_name(f"{path.name}.incomplete")
+    incomplete.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    incomplete.replace(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,17 @@ def stockfish() -> str:
         if os.environ.get("ROOKWORLD_REQUIRE_ENGINE"):
             raise
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def chromium() -> tuple[str, str]:
+    """Paths of a browser and its driver. CI installs both, and does not let this be skipped."""
+    paths = shutil.which("chromium"), shutil.which("chromedriver")
+    if None not in paths:
+        return paths
+    if os.environ.get("ROOKWORLD_REQUIRE_BROWSER"):
+        raise FileNotFoundError("no chromium or no chromedriver on the PATH")
+    pytest.skip("no chromium or no chromedriver (apt-get install chromium chromium-driver)")
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from transformers import TrainerControl, TrainerState, TrainingArguments
+from wandb.sdk.lib.urls import DEFAULT_BASE_URL
 
 from rookworld_rlvr.callbacks import ShortProgressCallback, configure_wandb
 
@@ -25,6 +26,7 @@ class TestWandb:
         said = configure_wandb(tmp_path, resume=False)
         assert os.environ["WANDB_MODE"] == "offline"
         assert str(tmp_path / "wandb") in said
+        assert os.environ["WANDB_DATA_DIR"] == str(tmp_path / "wandb")
 
     def test_with_a_key_it_is_online(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         os.environ["WANDB_API_KEY"] = "k" * 40
@@ -32,10 +34,12 @@ class TestWandb:
         assert "WANDB_MODE" not in os.environ
         assert "online" in said
 
-    def test_a_login_in_netrc_is_a_key(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("url", ["https://api.wandb.ai", DEFAULT_BASE_URL])
+    def test_a_login_in_netrc_is_a_key(self, tmp_path: Path, url: str) -> None:
         home = tmp_path / "home"
         home.mkdir()
-        (home / ".netrc").write_text("machine api.wandb.ai login user password secret\n")
+        machine = url.removeprefix("https://")
+        (home / ".netrc").write_text(f"machine {machine} login user password secret\n")
         (home / ".netrc").chmod(0o600)
         configure_wandb(tmp_path, resume=False)
         assert "WANDB_MODE" not in os.environ

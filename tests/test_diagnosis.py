@@ -15,11 +15,11 @@ from rookworld_rlvr.data import LoadedData
 from rookworld_rlvr.diagnosis import DiagnoseArguments, choose_heldout, split_compare
 from rookworld_rlvr.diagnosis.completions import completion_groups
 from rookworld_rlvr.diagnosis.findings import find, has_stop
-from rookworld_rlvr.diagnosis.page import bars, curve, histogram
 from rookworld_rlvr.diagnosis.parts import loss_terms_part, sign_test
 from rookworld_rlvr.diagnosis.phases import PhaseMeter
 from rookworld_rlvr.diagnosis.recorder import DiagnosedTrainer
 from rookworld_rlvr.diagnosis.records import GuardedReward, RewardFault
+from rookworld_rlvr.html import bars, curve, histogram
 from rookworld_rlvr.records import ConfigurationError
 
 MakeTrainer = Callable[..., Any]

@@ -1,20 +1,26 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import chess
 import pytest
 
 from rookworld_rlvr.data import LoadedData
 from rookworld_rlvr.evaluation import evaluate_completions
+from rookworld_rlvr.labels import PolicyTruth
 from rookworld_rlvr.records import RookWorldError
 from rookworld_rlvr.report import reference, write_proportions
 from rookworld_rlvr.runs import (
     HELDOUT_BEFORE,
+    close_provenance,
     goes_on,
     open_folder,
+    open_provenance,
     quarantine_path,
     resume_point,
     starting_point,
+    write_answers,
 )
 
 
@@ -91,3 +97,37 @@ def test_a_run_that_goes_on_remembers_where_it_began(
     assert starting_point(run, None, rows) is None, "a new run measures anew"
     with pytest.raises(RookWorldError, match="other held-out rows"):
         starting_point(run, checkpoint, rows.select(range(30)))
+
+
+def test_a_runs_own_folder_is_no_checkpoint(checkpoint: Path) -> None:
+    run = checkpoint.parent
+    (run / "resolved_config.yaml").write_text("")
+    (run / "trainer_state.json").write_text("{}")  # its whole log, without an optimiser's state
+    with pytest.raises(RookWorldError, match="no checkpoint in"):
+        resume_point(str(run), run)
+    assert resume_point("true", run) == checkpoint
+
+
+def test_answers_are_kept_with_their_scores(packaged: LoadedData, tmp_path: Path) -> None:
+    rows = packaged.heldout
+    write_answers(tmp_path / "answers.jsonl", rows, [reference(row) for row in rows])
+    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert [answer["fen"] for answer in answers] == rows["fen"][:]
+    for answer in answers:
+        whole = "exact" if answer["task"] == "environment" else "best_move_hit"
+        assert answer["score"][whole] == 1
+        assert (answer["values"] is None) == (answer["task"] == "environment")
+
+
+def test_each_start_of_a_run_is_a_session(packaged: LoadedData, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint-2"
+    open_provenance(tmp_path, packaged, PolicyTruth(), processes=1)
+    open_provenance(tmp_path, packaged, PolicyTruth(), processes=2, resumed_from=checkpoint)
+    close_provenance(tmp_path, started=0.0, parameters=7)
+    first, second = json.loads((tmp_path / "provenance.json").read_text())["sessions"]
+    assert first["resumed_from"] is None and "seconds" not in first, "it was killed"
+    assert second["resumed_from"] == str(checkpoint) and second["parameters"] == 7
+    assert second["versions"]["chess"] == chess.__version__
+    assert second["data"]["heldout"] == dict(packaged.report.heldout)
+    open_provenance(tmp_path, packaged, PolicyTruth(), processes=1)
+    assert len(json.loads((tmp_path / "provenance.json").read_text())["sessions"]) == 1

@@ -11,6 +11,7 @@ import torch
 from accelerate.utils import gather_object
 
 from ..evaluation import HEADLINES, headline
+from ..evaluation.estimates import sign_test
 from ..health import batch_health
 from .arithmetic import mean, sample_deviation
 from .recorder import DiagnosedTrainer
@@ -122,18 +123,6 @@ def heldout_after_part(before: Heldout, after: Heldout) -> Part:
                 "p_fell": sign_test(fell, rose),
             }
     return {**heldout_part(after), "paired": changes}
-
-
-def sign_test(fell: int, rose: int) -> float:
-    """How likely at least so many of the changed rows fell, were each as likely to rise.
-
-    Exact and one-sided: the sign test of McNemar's table (Q. McNemar, Psychometrika 12, 1947).
-
-    >>> sign_test(3, 0), sign_test(0, 0)
-    (0.125, 1.0)
-    """
-    changed = fell + rose
-    return float(sum(math.comb(changed, k) for k in range(fell, changed + 1)) / 2**changed)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -1,0 +1,127 @@
+"""Lay the W&B dashboard out: a section for each kind of metric, health and held-out first.
+
+python recipes/wandb_workspace.py --project rookworld-rlvr --entity you   # saves it, prints its address
+python recipes/wandb_workspace.py --output_file workspace.json            # without a key, the file
+
+Needs wandb-workspaces: pip install -c constraints.txt -e ".[dashboard]".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import wandb
+
+from rookworld_rlvr.callbacks import has_wandb_key
+from rookworld_rlvr.dashboard import GLOSSARY, SECTIONS, STEP, Metric, panels
+from rookworld_rlvr.parsing import StrictParser, run_cli
+from rookworld_rlvr.records import ConfigurationError
+
+MISSING = (
+    'wandb-workspaces is not installed; pip install -c constraints.txt -e ".[dashboard]", which '
+    "lays a workspace out"
+)
+
+
+@dataclass
+class WorkspaceArguments:
+    """Where the workspace goes.
+
+    Args:
+        project: W&B's project, as WANDB_PROJECT has it for runs.
+        entity: User or team; None for that of the key.
+        name: Of the workspace.
+        output_file: Where the layout is written that cannot be saved at W&B.
+    """
+
+    project: str = "rookworld-rlvr"
+    entity: str | None = None
+    name: str = "RookWorld GRPO"
+    output_file: str = "runs/workspace.json"
+
+
+def main(argv: Sequence[str]) -> None:
+    (args,) = StrictParser([WorkspaceArguments]).parse_strictly(argv)
+    try:
+        import wandb_workspaces  # noqa: F401
+    except ImportError as error:
+        raise ConfigurationError([MISSING]) from error
+    reason = "there is no W&B key"
+    if has_wandb_key():
+        try:
+            print(f"workspace: {save(args)}")
+            return
+        except (wandb.Error, OSError, ValueError) as error:
+            reason = f"W&B did not take it ({' '.join(str(error).split())})"
+    path = write(args)
+    print(f"{reason}; the layout is in {path}. `wandb login`, then the same command, saves it")
+
+
+def save(args: WorkspaceArguments) -> str:
+    """Save the workspace at W&B; its address."""
+    entity = args.entity or wandb.Api().default_entity
+    return str(workspace(args, entity).save().url)
+
+
+def write(args: WorkspaceArguments) -> Path:
+    """Write what W&B would be sent."""
+    path = Path(args.output_file)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        layout = workspace(args, args.entity or "")._spec  # the library has no public way to it
+        path.write_text(json.dumps(layout, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            [f"output_file: cannot write {str(path)!r} ({error.strerror}); give another path"]
+        ) from error
+    return path
+
+
+# --------------------------------------------------------------------------------------------------
+# Layout
+# --------------------------------------------------------------------------------------------------
+def workspace(args: WorkspaceArguments, entity: str) -> Any:
+    """The workspace: sections in `SECTIONS`' order, the first two open."""
+    from wandb_workspaces import workspaces as ws
+
+    return ws.Workspace(
+        entity=entity,
+        project=args.project,
+        name=args.name,
+        sections=[
+            ws.Section(name=title, panels=section_panels(section), is_open=place < 2)
+            for place, (section, title) in enumerate(SECTIONS.items())
+        ],
+        settings=ws.WorkspaceSettings(x_axis=STEP),
+        auto_generate_panels=False,
+    )
+
+
+def section_panels(section: str) -> list[Any]:
+    """Curves, tables and the glossary of one section."""
+    from wandb_workspaces.reports import v2 as wr
+
+    metrics = [metric for metric in GLOSSARY if metric.section == section]
+    curves = [curve(wr, title, members) for title, members in panels(section)]
+    tables = [wr.WeavePanelSummaryTable(table_name=m.key) for m in metrics if m.is_table]
+    return [*tables, *curves, wr.MarkdownPanel(markdown=explanation(metrics))]
+
+
+def curve(wr: Any, title: str, members: Sequence[Metric]) -> Any:
+    """One panel; keys that stand for several are looked for when the panel is shown."""
+    if any(metric.has_holes for metric in members):
+        return wr.LinePlot(title=title, x=STEP, metric_regex="|".join(m.pattern for m in members))
+    return wr.LinePlot(title=title, x=STEP, y=[metric.key for metric in members])
+
+
+def explanation(metrics: Sequence[Metric]) -> str:
+    """The glossary's sentences, as Markdown."""
+    return "\n".join(f"- `{metric.key}`: {metric.meaning}" for metric in metrics)
+
+
+if __name__ == "__main__":
+    run_cli(main)
