@@ -35,6 +35,7 @@ from rookworld_rlvr.diagnosis import (
     split_compare,
     write_reports,
 )
+from rookworld_rlvr.evaluation.suites import SuiteArguments
 from rookworld_rlvr.health import HealthArguments
 from rookworld_rlvr.labels import LabelArguments, PolicyTruth
 from rookworld_rlvr.parsing import StrictParser, run_cli
@@ -48,6 +49,7 @@ GROUPS = [
     ModelConfig,
     HealthArguments,
     RookWorldGRPOConfig,
+    SuiteArguments,
 ]
 
 
@@ -105,7 +107,7 @@ def check(args: DiagnoseArguments | None, *others: Any) -> list[str]:
 
 def diagnose(line: Sequence[str], name: str, folder: Path) -> Diagnosis:
     """Take a recipe's first step and take it apart."""
-    args, data_args, label_args, model_args, health_args, training_args = parse(line, folder)
+    args, data_args, label_args, model_args, health_args, training_args, _ = parse(line, folder)
     state = PartialState()
 
     with state.main_process_first():

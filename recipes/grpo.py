@@ -8,6 +8,7 @@ python recipes/grpo.py --dry_run                                       # look, d
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,40 +17,55 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import ModelConfig, get_peft_config
 
 from rookworld_rlvr import model as models
-from rookworld_rlvr.callbacks import RunConfigCallback, ShortProgressCallback, configure_wandb
+from rookworld_rlvr.callbacks import (
+    RunConfigCallback,
+    ShortProgressCallback,
+    configure_wandb,
+    use_dashboard,
+)
 from rookworld_rlvr.config import RookWorldGRPOConfig, RunArguments, check_recipe
 from rookworld_rlvr.data import DataArguments, label_heldout, load_data, require_truth
+from rookworld_rlvr.evaluation.results import results_document, results_text
+from rookworld_rlvr.evaluation.suites import SuiteArguments, open_suites
+from rookworld_rlvr.files import write_json
 from rookworld_rlvr.health import HealthArguments, HealthCallback
 from rookworld_rlvr.labels import LabelArguments, PolicyTruth
+from rookworld_rlvr.machine import machine
 from rookworld_rlvr.parsing import StrictParser, run_cli
 from rookworld_rlvr.report import before_after_table, dry_run_text, resolved_yaml, write_results
 from rookworld_rlvr.rewards import get_reward_funcs
 from rookworld_rlvr.runs import (
+    ANSWERS_AFTER,
+    EVALUATION,
+    RESULTS,
+    close_provenance,
     goes_on,
     open_folder,
+    open_provenance,
     quarantine_path,
     resume_point,
     starting_point,
+    write_answers,
 )
 from rookworld_rlvr.trainer import RookWorldGRPOTrainer, save_final
 
 RECIPE = Path(__file__).with_name("grpo_nano.yaml")
+GROUPS = [
+    RunArguments,
+    DataArguments,
+    LabelArguments,
+    ModelConfig,
+    HealthArguments,
+    RookWorldGRPOConfig,
+    SuiteArguments,
+]
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = StrictParser(
-        [
-            RunArguments,
-            DataArguments,
-            LabelArguments,
-            ModelConfig,
-            HealthArguments,
-            RookWorldGRPOConfig,
-        ],
-        RECIPE,
-    )
+    started = time.perf_counter()
+    parser = StrictParser(GROUPS, RECIPE)
     arguments = parser.parse_strictly(argv, check_recipe)
-    run_args, data_args, label_args, model_args, health_args, training_args = arguments
+    run_args, data_args, label_args, model_args, health_args, training_args, suite_args = arguments
     output_dir = Path(training_args.output_dir)
     state = PartialState()
 
@@ -74,6 +90,9 @@ def main(argv: Sequence[str]) -> None:
     for line in truth.lines():
         state.print(line)
     before = starting_point(output_dir, checkpoint, data.heldout)
+    suites, left_out = open_suites(suite_args, label_args)
+    for name, reason in left_out.items():
+        state.print(f"suite {name} is left out: {reason}")
 
     ################
     # Model & Tokenizer
@@ -89,6 +108,7 @@ def main(argv: Sequence[str]) -> None:
     keep = goes_on(output_dir, checkpoint)
     if state.is_main_process:
         open_folder(output_dir, keep, resolved_yaml(*arguments), quarantine)
+        open_provenance(output_dir, data, truth, state.num_processes, checkpoint)
         if "wandb" in training_args.report_to:
             print(configure_wandb(output_dir, resume=keep))
     state.wait_for_everyone()
@@ -106,7 +126,9 @@ def main(argv: Sequence[str]) -> None:
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(ShortProgressCallback)
+    use_dashboard(trainer, truth, training_args.board_rows)
     trainer.heldout_before = before  # None: measured when training begins
+    trainer.suites = suites
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     if health.stopped is not None:
         state.print(f"stopped at step {health.stopped.step}: {health.stopped.message}")
@@ -114,19 +136,27 @@ def main(argv: Sequence[str]) -> None:
     ################
     # Result
     ################
+    trainer.save_state()  # before the evaluation below: of the best checkpoint, not the last step
     trainer.evaluate()
     save_final(trainer, output_dir)
     before = trainer.heldout_before
     assert before is not None  # eval_on_start cannot be switched off
     if trainer.accelerator.is_main_process:
+        write_answers(output_dir / ANSWERS_AFTER, data.heldout, trainer.heldout_completions)
+        close_provenance(output_dir, started, model.num_parameters())
         write_results(
-            output_dir / "results.json",
+            output_dir / RESULTS,
             before,
             trainer.heldout,
             preflight=trainer.preflight_numbers(),
             best_step=trainer.state.best_global_step,
             steps=trainer.state.global_step,
         )
+        if suites:
+            start = model_args.model_name_or_path
+            results = trainer.suites_before_and_after(start, left_out)
+            write_json(output_dir / EVALUATION, results_document(results, [], machine()))
+            print(results_text(results))
         print(before_after_table(before, trainer.heldout, str(output_dir)))
 
 

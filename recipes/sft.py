@@ -23,7 +23,7 @@ from rookworld_rlvr.config import (
 )
 from rookworld_rlvr.data import DataArguments, load_data
 from rookworld_rlvr.evaluation import evaluate_completions
-from rookworld_rlvr.generation import greedy_completions
+from rookworld_rlvr.generation import complete
 from rookworld_rlvr.notation import END_OF_TEXT, join_row
 from rookworld_rlvr.parsing import StrictParser, run_cli
 from rookworld_rlvr.report import resolved_yaml, results_table, write_model_card
@@ -96,7 +96,7 @@ def main(argv: Sequence[str]) -> None:
     ################
     if trainer.accelerator.is_main_process:
         network = models.load_model(str(output_dir)).to(trainer.accelerator.device).eval()
-        completions = greedy_completions(
+        completions = complete(
             network,
             tokenizer,
             data.heldout["prompt"][:],

@@ -14,6 +14,7 @@ from .control import ControlArguments
 from .data import DataArguments
 from .engine import find_engine
 from .evaluation import TRAINING_METRICS
+from .evaluation.suites import SUITE_HEADLINES, SuiteArguments
 from .health import HealthArguments
 from .labelling import PrepareArguments, PrepareLabelArguments
 from .labels import LabelArguments
@@ -102,11 +103,13 @@ class RookWorldGRPOConfig(
         preflight: Whether to compare log-probs before training.
         preflight_tolerance: Largest gap allowed, in nats; None takes 1e-3 in fp32 and 5e-2 in bf16
             and fp16 (bf16 keeps 8 bits of mantissa: log-probs of about -10 are off by up to 0.04).
+        board_rows: Completions that W&B's table `boards` shows with a picture, a log; about 20 KB each.
     """
 
     rewards: list[Any] | str | None = None
     preflight: bool = True
     preflight_tolerance: float | None = None
+    board_rows: int = 8
 
     # Defaults of TRL and transformers that are wrong here: evaluate on held-out rows before and during
     # training, and keep the checkpoint that is best there.
@@ -145,17 +148,19 @@ class RookWorldGRPOConfig(
     def __post_init__(self) -> None:
         faults = self._check_rewards() + self.control_faults(self.beta)
         faults += self.sampling_faults(self) + self.prompt_faults() + self.value_faults(self)
-        if self.metric_for_best_model not in TRAINING_METRICS:
+        known = (*TRAINING_METRICS, *SUITE_HEADLINES.values())
+        if self.metric_for_best_model not in known:
             name = str(self.metric_for_best_model)
             faults.append(
-                f"metric_for_best_model: no held-out metric {name!r}"
-                f"{close_matches(name, TRAINING_METRICS)}"
+                f"metric_for_best_model: no held-out metric {name!r}{close_matches(name, known)}"
             )
         if self.preflight_tolerance is not None and not self.preflight_tolerance > 0:
             faults.append(
                 f"preflight_tolerance: {self.preflight_tolerance!r} is not above 0; give nats, or "
                 "preflight: false"
             )
+        if isinstance(self.board_rows, bool) or self.board_rows < 0:
+            faults.append(f"board_rows: {self.board_rows!r} is no whole number from 0")
         if not self.eval_on_start:
             faults.append(
                 "eval_on_start: False leaves the table without its 'before'; leave it out"
@@ -240,9 +245,16 @@ def check_recipe(
     model_args: ModelConfig | None,
     health_args: HealthArguments | None,
     training_args: RookWorldGRPOConfig | None,
+    suite_args: SuiteArguments | None,
 ) -> list[str]:
     """Faults that no dataclass sees alone; a dataclass that is faulty itself comes as None."""
     faults = []
+    if suite_args is not None and training_args is not None:
+        faults += [
+            f"metric_for_best_model: {metric!r} is of a suite that `suites` leaves out; add it there"
+            for name, metric in SUITE_HEADLINES.items()
+            if metric == training_args.metric_for_best_model and name not in suite_args.suites
+        ]
     if model_args is not None:
         faults += check_model_arguments(model_args)
     if label_args is not None and data_args is not None:

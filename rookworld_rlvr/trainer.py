@@ -8,24 +8,30 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import gather_object
+import torch
 from datasets import Dataset
 from transformers import PreTrainedModel, Trainer, TrainerControl
 from trl.models.utils import unwrap_model_for_generation
 
 from . import model as models
 from .evaluation import evaluate_completions, headline
-from .generation import greedy_completions
+from .evaluation.answerers import PolicyInTraining, shared
+from .evaluation.results import ModelResults
+from .evaluation.suite import Suite, SuiteResult
+from .generation import complete
 from .preflight import Parity, PreflightCallback
 from .records import Proportion
 from .report import write_proportions
-from .runs import HELDOUT_BEFORE
+from .runs import ANSWERS_BEFORE, HELDOUT_BEFORE, write_answers
 from .variance import ResamplingGRPOTrainer
+
+PHASES = ("sampling", "rewards")  # of a step; the rest is its update
 
 
 class RookWorldGRPOTrainer(ResamplingGRPOTrainer):
@@ -34,7 +40,8 @@ class RookWorldGRPOTrainer(ResamplingGRPOTrainer):
     - Position ids come from the attention mask in every forward, policy and reference.
     - Dropout is off in both, whatever the arguments and the model's configuration say.
     - `evaluate` decodes the held-out rows greedily, one completion a row, and scores them with the
-      rewards' scorer (`evaluation.evaluate_completions`), under ``eval_<metric>``.
+      rewards' scorer (`evaluation.evaluate_completions`), under ``eval_<metric>``; `suites` are run
+      too, under ``eval_suites/<suite>/<metric>``.
     - A preflight runs when training begins, see `preflight.measure_parity`; switched off by
       ``args.preflight = False``.
 
@@ -48,7 +55,15 @@ class RookWorldGRPOTrainer(ResamplingGRPOTrainer):
         self.preflight: Parity | None = None
         self._train_started: float | None = None
         self.heldout: Mapping[str, Proportion] = {}  # of the last evaluation
+        self.heldout_completions: Sequence[str] = ()  # the same
         self.heldout_before: Mapping[str, Proportion] | None = None  # of the first in training
+        self.suites: Sequence[Suite] = ()  # run with every evaluation
+        self.suite_results: Mapping[str, SuiteResult] = {}  # of the last evaluation
+        # Of the first evaluation in training.
+        self.suite_results_before: Mapping[str, SuiteResult] | None = None
+        # This process's rows of the batch, by prompt.
+        self._sampled: dict[str, Mapping[str, Any]] = {}
+        self._phase_seconds = dict.fromkeys(PHASES, 0.0)  # of the step under way
         for network in filter(None, (self.model, self.ref_model)):
             models.disable_dropout(network)
             models.number_positions_from_mask(network)
@@ -75,21 +90,17 @@ class RookWorldGRPOTrainer(ResamplingGRPOTrainer):
         dataset = eval_dataset if eval_dataset is not None else self.eval_dataset
         if not isinstance(dataset, Dataset):
             raise TypeError(f"held-out rows come as one Dataset, not {type(dataset).__name__}")
-        # Every process decodes as many rows, some of them twice: under FSDP each forward is a
-        # collective, and a process with a batch less would leave the others waiting.
-        rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        share = [
-            (rank + turn * world) % len(dataset) for turn in range(math.ceil(len(dataset) / world))
-        ]
-        completions = self._decode(dataset.select(share)["prompt"][:])
-        gathered = dict(gather_object(list(zip(share, completions, strict=True))))
-        self.heldout = evaluate_completions(dataset, [gathered[i] for i in range(len(dataset))])
+        self.heldout_completions = shared(dataset["prompt"][:], self._decode)
+        self.heldout = evaluate_completions(dataset, self.heldout_completions)
         if self.is_in_train and self.heldout_before is None:
             self.heldout_before = self.heldout
             if self.accelerator.is_main_process:
-                write_proportions(Path(self.args.output_dir) / HELDOUT_BEFORE, self.heldout)
+                folder = Path(self.args.output_dir)
+                write_proportions(folder / HELDOUT_BEFORE, self.heldout)
+                write_answers(folder / ANSWERS_BEFORE, dataset, self.heldout_completions)
         metrics = {name: result.value for name, result in self.heldout.items()}
         metrics["overall"] = headline(self.heldout)
+        metrics |= self._run_suites()
         metrics["runtime"] = time.perf_counter() - started
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         # GRPOTrainer's own would log the training metrics with them.
@@ -98,6 +109,31 @@ class RookWorldGRPOTrainer(ResamplingGRPOTrainer):
             self.args, self.state, self.control, metrics
         )
         return metrics
+
+    def _run_suites(self) -> dict[str, float]:
+        """Run `suites` on the policy as it stands; their metrics without groups."""
+        policy = PolicyInTraining(str(self.args.output_dir), self._decode)
+        self.suite_results = {suite.name: suite.run(policy) for suite in self.suites}
+        if self.is_in_train and self.suite_results_before is None:
+            self.suite_results_before = self.suite_results
+        return {
+            f"suites/{suite}/{metric}": found.value
+            for suite, result in self.suite_results.items()
+            for metric, found in result.metrics().items()
+            if "/" not in metric
+        }
+
+    def suites_before_and_after(
+        self, start: str, left_out: Mapping[str, str]
+    ) -> list[ModelResults]:
+        """The suites' results of the starting model, where it was measured, and of the last evaluation.
+
+        Args:
+            start: The starting model's name.
+            left_out: Why suites were left out, by suite.
+        """
+        measured = ((start, self.suite_results_before), (self.args.output_dir, self.suite_results))
+        return [ModelResults(str(name), r, left_out) for name, r in measured if r is not None]
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """As transformers' own."""
@@ -117,6 +153,70 @@ class RookWorldGRPOTrainer(ResamplingGRPOTrainer):
         """The preflight's three gaps by name; empty where it did not run."""
         return asdict(self.preflight) if self.preflight is not None else {}
 
+    def sampled_rows(self, count: int) -> list[dict[str, Any]]:
+        """Some of the completions that TRL's table of the last batch holds, with their data rows.
+
+        Args:
+            count: How many, at most; they lie as far apart as there is room. Only this process's, as
+                the truth columns of others are not here.
+
+        Returns:
+            The row's columns by name, `completion` (what was sampled), each reward (None where it does
+            not apply) and `advantage`.
+        """
+        logs = self._logs
+        mine = [place for place, prompt in enumerate(logs["prompt"]) if prompt in self._sampled]
+        chosen = mine[:: max(1, math.ceil(len(mine) / count))]
+        rewards = {name: list(logs["rewards"][name]) for name in self.reward_func_names}
+        columns = (list(logs[name]) for name in ("prompt", "completion", "advantages"))
+        prompts, completions, advantages = columns
+        return [
+            {
+                **self._sampled[prompts[place]],
+                "completion": completions[place],
+                **{
+                    name: None if math.isnan(column[place]) else column[place]
+                    for name, column in rewards.items()
+                },
+                "advantage": advantages[place],
+            }
+            for place in chosen
+        ]
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._sampled = {}
+        return super()._generate_and_score_completions(inputs)
+
+    def _calculate_rewards(self, inputs: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
+        self._sampled |= {row["prompt"]: row for row in inputs}  # prompts that were resampled too
+        with self._timed("rewards"):
+            return super()._calculate_rewards(inputs, *args, **kwargs)
+
+    def _generate(self, prompts: list) -> Any:
+        with self._timed("sampling"):
+            return super()._generate(prompts)
+
+    @contextmanager
+    def _timed(self, phase: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._phase_seconds[phase] += time.perf_counter() - started
+
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As TRL's own; the seconds of its phases are logged with those of the step."""
+        loss = super().training_step(*args, **kwargs)
+        if self._step % self.current_gradient_accumulation_steps == 0:
+            metrics = self._metrics["train"]
+            for phase, seconds in self._phase_seconds.items():
+                metrics[f"time/{phase}"].append(seconds)
+            metrics["time/update"].append(
+                metrics["step_time"][-1] - sum(self._phase_seconds.values())
+            )
+            self._phase_seconds = dict.fromkeys(PHASES, 0.0)
+        return loss
+
     def _decode(self, prompts: Sequence[str]) -> list[str]:
         training = self.model.training
         self.model.eval()
@@ -126,7 +226,7 @@ class RookWorldGRPOTrainer(ResamplingGRPOTrainer):
                 self.accelerator,
                 gather_deepspeed3_params=self.args.ds3_gather_for_generation,
             ) as network:
-                return greedy_completions(
+                return complete(
                     network,
                     self.processing_class,
                     prompts,

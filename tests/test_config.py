@@ -11,6 +11,7 @@ from trl import ModelConfig
 
 from rookworld_rlvr.config import RookWorldGRPOConfig, RunArguments, check_recipe
 from rookworld_rlvr.data import DataArguments
+from rookworld_rlvr.evaluation.suites import SuiteArguments
 from rookworld_rlvr.health import HealthArguments
 from rookworld_rlvr.labels import LabelArguments
 from rookworld_rlvr.parsing import StrictParser
@@ -38,6 +39,7 @@ def parse(tmp_path: Path, recipe: dict[str, Any], *argv: str) -> tuple[Any, ...]
             ModelConfig,
             HealthArguments,
             RookWorldGRPOConfig,
+            SuiteArguments,
         ]
     )
     return parser.parse_strictly(["--config", str(path), *argv], check_recipe)
@@ -52,7 +54,7 @@ def faults_of(tmp_path: Path, recipe: dict[str, Any], *argv: str) -> list[str]:
 class TestValues:
     def test_recipe_and_overrides(self, tmp_path: Path) -> None:
         recipe = {**GOOD, "learning_rate": "1e-6", "max_steps": 7, "lora_r": 4}
-        run, data, _, model, _, training = parse(
+        run, data, _, model, _, training, _ = parse(
             tmp_path, recipe, "--max_steps", "3", "--tasks", "environment", "policy", "--dry_run"
         )
         assert training.learning_rate == 1e-6, "PyYAML reads 1e-6 as a text"
@@ -63,7 +65,7 @@ class TestValues:
         assert training.reward_weights == [1.0, 0.5]
 
     def test_rewards_and_shares_can_be_given_as_json(self, tmp_path: Path) -> None:
-        _, data, _, _, _, training = parse(
+        _, data, _, _, _, training, _ = parse(
             tmp_path,
             GOOD,
             "--rewards",
@@ -75,7 +77,7 @@ class TestValues:
         assert data.kind_shares().openings == 1.0
 
     def test_defaults_that_differ_from_trls(self, tmp_path: Path) -> None:
-        training = parse(tmp_path, GOOD)[-1]
+        training = parse(tmp_path, GOOD)[-2]
         assert training.disable_dropout is True
         assert training.remove_unused_columns is False
         assert training.load_best_model_at_end is True

@@ -216,6 +216,19 @@ def test_one_task_forgotten_while_another_trains() -> None:
     assert [found.rule for found in both] == ["reward_up_heldout_down"], "nothing is being learnt"
 
 
+def test_a_suite_that_falls_by_a_quarter_of_its_best() -> None:
+    def logs(*values: float) -> list[Log]:
+        return [
+            {"eval_suites/self_play/legal_half_moves": value, "eval_suites/policy/best_move": 0.3}
+            for value in values
+        ]
+
+    (finding,) = observe(logs(20.0, 24.0, 17.0))
+    assert finding.rule == "suite_down"
+    assert "fallen by 29.2%, self_play from 24 at step 2 to 17, over 25%" in finding.message
+    assert observe(logs(20.0, 24.0, 18.5)) == []
+
+
 def test_a_tasks_training_reward_that_falls_while_anothers_does_not() -> None:
     def logs(environment: Sequence[float], policy: Sequence[float]) -> list[Log]:
         return [

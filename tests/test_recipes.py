@@ -57,20 +57,24 @@ def test_the_set_of_recipes() -> None:
         "grpo_mixed",
         "grpo_lora",
         "prepare_nano",
+        "prepare_evaluation",
         "prepare_policy",
         "sft_nano",
+        "sweep_environment",
+        "sweep_nano",
     }
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_recipe_opens_with_its_launch_command(path: Path) -> None:
     head = path.read_text().split("\n\n")[0]
-    command = re.search(r"accelerate launch (.*)", head)
+    command = re.search(r"accelerate launch (.*)|python (recipes/sweep\.py .*)", head)
     assert command is not None
-    for word in command[1].split():
+    line = command[1] or command[2]
+    for word in line.split():
         if "/" in word:
             assert (REPOSITORY / word).exists(), word
-    assert f"{path.name}" in command[1] or path.stem == "grpo_nano"
+    assert f"{path.name}" in line or path.stem == "grpo_nano"
 
 
 @pytest.mark.parametrize("path", GRPO, ids=lambda path: path.stem)

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import json
 import statistics
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from trl import GRPOConfig, GRPOTrainer
 from rookworld_rlvr import model as models
 from rookworld_rlvr.data import LoadedData
 from rookworld_rlvr.evaluation import evaluate_completions
-from rookworld_rlvr.generation import greedy_completions
+from rookworld_rlvr.generation import complete
 from rookworld_rlvr.preflight import (
     TOLERANCE_FP32,
     TOLERANCE_HALF,
@@ -267,7 +269,7 @@ def test_evaluation_is_greedy_and_agrees_with_the_scorer(
     model = models.load_model(models.PACKAGED_MODEL)
     trainer = make_trainer(model, tokenizer, max_completion_length=64)
     metrics = trainer.evaluate()
-    completions = greedy_completions(
+    completions = complete(
         model, tokenizer, packaged.heldout["prompt"][:], max_new_tokens=64, batch_size=1
     )
     alone = evaluate_completions(packaged.heldout, completions)
@@ -340,3 +342,31 @@ def double_steps(rows: Dataset, count: int) -> Dataset:
         if row["task"] == "environment" and double_step_square(row["fen"], row["action"])
     ]
     return rows.select(chosen[:count])
+
+
+def test_the_phases_of_a_step_are_timed(
+    random_gpt2: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+    make_trainer: MakeTrainer,
+) -> None:
+    def slow(completions: list[str], **_: Any) -> list[float]:
+        time.sleep(0.3)
+        return [float(len(text)) for text in completions]
+
+    trainer = make_trainer(
+        random_gpt2,
+        tokenizer,
+        reward_funcs=[slow],
+        rewards=[{"name": "environment_exact"}],
+        max_steps=2,
+        logging_steps=1,
+        gradient_accumulation_steps=2,
+    )
+    trainer.train()
+    logs = [log for log in trainer.state.log_history if "step_time" in log]
+    assert len(logs) == 2
+    for log in logs:
+        phases = [log[f"time/{phase}"] for phase in ("sampling", "rewards", "update")]
+        assert sum(phases) == pytest.approx(log["step_time"])
+        assert log["time/rewards"] >= 0.3, "one batch is sampled for both parts of the step"
+        assert min(phases) > 0

@@ -14,6 +14,7 @@ from numbers import Real
 from typing import Any
 
 from ..evaluation import HEADLINES
+from ..evaluation.suites import SUITE_HEADLINES
 from ..records import Task
 
 HELDOUT: Mapping[Task, str] = {task: f"eval_{name}" for task, name in HEADLINES.items()}
@@ -224,6 +225,22 @@ def forgetting(history: History, bound: float) -> Reading | None:
     others = " and ".join(f"{other} went from {numbers}" for other, numbers in held.items())
     detail = f"{task} from {fall.best:.3f} at step {fall.step} to {fall.now:.3f} while {others}"
     return Reading(fall.points, fall.points > bound and bool(held), detail)
+
+
+def suite_down(history: History, bound: float) -> Reading | None:
+    """The suite whose headline has fallen most, as a share of its best."""
+    falls = {
+        suite: fall
+        for suite, metric in SUITE_HEADLINES.items()
+        if (fall := _heldout_fall(history, f"eval_{metric}")) and fall.best > 0
+    }
+    if not falls:
+        return None
+    shares = {suite: fall.points / fall.best for suite, fall in falls.items()}
+    suite = max(shares, key=shares.__getitem__)
+    fall = falls[suite]
+    detail = f"{suite} from {fall.best:.3g} at step {fall.step} to {fall.now:.3g}"
+    return Reading(shares[suite], shares[suite] > bound, detail)
 
 
 def task_reward_down(history: History, bound: float) -> Reading | None:

@@ -308,6 +308,18 @@ RULES: Mapping[str, Rule] = _by_name(
             readings.forgetting,
             patient=False,
         ),
+        # Of 500 items a share of one half falls by 13% in two standard errors of a difference, about.
+        Rule(
+            "suite_down",
+            "warning",
+            0.25,
+            "How far a suite's headline metric has fallen below its best, as a share of it.",
+            "a suite's headline has fallen by {value}, {detail}, over {bound}",
+            "lower learning_rate, raise beta, or reconsider rewards",
+            ("learning_rate", "beta", "rewards"),
+            readings.suite_down,
+            patient=False,
+        ),
         # Rewards of a few prompts a batch are noisy even as a mean of ten logs, hence advice.
         Rule(
             "task_reward_down",

@@ -1,0 +1,122 @@
+"""Evaluate models on fixed suites, with 95% intervals; several models are compared with the first.
+
+accelerate launch recipes/evaluate.py                                      # the packaged model
+accelerate launch recipes/evaluate.py --model_name_or_path runs/grpo_nano --suites environment policy
+accelerate launch recipes/evaluate.py --model_name_or_path rookworld-nano \
+    --model_name_or_path runs/grpo_nano --output_file runs/grpo_nano/evaluation.json
+accelerate launch recipes/evaluate.py --model_name_or_path random oracle   # chance, and the ceiling
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+from tqdm import tqdm
+
+from rookworld_rlvr.engine import EngineArguments
+from rookworld_rlvr.evaluation.answerers import Answerer, LanguageModel
+from rookworld_rlvr.evaluation.models import ModelArguments, OracleValues, open_model
+from rookworld_rlvr.evaluation.policy import PolicySuite
+from rookworld_rlvr.evaluation.results import ModelResults, results_document, results_text
+from rookworld_rlvr.evaluation.suite import Suite, SuiteResult
+from rookworld_rlvr.evaluation.suites import (
+    SuiteArguments,
+    check_training_data,
+    keep_apart,
+    open_suites,
+)
+from rookworld_rlvr.files import check_writable, write_json
+from rookworld_rlvr.labels import Values
+from rookworld_rlvr.machine import machine
+from rookworld_rlvr.parsing import StrictParser, run_cli
+from rookworld_rlvr.records import ConfigurationError
+
+
+@dataclass
+class EvaluateArguments(SuiteArguments):
+    """`SuiteArguments` of an evaluation by itself.
+
+    Args:
+        training_data: Data sets or recipes (.yaml) that models were trained on: items whose positions
+            they hold are left out, and counted.
+        output_file: Where the results go, as JSON.
+    """
+
+    suites: list[str] = field(default_factory=lambda: ["environment", "policy"])
+    training_data: list[str] = field(default_factory=list)
+    output_file: str = ""
+
+    def faults(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        faults = super().faults()
+        if not self.suites:
+            faults.append("suites: none; give some, environment and policy for a start")
+        return faults + [
+            fault for name in self.training_data for fault in check_training_data(name)
+        ]
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = StrictParser([EvaluateArguments, ModelArguments, EngineArguments])
+    args, model_args, engine_args = parser.parse_strictly(argv)
+    state = PartialState(cpu=not torch.accelerator.is_available())
+    if args.output_file and state.is_main_process:
+        check_writable(Path(args.output_file))
+
+    ################
+    # Suites
+    ################
+    suites, left_out = open_suites(args, engine_args)
+    for name, reason in left_out.items():
+        state.print(f"{name}: left out: {reason}")
+    if not suites:
+        raise ConfigurationError([f"suites: {name}: {why}" for name, why in left_out.items()])
+    proofs = [keep_apart(suites, name) for name in args.training_data]
+    for proof in proofs:
+        state.print(
+            f"{proof.training_data}: {proof.rows} training rows; test items left out, as their "
+            f"positions are trained on: {dict(proof.left_out)}"
+        )
+
+    ################
+    # Models
+    ################
+    known: dict[str, Values] = {}
+    for suite in suites:
+        if isinstance(suite, PolicySuite):
+            known |= suite.values
+    values = OracleValues(known, engine_args)
+    results = []
+    for name in model_args.model_name_or_path:
+        model = open_model(name, model_args, values)
+        answered = {suite.name: run(suite, model) for suite in suites}
+        results.append(ModelResults(name, answered, left_out))
+
+    ################
+    # Results
+    ################
+    if state.is_main_process:
+        print(results_text(results))
+        if args.output_file:
+            write_json(
+                Path(args.output_file),
+                results_document(results, proofs, {"arguments": parser.values, **machine()}),
+            )
+            print(f"\nresults: {args.output_file}")
+
+
+def run(suite: Suite, model: Answerer) -> SuiteResult:
+    """Run a suite behind a progress bar of the prompts that this process has answered."""
+    hidden = not PartialState().is_main_process
+    with tqdm(desc=f"{model.name}: {suite.name}", unit="prompt", disable=hidden) as bar:
+        if isinstance(model, LanguageModel):
+            model.progress = bar.update
+        return suite.run(model)
+
+
+if __name__ == "__main__":
+    run_cli(main)

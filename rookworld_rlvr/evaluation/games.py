@@ -1,0 +1,120 @@
+"""Games side by side: where they start, how they end, one question a ply for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import chess
+
+from .. import rules, synthesis
+from ..data import HELDOUT_SHARE, is_held_out
+from .moves import Reply
+from .suite import Suite
+
+MOST_GAMES = 1_000  # held-out positions after `OPENING_PLIES` run out at some 7,000
+OPENING_PLIES = 4
+
+Ending = Literal["rules", "illegal", "unreadable", "capped"]
+"""Why a game is over: by the rules as python-chess ends it, without a claim (checkmate, stalemate,
+insufficient material, 75 moves, fivefold repetition); by an illegal or unreadable move; or as it
+reached the most half-moves that are played."""
+
+
+@dataclass(slots=True)
+class Game:
+    """A game, under way or over.
+
+    Args:
+        name: The suite's item.
+        board: Its position, with the moves since the start of the game.
+        half_moves: Legal moves since the suite's starting position, of both sides.
+        ending: None while it is under way.
+    """
+
+    name: str
+    board: chess.Board
+    half_moves: int = 0
+    ending: Ending | None = None
+
+    def take(self, reply: Reply, most: int) -> None:
+        """Play a move, or end the game for want of one.
+
+        Args:
+            reply: Of the side to move.
+            most: Half-moves after which the game is cut off.
+        """
+        if reply.move is None:
+            self.ending = "illegal" if reply.readable else "unreadable"
+            return
+        self.board.push(reply.move)
+        self.half_moves += 1
+        if self.board.is_game_over():
+            self.ending = "rules"
+        elif self.half_moves == most:
+            self.ending = "capped"
+
+
+def play_out(
+    games: Sequence[Game], replies: Callable[[list[Game]], list[Reply]], most: int
+) -> None:
+    """Play all games to their ends, a ply of all that are under way at a time.
+
+    Args:
+        games: Changed in place.
+        replies: The moves of the sides to move, one a game.
+        most: Half-moves after which a game is cut off.
+    """
+    while running := [game for game in games if game.ending is None]:
+        for game, reply in zip(running, replies(running), strict=True):
+            game.take(reply, most)
+
+
+def openings(count: int, seed: int) -> list[chess.Board]:
+    """So many different positions of the held-out tenth, after four random plies, with their moves."""
+    found: dict[str, chess.Board] = {}
+    stream = synthesis.opening_games(seed, OPENING_PLIES)
+    while len(found) < count:
+        board = next(stream)
+        if is_held_out(board.fen(), HELDOUT_SHARE):
+            found.setdefault(rules.position_key(board.fen()), board)
+    return list(found.values())
+
+
+class GameSuite(Suite):
+    """A suite whose items are games.
+
+    Args:
+        starts: Where each game starts, by its name.
+        plies: Half-moves after which a game is cut off.
+        seed: What the starting positions follow from.
+    """
+
+    def __init__(self, starts: Mapping[str, chess.Board], plies: int, seed: int) -> None:
+        self._starts = dict(starts)
+        self._plies = plies
+        self._seed = seed
+
+    def positions(self) -> dict[str, str]:
+        """See `Suite`."""
+        return {name: board.fen() for name, board in self._starts.items()}
+
+    def leave_out(self, items: Iterable[str]) -> None:
+        """See `Suite`."""
+        for item in items:
+            del self._starts[item]
+
+    def _games(self) -> list[Game]:
+        return [Game(name, board.copy()) for name, board in self._starts.items()]
+
+    def _notes(self) -> dict[str, object]:
+        return {
+            "starts": f"held-out positions after {OPENING_PLIES} random plies",
+            "game_plies": self._plies,
+        }
+
+
+def by_position(boards: Iterable[chess.Board]) -> dict[str, chess.Board]:
+    """Starting positions by their FEN."""
+    return {board.fen(): board for board in boards}

@@ -1,0 +1,152 @@
+"""Results of suites as JSON and as a table; several models compared with the first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .estimates import Estimate, Paired
+from .suite import SuiteResult
+from .suites import Proof
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ModelResults:
+    """What a model did in each suite.
+
+    Args:
+        model: Its name.
+        suites: Results by suite.
+        left_out: Why suites were left out, by suite.
+    """
+
+    model: str
+    suites: Mapping[str, SuiteResult]
+    left_out: Mapping[str, str]
+
+
+def results_document(
+    results: Sequence[ModelResults], proofs: Sequence[Proof], provenance: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The content of a results file.
+
+    The first model stands at the top, with ``model``, ``suites`` and ``left_out``; each further one
+    under ``compared``, with the same keys and ``paired``: by suite and metric, how it differs from
+    the first on the same items.
+
+    Args:
+        results: One a model.
+        proofs: Of the training sets that were searched for test positions.
+        provenance: What else is needed to do it again.
+    """
+    first, *others = results
+    return {
+        "schema_version": SCHEMA_VERSION,
+        **_model(first),
+        "compared": [{**_model(other), "paired": _paired(first, other)} for other in others],
+        "training_data": [asdict(proof) for proof in proofs],
+        "provenance": dict(provenance),
+    }
+
+
+def _model(results: ModelResults) -> dict[str, Any]:
+    return {
+        "model": results.model,
+        "suites": {name: _suite(result) for name, result in results.suites.items()},
+        "left_out": dict(results.left_out),
+    }
+
+
+def _suite(result: SuiteResult) -> dict[str, Any]:
+    return {
+        "version": result.version,
+        "n": result.n,
+        "seed": result.seed,
+        "decoding": dict(result.decoding),
+        "metrics": {name: asdict(value) for name, value in result.metrics().items()},
+        **({"notes": dict(result.notes)} if result.notes else {}),
+    }
+
+
+def _paired(first: ModelResults, other: ModelResults) -> dict[str, dict[str, Any]]:
+    return {
+        name: {
+            metric: asdict(value) for metric, value in result.compare(other.suites[name]).items()
+        }
+        for name, result in first.suites.items()
+        if name in other.suites
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# For a terminal
+# --------------------------------------------------------------------------------------------------
+def results_text(results: Sequence[ModelResults]) -> str:
+    """A table a suite: each model's values with their intervals, and what differs from the first."""
+    first, *others = results
+    lines = []
+    for name, result in first.suites.items():
+        lines += ["", f"{name} (version {result.version}, n {result.n}, {_decoding(result)})"]
+        lines += _table(name, result, first, others)
+    for name, reason in first.left_out.items():
+        lines += ["", f"{name}: left out: {reason}"]
+    if others:
+        lines += ["", _LEGEND.format(short_name(first.model))]
+    return "\n".join(lines[1:])
+
+
+_LEGEND = (
+    "Differences from {} are over the items that both have a value for; * where chance alone would "
+    "give as much in less than one case of twenty (shares: McNemar's exact test, means: bootstrap)."
+)
+
+
+def _table(
+    name: str, result: SuiteResult, first: ModelResults, others: Sequence[ModelResults]
+) -> list[str]:
+    models = [first, *(other for other in others if name in other.suites)]
+    rest = models[1:]
+    columns = [model.suites[name].metrics() for model in models]
+    changes = [result.compare(model.suites[name]) for model in rest]
+    width = max(len(metric) for metric in columns[0]) + 2
+    heads = [short_name(model.model) for model in models]
+    lines = [f"  {'':<{width}}{'n':>6}" + "".join(f"  {head:<32}" for head in heads).rstrip()]
+    for metric, value in columns[0].items():
+        cells = [f"{_estimate(column.get(metric)):<32}" for column in columns]
+        cells[1:] = [
+            f"{cell.rstrip()}{_change(change.get(metric))}".ljust(32)
+            for cell, change in zip(cells[1:], changes, strict=True)
+        ]
+        lines.append(f"  {metric:<{width}}{value.n:>6}  {'  '.join(cells)}".rstrip())
+    return lines
+
+
+def short_name(model: str) -> str:
+    """The end of a long path or name.
+
+    >>> short_name("runs/grpo_nano/checkpoint-100")
+    'runs/grpo_nano/checkpoint-100'
+    """
+    return model if len(model) <= 32 else f"…{model[-31:]}"
+
+
+def _decoding(result: SuiteResult) -> str:
+    return ", ".join(
+        str(value) if key == "name" else f"{key} {value}" for key, value in result.decoding.items()
+    )
+
+
+def _estimate(value: Estimate | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value.value:.3f} [{value.low:.3f}, {value.high:.3f}]"
+
+
+def _change(value: Paired | None) -> str:
+    """A star where chance alone would rarely differ as much."""
+    if value is None:
+        return ""
+    return f" {value.difference:+.3f}{'*' if value.p < 0.05 else ''}"

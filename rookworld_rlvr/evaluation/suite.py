@@ -1,0 +1,146 @@
+"""What a suite is: versioned items, a model that answers them, and values by metric and item."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from ..records import RookWorldError
+from .answerers import Answerer
+from .estimates import Estimate, Kind, Paired, estimate, paired
+
+
+class SuiteUnavailableError(RookWorldError):
+    """A suite cannot be run here: its engine or file is missing. It is left out, and said so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """What a number says.
+
+    Args:
+        kind: ``share`` of items that are right (values 0 and 1), or ``mean``.
+        meaning: One sentence.
+    """
+
+    kind: Kind
+    meaning: str
+
+
+class Observations:
+    """Values by metric and item.
+
+    A metric may be split by group: ``best_move/white`` is `best_move` of White's items.
+
+    Args:
+        metrics: The suite's; no other is observed.
+        groups: Their order in results; others follow in the order in which they come.
+    """
+
+    def __init__(self, metrics: Mapping[str, Metric], groups: Iterable[str] = ()) -> None:
+        self._metrics = metrics
+        self._groups = dict.fromkeys(groups)
+        self.values: dict[str, dict[str, float]] = defaultdict(dict)
+
+    def add(self, item: str, metric: str, value: float, groups: Iterable[str] = ()) -> None:
+        """Observe a metric on an item, once overall and once a group.
+
+        Args:
+            item: What another model is asked as well, under the same name.
+            metric: One of the suite's.
+            value: 0 or 1 where the metric is a share.
+            groups: Parts that the item belongs to.
+        """
+        if self._metrics[metric].kind == "share" and value not in (0, 1):
+            raise ValueError(f"{metric} is a share, but {item!r} has {value!r}")
+        groups = tuple(groups)
+        self._groups |= dict.fromkeys(groups)
+        for name in (metric, *(f"{metric}/{group}" for group in groups)):
+            if item in self.values[name]:
+                raise ValueError(f"{name} of {item!r} was observed before")
+            self.values[name][item] = float(value)
+
+    def kind(self, name: str) -> Kind:
+        """The kind of a metric or of one of its groups."""
+        return self._metrics[name.split("/", 1)[0]].kind
+
+    def names(self) -> list[str]:
+        """What was observed: metrics in the suite's order, each before its groups."""
+        groups = ["", *(f"/{group}" for group in self._groups)]
+        names = (f"{metric}{group}" for metric in self._metrics for group in groups)
+        return [name for name in names if name in self.values]
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteResult:
+    """A suite's outcome for one model.
+
+    Args:
+        version: Results of different versions are not comparable.
+        n: Items that were asked: prompts, positions or games.
+        seed: What the items follow from; None where they come from a file alone.
+        decoding: How the model chose its tokens.
+        observations: All values.
+        estimates: Metrics that no mean over items gives, such as an Elo difference.
+        notes: What else is worth knowing, such as the engine and its limit.
+    """
+
+    version: int
+    n: int
+    seed: int | None
+    decoding: Mapping[str, Any]
+    observations: Observations
+    estimates: Mapping[str, Estimate] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    def metrics(self) -> dict[str, Estimate]:
+        """Each metric's value and interval, the groups behind their metric."""
+        observed = self.observations
+        found = {
+            name: estimate(observed.kind(name), list(observed.values[name].values()))
+            for name in observed.names()
+        }
+        return {**found, **self.estimates}
+
+    def compare(self, other: SuiteResult) -> dict[str, Paired]:
+        """How `other` differs from this one, metric by metric, on the items of both."""
+        mine, theirs = self.observations.values, other.observations.values
+        results = {
+            name: paired(self.observations.kind(name), mine[name], theirs[name])
+            for name in self.observations.names()
+            if name in theirs
+        }
+        return {name: result for name, result in results.items() if result is not None}
+
+
+class Suite(ABC):
+    """Items made once, and asked of any number of models.
+
+    Making one raises `SuiteUnavailableError` where its engine or file is missing.
+
+    Attributes:
+        name: Of the suite, as `--suites` takes it.
+        version: Raised with every change of items, prompts or scoring.
+        metrics: What it measures, by name.
+        headline: The metric that says most; the higher, the better.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int]
+    metrics: ClassVar[Mapping[str, Metric]]
+    headline: ClassVar[str]
+
+    @abstractmethod
+    def positions(self) -> dict[str, str]:
+        """The test position (FEN) of each item; a game's is the one that it starts from."""
+
+    @abstractmethod
+    def leave_out(self, items: Iterable[str]) -> None:
+        """Drop items, as their positions stand in a training set."""
+
+    @abstractmethod
+    def run(self, model: Answerer) -> SuiteResult:
+        """Ask a model, and judge what it says."""

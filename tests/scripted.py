@@ -1,0 +1,60 @@
+"""A model that says what it is told to say, and remembers how it was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from rookworld_rlvr import notation
+from rookworld_rlvr.engine import EngineArguments, Labeller
+from rookworld_rlvr.evaluation.answerers import Answerer, Oracle
+from rookworld_rlvr.records import PolicyAnswer
+
+GARBAGE = "e4 is best by test"
+
+
+class Scripted(Answerer):
+    """Answers policy prompts by position, environment prompts by prompt.
+
+    Args:
+        moves: What it plays, by FEN: a move in UCI, or any other text as it stands.
+        states: What it answers to an environment prompt.
+    """
+
+    name = "scripted"
+
+    def __init__(
+        self, moves: Mapping[str, str], states: Callable[[str], str] | None = None
+    ) -> None:
+        self.decoding = {"name": "none"}
+        self.calls: list[list[str]] = []
+        self._moves = moves
+        self._states = states
+
+    def answers(self, prompts: Sequence[str]) -> list[str]:
+        """See `Answerer`."""
+        self.calls.append(list(prompts))
+        return [self._answer(prompt) for prompt in prompts]
+
+    def _answer(self, prompt: str) -> str:
+        if notation.task_of(prompt) == "environment":
+            assert self._states is not None
+            return self._states(prompt)
+        text = self._moves[notation.parse_policy_prompt(prompt).fen]
+        return text if " " in text else policy_text(text)
+
+
+def policy_text(move: str) -> str:
+    """A policy answer with one move."""
+    return notation.write_policy_answer(PolicyAnswer((move,), (0.0,), move))
+
+
+def oracle(labeller: Labeller) -> Oracle:
+    """An oracle whose engine goes on running."""
+    return Oracle(lambda fens: [values and values.by_move() for values in labeller.values(fens)])
+
+
+def shallow(stockfish: str, depth: int) -> Labeller:
+    """Values to a depth, kept nowhere."""
+    return Labeller(
+        EngineArguments(engine_path=stockfish, engine_depth=depth, engine_cache=":memory:")
+    )
