@@ -337,6 +337,17 @@ def test_versus_by_hand(start_from: Start, monkeypatch: pytest.MonkeyPatch) -> N
     found = values(result)
     assert {name: found[name] for name in expected} == expected
     assert {name: found[f"{name}/random"] for name in expected} == expected
+    scores = {
+        " ".join(name.split(" ")[1:3]): score
+        for name, score in result.observations.values["score"].items()
+    }
+    first, second = (fen_after(*moves).split(" ")[0] for moves in (("f3", "e5"), ("e4", "e5")))
+    assert scores == {
+        f"white {first}": 0,
+        f"black {first}": 1,
+        f"white {second}": 0,
+        f"black {second}": 0.5,
+    }
     assert found["elo_difference/random"] == pytest.approx(400 * math.log10(0.375 / 0.625))
     score = result.metrics()["score/random"]
     # Wilson's interval of 1.5 of 4, by hand: (0.85518 ± 0.67501) / 1.96036.
@@ -408,6 +419,24 @@ def test_stockfish_plays_at_several_levels(stockfish: str) -> None:
     assert "by chance" in result.notes["engine"]
 
 
+def test_stockfish_is_asked_at_a_level_and_a_depth(stockfish: str, tmp_path: Path) -> None:
+    program = f"#!/bin/sh\ntee {tmp_path / 'heard'} | {stockfish}\n"
+    board = chess.Board()
+    with SkilledEngine(engine_arguments(script(tmp_path, program), engine_hash_mb=2)) as engine:
+        engine.moves([(0, board), (5, board)])
+    heard = (tmp_path / "heard").read_text().splitlines()
+    asked = [line for line in heard if line.startswith(("setoption name Skill", "go", "ucinew"))]
+    assert asked[:6] == [
+        "setoption name Skill Level value 0",
+        "ucinewgame",
+        "go depth 1",
+        "setoption name Skill Level value 5",
+        "ucinewgame",
+        "go depth 6",
+    ]
+    assert "setoption name Hash value 2" in heard
+
+
 def test_stockfish_sees_a_mate_at_any_level(stockfish: str) -> None:
     """Level 5 chooses among moves of like worth: it does not pass over a mate in one."""
     with SkilledEngine(engine_arguments(stockfish)) as engine:
@@ -426,6 +455,13 @@ def test_without_an_engine_the_suite_is_left_out() -> None:
     arguments = SuiteArguments(suites=["versus_stockfish"], suite_games=2, versus_levels=["random"])
     suites, left_out = open_suites(arguments, NO_ENGINE)
     assert [suite.name for suite in suites] == ["versus_stockfish"] and not left_out
+
+
+def script(folder: Path, program: str) -> str:
+    path = folder / "engine"
+    path.write_text(program)
+    path.chmod(0o755)
+    return str(path)
 
 
 PLAIN_ENGINE = """\
@@ -450,11 +486,9 @@ done
 def test_an_engine_without_levels_leaves_the_suite_out(
     program: str, reason: str, tmp_path: Path
 ) -> None:
-    path = tmp_path / "engine"
-    path.write_text(program)
-    path.chmod(0o755)
     arguments = SuiteArguments(suites=["versus_stockfish"], suite_games=2)
-    _, left_out = open_suites(arguments, EngineArguments(engine_path=str(path)))
+    engine_args = EngineArguments(engine_path=script(tmp_path, program))
+    _, left_out = open_suites(arguments, engine_args)
     assert reason in left_out["versus_stockfish"]
 
 

@@ -119,7 +119,8 @@ class ModelArguments:
 
 
 class OracleValues:
-    """Values of positions: those that the suites carry, else the engine's, which is started then.
+    """Values of positions: those that the suites carry, else the engine's, which is started then and
+    ended with the process.
 
     Args:
         known: By FEN.
@@ -129,6 +130,7 @@ class OracleValues:
     def __init__(self, known: Mapping[str, Values], engine_args: EngineArguments) -> None:
         self._known = dict(known)
         self._engine_args = engine_args
+        self._labeller: Labeller | None = None
 
     def __call__(self, fens: Sequence[str]) -> list[Values | None]:
         """Values of all legal moves of each position; None where the engine gave up.
@@ -138,10 +140,10 @@ class OracleValues:
         """
         missing = [fen for fen in dict.fromkeys(fens) if fen not in self._known]
         if missing:
-            with Labeller(self._engine_args) as labeller:
-                for fen, values in zip(missing, labeller.values(missing), strict=True):
-                    if values is not None:
-                        self._known[fen] = values.by_move()
+            self._labeller = self._labeller or Labeller(self._engine_args)
+            for fen, values in zip(missing, self._labeller.values(missing), strict=True):
+                if values is not None:
+                    self._known[fen] = values.by_move()
         return [self._known.get(fen) for fen in fens]
 
 
