@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,24 @@ def chromium() -> tuple[str, str]:
     if os.environ.get("ROOKWORLD_REQUIRE_BROWSER"):
         raise FileNotFoundError("no chromium or no chromedriver on the PATH")
     pytest.skip("no chromium or no chromedriver (apt-get install chromium chromium-driver)")
+
+
+def launch(
+    *words: str, processes: int = 2, cwd: Path = REPOSITORY
+) -> subprocess.CompletedProcess[str]:
+    """`accelerate launch` on the CPU, a core a process; a hang ends in `TimeoutExpired`."""
+    launcher = str(Path(sys.executable).with_name("accelerate"))
+    config = str(REPOSITORY / "accelerate_configs" / "cpu.yaml")
+    command = [launcher, "launch", "--config_file", config, "--num_processes", str(processes)]
+    return subprocess.run(
+        [*command, *words],
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rookworld_rlvr.synthesis import opening_positions
 
-from .conftest import REPOSITORY
+from .conftest import REPOSITORY, launch
 
 RECIPES = REPOSITORY / "recipes"
 GRPO = sorted(RECIPES.glob("grpo_*.yaml"))
@@ -31,17 +31,15 @@ SMALL = """
 """.split()
 
 
-def run(script: str, *argv: str, cwd: Path, launch: tuple[str, ...] = ()) -> str:
+def run(script: str, *argv: str, cwd: Path) -> str:
     """Run a recipe script and return what it printed, both streams."""
-    launcher = launch or (sys.executable,)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1" if launch else "2"}
     done = subprocess.run(
-        [*launcher, str(RECIPES / script), *argv],
+        [sys.executable, str(RECIPES / script), *argv],
         capture_output=True,
         text=True,
         check=False,
         cwd=cwd,
-        env=environment,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout + done.stderr
@@ -188,20 +186,10 @@ def test_rows_without_values_are_valued_as_the_training_goes(tmp_path: Path) -> 
 
 @pytest.mark.xdist_group("launch")  # one launcher at a time has its port
 def test_two_processes_log_once(tmp_path: Path) -> None:
-    printed = run(
-        "grpo.py",
-        *SMALL,
-        *("--max_steps", "3", "--output_dir", "run"),
-        cwd=tmp_path,
-        launch=(
-            str(Path(sys.executable).with_name("accelerate")),
-            "launch",
-            "--config_file",
-            str(REPOSITORY / "accelerate_configs" / "cpu.yaml"),
-            "--num_processes",
-            "2",
-        ),
-    )
+    script = str(RECIPES / "grpo.py")
+    done = launch(script, *SMALL, "--max_steps", "3", "--output_dir", "run", cwd=tmp_path)
+    printed = done.stdout + done.stderr
+    assert done.returncode == 0, printed[-3000:]
     assert printed.count("95% interval before, after") == 1
     assert printed.count("preflight: gap to each row alone") == 1
     state = json.loads((tmp_path / "run" / "checkpoint-3" / "trainer_state.json").read_text())

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from itertools import islice
@@ -35,7 +33,7 @@ from rookworld_rlvr.evaluation.suites import SuiteArguments, keep_apart, open_su
 from rookworld_rlvr.evaluation.versus import VersusStockfishSuite, elo_difference, score_estimate
 from rookworld_rlvr.records import ConfigurationError, EngineError
 
-from .conftest import REPOSITORY
+from .conftest import REPOSITORY, launch
 from .engines import engine_arguments, misbehaving
 from .scripted import GARBAGE, Scripted, oracle, shallow
 
@@ -554,18 +552,8 @@ def test_bad_values_are_reported_together(tmp_path: Path) -> None:
 
 
 def launch_two(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [str(Path(sys.executable).with_name("accelerate")), "launch", "--config_file"]
-    command += [str(REPOSITORY / "accelerate_configs" / "cpu.yaml"), "--num_processes", "2"]
-    command += [str(REPOSITORY / "recipes" / "evaluate.py"), "--output_file", "results.json"]
-    return subprocess.run(
-        [*command, *words],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        cwd=folder,
-    )
+    script = str(REPOSITORY / "recipes" / "evaluate.py")
+    return launch(script, "--output_file", "results.json", *words, cwd=folder)
 
 
 @pytest.mark.xdist_group("launch")  # one launcher at a time has its port

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import math
-import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -40,7 +41,7 @@ from rookworld_rlvr.evaluation.suites import (
 from rookworld_rlvr.generation import GREEDY, Decoding, complete
 from rookworld_rlvr.records import ConfigurationError, EnvironmentPrompt, RookWorldError
 
-from .conftest import REPOSITORY
+from .conftest import REPOSITORY, launch
 
 START = chess.STARTING_FEN
 AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
@@ -540,21 +541,14 @@ def test_the_table_says_what_differs() -> None:
 
 @pytest.mark.xdist_group("launch")  # one launcher at a time has its port
 def test_two_processes_give_the_results_of_one(tmp_path: Path) -> None:
-    launcher = str(Path(sys.executable).with_name("accelerate"))
-    config = str(REPOSITORY / "accelerate_configs" / "cpu.yaml")
+    script = str(REPOSITORY / "recipes" / "evaluate.py")
+    words = "--suite_rows 15 --max_new_tokens 70 --model_name_or_path rookworld-nano random"
     documents = []
-    for processes in ("1", "2"):
+    for processes in (1, 2):
         path = tmp_path / f"{processes}.json"
-        command = [launcher, "launch", "--config_file", config, "--num_processes", processes]
-        command += [str(REPOSITORY / "recipes" / "evaluate.py"), "--suite_rows", "15"]
-        command += ["--model_name_or_path", "rookworld-nano", "--model_name_or_path", "random"]
-        done = subprocess.run(
-            [*command, "--max_new_tokens", "70", "--output_file", str(path)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
+        done = launch(
+            *(script, *words.split(), "--output_file", str(path)),
+            processes=processes,
             cwd=tmp_path,
         )
         assert done.returncode == 0, done.stderr[-3000:]
@@ -569,7 +563,6 @@ def test_two_processes_give_the_results_of_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--suites polic", "did you mean policy"),
         ("--model_name_or_path rookworld-nan", "rookworld-nano"),
         ("--suite_rows 0", "give at least 1"),
         ("--training_data nothing.yaml", "no file 'nothing.yaml'"),
@@ -577,18 +570,37 @@ def test_two_processes_give_the_results_of_one(tmp_path: Path) -> None:
         ("--output_file /dev/null/results.json", "cannot write"),
     ],
 )
-def test_bad_input_gets_one_message(words: str, message: str, tmp_path: Path) -> None:
+def test_bad_input_is_refused(
+    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     write_policy_rows(tmp_path / "rows.txt")
+    with pytest.raises(RookWorldError, match=re.escape(message)):
+        script("evaluate").main(words.split())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.txt"]
+
+
+def script(name: str) -> Any:
+    """A recipe's script as a module."""
+    path = REPOSITORY / "recipes" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # its dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_bad_input_gets_one_message(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(REPOSITORY / "recipes" / "evaluate.py"), *words.split()],
+        [sys.executable, str(REPOSITORY / "recipes" / "evaluate.py"), "--suites", "polic"],
         capture_output=True,
         text=True,
         cwd=tmp_path,
         check=False,
     )
     assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr[-2000:]
-    assert message in done.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.txt"]
+    assert "did you mean policy" in done.stderr
 
 
 def test_every_answerer_answers_each_prompt() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from rookworld_rlvr.notation import task_of
 from rookworld_rlvr.records import ConfigurationError
 from rookworld_rlvr.variance import Round, fill, next_round, select_groups
 
-from .conftest import REPOSITORY
+from .conftest import launch
 
 REWARDS = [{"name": "environment_exact"}]
 P, E = "policy", "environment"
@@ -295,18 +293,7 @@ def test_faults_are_found_together() -> None:
 # Two processes
 # --------------------------------------------------------------------------------------------------
 def two_processes(*argv: str) -> subprocess.CompletedProcess[str]:
-    launcher = str(Path(sys.executable).with_name("accelerate"))
-    config = str(REPOSITORY / "accelerate_configs" / "cpu.yaml")
-    command = [launcher, "launch", "--config_file", config, "--num_processes", "2"]
-    return subprocess.run(
-        [*command, "--module", "tests.two_processes", *argv],
-        cwd=REPOSITORY,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    return launch("--module", "tests.two_processes", *argv)
 
 
 @pytest.mark.xdist_group("launch")  # one launcher at a time has its port
