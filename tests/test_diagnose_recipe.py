@@ -29,6 +29,7 @@ from .conftest import REPOSITORY
 SCRIPT = REPOSITORY / "recipes" / "diagnose.py"
 NANO = REPOSITORY / "recipes" / "grpo_nano.yaml"
 SMALL = "--use_cpu --diagnose_heldout_rows 60 --per_device_train_batch_size 32".split()
+pytestmark = pytest.mark.xdist_group("diagnosis")  # one worker, so that the data are read once
 Diagnose = Callable[..., tuple[int, dict[str, Any]]]
 
 
