@@ -17,7 +17,7 @@ diagnose: $(INSTALLED) ## Take one GRPO step and take it apart; ARGS="--config r
 	$(BIN)/accelerate launch --config_file accelerate_configs/cpu.yaml recipes/diagnose.py $(ARGS)
 
 test: $(INSTALLED) ## Run the tests that take seconds; ARGS="-k rules" picks some
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadgroup -m "not slow and not gpu" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow and not gpu" $(ARGS)
 
 test-slow: $(INSTALLED) ## Run the tests that take minutes
 	$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)

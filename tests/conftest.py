@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import subprocess
@@ -59,6 +60,15 @@ def chromium() -> tuple[str, str]:
     pytest.skip("no chromium or no chromedriver (apt-get install chromium chromium-driver)")
 
 
+def recipe(name: str) -> Any:
+    """A script of `recipes/` as a module: in this process it starts at once."""
+    sys.path.insert(0, str(REPOSITORY / "recipes"))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.pop(0)
+
+
 def launch(
     *words: str, processes: int = 2, cwd: Path = REPOSITORY
 ) -> subprocess.CompletedProcess[str]:
@@ -66,6 +76,7 @@ def launch(
     launcher = str(Path(sys.executable).with_name("accelerate"))
     config = str(REPOSITORY / "accelerate_configs" / "cpu.yaml")
     command = [launcher, "launch", "--config_file", config, "--num_processes", str(processes)]
+    command += ["--main_process_port", "0"]  # a free one: another test may launch at the same time
     return subprocess.run(
         [*command, *words],
         cwd=cwd,

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +11,8 @@ from accelerate.commands.config.config_args import ClusterConfig, load_config_fr
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import DistributedType
 
-REPOSITORY = Path(__file__).parents[1]
+from .conftest import REPOSITORY, launch
+
 CONFIGS = REPOSITORY / "accelerate_configs"
 ALL = sorted(CONFIGS.rglob("*.yaml"))
 DISTRIBUTED_TYPES = {
@@ -100,19 +98,10 @@ def test_fsdp2_and_zero2_are_what_their_names_say() -> None:
     assert load(CONFIGS / "deepspeed_zero2.yaml").deepspeed_config["zero_stage"] == 2
 
 
-@pytest.mark.xdist_group("launch")  # one launcher at a time has its port
 def test_cpu_starts_as_many_gloo_processes_as_it_is_told(tmp_path: Path) -> None:
     script = tmp_path / "all_reduce.py"
     script.write_text(ALL_REDUCE)
-    launcher = Path(sys.executable).with_name("accelerate")
-    done = subprocess.run(
-        [launcher, "launch", "--config_file", CONFIGS / "cpu.yaml", "--num_processes", "2", script],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=300,
-    )
+    done = launch(str(script))
     assert done.returncode == 0, done.stderr[-3000:]
     ranks = sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
     assert ranks == ["rank 0 of 2: gloo, 3", "rank 1 of 2: gloo, 3"]

@@ -28,8 +28,6 @@ from rookworld_rlvr.rewards import REWARDS
 from .conftest import REPOSITORY
 from .test_recipes import SMALL, run
 
-pytestmark = pytest.mark.xdist_group("dashboard")  # one worker, so that the run is made once
-
 
 # --------------------------------------------------------------------------------------------------
 # Names

@@ -24,12 +24,11 @@ from rookworld_rlvr.diagnosis import PARTS, Diagnosis
 from rookworld_rlvr.diagnosis.page import page
 from rookworld_rlvr.records import RookWorldError
 
-from .conftest import REPOSITORY
+from .conftest import REPOSITORY, launch
 
 SCRIPT = REPOSITORY / "recipes" / "diagnose.py"
 NANO = REPOSITORY / "recipes" / "grpo_nano.yaml"
 SMALL = "--use_cpu --diagnose_heldout_rows 60 --per_device_train_batch_size 32".split()
-pytestmark = pytest.mark.xdist_group("diagnosis")  # one worker, so that the data are read once
 Diagnose = Callable[..., tuple[int, dict[str, Any]]]
 
 
@@ -414,22 +413,8 @@ def test_bad_input_gives_one_message_and_exit_code_2(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_report_once(tmp_path: Path) -> None:
-    options = "--num_processes 2".split()
-    argv = [*SMALL, *"--per_device_train_batch_size 16 --beta 0.1 --output_dir out".split()]
-    done = subprocess.run(
-        [
-            str(Path(sys.executable).with_name("accelerate")),
-            "launch",
-            *("--config_file", str(REPOSITORY / "accelerate_configs" / "cpu.yaml"), *options),
-            str(SCRIPT),
-            *argv,
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    argv = "--per_device_train_batch_size 16 --beta 0.1 --output_dir out".split()
+    done = launch(str(SCRIPT), *SMALL, *argv, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert done.stdout.count("10. Findings") == 1
     content = json.loads((tmp_path / "out" / "diagnosis.json").read_text())

@@ -16,9 +16,10 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rookworld_rlvr.records import RookWorldError
 from rookworld_rlvr.synthesis import opening_positions
 
-from .conftest import REPOSITORY, launch
+from .conftest import REPOSITORY, launch, recipe
 
 RECIPES = REPOSITORY / "recipes"
 GRPO = sorted(RECIPES.glob("grpo_*.yaml"))
@@ -141,25 +142,31 @@ def test_wandb_runs_offline_without_a_key_and_a_resumed_run_goes_on(tmp_path: Pa
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("--resume_from_checkpoint", "missing"), "no checkpoint in 'missing'"),
         (("--model_name_or_path", "nobody/nothing"), "cannot load the tokenizer 'nobody/nothing'"),
         (("--dataset_name", "nobody/nothing"), "cannot load the data set 'nobody/nothing'"),
         (("--max_completion_length", "250"), "256 positions"),
         (("--labels", "engine", "--engine_path", "/nowhere/fish"), "no program '/nowhere/fish'"),
     ],
 )
-def test_bad_input_gives_one_message_and_exit_code_2(
-    tmp_path: Path, argv: tuple[str, ...], words: str
+def test_bad_input_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...], words: str
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RookWorldError, match=words):
+        recipe("grpo").main([*SMALL, *argv])
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_bad_input_gives_one_message_and_exit_code_2(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, str(RECIPES / "grpo.py"), *SMALL, *argv],
+        [sys.executable, str(RECIPES / "grpo.py"), *SMALL, "--resume_from_checkpoint", "missing"],
         capture_output=True,
         text=True,
         check=False,
         cwd=tmp_path,
     )
     assert done.returncode == 2
-    assert words in done.stderr
+    assert "no checkpoint in 'missing'" in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
@@ -184,7 +191,6 @@ def test_rows_without_values_are_valued_as_the_training_goes(tmp_path: Path) -> 
     assert 6 < kept <= 8, "six held-out positions, and the two prompts of the step"
 
 
-@pytest.mark.xdist_group("launch")  # one launcher at a time has its port
 def test_two_processes_log_once(tmp_path: Path) -> None:
     script = str(RECIPES / "grpo.py")
     done = launch(script, *SMALL, "--max_steps", "3", "--output_dir", "run", cwd=tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import importlib
 import io
 import json
 import re
@@ -25,9 +24,7 @@ from rookworld_rlvr.run_report.plots import Dot, Series, intervals, plot
 from rookworld_rlvr.run_report.published import PUBLISHED, comparable
 from rookworld_rlvr.run_report.runs import AnswerPair
 
-from .conftest import REPOSITORY
-
-pytestmark = pytest.mark.xdist_group("report")  # one worker, so that the runs below are made once
+from .conftest import recipe
 
 SMALL = """
     --max_rows 2000 --synthetic_rows 300 --heldout_rows 12 --max_completion_length 48
@@ -108,15 +105,6 @@ def killed(runs: Path, tmp_path: Path) -> Path:
         content["sessions"][-1].pop(key)
     (folder / "provenance.json").write_text(json.dumps(content))
     return folder
-
-
-def recipe(name: str) -> Any:
-    """A script of `recipes/` as a module: in this process it starts at once."""
-    sys.path.insert(0, str(REPOSITORY / "recipes"))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.pop(0)
 
 
 def grpo(*argv: str) -> None:

@@ -556,7 +556,6 @@ def launch_two(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return launch(script, "--output_file", "results.json", *words, cwd=folder)
 
 
-@pytest.mark.xdist_group("launch")  # one launcher at a time has its port
 def test_two_processes_play_the_games_of_one(tmp_path: Path, stockfish: str) -> None:
     engine = misbehaving(tmp_path, stockfish, "dies", when="False")
     names = ("mate_in_one", "self_play", "closed_loop", "versus_stockfish")
@@ -583,7 +582,6 @@ def test_two_processes_play_the_games_of_one(tmp_path: Path, stockfish: str) -> 
     assert found["versus_stockfish"]["metrics"]["score/stockfish_0"]["n"] == 3
 
 
-@pytest.mark.xdist_group("launch")
 def test_an_engine_that_fails_ends_both_processes(tmp_path: Path, stockfish: str) -> None:
     engine = misbehaving(tmp_path, stockfish, "dies")
     words = "--suites versus_stockfish --suite_games 2 --model_name_or_path random --engine_path"

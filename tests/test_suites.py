@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 import math
 import re
@@ -41,7 +40,7 @@ from rookworld_rlvr.evaluation.suites import (
 from rookworld_rlvr.generation import GREEDY, Decoding, complete
 from rookworld_rlvr.records import ConfigurationError, EnvironmentPrompt, RookWorldError
 
-from .conftest import REPOSITORY, launch
+from .conftest import REPOSITORY, launch, recipe
 
 START = chess.STARTING_FEN
 AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
@@ -539,23 +538,16 @@ def test_the_table_says_what_differs() -> None:
     assert "Differences from random" in text
 
 
-@pytest.mark.xdist_group("launch")  # one launcher at a time has its port
 def test_two_processes_give_the_results_of_one(tmp_path: Path) -> None:
     script = str(REPOSITORY / "recipes" / "evaluate.py")
-    words = "--suite_rows 15 --max_new_tokens 70 --model_name_or_path rookworld-nano random"
-    documents = []
-    for processes in (1, 2):
-        path = tmp_path / f"{processes}.json"
-        done = launch(
-            *(script, *words.split(), "--output_file", str(path)),
-            processes=processes,
-            cwd=tmp_path,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        document = json.loads(path.read_text())
+    words = "--suite_rows 15 --max_new_tokens 70 --model_name_or_path rookworld-nano random".split()
+    done = launch(script, *words, "--output_file", "two.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("environment (version") == 1, "printed once"
+    recipe("evaluate").main([*words, "--output_file", str(tmp_path / "one.json")])
+    documents = [json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "two")]
+    for document in documents:
         assert document.pop("provenance")["versions"]["trl"]
-        documents.append(document)
-        assert done.stdout.count("environment (version") == 1, "printed once"
     assert documents[0] == documents[1]
     assert documents[0]["suites"]["environment"]["metrics"]["exact"]["n"] == 15
 
@@ -576,19 +568,8 @@ def test_bad_input_is_refused(
     monkeypatch.chdir(tmp_path)
     write_policy_rows(tmp_path / "rows.txt")
     with pytest.raises(RookWorldError, match=re.escape(message)):
-        script("evaluate").main(words.split())
+        recipe("evaluate").main(words.split())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.txt"]
-
-
-def script(name: str) -> Any:
-    """A recipe's script as a module."""
-    path = REPOSITORY / "recipes" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # its dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_bad_input_gets_one_message(tmp_path: Path) -> None:

@@ -296,7 +296,6 @@ def two_processes(*argv: str) -> subprocess.CompletedProcess[str]:
     return launch("--module", "tests.two_processes", *argv)
 
 
-@pytest.mark.xdist_group("launch")  # one launcher at a time has its port
 def test_two_processes_decide_alike_where_only_one_lacks_signal(tmp_path: Path) -> None:
     done = two_processes(str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
@@ -311,7 +310,6 @@ def test_two_processes_decide_alike_where_only_one_lacks_signal(tmp_path: Path) 
     assert first["state"]["kl"]["beta"] != 0.1 and first["state"]["difficulty"]["running"]
 
 
-@pytest.mark.xdist_group("launch")  # one launcher at a time has its port
 def test_a_reward_that_fails_on_one_process_ends_both(tmp_path: Path) -> None:
     done = two_processes(str(tmp_path), "fail")  # a hang would end in TimeoutExpired
     assert done.returncode != 0
