@@ -3,8 +3,8 @@
     python benchmarks/learning.py                  # makes the starting model first: an hour more
     python benchmarks/learning.py --seeds 0 --methods grpo
 
-The starting model answers about 70% of held-out openings exactly: `recipes/sft_nano.yaml` with fault
-shares of 0, in the middle of its training, its learning rate not yet lowered. From there, seed by seed:
+The starting model answers 63.5% of held-out openings exactly: `recipes/sft_nano.yaml` with fault
+shares of 0, half of its training, its learning rate at half. From there, seed by seed:
 GRPO by `recipes/grpo_learning.yaml`; the same with rewards shuffled within each group, which shows what
 small steps do by themselves; and as the yardstick supervised training on the same environment rows for
 the same time, whose labels GRPO never sees. Prints held-out environment/exact before and after, with
