@@ -9,12 +9,14 @@ import chess
 import pyarrow
 import pytest
 
+from rookworld_rlvr import model as models
+from rookworld_rlvr import notation
 from rookworld_rlvr.engine import EngineArguments
-from rookworld_rlvr.evaluation.answerers import RandomMover
+from rookworld_rlvr.evaluation.answerers import LanguageModel, RandomMover
 from rookworld_rlvr.evaluation.puzzles import PuzzlesSuite, common_themes, read_puzzles
 from rookworld_rlvr.evaluation.suite import SuiteUnavailableError
 from rookworld_rlvr.evaluation.suites import SuiteArguments, open_suites
-from rookworld_rlvr.records import ConfigurationError
+from rookworld_rlvr.records import ConfigurationError, PolicyPrompt
 
 from .scripted import GARBAGE, Scripted, oracle, shallow
 
@@ -193,3 +195,16 @@ def test_puzzles_can_be_left_out(file: str) -> None:
     suite.leave_out([name for name in suite.positions() if name != "twice"])
     result = suite.run(Scripted(PLAYED))
     assert result.n == 1 and result.metrics()["whole_line"].value == 1
+
+
+def test_a_batch_of_one_and_of_many_give_the_same_answers(file: str) -> None:
+    model = models.load_model(models.PACKAGED_MODEL).eval()
+    tokenizer = models.load_tokenizer(models.PACKAGED_MODEL)
+    prompts = [notation.write_policy_prompt(PolicyPrompt(fen)) for fen in PLAYED]
+    found = []
+    for size in (1, 64):
+        answerer = LanguageModel("nano", model, tokenizer, batch_size=size, max_new_tokens=70)
+        result = PuzzlesSuite(6, 0, file).run(answerer)
+        found.append((answerer.answers(prompts), result.metrics()))
+    assert found[0] == found[1]
+    assert len(set(found[0][0])) > 1, "answers that could differ"
