@@ -18,8 +18,6 @@ from huggingface_hub import HfApi
 
 from rookworld_rlvr.config import check_prepare_recipe
 from rookworld_rlvr.labelling import (
-    PrepareArguments,
-    PrepareLabelArguments,
     PrepareReport,
     finish_rows,
     provenance,
@@ -30,6 +28,7 @@ from rookworld_rlvr.labelling import (
     value_positions,
 )
 from rookworld_rlvr.parsing import StrictParser, run_cli
+from rookworld_rlvr.prepare import PrepareArguments, PrepareLabelArguments
 from rookworld_rlvr.provenance import data_card, merge_parquet, write_parquet
 from rookworld_rlvr.records import RookWorldError
 

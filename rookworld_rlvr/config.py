@@ -16,10 +16,10 @@ from .engine import find_engine
 from .evaluation import TRAINING_METRICS
 from .evaluation.suites import SUITE_HEADLINES, SuiteArguments
 from .health import HealthArguments
-from .labelling import PrepareArguments, PrepareLabelArguments
 from .labels import LabelArguments
 from .mixture import PromptArguments
 from .model import check_model_name
+from .prepare import PrepareArguments, PrepareLabelArguments
 from .records import (
     TASKS,
     ConfigurationError,

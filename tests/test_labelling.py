@@ -23,8 +23,6 @@ from rookworld_rlvr import notation, synthesis
 from rookworld_rlvr.data import DataArguments, LoadedData, load_data
 from rookworld_rlvr.engine import EngineArguments, Labeller
 from rookworld_rlvr.labelling import (
-    PrepareArguments,
-    PrepareLabelArguments,
     PrepareReport,
     finish_rows,
     provenance,
@@ -33,6 +31,7 @@ from rookworld_rlvr.labelling import (
     tables,
     value_positions,
 )
+from rookworld_rlvr.prepare import PrepareArguments, PrepareLabelArguments
 from rookworld_rlvr.provenance import merge_parquet, read_provenance, write_parquet
 from rookworld_rlvr.records import ConfigurationError, EngineError, RookWorldError
 from rookworld_rlvr.sources import dataset_file
