@@ -8,7 +8,6 @@ Needs wandb-workspaces: pip install -c constraints.txt -e ".[dashboard]".
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import wandb
 
 from rookworld_rlvr.callbacks import has_wandb_key
 from rookworld_rlvr.dashboard import GLOSSARY, SECTIONS, STEP, Metric, panels
+from rookworld_rlvr.files import check_writable, write_json
 from rookworld_rlvr.parsing import StrictParser, run_cli
 from rookworld_rlvr.records import ConfigurationError
 
@@ -70,14 +70,10 @@ def save(args: WorkspaceArguments) -> str:
 def write(args: WorkspaceArguments) -> Path:
     """Write what W&B would be sent."""
     path = Path(args.output_file)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        layout = workspace(args, args.entity or "")._spec  # the library has no public way to it
-        path.write_text(json.dumps(layout, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigurationError(
-            [f"output_file: cannot write {str(path)!r} ({error.strerror}); give another path"]
-        ) from error
+    check_writable(path)
+    write_json(
+        path, workspace(args, args.entity or "")._spec
+    )  # the library has no public way to it
     return path
 
 

@@ -40,4 +40,6 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _unwritable(path: Path, error: OSError) -> RookWorldError:
-    return RookWorldError(f"output_file: cannot write {str(path)!r} ({error.strerror})")
+    return RookWorldError(
+        f"output_file: cannot write {str(path)!r} ({error.strerror}); give another path"
+    )

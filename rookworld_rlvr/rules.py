@@ -24,6 +24,7 @@ import chess
 
 from .records import EnvironmentAnswer, IllegalPositionError
 
+SIDES = ("white", "black")
 Phase = Literal["opening", "middlegame", "endgame"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
@@ -75,6 +76,11 @@ def position_key(fen: str) -> str:
     if fields[3] != "-":
         fields = canonical_fen(fen).split(" ")
     return " ".join(fields[:4])
+
+
+def side_to_move(fen: str) -> str:
+    """The side to move in a FEN, one of `SIDES`."""
+    return "white" if fen.split(" ")[1] == "w" else "black"
 
 
 def phase(fen: str) -> Phase:

@@ -81,9 +81,9 @@ class MateInOneSuite(Suite):
         """See `Suite`."""
         positions = self._positions.values()
         replies = ask_moves(model, [rules.board_of(position.fen) for position in positions])
-        seen = Observations(self.metrics, ("white", "black"))
+        seen = Observations(self.metrics, rules.SIDES)
         for item, position, reply in zip(self._positions, positions, replies, strict=True):
-            group = "white" if position.fen.split(" ")[1] == "w" else "black"
+            group = rules.side_to_move(position.fen)
             for metric, value in judge(position, reply).items():
                 seen.add(item, metric, value, (group,) if metric in self.grouped else ())
         return SuiteResult(

@@ -7,8 +7,6 @@ import random
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-import chess
-
 from .. import notation, rules
 from ..data import HELDOUT_SHARE, is_held_out
 from ..labels import Values, values_by_move
@@ -19,7 +17,6 @@ from ..sources import PACKAGED_DATA, SourceArguments, dataset_file, parse_rows
 from .answerers import Answerer
 from .suite import Metric, Observations, Suite, SuiteResult, SuiteUnavailableError
 
-SIDES = ("white", "black")
 MOST_CP = 1_000  # a centipawn loss is at most this, as on lichess.org: a mate is no 1,000 pawns
 DECIDED_CP = 50  # the sign of a smaller value says little
 
@@ -88,9 +85,9 @@ class PolicySuite(Suite):
         """See `Suite`."""
         prompts = [notation.write_policy_prompt(PolicyPrompt(fen)) for fen in self.values]
         completions = model.answers(prompts)
-        seen = Observations(self.metrics, (*SIDES, *rules.PHASES))
+        seen = Observations(self.metrics, (*rules.SIDES, *rules.PHASES))
         for (fen, values), completion in zip(self.values.items(), completions, strict=True):
-            groups = [SIDES[rules.board_of(fen).turn is chess.BLACK], rules.phase(fen)]
+            groups = [rules.side_to_move(fen), rules.phase(fen)]
             for metric, value in judge(values, completion).items():
                 seen.add(fen, metric, value, groups if metric in self.grouped else ())
         sources = [values_line(dataset_file(name)) or "unknown" for name in self._names]

@@ -89,7 +89,10 @@ def results_text(results: Sequence[ModelResults]) -> str:
     first, *others = results
     lines = []
     for name, result in first.suites.items():
-        lines += ["", f"{name} (version {result.version}, n {result.n}, {_decoding(result)})"]
+        lines += [
+            "",
+            f"{name} (version {result.version}, n {result.n}, {decoding_text(result.decoding)})",
+        ]
         lines += _table(name, result, first, others)
     for name, reason in first.left_out.items():
         lines += ["", f"{name}: left out: {reason}"]
@@ -135,9 +138,14 @@ def short_name(model: str) -> str:
     return model if len(model) <= 32 else f"…{model[-31:]}"
 
 
-def _decoding(result: SuiteResult) -> str:
+def decoding_text(decoding: Mapping[str, Any]) -> str:
+    """How tokens were chosen, in a few words.
+
+    >>> decoding_text({"name": "sampled", "temperature": 0.6})
+    'sampled, temperature 0.6'
+    """
     return ", ".join(
-        str(value) if key == "name" else f"{key} {value}" for key, value in result.decoding.items()
+        str(value) if key == "name" else f"{key} {value}" for key, value in decoding.items()
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..boards import environment_boards, policy_board
+from ..boards import answer_board
 from ..records import TASKS, Score
 from ..scoring import weighted_policy
 from .runs import Answer, AnswerPair
@@ -78,6 +78,4 @@ def _after(pair: AnswerPair) -> float:
 
 def board(answer: Answer) -> str:
     """The answer beside the truth, as SVG."""
-    if answer["task"] == "policy":
-        return policy_board(answer["fen"], answer["completion"], answer["values"])
-    return environment_boards(answer["fen"], answer["action"], answer["completion"])
+    return answer_board(answer, answer["completion"], answer["values"])

@@ -16,13 +16,13 @@ from ..report import read_proportions
 from ..runs import (
     ANSWERS_AFTER,
     ANSWERS_BEFORE,
+    EVALUATION,
     HELDOUT_BEFORE,
     PROVENANCE,
     RESOLVED_CONFIG,
     RESULTS,
 )
 
-EVALUATION = "evaluation.json"
 _STATE = "trainer_state.json"
 
 Logs = Mapping[str, Any]

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..evaluation.results import SCHEMA_VERSION, decoding_text
 from ..html import details, name, table, text
 from .published import published
 from .runs import RunRecord
-
-SCHEMA_VERSION = 1
 
 Model = Mapping[str, Any]
 
@@ -26,7 +25,8 @@ def _evaluation(run: RunRecord) -> str:
     if content.get("schema_version") != SCHEMA_VERSION:
         found = text(content.get("schema_version"))
         return (
-            f"{head}<p>evaluation.json has schema version {found}; this report reads version 1.</p>"
+            f"{head}<p>evaluation.json has schema version {found}; this report reads version "
+            f"{SCHEMA_VERSION}.</p>"
         )
     models = [content, *content.get("compared", ())]
     names = list(dict.fromkeys(suite for model in models for suite in model["suites"]))
@@ -50,12 +50,8 @@ def _suite(suite: str, models: Sequence[Model]) -> str:
     heads = ["metric"]
     for model in having:
         heads += [model["model"]] + (["change"] if suite in model.get("paired", {}) else [])
-    decoding = ", ".join(
-        str(value) if key == "name" else f"{key} {value}"
-        for key, value in result["decoding"].items()
-    )
     rows = f"{result['n']} rows, seed {result['seed']}"
-    caption = f"{suite}, version {result['version']}, {rows}, {decoding}"
+    caption = f"{suite}, version {result['version']}, {rows}, {decoding_text(result['decoding'])}"
     found = table([_row(suite, m, having) for m in wholes], (*heads, "published"), caption)
     if not parts:
         return found
