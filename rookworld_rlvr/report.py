@@ -140,6 +140,19 @@ def write_results(
     path.write_text(json.dumps({"heldout": results, **extra}, indent=2) + "\n")
 
 
+def heldout_results(content: Mapping[str, Any], when: str) -> dict[str, Proportion]:
+    """Held-out results in what `write_results` wrote.
+
+    Args:
+        content: Of the file.
+        when: ``before`` or ``after``.
+    """
+    return {
+        name: Proportion(round(entry[when] * entry["n"]), entry["n"])
+        for name, entry in content["heldout"].items()
+    }
+
+
 def write_proportions(path: Path, results: Mapping[str, Proportion]) -> None:
     """Keep held-out results as they are counted, for a run that goes on later."""
     path.write_text(json.dumps({name: [r.successes, r.n] for name, r in results.items()}) + "\n")

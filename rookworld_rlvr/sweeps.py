@@ -20,13 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from .evaluation import TRAINING_METRICS, headline
-from .records import (
-    ConfigurationError,
-    Proportion,
-    RookWorldError,
-    close_matches,
-    json_value,
-)
+from .records import ConfigurationError, RookWorldError, close_matches, json_value
+from .report import heldout_results
+from .runs import RESULTS
 
 METHODS = ("grid", "random")
 DISTRIBUTIONS = ("constant", "categorical", "uniform", "int_uniform", "log_uniform_values")
@@ -299,9 +295,9 @@ def run_trial(sweep: SweepArguments, number: int, values: Values) -> Trial:
     else:
         metric: Any = sweep.metric
         try:
-            score = read_score(folder / "results.json", metric["name"])
+            score = read_score(folder / RESULTS, metric["name"])
         except (OSError, KeyError, ValueError) as error:
-            failure = f"no {metric['name']} in {folder / 'results.json'} ({error!r})"
+            failure = f"no {metric['name']} in {folder / RESULTS} ({error!r})"
     return Trial(number, dict(values), score, time.monotonic() - started, failure)
 
 
@@ -311,8 +307,7 @@ def read_score(path: Path, metric: str) -> float:
     Raises:
         KeyError: The run has no such metric.
     """
-    heldout = json.loads(path.read_text(encoding="utf-8"))["heldout"]
-    after = {name: Proportion(row["after"] * row["n"], row["n"]) for name, row in heldout.items()}
+    after = heldout_results(json.loads(path.read_text(encoding="utf-8")), "after")
     name = metric.removeprefix(_PREFIX)
     return headline(after) if name == "overall" else after[name].value
 

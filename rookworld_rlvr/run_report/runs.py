@@ -12,7 +12,7 @@ import yaml
 
 from ..health.monitor import HEALTH_FILE
 from ..records import Proportion, RookWorldError
-from ..report import read_proportions
+from ..report import heldout_results, read_proportions
 from ..runs import (
     ANSWERS_AFTER,
     ANSWERS_BEFORE,
@@ -191,16 +191,9 @@ def _read_results(run: RunRecord, folder: Path) -> None:
     if not (folder / RESULTS).is_file():
         run.missing.append(f"There is no {RESULTS}: the run did not come to its end.")
         return
-    results = _content(run, folder / RESULTS, _json, {})
-    heldout = results.pop("heldout", {})
-    run.results = results
-    run.before, run.after = (
-        {
-            name: Proportion(round(entry[when] * entry["n"]), entry["n"])
-            for name, entry in heldout.items()
-        }
-        for when in ("before", "after")
-    )
+    results = {"heldout": {}, **_content(run, folder / RESULTS, _json, {})}
+    run.before, run.after = (heldout_results(results, when) for when in ("before", "after"))
+    run.results = {key: value for key, value in results.items() if key != "heldout"}
 
 
 def _read_answers(run: RunRecord, folder: Path) -> None:
