@@ -68,7 +68,6 @@ def main(argv: Sequence[str]) -> None:
         print(f"written to {output}")
         if args.push_to_hub:
             push(args, output, data_card(note))
-    state.destroy_process_group()
 
 
 def merge_shards(output: Path, shards: int) -> dict[str, Any]:

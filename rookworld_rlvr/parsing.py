@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import logging
 import os
 import sys
@@ -226,8 +227,21 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
     except RookWorldError as error:
         if os.environ.get("RANK", "0") == "0":
             print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        _close_process_group()
         raise SystemExit(EXIT_BAD_INPUT) from None
+    _close_process_group()
     raise SystemExit(0)
+
+
+def _close_process_group() -> None:
+    """Leave the group of processes while the interpreter still stands.
+
+    A thread of gloo's that lets go of its last tensor while the interpreter is being torn down
+    aborts the process, and a finished run ends with SIGABRT (PyTorch issue 190489).
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        gc.collect()  # a trainer is full of cycles, which would hold the group and its threads
+        torch.distributed.destroy_process_group()
 
 
 def _is_no_false_alarm(record: logging.LogRecord) -> bool:
