@@ -29,6 +29,7 @@ from .records import (
 )
 from .rewards import check_reward_specs, tasks_of
 from .rollout import SamplingArguments
+from .shapes import ShapeArguments
 from .value import ValueArguments
 from .variance import VarianceArguments
 
@@ -87,6 +88,7 @@ class NewModelArguments:
 class RookWorldGRPOConfig(
     ControlArguments,
     SamplingArguments,
+    ShapeArguments,
     PromptArguments,
     VarianceArguments,
     ValueArguments,
@@ -96,7 +98,8 @@ class RookWorldGRPOConfig(
 
     `control.ControlArguments` and `value.ValueArguments` act on a step's loss and advantages,
     `rollout.SamplingArguments` on how each task is sampled, `mixture.PromptArguments` on which prompts
-    a batch holds, `variance.VarianceArguments` on groups without signal.
+    a batch holds, `variance.VarianceArguments` on groups without signal, `shapes.ShapeArguments` on
+    what `torch_compile` compiles.
 
     Args:
         rewards: List of ``{"name": ..., "weight": ..., **options}``, see `rewards.get_reward_funcs`.
@@ -148,6 +151,7 @@ class RookWorldGRPOConfig(
     def __post_init__(self) -> None:
         faults = self._check_rewards() + self.control_faults(self.beta)
         faults += self.sampling_faults(self) + self.prompt_faults() + self.value_faults(self)
+        faults += self.shape_faults(self)
         known = (*TRAINING_METRICS, *SUITE_HEADLINES.values())
         if self.metric_for_best_model not in known:
             name = str(self.metric_for_best_model)

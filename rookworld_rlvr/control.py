@@ -27,7 +27,7 @@ from .kl import (
     per_token_kl,
 )
 from .records import RookWorldError, close_matches
-from .rollout import TaskSamplingGRPOTrainer
+from .shapes import ShapedGRPOTrainer
 
 BASELINES = ("group_mean", "leave_one_out", "ema", "adaptive")
 CONTROL_STATE = "control_state.json"
@@ -205,7 +205,7 @@ def three_phases(step: int, steps: int, warmup: int, linear_share: float) -> flo
 # --------------------------------------------------------------------------------------------------
 # The trainer
 # --------------------------------------------------------------------------------------------------
-class ControlledGRPOTrainer(TaskSamplingGRPOTrainer):
+class ControlledGRPOTrainer(ShapedGRPOTrainer):
     """`trl.GRPOTrainer` with the controls of `ControlArguments`; the constructor is TRL's."""
 
     def __init__(

@@ -275,6 +275,16 @@ GLOSSARY: tuple[Metric, ...] = (
     Metric("time/train", "Seconds of the whole training, at its end.", True),
     Metric("time/samples_per_second", "Completions trained on a second, at the end.", True),
     Metric("time/steps_per_second", "Optimiser steps a second, at the end.", True),
+    Metric("time/compile/graphs", "Graphs that `torch_compile` has compiled so far."),
+    Metric(
+        "time/compile/recompilations",
+        "Graphs compiled since the last log, once `compile_warmup_steps` are over.",
+    ),
+    Metric("time/compile/seconds", "Seconds that went into compiling so far."),
+    Metric(
+        "time/compile/speedup",
+        "Speed of a compiled update over that of a plain one, as timed in the first steps.",
+    ),
     Metric("profiling/<phase...>", "Seconds of one part of a step, as TRL times it.", True),
 )
 
@@ -353,6 +363,12 @@ PANELS: Mapping[str, tuple[str, ...]] = {
     "Seconds so far": ("time/elapsed",),
     "Seconds a step": ("time/step", "time/sampling", "time/rewards", "time/update"),
     "Seconds a held-out evaluation": ("time/evaluation",),
+    "Compiling: graphs, recompilations": (
+        "time/compile/graphs",
+        "time/compile/recompilations",
+    ),
+    "Compiling: seconds": ("time/compile/seconds",),
+    "Compiling: speed": ("time/compile/speedup",),
     "Parts of a step, seconds": ("profiling/<phase...>",),
 }
 """Title → the keys that share a panel; what a run has only at its end, and tables, have none."""

@@ -300,11 +300,12 @@ class TaskSamplingGRPOTrainer(GRPOTrainer):
     @contextmanager
     def at_temperatures(self, temperatures: torch.Tensor | None) -> Iterator[None]:
         """Score the rows of every forward in here at temperatures ``(B,)``."""
+        before = self._temperatures
         self._temperatures = temperatures if self.samples_by_task else None
         try:
             yield
         finally:
-            self._temperatures = None
+            self._temperatures = before
 
     # --------------------------------------------------------------------------------------------
     # Sampling

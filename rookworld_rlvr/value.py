@@ -132,9 +132,9 @@ class ValueGRPOTrainer(ControlledGRPOTrainer):
             states = output.last_hidden_state  # (b, T, D)
             self._collected.append(head(states.to(head.weight.dtype)).squeeze(-1).float())
 
-    def _values(self, length: int) -> torch.Tensor:
+    def _values(self, rows: int, length: int) -> torch.Tensor:
         """Values ``(B, C)`` before each of a completion's tokens, from the forwards since."""
-        values = torch.cat(self._collected)[:, -length - 1 : -1]
+        values = torch.cat(self._collected)[:rows, -length - 1 : -1]  # without `shapes`' padding
         self._collected = []
         return values
 
@@ -155,7 +155,7 @@ class ValueGRPOTrainer(ControlledGRPOTrainer):
         self, batch: Mapping[str, Any], rewards: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         """Advantages and returns ``(B, C)`` of completions with rewards ``(B,)``, nan for none."""
-        length = batch["completion_ids"].size(1)
+        rows, length = batch["completion_ids"].shape
         self._collects_values = True
         with torch.no_grad():
             self._get_per_token_logps_and_entropies(
@@ -166,7 +166,7 @@ class ValueGRPOTrainer(ControlledGRPOTrainer):
                 batch_size=self.args.per_device_train_batch_size,
             )
         self._collects_values = False
-        values = self._values(length)
+        values = self._values(rows, length)
         scored = ~rewards.isnan()
         mask = batch["completion_mask"] * scored.unsqueeze(1)
         arguments = self.value_args
@@ -208,7 +208,7 @@ class ValueGRPOTrainer(ControlledGRPOTrainer):
         self._collects_values = True
         loss = super()._compute_loss(model, inputs)
         self._collects_values = False
-        values = self._values(inputs["completion_ids"].size(1))
+        values = self._values(*inputs["completion_ids"].shape)
         error = value_error(values, inputs)
         counts = torch.stack([error.detach().sum(), inputs["value_mask"].sum().float()])
         total, tokens = self.accelerator.reduce(counts, reduction="sum").tolist()

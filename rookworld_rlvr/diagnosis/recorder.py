@@ -182,8 +182,8 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
             phase.tokens += int(args[1].sum())
         return output
 
-    def _values(self, length: int) -> torch.Tensor:
-        values: torch.Tensor = super()._values(length)
+    def _values(self, rows: int, length: int) -> torch.Tensor:
+        values: torch.Tensor = super()._values(rows, length)
         if self._in_loss:
             self._value_head = values
         return values

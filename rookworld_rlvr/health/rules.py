@@ -225,6 +225,19 @@ RULES: Mapping[str, Rule] = _by_name(
             share=False,
             patient=False,
         ),
+        # Each costs seconds to minutes, and the next batch may be of yet another shape.
+        Rule(
+            "recompiling",
+            "warning",
+            0.0,
+            "Graphs that torch_compile compiled after its warm-up, since the last log.",
+            "{value} graphs were compiled after the warm-up, over {bound}",
+            "leave out shape_buckets: [], so that lengths are padded to a few, or torch_compile",
+            ("shape_buckets", "torch_compile"),
+            readings.over("compile/recompilations"),
+            share=False,
+            patient=False,
+        ),
         # The update after it writes nan into every weight; a checkpoint of them is worse than none.
         Rule(
             "gradient_not_finite",
@@ -238,6 +251,19 @@ RULES: Mapping[str, Rule] = _by_name(
             share=False,
             patient=False,
             saves=False,
+        ),
+        # Timings of a few steps differ by some percent; below 1 there is nothing to gain.
+        Rule(
+            "compiling_slower",
+            "info",
+            1.0,
+            "Compiled updates are no faster than plain ones.",
+            "a compiled update has {value} of the speed of a plain one, under {bound}",
+            "leave torch_compile out",
+            ("torch_compile",),
+            readings.under("compile/speedup"),
+            share=False,
+            patient=False,
         ),
         # Without a KL term a batch without spread gives exactly 0 now and then; not for long.
         Rule(
