@@ -3,8 +3,8 @@
     python benchmarks/rewards.py
 
 Groups of 8 different completions a prompt, and prompts that do not repeat, as in training: the board
-is computed once a prompt, each completion is parsed once. `environment rewards` and `policy rewards`
-are all rewards of a task together, so a completion is scored several times over.
+is computed once a prompt, each completion is parsed once. `environment rewards` and the like are all
+rewards of a task together, so a completion is scored several times over.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
+from rookworld_rlvr import fill_in as truth
 from rookworld_rlvr import rewards, rules, scoring, synthesis
 from rookworld_rlvr.data import DataArguments, load_data
 from rookworld_rlvr.report import reference
@@ -37,10 +38,11 @@ def main() -> None:
     )
     data = load_data(DataArguments(tasks=["policy"])).train
     policy = data.select(range(min(len(data), (REPEATS + 1) * PROMPTS))).to_list()
-    rows = {"environment": environment, "policy": policy}
+    fill_in = list(islice(synthesis.fill_in_rows(0), (REPEATS + 1) * PROMPTS))
+    rows = {"environment": environment, "policy": policy, "fill_in": fill_in}
     print(f"groups of {GROUP}, {PROMPTS} prompts a run, {REPEATS} runs, one core")
     print(f"{'rewards':<26}{'number':>8}{'completions/s':>16}   (median of runs)")
-    for task in ("environment", "policy"):
+    for task in rows:
         names = [name for name, reward in REWARDS.items() if reward.tasks == (task,)]
         for label, chosen in [(f"{task} rewards", names), *((name, [name]) for name in names)]:
             rate = measure(rows[task], get_reward_funcs([{"name": name} for name in chosen]))
@@ -76,6 +78,7 @@ def variant(text: str, number: int, rng: random.Random) -> str:
 def clear_caches() -> None:
     """Forget boards and scores, so that nothing is known at the start of a run."""
     rules.transition.cache_clear()
+    truth.truth.cache_clear()
     scoring.clear_cache()
     rewards.clear_cache()
 

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning of a RookWorld model on both tasks.
+"""Supervised fine-tuning of a RookWorld model on its tasks.
 
 accelerate launch recipes/sft.py --config recipes/sft_nano.yaml
 python recipes/sft.py --dry_run

@@ -121,6 +121,7 @@ def audit(args: AuditArguments, labeller: Labeller | None = None) -> dict[str, A
         "rows": counts.rows_result(),
         "policy": counts.policy_result() | {"engine": engine},
         "environment": counts.environment_result(),
+        "fill_in": counts.fill_in_result(),
         "duplicates": _duplicates_result(list(splits.values())),
         "overlap": {
             "splits": [
@@ -205,7 +206,7 @@ class RowHashes:
 
 def _answer_text(row: Row) -> str:
     """What an answer says: the order of the candidates says nothing."""
-    if row["task"] == "environment" or not row["completion"]:
+    if row["task"] != "policy" or not row["completion"]:
         return str(row["completion"])
     answer = notation.parse_policy_answer(row["completion"])
     pairs = sorted(itertools.zip_longest(answer.moves, map(str, answer.evaluations), fillvalue=""))

@@ -24,7 +24,7 @@ from typing import Any
 
 from . import notation, rules, scoring
 from .labels import values_by_move
-from .records import TASKS, PolicyAnswer, Proportion, Task
+from .records import FILL_IN_FIELDS, TASKS, FillInField, PolicyAnswer, Proportion, Task
 from .sources import Malformed, Row
 
 SIDES = ("white", "black")
@@ -106,6 +106,7 @@ class Counts:
         self.tasks: dict[str, Counter[Task]] = {side: Counter() for side in SIDES}
         self.malformed: Counter[str] = Counter()
         self.environment = Means()
+        self.fill_in: Counter[FillInField] = Counter()  # rows by hidden field
         self.policy = Means()
         self.best = {side: Means() for side in SIDES}
         self.values = {basis: {side: Means() for side in SIDES} for basis in BASES}
@@ -121,6 +122,9 @@ class Counts:
         self.prompts.add(idle_en_passant=names_idle_en_passant(row["fen"]))
         if row["task"] == "environment":
             self.environment.add(**environment_differences(row))
+            return
+        if row["task"] == "fill_in":
+            self.fill_in[notation.parse_fill_in_prompt(row["prompt"]).field] += 1
             return
         self.policy.add(
             labelled=row["action_values"] is not None, without_answer=not row["completion"]
@@ -243,6 +247,20 @@ class Counts:
             "history_without_action": self.environment.rows("history_without_action"),
             "differences": {kind: self.environment.rows(kind) for kind in DIFFERENCES},
             "en_passant_without_capture": self.environment.rows("en_passant_without_capture"),
+        }
+
+    def fill_in_result(self) -> dict[str, Any]:
+        """Fill-in rows by hidden field; all of them fit, or they count as malformed."""
+        rows = self.fill_in.total()
+        return {
+            "rows": rows,
+            "fields": {
+                field: {
+                    "rows": self.fill_in[field],
+                    "share": self.fill_in[field] / rows if rows else None,
+                }
+                for field in FILL_IN_FIELDS
+            },
         }
 
 

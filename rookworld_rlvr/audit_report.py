@@ -44,16 +44,17 @@ _LABELS = {
     "within_a_split": "prompt stood before in its split",
     "conflicting": "of these, answered otherwise",
     "labelled": "rows that carry action_values",
+    "fields": "hidden, all with an answer that fits",
 }
 
 
 def table(result: Mapping[str, Any]) -> str:
     """What was counted, as aligned text in sections; what there are no rows for is left out."""
     lines = [f"Audit of {result['dataset_name']}, {', '.join(result['splits'])}"]
-    for section in ("rows", "policy", "environment", "duplicates"):
+    for section in ("rows", "policy", "environment", "fill_in", "duplicates"):
         has_rows = result[section].get("rows", True)
         found = _lines(result[section], 1) if has_rows else ["  no rows"]
-        lines += ["", section.capitalize(), *found]
+        lines += ["", _label(section).capitalize(), *found]
     pairs = [*result["overlap"]["splits"], *result["overlap"]["evaluation"]]
     lines += ["", "Shared positions"]
     lines += [
@@ -167,7 +168,7 @@ def repair_commands(
 
 
 def row_findings(rows: Mapping[str, Any]) -> Iterator[Finding]:
-    """Of rows of both tasks."""
+    """Of rows of all tasks."""
     if rows["malformed"]["rows"]:
         reason = next(iter(rows["malformed_reasons"]))
         yield Finding(

@@ -10,7 +10,7 @@ colour  what
 blue    the model's: `M` thin, `B` strong; dashed where the move is illegal
 green   the truth: the engine's best move, the squares as they should be
 red     the squares that the model has wrong
-grey    the action of an environment prompt
+grey    the action of an environment prompt, or of a record
 ======  =======================================================================================
 """
 
@@ -27,8 +27,8 @@ from typing import Any
 import chess
 import chess.svg
 
-from . import notation, rules
-from .records import EnvironmentAnswer, NotationError
+from . import fill_in, notation, rules
+from .records import EnvironmentAnswer, EnvironmentPrompt, FillInPrompt, NotationError
 
 BOARD_SIZE = 200  # pixels of a board's side
 
@@ -142,6 +142,42 @@ def environment_boards(fen: str, action: str, completion: str, size: int = BOARD
     return _picture(boards, [words, f"python-chess, after {action}"], words, size)
 
 
+def fill_in_boards(prompt: str, completion: str, size: int = BOARD_SIZE) -> str:
+    """A fill-in answer: the record filled in with it, and beside it with an answer that fits.
+
+    The board is the next state's where that is hidden or a part of it, else the state's. Wrong squares
+    are red on the left and green on the right, a hidden action is an arrow in the colour of its side;
+    what else is hidden stands below.
+
+    Args:
+        prompt: The masked record.
+        completion: What the model wrote.
+        size: Pixels of one board's side; the picture is twice as wide.
+
+    Raises:
+        NotationError: `prompt` is no fill-in prompt. Nothing in `completion` raises.
+    """
+    record = notation.parse_fill_in_prompt(prompt)
+    fits = fill_in.answers(record)
+    if not fits:
+        words = f"no {_field(record)} fits the record"
+        return _picture([_blank("nothing fits")], [words], words, size)
+    try:
+        answer = notation.parse_fill_in_answer(record.field, completion)
+    except NotationError as error:
+        words, best = f"unreadable: {error.reason}", fits[0]
+        boards = [_blank("unreadable"), _record_board(record, fits[0], fits[0], _TRUTH)]
+    else:
+        best = answer if answer in fits else fits[0]
+        words = f"{'right' if answer in fits else 'wrong'}: {_field(record)} {answer}"
+        boards = [
+            _record_board(record, answer, best, _MODEL, _WRONG),
+            _record_board(record, best, answer, _TRUTH, _TRUTH),
+        ]
+    others = f", or {len(fits) - 1} more" if len(fits) > 1 else ""
+    return _picture(boards, [words, f"fits: {best}{others}"], words, size)
+
+
 def action_arrows(action: str | None) -> list[Arrow]:
     """The action of an environment prompt; none where there is none, or none that can be read."""
     try:
@@ -159,14 +195,16 @@ def answer_board(
     """The picture that suits a row's task.
 
     Args:
-        row: With the columns `task`, `fen` and `action` that `data` documents.
+        row: With the columns `task`, `prompt`, `fen` and `action` that `data` documents.
         completion: What the model wrote.
         values: For policy rows, see `policy_board`.
         size: Pixels of one board's side.
 
     Raises:
-        IllegalPositionError: See above.
+        RookWorldError: See above.
     """
+    if row["task"] == "fill_in":
+        return fill_in_boards(row["prompt"], completion, size)
     if row["task"] == "environment":
         return environment_boards(row["fen"], row["action"], completion, size)
     return policy_board(row["fen"], completion, values, size)
@@ -196,6 +234,32 @@ def _pieces(placement: Mapping[chess.Square, str]) -> chess.BaseBoard:
         if letter != ".":
             board.set_piece_at(square, chess.Piece.from_symbol(letter))
     return board
+
+
+def _field(record: FillInPrompt) -> str:
+    return record.field.replace("_", " ")
+
+
+def _record_board(
+    record: FillInPrompt, answer: str, other: str, colour: str, mark: str = ""
+) -> str:
+    """The board of a record as one answer fills it in, marked where another differs."""
+    asked, fen = _record_position(record, answer)
+    mine, theirs = _placement(fen), _placement(_record_position(record, other)[1])
+    fill = dict.fromkeys((s for s in chess.SQUARES if mine[s] != theirs[s]), f"{mark}b0")
+    arrows = action_arrows(asked.action)
+    if record.field == "action":
+        illegal = rules.transition(asked.fen, asked.action).truncated
+        arrows = [Arrow(asked.action, colour, 7, dashed=illegal)]
+    # Seen from the true side to move, whatever the answer says.
+    true, _ = _record_position(record, fill_in.answers(record)[0])
+    return _board(_pieces(mine), rules.side_to_move(true.fen) == "white", arrows, fill)
+
+
+def _record_position(record: FillInPrompt, answer: str) -> tuple[EnvironmentPrompt, str]:
+    """What the environment was asked in a record that is filled in, and the FEN that is drawn."""
+    asked, answered = fill_in.filled(record, answer)
+    return asked, answered.fen if record.column == "next_state" else asked.fen
 
 
 def _faults(answer: EnvironmentAnswer, truth: EnvironmentAnswer, squares: int) -> str:

@@ -42,6 +42,8 @@ _FOLDERS: Mapping[str, str] = {
     "rewards": "reward",
     "engine": "health/engine",
     "preflight": "health/preflight",
+    "compile": "time/compile",
+    "judge": "reward/judge",
 }
 
 
@@ -162,7 +164,9 @@ GLOSSARY: tuple[Metric, ...] = (
     ),
     # Held-out
     Metric(
-        "eval/overall", "Mean of `environment/exact` and `policy/best_move`, where both are.", True
+        "eval/overall",
+        "Mean of `environment/exact`, `policy/best_move` and `fill_in/exact`, of those that are there.",
+        True,
     ),
     Metric("eval/environment/exact", "Share of environment rows whose whole answer is right."),
     Metric("eval/environment/state", "Share of environment rows whose next state is right."),
@@ -174,6 +178,11 @@ GLOSSARY: tuple[Metric, ...] = (
     Metric("eval/policy/best_move_black", "The same where Black is to move."),
     Metric("eval/policy/all_legal", "Share of policy rows where every move named is legal."),
     Metric("eval/policy/format", "Share of policy rows whose answer parses."),
+    Metric("eval/fill_in/exact", "Share of fill-in rows whose answer fits the rest of the record."),
+    Metric("eval/fill_in/exact_<field>", "The same where this field is hidden."),
+    Metric(
+        "eval/fill_in/format", "Share of fill-in rows whose answer has the form of what is hidden."
+    ),
     Metric(
         "eval/suites/<suite>/<metric>",
         "A metric of an evaluation suite, where `suites` names some to run in training.",
@@ -193,6 +202,14 @@ GLOSSARY: tuple[Metric, ...] = (
         "reward/<reward>/without_truth", "Share of its rows that lack the truth to be scored.", True
     ),
     Metric("reward/<reward>/<component>", "Mean of a component that goes into a composite reward."),
+    Metric("reward/judge/<judge>/mean", "Mean score of a judge, before its scale, over its rows."),
+    Metric("reward/judge/<judge>/std", "Deviation of these scores over the batch."),
+    Metric("reward/judge/<judge>/reward_std", "The same of what its scale makes of them."),
+    Metric(
+        "reward/judge/<judge>/truth",
+        "Share of the rows that it scored that are right by the task's headline metric.",
+    ),
+    Metric("reward/judge/<judge>/too_long", "Share of its rows with more tokens than positions."),
     # KL
     Metric("kl/mean", "KL to the reference, in nats a token."),
     Metric("kl/coefficient", "What the loss multiplies the KL by."),
@@ -310,12 +327,18 @@ PANELS: Mapping[str, tuple[str, ...]] = {
         "eval/policy/best_move_black",
     ),
     "Policy: legal, readable": ("eval/policy/all_legal", "eval/policy/format"),
+    "Fill-in": ("eval/fill_in/exact", "eval/fill_in/format"),
+    "Fill-in: exact by field": ("eval/fill_in/exact_<field>",),
     "Suites": ("eval/suites/<suite>/<metric>",),
     "Reward": ("reward/mean", "reward/std"),
     "Reward by task": ("reward/<task>",),
     "Each reward": ("reward/<reward>/mean",),
     "Each reward's deviation": ("reward/<reward>/std",),
     "Components of composite rewards": ("reward/<reward>/<component>",),
+    "Judges: score": ("reward/judge/<judge>/mean",),
+    "Judges: deviation": ("reward/judge/<judge>/std", "reward/judge/<judge>/reward_std"),
+    "Judges: share right of what they scored": ("reward/judge/<judge>/truth",),
+    "Judges: too long": ("reward/judge/<judge>/too_long",),
     "Rows without truth": ("reward/<reward>/without_truth",),
     "Groups all worth the same": ("reward/zero_std_share",),
     "KL, nats a token": ("kl/mean",),

@@ -20,12 +20,16 @@ from datasets import Dataset
 from . import rules
 from .faults import draw, plant_faults
 from .labels import PolicyTruth
+from .mixture import share_faults
 from .provenance import values_line
 from .records import (
     TASKS,
     ActionValue,
+    ConfigurationError,
     RookWorldError,
+    Task,
     close_matches,
+    json_value,
 )
 from .sources import (
     FEATURES,
@@ -40,6 +44,8 @@ from .sources import (
 
 HELDOUT_SHARE = 0.1
 """Of positions; the evaluation suites' test positions lie in this share."""
+
+DEFAULT_TASKS: tuple[Task, ...] = ("environment", "policy")
 
 
 @dataclass(slots=True)
@@ -63,6 +69,7 @@ class DataReport:
             *(
                 f"{task:<12} train {self.train[task]:>8}   held out {self.heldout[task]:>6}"
                 for task in TASKS
+                if task in DEFAULT_TASKS or self.train[task] + self.heldout[task]
             ),
             f"quarantined           {self.quarantined.total():>8}{reasons}",
             f"duplicates dropped    {self.duplicates:>8}",
@@ -95,8 +102,9 @@ class DataArguments(SourceArguments):
 
     Args:
         tasks: Keep rows of these tasks.
-        environment_share: Share of environment rows in training, reached by repeating rows of the
-            scarcer task; None leaves the data's own.
+        environment_share: Share of environment rows in training, the rest policy rows, reached by
+            repeating rows of the scarcer task; None leaves the data's own.
+        task_shares: Instead, the share of each task: ``{policy: 0.4, environment: 0.3, fill_in: 0.3}``.
         heldout_share: Share of positions held out, by a hash of the position.
         heldout_rows: Most held-out rows a task that are kept for evaluation.
         en_passant_fault_share: Plant the public data's fault: in so many of the answers to a double
@@ -105,8 +113,9 @@ class DataArguments(SourceArguments):
             the worst of the candidates. Supervised training only.
     """
 
-    tasks: list[str] = field(default_factory=lambda: list(TASKS))
+    tasks: list[str] = field(default_factory=lambda: list(DEFAULT_TASKS))
     environment_share: float | None = None
+    task_shares: dict[str, Any] | str | None = None
     heldout_share: float = HELDOUT_SHARE
     heldout_rows: int = 200
     en_passant_fault_share: float = 0.0
@@ -134,7 +143,39 @@ class DataArguments(SourceArguments):
             for task in self.tasks
             if task not in TASKS
         ]
+        if self.synthetic_fill_in_rows > 0 and "fill_in" not in self.tasks:
+            faults.append(
+                f"synthetic_fill_in_rows: {self.synthetic_fill_in_rows} rows are made, but `tasks` "
+                f"leaves fill_in out: {self.tasks}"
+            )
+        return faults + self._check_task_shares()
+
+    def _check_task_shares(self) -> list[str]:
+        try:
+            self.task_shares = json_value("task_shares", self.task_shares)
+        except ConfigurationError as error:
+            return error.faults
+        faults = []
+        if self.task_shares is not None:
+            faults += share_faults("task_shares", self.task_shares, self.tasks)
+            if self.environment_share is not None:
+                faults.append("environment_share and task_shares exclude each other; leave one out")
+        elif self.environment_share is not None and "fill_in" in self.tasks:
+            faults.append(
+                f"environment_share: {self.environment_share!r} leaves no share for fill_in; give "
+                "task_shares instead"
+            )
         return faults
+
+    def training_shares(self) -> dict[str, float] | None:
+        """Share of each task in training, those above 0; None leaves the data's own."""
+        if isinstance(self.task_shares, dict):
+            shares = self.task_shares
+        elif self.environment_share is not None:
+            shares = {"environment": self.environment_share, "policy": 1 - self.environment_share}
+        else:
+            return None
+        return {task: shares[task] for task in TASKS if shares.get(task)}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -283,34 +324,34 @@ def _deduplicate(rows: Sequence[Row]) -> list[Row]:
 
 
 def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
-    """Repeat the rows of the scarcer task until environment rows have their share.
+    """Repeat the rows of scarce tasks until each task has its share.
 
     Raises:
         RookWorldError: A task that is to have a share has no rows.
     """
-    share = args.environment_share
-    if share is None:
+    shares = args.training_shares()
+    if shares is None:
         return rows
-    environment = [row for row in rows if row["task"] == "environment"]
-    policy = [row for row in rows if row["task"] == "policy"]
-    for task, part, found in (
-        ("environment", share, environment),
-        ("policy", 1 - share, policy),
-    ):
-        if part and not found:
+    by_task = {task: [row for row in rows if row["task"] == task] for task in shares}
+    for task, found in by_task.items():
+        if not found:
+            key = "environment_share" if args.task_shares is None else "task_shares"
             raise RookWorldError(
                 f"no {task} rows to train on in {args.dataset_name!r} with tasks={args.tasks}, but "
-                f"environment_share={share} gives them a share of {part:g}: give such rows, or "
-                "leave environment_share out"
+                f"{key}={getattr(args, key)} gives them a share of {shares[task]:g}: give such rows, "
+                f"or leave {key} out"
             )
-    if share in (0, 1):
-        return environment if share else policy
-    ratio = share / (1 - share)  # environment rows a policy row
-    if len(environment) < ratio * len(policy):
-        environment = _repeat(environment, round(ratio * len(policy)))
-    else:
-        policy = _repeat(policy, round(len(environment) / ratio))
-    return environment + policy
+    fullest = max(shares, key=lambda task: len(by_task[task]) / shares[task])
+    whole = len(by_task[fullest])
+    return [
+        row
+        for task, found in by_task.items()
+        for row in (
+            found
+            if task == fullest
+            else _repeat(found, round(whole * (shares[task] / shares[fullest])))
+        )
+    ]
 
 
 def _repeat(rows: list[Row], count: int) -> list[Row]:

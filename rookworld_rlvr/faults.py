@@ -14,7 +14,7 @@ Row = dict[str, Any]
 def plant_faults(
     rows: list[Row], en_passant_share: float, black_best_move_share: float
 ) -> list[Row]:
-    """Give shares of the rows the fault of their task, see `with_fault`.
+    """Give shares of the rows the fault of their task, see `with_fault`; fill-in rows have none.
 
     A hash of the prompt decides, so a row is right every time that it is repeated, or wrong every
     time.
@@ -23,7 +23,7 @@ def plant_faults(
     if not any(shares.values()):
         return rows
     return [
-        with_fault(row) if draw(row["prompt"], salt=b"fault") < shares[row["task"]] else row
+        with_fault(row) if draw(row["prompt"], salt=b"fault") < shares.get(row["task"], 0) else row
         for row in rows
     ]
 

@@ -183,7 +183,7 @@ background:var(--s)}.beside{display:flex;flex-wrap:wrap;gap:1rem 2rem}.beside>*{
 .pair{display:block;break-inside:avoid}.pair>p{margin:0 0 .4rem}.pair>div{display:flex;flex-wrap:wrap;
 gap:1rem}.policy{display:grid;gap:0 2rem;
 grid-template-columns:repeat(auto-fill,minmax(min(100%,26rem),1fr))}
-.board{flex:1 1 11rem;max-width:30rem}.environment .board{flex-basis:20rem}
+.board{flex:1 1 11rem;max-width:30rem}.environment .board,.fill_in .board{flex-basis:20rem}
 .policy .board{max-width:15rem}
 .board svg{width:100%;height:auto;display:block;background:none}
 @media print{:root{color-scheme:light}body{max-width:none;padding:0;font-size:11px}nav{display:none}

@@ -55,7 +55,7 @@ class PromptArguments:
             except ConfigurationError as error:
                 faults += error.faults
         if self.task_mixture is not None and not isinstance(self.task_mixture, str):
-            faults += _share_faults("task_mixture", self.task_mixture, tasks)
+            faults += share_faults("task_mixture", self.task_mixture, tasks)
         if self.task_phases is not None and not isinstance(self.task_phases, str):
             faults += _phase_faults(self.task_phases, tasks)
         if self.task_mixture is not None and self.task_phases is not None:
@@ -93,7 +93,14 @@ def _phase(entry: Mapping[str, Any]) -> Phase:
     return Phase({task: share / total for task, share in shares.items()}, entry.get("steps"))
 
 
-def _share_faults(where: str, shares: Any, tasks: Sequence[str] | None) -> list[str]:
+def share_faults(where: str, shares: Any, tasks: Sequence[str] | None) -> list[str]:
+    """What is wrong with shares of tasks, one sentence each.
+
+    Args:
+        where: The configuration's key that gave them.
+        shares: By task.
+        tasks: Those that are trained at all, where they are known.
+    """
     if not isinstance(shares, Mapping):
         return [f"{where}: {shares!r} is no mapping of tasks to shares"]
     faults = []
@@ -130,5 +137,5 @@ def _phase_faults(entries: Any, tasks: Sequence[str] | None) -> list[str]:
         elif isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
             faults.append(f"{where}: steps is {steps!r}, no whole number above 0")
         shares = {key: value for key, value in entry.items() if key != "steps"}
-        faults += _share_faults(where, shares, tasks)
+        faults += share_faults(where, shares, tasks)
     return faults

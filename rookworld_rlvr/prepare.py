@@ -29,7 +29,7 @@ class PrepareArguments(SourceArguments):
             from the values.
         synthetic_policy_plies: Their longest game, in plies.
         synthetic_policy_phases: Instead, shares of phases: ``{middlegame: 0.5, endgame: 0.5}``.
-        synthetic_heldout_share: Synthetic rows of both tasks take positions of this held-out share only:
+        synthetic_heldout_share: Synthetic rows of all tasks take positions of this held-out share only:
             a test set.
         repairs: Names of `repair.REPAIRS`.
         num_proc: Worker processes, each with `engine_workers` engines.
@@ -77,7 +77,8 @@ class PrepareArguments(SourceArguments):
             for name in self.repairs
             if name not in REPAIRS
         ]
-        if not (self.dataset_name or self.synthetic_rows or self.synthetic_policy_rows):
+        made = self.synthetic_rows, self.synthetic_policy_rows, self.synthetic_fill_in_rows
+        if not (self.dataset_name or any(made)):
             faults.append("dataset_name: missing, and no synthetic rows to make; give one of them")
         if self.push_to_hub and not is_hub_id(self.hub_dataset_id or ""):
             faults.append(
@@ -122,7 +123,7 @@ class PrepareLabelArguments(LabelArguments):
 
 
 def made_rows(args: PrepareArguments) -> Iterator[Row]:
-    """Synthetic rows of both tasks; a policy row has no answer yet."""
+    """Synthetic rows of all tasks; a policy row has no answer yet."""
     share = args.synthetic_heldout_share
 
     def is_wanted(fen: str) -> bool:
@@ -139,6 +140,8 @@ def made_rows(args: PrepareArguments) -> Iterator[Row]:
             yield {**row, "action": "", "history": [], "action_values": None}
     prompts = (prompt for prompt in args.made_prompts() if is_wanted(prompt.fen))
     yield from map(synthesis.environment_row, islice(prompts, args.synthetic_rows))
+    masked = (row for row in args.made_fill_in_rows() if is_wanted(row["fen"]))
+    yield from islice(masked, args.synthetic_fill_in_rows)
 
 
 def _made_positions(args: PrepareArguments) -> Iterator[str]:

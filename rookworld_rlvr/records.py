@@ -11,10 +11,23 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-Task = Literal["environment", "policy"]
-TASKS: tuple[Task, ...] = ("environment", "policy")
+Task = Literal["environment", "policy", "fill_in"]
+TASKS: tuple[Task, ...] = ("environment", "policy", "fill_in")
+FillInField = Literal[
+    "action",
+    "next_state",
+    "rank",
+    "side_to_move",
+    "castling",
+    "en_passant",
+    "clocks",
+    "history",
+    "reward",
+    "flags",
+]
+FILL_IN_FIELDS: tuple[FillInField, ...] = get_args(FillInField)
 
 MATE_CP = 100_000
 """Centipawns of a mate on the board; a mate in `n` moves is worth ``±(MATE_CP - n)``."""
@@ -123,6 +136,26 @@ class EnvironmentAnswer:
     reward: float  # 0.001 game goes on, 1.0 checkmate, 0.5 draw, -1.0 illegal or unreadable
     terminated: bool
     truncated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FillInPrompt:
+    """``F: state+action+history+next_state+reward+terminated+truncated+``: one place is masked.
+
+    The first seven are the record's columns as text, the mask in them. Where the action is masked,
+    the last move of `history`, which is the action, is masked too.
+    """
+
+    state: str  # a FEN
+    action: str  # UCI where it is readable
+    history: tuple[str, ...]  # up to ten actions, oldest first, the current action last
+    next_state: str  # a FEN, or the mask alone
+    reward: str
+    terminated: str  # "0" or "1"
+    truncated: str
+    field: FillInField  # what kind of thing is masked
+    column: str  # in which of the seven
+    part: int | None  # of the column: a move of `history`, one of a FEN's 13 parts; None: all of it
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,8 @@ class Repaired:
 def repair_row(row: Mapping[str, Any], repairs: Sequence[str]) -> Repaired:
     """Repair one row's answer.
 
-    A policy row that has no answer yet gets the right one, where it has values.
+    A policy row that has no answer yet gets the right one, where it has values. A fill-in row has
+    nothing to repair: one whose answer does not fit is not read (`sources.parse_raw`).
 
     Args:
         row: Of the columns that `sources` documents.
@@ -42,6 +43,8 @@ def repair_row(row: Mapping[str, Any], repairs: Sequence[str]) -> Repaired:
     """
     if row["task"] == "environment":
         return _repair_environment(row, repairs)
+    if row["task"] == "fill_in":
+        return Repaired(row["completion"])
     wanted = [name for name in ("candidates", "evaluations", "best_move") if name in repairs]
     if row["action_values"] is None:
         return Repaired(

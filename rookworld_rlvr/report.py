@@ -13,11 +13,12 @@ from typing import Any
 
 import yaml
 
-from . import notation, rules
+from . import fill_in, notation, rules
 from .data import LoadedData, action_values_of
 from .evaluation import headline
+from .evaluation.answerers import guesses
 from .labels import PolicyTruth
-from .records import TASKS, Proportion
+from .records import TASKS, Proportion, Task
 from .rewards import RewardFunc, get_reward_funcs
 from .scoring import policy_reference
 
@@ -28,13 +29,14 @@ def before_after_table(
     before: Mapping[str, Proportion], after: Mapping[str, Proportion], model_path: str
 ) -> str:
     """Metric, before, after, change in points, and the 95% Wilson intervals, as text."""
-    head = f"{'held-out metric':<24}{'n':>6}{'before':>9}{'after':>9}{'change':>9}"
+    width = max(24, *(len(name) + 1 for name in after))
+    head = f"{'held-out metric':<{width}}{'n':>6}{'before':>9}{'after':>9}{'change':>9}"
     lines = [f"{head}   95% interval before, after"]
     lines.append("-" * len(lines[0]))
     for name in after:
         old, new = before[name], after[name]
         lines.append(
-            f"{name:<24}{new.n:>6}{old.value:>9.1%}{new.value:>9.1%}"
+            f"{name:<{width}}{new.n:>6}{old.value:>9.1%}{new.value:>9.1%}"
             f"{100 * (new.value - old.value):>+9.1f}   {_interval(old)}, {_interval(new)}"
         )
     if headline(after) < headline(before):
@@ -93,6 +95,12 @@ def write_model_card(
     )
 
 
+_ABILITIES: Mapping[Task, str] = {
+    "policy": "plays chess (`P:` prompts)",
+    "environment": "simulates the board (`A:` prompts)",
+    "fill_in": "fills in what is hidden of a record (`F:` prompts)",
+}
+
 _MODEL_CARD = """---
 license: gpl-3.0
 library_name: transformers
@@ -101,8 +109,8 @@ tags: [chess, gpt2, grpo, rlvr]
 
 # A RookWorld model from `recipes/sft.py`
 
-A GPT-2 of {parameters:,} parameters that plays chess (`P:` prompts) and simulates the board (`A:`
-prompts), fine-tuned ({origin}) with loss on completions only.
+A GPT-2 of {parameters:,} parameters that {abilities}, fine-tuned
+({origin}) with loss on completions only.
 
 {results}
 
@@ -196,17 +204,29 @@ def dry_run_text(
 
 
 def reference(row: Mapping[str, Any]) -> str:
-    """The right answer to a row; the data's own where a policy row has no action values."""
+    """The right answer to a row.
+
+    It is the data's own where a policy row has no action values, and in a fill-in row, where it was
+    checked when the row was read.
+    """
     if row["task"] == "environment":
         return notation.write_environment_answer(rules.transition(row["fen"], row["action"]))
-    if not row["action_values"]:
+    if row["task"] == "fill_in" or not row["action_values"]:
         return str(row["completion"])
     values = action_values_of(row["action_values"])
     return notation.write_policy_answer(policy_reference(row["fen"], values))
 
 
 def broken(row: Mapping[str, Any]) -> str:
-    """The reference with one thing wrong: the other side to move, or the worst move as the best."""
+    """The reference with one thing wrong: the other side to move, or the worst move as the best.
+
+    Of a fill-in row an answer of the right form that does not fit; the mask, where all of them do.
+    """
+    if row["task"] == "fill_in":
+        record = notation.parse_fill_in_prompt(row["prompt"])
+        fits = fill_in.answers(record)
+        wrong = (guess for guess in guesses(record) if guess not in fits)
+        return notation.write_fill_in_answer(next(wrong, notation.MASK))
     text = reference(row)
     if row["task"] == "environment":
         turn = " w " if " w " in text else " b "

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from . import notation, rules, scoring
+from . import fill_in, notation, rules, scoring
 from .engine import position_asked
 from .labels import PolicyTruth, Values
 from .records import (
     ConfigurationError,
     EnvironmentPrompt,
+    FillInPrompt,
     IllegalPositionError,
     NotationError,
     Score,
@@ -64,6 +65,9 @@ REWARDS: Mapping[str, Reward] = {
     "policy_legality": _component("policy", "legality"),  # [0, 1]
     "policy_consistency": _component("policy", "consistency"),  # [0, 1]
     "policy_format": _component("policy", "format"),  # 0 or 1
+    "fill_in_exact": _component("fill_in", "exact"),  # 0 or 1
+    "fill_in_similarity": _component("fill_in", "similarity"),  # [0, 1], below 1 unless exact
+    "fill_in_format": _component("fill_in", "format"),  # 0 or 1
     "weighted_policy": Reward(("policy",), scoring.weighted_policy, {}, True),  # [0, 1]
     "graduated": Reward(
         ("environment", "policy"), scoring.graduated, {"shaping": scoring.SHAPINGS}, True
@@ -145,8 +149,12 @@ def score_row(prompt: str, completion: str, values: Values | None = None) -> Sco
         completion: What the policy wrote.
         values: What the legal moves are worth, for policy prompts.
     """
-    if _task_of(prompt) == "policy":
+    task = _task_of(prompt)
+    if task == "policy":
         return scoring.score_policy(values, completion) if values else None
+    if task == "fill_in":
+        masked = _fill_in_prompt(prompt)
+        return None if masked is None else scoring.score_fill_in(masked, completion)
     environment = _environment_prompt(prompt)
     if environment is None:
         return None
@@ -164,6 +172,17 @@ def _environment_prompt(text: str) -> EnvironmentPrompt | None:
         prompt = notation.parse_environment_prompt(text)
         rules.transition(prompt.fen, prompt.action)
     except (NotationError, IllegalPositionError):
+        return None
+    return prompt
+
+
+@lru_cache(maxsize=4_096)
+def _fill_in_prompt(text: str) -> FillInPrompt | None:
+    """The prompt, or None where it is malformed or nothing fits: its fault, not the completion's."""
+    try:
+        prompt = notation.parse_fill_in_prompt(text)
+        fill_in.truth(prompt)
+    except NotationError:
         return None
     return prompt
 
@@ -210,6 +229,7 @@ def clear_cache() -> None:
     """Forget the prompts kept, for measurements."""
     _task_of.cache_clear()
     _environment_prompt.cache_clear()
+    _fill_in_prompt.cache_clear()
     _policy_position.cache_clear()
 
 

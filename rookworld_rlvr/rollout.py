@@ -80,8 +80,10 @@ def _whole(value: Any, least: int) -> bool:
 TASK_SAMPLING: Mapping[Task, Sampling] = {
     "policy": Sampling(temperature=0.5, top_p=0.9),
     "environment": Sampling(temperature=0.95, top_p=0.95),
+    "fill_in": Sampling(temperature=0.95, top_p=0.95),  # as the environment, whose records it hides
 }
-"""What RookWorld-LM's authors settled on; the values of a task that is named without any."""
+"""What RookWorld-LM's authors settled on for the first two; the values of a task that is named without
+any."""
 
 
 @dataclass
@@ -343,8 +345,9 @@ class TaskSamplingGRPOTrainer(GRPOTrainer):
             output = super()._generate_and_score_completions(inputs)
         output["temperature"] = temperatures
         mode = "train" if self.model.training else "eval"
-        for task, sampling in self.samplings.items():
-            self._metrics[mode][f"sampling/temperature_{task}"].append(sampling.temperature)
+        for task in {task_of(row["prompt"]) for row in inputs}:
+            temperature = self.samplings[task].temperature
+            self._metrics[mode][f"sampling/temperature_{task}"].append(temperature)
         return output
 
     # --------------------------------------------------------------------------------------------

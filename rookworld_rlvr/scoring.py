@@ -14,12 +14,13 @@ from types import MappingProxyType
 
 from rapidfuzz.distance import Levenshtein
 
-from . import notation, rules
+from . import fill_in, notation, rules
 from .notation import MAX_CANDIDATES
 from .records import (
     MATE_CP,
     ActionValue,
     EnvironmentAnswer,
+    FillInPrompt,
     NotationError,
     PolicyAnswer,
     Score,
@@ -37,6 +38,7 @@ POLICY_COMPONENTS = (
     "legality",
     "consistency",
 )
+FILL_IN_COMPONENTS = ("format", "exact", "similarity")
 
 # An unchanged board has only two wrong squares of 64: the power spreads the upper end of the range.
 _SQUARES_POWER = 8
@@ -268,7 +270,39 @@ def weighted_policy(score: Score) -> float:
 
 
 # --------------------------------------------------------------------------------------------------
-# Both tasks on one scale
+# Fill-in
+# --------------------------------------------------------------------------------------------------
+def score_fill_in(prompt: FillInPrompt, completion: str) -> Score:
+    """Score what was written for a mask against every answer that fits, see `fill_in`.
+
+    Components:
+
+    - `format`: 1 where the completion has the form of the field.
+    - `exact`: 1 where it is one of the answers that fit.
+    - `similarity`: 1 where exact, else 0.95 times 1 minus the normalised edit distance to the nearest
+      answer.
+
+    Args:
+        prompt: The masked record.
+        completion: What the policy wrote; nothing in it raises.
+
+    Raises:
+        NotationError: No answer fits, see `fill_in.truth`.
+    """
+    fitting = fill_in.truth(prompt)
+    try:
+        answer = notation.parse_fill_in_answer(prompt.field, completion)
+    except NotationError:
+        return _unreadable(FILL_IN_COMPONENTS)
+    exact = answer in fitting
+    nearest = max(Levenshtein.normalized_similarity(answer, right) for right in fitting)
+    similarity = 1.0 if exact else _BELOW_EXACT * nearest
+    components = {"format": 1.0, "exact": float(exact), "similarity": similarity}
+    return Score(MappingProxyType(components))
+
+
+# --------------------------------------------------------------------------------------------------
+# Environment and policy on one scale
 # --------------------------------------------------------------------------------------------------
 SHAPINGS = ("graduated", "linear", "binary", "continuous")
 UNREADABLE = -0.3
@@ -276,7 +310,7 @@ _POLICY_QUALITY = ("best_move", "candidates", "evaluation", "legality", "consist
 
 
 def graduated(score: Score, shaping: str = "graduated") -> float:
-    """One number of [-0.3, 1] for an answer to either task; unreadable answers get -0.3.
+    """One number of [-0.3, 1] for an answer to either of these tasks; unreadable answers get -0.3.
 
     With `q`, the share of fields right (environment) or the mean of the five policy components:
 

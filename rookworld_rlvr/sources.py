@@ -2,9 +2,10 @@
 
 A parsed row has the columns
 
-- `task`: ``environment`` or ``policy``;
+- `task`: ``environment``, ``policy`` or ``fill_in``;
 - `prompt`, `completion`: text as `notation` writes it; the completion is the data's, not the truth;
-- `fen`, `action`, `history`: the prompt's fields; action and history are empty for policy rows;
+- `fen`, `action`, `history`: the prompt's fields; action and history are empty for policy rows, and
+  nothing is masked in those of fill-in rows;
 - `action_values`: list of ``{"move": UCI, "cp": centipawns from the side to move}``, best first, one
   for every legal move, or None where the data carries none.
 
@@ -19,14 +20,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import datasets
 from datasets import Dataset, Features, List, Value
 
-from . import notation, rules, synthesis
+from . import fill_in, notation, rules, synthesis
 from .names import asset_path, is_hub_id
 from .records import (
     ConfigurationError,
@@ -35,11 +36,11 @@ from .records import (
     NotationError,
     RookWorldError,
     close_matches,
-    json_value,
 )
 
 PACKAGED_DATA = {
     "rookworld-nano-openings": "nano_openings.parquet",
+    "rookworld-nano-fill-in": "nano_fill_in.parquet",
     "rookworld-evaluation": "evaluation_positions.parquet",  # held-out positions only
 }
 _FILE_LOADERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
@@ -83,6 +84,9 @@ class SourceArguments:
         synthetic_seed: Their seed.
         synthetic_opening_plies: Openings are shorter than this, in plies.
         synthetic_shares: Shares of their kinds, see `synthesis.KindShares`.
+        synthetic_fill_in_rows: So many fill-in rows are made and added, of records with the same kinds,
+            openings and seed.
+        synthetic_fill_in_shares: Shares of the fields that they mask, see `synthesis.FieldShares`.
     """
 
     dataset_name: str = "rookworld-nano-openings"
@@ -93,6 +97,8 @@ class SourceArguments:
     synthetic_seed: int = 0
     synthetic_opening_plies: int = 12
     synthetic_shares: dict[str, Any] | str | None = None
+    synthetic_fill_in_rows: int = 0
+    synthetic_fill_in_shares: dict[str, Any] | str | None = None
 
     def __post_init__(self) -> None:
         faults = self.faults()
@@ -101,7 +107,11 @@ class SourceArguments:
 
     def faults(self) -> list[str]:
         """What is wrong with the values, one sentence each."""
-        faults = check_dataset_name(self.dataset_name) + self._check_shares()
+        faults = check_dataset_name(self.dataset_name)
+        faults += self._check_shares("synthetic_shares", synthesis.KindShares)
+        faults += self._check_shares("synthetic_fill_in_shares", synthesis.FieldShares)
+        if not faults and self.synthetic_fill_in_rows:
+            faults += self._check_fields()
         if not 0 <= self.max_quarantined_share <= 1:
             faults.append(
                 f"max_quarantined_share: {self.max_quarantined_share!r} is no share; give a number "
@@ -112,6 +122,7 @@ class SourceArguments:
             for name, least in (
                 ("max_rows", 1),
                 ("synthetic_rows", 0),
+                ("synthetic_fill_in_rows", 0),
                 ("synthetic_opening_plies", 1),
             )
             if getattr(self, name) is not None and getattr(self, name) < least
@@ -123,8 +134,11 @@ class SourceArguments:
         return raw_rows(self.dataset_name, self.dataset_split, self.max_rows)
 
     def made_rows(self) -> Iterator[Row]:
-        """The synthetic rows."""
-        return map(synthesis.environment_row, islice(self.made_prompts(), self.synthetic_rows))
+        """The synthetic rows: environment rows, then fill-in rows."""
+        environment = map(
+            synthesis.environment_row, islice(self.made_prompts(), self.synthetic_rows)
+        )
+        return chain(environment, islice(self.made_fill_in_rows(), self.synthetic_fill_in_rows))
 
     def made_prompts(self) -> Iterator[EnvironmentPrompt]:
         """The prompts of synthetic rows, without end."""
@@ -132,39 +146,49 @@ class SourceArguments:
             self.synthetic_seed, self.kind_shares(), self.synthetic_opening_plies
         )
 
-    def _check_shares(self) -> list[str]:
-        try:
-            given = self.synthetic_shares = json_value("synthetic_shares", self.synthetic_shares)
-        except ConfigurationError as error:
-            return error.faults
-        if given is None:
-            return []
-        if not isinstance(given, dict):
-            return [f"synthetic_shares: {given!r} is no mapping of kinds to shares"]
-        known = list(synthesis.KindShares().as_dict())
-        faults = [
-            f"synthetic_shares: unknown kind {kind!r}{close_matches(str(kind), known)}"
-            for kind in given
-            if kind not in known
-        ]
-        faults += [
-            f"synthetic_shares: {kind} is {share!r}, no number"
-            for kind, share in given.items()
-            if isinstance(share, bool) or not isinstance(share, int | float)
-        ]
-        if not faults:
-            try:
-                self.kind_shares()
-            except ConfigurationError as error:
-                faults += error.faults
+    def made_fill_in_rows(self) -> Iterator[Row]:
+        """The synthetic fill-in rows, without end."""
+        return synthesis.fill_in_rows(
+            self.synthetic_seed,
+            self.field_shares(),
+            self.kind_shares(),
+            self.synthetic_opening_plies,
+        )
+
+    def _check_shares(self, key: str, of: type[synthesis.Shares]) -> list[str]:
+        given, faults = synthesis.read_shares(key, getattr(self, key), of)
+        setattr(self, key, given)
+        return faults
+
+    def _check_fields(self) -> list[str]:
+        """Fields that records of the chosen kinds can never be asked for."""
+        kinds, fields = self.kind_shares(), self.field_shares()
+        openings = kinds.openings + kinds.double_steps + kinds.illegal_actions
+        faults = []
+        if fields.history and not (openings and self.synthetic_opening_plies > 1):
+            faults.append(
+                "synthetic_fill_in_shares: a masked move of the history needs the whole game; give "
+                "openings a share in synthetic_shares and at least 2 synthetic_opening_plies, or set "
+                "history: 0"
+            )
+        if fields.action and kinds.illegal_actions == 1:
+            faults.append(
+                "synthetic_fill_in_shares: a masked action has to be legal, but synthetic_shares makes "
+                "illegal_actions only; give another kind a share, or set action: 0"
+            )
         return faults
 
     def kind_shares(self) -> synthesis.KindShares:
         """Shares of the kinds of synthetic rows; kinds that are not named get 0."""
-        if self.synthetic_shares is None:
-            return synthesis.KindShares()
-        assert isinstance(self.synthetic_shares, dict)
-        return synthesis.KindShares.of(self.synthetic_shares)
+        given = self.synthetic_shares
+        assert not isinstance(given, str)
+        return synthesis.KindShares() if given is None else synthesis.KindShares.of(given)
+
+    def field_shares(self) -> synthesis.FieldShares:
+        """Shares of the fields that synthetic fill-in rows mask; fields that are not named get 0."""
+        given = self.synthetic_fill_in_shares
+        assert not isinstance(given, str)
+        return synthesis.FieldShares() if given is None else synthesis.FieldShares.of(given)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -286,8 +310,8 @@ def parse_raw(raw: Mapping[str, Any]) -> Row:
             come along.
 
     Raises:
-        NotationError: Malformed text, a policy prompt without a legal move, or action values that do
-            not fit the position.
+        NotationError: Malformed text, a policy prompt without a legal move, action values that do not
+            fit the position, or a fill-in record that nothing fits, or not its answer.
         IllegalPositionError: The position is none.
     """
     text = raw.get("text")
@@ -301,6 +325,9 @@ def parse_raw(raw: Mapping[str, Any]) -> Row:
         fen = notation.parse_policy_prompt(prompt).fen
         environment = EnvironmentPrompt(fen, "", ())
         values = _check_action_values(fen, raw.get("action_values"))
+    elif task == "fill_in":
+        environment = _true_record(prompt, completion)
+        values = None
     else:
         environment = notation.parse_environment_prompt(prompt)
         rules.board_of(environment.fen)
@@ -314,6 +341,14 @@ def parse_raw(raw: Mapping[str, Any]) -> Row:
         "history": list(environment.history),
         "action_values": values,
     }
+
+
+def _true_record(prompt: str, completion: str) -> EnvironmentPrompt:
+    """What a fill-in row asked the environment, the mask filled in."""
+    masked = notation.parse_fill_in_prompt(prompt)
+    answer = notation.parse_fill_in_answer(masked.field, completion)
+    fill_in.check_answer(masked, answer)
+    return fill_in.filled(masked, answer)[0]
 
 
 def _check_action_values(fen: str, values: Any) -> list[dict[str, Any]] | None:

@@ -1,4 +1,4 @@
-"""Rows made from python-chess games: environment rows with chosen shares of kinds, and positions.
+"""Rows made from python-chess games, environment and fill-in, with chosen shares, and positions.
 
 Everything follows from a seed. A row of each kind is drawn independently, so shares hold for any
 prefix of the stream, and a stream of 1,000 rows is the beginning of one of 10,000.
@@ -11,13 +11,22 @@ import string
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import chess
 
-from . import notation, rules
+from . import fill_in, notation, rules
 from .notation import MAX_HISTORY
-from .records import ConfigurationError, EnvironmentPrompt
+from .records import (
+    FILL_IN_FIELDS,
+    ConfigurationError,
+    EnvironmentAnswer,
+    EnvironmentPrompt,
+    FillInField,
+    NotationError,
+    close_matches,
+    json_value,
+)
 
 T = TypeVar("T")
 
@@ -29,9 +38,76 @@ _LONGEST_GAME = 200
 _TRIES = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class KindShares:
-    """Shares of the kinds of environment rows; they add up to 1.
+@dataclass(frozen=True)
+class Shares:
+    """Shares by name, each in [0, 1]; they add up to 1."""
+
+    def __post_init__(self) -> None:
+        shares = self.as_dict()
+        faults = [
+            f"share {name}={share!r} is not in [0, 1]; give a fraction"
+            for name, share in shares.items()
+            if not 0 <= share <= 1
+        ]
+        total = sum(shares.values())
+        if abs(total - 1) > 1e-6:
+            faults.append(f"the shares of {self.what()}s add up to {total:g}, not 1: {shares}")
+        if faults:
+            raise ConfigurationError(faults)
+
+    @classmethod
+    def what(cls) -> str:
+        """What the names are names of."""
+        return cls.__name__.removesuffix("Shares").lower()
+
+    @classmethod
+    def of(cls, shares: Mapping[str, float]) -> Self:
+        """The shares given; names that are left out get 0."""
+        return cls(**{**dict.fromkeys(cls().as_dict(), 0.0), **shares})
+
+    def as_dict(self) -> dict[str, float]:
+        """Shares by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def read_shares(key: str, given: Any, of: type[Shares]) -> tuple[Any, list[str]]:
+    """A key's shares, read as JSON where they are text, and what is wrong with them.
+
+    Args:
+        key: Of the configuration.
+        given: Shares by name, or None.
+        of: What they are to be.
+    """
+    try:
+        given = json_value(key, given)
+    except ConfigurationError as error:
+        return given, error.faults
+    if given is None:
+        return given, []
+    if not isinstance(given, Mapping):
+        return given, [f"{key}: {given!r} is no mapping of {of.what()}s to shares"]
+    known = list(of().as_dict())
+    faults = [
+        f"{key}: unknown {of.what()} {name!r}{close_matches(str(name), known)}"
+        for name in given
+        if name not in known
+    ]
+    faults += [
+        f"{key}: {name} is {share!r}, no number"
+        for name, share in given.items()
+        if isinstance(share, bool) or not isinstance(share, int | float)
+    ]
+    if not faults:
+        try:
+            of.of(given)
+        except ConfigurationError as error:
+            faults += error.faults
+    return given, faults
+
+
+@dataclass(frozen=True)
+class KindShares(Shares):
+    """Shares of the kinds of environment rows.
 
     - `openings`: a legal move in the first plies of a game.
     - `double_steps`: a pawn's double step in the first plies: the moves after which RookWorld-LM
@@ -49,27 +125,24 @@ class KindShares:
     illegal_actions: float = 0.1
     middle_games: float = 0.25
 
-    def __post_init__(self) -> None:
-        shares = self.as_dict()
-        faults = [
-            f"share {name}={share!r} is not in [0, 1]; give a fraction"
-            for name, share in shares.items()
-            if not 0 <= share <= 1
-        ]
-        total = sum(shares.values())
-        if abs(total - 1) > 1e-6:
-            faults.append(f"the shares of kinds add up to {total:g}, not 1: {shares}")
-        if faults:
-            raise ConfigurationError(faults)
 
-    @classmethod
-    def of(cls, shares: Mapping[str, float]) -> KindShares:
-        """The shares given; kinds that are not named get 0."""
-        return cls(**{**dict.fromkeys(cls().as_dict(), 0.0), **shares})
+@dataclass(frozen=True)
+class FieldShares(Shares):
+    """Shares of what is masked in fill-in rows, by `records.FILL_IN_FIELDS`.
 
-    def as_dict(self) -> dict[str, float]:
-        """Shares by kind."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+    Fields of a FEN are masked in the state and in the next state alike.
+    """
+
+    action: float = 0.25
+    next_state: float = 0.15
+    rank: float = 0.2
+    side_to_move: float = 0.04
+    castling: float = 0.08
+    en_passant: float = 0.06
+    clocks: float = 0.08
+    history: float = 0.08
+    reward: float = 0.03
+    flags: float = 0.03
 
 
 def environment_prompts(
@@ -125,6 +198,83 @@ def environment_row(prompt: EnvironmentPrompt) -> dict[str, Any]:
         "history": list(prompt.history),
         "action_values": None,
     }
+
+
+def fill_in_rows(
+    seed: int,
+    fields: FieldShares | None = None,
+    kinds: KindShares | None = None,
+    opening_plies: int = 12,
+) -> Iterator[dict[str, Any]]:
+    """An endless stream of fill-in rows, made of environment prompts.
+
+    Half of the masked ranks are ranks that the action touches; the others any.
+
+    Args:
+        seed: Same seed, same stream.
+        fields: How often each field is masked.
+        kinds: Of the environment prompts, see `environment_prompts`.
+        opening_plies: See `environment_prompts`.
+    """
+    rng = random.Random(f"{seed} fill in")
+    prompts = environment_prompts(rng.getrandbits(32), kinds, opening_plies)
+    shares = (fields or FieldShares()).as_dict()
+    while True:
+        field = rng.choices(FILL_IN_FIELDS, [shares[name] for name in FILL_IN_FIELDS])[0]
+        yield _until_found(partial(_next_fill_in_row, rng, prompts, field))
+
+
+def _next_fill_in_row(
+    rng: random.Random, prompts: Iterator[EnvironmentPrompt], field: FillInField
+) -> dict[str, Any] | None:
+    return fill_in_row(rng, next(prompts), field)
+
+
+def fill_in_row(
+    rng: random.Random, asked: EnvironmentPrompt, field: FillInField
+) -> dict[str, Any] | None:
+    """A row of the columns that `sources` documents; None where the field cannot be masked or judged.
+
+    Args:
+        rng: Chooses the place where the field stands several times.
+        asked: The record's state, action and history; python-chess gives the rest.
+        field: What is masked.
+    """
+    answered = rules.transition(asked.fen, asked.action)
+    places = list(_places(asked, answered, field, changed=field == "rank" and rng.random() < 0.5))
+    if not places:
+        return None
+    try:
+        prompt, hidden = fill_in.mask(asked, answered, *rng.choice(places))
+        fill_in.check_answer(prompt, hidden)
+    except NotationError:
+        return None
+    return {
+        "task": "fill_in",
+        "prompt": notation.write_fill_in_prompt(prompt),
+        "completion": notation.write_fill_in_answer(hidden),
+        "fen": asked.fen,
+        "action": asked.action,
+        "history": list(asked.history),
+        "action_values": None,
+    }
+
+
+def _places(
+    asked: EnvironmentPrompt, answered: EnvironmentAnswer, field: FillInField, changed: bool
+) -> Iterator[tuple[str, int | None]]:
+    """Columns and parts where a field stands; `changed`: only where the two states differ."""
+    if field == "history":
+        yield from (("history", move) for move in range(len(asked.history) - 1))
+    elif field == "flags":
+        yield from (("terminated", None), ("truncated", None))
+    elif field in notation.FILL_IN_COLUMNS:
+        yield field, None
+    else:
+        before, after = notation.fen_parts(asked.fen), notation.fen_parts(answered.fen)
+        for part, name in enumerate(notation.FEN_FIELDS):
+            if name == field and not (changed and before[part] == after[part]):
+                yield from ((column, part) for column in notation.FEN_COLUMNS)
 
 
 def opening_positions(seed: int, max_plies: int) -> Iterator[str]:

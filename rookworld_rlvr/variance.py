@@ -417,6 +417,7 @@ class ResamplingGRPOTrainer(ValueGRPOTrainer):
             list(self._logs["completion"]),
             tasks,
             size,
+            prompts=list(self._logs["prompt"]),
         )
         numbers |= {f"task/{task}": tasks.count(task) / len(tasks) for task in sorted(set(tasks))}
         for name, number in numbers.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,6 +21,7 @@ from rookworld_rlvr.audit import AuditArguments, RowHashes, audit
 from rookworld_rlvr.audit_counts import BASES, Counts, material_balance, names_idle_en_passant
 from rookworld_rlvr.audit_report import advice, table
 from rookworld_rlvr.records import (
+    FILL_IN_FIELDS,
     ActionValue,
     ConfigurationError,
     PositionValues,
@@ -125,14 +127,37 @@ def counted(rows: int, share: float | None) -> Row:
 def test_rows_are_counted_by_task_and_side_and_the_malformed_by_reason(audited: Any) -> None:
     result = audited(white(1), white(2), black(1), E4, E4, E5, "hello", "P: x", "you", "")
     assert result["rows"]["read"] == 9  # an empty line is no row
-    assert result["rows"]["white"] == {"environment": 2, "policy": 2}
-    assert result["rows"]["black"] == {"environment": 1, "policy": 1}
+    assert result["rows"]["white"] == {"environment": 2, "policy": 2, "fill_in": 0}
+    assert result["rows"]["black"] == {"environment": 1, "policy": 1, "fill_in": 0}
     assert result["rows"]["malformed"] == counted(3, 1 / 3)
     assert list(result["rows"]["malformed_reasons"].items()) == [
         ("fewer than seven fields in the environment row", 2),
         ("no section 'M:' in the policy row", 1),
     ]
     assert (result["policy"]["rows"], result["environment"]["rows"]) == (3, 3)
+
+
+def test_fill_in_rows_are_counted_by_field_and_the_corrupted_as_malformed(audited: Any) -> None:
+    record = f"{START}+e2e4+e2e4+{AFTER_E4}+0.001+0+0+"
+    action = record.replace("+e2e4+e2e4+", "+[MASK]+[MASK]+")
+    result = audited(
+        f"F: {record.replace('+0.001', '+[MASK]')} 0.001",
+        f"F: {action} e2e4",
+        f"F: {action} e2e3",  # not what was hidden
+        f"F: {action.replace('4P3', '3P4')} e2e4",  # nothing leads there
+    )
+    assert result["rows"]["white"]["fill_in"] == 2
+    assert result["rows"]["malformed"] == counted(2, 1 / 2)
+    assert result["rows"]["malformed_reasons"] == {
+        "no answer is consistent with the record": 1,
+        "the answer is not consistent with the record": 1,
+    }
+    fields = {**dict.fromkeys(FILL_IN_FIELDS, 0), "action": 1, "reward": 1}
+    assert result["fill_in"] == {
+        "rows": 2,
+        "fields": {field: counted(rows, rows / 2) for field, rows in fields.items()},
+    }
+    assert re.search(r"^Fill in$.*^ +action +1 +50\.0%$", table(result), re.M | re.S)
 
 
 def test_max_rows_reads_the_first(audited: Any) -> None:
@@ -640,7 +665,7 @@ def pinned_keys() -> list[str]:
         *each("rows", "malformed"),
         "rows.malformed_reasons",
         *each("rows", "idle_en_passant_in_prompt"),
-        *each("rows", *sides, of=("environment", "policy")),
+        *each("rows", *sides, of=("environment", "policy", "fill_in")),
         "policy.rows",
         *each(
             "policy",
@@ -670,6 +695,8 @@ def pinned_keys() -> list[str]:
         *each("environment", "right", "history_without_action"),
         *each("environment.differences", *KINDS),
         *each("environment", "en_passant_without_capture"),
+        "fill_in.rows",
+        *each("fill_in.fields", *FILL_IN_FIELDS),
         *each("duplicates", "within_a_split", "conflicting"),
         "overlap.splits",
         "overlap.evaluation",

@@ -133,3 +133,52 @@ def test_the_row_s_task_decides() -> None:
     row = {"task": "environment", "fen": START, "action": "e2e4"}
     assert "python-chess, after e2e4" in words(boards.answer_board(row, "x"))
     assert pieces(boards.answer_board({**row, "task": "policy"}, "x")) == 32
+
+
+# --------------------------------------------------------------------------------------------------
+# Fill-in
+# --------------------------------------------------------------------------------------------------
+RANK = f"F: {START}+e2e4+e2e4+{AFTER_E4.replace('/4P3/', '/[MASK]/')}+0.001+0+0+"
+ACTION = f"F: {START}+[MASK]+[MASK]+{AFTER_E4}+0.001+0+0+"
+
+
+def test_a_rank_that_is_filled_in_wrong_is_marked() -> None:
+    picture = boards.fill_in_boards(RANK, " 3P4")
+    # d4 and e4 of the next state: files 3 and 4, rank 4.
+    squares = {("135", "180"), ("180", "180")}
+    assert marked(picture, "#d42a1e") == marked(picture, "#1c8f4d") == squares
+    assert words(picture) == "wrong: rank 3P4 fits: 4P3"
+    assert len(lines(picture, "#5b6470")) == 2, "the action, on both boards"
+    right = boards.fill_in_boards(RANK, " 4P3")
+    assert words(right) == "right: rank 4P3 fits: 4P3"
+    assert not marked(right, "#d42a1e") and pieces(right) == 64
+
+
+def test_a_hidden_action_is_an_arrow_on_each_board() -> None:
+    picture = boards.fill_in_boards(ACTION, " e2e5")
+    (mine,), (true,) = lines(picture, "#1f5fbf"), lines(picture, "#1c8f4d")
+    assert mine.get("stroke-dasharray") is not None and true.get("stroke-dasharray") is None
+    assert pieces(picture) == 64 and not marked(picture, "#d42a1e")
+    assert words(picture) == "wrong: action e2e5 fits: e2e4"
+
+
+def test_what_else_is_hidden_stands_below() -> None:
+    flag = f"F: {START}+e2e4+e2e4+{AFTER_E4}+0.001+0+[MASK]+"
+    assert words(boards.fill_in_boards(flag, " 1")) == "wrong: flags 1 fits: 0"
+    castling = (
+        "F: r3k2r/8/8/8/8/8/8/R3K2R w KQkq - 0 20+[MASK]+[MASK]+"
+        "r3k2r/8/8/8/8/8/8/R4RK1 b kq - 1 20+0.001+0+0+"
+    )
+    nowhere = castling.replace("R4RK1", "R4R1K")
+    assert words(boards.fill_in_boards(nowhere, "e1h1")) == "nothing fits no action fits the record"
+    picture = boards.fill_in_boards(castling, "e1h1")
+    assert words(picture) == "right: action e1h1 fits: e1h1, or 1 more"
+    assert lines(picture, "#1f5fbf")[0].get("stroke-dasharray") is None
+
+
+@pytest.mark.parametrize("text", ["", "rubbish <&>", f"{START}+1", "\x00\ud800", "9" * 5000])
+@pytest.mark.parametrize("prompt", [RANK, ACTION])
+def test_a_fill_in_answer_that_cannot_be_read_says_so(prompt: str, text: str) -> None:
+    picture = boards.answer_board({"task": "fill_in", "prompt": prompt}, text)
+    assert words(picture).startswith("unreadable")
+    assert pieces(picture) == 32, "the true board alone"

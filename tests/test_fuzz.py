@@ -5,14 +5,19 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import random
+from collections import Counter
+from functools import partial
+from itertools import islice
 
 import chess
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rookworld_rlvr import notation, rules, scoring
+from rookworld_rlvr import notation, rules, scoring, synthesis
 from rookworld_rlvr.records import (
+    FILL_IN_FIELDS,
     ActionValue,
     EnvironmentAnswer,
     EnvironmentPrompt,
@@ -21,6 +26,7 @@ from rookworld_rlvr.records import (
     PolicyPrompt,
 )
 from rookworld_rlvr.rewards import get_reward_funcs
+from rookworld_rlvr.sources import parse_row
 
 # The same examples every time, and no folder of failures left in the checkout. For a longer search:
 # FUZZ_EXAMPLES=5000.
@@ -53,6 +59,7 @@ ACTION_VALUES = [
         ("h2h3", -99_999),
     )
 ]
+FILL_IN_PROMPT = f"F: {START}+e2e4+e2e4+[MASK]+0.001+0+0+"
 RIGHT_ANALYSIS = "M: g2g4 f2f4 f2f3 h2h4 g2g3 E: 1.0 999.98 0.0 0.5 0.0 B: f2f4"
 
 # The table of names and ranges that dashboards rely on: lowest and highest, and the values that
@@ -71,6 +78,9 @@ RANGES: dict[str, tuple[float, float, set[float] | None]] = {
     "policy_consistency": (0, 1, {0, 0.25, 0.5, 0.75, 1}),
     "policy_format": (0, 1, {0, 1}),
     "weighted_policy": (0, 1, None),
+    "fill_in_exact": (0, 1, {0, 1}),
+    "fill_in_similarity": (0, 1, None),
+    "fill_in_format": (0, 1, {0, 1}),
     "graduated": (-0.3, 1, {-0.3, 0.2, 0.4, 0.6, 0.8, 1}),
     "asymmetric": (-1, 1, None),
 }
@@ -84,9 +94,9 @@ SHAPED = {
 def assert_scored(completion: str) -> None:
     """Every reward gives a number of its range, for a row of its task, and the same one twice."""
     batch = {
-        "prompts": [ENVIRONMENT_PROMPT, POLICY_PROMPT],
-        "completions": [completion, completion],
-        "action_values": [None, ACTION_VALUES],
+        "prompts": [ENVIRONMENT_PROMPT, POLICY_PROMPT, FILL_IN_PROMPT],
+        "completions": [completion, completion, completion],
+        "action_values": [None, ACTION_VALUES, None],
     }
     for name, (lowest, highest, values) in RANGES.items():
         numbers = REWARDS[name](**batch)
@@ -98,7 +108,9 @@ def assert_scored(completion: str) -> None:
             assert values is None or number in values, name
         assert REWARDS[name](**batch) == numbers, name
     for reward in SHAPED.values():
-        assert all(number is not None and -0.3 <= number <= 1 for number in reward(**batch))
+        *judged, fill_in = reward(**batch)
+        assert all(number is not None and -0.3 <= number <= 1 for number in judged)
+        assert fill_in is None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -145,6 +157,7 @@ def test_nasty_texts_are_scored_as_unreadable(completion: str) -> None:
     assert_scored(completion)
     assert REWARDS["environment_format"]([ENVIRONMENT_PROMPT], [completion]) == [0.0]
     assert REWARDS["policy_format"]([POLICY_PROMPT], [completion], [ACTION_VALUES]) == [0.0]
+    assert REWARDS["fill_in_format"]([FILL_IN_PROMPT], [completion]) == [0.0]
 
 
 @pytest.mark.parametrize(
@@ -156,6 +169,7 @@ def test_a_megabyte_is_scored(unit: str, frame: str) -> None:
     completion = frame.format(unit * (1_000_000 // len(unit)))
     for reward in REWARDS.values():
         reward([ENVIRONMENT_PROMPT, POLICY_PROMPT], [completion] * 2, [None, ACTION_VALUES])
+        reward([FILL_IN_PROMPT], [completion])
     numbers = REWARDS["graduated"](
         [ENVIRONMENT_PROMPT, POLICY_PROMPT], [completion] * 2, [None, ACTION_VALUES]
     )
@@ -223,12 +237,57 @@ def test_a_parser_raises_no_other_error_than_its_own(text: str) -> None:
         notation.parse_policy_answer,
         notation.parse_environment_prompt,
         notation.parse_environment_answer,
+        notation.parse_fill_in_prompt,
+        *(partial(notation.parse_fill_in_answer, field) for field in FILL_IN_FIELDS),
         notation.parse_fen,
         notation.parse_move,
         notation.parse_decimal,
     ):
         with contextlib.suppress(NotationError):
             parse(text)
+
+
+# --------------------------------------------------------------------------------------------------
+# Records with a mask
+# --------------------------------------------------------------------------------------------------
+FILL_IN_CASES = 10_000
+LETTERS = [*"pnbrqkPNBRQK12345678/ -+abcdefgh.wF:0", "[MASK]", "[", "<|endoftext|>", "\n", "٣", ""]
+
+
+def edited(rng: random.Random, text: str) -> str:
+    """A text with up to three places overwritten."""
+    for _ in range(rng.randrange(4)):
+        at = rng.randrange(len(text) + 1)
+        text = text[:at] + rng.choice(LETTERS) + text[at + rng.randrange(3) :]
+    return text
+
+
+def test_any_record_and_any_completion_is_scored_or_has_no_truth() -> None:
+    rng = random.Random(0)
+    kinds = synthesis.KindShares.of({"openings": 0.5, "illegal_actions": 0.1, "middle_games": 0.4})
+    rows = list(islice(synthesis.fill_in_rows(8, kinds=kinds), 250))
+    outcomes: Counter[str] = Counter()
+    for number in range(FILL_IN_CASES):
+        row = rng.choice(rows)
+        spoilt = number % 2 == 0  # else the record is right
+        prompt = edited(rng, row["prompt"]) if spoilt else row["prompt"]
+        completion = edited(rng, rng.choice([row, rng.choice(rows)])["completion"])
+        numbers = [REWARDS[f"fill_in_{name}"]([prompt], [completion])[0] for name in FILL_IN_SCORES]
+        parsed = parse_row(number, {"text": prompt + completion})
+        if None in numbers:
+            assert numbers == [None] * 3 and spoilt
+            outcomes["no truth"] += 1
+        else:
+            form, exact, similarity = numbers
+            assert form in (0, 1) and exact in (0, 1) and 0 <= similarity <= 1
+            assert (similarity == 1) == (exact == 1) <= form
+            outcomes[f"exact {exact:g}"] += 1
+        if notation.task_of(prompt) == "fill_in" and "+" not in completion:
+            assert (numbers[1] == 1) == isinstance(parsed, dict)
+    assert min(outcomes.values()) > 500, outcomes
+
+
+FILL_IN_SCORES = ("format", "exact", "similarity")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -328,7 +387,7 @@ def test_the_truth_itself_is_exact_for_every_environment_reward(
     prompt = notation.write_environment_prompt(EnvironmentPrompt(board.fen(), action, (action,)))
     truth = notation.write_environment_answer(rules.transition(board.fen(), action))
     for name in RANGES:
-        if not name.startswith("policy_") and name != "weighted_policy":
+        if not name.startswith(("policy_", "fill_in_")) and name != "weighted_policy":
             assert REWARDS[name]([prompt], [f" {truth} <|endoftext|>"]) == [1.0], name
 
 
@@ -346,7 +405,7 @@ def test_the_reference_analysis_is_perfect_for_every_policy_reward(
     prompt = notation.write_policy_prompt(PolicyPrompt(board.fen()))
     column = [[{"move": value.move, "cp": value.cp} for value in values]]
     for name in RANGES:
-        if not name.startswith("environment_") and name != "asymmetric":
+        if not name.startswith(("environment_", "fill_in_")) and name != "asymmetric":
             assert REWARDS[name]([prompt], [answer], column) == [1.0], name
 
 

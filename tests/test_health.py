@@ -648,6 +648,17 @@ def test_another_judge_of_what_is_readable() -> None:
     assert numbers["health/unreadable"] == 0.5
 
 
+def test_a_fill_in_answer_is_readable_where_it_has_the_form_of_what_is_hidden() -> None:
+    record = "F: 4k3/8/8/8/8/8/8/4K3 w - - 0 30+e1d1+e1d1+4k3/8/8/8/8/8/8/3K4 b - - 1 30+{}+1+{}+"
+    prompts = [record.format("[MASK]", "0")] * 2 + [record.format("0.5", "[MASK]")] * 2
+    texts = [" 0.5", " e1d1", " 0.5", " 1"]
+    numbers = batch_health(
+        torch.zeros(4), torch.zeros(4), texts, ["fill_in"] * 4, 2, prompts=prompts
+    )
+    assert numbers["health/unreadable"] == 0.5
+    assert numbers["reward/fill_in"] == 0
+
+
 @pytest.mark.parametrize(("completions", "generations"), [([], 2), (["a"] * 3, 3), (["a"] * 4, 3)])
 def test_a_batch_whose_lengths_do_not_fit_is_refused(
     completions: list[str], generations: int

@@ -33,6 +33,7 @@ ACTION_VALUES = [
     {"move": "h1g1", "cp": 0},
     {"move": "h2h3", "cp": -300},
 ]
+FILL_IN_PROMPT = f"F: {START}+[MASK]+[MASK]+{AFTER_E4}+0.001+0+0+"
 PERFECT = "M: g2g4 f2f4 h1g1 h2h4 g2g3 E: 1.0 1.0 0.0 0.5 0.0 B: g2g4"
 
 NAMES = {
@@ -48,12 +49,16 @@ NAMES = {
     "policy_legality",
     "policy_consistency",
     "policy_format",
+    "fill_in_exact",
+    "fill_in_similarity",
+    "fill_in_format",
     "weighted_policy",
     "graduated",
     "asymmetric",
 }
 POLICY_ONLY = sorted(name for name in NAMES if "policy" in name)
-ENVIRONMENT_ONLY = sorted(NAMES - {"graduated"} - set(POLICY_ONLY))
+FILL_IN_ONLY = sorted(name for name in NAMES if "fill_in" in name)
+ENVIRONMENT_ONLY = sorted(NAMES - {"graduated"} - {*POLICY_ONLY, *FILL_IN_ONLY})
 
 
 def environment_rewards(name: str, completions: list[str], **options: Any) -> list[float | None]:
@@ -125,8 +130,25 @@ def test_policy_numbers(name: str, numbers: list[float]) -> None:
     assert policy_rewards(name, POLICY_COMPLETIONS) == pytest.approx(numbers, abs=1e-6)
 
 
+# 1. e4 right; a square too short; another move; unreadable.
+FILL_IN_COMPLETIONS = [" e2e4<|endoftext|>", "e2e3", "d7d5", "e4"]
+FILL_IN_NUMBERS: list[tuple[str, list[float]]] = [
+    ("fill_in_exact", [1, 0, 0, 0]),
+    ("fill_in_similarity", [1, 0.95 * 3 / 4, 0, 0]),  # by letters of e2e4
+    ("fill_in_format", [1, 1, 1, 0]),
+]
+
+
+@pytest.mark.parametrize(("name", "numbers"), FILL_IN_NUMBERS)
+def test_fill_in_numbers(name: str, numbers: list[float]) -> None:
+    (reward,) = get_reward_funcs([{"name": name}])
+    prompts = [FILL_IN_PROMPT] * len(FILL_IN_COMPLETIONS)
+    assert reward(prompts=prompts, completions=FILL_IN_COMPLETIONS) == pytest.approx(numbers)
+
+
 def test_every_reward_has_numbers_here() -> None:
-    assert {name for name, _ in ENVIRONMENT_NUMBERS + POLICY_NUMBERS} == NAMES
+    numbers = ENVIRONMENT_NUMBERS + POLICY_NUMBERS + FILL_IN_NUMBERS
+    assert {name for name, _ in numbers} == NAMES
 
 
 @pytest.mark.parametrize(
@@ -397,11 +419,13 @@ def test_an_empty_batch_has_no_rewards() -> None:
         assert reward(prompts=[], completions=[]) == []
 
 
-def test_score_row_serves_both_tasks_by_the_prompt() -> None:
+def test_score_row_serves_every_task_by_the_prompt() -> None:
     environment = score_row(ENVIRONMENT_PROMPT, f"{NAMED}+0.001+0+0")
     policy = score_row(POLICY_PROMPT, PERFECT, values_by_move(ACTION_VALUES))
     assert environment is not None and environment["fields"] == pytest.approx(8 / 9)
+    fill_in = score_row(FILL_IN_PROMPT, " e2e4")
     assert policy is not None and policy["best_move_hit"] == 1.0
+    assert fill_in is not None and fill_in["exact"] == 1.0
     assert score_row(POLICY_PROMPT, PERFECT) is None
 
 
@@ -421,6 +445,7 @@ def test_rewards_come_in_the_order_given_and_carry_their_names() -> None:
 def test_tasks_of_a_list_of_rewards() -> None:
     assert tasks_of([{"name": name} for name in POLICY_ONLY]) == {"policy"}
     assert tasks_of([{"name": name} for name in ENVIRONMENT_ONLY]) == {"environment"}
+    assert tasks_of([{"name": name} for name in FILL_IN_ONLY]) == {"fill_in"}
     assert tasks_of([{"name": "graduated"}]) == {"environment", "policy"}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
-from .. import notation
+from .. import fill_in, notation
 from ..records import NotationError
 from .arithmetic import mean
 from .recorder import DiagnosedTrainer
@@ -40,7 +40,11 @@ def _position(prompt: str) -> Part:
     try:
         if task == "policy":
             return {"task": task, "fen": notation.parse_policy_prompt(prompt).fen, "action": None}
-        environment = notation.parse_environment_prompt(prompt)
+        if task == "fill_in":
+            record = notation.parse_fill_in_prompt(prompt)
+            environment, _ = fill_in.filled(record, fill_in.truth(record)[0])
+        else:
+            environment = notation.parse_environment_prompt(prompt)
     except NotationError:
         return {"task": task, "fen": None, "action": None}
     return {"task": task, "fen": environment.fen, "action": environment.action}

@@ -6,17 +6,19 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations, product
 from typing import Any
 
+import chess
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .. import notation, rules
+from .. import fill_in, notation, rules
 from ..generation import GREEDY, Decoding, complete
 from ..labels import Values
 from ..notation import MAX_CANDIDATES
-from ..records import ActionValue, PolicyAnswer, RookWorldError
+from ..records import ActionValue, FillInField, FillInPrompt, PolicyAnswer, RookWorldError
 from ..scoring import policy_reference
 
 ORACLE, RANDOM_MOVER = "oracle", "random"
@@ -136,7 +138,7 @@ def shared(prompts: Sequence[str], complete: Callable[[Sequence[str]], list[str]
 
 
 class Oracle(Answerer):
-    """Always right: python-chess for the environment, the engine's values for the policy.
+    """Always right: python-chess for environment and fill-in, the engine's values for the policy.
 
     Args:
         values: Values of all legal moves of positions; None where they cannot be had.
@@ -152,7 +154,7 @@ class Oracle(Answerer):
         """See `Answerer`.
 
         Raises:
-            RookWorldError: A position's values cannot be had.
+            RookWorldError: A position's values cannot be had, or nothing fits a masked record.
         """
         fens = [
             notation.parse_policy_prompt(prompt).fen
@@ -160,12 +162,16 @@ class Oracle(Answerer):
             if notation.task_of(prompt) == "policy"
         ]
         values = dict(zip(fens, self._values(fens), strict=True)) if fens else {}
-        return [
-            _policy_truth(prompt, values)
-            if notation.task_of(prompt) == "policy"
-            else _environment_truth(prompt)
-            for prompt in prompts
-        ]
+        return [_truth(prompt, values) for prompt in prompts]
+
+
+def _truth(prompt: str, known: Mapping[str, Values | None]) -> str:
+    task = notation.task_of(prompt)
+    if task == "policy":
+        return _policy_truth(prompt, known)
+    if task == "environment":
+        return _environment_truth(prompt)
+    return notation.write_fill_in_answer(fill_in.truth(notation.parse_fill_in_prompt(prompt))[0])
 
 
 def _policy_truth(prompt: str, known: Mapping[str, Values | None]) -> str:
@@ -190,7 +196,8 @@ def _environment_truth(prompt: str) -> str:
 class RandomMover(Answerer):
     """Legal moves at random, all worth nothing: what chance gives.
 
-    To an environment prompt it answers as if a random legal move had been the action.
+    To an environment prompt it answers as if a random legal move had been the action; what a fill-in
+    prompt hides it takes from `guesses`.
 
     Args:
         seed: An answer follows from seed and prompt alone.
@@ -208,7 +215,11 @@ class RandomMover(Answerer):
 
     @staticmethod
     def _answer(prompt: str, draw: random.Random) -> str:
-        if notation.task_of(prompt) == "environment":
+        task = notation.task_of(prompt)
+        if task == "fill_in":
+            record = notation.parse_fill_in_prompt(prompt)
+            return notation.write_fill_in_answer(draw.choice(guesses(record)))
+        if task == "environment":
             fen = notation.parse_environment_prompt(prompt).fen
             action = draw.choice(rules.legal_moves(fen))
             return notation.write_environment_answer(rules.transition(fen, action))
@@ -217,3 +228,40 @@ class RandomMover(Answerer):
         return notation.write_policy_answer(
             PolicyAnswer(named, (0.0,) * len(named), draw.choice(moves))
         )
+
+
+def guesses(prompt: FillInPrompt) -> Sequence[str]:
+    """What chance has to choose from where a record hides a field: texts of its form.
+
+    A legal move, the state after one, a rank of the other board; of the other fields every value, of
+    the clocks those below 100.
+    """
+    if prompt.field == "action":
+        return rules.legal_moves(prompt.state)
+    if prompt.field == "history":
+        return _moves_after(prompt.history[: prompt.part])
+    if prompt.field == "next_state":
+        moves = rules.legal_moves(prompt.state)
+        return [rules.transition(prompt.state, move).fen for move in moves]
+    if prompt.field == "rank":
+        other = prompt.next_state if prompt.column == "state" else prompt.state
+        return notation.fen_parts(other)[:8]
+    return _VALUES[prompt.field]
+
+
+def _moves_after(history: Sequence[str]) -> list[str]:
+    """The legal moves after others from the standard start."""
+    board = chess.Board()
+    for move in history:
+        board.push_uci(move)
+    return [move.uci() for move in board.legal_moves]
+
+
+_VALUES: Mapping[FillInField, Sequence[str]] = {
+    "side_to_move": "wb",
+    "castling": ["".join(held) or "-" for n in range(5) for held in combinations("KQkq", n)],
+    "en_passant": ["-", *map("".join, product("abcdefgh", "36"))],
+    "clocks": [str(number) for number in range(100)],
+    "reward": ["0.001", "0.5", "1.0", "-1.0"],
+    "flags": "01",
+}

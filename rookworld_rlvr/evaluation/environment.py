@@ -138,14 +138,19 @@ def _moves(fen: str) -> str:
 # --------------------------------------------------------------------------------------------------
 # Items
 # --------------------------------------------------------------------------------------------------
-def _prompts(rows: int, seed: int) -> dict[str, EnvironmentPrompt]:
-    """Prompts by their text, which is the item's name; first moves have a share of their own."""
+def heldout_prompts() -> dict[str, EnvironmentPrompt]:
+    """The packaged prompts by their text; their positions are of the held-out tenth."""
     source: Any = parse_rows(SourceArguments(dataset_name=DATASET).raw_rows())
-    known = {
+    return {
         row["prompt"]: EnvironmentPrompt(row["fen"], row["action"], tuple(row["history"]))
         for row in source
         if row["task"] == "environment"
     }
+
+
+def _prompts(rows: int, seed: int) -> dict[str, EnvironmentPrompt]:
+    """Prompts by their text, which is the item's name; first moves have a share of their own."""
+    known = heldout_prompts()
     texts = random.Random(seed).sample(list(known), len(known))
     first = [text for text in texts if _moves(known[text].fen) == FIRST_MOVE]
     first = first[: math.ceil(FIRST_MOVES_SHARE * rows)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from .. import notation
 from ..labels import values_by_move
-from ..records import Proportion, Task
+from ..records import FILL_IN_FIELDS, Proportion, Task
 from ..rewards import score_row
 
 Row = Mapping[str, Any]
@@ -21,8 +22,13 @@ METRICS: Mapping[str, tuple[Task, str | None, str]] = {
     "policy/best_move_black": ("policy", "b", "best_move_hit"),
     "policy/all_legal": ("policy", None, "legality"),
     "policy/format": ("policy", None, "format"),
+    "fill_in/exact": ("fill_in", None, "exact"),
+    **{f"fill_in/exact_{field}": ("fill_in", field, "exact") for field in FILL_IN_FIELDS},
+    "fill_in/format": ("fill_in", None, "format"),
 }
-"""Metric → task and side to move of the rows that it counts, and the component that must be 1.
+"""Metric → task and part of the rows that it counts, and the component that must be 1.
+
+The part is a side to move, or the field that a fill-in prompt hides.
 
 - `environment/exact`: the whole answer is right.
 - `environment/state`: the next state is right.
@@ -30,11 +36,14 @@ METRICS: Mapping[str, tuple[Task, str | None, str]] = {
 - `policy/best_move`, `..._white`, `..._black`: no legal move is worth more than `B`, by side to move.
 - `policy/all_legal`: every move named is legal.
 - `policy/format`: the answer parses.
+- `fill_in/exact`, `..._<field>`: the answer fits the rest of the record, by hidden field.
+- `fill_in/format`: the answer has the form of what is hidden.
 """
 
 HEADLINES: Mapping[Task, str] = {
     "environment": "environment/exact",
     "policy": "policy/best_move",
+    "fill_in": "fill_in/exact",
 }
 """The metric of each task that `headline` averages."""
 
@@ -45,7 +54,7 @@ TRAINING_METRICS = ("overall", *METRICS)
 def evaluate_completions(rows: Iterable[Row], completions: Sequence[str]) -> dict[str, Proportion]:
     """Proportions by metric, of the metrics that at least one row counts for.
 
-    Rows without truth (policy rows without `action_values`) are left out.
+    Rows without truth (policy rows without `action_values`, corrupted records) are left out.
 
     Args:
         rows: `N` rows of the columns that `data` documents.
@@ -55,18 +64,24 @@ def evaluate_completions(rows: Iterable[Row], completions: Sequence[str]) -> dic
         (row, score_row(row["prompt"], completion, values_by_move(row.get("action_values"))))
         for row, completion in zip(rows, completions, strict=True)
     ]
+    judged = [(row["task"], _part(row), score) for row, score in scored if score is not None]
     results = {}
-    for name, (task, side, component) in METRICS.items():
+    for name, (task, part, component) in METRICS.items():
         trials = [
             score[component] == 1
-            for row, score in scored
-            if score is not None
-            and row["task"] == task
-            and (side is None or row["fen"].split(" ")[1] == side)
+            for its_task, its_part, score in judged
+            if its_task == task and part in (None, its_part)
         ]
         if trials:
             results[name] = Proportion(sum(trials), len(trials))
     return results
+
+
+def _part(row: Row) -> str:
+    """The field that is hidden, or the side to move."""
+    if row["task"] == "fill_in":
+        return notation.parse_fill_in_prompt(row["prompt"]).field
+    return str(row["fen"].split(" ")[1])
 
 
 def headline(results: Mapping[str, Proportion]) -> float:

@@ -13,10 +13,11 @@ import yaml
 from .. import rules
 from ..data import DataArguments, is_held_out
 from ..engine import EngineArguments
-from ..records import ConfigurationError, close_matches
+from ..records import TASKS, ConfigurationError, close_matches
 from ..sources import Malformed, check_dataset_name, parse_rows
 from .closed_loop import ClosedLoopSuite
 from .environment import EnvironmentSuite
+from .fill_in import FillInSuite
 from .games import MOST_GAMES
 from .mate_in_one import MateInOneSuite
 from .policy import PolicySuite
@@ -113,6 +114,7 @@ SUITES: Mapping[str, Maker] = {
     "policy": lambda args, _: PolicySuite(
         args.suite_rows, args.suite_seed, args.policy_dataset_name
     ),
+    "fill_in": lambda args, _: FillInSuite(args.suite_rows, args.suite_seed),
     "mate_in_one": lambda args, _: MateInOneSuite(
         args.suite_rows, args.suite_seed, args.mate_in_one_file
     ),
@@ -132,6 +134,7 @@ SUITE_HEADLINES: Mapping[str, str] = {
     for suite in (
         EnvironmentSuite,
         PolicySuite,
+        FillInSuite,
         MateInOneSuite,
         PuzzlesSuite,
         SelfPlaySuite,
@@ -224,7 +227,7 @@ def check_training_data(name: str) -> list[str]:
 
 def _data_arguments(name: str) -> DataArguments:
     if Path(name).suffix not in (".yaml", ".yml"):
-        return DataArguments(dataset_name=name)
+        return DataArguments(dataset_name=name, tasks=list(TASKS))
     try:
         content: Any = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:

@@ -32,6 +32,7 @@ def batch_health(
     tasks: Sequence[str],
     num_generations: int,
     readable: Callable[[str, str], bool] | None = None,
+    prompts: Sequence[str] | None = None,
 ) -> dict[str, float]:
     """The numbers of one generation batch that the rules read and TRL does not log.
 
@@ -42,6 +43,8 @@ def batch_health(
         tasks: Of the `N` completions.
         num_generations: Completions a prompt.
         readable: Of a task and a completion, whether the grammar reads it; None takes `notation`'s.
+        prompts: What the `N` completions answer: the form of a fill-in answer is that of what the
+            prompt hides. None where no row is of that task.
 
     Raises:
         ValueError: Lengths that do not fit together, or no completions.
@@ -66,8 +69,11 @@ def batch_health(
     rewards = rewards.detach().double()
     scored = rewards[~rewards.isnan()]
     flat = advantages.detach().double().flatten()
-    judge = readable or _is_readable
-    read = {pair: judge(*pair) for pair in set(zip(tasks, completions, strict=True))}
+    answers = list(zip(tasks, completions, prompts or [""] * count, strict=True))
+    read = {
+        answer: readable(*answer[:2]) if readable else _is_readable(*answer)
+        for answer in set(answers)
+    }
     groups = [
         set(completions[first : first + num_generations])
         for first in range(0, count, num_generations)
@@ -77,8 +83,7 @@ def batch_health(
         "health/advantage_range": (flat.max() - flat.min()).item(),
         "health/identical_groups": sum(len(texts) == 1 for texts in groups) / len(groups),
         "health/unscored": 1 - scored.numel() / count,
-        "health/unreadable": sum(not read[pair] for pair in zip(tasks, completions, strict=True))
-        / count,
+        "health/unreadable": sum(not read[answer] for answer in answers) / count,
         "health/reward_constant": float(
             scored.numel() > 1 and (scored.min() == scored.max()).item()
         ),
@@ -89,11 +94,16 @@ def batch_health(
     return numbers
 
 
-def _is_readable(task: str, completion: str) -> bool:
+def _is_readable(task: str, completion: str, prompt: str) -> bool:
     """What the component `format` of `scoring` says, without scoring the rest."""
-    parse = notation.parse_policy_answer if task == "policy" else notation.parse_environment_answer
     try:
-        parse(completion)
+        if task == "fill_in":
+            field = notation.parse_fill_in_prompt(prompt).field
+            notation.parse_fill_in_answer(field, completion)
+        elif task == "policy":
+            notation.parse_policy_answer(completion)
+        else:
+            notation.parse_environment_answer(completion)
     except NotationError:
         return False
     return True

@@ -13,6 +13,7 @@ from .runs import Answer, AnswerPair
 QUALITY: Mapping[str, str] = {
     "environment": "mean of next state and outcome",
     "policy": "0.5 best move, 0.3 candidates, 0.2 evaluation",
+    "fill_in": "similarity to the nearest answer that fits",
 }
 """Task → what its answers are ordered by, of the components in [0, 1]."""
 
@@ -64,6 +65,8 @@ def quality(answer: Answer) -> float:
     score = answer["score"]
     if answer["task"] == "policy":
         return weighted_policy(Score(score))
+    if answer["task"] == "fill_in":
+        return float(score["similarity"])
     return float(score["state"] + score["outcome"]) / 2
 
 

@@ -1,0 +1,366 @@
+"""Truth of the fill-in task: every answer that is consistent with a masked record.
+
+A record, filled in, is consistent where
+
+1. its state is a position as python-chess writes it (`rules.canonical_fen`), and not yet drawn by the
+   75-move rule;
+2. its action leads to its next state, reward and flags, exactly (`rules.transition`);
+3. the last move of its history is its action;
+4. an en passant square of the state, or none, agrees with the move before the action, where the
+   history holds one;
+5. its state is what its history leads to, where the history is complete: as many moves before the
+   action as the state's counters count. A game is taken to begin at the standard start when the
+   counters say so, unless what the record shows of the state belies it.
+
+An incomplete history proves nothing but 3 and 4: what stood before it would be for retrograde
+analysis to say. So several answers can fit: a half move clock before a capture, castling rights before
+the king's first move, castling written as the king's two steps or as the king taking its rook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from itertools import product
+
+import chess
+
+from . import notation, rules
+from .notation import FEN_COLUMNS, MASK, fen_parts, join_fen
+from .records import (
+    EnvironmentAnswer,
+    EnvironmentPrompt,
+    FillInPrompt,
+    IllegalPositionError,
+    NotationError,
+)
+
+_SIDE, _CASTLING, _EN_PASSANT, _HALF_MOVES, _FULL_MOVES = range(8, 13)  # of a FEN's parts
+_LAST_HALF_MOVE = 149  # at 150 the game is drawn
+_DOUBLE_STEP = 2  # ranks
+
+
+def answers(prompt: FillInPrompt) -> tuple[str, ...]:
+    """Every answer that makes the record consistent, as a record writes it; none for a corrupted one.
+
+    Cached: the completions of a group share their prompt.
+    """
+    try:
+        return truth(prompt)
+    except NotationError:
+        return ()
+
+
+@lru_cache(maxsize=16_384)
+def truth(prompt: FillInPrompt) -> tuple[str, ...]:
+    """`answers`, or why there are none.
+
+    Raises:
+        NotationError: No answer fits, or it cannot be said which do: the action is masked and was
+            illegal, so that any illegal text would fit; or a move of an incomplete history is masked.
+    """
+    _refuse_what_nobody_can_judge(prompt)
+    found = tuple(sorted({answer for answer in _candidates(prompt) if fits(prompt, answer)}))
+    if not found:
+        raise NotationError("no answer is consistent with the record", _text(prompt))
+    return found
+
+
+def check_answer(prompt: FillInPrompt, answer: str) -> None:
+    """Refuse an answer that does not fit, without looking for those that do where it does.
+
+    Args:
+        prompt: The masked record.
+        answer: As `notation.parse_fill_in_answer` returns it.
+
+    Raises:
+        NotationError: As `truth` does, or the answer is not one of those that fit.
+    """
+    _refuse_what_nobody_can_judge(prompt)
+    if not fits(prompt, answer):
+        truth(prompt)
+        raise NotationError(
+            "the answer is not consistent with the record", f"{_text(prompt)} {answer}"
+        )
+
+
+def _refuse_what_nobody_can_judge(prompt: FillInPrompt) -> None:
+    if prompt.field == "action" and prompt.truncated == "1":
+        raise NotationError(
+            "a masked action was illegal: any illegal text would fit", _text(prompt)
+        )
+    if prompt.field == "history" and _plies(prompt.state) != len(prompt.history) - 1:
+        raise NotationError(
+            "a masked move of an incomplete history cannot be judged", _text(prompt)
+        )
+
+
+_text = notation.write_fill_in_prompt  # for messages
+
+
+def fits(prompt: FillInPrompt, answer: str) -> bool:
+    """Whether the record, filled in with `answer`, is consistent: the one definition of it.
+
+    Args:
+        prompt: The masked record.
+        answer: As `notation.parse_fill_in_answer` returns it.
+    """
+    asked, answered = filled(prompt, answer)
+    try:
+        board = rules.board_of(asked.fen)
+        if rules.transition(asked.fen, asked.action) != answered:
+            return False
+    except IllegalPositionError:
+        return False
+    return (
+        board.fen() == asked.fen
+        and not board.is_seventyfive_moves()
+        and asked.history[-1:] == (asked.action,)
+        and _en_passant_agrees(board, asked)
+        and _history_agrees(prompt, asked)
+    )
+
+
+def filled(prompt: FillInPrompt, answer: str) -> tuple[EnvironmentPrompt, EnvironmentAnswer]:
+    """The record without its mask: what the environment was asked, and what it answered.
+
+    Args:
+        prompt: The masked record.
+        answer: As `notation.parse_fill_in_answer` returns it.
+    """
+    columns = dict(zip(notation.FILL_IN_COLUMNS, notation.fill_in_columns(prompt), strict=True))
+    if prompt.field == "action":
+        columns["history"] = columns["history"].replace(MASK, answer)
+    columns[prompt.column] = columns[prompt.column].replace(MASK, answer)
+    asked, answered = ("+".join(columns[name] for name in names) for names in (_ASKED, _ANSWERED))
+    return (
+        notation.parse_environment_prompt(f"{asked}+"),
+        notation.parse_environment_answer(answered),
+    )
+
+
+_ASKED, _ANSWERED = notation.FILL_IN_COLUMNS[:3], notation.FILL_IN_COLUMNS[3:]
+
+
+def mask(
+    asked: EnvironmentPrompt, answered: EnvironmentAnswer, column: str, part: int | None = None
+) -> tuple[FillInPrompt, str]:
+    """Hide a place of a record: the fill-in prompt and the answer that was there.
+
+    Args:
+        asked: What the environment was asked.
+        answered: What it answered.
+        column: One of `notation.FILL_IN_COLUMNS`.
+        part: Of a FEN or of the history, see `FillInPrompt`; None hides the column.
+
+    Raises:
+        NotationError: That place cannot be masked.
+    """
+    row = notation.write_environment_prompt(asked) + notation.write_environment_answer(answered)
+    texts = row.removeprefix(notation.ENVIRONMENT_PREFIX).strip(" ").split("+")
+    at = notation.FILL_IN_COLUMNS.index(column)
+    hidden = texts[at]
+    if part is not None:
+        split, join = (fen_parts, join_fen) if column in FEN_COLUMNS else (str.split, " ".join)
+        parts = list(split(texts[at]))
+        hidden, parts[part] = parts[part], MASK
+        texts[at] = join(parts)
+    else:
+        texts[at] = MASK
+    if column == "action":
+        texts[2] = " ".join((*asked.history[:-1], MASK))
+    return notation.parse_fill_in_prompt(f"{notation.FILL_IN_PREFIX} {'+'.join(texts)}+"), hidden
+
+
+# --------------------------------------------------------------------------------------------------
+# What the history says of the state
+# --------------------------------------------------------------------------------------------------
+def _en_passant_agrees(board: chess.Board, asked: EnvironmentPrompt) -> bool:
+    """Whether the state names the square that the move before the action has passed over."""
+    if len(asked.history) < 2:
+        return True
+    passed = _passed_square(board, asked.history[-2])
+    if passed is None:
+        return board.ep_square is None
+    expected = board.copy(stack=False)
+    expected.ep_square = passed
+    return expected.fen() == asked.fen  # which names the square only where a capture is legal
+
+
+def _passed_square(board: chess.Board, last: str) -> chess.Square | None:
+    """The square passed over by a pawn's double step, from the board after it."""
+    try:
+        move = chess.Move.from_uci(last)
+    except ValueError:
+        return None
+    start, end = move.from_square, move.to_square
+    ranks = abs(chess.square_rank(start) - chess.square_rank(end))
+    if board.piece_type_at(end) != chess.PAWN or ranks != _DOUBLE_STEP:
+        return None
+    return (start + end) // 2
+
+
+def _history_agrees(prompt: FillInPrompt, asked: EnvironmentPrompt) -> bool:
+    """Whether the state is where a complete history leads, as far as the record lets one tell."""
+    moves = asked.history[:-1]
+    if _plies(asked.fen) != len(moves):
+        return True
+    led_to = _replay(moves)
+    if led_to == asked.fen:
+        return True
+    if prompt.field == "history":
+        return False
+    # Elsewhere the state shows whether its game began at the standard start.
+    return led_to is None or prompt.column != "state" or not _shows(prompt, led_to)
+
+
+def _shows(prompt: FillInPrompt, fen: str) -> bool:
+    """Whether the masked state could be this one."""
+    assert prompt.part is not None
+    parts = list(fen_parts(fen))
+    parts[prompt.part] = MASK
+    return join_fen(parts) == prompt.state
+
+
+def _plies(fen: str) -> int:
+    """Moves of both sides before a position, by its counters."""
+    parts = fen_parts(fen)
+    return 2 * (int(parts[_FULL_MOVES]) - 1) + (parts[_SIDE] == "b")
+
+
+@lru_cache(maxsize=1_024)
+def _replay(moves: tuple[str, ...]) -> str | None:
+    """The position after these moves from the standard start; None where one is illegal."""
+    board = chess.Board()
+    try:
+        for move in moves:
+            board.push_uci(move)
+    except ValueError:
+        return None
+    return board.fen()
+
+
+# --------------------------------------------------------------------------------------------------
+# Candidates: no answer that is consistent is missing
+# --------------------------------------------------------------------------------------------------
+def _candidates(prompt: FillInPrompt) -> Iterable[str]:
+    if prompt.field == "action":
+        return _moves(prompt)
+    if prompt.field == "history":
+        return _hidden_moves(prompt)
+    if prompt.field == "reward":
+        return map(notation.write_decimal, _REWARDS)
+    if prompt.field == "flags":
+        return "01"
+    if prompt.column == "next_state":
+        return _next_parts(prompt)
+    return _state_parts(prompt)
+
+
+_REWARDS = (
+    rules.REWARD_CONTINUES,
+    rules.REWARD_CHECKMATE,
+    rules.REWARD_DRAW,
+    rules.REWARD_ILLEGAL,
+)
+
+
+def _moves(prompt: FillInPrompt) -> Iterator[str]:
+    """The legal moves from squares that the next state leaves empty."""
+    try:
+        board = rules.board_of(prompt.state)
+    except IllegalPositionError:
+        return iter(())
+    after = notation.expand_placement(prompt.next_state.split(" ")[0])
+    left = (square for square in chess.SQUARES if after[chess.square_mirror(square)] == ".")
+    return _legal_moves(board, chess.SquareSet(left))
+
+
+def _legal_moves(board: chess.Board, start: chess.IntoSquareSet = chess.BB_ALL) -> Iterator[str]:
+    """Castling in both of its notations."""
+    for move in board.generate_legal_moves(chess.SquareSet(start).mask):
+        yield board.uci(move)
+        if board.is_castling(move):
+            yield board.uci(move, chess960=True)
+
+
+def _hidden_moves(prompt: FillInPrompt) -> Iterator[str]:
+    assert prompt.part is not None
+    before = _replay(prompt.history[: prompt.part])
+    return _legal_moves(chess.Board(before)) if before is not None else iter(())
+
+
+def _next_parts(prompt: FillInPrompt) -> Iterator[str]:
+    """The next state follows from the state and the action."""
+    try:
+        fen = rules.transition(prompt.state, prompt.action).fen
+    except IllegalPositionError:
+        return
+    yield fen if prompt.part is None else fen_parts(fen)[prompt.part]
+
+
+def _state_parts(prompt: FillInPrompt) -> Iterable[str]:
+    part = prompt.part
+    assert part is not None
+    next_part = fen_parts(prompt.next_state)[part]
+    if part == _SIDE:
+        return "wb"
+    if part == _CASTLING:
+        return _CASTLING_FIELDS
+    if part == _EN_PASSANT:
+        return ("-", *(file + rank for file in "abcdefgh" for rank in "36"))
+    if part == _HALF_MOVES:
+        counter = int(next_part)
+        earlier = range(_LAST_HALF_MOVE + 1) if counter == 0 else (counter - 1, counter)
+        return map(str, earlier)
+    if part == _FULL_MOVES:
+        return str(int(next_part) - 1), next_part
+    return _ranks(prompt, part)
+
+
+_CASTLING_FIELDS = tuple(
+    "".join(right for right, held in zip("KQkq", holds, strict=True) if held) or "-"
+    for holds in product((False, True), repeat=4)
+)
+
+# Files of the king's goal and of the other way to write it, and what the rank held before.
+_CASTLINGS = (
+    ((6, 7), {4: "k", 5: ".", 6: ".", 7: "r"}),
+    ((2, 0), {0: "r", 2: ".", 3: ".", 4: "k"}),
+)
+
+
+def _ranks(prompt: FillInPrompt, part: int) -> Iterator[str]:
+    """A rank of the state: the next state's, what the action has touched set back in each way."""
+    after = notation.expand_placement(prompt.next_state.split(" ")[0])
+    rank = range(8 * part, 8 * part + 8)
+    yield notation.contract_rank(after[rank.start : rank.stop])  # an illegal action touches nothing
+    try:
+        move = chess.Move.from_uci(prompt.action)
+    except ValueError:
+        return
+    before = _contents_before(after, move, white=fen_parts(prompt.state)[_SIDE] == "w")
+    for contents in product(*(before.get(square, after[square]) for square in rank)):
+        yield notation.contract_rank("".join(contents))
+
+
+def _contents_before(after: str, move: chess.Move, white: bool) -> dict[int, str]:
+    """What the squares that a move touches may have held before it, each content one letter.
+
+    Args:
+        after: The 64 squares after it, a8 first.
+        move: It may be illegal.
+        white: Whether White has moved.
+    """
+    own, other = (str.upper, str.lower) if white else (str.lower, str.upper)
+    start, end = map(chess.square_mirror, (move.from_square, move.to_square))
+    corner = start - start % 8
+    for goals, contents in _CASTLINGS:
+        if start % 8 == 4 and end - corner in goals and after[corner + goals[0]] == own("k"):
+            return {corner + file: own(content) for file, content in contents.items()}
+    mover = own("p") if move.promotion else after[end]
+    before = {start: mover, end: other(".pnbrq")}
+    if mover == own("p") and start % 8 != end % 8:  # maybe en passant
+        passed = corner + end % 8
+        before[passed] = after[passed] + other("p")
+    return before
