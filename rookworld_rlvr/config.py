@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
-from trl import GRPOConfig, ModelConfig, SFTConfig
+from trl import GRPOConfig, ModelConfig, RewardConfig, SFTConfig
 
 from .control import ControlArguments
 from .data import DataArguments
@@ -19,6 +19,7 @@ from .health import HealthArguments
 from .labels import LabelArguments
 from .mixture import PromptArguments
 from .model import check_model_name
+from .pairs import JudgeDataArguments
 from .prepare import PrepareArguments, PrepareLabelArguments
 from .records import (
     TASKS,
@@ -43,7 +44,7 @@ class RunArguments:
 
     Args:
         dry_run: Print the resolved configuration, the data's counts and three scored rows a task,
-            then exit without loading a model.
+            then exit without loading a model other than judges.
     """
 
     dry_run: bool = False
@@ -210,6 +211,22 @@ class RookWorldSFTConfig(SFTConfig):
     )
 
 
+@dataclass
+class RookWorldRewardConfig(RewardConfig):
+    """`trl.RewardConfig` with RookWorld's defaults: no pair is left out for its length unasked."""
+
+    max_length: int | None = field(
+        default=None,
+        metadata={"help": "Leave out pairs with more tokens; a pair too long for the model stops."},
+    )
+    ddp_find_unused_parameters: bool | None = field(
+        default=False, metadata={"help": "Every parameter of a GPT-2 is used in every step."}
+    )
+    report_to: None | str | list[str] = field(  # noqa: RUF036  (the parser takes the second)
+        default="wandb", metadata={"help": "Where to log; W&B runs offline without a key."}
+    )
+
+
 def check_sft_recipe(
     run_args: RunArguments | None,
     data_args: DataArguments | None,
@@ -225,6 +242,43 @@ def check_sft_recipe(
     if model_args.model_name_or_path is not None:
         return ["new_model and model_name_or_path exclude each other; leave one out"]
     return []
+
+
+def check_judge_recipe(
+    run_args: RunArguments | None,
+    data_args: DataArguments | None,
+    judge_args: JudgeDataArguments | None,
+    model_args: ModelConfig | None,
+    reward_args: RookWorldRewardConfig | None,
+) -> list[str]:
+    """Faults of a recipe for training a judge that no dataclass sees alone."""
+    faults = []
+    if model_args is not None:
+        faults += check_model_arguments(model_args)
+        if model_args.use_peft:
+            faults.append("use_peft: a judge's new score head is trained in full; leave it out")
+    if judge_args is not None:
+        faults += check_model_name(judge_args.generator, key="generator")
+    if data_args is not None:
+        faults += [
+            f"{key}: pairs are mixed by pair_shares and made of right answers; leave it out"
+            for key in _NOT_OF_PAIRS
+            if getattr(data_args, key)
+        ]
+        faults += [
+            f"pair_shares: some are of the task {task!r}, which `tasks` leaves out"
+            for task in (judge_args.tasks() if judge_args is not None else ())
+            if task not in data_args.tasks
+        ]
+    return faults
+
+
+_NOT_OF_PAIRS = (
+    "environment_share",
+    "task_shares",
+    "en_passant_fault_share",
+    "black_best_move_fault_share",
+)
 
 
 def check_model_arguments(args: ModelConfig) -> list[str]:

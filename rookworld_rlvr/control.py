@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOConfig
 
+from .judge import judges_of
 from .kl import (
     ESTIMATORS,
     KL_ADAPTATIONS,
@@ -240,6 +241,7 @@ class ControlledGRPOTrainer(ShapedGRPOTrainer):
         self._keeps_logps = False  # while TRL computes the loss
         self._last_logps: torch.Tensor | None = None
         self._rewards_per_func: torch.Tensor | None = None
+        self.judges = judges_of(self.reward_funcs)
         self.add_callback(_ControlCallback(self))
 
     # --------------------------------------------------------------------------------------------
@@ -468,12 +470,19 @@ class ControlledGRPOTrainer(ShapedGRPOTrainer):
 
     def control_state(self) -> dict[str, Any]:
         """What the controls have learnt, for a run that goes on later."""
-        return {"kl": self.kl.state(), "baseline_running": self.baselines.running}
+        return {
+            "kl": self.kl.state(),
+            "baseline_running": self.baselines.running,
+            "judges": {name: judge.state() for name, judge in self.judges.items()},
+        }
 
     def load_control_state(self, state: Mapping[str, Any]) -> None:
         """Go on from `control_state`."""
         self.kl.load(state["kl"])
         self.baselines.running = dict(state["baseline_running"])
+        for name, judge in self.judges.items():
+            if name in state.get("judges", {}):  # none: it has come into the recipe since
+                judge.load(state["judges"][name])
 
 
 class _ControlCallback(TrainerCallback):

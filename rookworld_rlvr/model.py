@@ -43,23 +43,36 @@ def resolve_model_path(name: str) -> str:
     return asset_path(PACKAGED_MODEL)
 
 
-def check_model_name(name: str | None) -> list[str]:
-    """Faults of a model's name, found without loading anything."""
+def check_model_name(name: str | None, key: str = "model_name_or_path") -> list[str]:
+    """Faults of a model's name, found without loading anything; `key` is what it was given as."""
     if name is None:
-        return [f"model_name_or_path: missing; give {PACKAGED_MODEL}, a folder or a Hub id"]
+        return [f"{key}: missing; give {PACKAGED_MODEL}, a folder or a Hub id"]
     path = Path(resolve_model_path(name))
-    if path.is_dir():
-        return (
-            []
-            if (path / "config.json").is_file()
-            else [f"model_name_or_path: no model in {name!r}"]
-        )
+    if (path / "config.json").is_file():
+        return []
+    if path.is_dir() or _is_run(path):
+        return [f"{key}: no model in {name!r}{_how_to_make(path)}"]
     if is_hub_id(name) and not name.startswith("."):
         return []
     return [
-        f"model_name_or_path: {name!r} is neither packaged ({PACKAGED_MODEL}), a folder, nor a Hub id "
+        f"{key}: {name!r} is neither packaged ({PACKAGED_MODEL}), a folder, nor a Hub id "
         "(owner/name)"
     ]
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a name is that of a recipe's `output_dir`, which has the form of a Hub id too."""
+    return path.parent == Path("runs") and path.name.startswith(("sft_", "grpo_", "judge_"))
+
+
+def _how_to_make(path: Path) -> str:
+    if not _is_run(path):
+        return ""
+    script = path.name.split("_")[0].replace("judge", "train_judge")
+    return (
+        f"; a recipe of that name makes it: accelerate launch recipes/{script}.py --config "
+        f"recipes/{path.name}.yaml"
+    )
 
 
 def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
@@ -137,11 +150,16 @@ def disable_dropout(model: torch.nn.Module) -> None:
             setattr(config, key, 0.0)
 
 
-def load_tokenizer(name: str, **kwargs: Any) -> PreTrainedTokenizerBase:
+def load_tokenizer(name: str, *, must_end: bool = True, **kwargs: Any) -> PreTrainedTokenizerBase:
     """The tokenizer of a model, left-padded with end-of-text where it has no pad token.
 
     Padding is told from text by the attention mask alone, never by the token's id: a real end of
     text keeps its place.
+
+    Args:
+        name: Packaged name, folder or Hub id.
+        must_end: Whether it needs an end token, as that of a model that writes does.
+        kwargs: For `AutoTokenizer.from_pretrained`.
 
     Raises:
         RookWorldError: There is no such tokenizer, it cannot be had, or it is empty.
@@ -151,7 +169,8 @@ def load_tokenizer(name: str, **kwargs: Any) -> PreTrainedTokenizerBase:
     except (OSError, ValueError) as error:
         raise _cannot_load("tokenizer", name, error) from error
     # transformers makes an empty tokenizer for a folder that holds none.
-    if not tokenizer("P: ")["input_ids"] or tokenizer.eos_token_id is None:
+    ends = tokenizer.eos_token_id is not None or not must_end
+    if not tokenizer("P: ")["input_ids"] or not ends:
         raise RookWorldError(
             f"the model {name!r} comes without a tokenizer that reads text and ends it; put "
             "tokenizer.json and tokenizer_config.json into its folder"

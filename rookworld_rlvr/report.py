@@ -77,21 +77,34 @@ def write_model_card(
         command: What was run.
         started: Seconds since the epoch.
     """
-    minutes = (time.time() - started) / 60
-    versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "trl"))
-    (folder / "README.md").write_text(
-        _MODEL_CARD.format(
-            parameters=parameters,
-            results=results_table(results),
-            values=data.report.values or "whose source the data set does not say",
-            recipe=yaml.safe_dump(dict(recipe), sort_keys=False, default_flow_style=None).strip(),
-            minutes=minutes,
-            command=command,
-            origin="from scratch" if recipe.get("new_model") else recipe.get("model_name_or_path"),
-            cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else "some",
-            versions=versions,
+    text = _MODEL_CARD.format(
+        parameters=parameters,
+        abilities=" and ".join(
+            what for task, what in _ABILITIES.items() if data.report.train[task]
         ),
-        encoding="utf-8",
+        results=results_table(results),
+        values=data.report.values or "whose source the data set does not say",
+        origin="from scratch" if recipe.get("new_model") else recipe.get("model_name_or_path"),
+    )
+    (folder / "README.md").write_text(
+        text + how_it_was_made(recipe, command, started), encoding="utf-8"
+    )
+
+
+def how_it_was_made(recipe: Mapping[str, Any], command: str, started: float) -> str:
+    """The end of a model card: command, minutes, versions and keys.
+
+    Args:
+        recipe: The keys that were given, YAML and overrides in one.
+        command: What was run.
+        started: Seconds since the epoch.
+    """
+    return _HOW_IT_WAS_MADE.format(
+        recipe=yaml.safe_dump(dict(recipe), sort_keys=False, default_flow_style=None).strip(),
+        minutes=(time.time() - started) / 60,
+        command=command,
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else "some",
+        versions=", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "trl")),
     )
 
 
@@ -121,7 +134,9 @@ from the rows' values of all legal moves: {values}.
 below, that share of the rows carried the public data's faults on purpose: the answer to a pawn's double
 step names the en passant square although no capture is legal, and Black's `B` is the worst of the five
 candidates. GRPO with verifiable rewards is there to repair them.
+"""
 
+_HOW_IT_WAS_MADE = """
 Command: `{command}`, {minutes:.0f} minutes on
 {cores} CPU cores, with {versions}, and these keys, the seeds among them:
 

@@ -1,7 +1,7 @@
-"""Reward functions in TRL's signature, over `scoring`, in one registry.
+"""Reward functions in TRL's signature, over `scoring`, in one registry; judges stand beside them.
 
 A reward takes ``prompts``, ``completions`` and the data set's columns as keywords, all of length `B`,
-and returns `B` numbers, or None for a row that it does not apply to: a row of the other task, or one
+and returns `B` numbers, or None for a row that it does not apply to: a row of another task, or one
 whose truth is missing. Names are dashboard keys: TRL logs ``rewards/<name>/mean``.
 """
 
@@ -15,6 +15,7 @@ from typing import Any
 
 from . import fill_in, notation, rules, scoring
 from .engine import position_asked
+from .judge_spec import is_judge, judge_faults, judge_spec
 from .labels import PolicyTruth, Values
 from .records import (
     ConfigurationError,
@@ -81,11 +82,13 @@ def get_reward_funcs(specs: Sequence[Spec], truth: PolicyTruth | None = None) ->
 
     Args:
         specs: ``{"name": ..., "weight": ..., **options}`` each; the weight is for the trainer
-            (`RookWorldGRPOConfig` hands it to TRL's `reward_weights`).
+            (`RookWorldGRPOConfig` hands it to TRL's `reward_weights`). One by the name of ``judge``
+            or ``judge_<suffix>`` is a frozen model, see `judge_spec.JudgeSpec`, and is loaded.
         truth: Where the values of moves come from; None takes the column `action_values`.
 
     Raises:
         ConfigurationError: Unknown names or options, with their close matches.
+        RookWorldError: A judge's model is none, see `judge.load_judge`.
 
     >>> (exact,) = get_reward_funcs([{"name": "environment_exact"}])
     >>> exact(
@@ -97,7 +100,15 @@ def get_reward_funcs(specs: Sequence[Spec], truth: PolicyTruth | None = None) ->
     faults = check_reward_specs(specs)
     if faults:
         raise ConfigurationError(faults)
-    return [_reward_func(spec, truth or PolicyTruth()) for spec in specs]
+    return [_open(spec, truth or PolicyTruth()) for spec in specs]
+
+
+def _open(spec: Spec, truth: PolicyTruth) -> RewardFunc:
+    if not is_judge(spec["name"]):
+        return _reward_func(spec, truth)
+    from .judge import JudgeReward  # torch, which no other reward needs
+
+    return JudgeReward(judge_spec(spec))
 
 
 def check_reward_specs(specs: Any) -> list[str]:
@@ -118,12 +129,15 @@ def check_reward_specs(specs: Any) -> list[str]:
 
 def _check_reward_spec(spec: Spec) -> list[str]:
     name = spec["name"]
-    if name not in REWARDS:
-        return [f"rewards: unknown reward {name!r}{close_matches(name, REWARDS)}"]
+    if name not in REWARDS and not is_judge(name):
+        known = (*REWARDS, "judge")
+        return [f"rewards: unknown reward {name!r}{close_matches(name, known)}"]
     faults = []
     weight = spec.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
         faults.append(f"rewards: weight {weight!r} of {name} is no finite number")
+    if is_judge(name):
+        return faults + judge_faults(spec)
     for key, value in spec.items():
         if key in ("name", "weight"):
             continue
@@ -138,7 +152,13 @@ def _check_reward_spec(spec: Spec) -> list[str]:
 
 def tasks_of(specs: Sequence[Spec]) -> set[Task]:
     """The tasks that at least one of the rewards judges."""
-    return {task for spec in specs for task in REWARDS[spec["name"]].tasks}
+    return {
+        task
+        for spec in specs
+        for task in (
+            judge_spec(spec).tasks if is_judge(spec["name"]) else REWARDS[spec["name"]].tasks
+        )
+    }
 
 
 def score_row(prompt: str, completion: str, values: Values | None = None) -> Score | None:

@@ -7,14 +7,19 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from datasets import Dataset
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
+from transformers import (
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerBase,
+)
 from trl import GRPOTrainer
 
 from rookworld_rlvr import model as models
@@ -116,6 +121,22 @@ def random_gpt2(tokenizer: PreTrainedTokenizerBase) -> GPT2LMHeadModel:
     )
 
 
+def tiny_judge(tokenizer: PreTrainedTokenizerBase, **config: Any) -> GPT2ForSequenceClassification:
+    """A one-score classifier with random weights, far from uniform; keywords change its shape."""
+    torch.manual_seed(0)
+    shape = {
+        "vocab_size": len(tokenizer),
+        "n_layer": 1,
+        "n_embd": 16,
+        "n_head": 2,
+        "n_positions": 256,
+        "num_labels": 1,
+        "initializer_range": 0.5,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    return GPT2ForSequenceClassification(GPT2Config(**{**shape, **config}))
+
+
 @pytest.fixture
 def make_trainer(tmp_path: Path, packaged: LoadedData) -> Callable[..., GRPOTrainer]:
     """Build a trainer on mixed rows; keywords go to the configuration, `kind` picks the class."""
@@ -157,9 +178,9 @@ def make_trainer(tmp_path: Path, packaged: LoadedData) -> Callable[..., GRPOTrai
     return make
 
 
-def mixed_rows(rows: Dataset, each: int = 16) -> Dataset:
-    """Environment and policy rows in turn: prompts of different lengths in every batch."""
-    environment = [index for index, task in enumerate(rows["task"]) if task == "environment"]
-    policy = [index for index, task in enumerate(rows["task"]) if task == "policy"]
-    pairs = zip(environment[:each], policy[:each], strict=True)
-    return rows.select([index for pair in pairs for index in pair])
+def mixed_rows(
+    rows: Dataset, each: int = 16, tasks: Sequence[str] = ("environment", "policy")
+) -> Dataset:
+    """Rows of the tasks in turn: prompts of different lengths in every batch."""
+    found = [[i for i, mine in enumerate(rows["task"]) if mine == task][:each] for task in tasks]
+    return rows.select([index for turn in zip(*found, strict=True) for index in turn])

@@ -103,6 +103,7 @@ def evaluation(environment: float, policy: float) -> Log:
         ("gradient_not_finite", "grad_norm", math.inf, "inf", "finite", "learning_rate"),
         ("gradient_zero", "grad_norm", 0.0, "0", "0", "num_generations"),
         ("gradient_clipped", "grad_norm", 7.5, "100%", "50%", "max_grad_norm"),
+        ("judge_constant", "judge/judge_a/std", 1e-4, "0.0001", "0.001", "rewards"),
     ],
 )
 def test_a_rule_of_one_log_names_number_bound_and_remedy(
@@ -244,6 +245,49 @@ def test_a_tasks_training_reward_that_falls_while_anothers_does_not() -> None:
     assert "environment_share" in finding.remedy_keys
     assert observe(logs([1.0] * 20, [0.5] * 20)) == []
     assert observe(logs([1.0] * 10 + [0.6] * 10, [0.5] * 10 + [0.3] * 10)) == []
+
+
+def judged(score: float, truth: float, spread: float = 1.0) -> Log:
+    return {
+        **HEALTHY,
+        "judge/judge_a/mean": score,
+        "judge/judge_a/std": 2.0,
+        "judge/judge_a/reward_std": spread,
+        "judge/judge_a/truth": truth,
+    }
+
+
+def test_a_judge_whose_scale_flattens_its_scores_is_constant_too() -> None:
+    assert observe([judged(9.0, 0.5, spread=0.01)]) == []
+    (found,) = observe([judged(9.0, 0.5, spread=1e-6)], patience=3)
+    assert found.rule == "judge_constant" and "the judge judge_a gives" in found.message
+    assert not observe([{**HEALTHY, "judge/judge_a/mean": 1.0}]), "nothing to read"
+
+
+def test_a_judge_that_rises_while_what_it_scores_gets_worse() -> None:
+    learns = [judged(0.1 * step, 0.5 + 0.01 * step) for step in range(10)]
+    assert observe(learns) == []
+    fools = [judged(1 + 0.1 * step, 0.6 - 0.02 * step) for step in range(10)]
+    (found,) = observe(learns + fools, patience=3)
+    assert found.rule == "judge_against_truth" and found.severity == "warning"
+    # The best five logs are steps 6 to 10, 0.57; those of steps 13 to 17 are the first under 0.52.
+    assert found.step == 17 and found.value == pytest.approx(0.57 - 0.52, abs=1e-2)
+    for words in ("the score of judge_a has risen", "since step 10", "blind spot", "rewards"):
+        assert words in found.message
+    falls = [judged(1 - 0.1 * step, 0.6 - 0.02 * step) for step in range(10)]
+    assert observe(learns + falls) == [], "a judge that sees it is no blind one"
+
+
+def test_a_judge_that_rises_while_held_out_accuracy_falls() -> None:
+    before, after = evaluation(0.8, 0.5), evaluation(0.6, 0.5)
+    rises = [judged(0.1 * step, 0.5) for step in range(4)]
+    (found,) = [
+        found for found in observe([before, *rises, after]) if found.rule == "judge_against_truth"
+    ]
+    assert found.value == pytest.approx(0.1) and "while held-out overall accuracy" in found.message
+    sinks = [judged(-0.1 * step, 0.5) for step in range(4)]
+    rules = {found.rule for found in observe([before, *sinks, after])}
+    assert rules and "judge_against_truth" not in rules
 
 
 def test_every_rule_is_in_the_glossary_and_its_remedy_names_keys_that_there_are() -> None:

@@ -33,6 +33,20 @@ class TestPackagedModel:
     def test_other_names_pass(self) -> None:
         assert models.resolve_model_path("jrahn/RookWorld-LM-124M") == "jrahn/RookWorld-LM-124M"
 
+    @pytest.mark.parametrize("made", [False, True], ids=["no folder", "a run that was cut short"])
+    def test_a_run_that_is_not_there_names_the_recipe_that_makes_it(
+        self, made: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        if made:
+            (tmp_path / "runs" / "sft_fill_in").mkdir(parents=True)
+        (fault,) = models.check_model_name("runs/sft_fill_in")
+        assert fault == (
+            "model_name_or_path: no model in 'runs/sft_fill_in'; a recipe of that name makes it: "
+            "accelerate launch recipes/sft.py --config recipes/sft_fill_in.yaml"
+        )
+        assert models.check_model_name("jrahn/grpo_model") == []
+
 
 class TestTokenizer:
     @settings(max_examples=50)

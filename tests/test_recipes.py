@@ -23,6 +23,7 @@ from .conftest import REPOSITORY, launch, recipe
 
 RECIPES = REPOSITORY / "recipes"
 GRPO = sorted(RECIPES.glob("grpo_*.yaml"))
+GRPO.remove(RECIPES / "grpo_judge.yaml")  # needs a judge: see test_judge.py
 SMALL = """
     --model_name_or_path rookworld-nano --dataset_name rookworld-nano-openings
     --synthetic_rows 100 --heldout_rows 6 --max_steps 2
@@ -51,13 +52,19 @@ def test_the_set_of_recipes() -> None:
     assert names == {
         "grpo_nano",
         "grpo_environment",
+        "grpo_fill_in",
         "grpo_learning",
         "grpo_policy",
         "grpo_mixed",
         "grpo_lora",
+        "grpo_judge",
+        "judge_nano",
+        "grpo_three_tasks",
+        "prepare_fill_in",
         "prepare_nano",
         "prepare_evaluation",
         "prepare_policy",
+        "sft_fill_in",
         "sft_nano",
         "sweep_environment",
         "sweep_nano",
@@ -79,9 +86,12 @@ def test_a_recipe_opens_with_its_launch_command(path: Path) -> None:
 @pytest.mark.parametrize("path", GRPO, ids=lambda path: path.stem)
 def test_a_grpo_recipe_runs_small(path: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    printed = run("grpo.py", "--config", str(path), *SMALL, "--output_dir", str(out), cwd=tmp_path)
-    metrics = yaml.safe_load(path.read_text()).get("tasks", ["environment", "policy"])
-    for task in metrics:
+    tasks = yaml.safe_load(path.read_text()).get("tasks", ["environment", "policy"])
+    small = [*SMALL, "--output_dir", str(out)]
+    if "fill_in" in tasks:
+        small += ["--synthetic_fill_in_rows", "200"]
+    printed = run("grpo.py", "--config", str(path), *small, cwd=tmp_path)
+    for task in tasks:
         assert re.search(rf"{task}/format +6 .*\[", printed), "a row of the table"
     results = json.loads((out / "results.json").read_text())
     assert results["steps"] == 2
@@ -110,6 +120,32 @@ def test_sft_makes_a_model_from_scratch(tmp_path: Path) -> None:
     row = "A: 8/8/8/8/8/4k3/8/4K3 w - - 0 1+e1d1+e1d1+8/8/8/8/8/4k3/8/3K4 b - - 1 1+0.5+1+0"
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer.decode(tokenizer(row)["input_ids"]) == row
+
+
+def test_sft_adds_a_task_to_the_packaged_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = "--synthetic_rows 20 --synthetic_fill_in_rows 60 --max_rows 200 --heldout_rows 5"
+    words += " --max_steps 2 --use_cpu --report_to none --per_device_train_batch_size 8"
+    config = str(RECIPES / "sft_fill_in.yaml")
+    recipe("sft").main(["--config", config, *words.split(), "--output_dir", "out"])
+    printed = capsys.readouterr().out
+    for task in ("environment", "policy", "fill_in"):
+        assert re.search(rf"`{task}/format` \| [1-5] \|", printed), task
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "fills in what is hidden of a record (`F:` prompts)" in card
+    assert "fine-tuned\n(rookworld-nano)" in card
+
+
+@pytest.mark.parametrize("name", ["grpo_fill_in", "grpo_three_tasks"])
+def test_a_recipe_names_the_one_that_makes_its_model(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RookWorldError, match=r"recipes/sft\.py --config recipes/sft_fill_in\.yaml"):
+        recipe("grpo").main(["--config", str(RECIPES / f"{name}.yaml")])
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
 
 def test_a_dry_run_loads_no_model_and_leaves_nothing(tmp_path: Path) -> None:

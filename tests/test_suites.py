@@ -26,6 +26,7 @@ from rookworld_rlvr.engine import EngineArguments
 from rookworld_rlvr.evaluation.answerers import Answerer, LanguageModel, Oracle, RandomMover
 from rookworld_rlvr.evaluation.environment import EnvironmentSuite, kinds
 from rookworld_rlvr.evaluation.environment import judge as judge_environment
+from rookworld_rlvr.evaluation.fill_in import FillInSuite
 from rookworld_rlvr.evaluation.models import ModelArguments, OracleValues, open_model
 from rookworld_rlvr.evaluation.policy import PolicySuite
 from rookworld_rlvr.evaluation.policy import judge as judge_policy
@@ -302,7 +303,7 @@ SAMPLED = Decoding("sampled", temperature=0.6, top_k=5, seed=3)
 
 
 @pytest.mark.parametrize("decoding", [GREEDY, SAMPLED], ids=lambda decoding: decoding.name)
-@pytest.mark.parametrize("make", [EnvironmentSuite, PolicySuite])
+@pytest.mark.parametrize("make", [EnvironmentSuite, PolicySuite, FillInSuite])
 def test_a_batch_of_one_and_of_many_give_the_same_answers(
     make: Callable[[int, int], Suite],
     decoding: Decoding,
@@ -444,9 +445,9 @@ def test_items_that_a_training_set_holds_are_left_out(tmp_path: Path) -> None:
 
 
 def test_the_packaged_training_set_holds_no_test_position() -> None:
-    suites = [EnvironmentSuite(300, 0), PolicySuite(300, 0)]
+    suites = [EnvironmentSuite(300, 0), PolicySuite(300, 0), FillInSuite(100, 0)]
     proof = keep_apart(suites, "rookworld-nano-openings")
-    assert proof.left_out == {"environment": 0, "policy": 0}
+    assert proof.left_out == {"environment": 0, "policy": 0, "fill_in": 0}
     trained = load_data(DataArguments(heldout_rows=10)).report.train
     # The suite's count has duplicates among environment rows, `load_data`'s has none.
     assert proof.rows >= sum(trained.values()) > 18_000
@@ -586,12 +587,14 @@ def test_bad_input_gets_one_message(tmp_path: Path) -> None:
 
 def test_every_answerer_answers_each_prompt() -> None:
     prompts = [f"P: {START}", f"A: {START}+e2e4+e2e4+", f"P: {START}"]
+    prompts += [f"F: {START}+e2e4+e2e4+{AFTER_E4}+0.001+0+[MASK]+"]
     answerers: list[Answerer] = [RandomMover(), Oracle(lambda fens: [VALUES for _ in fens])]
     for answerer in answerers:
-        first, state, again = answerer.answers(prompts)
+        first, state, again, flag = answerer.answers(prompts)
         assert first == again
         notation.parse_policy_answer(first)
         notation.parse_environment_answer(state)
+        assert notation.parse_fill_in_answer("flags", flag) in "01"
 
 
 # --------------------------------------------------------------------------------------------------

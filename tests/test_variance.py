@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +17,14 @@ from rookworld_rlvr.config import RookWorldGRPOConfig
 from rookworld_rlvr.control import CONTROL_STATE
 from rookworld_rlvr.notation import task_of
 from rookworld_rlvr.records import ConfigurationError
+from rookworld_rlvr.rewards import score_row
 from rookworld_rlvr.variance import Round, fill, next_round, select_groups
 
 from .conftest import launch
+from .two_processes import TEMPERATURES
 
 REWARDS = [{"name": "environment_exact"}]
-P, E = "policy", "environment"
+P, E, F = "policy", "environment", "fill_in"
 
 
 def only_policy_differs(prompts: list[str], **_: Any) -> list[float]:
@@ -296,18 +299,62 @@ def two_processes(*argv: str) -> subprocess.CompletedProcess[str]:
     return launch("--module", "tests.two_processes", *argv)
 
 
-def test_two_processes_decide_alike_where_only_one_lacks_signal(tmp_path: Path) -> None:
-    done = two_processes(str(tmp_path))
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Any]]:
+    """What each of two processes has written, by the beginning of its file's name."""
+    folder = tmp_path_factory.mktemp("two")
+    done = two_processes(str(folder))
     assert done.returncode == 0, done.stderr[-3000:]
-    first, second = (
-        json.loads((tmp_path / f"process{rank}.json").read_text()) for rank in range(2)
-    )
+    return lambda name: [
+        json.loads((folder / f"{name}{rank}.json").read_text()) for rank in range(2)
+    ]
+
+
+def test_two_processes_decide_alike_where_only_one_lacks_signal(
+    told: Callable[[str], list[Any]],
+) -> None:
+    first, second = told("process")
     assert first == second
     steps = [entry for entry in first["logs"] if "zero_variance/sampled" in entry]
     assert len(steps) == 3
     assert all(0 < entry["zero_variance/trained"] <= 0.5 for entry in steps), "the second's half"
     assert all(entry["zero_variance/extra_prompts"] == 8 for entry in steps), "up to the bound"
     assert first["state"]["kl"]["beta"] != 0.1 and first["state"]["difficulty"]["running"]
+    window = first["state"]["judges"]["judge"]["window"]
+    assert len(set(window)) > 12, "of both processes' completions"
+
+
+def test_two_processes_mix_three_tasks_in_one_batch(told: Callable[[str], list[Any]]) -> None:
+    first, second = told("tasks")
+    logged, rows = first["logged"], [*first["rows"], *second["rows"]]
+    assert len(first["rows"]) == len(second["rows"]) == 8
+    by_task: dict[str, list[Any]] = {}
+    for row in rows:
+        by_task.setdefault(task_of(row["prompt"]), []).append(row)
+    assert {task: len(mine) for task, mine in by_task.items()} == {E: 4, P: 4, F: 8}
+    for task, mine in by_task.items():
+        assert logged[f"task/{task}"] == len(mine) / 16
+        assert {round(row["temperature"], 6) for row in mine} == {TEMPERATURES[task]}
+        assert logged[f"sampling/temperature_{task}"] == TEMPERATURES[task]
+        assert max(row["gap"] for row in mine) <= 1e-4, "what is learnt from is what was drawn"
+
+    def scores(task: str, component: str) -> list[float]:
+        # Which moves are best does not matter to the form of an answer.
+        found = [score_row(r["prompt"], r["completion"], {"e2e4": 0}) for r in by_task[task]]
+        return [score[component] for score in found if score is not None]
+
+    letters = [len(row["completion"]) for row in by_task[F]]
+    pairs = zip(scores(F, "exact"), letters, strict=True)
+    expected = {
+        E: scores(E, "state"),
+        P: scores(P, "format"),
+        F: [exact + 0.5 * length for exact, length in pairs],
+    }
+    for task, rewards in expected.items():
+        assert logged[f"reward/{task}"] == pytest.approx(statistics.fmean(rewards), abs=1e-5)
+    # A reward's mean is over the rows of its own task.
+    assert logged["rewards/letters/mean"] == pytest.approx(statistics.fmean(letters))
+    assert len(set(letters)) > 1 and 0 < logged[f"reward/{E}"] < 1
 
 
 def test_a_reward_that_fails_on_one_process_ends_both(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Run by two processes: a few steps with every control on, and what each of them decided, as JSON.
+"""Run by two processes: what each of them decided and sampled, as JSON.
+
+``process<rank>.json`` is of a few steps with every control on, ``tasks<rank>.json`` of one step on a
+batch of three tasks, each at a temperature of its own.
 
 accelerate launch --cpu --num_processes 2 tests/two_processes.py FOLDER [fail]
 """
@@ -14,18 +17,25 @@ from accelerate import PartialState
 
 from rookworld_rlvr import model as models
 from rookworld_rlvr.config import RookWorldGRPOConfig
-from rookworld_rlvr.data import DataArguments, load_data
+from rookworld_rlvr.data import DataArguments, LoadedData, load_data
+from rookworld_rlvr.judge import Judge, JudgeReward
+from rookworld_rlvr.judge_spec import judge_spec
+from rookworld_rlvr.notation import task_of
 from rookworld_rlvr.parsing import run_cli
+from rookworld_rlvr.rewards import get_reward_funcs
 from rookworld_rlvr.trainer import RookWorldGRPOTrainer
 
-from .conftest import mixed_rows
+from .conftest import mixed_rows, tiny_judge
+
+TEMPERATURES = {"environment": 0.7, "policy": 1.0, "fill_in": 1.3}
+JUDGE = {"name": "judge", "model": "none", "scale": "zscore", "window": 24}
 
 
 def main(argv: Sequence[str]) -> None:
     folder, fails = Path(argv[0]), "fail" in argv
     args = RookWorldGRPOConfig(
         output_dir=str(folder / "run"),
-        rewards=[{"name": "environment_exact"}],
+        rewards=[{"name": "environment_exact"}, {**JUDGE, "weight": 0.0}],
         per_device_train_batch_size=8,
         num_generations=4,
         max_completion_length=8,
@@ -59,11 +69,13 @@ def main(argv: Sequence[str]) -> None:
             raise KeyError("planted")
         return [float(i % 2) if rank == 0 else 0.5 for i, _ in enumerate(completions)]
 
-    data = load_data(DataArguments(heldout_rows=8))
+    data = load_data(
+        DataArguments(tasks=[*TEMPERATURES], heldout_rows=8, synthetic_fill_in_rows=60)
+    )
     tokenizer = models.load_tokenizer(models.PACKAGED_MODEL)
     trainer = RookWorldGRPOTrainer(
         models.load_model(models.PACKAGED_MODEL),
-        [uneven],
+        [uneven, JudgeReward(judge_spec(JUDGE), Judge(tiny_judge(tokenizer), tokenizer))],
         args,
         train_dataset=mixed_rows(data.train),
         eval_dataset=data.heldout,
@@ -82,6 +94,84 @@ def main(argv: Sequence[str]) -> None:
         "weights": parameter.double().sum().item(),
     }
     (folder / f"process{rank}.json").write_text(json.dumps(result))
+    (folder / f"tasks{rank}.json").write_text(json.dumps(three_tasks(folder, data)))
+
+
+def letters(prompts: list[str], completions: list[str], **_: Any) -> list[float | None]:
+    """A reward of fill-in rows alone that differs from one completion to the next."""
+    return [
+        float(len(text)) if task_of(prompt) == "fill_in" else None
+        for prompt, text in zip(prompts, completions, strict=True)
+    ]
+
+
+def three_tasks(folder: Path, data: LoadedData) -> dict[str, Any]:
+    """What a step on a mixed batch logs, and each of this process's rows."""
+    names = ("environment_state", "policy_format", "fill_in_exact")
+    rewards = [{"name": name} for name in names]
+    args = RookWorldGRPOConfig(
+        output_dir=str(folder / "tasks"),
+        rewards=[*rewards, {"name": "fill_in_similarity", "weight": 0.5}],  # in letters' place
+        per_device_train_batch_size=8,
+        num_generations=4,
+        max_completion_length=64,
+        max_steps=1,
+        task_mixture={"environment": 0.25, "policy": 0.25, "fill_in": 0.5},
+        task_sampling={
+            task: {"temperature": temperature, "top_p": 1.0}
+            for task, temperature in TEMPERATURES.items()
+        },
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        logging_steps=1,
+        save_strategy="no",
+        load_best_model_at_end=False,
+        report_to=[],
+        disable_tqdm=True,
+    )
+    trainer = RookWorldGRPOTrainer(
+        models.load_model(models.PACKAGED_MODEL),
+        [*get_reward_funcs(rewards), letters],
+        args,
+        train_dataset=mixed_rows(data.train, tasks=[*TEMPERATURES]),
+        eval_dataset=data.heldout,
+        processing_class=models.load_tokenizer(models.PACKAGED_MODEL),
+    )
+    trainer.keep_sampler_logps = True
+    rows = watch_rows(trainer)
+    trainer.train()
+    (logged,) = (entry for entry in trainer.state.log_history if "reward" in entry)
+    return {"logged": logged, "rows": rows}
+
+
+def watch_rows(trainer: RookWorldGRPOTrainer) -> list[dict[str, Any]]:
+    """The rows of every loss to come: texts, temperature, gap to the sampler's log-probs in nats."""
+    rows: list[dict[str, Any]] = []
+    scored: list[Any] = []
+    score, loss = trainer._get_per_token_logps_and_entropies, trainer._compute_loss
+
+    def keep(*words: Any, **options: Any) -> Any:
+        scored.append(score(*words, **options))
+        return scored[-1]
+
+    def watch(model: Any, batch: dict[str, Any]) -> Any:
+        value = loss(model, batch)
+        gaps = (scored[-1][0].detach() - batch["sampling_per_token_logps"]).abs()
+        for index, gap in enumerate(gaps * batch["completion_mask"]):
+            texts = {
+                name: trainer.processing_class.decode(
+                    batch[f"{name}_ids"][index][batch[f"{name}_mask"][index].bool()],
+                    skip_special_tokens=True,
+                )
+                for name in ("prompt", "completion")
+            }
+            numbers = {"gap": gap.max().item(), "temperature": batch["temperature"][index].item()}
+            rows.append({**texts, **numbers})
+        return value
+
+    trainer._get_per_token_logps_and_entropies, trainer._compute_loss = keep, watch
+    return rows
 
 
 if __name__ == "__main__":

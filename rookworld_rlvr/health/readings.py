@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -22,7 +22,7 @@ HELDOUT: Mapping[Task, str] = {task: f"eval_{name}" for task, name in HEADLINES.
 _RECENT = 10  # logs that a trend is seen over
 _FEWEST = 5  # logs before the latest, below which entropy has no trend
 _KEPT = ("reward", "entropy", "grad_norm")  # and those of _KEPT_PREFIXES
-_KEPT_PREFIXES = ("reward/", "eval_")
+_KEPT_PREFIXES = ("reward/", "eval_", "judge/")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -177,11 +177,11 @@ def _heldout_fall(history: History, metric: str) -> _Fall | None:
     return _Fall(step, best, points[-1][1])
 
 
-def _reward_trend(history: History, since: int) -> float | None:
-    """Mean reward of the later half of the logs since a step, less that of the earlier half."""
-    rewards = [value for step, value in history.series.get("reward", ()) if step > since]
-    half = len(rewards) // 2
-    return statistics.fmean(rewards[half:]) - statistics.fmean(rewards[:half]) if half else None
+def _trend(history: History, name: str, since: int) -> float | None:
+    """Mean of the later half of a series' logs since a step, less that of the earlier half."""
+    values = [value for step, value in history.series.get(name, ()) if step > since]
+    half = len(values) // 2
+    return statistics.fmean(values[half:]) - statistics.fmean(values[:half]) if half else None
 
 
 def heldout_down(history: History, bound: float) -> Reading | None:
@@ -189,7 +189,7 @@ def heldout_down(history: History, bound: float) -> Reading | None:
     fall = _heldout_fall(history, "eval_overall")
     if fall is None:
         return None
-    trend = _reward_trend(history, fall.step)
+    trend = _trend(history, "reward", fall.step)
     broken = fall.points > bound and not (trend is not None and trend > 0)
     return Reading(
         fall.points, broken, f"from {fall.best:.3f} at step {fall.step} to {fall.now:.3f}"
@@ -198,7 +198,7 @@ def heldout_down(history: History, bound: float) -> Reading | None:
 
 def reward_up_heldout_down(history: History, bound: float) -> Reading | None:
     fall = _heldout_fall(history, "eval_overall")
-    trend = _reward_trend(history, fall.step) if fall else None
+    trend = _trend(history, "reward", fall.step) if fall else None
     if fall is None or trend is None:
         return None
     detail = (
@@ -276,3 +276,74 @@ def _has_held(points: list[tuple[int, float]], first: int, last: int) -> bool:
 
 def _mean(points: list[tuple[int, float]]) -> float:
     return statistics.fmean(value for _, value in points)
+
+
+# --------------------------------------------------------------------------------------------------
+# Judges
+# --------------------------------------------------------------------------------------------------
+def judge_constant(history: History, bound: float) -> Reading | None:
+    """The judge whose scores, or what its scale makes of them, lie closest together."""
+    spreads = {
+        name: min(found)
+        for name in _judges(history.now)
+        if (found := _finite(history, f"judge/{name}/std", f"judge/{name}/reward_std"))
+    }
+    if not spreads:
+        return None
+    name = min(spreads, key=spreads.__getitem__)
+    return Reading(spreads[name], spreads[name] <= bound, name)
+
+
+def judge_against_truth(history: History, bound: float) -> Reading | None:
+    """The judge beside whose rising score the truth has fallen most, in batches or held out."""
+    found = [
+        reading
+        for name in _judges(history.series)
+        for measure in (_batches_against, _heldout_against)
+        if (reading := measure(history, name, bound)) is not None
+    ]
+    return max(found, key=lambda reading: (reading.broken, reading.value), default=None)
+
+
+def _batches_against(history: History, name: str, bound: float) -> Reading | None:
+    """Of the completions that the judge has scored: five logs now against the best five before."""
+    scores, truths = f"judge/{name}/mean", f"judge/{name}/truth"
+    if history.get(scores) is None or history.get(truths) is None:
+        return None
+    points = history.series[truths]
+    windows = [
+        points[start : start + _FEWEST]
+        for start in range(0, len(points) - 2 * _FEWEST + 1, _FEWEST)
+    ]
+    if not windows:
+        return None
+    best = max(windows, key=_mean)
+    fall = _mean(best) - _mean(points[-_FEWEST:])
+    earlier = [point for point in history.series[scores] if best[0][0] <= point[0] <= best[-1][0]]
+    rise = _mean(history.series[scores][-_FEWEST:]) - _mean(earlier)
+    detail = (
+        f"the score of {name} has risen by {rise:.3g} since step {best[-1][0]} while the share right of "
+        "the same completions"
+    )
+    return Reading(fall, fall > bound and rise > 0, detail)
+
+
+def _heldout_against(history: History, name: str, bound: float) -> Reading | None:
+    fall = _heldout_fall(history, "eval_overall")
+    rise = _trend(history, f"judge/{name}/mean", fall.step) if fall else None
+    if fall is None or rise is None:
+        return None
+    detail = (
+        f"the score of {name} has risen by {rise:.3g} since step {fall.step} while held-out overall "
+        "accuracy"
+    )
+    return Reading(fall.points, fall.points > bound and rise > 0, detail)
+
+
+def _judges(names: Iterable[str]) -> list[str]:
+    """Names of judges among those of metrics, each once."""
+    return list(dict.fromkeys(name.split("/")[1] for name in names if name.startswith("judge/")))
+
+
+def _finite(history: History, *names: str) -> list[float]:
+    return [value for name in names if (value := history.get(name)) is not None]

@@ -358,6 +358,34 @@ RULES: Mapping[str, Rule] = _by_name(
             ("environment_share", "learning_rate"),
             readings.task_reward_down,
         ),
+        # Chance does not give a batch of different texts one score, so the first log will do.
+        Rule(
+            "judge_constant",
+            "warning",
+            1e-3,
+            "The deviation of a judge's scores in a batch is so small that they teach nothing.",
+            "the judge {detail} gives all completions of a batch nearly the same score, with a "
+            "deviation of {value}, not over {bound}",
+            "train it on such answers by recipes/train_judge.py, give it scale: raw under rewards, or "
+            "put a verifiable reward beside it",
+            ("rewards",),
+            readings.judge_constant,
+            share=False,
+            patient=False,
+        ),
+        # Five logs of the packaged recipe hold 3,200 completions: a share of them errs by 0.02, about.
+        Rule(
+            "judge_against_truth",
+            "warning",
+            0.05,
+            "How far the truth has fallen while a judge's score rose: its blind spot has been found.",
+            "{detail} has fallen by {value}, over {bound}: the policy has found the judge's blind spot",
+            "give verifiable rewards more weight under rewards, raise beta, or train the judge on what "
+            "the policy writes now",
+            ("rewards", "beta"),
+            readings.judge_against_truth,
+            patient=False,
+        ),
     )
 )
 """Every rule by name. Names are dashboard keys; `Rule.meaning` is their glossary."""

@@ -1,0 +1,115 @@
+"""Train a judge: a sequence classifier with one score, on pairs of a better and a worse answer.
+
+accelerate launch recipes/train_judge.py --config recipes/judge_nano.yaml
+python recipes/train_judge.py --dry_run
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from accelerate import PartialState
+from datasets import Dataset
+from trl import ModelConfig, RewardTrainer
+
+from rookworld_rlvr import model as models
+from rookworld_rlvr.callbacks import RunConfigCallback, configure_wandb
+from rookworld_rlvr.config import RookWorldRewardConfig, RunArguments, check_judge_recipe
+from rookworld_rlvr.data import DataArguments, load_data
+from rookworld_rlvr.files import write_json
+from rookworld_rlvr.judge import check_pair_lengths, load_judge
+from rookworld_rlvr.judge_report import judge_report, pairs_text, report_text, write_judge_card
+from rookworld_rlvr.judge_spec import JudgeSpec
+from rookworld_rlvr.pairs import JudgeDataArguments, make_pairs
+from rookworld_rlvr.parsing import StrictParser, run_cli
+from rookworld_rlvr.report import resolved_yaml
+from rookworld_rlvr.runs import goes_on, open_folder, quarantine_path, resume_point
+from rookworld_rlvr.trainer import save_final
+
+RECIPE = Path(__file__).with_name("judge_nano.yaml")
+REPORT = "judge_report.json"
+GROUPS = [RunArguments, DataArguments, JudgeDataArguments, ModelConfig, RookWorldRewardConfig]
+
+
+def main(argv: Sequence[str]) -> None:
+    started = time.time()
+    parser = StrictParser(GROUPS, RECIPE)
+    arguments = parser.parse_strictly(argv, check_judge_recipe)
+    run_args, data_args, judge_args, model_args, reward_args = arguments
+    output_dir = Path(reward_args.output_dir)
+    state = PartialState()
+
+    ################
+    # Data
+    ################
+    checkpoint = resume_point(reward_args.resume_from_checkpoint, output_dir)
+    quarantine = quarantine_path(output_dir)
+    with state.main_process_first():
+        keep_bad_rows = state.is_main_process and not run_args.dry_run
+        data = load_data(data_args, quarantine if keep_bad_rows else None)
+    state.print("\n".join(data.report.lines()))
+    shares, gap, seed = judge_args.shares(), judge_args.smallest_gap, judge_args.pair_seed
+    train = make_pairs(data.train.to_list(), judge_args.train_pairs, shares, gap, seed)
+    heldout = make_pairs(data.heldout.to_list(), judge_args.heldout_pairs, shares, gap, seed)
+    if run_args.dry_run:
+        state.print(resolved_yaml(*arguments))
+        state.print(pairs_text(train))
+        return
+
+    ################
+    # Model & Tokenizer
+    ################
+    tokenizer = models.load_tokenizer(
+        model_args.model_name_or_path, revision=model_args.model_revision
+    )
+    reward_args.model_init_kwargs = {
+        "revision": model_args.model_revision,
+        "attn_implementation": model_args.attn_implementation,
+        "dtype": model_args.dtype or "float32",
+    }
+
+    ################
+    # Training
+    ################
+    keep = goes_on(output_dir, checkpoint)
+    if state.is_main_process:
+        open_folder(output_dir, keep, resolved_yaml(*arguments), quarantine)
+        if "wandb" in reward_args.report_to:
+            print(configure_wandb(output_dir, resume=keep))
+    state.wait_for_everyone()
+    trainer = RewardTrainer(
+        model=models.resolve_model_path(model_args.model_name_or_path),
+        args=reward_args,
+        train_dataset=Dataset.from_list(
+            [
+                {"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected}
+                for pair in train
+            ]
+        ),
+        processing_class=tokenizer,
+        callbacks=[RunConfigCallback(parser.values)],
+    )
+    left_out = len(train) - len(trainer.train_dataset)
+    state.print(f"training pairs: {len(train)}, of which longer than max_length: {left_out}")
+    check_pair_lengths(trainer.model, trainer.train_dataset)
+    trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+    save_final(trainer, output_dir)
+
+    ################
+    # Result
+    ################
+    if trainer.accelerator.is_main_process:
+        judge = load_judge(JudgeSpec("judge", str(output_dir)))
+        report = judge_report(judge, heldout, data.heldout, judge_args)
+        write_json(output_dir / REPORT, report)
+        print(report_text(report))
+        command = " ".join(["python recipes/train_judge.py", *argv])
+        write_judge_card(
+            output_dir, parser.values, report, judge.network.num_parameters(), command, started
+        )
+
+
+if __name__ == "__main__":
+    run_cli(main)
