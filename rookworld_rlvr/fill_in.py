@@ -6,11 +6,12 @@ A record, filled in, is consistent where
    75-move rule;
 2. its action leads to its next state, reward and flags, exactly (`rules.transition`);
 3. the last move of its history is its action;
-4. an en passant square of the state, or none, agrees with the move before the action, where the
-   history holds one;
+4. its state agrees with the moves before the action that the history holds: the last of them can have
+   led to it, by what stands on its two squares, the half move clock and the en passant square; and no
+   castling right outlives a move from or to the squares of its king and rook;
 5. its state is what its history leads to, where the history is complete: as many moves before the
-   action as the state's counters count. A game is taken to begin at the standard start when the
-   counters say so, unless what the record shows of the state belies it.
+   action as the state's counters count. Such a game began at the standard start; only a record
+   without any move before the action may begin elsewhere, where what it shows of the state says so.
 
 An incomplete history proves nothing but 3 and 4: what stood before it would be for retrograde
 analysis to say. So several answers can fit: a half move clock before a capture, castling rights before
@@ -105,18 +106,20 @@ def fits(prompt: FillInPrompt, answer: str) -> bool:
         prompt: The masked record.
         answer: As `notation.parse_fill_in_answer` returns it.
     """
-    asked, answered = filled(prompt, answer)
     try:
+        asked, answered = filled(prompt, answer)
         board = rules.board_of(asked.fen)
         if rules.transition(asked.fen, asked.action) != answered:
             return False
-    except IllegalPositionError:
+    except (NotationError, IllegalPositionError):
         return False
     return (
         board.fen() == asked.fen
         and not board.is_seventyfive_moves()
         and asked.history[-1:] == (asked.action,)
         and _en_passant_agrees(board, asked)
+        and _last_move_agrees(board, asked.history)
+        and _castling_agrees(board, asked.history)
         and _history_agrees(prompt, asked)
     )
 
@@ -189,15 +192,49 @@ def _en_passant_agrees(board: chess.Board, asked: EnvironmentPrompt) -> bool:
 
 def _passed_square(board: chess.Board, last: str) -> chess.Square | None:
     """The square passed over by a pawn's double step, from the board after it."""
-    try:
-        move = chess.Move.from_uci(last)
-    except ValueError:
-        return None
+    move = _readable(last)
     start, end = move.from_square, move.to_square
     ranks = abs(chess.square_rank(start) - chess.square_rank(end))
     if board.piece_type_at(end) != chess.PAWN or ranks != _DOUBLE_STEP:
         return None
     return (start + end) // 2
+
+
+def _last_move_agrees(board: chess.Board, history: tuple[str, ...]) -> bool:
+    """Whether the move before the action can have led to the board, as far as its squares show."""
+    if len(history) < 2:
+        return True
+    move = _readable(history[-2])
+    if not move:
+        return False
+    start, end = move.from_square, move.to_square
+    if board.piece_at(end) is None:  # castling, written as the king taking its rook
+        end = chess.square(6 if end > start else 2, chess.square_rank(start))
+    piece = board.piece_at(end)
+    if piece is None or piece.color == board.turn or board.piece_at(start):
+        return False
+    if move.promotion or piece.piece_type == chess.PAWN:
+        return board.halfmove_clock == 0 and move.promotion in (None, piece.piece_type)
+    castled = piece.piece_type == chess.KING and abs(start - end) == 2
+    return castled or start in board.attacks(end)
+
+
+def _castling_agrees(board: chess.Board, history: tuple[str, ...]) -> bool:
+    """Whether no move before the action went from or to a square of a king and rook that may castle."""
+    home = chess.SquareSet(board.castling_rights)  # of the rooks
+    for rank, king in ((chess.BB_RANK_1, chess.E1), (chess.BB_RANK_8, chess.E8)):
+        if home & rank:
+            home.add(king)
+    moves = [move for move in map(_readable, history[:-1]) if move]
+    return not any(move.from_square in home or move.to_square in home for move in moves)
+
+
+def _readable(text: str) -> chess.Move:
+    """A move by its form; the null move where it has none."""
+    try:
+        return chess.Move.from_uci(text)
+    except ValueError:
+        return chess.Move.null()
 
 
 def _history_agrees(prompt: FillInPrompt, asked: EnvironmentPrompt) -> bool:
@@ -208,10 +245,8 @@ def _history_agrees(prompt: FillInPrompt, asked: EnvironmentPrompt) -> bool:
     led_to = _replay(moves)
     if led_to == asked.fen:
         return True
-    if prompt.field == "history":
-        return False
-    # Elsewhere the state shows whether its game began at the standard start.
-    return led_to is None or prompt.column != "state" or not _shows(prompt, led_to)
+    # Without a move the state alone says whether the game began at the standard start.
+    return not moves and not (prompt.column == "state" and _shows(prompt, chess.STARTING_FEN))
 
 
 def _shows(prompt: FillInPrompt, fen: str) -> bool:
@@ -234,7 +269,8 @@ def _replay(moves: tuple[str, ...]) -> str | None:
     board = chess.Board()
     try:
         for move in moves:
-            board.push_uci(move)
+            if not board.push_uci(move):  # the null move, which chess has not
+                return None
     except ValueError:
         return None
     return board.fen()
@@ -335,9 +371,8 @@ def _ranks(prompt: FillInPrompt, part: int) -> Iterator[str]:
     after = notation.expand_placement(prompt.next_state.split(" ")[0])
     rank = range(8 * part, 8 * part + 8)
     yield notation.contract_rank(after[rank.start : rank.stop])  # an illegal action touches nothing
-    try:
-        move = chess.Move.from_uci(prompt.action)
-    except ValueError:
+    move = _readable(prompt.action)
+    if not move:
         return
     before = _contents_before(after, move, white=fen_parts(prompt.state)[_SIDE] == "w")
     for contents in product(*(before.get(square, after[square]) for square in rank)):

@@ -308,7 +308,7 @@ def parse_fill_in_prompt(text: str) -> FillInPrompt:
         name for name, column in zip(FILL_IN_COLUMNS, columns, strict=False) if MASK in column
     ]
     history = tuple(item for item in columns[2].split(" ") if item)
-    if masked == ["action", "history"] and history[-1] == MASK and history.count(MASK) == 1:
+    if masked == ["action", "history"] and history[-1] == MASK and body.count(MASK) == 2:
         masked = ["action"]
     elif not masked:
         raise NotationError(f"no {MASK} in the fill-in prompt", body)

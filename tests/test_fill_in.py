@@ -144,6 +144,20 @@ SEVERAL = {
     f"F: 4k3/8/[MASK]/3pP3/8/8/8/4K3 w - d6 0 90+e5d6+e5d6+4k3/8/3P4/8/8/8/8/4K3 b - - 0 90+{REST}": {
         "8"
     },
+    # The same board with the move before: no knight, bishop or king goes from d7 to d5, and a pawn that
+    # has just moved leaves no clock but 0.
+    f"F: 4k3/8/8/[MASK]/4P3/8/8/4K3 w - - 0 90+e4d5+d7d5 e4d5+4k3/8/8/3P4/8/8/8/4K3 b - - 0 90+{REST}": {
+        *("3p4", "3r4", "3q4")
+    },
+    f"F: 4k3/8/8/3p4/4P3/8/8/4K3 w - - [MASK] 90+e4d5+d7d5 e4d5+4k3/8/8/3P4/8/8/8/4K3 b - - 0 90+"
+    f"{REST}": {"0"},
+    # A rook that goes may have had its right, but not where the king has gone and come back.
+    f"F: {KINGS}/R3K3 w [MASK] - 4 20+a1b1+d8e8 a1b1+4k3/8/8/8/8/8/8/1R2K3 b - - 5 20+{REST}": {
+        "-",
+        "Q",
+    },
+    f"F: {KINGS}/R3K3 w [MASK] - 4 20+a1b1+e1f1 e8d8 f1e1 d8e8 a1b1+{KINGS}/1R2K3 b - - 5 20+"
+    f"{REST}": {"-"},
     # The pawn that was taken in passing stood beside the pawn that took it.
     f"F: 4k3/8/8/[MASK]/8/8/8/4K3 w - d6 0 90+e5d6+e5d6+4k3/8/3P4/8/8/8/8/4K3 b - - 0 90+{REST}": {
         "3pP3"
@@ -219,6 +233,14 @@ CORRUPTED = {
     f"F: {START.replace(' - 0', ' e3 0')}+e2e4+e2e4+[MASK]+{REST}": NO_FIT,  # nobody can take there
     f"F: {START.replace(' 0 1', ' 150 99')}+e2e4+e2e4+[MASK]+{REST}": NO_FIT,  # 75 moves
     f"F: {ITALIAN[0]}+g8f6+[MASK] {ITALIAN[2][5:].replace('b8c6', 'b8a6')}+{ITALIAN[3]}+{REST}": NO_FIT,
+    # A whole game that is none, or another one's, or ends in a move that nothing on the board has made.
+    f"F: {ITALIAN[0]}+[MASK]+{'a1a1 ' * 7}[MASK]+{ITALIAN[3]}+{REST}": NO_FIT,
+    f"F: {ITALIAN[0]}+g8f6+{ITALIAN[2].replace('b8c6', 'b8a6')}+[MASK]+{REST}": NO_FIT,
+    f"F: {ITALIAN[0]}+g8f6+d1h5 g8f6+[MASK]+{REST}": NO_FIT,
+    f"F: {START.replace('w KQkq - 0', 'b KQkq - 1')}+e7e5+0000 e7e5+[MASK]+{REST}": NO_FIT,
+    f"F: {START}+g1f3+g1f3+rnbqkbnr/pppppppp/8/8/8/5N2/PPPPPPPP/RNBQKB1R b KQkq - 1 0+[MASK]+0+0+": (
+        NO_FIT
+    ),
     f"F: {ITALIAN[0]}+g8f6+e7e5 [MASK] b8c6 f1c4 f8c5 e1g1 g8f6+{ITALIAN[3]}+{REST}": (
         "a masked move of an incomplete history cannot be judged"
     ),
