@@ -66,6 +66,11 @@ class ShapeArguments:
         launched = (os.environ.get(f"ACCELERATE_USE_{kind}") for kind in ("FSDP", "DEEPSPEED"))
         if compiles and (args.fsdp or args.deepspeed or "true" in launched):
             faults.append("torch_compile: compiles no sharded model; leave it out, or the sharding")
+        if compiles and dict(args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+            faults.append(
+                "torch_compile: is timed in a way that gradient_checkpointing_kwargs: {use_reentrant: "
+                "true} does not allow; set it to false"
+            )
         return faults
 
 
@@ -286,7 +291,11 @@ class ShapedGRPOTrainer(TaskSamplingGRPOTrainer):
             return ()
         prompts = sorted(set(self.train_dataset["prompt"][:]))
         lengths = [len(ids) for ids in self.processing_class(prompts)["input_ids"]]
-        longest = max(lengths) + self.max_completion_length
+        multiple = self.pad_to_multiple_of or 1  # TRL pads prompts and completions, each by itself
+        longest = sum(
+            multiple * math.ceil(length / multiple)
+            for length in (max(lengths), self.max_completion_length)
+        )
         buckets = tuple(given) if given else derived_buckets(min(lengths) + 1, longest)
         bucket_of(longest, buckets)
         return buckets
@@ -355,7 +364,8 @@ class ShapedGRPOTrainer(TaskSamplingGRPOTrainer):
         fetched = arguments.steps_per_generation * self.num_iterations
         estimates = getattr(arguments, "advantage_estimator", "group") != "group"
         with disable_gradient_checkpointing(self.model, arguments.gradient_checkpointing_kwargs):
-            if estimates or arguments.gradient_accumulation_steps % fetched:
+            corrects = self.use_vllm and self.vllm_importance_sampling_correction
+            if estimates or corrects or arguments.gradient_accumulation_steps % fetched:
                 score(self, self.model, *batch)
             if self.ref_model is not None:
                 score(self, self.ref_model, *batch)
