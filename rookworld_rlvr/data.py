@@ -57,6 +57,7 @@ class DataReport:
     duplicates: int = 0
     train: Counter[str] = field(default_factory=Counter)  # rows by task, before any repetition
     heldout: Counter[str] = field(default_factory=Counter)  # rows by task
+    left_out: Counter[str] = field(default_factory=Counter)  # by a task that is not trained
     overlap: int = 0  # positions in both splits; 0, or loading has failed
     unlabelled: int = 0  # policy rows without action values
     values: str = ""  # who valued the moves, where the data set says so
@@ -72,6 +73,7 @@ class DataReport:
                 if task in DEFAULT_TASKS or self.train[task] + self.heldout[task]
             ),
             f"quarantined           {self.quarantined.total():>8}{reasons}",
+            *(f"{task} rows left out by `tasks` {n:>8}" for task, n in self.left_out.items()),
             f"duplicates dropped    {self.duplicates:>8}",
             f"train/held-out overlap{self.overlap:>8} positions",
             f"policy rows without action_values{self.unlabelled:>6}",
@@ -208,6 +210,7 @@ def load_data(args: DataArguments, quarantine_file: Path | None = None) -> Loade
     )
     rows += args.made_rows()
 
+    report.left_out.update(row["task"] for row in rows if row["task"] not in args.tasks)
     rows = [row for row in rows if row["task"] in args.tasks]
     unique = _deduplicate(rows)
     report.duplicates = len(rows) - len(unique)
@@ -230,6 +233,7 @@ def load_data(args: DataArguments, quarantine_file: Path | None = None) -> Loade
             raise RookWorldError(
                 f"no {name} rows in {args.dataset_name!r} with tasks={args.tasks} and "
                 f"heldout_share={args.heldout_share}: give more rows or another share"
+                + _tasks_left_out(report.left_out)
             )
     train = plant_faults(train, args.en_passant_fault_share, args.black_best_move_fault_share)
     return LoadedData(_dataset(train), _dataset(heldout), report)
@@ -352,6 +356,15 @@ def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
             else _repeat(found, round(whole * (shares[task] / shares[fullest])))
         )
     ]
+
+
+def _tasks_left_out(left_out: Mapping[str, int]) -> str:
+    """The end of a message about missing rows; empty where `tasks` has left none out."""
+    return (
+        f", or name in `tasks` what the data hold: {', '.join(sorted(left_out))}"
+        if left_out
+        else ""
+    )
 
 
 def _repeat(rows: list[Row], count: int) -> list[Row]:

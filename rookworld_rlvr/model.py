@@ -60,13 +60,16 @@ def check_model_name(name: str | None, key: str = "model_name_or_path") -> list[
     ]
 
 
+_RECIPES = Path(__file__).parents[1] / "recipes"  # where the package is used from its repository
+
+
 def _is_run(path: Path) -> bool:
     """Whether a name is that of a recipe's `output_dir`, which has the form of a Hub id too."""
     return path.parent == Path("runs") and path.name.startswith(("sft_", "grpo_", "judge_"))
 
 
 def _how_to_make(path: Path) -> str:
-    if not _is_run(path):
+    if not _is_run(path) or not (_RECIPES / f"{path.name}.yaml").is_file():
         return ""
     script = path.name.split("_")[0].replace("judge", "train_judge")
     return (

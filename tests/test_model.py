@@ -47,6 +47,13 @@ class TestPackagedModel:
         )
         assert models.check_model_name("jrahn/grpo_model") == []
 
+    def test_a_run_that_no_recipe_makes_names_none(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (fault,) = models.check_model_name("runs/grpo_judge_only")
+        assert fault == "model_name_or_path: no model in 'runs/grpo_judge_only'"
+
 
 class TestTokenizer:
     @settings(max_examples=50)
