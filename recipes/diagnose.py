@@ -37,6 +37,7 @@ from rookworld_rlvr.diagnosis import (
 )
 from rookworld_rlvr.evaluation.suites import SuiteArguments
 from rookworld_rlvr.health import HealthArguments
+from rookworld_rlvr.judge import judges_of
 from rookworld_rlvr.labels import LabelArguments, PolicyTruth
 from rookworld_rlvr.parsing import StrictParser, run_cli
 from rookworld_rlvr.rewards import get_reward_funcs
@@ -122,10 +123,13 @@ def diagnose(line: Sequence[str], name: str, folder: Path) -> Diagnosis:
     if model_args.model_revision != "main":
         training_args.model_init_kwargs = {"revision": model_args.model_revision}
     models.check_lengths(model, tokenizer, data.prompts(), training_args.max_completion_length)
+    reward_funcs = get_reward_funcs(training_args.rewards, truth)
+    for judge in judges_of(reward_funcs).values():
+        judge.check_lengths(data.prompts(), training_args.max_completion_length)
 
     trainer = DiagnosedTrainer(
         model=model,
-        reward_funcs=get_reward_funcs(training_args.rewards, truth),
+        reward_funcs=reward_funcs,
         args=training_args,
         train_dataset=data.train,
         eval_dataset=data.heldout,

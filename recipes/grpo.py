@@ -29,6 +29,7 @@ from rookworld_rlvr.evaluation.results import results_document, results_text
 from rookworld_rlvr.evaluation.suites import SuiteArguments, open_suites
 from rookworld_rlvr.files import write_json
 from rookworld_rlvr.health import HealthArguments, HealthCallback
+from rookworld_rlvr.judge import judges_of
 from rookworld_rlvr.labels import LabelArguments, PolicyTruth
 from rookworld_rlvr.machine import machine
 from rookworld_rlvr.parsing import StrictParser, run_cli
@@ -101,6 +102,9 @@ def main(argv: Sequence[str]) -> None:
     if model_args.model_revision != "main":  # TRL warns, but loads the reference with it
         training_args.model_init_kwargs = {"revision": model_args.model_revision}
     models.check_lengths(model, tokenizer, data.prompts(), training_args.max_completion_length)
+    reward_funcs = get_reward_funcs(training_args.rewards, truth)
+    for judge in judges_of(reward_funcs).values():
+        judge.check_lengths(data.prompts(), training_args.max_completion_length)
 
     ################
     # Training
@@ -115,7 +119,7 @@ def main(argv: Sequence[str]) -> None:
     health = HealthCallback(health_args)
     trainer = RookWorldGRPOTrainer(
         model=model,
-        reward_funcs=get_reward_funcs(training_args.rewards, truth),
+        reward_funcs=reward_funcs,
         args=training_args,
         train_dataset=data.train,
         eval_dataset=data.heldout,

@@ -93,7 +93,7 @@ def main(argv: Sequence[str]) -> None:
     )
     left_out = len(train) - len(trainer.train_dataset)
     state.print(f"training pairs: {len(train)}, of which longer than max_length: {left_out}")
-    check_pair_lengths(trainer.model, trainer.train_dataset)
+    check_pair_lengths(trainer.model, trainer.train_dataset, reward_args.max_length)
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     save_final(trainer, output_dir)
 

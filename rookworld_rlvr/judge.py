@@ -22,6 +22,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from datasets import Dataset
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
@@ -32,13 +33,13 @@ from transformers import (
 from . import model as models
 from .evaluation import HEADLINES, METRICS
 from .judge_spec import JudgeSpec
-from .labels import values_by_move
+from .labels import PolicyTruth, Values
 from .notation import task_of
-from .records import RookWorldError
-from .rewards import score_row
+from .records import RookWorldError, Task
+from .rewards import policy_values, score_row
 
 _HEAD = "ForSequenceClassification"
-_NO_SPREAD = 1e-6  # of scores: below it a deviation is rounding
+_NO_SPREAD = 1e-5  # of scores: below it a deviation is rounding
 
 
 # --------------------------------------------------------------------------------------------------
@@ -98,12 +99,29 @@ class Judge:
                 found[place] = score
         return found
 
-    def too_long(self, prompt: str) -> RookWorldError:
-        """What to raise where a text without score is no option."""
-        return RookWorldError(
-            f"{self.name}: a text is longer than the {self.longest} tokens that it has positions for; "
-            f"give a model with more, or leave such rows out: {prompt!r}"
-        )
+    def check_lengths(self, prompts: Collection[str], max_completion_length: int) -> None:
+        """Refuse, before a run, completions that could outrun the positions behind the longest prompt.
+
+        Args:
+            prompts: The different prompts.
+            max_completion_length: In tokens, which are taken to be this tokenizer's too.
+
+        Raises:
+            RookWorldError: Prompt, completion and end token together may have no score. TRL would
+                count that as 0 beside another reward, which is better than a negative score.
+        """
+        if not prompts or not math.isfinite(self.longest):
+            return
+        longest = max(map(len, self.tokenizer(list(prompts))["input_ids"]))
+        end = int(self.tokenizer.eos_token is not None)
+        room = int(self.longest) - longest - end
+        if max_completion_length > room:
+            lower = f"give at most {room}, or " if room > 0 else ""
+            raise RookWorldError(
+                f"max_completion_length: {max_completion_length} tokens behind the longest prompt's "
+                f"{longest} outrun the {int(self.longest)} positions of {self.name}, {end} of them "
+                f"for the end token; {lower}leave out longer prompts, or take a judge with more"
+            )
 
     def _encode(self, prompts: Sequence[str], completions: Sequence[str]) -> list[list[int]]:
         end = self.tokenizer.eos_token or ""
@@ -132,22 +150,33 @@ class Judge:
 
 def _positions(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> float:
     """Tokens that there are positions for; infinite where nothing names a limit."""
+    return min(_table_size(network), float(tokenizer.model_max_length))
+
+
+def _table_size(network: PreTrainedModel) -> float:
+    """Rows of a network's table of positions; infinite where its configuration names none."""
     config = network.config.get_text_config()
-    limit: float = getattr(config, "max_position_embeddings", None) or math.inf
-    return min(limit, float(tokenizer.model_max_length))
+    return getattr(config, "max_position_embeddings", None) or math.inf
 
 
-def check_pair_lengths(network: PreTrainedModel, pairs: Dataset) -> None:
+def check_pair_lengths(
+    network: PreTrainedModel, pairs: Dataset, max_length: int | None = None
+) -> None:
     """Refuse pairs that outrun the table of positions of a network that is to be trained on them.
 
     Args:
         network: The judge to be.
         pairs: `chosen_ids` and `rejected_ids`, as TRL's `RewardTrainer` makes them.
+        max_length: By which it has left out pairs; None for not at all.
 
     Raises:
-        RookWorldError: The longest answer needs more positions than there are.
+        RookWorldError: No pair is left, or the longest answer needs more positions than there are.
     """
-    limit = network.config.get_text_config().max_position_embeddings
+    if not len(pairs["chosen_ids"]):
+        raise RookWorldError(
+            f"max_length: {max_length} leaves out every training pair; give a larger one, or none"
+        )
+    limit = _table_size(network)
     longest = max(max(map(len, pairs[key])) for key in ("chosen_ids", "rejected_ids"))
     if longest > limit:
         raise RookWorldError(
@@ -199,7 +228,7 @@ def _load_network(spec: JudgeSpec, path: str) -> PreTrainedModel:
             network, info = AutoModelForSequenceClassification.from_pretrained(
                 path, dtype=spec.dtype, output_loading_info=True
             )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise _refused(spec, f"it cannot be loaded ({_line(error)})") from error
     # transformers fills these with random numbers and goes on.
     absent = sorted(map(str, (*info["missing_keys"], *info["mismatched_keys"])))
@@ -248,16 +277,20 @@ class JudgeReward:
     Args:
         spec: What the recipe says.
         judge: Its network; loaded where None.
+        truth: What policy answers are measured against; None takes the column `action_values`.
 
     Raises:
         RookWorldError: See `load_judge`.
     """
 
-    def __init__(self, spec: JudgeSpec, judge: Judge | None = None) -> None:
+    def __init__(
+        self, spec: JudgeSpec, judge: Judge | None = None, truth: PolicyTruth | None = None
+    ) -> None:
         self.__name__ = spec.name
         self.__doc__ = f"Score of the frozen judge {spec.model!r}."
         self.spec = spec
         self.judge = judge or load_judge(spec)
+        self.truth = truth or PolicyTruth()
         self.window: deque[float] = deque(maxlen=spec.window)
 
     def __call__(
@@ -271,7 +304,7 @@ class JudgeReward:
         """Rewards of `N` completions; None for rows of other tasks, and for texts that are too long.
 
         Raises:
-            RookWorldError: A score is nan or infinite, on any of the processes.
+            RookWorldError: A score is nan or infinite, or the engine fails, on any of the processes.
         """
         mine = [index for index, text in enumerate(prompts) if task_of(text) in self.spec.tasks]
         column = action_values if action_values is not None else [None] * len(prompts)
@@ -286,6 +319,11 @@ class JudgeReward:
             found[index] = reward
         return found
 
+    def check_lengths(self, prompts: Iterable[str], max_completion_length: int) -> None:
+        """See `Judge.check_lengths`; prompts of tasks that it does not judge are passed over."""
+        mine = {text for text in prompts if task_of(text) in self.spec.tasks}
+        self.judge.check_lengths(mine, max_completion_length)
+
     def _score_together(
         self, rows: Sequence[tuple[str, str, Any]]
     ) -> tuple[list[_Judged], list[_Judged]]:
@@ -293,11 +331,7 @@ class JudgeReward:
         mine: list[_Judged] = []
         failure: Exception | None = None
         try:
-            scores = self.judge.scores([row[0] for row in rows], [row[1] for row in rows])
-            mine = [
-                _Judged(row[0] + row[1], score, _truth(*row))
-                for score, row in zip(scores, rows, strict=True)
-            ]
+            mine = self._judged(rows)
         except Exception as error:  # the others wait for this process's scores
             failure = error
         found = gather_object([(mine, failure and repr(failure))])
@@ -307,6 +341,20 @@ class JudgeReward:
         if elsewhere:
             raise RookWorldError(f"{self.spec.name} failed on another process: {elsewhere[0]}")
         return mine, [one for judged, _ in found for one in judged]
+
+    def _judged(self, rows: Sequence[tuple[str, str, Any]]) -> list[_Judged]:
+        prompts, completions = [row[0] for row in rows], [row[1] for row in rows]
+        scores = self.judge.scores(prompts, completions)
+        column = [row[2] for row in rows]
+        values = policy_values(self.truth, prompts, column, [True] * len(rows))
+        return [
+            _Judged(
+                task_of(prompt), prompt + completion, score, _truth(prompt, completion, by_move)
+            )
+            for prompt, completion, score, by_move in zip(
+                prompts, completions, scores, values, strict=True
+            )
+        ]
 
     def _scaled(self, judged: Sequence[_Judged]) -> list[float | None]:
         """Rewards; None where there is no score."""
@@ -328,16 +376,14 @@ class JudgeReward:
     def _log(self, log_metric: Callable[[str, float], None], judged: Sequence[_Judged]) -> None:
         """Of all processes' rows, so it is the same number on each; nothing for a batch without."""
         scored = [one for one in judged if one.score is not None]
-        scores = [one.score for one in scored if one.score is not None]
-        rewards = [reward for reward in self._scaled(scored) if reward is not None]
-        truths = [one.truth for one in judged if one.truth is not None]
         numbers = {"too_long": 1 - len(scored) / len(judged)} if judged else {}
-        if scored:
-            numbers["mean"] = _spread(scores)[0]
+        numbers |= _means(scored)
         if len({one.text for one in scored}) > 1:  # of one text it would be no judge's fault
-            numbers["std"], numbers["reward_std"] = _spread(scores)[1], _spread(rewards)[1]
-        if truths:
-            numbers["truth"] = math.fsum(truths) / len(truths)
+            rewards = [reward for reward in self._scaled(scored) if reward is not None]
+            numbers["std"] = _spread([one.score for one in scored if one.score is not None])[1]
+            numbers["reward_std"] = _spread(rewards)[1]
+        for task in self.spec.tasks:
+            numbers |= _means([one for one in scored if one.task == task], f"_{task}")
         for name, number in numbers.items():
             log_metric(f"judge/{self.spec.name}/{name}", number)
 
@@ -357,13 +403,23 @@ class JudgeReward:
 class _Judged:
     """What one completion got."""
 
+    task: Task
     text: str
     score: float | None  # None: the text is too long
     truth: float | None  # 1 where its task's headline metric counts it as right; None: no truth
 
 
-def _truth(prompt: str, completion: str, action_values: Any) -> float | None:
-    score = score_row(prompt, completion, values_by_move(action_values))
+def _means(scored: Sequence[_Judged], suffix: str = "") -> dict[str, float]:
+    """Mean score and share right of the same completions; without what none of them has."""
+    sides = {
+        "mean": [one.score for one in scored if one.score is not None],
+        "truth": [one.truth for one in scored if one.truth is not None],
+    }
+    return {f"{name}{suffix}": _spread(found)[0] for name, found in sides.items() if found}
+
+
+def _truth(prompt: str, completion: str, values: Values | None) -> float | None:
+    score = score_row(prompt, completion, values)
     if score is None:
         return None
     _, _, component = METRICS[HEADLINES[task_of(prompt)]]

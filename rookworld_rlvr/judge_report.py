@@ -17,7 +17,7 @@ from .generation import Decoding, complete
 from .judge import Judge
 from .labels import values_by_move
 from .pairs import JudgeDataArguments, Pair
-from .records import Proportion
+from .records import Proportion, RookWorldError
 from .report import how_it_was_made
 from .rewards import REWARDS, score_row
 
@@ -41,11 +41,18 @@ def judge_report(
         args: How many, by whom, at which temperature.
 
     Raises:
-        RookWorldError: The generator cannot be loaded, or a pair is too long for the judge.
+        RookWorldError: The generator cannot be loaded, or every pair is too long for the judge.
     """
-    differences = pair_differences(judge, pairs)
+    found = pair_differences(judge, pairs)
+    differences = [difference for difference in found if difference is not None]
+    if not differences:
+        raise RookWorldError(
+            f"{judge.name}: all {len(pairs)} held-out pairs are longer than the {judge.longest:.0f} "
+            "tokens that it has positions for; give a model with more"
+        )
+    kept = [pair for pair, one in zip(pairs, found, strict=True) if one is not None]
     report: dict[str, Any] = {
-        "pairs": pair_accuracy(pairs, differences),
+        "pairs": {**pair_accuracy(kept, differences), "too_long": len(pairs) - len(kept)},
         "calibration": calibration(differences),
     }
     if args.ranked_prompts:
@@ -59,21 +66,15 @@ def judge_report(
     return report
 
 
-def pair_differences(judge: Judge, pairs: Sequence[Pair]) -> list[float]:
-    """Score of the chosen answer less that of the rejected one, by pair.
-
-    Raises:
-        RookWorldError: A pair is too long for the judge.
-    """
+def pair_differences(judge: Judge, pairs: Sequence[Pair]) -> list[float | None]:
+    """Score of the chosen answer less that of the rejected one, by pair; None where one is too long."""
     prompts = [pair.prompt for pair in pairs]
     chosen = judge.scores(prompts, [pair.chosen for pair in pairs])
     rejected = judge.scores(prompts, [pair.rejected for pair in pairs])
-    differences = []
-    for pair, better, worse in zip(pairs, chosen, rejected, strict=True):
-        if better is None or worse is None:
-            raise judge.too_long(pair.prompt)
-        differences.append(better - worse)
-    return differences
+    return [
+        None if better is None or worse is None else better - worse
+        for better, worse in zip(chosen, rejected, strict=True)
+    ]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -216,6 +217,7 @@ def report_text(report: Mapping[str, Any]) -> str:
         "",
         f"Ties, counted as wrong: {pairs['ties']}. Expected calibration error: "
         f"{report['calibration']['expected_calibration_error']:.3f}.",
+        *_too_long_lines(pairs["too_long"]),
         "",
         "| confidence | n | mean | share right |",
         "| --- | --- | --- | --- |",
@@ -226,6 +228,10 @@ def report_text(report: Mapping[str, Any]) -> str:
         ),
     ]
     return "\n".join([*lines, *_ranking_lines(report.get("ranking"))])
+
+
+def _too_long_lines(count: int) -> list[str]:
+    return ["", f"Left out, longer than the judge's positions: {count} pairs."] if count else []
 
 
 def _row(name: str, item: Mapping[str, Any], key: str) -> str:

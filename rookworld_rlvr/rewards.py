@@ -108,7 +108,7 @@ def _open(spec: Spec, truth: PolicyTruth) -> RewardFunc:
         return _reward_func(spec, truth)
     from .judge import JudgeReward  # torch, which no other reward needs
 
-    return JudgeReward(judge_spec(spec))
+    return JudgeReward(judge_spec(spec), truth=truth)
 
 
 def check_reward_specs(specs: Any) -> list[str]:
@@ -218,7 +218,7 @@ def _policy_position(text: str) -> str | None:
     return fen
 
 
-def _policy_values(
+def policy_values(
     truth: PolicyTruth, prompts: Sequence[str], column: Sequence[Any], applies: Sequence[bool]
 ) -> list[Values | None]:
     """What the moves are worth, asked for all of a batch's policy prompts at once."""
@@ -267,7 +267,7 @@ def _reward_func(spec: Spec, truth: PolicyTruth) -> RewardFunc:
     ) -> list[float | None]:
         column = action_values if action_values is not None else [None] * len(prompts)
         applies = [_task_of(prompt) in reward.tasks for prompt in prompts]
-        values = _policy_values(truth, prompts, column, applies)
+        values = policy_values(truth, prompts, column, applies)
         scores = [
             score_row(prompt, completion, by_move) if mine else None
             for prompt, completion, by_move, mine in zip(

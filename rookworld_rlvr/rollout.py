@@ -282,6 +282,8 @@ class TaskSamplingGRPOTrainer(GRPOTrainer):
         self.sampling = Sampling(self.temperature, self.top_p, self.top_k or 0)
         self.samplings = given.sampling_by_task(self.sampling)
         self.samples_by_task = given.task_sampling is not None
+        prompts = self.train_dataset["prompt"][:] if self.samples_by_task else []
+        self._tasks = sorted({task_of(prompt) for prompt in prompts})
         self._temperatures: torch.Tensor | None = None  # (B,) of the rows that are scored next
         self._scale: torch.Tensor | None = None  # (b, 1, 1) of the rows in the forward now
         if self.samples_by_task:
@@ -345,7 +347,9 @@ class TaskSamplingGRPOTrainer(GRPOTrainer):
             output = super()._generate_and_score_completions(inputs)
         output["temperature"] = temperatures
         mode = "train" if self.model.training else "eval"
-        for task in {task_of(row["prompt"]) for row in inputs}:
+        for (
+            task
+        ) in self._tasks:  # of the data, not of this process's rows: the first one's are logged
             temperature = self.samplings[task].temperature
             self._metrics[mode][f"sampling/temperature_{task}"].append(temperature)
         return output

@@ -247,13 +247,15 @@ def test_a_tasks_training_reward_that_falls_while_anothers_does_not() -> None:
     assert observe(logs([1.0] * 10 + [0.6] * 10, [0.5] * 10 + [0.3] * 10)) == []
 
 
-def judged(score: float, truth: float, spread: float = 1.0) -> Log:
+def judged(score: float, truth: float, spread: float = 1.0, task: str = "environment") -> Log:
     return {
         **HEALTHY,
         "judge/judge_a/mean": score,
         "judge/judge_a/std": 2.0,
         "judge/judge_a/reward_std": spread,
         "judge/judge_a/truth": truth,
+        f"judge/judge_a/mean_{task}": score,
+        f"judge/judge_a/truth_{task}": truth,
     }
 
 
@@ -262,6 +264,8 @@ def test_a_judge_whose_scale_flattens_its_scores_is_constant_too() -> None:
     (found,) = observe([judged(9.0, 0.5, spread=1e-6)], patience=3)
     assert found.rule == "judge_constant" and "the judge judge_a gives" in found.message
     assert not observe([{**HEALTHY, "judge/judge_a/mean": 1.0}]), "nothing to read"
+    close = {**judged(9.0, 0.5), "judge/judge_a/std": 1e-4}
+    assert observe([close]) == [], "scores on a small scale that zscore spreads"
 
 
 def test_a_judge_that_rises_while_what_it_scores_gets_worse() -> None:
@@ -272,10 +276,43 @@ def test_a_judge_that_rises_while_what_it_scores_gets_worse() -> None:
     assert found.rule == "judge_against_truth" and found.severity == "warning"
     # The best five logs are steps 6 to 10, 0.57; those of steps 13 to 17 are the first under 0.52.
     assert found.step == 17 and found.value == pytest.approx(0.57 - 0.52, abs=1e-2)
-    for words in ("the score of judge_a has risen", "since step 10", "blind spot", "rewards"):
+    risen = "the score of judge_a for environment answers has risen"
+    for words in (risen, "since step 10", "blind spot", "rewards"):
         assert words in found.message
     falls = [judged(1 - 0.1 * step, 0.6 - 0.02 * step) for step in range(10)]
     assert observe(learns + falls) == [], "a judge that sees it is no blind one"
+
+
+def test_another_mix_of_tasks_is_no_blind_spot() -> None:
+    """The better judged task has the worse answers, and more and more rows."""
+
+    def mixed(share: float, rises: float = 0.0, falls: float = 0.0) -> Log:
+        easy, hard = judged(0.0, 0.9, task="policy"), judged(3.0 + rises, 0.5 - falls)
+        pooled = {
+            f"judge/judge_a/{key}": share * hard[f"judge/judge_a/{key}"]
+            + (1 - share) * easy[f"judge/judge_a/{key}"]
+            for key in ("mean", "truth")
+        }
+        return {**easy, **hard, **pooled}
+
+    shifts = [mixed(0.3 + 0.02 * step) for step in range(20)]
+    assert shifts[0]["judge/judge_a/truth"] - shifts[-1]["judge/judge_a/truth"] > 0.1
+    assert observe(shifts) == []
+    down, up = evaluation(0.8, 0.5), evaluation(0.6, 0.5)
+    rules = {found.rule for found in observe([down, *shifts, up])}
+    assert rules and "judge_against_truth" not in rules
+    fooled = [mixed(0.5 - 0.025 * step, 0.1 * step, 0.02 * step) for step in range(20)]
+    assert fooled[0]["judge/judge_a/truth"] < fooled[-1]["judge/judge_a/truth"]
+    (found,) = observe(fooled, patience=3)
+    assert found.rule == "judge_against_truth" and "for environment answers" in found.message
+
+
+def test_a_judge_without_earlier_scores_is_compared_with_nothing() -> None:
+    logs = [judged(0.1 * step, 0.6 - 0.02 * step) for step in range(10)]
+    assert [found.rule for found in observe(logs)] == ["judge_against_truth"]
+    for log in logs[:5]:
+        del log["judge/judge_a/mean_environment"]
+    assert observe(logs) == []
 
 
 def test_a_judge_that_rises_while_held_out_accuracy_falls() -> None:
@@ -286,8 +323,10 @@ def test_a_judge_that_rises_while_held_out_accuracy_falls() -> None:
     ]
     assert found.value == pytest.approx(0.1) and "while held-out overall accuracy" in found.message
     sinks = [judged(-0.1 * step, 0.5) for step in range(4)]
-    rules = {found.rule for found in observe([before, *sinks, after])}
-    assert rules and "judge_against_truth" not in rules
+    another = [judged(0.1 * step, 0.5, task="policy") for step in range(4)]
+    for logs in (sinks, another):
+        rules = {found.rule for found in observe([before, *logs, after])}
+        assert rules and "judge_against_truth" not in rules
 
 
 def test_every_rule_is_in_the_glossary_and_its_remedy_names_keys_that_there_are() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import chess
 import pytest
 import torch
 from datasets import Dataset
@@ -18,10 +19,12 @@ from trl import ModelConfig, RewardTrainer
 
 from rookworld_rlvr import model as models
 from rookworld_rlvr.config import RookWorldGRPOConfig, RookWorldRewardConfig, check_recipe
+from rookworld_rlvr.dashboard import dashboard_key, explain
 from rookworld_rlvr.data import DataArguments, load_data
 from rookworld_rlvr.health import HealthArguments, HealthCallback
 from rookworld_rlvr.judge import Judge, JudgeReward, load_judge
 from rookworld_rlvr.judge_spec import JudgeSpec, judge_spec
+from rookworld_rlvr.labels import PolicyTruth
 from rookworld_rlvr.records import RookWorldError
 from rookworld_rlvr.rewards import check_reward_specs, get_reward_funcs, tasks_of
 
@@ -32,6 +35,7 @@ AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
 PROMPT = f"A: {START}+e2e4+e2e4+"
 RIGHT = f"{AFTER_E4}+0.001+0+0"
 POLICY = "P: 7k/8/8/8/8/8/5PPP/7K w - - 0 1"
+ANSWER = " M: h2h4 E: 0.5 B: h2h4"
 COMPLETIONS = [RIGHT, "no", f"{START}+-1.0+0+1", "", "rnbqkbnr/pppppppp"]
 
 
@@ -64,6 +68,22 @@ class Fixed:
 
     def scores(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float | None]:
         return self.batches.pop(0)
+
+
+class Asked:
+    """An engine that likes one move."""
+
+    given_up: Mapping[str, str] = {}
+
+    def __init__(self, best: str) -> None:
+        self.best = best
+
+    def values(self, fens: Sequence[str], update: Any) -> list[Any]:
+        return [self for _ in fens]
+
+    def by_move(self) -> dict[str, int]:
+        moves = map(str, chess.Board(POLICY.removeprefix("P: ")).legal_moves)
+        return {move: 300 if move == self.best else 0 for move in moves}
 
 
 def rewards_of(reward: JudgeReward, count: int) -> list[float | None]:
@@ -197,6 +217,29 @@ def test_a_text_that_is_too_long_gets_none_and_is_counted(
     assert logged["judge/judge/too_long"] == 0.5
 
 
+def test_completions_that_could_be_too_long_are_refused_before_a_run(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    judge = Judge(tiny_judge(tokenizer, n_positions=100), tokenizer, "judge_a")
+    reward = JudgeReward(JudgeSpec("judge_a", "x"), judge)
+    prompts = [PROMPT, POLICY]
+    longest = len(tokenizer(PROMPT)["input_ids"])
+    assert longest > len(tokenizer(POLICY)["input_ids"])
+    reward.check_lengths(prompts, 99 - longest)
+    with pytest.raises(RookWorldError, match=r"100 positions of judge_a") as caught:
+        reward.check_lengths(prompts, 100 - longest)
+    for words in (f"max_completion_length: {100 - longest} ", f"give at most {99 - longest}"):
+        assert words in str(caught.value)
+    other = JudgeReward(JudgeSpec("judge_a", "x", tasks=("policy",)), judge)
+    other.check_lengths(prompts, 100 - longest)
+    JudgeReward(JudgeSpec("judge_a", "x", tasks=("fill_in",)), judge).check_lengths(prompts, 100)
+    # The limit is what a completion of so many tokens needs.
+    ids = tokenizer(PROMPT)["input_ids"]
+    judge._encode = lambda *_: [[*ids, *[5] * (99 - longest), 0], [*ids, *[5] * (100 - longest), 0]]  # type: ignore[method-assign]
+    first, second = judge.scores([PROMPT] * 2, [""] * 2)
+    assert first is not None and second is None
+
+
 def test_a_score_that_is_no_number_names_the_judge(tokenizer: PreTrainedTokenizerBase) -> None:
     network = tiny_judge(tokenizer)
     network.score.weight.data.fill_(math.nan)
@@ -257,10 +300,62 @@ def test_a_batch_s_numbers_by_hand() -> None:
         "judge/judge/reward_std": pytest.approx((0.98201379 - 0.5) / 2),
         "judge/judge/truth": 0.5,
         "judge/judge/too_long": 0.0,
+        "judge/judge/mean_environment": 2.0,
+        "judge/judge/truth_environment": 0.5,
     }
     logged.clear()
     reward([PROMPT] * 2, ["no", "no"], log_metric=logged.__setitem__)
     assert "judge/judge/std" not in logged, "one text has one score: no judge is to blame"
+
+
+def test_the_truth_is_of_the_rows_that_were_scored() -> None:
+    logged: dict[str, float] = {}
+    reward = JudgeReward(JudgeSpec("judge", "x"), Fixed([2.0, None, None], [None]))  # type: ignore[arg-type]
+    reward([PROMPT] * 3, ["no", RIGHT, RIGHT], log_metric=logged.__setitem__)
+    assert logged["judge/judge/mean"] == 2 and logged["judge/judge/truth"] == 0
+    assert logged["judge/judge/too_long"] == pytest.approx(2 / 3)
+    logged.clear()
+    reward([PROMPT], [RIGHT], log_metric=logged.__setitem__)
+    assert logged == {"judge/judge/too_long": 1.0}
+
+
+def test_each_task_has_its_own_numbers() -> None:
+    logged: dict[str, float] = {}
+    reward = JudgeReward(JudgeSpec("judge", "x"), Fixed([1.0, 3.0, 8.0]))  # type: ignore[arg-type]
+    reward([PROMPT, PROMPT, POLICY], [RIGHT, "no", "no"], log_metric=logged.__setitem__)
+    numbers = {key.removeprefix("judge/judge/"): number for key, number in logged.items()}
+    assert (numbers["mean"], numbers["mean_environment"], numbers["mean_policy"]) == (4, 2, 8)
+    assert numbers["truth"] == numbers["truth_environment"] == 0.5
+    assert "truth_policy" not in numbers, "without values there is no truth"
+    assert not any(key.endswith("fill_in") for key in numbers)
+    assert all(explain(dashboard_key(key)) for key in logged)
+
+
+@pytest.mark.parametrize(("best", "truth"), [("h2h4", 1.0), ("h1g1", 0.0)])
+def test_policy_answers_are_measured_against_the_engine_s_values(
+    folder: str, best: str, truth: float
+) -> None:
+    labels = PolicyTruth("engine", Asked(best))  # type: ignore[arg-type]
+    (reward,) = get_reward_funcs([{"name": "judge", "model": folder}], labels)
+    logged: dict[str, float] = {}
+    reward([POLICY, PROMPT], [ANSWER, RIGHT], log_metric=logged.__setitem__)
+    assert logged["judge/judge/truth_policy"] == truth
+    assert logged["judge/judge/truth_environment"] == 1
+
+
+def test_policy_answers_are_measured_against_stored_values(folder: str) -> None:
+    logged: dict[str, float] = {}
+    stored = [{"move": move, "cp": cp} for move, cp in Asked("h2h4").by_move().items()]
+    reward_of(folder)([POLICY], [ANSWER], action_values=[stored], log_metric=logged.__setitem__)
+    assert logged["judge/judge/truth_policy"] == 1
+
+
+def test_a_zscore_makes_nothing_of_rounding() -> None:
+    spec = JudgeSpec("judge", "x", scale="zscore")
+    scores: list[float | None] = [5.0, 5.00001, 4.99999, 5.0]
+    reward = JudgeReward(spec, Fixed(scores, [5.0, 5.01, 4.99, 5.0]))  # type: ignore[arg-type]
+    assert rewards_of(reward, 4) == [0.0] * 4
+    assert max(filter(None, rewards_of(reward, 4))) > 1
 
 
 # --------------------------------------------------------------------------------------------------
@@ -283,10 +378,14 @@ def test_what_is_no_judge_is_refused_with_what_was_found(
     silent = saved("silent", tiny_judge(tokenizer), with_tokenizer=False)
     narrow = saved("narrow", tiny_judge(tokenizer, vocab_size=500, pad_token_id=0))
     (tmp_path / "empty").mkdir()
+    damaged = saved("damaged", tiny_judge(tokenizer))
+    cut_off = Path(damaged) / "model.safetensors"
+    cut_off.write_bytes(cut_off.read_bytes()[:-100])
     for model, words in (
         ("rookworld-nano", "no sequence classifier: its checkpoint is of GPT2LMHeadModel"),
         (two, "GPT2ForSequenceClassification has 2 labels"),
         (headless, "lacks 1 of its weights: score.weight"),
+        (damaged, "it cannot be loaded"),
         (silent, "without a tokenizer"),
         (narrow, "has ids up to 1023, its embedding only 500 rows"),
         (str(tmp_path / "nothing"), "neither packaged"),
@@ -302,10 +401,10 @@ def test_what_is_no_judge_is_refused_with_what_was_found(
 def test_a_run_is_refused_before_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     rewards = json.dumps([{"name": "judge", "model": "rookworld-nano"}])
+    small = "--max_rows 400 --synthetic_rows 100 --use_cpu true --report_to none".split()
     with pytest.raises(RookWorldError, match="rewards: judge cannot be had"):
-        recipe("grpo").main(
-            ["--rewards", rewards, *"--max_rows 400 --synthetic_rows 100 --dry_run".split()]
-        )
+        recipe("grpo").main(["--rewards", rewards, *small])
+    assert list(tmp_path.iterdir()) == [], "an earlier run would have been moved aside"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -448,4 +547,4 @@ def test_a_policy_that_finds_the_blind_spot_is_reported(
     trainer.train()
     lines = (tmp_path / "run" / "health.jsonl").read_text().splitlines()
     found = [item for item in map(json.loads, lines) if item["rule"] == "judge_against_truth"]
-    assert found and "the score of judge has risen" in found[0]["message"]
+    assert found and "the score of judge for environment answers has risen" in found[0]["message"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from rookworld_rlvr.data import LoadedData
 from rookworld_rlvr.judge import Judge, check_pair_lengths, load_judge
@@ -66,9 +66,31 @@ def test_a_report_of_an_untrained_judge(
     assert -1 <= ranked["policy"]["low"] <= ranked["policy"]["tau"] <= ranked["policy"]["high"] <= 1
     text = report_text(report)
     assert "| all | 30 |" in text and "| policy |" in text and "Kendall" in text
-    short = Judge(tiny_judge(tokenizer, n_positions=50), tokenizer)
-    with pytest.raises(RookWorldError, match="longer than the 50 tokens"):
-        judge_report(short, pairs, packaged.heldout, args)
+    assert report["pairs"]["too_long"] == 0 and "Left out" not in text
+
+
+def test_pairs_that_are_too_long_for_the_judge_are_left_out_of_the_report(
+    packaged: LoadedData, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    pairs = make_pairs(packaged.heldout, 30, PairShares(), 0.1, seed=0)
+    args = JudgeDataArguments(ranked_prompts=0)
+    lengths = sorted(
+        max(
+            len(tokenizer(pair.prompt + text)["input_ids"]) for text in (pair.chosen, pair.rejected)
+        )
+        for pair in pairs
+    )
+    limit = lengths[19] + 1  # the end token
+    kept = sum(length < limit for length in lengths)
+    some = Judge(tiny_judge(tokenizer, n_positions=limit), tokenizer)
+    report = judge_report(some, pairs, packaged.heldout, args)
+    assert report["pairs"]["n"] == kept < 30 and report["pairs"]["too_long"] == 30 - kept
+    assert sum(item["n"] for item in report["pairs"]["by_kind"].values()) == kept
+    text = report_text(report)
+    assert f"| all | {kept} |" in text and f"positions: {30 - kept} pairs." in text
+    none = Judge(tiny_judge(tokenizer, n_positions=lengths[0]), tokenizer)
+    with pytest.raises(RookWorldError, match=f"all 30 held-out pairs .* the {lengths[0]} tokens"):
+        judge_report(none, pairs, packaged.heldout, args)
 
 
 SMALL = """
@@ -117,4 +139,9 @@ def test_pairs_that_are_too_long_for_the_model_are_refused(
     pairs: Any = {"chosen_ids": [[1] * 40, [1] * 60], "rejected_ids": [[1], [1]]}
     with pytest.raises(RookWorldError, match=r"takes 60 tokens .* give max_length: 50"):
         check_pair_lengths(tiny_judge(tokenizer, n_positions=50), pairs)
-    check_pair_lengths(tiny_judge(tokenizer, n_positions=60), pairs)
+    network = tiny_judge(tokenizer, n_positions=60)
+    check_pair_lengths(network, pairs)
+    with pytest.raises(RookWorldError, match="max_length: 8 leaves out every training pair"):
+        check_pair_lengths(network, {"chosen_ids": [], "rejected_ids": []}, 8)  # type: ignore[arg-type]
+    network.config = PreTrainedConfig()  # as of a network with relative positions
+    check_pair_lengths(network, pairs)

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..evaluation import HEADLINES
 from ..evaluation.suites import SUITE_HEADLINES
-from ..records import Task
+from ..records import TASKS, Task
 
 HELDOUT: Mapping[Task, str] = {task: f"eval_{name}" for task, name in HEADLINES.items()}
 
@@ -282,11 +282,11 @@ def _mean(points: list[tuple[int, float]]) -> float:
 # Judges
 # --------------------------------------------------------------------------------------------------
 def judge_constant(history: History, bound: float) -> Reading | None:
-    """The judge whose scores, or what its scale makes of them, lie closest together."""
+    """The judge whose rewards, which is its scores where no scale is logged, lie closest together."""
     spreads = {
-        name: min(found)
+        name: spread
         for name in _judges(history.now)
-        if (found := _finite(history, f"judge/{name}/std", f"judge/{name}/reward_std"))
+        if (spread := history.get(f"judge/{name}/reward_std", f"judge/{name}/std")) is not None
     }
     if not spreads:
         return None
@@ -295,19 +295,23 @@ def judge_constant(history: History, bound: float) -> Reading | None:
 
 
 def judge_against_truth(history: History, bound: float) -> Reading | None:
-    """The judge beside whose rising score the truth has fallen most, in batches or held out."""
+    """The judge and task whose score rises while the truth has fallen most, in batches or held out.
+
+    By task, as a shift of the mix moves the means of all tasks together without any of them changing.
+    """
     found = [
         reading
         for name in _judges(history.series)
+        for task in TASKS
         for measure in (_batches_against, _heldout_against)
-        if (reading := measure(history, name, bound)) is not None
+        if (reading := measure(history, name, task, bound)) is not None
     ]
     return max(found, key=lambda reading: (reading.broken, reading.value), default=None)
 
 
-def _batches_against(history: History, name: str, bound: float) -> Reading | None:
+def _batches_against(history: History, name: str, task: Task, bound: float) -> Reading | None:
     """Of the completions that the judge has scored: five logs now against the best five before."""
-    scores, truths = f"judge/{name}/mean", f"judge/{name}/truth"
+    scores, truths = f"judge/{name}/mean_{task}", f"judge/{name}/truth_{task}"
     if history.get(scores) is None or history.get(truths) is None:
         return None
     points = history.series[truths]
@@ -317,33 +321,41 @@ def _batches_against(history: History, name: str, bound: float) -> Reading | Non
     ]
     if not windows:
         return None
-    best = max(windows, key=_mean)
-    fall = _mean(best) - _mean(points[-_FEWEST:])
-    earlier = [point for point in history.series[scores] if best[0][0] <= point[0] <= best[-1][0]]
-    rise = _mean(history.series[scores][-_FEWEST:]) - _mean(earlier)
+    best, now = max(windows, key=_mean), points[-_FEWEST:]
+    earlier, later = (_within(history.series[scores], window) for window in (best, now))
+    if not earlier or not later:
+        return None
+    fall, rise = _mean(best) - _mean(now), _mean(later) - _mean(earlier)
     detail = (
-        f"the score of {name} has risen by {rise:.3g} since step {best[-1][0]} while the share right of "
-        "the same completions"
+        f"{_has_risen(name, task, rise, best[-1][0])} while the share right of the same completions"
     )
     return Reading(fall, fall > bound and rise > 0, detail)
 
 
-def _heldout_against(history: History, name: str, bound: float) -> Reading | None:
+def _heldout_against(history: History, name: str, task: Task, bound: float) -> Reading | None:
+    """Overall accuracy, of few rows, is surer than a task's; the task's must have fallen with it."""
     fall = _heldout_fall(history, "eval_overall")
-    rise = _trend(history, f"judge/{name}/mean", fall.step) if fall else None
-    if fall is None or rise is None:
+    rise = _trend(history, f"judge/{name}/mean_{task}", fall.step) if fall else None
+    now = history.get(HELDOUT[task])
+    if fall is None or rise is None or now is None:
         return None
-    detail = (
-        f"the score of {name} has risen by {rise:.3g} since step {fall.step} while held-out overall "
-        "accuracy"
-    )
-    return Reading(fall.points, fall.points > bound and rise > 0, detail)
+    before = dict(history.series[HELDOUT[task]]).get(fall.step)
+    fell = before is not None and now < before
+    detail = f"{_has_risen(name, task, rise, fall.step)} while held-out overall accuracy"
+    return Reading(fall.points, fall.points > bound and rise > 0 and fell, detail)
+
+
+def _has_risen(name: str, task: Task, rise: float, step: int) -> str:
+    return f"the score of {name} for {task} answers has risen by {rise:.3g} since step {step}"
+
+
+def _within(
+    points: list[tuple[int, float]], window: list[tuple[int, float]]
+) -> list[tuple[int, float]]:
+    """The points of the steps that the window spans."""
+    return [point for point in points if window[0][0] <= point[0] <= window[-1][0]]
 
 
 def _judges(names: Iterable[str]) -> list[str]:
     """Names of judges among those of metrics, each once."""
     return list(dict.fromkeys(name.split("/")[1] for name in names if name.startswith("judge/")))
-
-
-def _finite(history: History, *names: str) -> list[float]:
-    return [value for name in names if (value := history.get(name)) is not None]

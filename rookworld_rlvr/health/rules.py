@@ -363,8 +363,8 @@ RULES: Mapping[str, Rule] = _by_name(
             "judge_constant",
             "warning",
             1e-3,
-            "The deviation of a judge's scores in a batch is so small that they teach nothing.",
-            "the judge {detail} gives all completions of a batch nearly the same score, with a "
+            "The deviation of a judge's rewards in a batch is so small that they teach nothing.",
+            "the judge {detail} gives all completions of a batch nearly the same reward, with a "
             "deviation of {value}, not over {bound}",
             "train it on such answers by recipes/train_judge.py, give it scale: raw under rewards, or "
             "put a verifiable reward beside it",
@@ -373,12 +373,13 @@ RULES: Mapping[str, Rule] = _by_name(
             share=False,
             patient=False,
         ),
-        # Five logs of the packaged recipe hold 3,200 completions: a share of them errs by 0.02, about.
+        # Five logs of the packaged recipe hold 1,600 completions of a task: a share of them errs by
+        # 0.03, about, but what is harder by chance does not raise the score.
         Rule(
             "judge_against_truth",
             "warning",
             0.05,
-            "How far the truth has fallen while a judge's score rose: its blind spot has been found.",
+            "How far the truth has fallen while a judge's score of a task rose: a blind spot is found.",
             "{detail} has fallen by {value}, over {bound}: the policy has found the judge's blind spot",
             "give verifiable rewards more weight under rewards, raise beta, or train the judge on what "
             "the policy writes now",
