@@ -347,9 +347,8 @@ class TaskSamplingGRPOTrainer(GRPOTrainer):
             output = super()._generate_and_score_completions(inputs)
         output["temperature"] = temperatures
         mode = "train" if self.model.training else "eval"
-        for (
-            task
-        ) in self._tasks:  # of the data, not of this process's rows: the first one's are logged
+        # Those of the data, not of this process's rows: only the first process's metrics are logged.
+        for task in self._tasks:
             temperature = self.samplings[task].temperature
             self._metrics[mode][f"sampling/temperature_{task}"].append(temperature)
         return output
