@@ -152,13 +152,12 @@ def _check_reward_spec(spec: Spec) -> list[str]:
 
 def tasks_of(specs: Sequence[Spec]) -> set[Task]:
     """The tasks that at least one of the rewards judges."""
-    return {
-        task
-        for spec in specs
-        for task in (
-            judge_spec(spec).tasks if is_judge(spec["name"]) else REWARDS[spec["name"]].tasks
-        )
-    }
+    return {task for spec in specs for task in _tasks(spec)}
+
+
+def _tasks(spec: Spec) -> tuple[Task, ...]:
+    name = spec["name"]
+    return judge_spec(spec).tasks if is_judge(name) else REWARDS[name].tasks
 
 
 def score_row(prompt: str, completion: str, values: Values | None = None) -> Score | None:
