@@ -91,6 +91,7 @@ def main(argv: Sequence[str]) -> None:
         processing_class=tokenizer,
         callbacks=[RunConfigCallback(parser.values)],
     )
+    models.fuse_gelu(trainer.model)
     left_out = len(train) - len(trainer.train_dataset)
     state.print(f"training pairs: {len(train)}, of which longer than max_length: {left_out}")
     check_pair_lengths(trainer.model, trainer.train_dataset, reward_args.max_length)

@@ -218,6 +218,7 @@ def load_judge(spec: JudgeSpec) -> Judge:
         )
     if tokenizer.pad_token_id is None and network.config.pad_token_id is None:
         raise _refused(spec, f"neither it nor the tokenizer of {name!r} has a padding token")
+    models.fuse_gelu(network)
     network.to(PartialState().device)
     return Judge(network, tokenizer, spec.name, spec.batch_size)
 

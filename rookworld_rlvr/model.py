@@ -18,6 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
+from transformers.activations import ACT2FN, NewGELUActivation
 from trl import ModelConfig
 
 from .names import asset_path, is_hub_id
@@ -25,6 +26,7 @@ from .notation import END_OF_TEXT
 from .records import RookWorldError
 
 PACKAGED_MODEL = "rookworld-nano"
+FUSED_GELU = "gelu_pytorch_tanh"
 
 # Words of RookWorld text. A delimiter belongs to the word behind it, but for "+", where prompts end.
 # A run of spaces leaves its last one to the next word, as GPT-2's tokenizer does, and takes it all
@@ -79,10 +81,11 @@ def _how_to_make(path: Path) -> str:
 
 
 def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
-    """A causal language model with dropout off in its configuration.
+    """A causal language model with dropout off and GELU fused, in its configuration too.
 
     llm.c trains without dropout and its exporter leaves GPT2Config's default of 0.1 in place, so the
-    configuration's word is not taken. What is saved from here carries the zeros on.
+    configuration's word is not taken. What is saved from here carries the zeros on. For GELU see
+    `fuse_gelu`.
 
     Args:
         name: Packaged name, folder or Hub id.
@@ -96,6 +99,7 @@ def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
     except (OSError, ValueError) as error:
         raise _cannot_load("model", name, error) from error
     disable_dropout(model)
+    fuse_gelu(model)
     return model
 
 
@@ -151,6 +155,23 @@ def disable_dropout(model: torch.nn.Module) -> None:
     for key in ("attn_pdrop", "embd_pdrop", "resid_pdrop", "summary_first_dropout"):
         if config is not None and hasattr(config, key):
             setattr(config, key, 0.0)
+
+
+def fuse_gelu(model: torch.nn.Module) -> None:
+    """Compute GPT-2's activation, where it is transformers' `gelu_new`, by PyTorch's one kernel.
+
+    Both are GELU's tanh approximation (arXiv:1606.08415), equal up to rounding. `gelu_new` is eight
+    operations and keeps four tensors of the widest layer's size for the backward pass, where the
+    kernel keeps one (huggingface/transformers issue 39073). The configuration is told, so what is
+    saved has it too.
+    """
+    for module in model.modules():
+        for name, child in module.named_children():
+            if isinstance(child, NewGELUActivation):
+                setattr(module, name, ACT2FN[FUSED_GELU])
+    config = getattr(model, "config", None)
+    if config is not None and getattr(config, "activation_function", None) == "gelu_new":
+        config.activation_function = FUSED_GELU
 
 
 def load_tokenizer(name: str, *, must_end: bool = True, **kwargs: Any) -> PreTrainedTokenizerBase:
@@ -266,7 +287,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 def new_model(
     tokenizer: PreTrainedTokenizerBase, *, n_layer: int, n_embd: int, n_head: int, n_positions: int
 ) -> PreTrainedModel:
-    """A GPT-2 with random weights for `tokenizer`, without dropout."""
+    """A GPT-2 with random weights for `tokenizer`, without dropout, its GELU fused."""
     config = GPT2Config(
         vocab_size=len(tokenizer),
         n_layer=n_layer,
@@ -279,5 +300,6 @@ def new_model(
         attn_pdrop=0.0,
         embd_pdrop=0.0,
         resid_pdrop=0.0,
+        activation_function=FUSED_GELU,
     )
     return GPT2LMHeadModel(config)

@@ -38,7 +38,7 @@ class RookWorldGRPOTrainer(ResamplingGRPOTrainer):
     """`trl.GRPOTrainer` that is right for GPT-2, with controls; the constructor is TRL's.
 
     - Position ids come from the attention mask in every forward, policy and reference.
-    - Dropout is off in both, whatever the arguments and the model's configuration say.
+    - Dropout is off in both, whatever the arguments and the model's configuration say; GELU is fused.
     - `evaluate` decodes the held-out rows greedily, one completion a row, and scores them with the
       rewards' scorer (`evaluation.evaluate_completions`), under ``eval_<metric>``; `suites` are run
       too, under ``eval_suites/<suite>/<metric>``.
@@ -66,6 +66,7 @@ class RookWorldGRPOTrainer(ResamplingGRPOTrainer):
         self._phase_seconds = dict.fromkeys(PHASES, 0.0)  # of the step under way
         for network in filter(None, (self.model, self.ref_model)):
             models.disable_dropout(network)
+            models.fuse_gelu(network)
             models.number_positions_from_mask(network)
         if getattr(self.args, "preflight", True):
             self.add_callback(PreflightCallback(self))

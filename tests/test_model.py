@@ -7,7 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerBase,
+)
 
 from rookworld_rlvr import model as models
 from rookworld_rlvr.data import LoadedData
@@ -96,6 +101,51 @@ def test_loading_switches_dropout_off(tmp_path: Path, random_gpt2: torch.nn.Modu
     model = models.load_model(str(tmp_path)).train()
     ids = torch.arange(300, 320).unsqueeze(0)
     assert torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+class TestGelu:
+    """RookWorld-LM's checkpoints say `gelu_new`."""
+
+    IDS = torch.arange(1, 61).view(2, 30)
+
+    def test_loading_changes_the_kernel_and_not_the_answers(
+        self, tmp_path: Path, random_gpt2: torch.nn.Module
+    ) -> None:
+        random_gpt2.save_pretrained(tmp_path / "start")
+        plain = AutoModelForCausalLM.from_pretrained(tmp_path / "start").eval()
+        fused = models.load_model(str(tmp_path / "start")).eval()
+        assert plain.config.activation_function == "gelu_new"
+        assert saved_by(fused, self.IDS) < 0.8 * saved_by(plain, self.IDS)
+        torch.testing.assert_close(
+            fused(self.IDS).logits, plain(self.IDS).logits, atol=1e-5, rtol=0
+        )
+
+    def test_what_is_saved_has_it_too(self, tmp_path: Path, random_gpt2: torch.nn.Module) -> None:
+        random_gpt2.save_pretrained(tmp_path / "start")
+        fused = models.load_model(str(tmp_path / "start"))
+        fused.save_pretrained(tmp_path / "end")
+        again = AutoModelForCausalLM.from_pretrained(tmp_path / "end")
+        assert saved_by(again, self.IDS) == saved_by(fused, self.IDS)
+
+    def test_another_activation_stays(self, random_gpt2: torch.nn.Module) -> None:
+        config = GPT2Config(**{**random_gpt2.config.to_dict(), "activation_function": "relu"})
+        other = GPT2LMHeadModel(config)
+        models.fuse_gelu(other)
+        assert other.config.activation_function == "relu"
+        assert isinstance(other.transformer.h[0].mlp.act, torch.nn.ReLU)
+
+
+def saved_by(model: torch.nn.Module, ids: torch.Tensor) -> int:
+    """Numbers that a forward keeps for the backward pass, each tensor counted once."""
+    kept: dict[int, torch.Tensor] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(ids)
+    return sum(tensor.numel() for tensor in kept.values())
 
 
 @pytest.mark.parametrize("cached", [False, True])

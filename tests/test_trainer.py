@@ -12,6 +12,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
+from transformers.activations import GELUTanh
 from trl import GRPOConfig, GRPOTrainer
 
 from rookworld_rlvr import model as models
@@ -68,6 +69,8 @@ class TestParity:
         model = models.load_model(str(tmp_path / "start"))
         trainer = make_trainer(model, tokenizer, beta=beta)
         assert (trainer.ref_model is None) == (beta == 0)
+        for network in filter(None, (trainer.model, trainer.ref_model)):
+            assert isinstance(network.transformer.h[0].mlp.act, GELUTanh)
         parity = measure_parity(trainer, mixed_length_prompts(trainer))
         assert parity.alone_gap <= 1e-4
         assert parity.sampler_gap <= 1e-4

@@ -1,0 +1,88 @@
+"""A forward and backward with transformers' `gelu_new`, and with the kernel that we put in its place.
+
+    python benchmarks/gelu.py                # the packaged model, and the real shape with random weights
+
+Prints seconds (median of runs that take turns) and what the forward keeps for the backward pass, ours
+over plain. On a GPU under bf16 autocast, else in fp32 on this machine's CPU. Why: `fuse_gelu` in
+`rookworld_rlvr/model.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
+
+from rookworld_rlvr.model import PACKAGED_MODEL, fuse_gelu, resolve_model_path
+
+TOKENS = 96
+SHAPES = {"rookworld-nano": 128, "RookWorld-LM's": 4}  # rows in a batch
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    print(f"{device}, {torch.get_num_threads()} threads, rows of {TOKENS} tokens")
+    print(f"{'shape':<16}{'rows':>6}{'plain, s':>10}{'ours, s':>10}{'ratio':>8}{'kept':>8}")
+    for name, rows in SHAPES.items():
+        models = [network(name, fused).to(device) for fused in (False, True)]
+        ids = torch.randint(1, 1000, (rows, TOKENS), device=device)
+        for model in models:
+            step(model, ids)
+        seconds = [[step(model, ids) for model in models] for _ in range(args.repeats)]
+        plain, ours = (statistics.median(column) for column in zip(*seconds, strict=True))
+        kept = kept_bytes(models[1], ids) / kept_bytes(models[0], ids)
+        print(f"{name:<16}{rows:>6}{plain:>10.3f}{ours:>10.3f}{ours / plain:>8.2f}{kept:>8.2f}")
+
+
+def network(name: str, fused: bool) -> PreTrainedModel:
+    """The packaged model, or the real shape with random weights; with `gelu_new` where not fused."""
+    plain = {"activation_function": "gelu_new", "attn_pdrop": 0.0, "embd_pdrop": 0.0}
+    plain |= {"resid_pdrop": 0.0}
+    if name == PACKAGED_MODEL:
+        model = AutoModelForCausalLM.from_pretrained(resolve_model_path(name), **plain)
+    else:
+        model = GPT2LMHeadModel(GPT2Config(**plain))
+    if fused:
+        fuse_gelu(model)
+    return model.train()
+
+
+def step(model: PreTrainedModel, ids: torch.Tensor) -> float:
+    """Seconds of one forward and backward of the transformer's body."""
+    started = time.perf_counter()
+    with autocast(ids):
+        loss = model.transformer(ids).last_hidden_state.float().square().mean()
+    loss.backward()
+    model.zero_grad()
+    if ids.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def kept_bytes(model: PreTrainedModel, ids: torch.Tensor) -> int:
+    """Bytes that a forward keeps for the backward pass, weights left out, each tensor counted once."""
+    weights = {weight.data_ptr() for weight in model.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.data_ptr() not in weights:
+            kept[tensor.data_ptr()] = tensor
+        return tensor
+
+    with autocast(ids), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model.transformer(ids)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+def autocast(ids: torch.Tensor) -> torch.autocast:
+    return torch.autocast(ids.device.type, torch.bfloat16, enabled=ids.is_cuda)
+
+
+if __name__ == "__main__":
+    main()
