@@ -16,10 +16,10 @@ import time
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from rookworld_rlvr.model import PACKAGED_MODEL, fuse_gelu, resolve_model_path
+from rookworld_rlvr.model import PACKAGED_MODEL, disable_dropout, fuse_gelu, resolve_model_path
 
 TOKENS = 96
-SHAPES = {"rookworld-nano": 128, "RookWorld-LM's": 4}  # rows in a batch
+SHAPES = {PACKAGED_MODEL: 128, "RookWorld-LM's": 4}  # rows in a batch
 
 
 def main() -> None:
@@ -42,12 +42,12 @@ def main() -> None:
 
 def network(name: str, fused: bool) -> PreTrainedModel:
     """The packaged model, or the real shape with random weights; with `gelu_new` where not fused."""
-    plain = {"activation_function": "gelu_new", "attn_pdrop": 0.0, "embd_pdrop": 0.0}
-    plain |= {"resid_pdrop": 0.0}
+    plain = {"activation_function": "gelu_new"}
     if name == PACKAGED_MODEL:
         model = AutoModelForCausalLM.from_pretrained(resolve_model_path(name), **plain)
     else:
         model = GPT2LMHeadModel(GPT2Config(**plain))
+    disable_dropout(model)
     if fused:
         fuse_gelu(model)
     return model.train()
@@ -66,18 +66,18 @@ def step(model: PreTrainedModel, ids: torch.Tensor) -> float:
 
 
 def kept_bytes(model: PreTrainedModel, ids: torch.Tensor) -> int:
-    """Bytes that a forward keeps for the backward pass, weights left out, each tensor counted once."""
-    weights = {weight.data_ptr() for weight in model.parameters()}
-    kept: dict[int, torch.Tensor] = {}
+    """Bytes that a forward keeps for the backward pass, weights left out, views counted once."""
+    weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.data_ptr() not in weights:
-            kept[tensor.data_ptr()] = tensor
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage
         return tensor
 
     with autocast(ids), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         model.transformer(ids)
-    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    return sum(storage.nbytes() for pointer, storage in kept.items() if pointer not in weights)
 
 
 def autocast(ids: torch.Tensor) -> torch.autocast:
