@@ -28,14 +28,17 @@ import chess
 import chess.engine
 import torch
 
-from rookworld_rlvr import model as models
-from rookworld_rlvr import notation, synthesis
-from rookworld_rlvr.engine import EngineArguments, Labeller, find_engine
-from rookworld_rlvr.generation import left_pad
-from rookworld_rlvr.labels import PolicyTruth
-from rookworld_rlvr.records import MATE_CP, NotationError, PolicyPrompt, RookWorldError
-from rookworld_rlvr.rewards import REWARDS, get_reward_funcs
-from rookworld_rlvr.scoring import win_probability
+from rookworld_rlvr.common.errors import NotationError, RookWorldError
+from rookworld_rlvr.data import synthesis
+from rookworld_rlvr.engine.labeller import Labeller
+from rookworld_rlvr.engine.pool import EngineArguments, find_engine
+from rookworld_rlvr.engine.truth import PolicyTruth
+from rookworld_rlvr.models import loading
+from rookworld_rlvr.models.decoding import left_pad
+from rookworld_rlvr.rewards.registry import REWARDS, get_reward_funcs
+from rookworld_rlvr.tasks.policy import MAX_CANDIDATES, parse_policy_answer, write_policy_prompt
+from rookworld_rlvr.tasks.scoring import win_probability
+from rookworld_rlvr.tasks.types import MATE_CP, PolicyPrompt
 
 DEPTH = 10
 POSITIONS = 16
@@ -113,14 +116,14 @@ def rewards(batches: Sequence[Sequence[str]], path: str) -> bool:
 
 
 def policy_prompt(fen: str) -> str:
-    return notation.write_policy_prompt(PolicyPrompt(fen))
+    return write_policy_prompt(PolicyPrompt(fen))
 
 
 def sample(prompts: Sequence[str]) -> list[str]:
     """One completion a prompt, as in training."""
     torch.manual_seed(0)
-    tokenizer = models.load_tokenizer(models.PACKAGED_MODEL)
-    model = models.load_model(models.PACKAGED_MODEL).eval()
+    tokenizer = loading.load_tokenizer(loading.PACKAGED_MODEL)
+    model = loading.load_model(loading.PACKAGED_MODEL).eval()
     batch = left_pad([tokenizer(prompt)["input_ids"] for prompt in prompts], tokenizer.pad_token_id)
     with torch.no_grad():
         output = model.generate(**batch, do_sample=True, top_k=0, max_new_tokens=64)
@@ -138,7 +141,7 @@ def one_by_one(
     for index, completion in enumerate(completions):
         board = chess.Board(fens[index // GROUP])
         if index % GROUP == 0:
-            engine.analyse(board, limit, multipv=notation.MAX_CANDIDATES)
+            engine.analyse(board, limit, multipv=MAX_CANDIDATES)
         legal = {move.uci(): move for move in board.legal_moves}
         for move in filter(legal.__contains__, named_moves(completion)):
             board.push(legal[move])
@@ -148,7 +151,7 @@ def one_by_one(
 
 def named_moves(completion: str) -> list[str]:
     try:
-        answer = notation.parse_policy_answer(completion)
+        answer = parse_policy_answer(completion)
     except NotationError:
         return []
     return list(dict.fromkeys((*answer.moves, answer.best_move)))

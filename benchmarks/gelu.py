@@ -4,7 +4,7 @@
 
 Prints seconds (median of runs that take turns) and what the forward keeps for the backward pass, ours
 over plain. On a GPU under bf16 autocast, else in fp32 on this machine's CPU. Why: `fuse_gelu` in
-`rookworld_rlvr/model.py`.
+`rookworld_rlvr/models/gpt2.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import time
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from rookworld_rlvr.model import PACKAGED_MODEL, disable_dropout, fuse_gelu, resolve_model_path
+from rookworld_rlvr.models.gpt2 import disable_dropout, fuse_gelu
+from rookworld_rlvr.models.loading import PACKAGED_MODEL, resolve_model_path
 
 TOKENS = 96
 SHAPES = {PACKAGED_MODEL: 128, "RookWorld-LM's": 4}  # rows in a batch

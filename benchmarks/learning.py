@@ -24,11 +24,11 @@ from pathlib import Path
 import yaml
 from recipe_runs import REPOSITORY, run_recipe
 
-from rookworld_rlvr import model as models
-from rookworld_rlvr.data import DataArguments, load_data
-from rookworld_rlvr.evaluation import evaluate_completions
-from rookworld_rlvr.generation import complete
-from rookworld_rlvr.records import Proportion
+from rookworld_rlvr.common.stats import Proportion
+from rookworld_rlvr.data.loading import DataArguments, load_data
+from rookworld_rlvr.models import loading
+from rookworld_rlvr.models.decoding import complete
+from rookworld_rlvr.tasks.metrics import evaluate_completions
 
 METRIC = "environment/exact"
 LEAST_GAIN = 0.10
@@ -124,8 +124,8 @@ def exact(folder: Path) -> Proportion:
     """Held-out openings answered exactly, by greedy decoding."""
     rows = load_data(DataArguments(tasks=["environment"], heldout_rows=1500)).heldout
     completions = complete(
-        models.load_model(str(folder)).eval(),
-        models.load_tokenizer(str(folder)),
+        loading.load_model(str(folder)).eval(),
+        loading.load_tokenizer(str(folder)),
         rows["prompt"][:],
         max_new_tokens=64,
     )

@@ -13,12 +13,12 @@ from dataclasses import asdict
 
 from trl import GRPOTrainer
 
-from rookworld_rlvr import model as models
-from rookworld_rlvr.config import RookWorldGRPOConfig
-from rookworld_rlvr.data import DataArguments, load_data
-from rookworld_rlvr.preflight import Parity, measure_parity, mixed_length_prompts
-from rookworld_rlvr.rewards import get_reward_funcs
-from rookworld_rlvr.trainer import RookWorldGRPOTrainer
+from rookworld_rlvr.data.loading import DataArguments, load_data
+from rookworld_rlvr.models import loading
+from rookworld_rlvr.rewards.registry import get_reward_funcs
+from rookworld_rlvr.training.config import RookWorldGRPOConfig
+from rookworld_rlvr.training.preflight import Parity, measure_parity, mixed_length_prompts
+from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
 REWARDS = [{"name": "environment_exact"}, {"name": "policy_best_move"}]
 
@@ -54,11 +54,11 @@ def measure(kind: type[GRPOTrainer], rows: object, folder: str) -> Parity:
         load_best_model_at_end=False,
     )
     trainer = kind(
-        model=models.load_model(models.PACKAGED_MODEL),
+        model=loading.load_model(loading.PACKAGED_MODEL),
         reward_funcs=get_reward_funcs(REWARDS),
         args=args,
         train_dataset=rows,
-        processing_class=models.load_tokenizer(models.PACKAGED_MODEL),
+        processing_class=loading.load_tokenizer(loading.PACKAGED_MODEL),
     )
     return measure_parity(trainer, mixed_length_prompts(trainer))
 

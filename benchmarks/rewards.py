@@ -16,11 +16,12 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
-from rookworld_rlvr import fill_in as truth
-from rookworld_rlvr import rewards, rules, scoring, synthesis
-from rookworld_rlvr.data import DataArguments, load_data
-from rookworld_rlvr.report import reference
-from rookworld_rlvr.rewards import REWARDS, get_reward_funcs
+from rookworld_rlvr.cli.dry_run import reference
+from rookworld_rlvr.data import synthesis
+from rookworld_rlvr.data.loading import DataArguments, load_data
+from rookworld_rlvr.rewards import registry
+from rookworld_rlvr.rewards.registry import REWARDS, get_reward_funcs
+from rookworld_rlvr.tasks import fill_in_truth, rules, scoring
 
 GROUP = 8
 PROMPTS = 1_500
@@ -78,9 +79,9 @@ def variant(text: str, number: int, rng: random.Random) -> str:
 def clear_caches() -> None:
     """Forget boards and scores, so that nothing is known at the start of a run."""
     rules.transition.cache_clear()
-    truth.truth.cache_clear()
+    fill_in_truth.truth.cache_clear()
     scoring.clear_cache()
-    rewards.clear_cache()
+    registry.clear_cache()
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 
 import grpo
 
-from rookworld_rlvr.parsing import run_cli
-from rookworld_rlvr.rewards import RewardFunc, get_reward_funcs
+from rookworld_rlvr.cli.parser import run_cli
+from rookworld_rlvr.rewards.registry import RewardFunc, get_reward_funcs
 
 
 def shuffled(func: RewardFunc) -> RewardFunc:

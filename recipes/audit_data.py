@@ -14,11 +14,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from rookworld_rlvr.audit import AuditArguments, audit
-from rookworld_rlvr.audit_report import advice, table
-from rookworld_rlvr.engine import EngineArguments, Labeller
-from rookworld_rlvr.files import check_writable, write_json
-from rookworld_rlvr.parsing import StrictParser, run_cli
+from rookworld_rlvr.cli.parser import StrictParser, run_cli
+from rookworld_rlvr.common.files import check_writable, write_json
+from rookworld_rlvr.data.audit.run import AuditArguments, audit
+from rookworld_rlvr.data.audit.text import advice, table
+from rookworld_rlvr.engine.labeller import Labeller
+from rookworld_rlvr.engine.pool import EngineArguments
 
 
 def main(argv: Sequence[str]) -> None:

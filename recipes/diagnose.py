@@ -21,9 +21,15 @@ from accelerate import PartialState
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import ModelConfig, get_peft_config
 
-from rookworld_rlvr import model as models
-from rookworld_rlvr.config import RookWorldGRPOConfig, check_recipe
-from rookworld_rlvr.data import DataArguments, LoadedData, label_heldout, load_data, require_truth
+from rookworld_rlvr.cli.checks import check_recipe
+from rookworld_rlvr.cli.parser import StrictParser, run_cli
+from rookworld_rlvr.data.loading import (
+    DataArguments,
+    LoadedData,
+    label_heldout,
+    load_data,
+    require_truth,
+)
 from rookworld_rlvr.diagnosis import (
     DiagnoseArguments,
     DiagnosedTrainer,
@@ -35,12 +41,13 @@ from rookworld_rlvr.diagnosis import (
     split_compare,
     write_reports,
 )
-from rookworld_rlvr.evaluation.suites import SuiteArguments
-from rookworld_rlvr.health import HealthArguments
-from rookworld_rlvr.judge import judges_of
-from rookworld_rlvr.labels import LabelArguments, PolicyTruth
-from rookworld_rlvr.parsing import StrictParser, run_cli
-from rookworld_rlvr.rewards import get_reward_funcs
+from rookworld_rlvr.engine.truth import LabelArguments, PolicyTruth
+from rookworld_rlvr.evaluation.registry import SuiteArguments
+from rookworld_rlvr.models import loading
+from rookworld_rlvr.rewards.judge import judges_of
+from rookworld_rlvr.rewards.registry import get_reward_funcs
+from rookworld_rlvr.training.config import RookWorldGRPOConfig
+from rookworld_rlvr.training.health import HealthArguments
 
 RECIPE = Path(__file__).with_name("grpo_nano.yaml")
 GROUPS = [
@@ -119,10 +126,10 @@ def diagnose(line: Sequence[str], name: str, folder: Path) -> Diagnosis:
     with state.local_main_process_first():
         data = label_heldout(data, truth)
 
-    model, tokenizer = models.load_from_arguments(model_args)
+    model, tokenizer = loading.load_from_arguments(model_args)
     if model_args.model_revision != "main":
         training_args.model_init_kwargs = {"revision": model_args.model_revision}
-    models.check_lengths(model, tokenizer, data.prompts(), training_args.max_completion_length)
+    loading.check_lengths(model, tokenizer, data.prompts(), training_args.max_completion_length)
     reward_funcs = get_reward_funcs(training_args.rewards, truth)
     for judge in judges_of(reward_funcs).values():
         judge.check_lengths(data.prompts(), training_args.max_completion_length)

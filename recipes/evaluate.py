@@ -17,23 +17,23 @@ import torch
 from accelerate import PartialState
 from tqdm import tqdm
 
-from rookworld_rlvr.engine import EngineArguments
+from rookworld_rlvr.cli.parser import StrictParser, run_cli
+from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.common.files import check_writable, write_json
+from rookworld_rlvr.common.machine import machine
+from rookworld_rlvr.engine.pool import EngineArguments
 from rookworld_rlvr.evaluation.answerers import Answerer, LanguageModel
 from rookworld_rlvr.evaluation.models import ModelArguments, OracleValues, open_model
-from rookworld_rlvr.evaluation.policy import PolicySuite
-from rookworld_rlvr.evaluation.results import ModelResults, results_document, results_text
-from rookworld_rlvr.evaluation.suite import Suite, SuiteResult
-from rookworld_rlvr.evaluation.suites import (
+from rookworld_rlvr.evaluation.registry import (
     SuiteArguments,
     check_training_data,
     keep_apart,
     open_suites,
 )
-from rookworld_rlvr.files import check_writable, write_json
-from rookworld_rlvr.labels import Values
-from rookworld_rlvr.machine import machine
-from rookworld_rlvr.parsing import StrictParser, run_cli
-from rookworld_rlvr.records import ConfigurationError
+from rookworld_rlvr.evaluation.results import ModelResults, results_document, results_text
+from rookworld_rlvr.evaluation.suite import Suite, SuiteResult
+from rookworld_rlvr.evaluation.suites.policy import PolicySuite
+from rookworld_rlvr.tasks.scoring import Values
 
 
 @dataclass

@@ -16,26 +16,22 @@ from accelerate import PartialState
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import ModelConfig, get_peft_config
 
-from rookworld_rlvr import model as models
-from rookworld_rlvr.callbacks import (
-    RunConfigCallback,
-    ShortProgressCallback,
-    configure_wandb,
-    use_dashboard,
-)
-from rookworld_rlvr.config import RookWorldGRPOConfig, RunArguments, check_recipe
-from rookworld_rlvr.data import DataArguments, label_heldout, load_data, require_truth
+from rookworld_rlvr.cli.checks import check_recipe
+from rookworld_rlvr.cli.dry_run import dry_run_text
+from rookworld_rlvr.cli.parser import StrictParser, resolved_yaml, run_cli
+from rookworld_rlvr.common.files import write_json
+from rookworld_rlvr.common.machine import machine
+from rookworld_rlvr.data.loading import DataArguments, label_heldout, load_data, require_truth
+from rookworld_rlvr.engine.truth import LabelArguments, PolicyTruth
+from rookworld_rlvr.evaluation.registry import SuiteArguments, open_suites
 from rookworld_rlvr.evaluation.results import results_document, results_text
-from rookworld_rlvr.evaluation.suites import SuiteArguments, open_suites
-from rookworld_rlvr.files import write_json
-from rookworld_rlvr.health import HealthArguments, HealthCallback
-from rookworld_rlvr.judge import judges_of
-from rookworld_rlvr.labels import LabelArguments, PolicyTruth
-from rookworld_rlvr.machine import machine
-from rookworld_rlvr.parsing import StrictParser, run_cli
-from rookworld_rlvr.report import before_after_table, dry_run_text, resolved_yaml, write_results
-from rookworld_rlvr.rewards import get_reward_funcs
-from rookworld_rlvr.runs import (
+from rookworld_rlvr.models import loading
+from rookworld_rlvr.rewards.judge import judges_of
+from rookworld_rlvr.rewards.registry import get_reward_funcs
+from rookworld_rlvr.training.config import RookWorldGRPOConfig, RunArguments
+from rookworld_rlvr.training.health import HealthArguments, HealthCallback
+from rookworld_rlvr.training.results import before_after_table, write_results
+from rookworld_rlvr.training.run_folder import (
     ANSWERS_AFTER,
     EVALUATION,
     RESULTS,
@@ -48,7 +44,13 @@ from rookworld_rlvr.runs import (
     starting_point,
     write_answers,
 )
-from rookworld_rlvr.trainer import RookWorldGRPOTrainer, save_final
+from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer, save_final
+from rookworld_rlvr.training.wandb import (
+    RunConfigCallback,
+    ShortProgressCallback,
+    configure_wandb,
+    use_dashboard,
+)
 
 RECIPE = Path(__file__).with_name("grpo_nano.yaml")
 GROUPS = [
@@ -98,10 +100,10 @@ def main(argv: Sequence[str]) -> None:
     ################
     # Model & Tokenizer
     ################
-    model, tokenizer = models.load_from_arguments(model_args)
+    model, tokenizer = loading.load_from_arguments(model_args)
     if model_args.model_revision != "main":  # TRL warns, but loads the reference with it
         training_args.model_init_kwargs = {"revision": model_args.model_revision}
-    models.check_lengths(model, tokenizer, data.prompts(), training_args.max_completion_length)
+    loading.check_lengths(model, tokenizer, data.prompts(), training_args.max_completion_length)
     reward_funcs = get_reward_funcs(training_args.rewards, truth)
     for judge in judges_of(reward_funcs).values():
         judge.check_lengths(data.prompts(), training_args.max_completion_length)

@@ -16,8 +16,12 @@ from typing import Any
 from accelerate import PartialState
 from huggingface_hub import HfApi
 
-from rookworld_rlvr.config import check_prepare_recipe
-from rookworld_rlvr.labelling import (
+from rookworld_rlvr.cli.checks import check_prepare_recipe
+from rookworld_rlvr.cli.parser import StrictParser, run_cli
+from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.data.parquet import data_card, merge_parquet, write_parquet
+from rookworld_rlvr.data.prepare.arguments import PrepareArguments, PrepareLabelArguments
+from rookworld_rlvr.data.prepare.pipeline import (
     PrepareReport,
     finish_rows,
     provenance,
@@ -27,10 +31,6 @@ from rookworld_rlvr.labelling import (
     tables,
     value_positions,
 )
-from rookworld_rlvr.parsing import StrictParser, run_cli
-from rookworld_rlvr.prepare import PrepareArguments, PrepareLabelArguments
-from rookworld_rlvr.provenance import data_card, merge_parquet, write_parquet
-from rookworld_rlvr.records import RookWorldError
 
 LONGEST_WAIT = timedelta(days=30)  # of a process that is done for the others
 

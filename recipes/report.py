@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rookworld_rlvr.files import check_writable
-from rookworld_rlvr.parsing import StrictParser, run_cli
-from rookworld_rlvr.records import ConfigurationError
-from rookworld_rlvr.run_report import MOST_RUNS, page, read_runs
+from rookworld_rlvr.cli.parser import StrictParser, run_cli
+from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.common.files import check_writable
+from rookworld_rlvr.reports.run import MOST_RUNS, page, read_runs
 
 
 @dataclass

@@ -13,22 +13,21 @@ from pathlib import Path
 from accelerate import PartialState
 from trl import ModelConfig, SFTTrainer, get_peft_config
 
-from rookworld_rlvr import model as models
-from rookworld_rlvr.callbacks import RunConfigCallback, configure_wandb
-from rookworld_rlvr.config import (
-    NewModelArguments,
-    RookWorldSFTConfig,
-    RunArguments,
-    check_sft_recipe,
-)
-from rookworld_rlvr.data import DataArguments, load_data
-from rookworld_rlvr.evaluation import evaluate_completions
-from rookworld_rlvr.generation import complete
-from rookworld_rlvr.notation import END_OF_TEXT, join_row
-from rookworld_rlvr.parsing import StrictParser, run_cli
-from rookworld_rlvr.report import resolved_yaml, results_table, write_model_card
-from rookworld_rlvr.runs import goes_on, open_folder, quarantine_path, resume_point
-from rookworld_rlvr.trainer import save_final
+from rookworld_rlvr.cli.checks import check_sft_recipe
+from rookworld_rlvr.cli.parser import StrictParser, resolved_yaml, run_cli
+from rookworld_rlvr.data.loading import DataArguments, load_data
+from rookworld_rlvr.models import loading
+from rookworld_rlvr.models.decoding import complete
+from rookworld_rlvr.models.gpt2 import new_model, train_tokenizer
+from rookworld_rlvr.tasks.metrics import evaluate_completions
+from rookworld_rlvr.tasks.registry import join_row
+from rookworld_rlvr.tasks.text import END_OF_TEXT
+from rookworld_rlvr.training.config import NewModelArguments, RookWorldSFTConfig, RunArguments
+from rookworld_rlvr.training.model_card import write_model_card
+from rookworld_rlvr.training.results import results_table
+from rookworld_rlvr.training.run_folder import goes_on, open_folder, quarantine_path, resume_point
+from rookworld_rlvr.training.trainer import save_final
+from rookworld_rlvr.training.wandb import RunConfigCallback, configure_wandb
 
 RECIPE = Path(__file__).with_name("sft_nano.yaml")
 MAX_ANSWER_TOKENS = 144  # of a complete answer, in tokens of GPT-2
@@ -62,13 +61,13 @@ def main(argv: Sequence[str]) -> None:
     # Model & Tokenizer
     ################
     if new_args.new_model is None:
-        model, tokenizer = models.load_from_arguments(model_args)
+        model, tokenizer = loading.load_from_arguments(model_args)
     else:
         shape = dict(new_args.new_model)
         texts = (join_row(row["prompt"], row["completion"]) for row in train_dataset)
-        tokenizer = models.train_tokenizer(texts, shape.pop("vocab_size"))
-        model = models.new_model(tokenizer, **shape)
-    models.check_lengths(model, tokenizer, data.prompts(), MAX_ANSWER_TOKENS)
+        tokenizer = train_tokenizer(texts, shape.pop("vocab_size"))
+        model = new_model(tokenizer, **shape)
+    loading.check_lengths(model, tokenizer, data.prompts(), MAX_ANSWER_TOKENS)
 
     ################
     # Training
@@ -95,7 +94,7 @@ def main(argv: Sequence[str]) -> None:
     # Result
     ################
     if trainer.accelerator.is_main_process:
-        network = models.load_model(str(output_dir)).to(trainer.accelerator.device).eval()
+        network = loading.load_model(str(output_dir)).to(trainer.accelerator.device).eval()
         completions = complete(
             network,
             tokenizer,

@@ -16,10 +16,10 @@ from typing import Any
 
 import grpo
 
-from rookworld_rlvr.config import check_recipe
-from rookworld_rlvr.parsing import StrictParser, run_cli
-from rookworld_rlvr.records import ConfigurationError
-from rookworld_rlvr.sweeps import SweepArguments, TrialTable, describe, ranking, run_trial
+from rookworld_rlvr.cli.checks import check_recipe
+from rookworld_rlvr.cli.parser import StrictParser, run_cli
+from rookworld_rlvr.cli.sweep import SweepArguments, TrialTable, describe, ranking, run_trial
+from rookworld_rlvr.common.errors import ConfigurationError
 
 SWEEP = Path(__file__).with_name("sweep_nano.yaml")
 

@@ -14,19 +14,20 @@ from accelerate import PartialState
 from datasets import Dataset
 from trl import ModelConfig, RewardTrainer
 
-from rookworld_rlvr import model as models
-from rookworld_rlvr.callbacks import RunConfigCallback, configure_wandb
-from rookworld_rlvr.config import RookWorldRewardConfig, RunArguments, check_judge_recipe
-from rookworld_rlvr.data import DataArguments, load_data
-from rookworld_rlvr.files import write_json
-from rookworld_rlvr.judge import check_pair_lengths, load_judge
-from rookworld_rlvr.judge_report import judge_report, pairs_text, report_text, write_judge_card
-from rookworld_rlvr.judge_spec import JudgeSpec
-from rookworld_rlvr.pairs import JudgeDataArguments, make_pairs
-from rookworld_rlvr.parsing import StrictParser, run_cli
-from rookworld_rlvr.report import resolved_yaml
-from rookworld_rlvr.runs import goes_on, open_folder, quarantine_path, resume_point
-from rookworld_rlvr.trainer import save_final
+from rookworld_rlvr.cli.checks import check_judge_recipe
+from rookworld_rlvr.cli.parser import StrictParser, resolved_yaml, run_cli
+from rookworld_rlvr.common.files import write_json
+from rookworld_rlvr.data.judge_pairs import JudgeDataArguments, make_pairs
+from rookworld_rlvr.data.loading import DataArguments, load_data
+from rookworld_rlvr.models import loading
+from rookworld_rlvr.models.gpt2 import fuse_gelu
+from rookworld_rlvr.reports.judge import judge_report, pairs_text, report_text, write_judge_card
+from rookworld_rlvr.rewards.judge import check_pair_lengths, load_judge
+from rookworld_rlvr.rewards.judge_spec import JudgeSpec
+from rookworld_rlvr.training.config import RookWorldRewardConfig, RunArguments
+from rookworld_rlvr.training.run_folder import goes_on, open_folder, quarantine_path, resume_point
+from rookworld_rlvr.training.trainer import save_final
+from rookworld_rlvr.training.wandb import RunConfigCallback, configure_wandb
 
 RECIPE = Path(__file__).with_name("judge_nano.yaml")
 REPORT = "judge_report.json"
@@ -61,7 +62,7 @@ def main(argv: Sequence[str]) -> None:
     ################
     # Model & Tokenizer
     ################
-    tokenizer = models.load_tokenizer(
+    tokenizer = loading.load_tokenizer(
         model_args.model_name_or_path, revision=model_args.model_revision
     )
     reward_args.model_init_kwargs = {
@@ -80,7 +81,7 @@ def main(argv: Sequence[str]) -> None:
             print(configure_wandb(output_dir, resume=keep))
     state.wait_for_everyone()
     trainer = RewardTrainer(
-        model=models.resolve_model_path(model_args.model_name_or_path),
+        model=loading.resolve_model_path(model_args.model_name_or_path),
         args=reward_args,
         train_dataset=Dataset.from_list(
             [
@@ -91,7 +92,7 @@ def main(argv: Sequence[str]) -> None:
         processing_class=tokenizer,
         callbacks=[RunConfigCallback(parser.values)],
     )
-    models.fuse_gelu(trainer.model)
+    fuse_gelu(trainer.model)
     left_out = len(train) - len(trainer.train_dataset)
     state.print(f"training pairs: {len(train)}, of which longer than max_length: {left_out}")
     check_pair_lengths(trainer.model, trainer.train_dataset, reward_args.max_length)

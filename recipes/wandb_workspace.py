@@ -15,11 +15,11 @@ from typing import Any
 
 import wandb
 
-from rookworld_rlvr.callbacks import has_wandb_key
-from rookworld_rlvr.dashboard import GLOSSARY, SECTIONS, STEP, Metric, panels
-from rookworld_rlvr.files import check_writable, write_json
-from rookworld_rlvr.parsing import StrictParser, run_cli
-from rookworld_rlvr.records import ConfigurationError
+from rookworld_rlvr.cli.parser import StrictParser, run_cli
+from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.common.files import check_writable, write_json
+from rookworld_rlvr.training.glossary import GLOSSARY, SECTIONS, STEP, Metric, panels
+from rookworld_rlvr.training.wandb import has_wandb_key
 
 MISSING = (
     'wandb-workspaces is not installed; pip install -c constraints.txt -e ".[dashboard]", which '

@@ -22,13 +22,13 @@ from transformers import (
 )
 from trl import GRPOTrainer
 
-from rookworld_rlvr import model as models
-from rookworld_rlvr.config import RookWorldGRPOConfig
-from rookworld_rlvr.data import DataArguments, LoadedData, load_data
-from rookworld_rlvr.engine import find_engine
-from rookworld_rlvr.records import EngineError
-from rookworld_rlvr.rewards import get_reward_funcs
-from rookworld_rlvr.trainer import RookWorldGRPOTrainer
+from rookworld_rlvr.common.errors import EngineError
+from rookworld_rlvr.data.loading import DataArguments, LoadedData, load_data
+from rookworld_rlvr.engine.pool import find_engine
+from rookworld_rlvr.models import loading
+from rookworld_rlvr.rewards.registry import get_reward_funcs
+from rookworld_rlvr.training.config import RookWorldGRPOConfig
+from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
 REPOSITORY = Path(__file__).parents[1]
 REWARDS = [{"name": "environment_exact"}, {"name": "environment_state"}, {"name": "graduated"}]
@@ -37,7 +37,7 @@ REWARDS = [{"name": "environment_exact"}, {"name": "environment_state"}, {"name"
 @pytest.fixture(autouse=True)
 def _nothing_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reaches W&B, the Hub or the kept values of the person who runs it."""
-    monkeypatch.setattr("rookworld_rlvr.engine.default_cache_path", lambda: ":memory:")
+    monkeypatch.setattr("rookworld_rlvr.engine.cache.default_cache_path", lambda: ":memory:")
     for name in ("WANDB_API_KEY", "WANDB_RUN_ID", "WANDB_DIR", "WANDB_MODE", "WANDB_PROJECT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -100,7 +100,7 @@ def packaged() -> LoadedData:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerBase:
-    return models.load_tokenizer(models.PACKAGED_MODEL)
+    return loading.load_tokenizer(loading.PACKAGED_MODEL)
 
 
 @pytest.fixture

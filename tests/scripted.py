@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from rookworld_rlvr import notation
-from rookworld_rlvr.engine import EngineArguments, Labeller
+from rookworld_rlvr.engine.labeller import Labeller
+from rookworld_rlvr.engine.pool import EngineArguments
 from rookworld_rlvr.evaluation.answerers import Answerer, Oracle
-from rookworld_rlvr.records import PolicyAnswer
+from rookworld_rlvr.tasks.policy import parse_policy_prompt, write_policy_answer
+from rookworld_rlvr.tasks.registry import task_of
+from rookworld_rlvr.tasks.types import PolicyAnswer
 
 GARBAGE = "e4 is best by test"
 
@@ -36,16 +38,16 @@ class Scripted(Answerer):
         return [self._answer(prompt) for prompt in prompts]
 
     def _answer(self, prompt: str) -> str:
-        if notation.task_of(prompt) == "environment":
+        if task_of(prompt) == "environment":
             assert self._states is not None
             return self._states(prompt)
-        text = self._moves[notation.parse_policy_prompt(prompt).fen]
+        text = self._moves[parse_policy_prompt(prompt).fen]
         return text if " " in text else policy_text(text)
 
 
 def policy_text(move: str) -> str:
     """A policy answer with one move."""
-    return notation.write_policy_answer(PolicyAnswer((move,), (0.0,), move))
+    return write_policy_answer(PolicyAnswer((move,), (0.0,), move))
 
 
 def oracle(labeller: Labeller) -> Oracle:

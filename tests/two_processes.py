@@ -15,15 +15,15 @@ from typing import Any
 
 from accelerate import PartialState
 
-from rookworld_rlvr import model as models
-from rookworld_rlvr.config import RookWorldGRPOConfig
-from rookworld_rlvr.data import DataArguments, LoadedData, load_data
-from rookworld_rlvr.judge import Judge, JudgeReward
-from rookworld_rlvr.judge_spec import judge_spec
-from rookworld_rlvr.notation import task_of
-from rookworld_rlvr.parsing import run_cli
-from rookworld_rlvr.rewards import get_reward_funcs
-from rookworld_rlvr.trainer import RookWorldGRPOTrainer
+from rookworld_rlvr.cli.parser import run_cli
+from rookworld_rlvr.data.loading import DataArguments, LoadedData, load_data
+from rookworld_rlvr.models import loading
+from rookworld_rlvr.rewards.judge import Judge, JudgeReward
+from rookworld_rlvr.rewards.judge_spec import judge_spec
+from rookworld_rlvr.rewards.registry import get_reward_funcs
+from rookworld_rlvr.tasks.registry import task_of
+from rookworld_rlvr.training.config import RookWorldGRPOConfig
+from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
 from .conftest import mixed_rows, tiny_judge
 
@@ -72,9 +72,9 @@ def main(argv: Sequence[str]) -> None:
     data = load_data(
         DataArguments(tasks=[*TEMPERATURES], heldout_rows=8, synthetic_fill_in_rows=60)
     )
-    tokenizer = models.load_tokenizer(models.PACKAGED_MODEL)
+    tokenizer = loading.load_tokenizer(loading.PACKAGED_MODEL)
     trainer = RookWorldGRPOTrainer(
-        models.load_model(models.PACKAGED_MODEL),
+        loading.load_model(loading.PACKAGED_MODEL),
         [uneven, JudgeReward(judge_spec(JUDGE), Judge(tiny_judge(tokenizer), tokenizer))],
         args,
         train_dataset=mixed_rows(data.train),
@@ -131,12 +131,12 @@ def three_tasks(folder: Path, data: LoadedData) -> dict[str, Any]:
         disable_tqdm=True,
     )
     trainer = RookWorldGRPOTrainer(
-        models.load_model(models.PACKAGED_MODEL),
+        loading.load_model(loading.PACKAGED_MODEL),
         [*get_reward_funcs(rewards), letters],
         args,
         train_dataset=mixed_rows(data.train, tasks=[*TEMPERATURES]),
         eval_dataset=data.heldout,
-        processing_class=models.load_tokenizer(models.PACKAGED_MODEL),
+        processing_class=loading.load_tokenizer(loading.PACKAGED_MODEL),
     )
     trainer.keep_sampler_logps = True
     rows = watch_rows(trainer)

@@ -1,7 +1,5 @@
 """One optimiser step of the real trainer on a fixed seed, taken apart in ten parts."""
 
-from .recorder import DiagnosedTrainer
-from .report import print_report, write_reports
 from .run import (
     PARTS,
     DiagnoseArguments,
@@ -11,6 +9,8 @@ from .run import (
     run_diagnosis,
     split_compare,
 )
+from .text import print_report, write_reports
+from .trainer import DiagnosedTrainer
 
 __all__ = [
     "PARTS",

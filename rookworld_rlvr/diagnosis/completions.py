@@ -10,11 +10,15 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
-from .. import fill_in, notation
-from ..records import NotationError
-from .arithmetic import mean
-from .recorder import DiagnosedTrainer
-from .records import Generation, StepRecord
+from ..common.errors import NotationError
+from ..tasks import fill_in_truth
+from ..tasks.environment import parse_environment_prompt
+from ..tasks.fill_in import parse_fill_in_prompt
+from ..tasks.policy import parse_policy_prompt
+from ..tasks.registry import task_of
+from .record import Generation, StepRecord
+from .sections import mean
+from .trainer import DiagnosedTrainer
 
 Part = dict[str, Any]
 
@@ -36,15 +40,15 @@ def completion_groups(trainer: DiagnosedTrainer, record: StepRecord) -> list[Par
 
 def _position(prompt: str) -> Part:
     """The task, and the board of a prompt where it can be read."""
-    task = notation.task_of(prompt)
+    task = task_of(prompt)
     try:
         if task == "policy":
-            return {"task": task, "fen": notation.parse_policy_prompt(prompt).fen, "action": None}
+            return {"task": task, "fen": parse_policy_prompt(prompt).fen, "action": None}
         if task == "fill_in":
-            record = notation.parse_fill_in_prompt(prompt)
-            environment, _ = fill_in.filled(record, fill_in.truth(record)[0])
+            record = parse_fill_in_prompt(prompt)
+            environment, _ = fill_in_truth.filled(record, fill_in_truth.truth(record)[0])
         else:
-            environment = notation.parse_environment_prompt(prompt)
+            environment = parse_environment_prompt(prompt)
     except NotationError:
         return {"task": task, "fen": None, "action": None}
     return {"task": task, "fen": environment.fen, "action": environment.action}

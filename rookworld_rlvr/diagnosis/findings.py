@@ -11,17 +11,29 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..health import Finding, HealthArguments, HealthMonitor, Severity
-from ..records import Proportion
+from ..common.stats import Proportion
+from ..training.health import Finding, HealthArguments, HealthMonitor, Severity
 
 Parts = Mapping[str, Any]
 
+
 P_FELL = 0.005  # for each of two tasks, so that one healthy step in a hundred is accused at most
+
+
 KL_SHARE = 0.9  # the predecessors' failed runs stood at 94% to 100%
+
+
 LOSS_GAP = 1e-3
+
+
 IDENTICAL = 0.75  # of the pairs in a group; the packaged recipe has 0.3
+
+
 DRIFT = 0.5  # nats a token: after one step, half of what was sampled is 1.6 times likelier or rarer
+
+
 FEWEST_REPETITIONS = 20  # of one batch, before its reward must have risen
+
 
 CAUSES: Mapping[str, tuple[str, ...]] = {
     "reward_raised": (),
@@ -66,9 +78,16 @@ CAUSES: Mapping[str, tuple[str, ...]] = {
 }
 """Rule → the rules that explain it, in the order in which the verdict looks for a cause."""
 
+
 _OF_A_TREND = ("gradient_clipped",)  # health rules that a single step says nothing about
+
+
 _SHARES_OF_COMPLETIONS = ("unreadable", "truncated", "unscored")
+
+
 _SHARES_OF_GROUPS = ("zero_variance", "zero_variance_most")
+
+
 _LEVEL: Mapping[Severity, int] = {"stop": 0, "warning": 1, "info": 2}
 
 

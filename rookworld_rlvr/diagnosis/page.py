@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..boards import action_arrows, position_board
-from ..html import bars, curve, details, document, histogram, percent, table, text
-from ..records import IllegalPositionError
+from ..common.errors import IllegalPositionError
+from ..common.html import bars, curve, details, document, histogram, percent, table, text
+from ..tasks.boards import action_arrows, position_board
+from .lines import LINES, completion_numbers, megabytes, number
 from .run import PARTS, Diagnosis
-from .summary import LINES, completion_numbers, megabytes, number
 
 Part = Mapping[str, Any]
+
 
 GROUPS_SHOWN = 12  # with boards; the JSON file holds all
 

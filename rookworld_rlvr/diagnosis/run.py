@@ -9,13 +9,14 @@ from typing import Any
 
 from datasets import Dataset
 
-from ..health import HealthArguments
-from ..records import TASKS, ConfigurationError
-from . import parts as parts_of
-from .arithmetic import clean
+from ..common.errors import ConfigurationError
+from ..tasks.types import TASKS
+from ..training.health import HealthArguments
+from . import sections
 from .completions import completion_groups, completions_part
 from .findings import find, has_stop
-from .recorder import DiagnosedTrainer
+from .sections import clean
+from .trainer import DiagnosedTrainer
 
 PARTS: Mapping[str, str] = {
     "setup": "Set-up",
@@ -31,8 +32,13 @@ PARTS: Mapping[str, str] = {
 }
 """Key in the JSON file → title, in the order of the report."""
 
+
 RESULT_JSON = "diagnosis.json"
+
+
 RESULT_HTML = "diagnosis.html"
+
+
 VERSION = 1  # of the JSON file's form
 
 
@@ -184,23 +190,23 @@ def run_diagnosis(
     """
     trainer.train()
     with trainer.meter.phase("diagnosis"):
-        set_up = {**parts_of.setup_part(trainer), **(extra_setup or {})}
+        set_up = {**sections.setup_part(trainer), **(extra_setup or {})}
     trainer.evaluate()
     before, after = trainer.heldouts[0], trainer.heldouts[-1]
     record = trainer.steps[0]
     groups = completion_groups(trainer, record)
     parts: dict[str, Any] = {
         "setup": set_up,
-        "heldout_before": parts_of.heldout_part(before),
+        "heldout_before": sections.heldout_part(before),
         "completions": completions_part(groups),
-        "rewards": parts_of.rewards_part(trainer, groups),
-        "advantages": parts_of.advantages_part(trainer, groups),
-        "loss_terms": parts_of.loss_terms_part(trainer, record, groups),
-        "shares": parts_of.shares_part(trainer, record),
-        "gradients": parts_of.gradients_part(record),
-        "heldout_after": parts_of.heldout_after_part(before, after),
+        "rewards": sections.rewards_part(trainer, groups),
+        "advantages": sections.advantages_part(trainer, groups),
+        "loss_terms": sections.loss_terms_part(trainer, record, groups),
+        "shares": sections.shares_part(trainer, record),
+        "gradients": sections.gradients_part(record),
+        "heldout_after": sections.heldout_after_part(before, after),
     }
-    repeated = parts_of.repetitions(trainer.steps) if len(trainer.steps) > 1 else []
+    repeated = sections.repetitions(trainer.steps) if len(trainer.steps) > 1 else []
     parts["findings"] = find(parts, trainer.state.log_history, health, repeated)
     phases = {"memory": trainer.meter.memory_kind, "rows": trainer.meter.rows()}
     return Diagnosis(recipe, clean(parts), clean(phases), clean(repeated))

@@ -1,5 +1,1 @@
-"""Held-out evaluation: completions in, proportions with intervals out, by the rewards' own scorer."""
-
-from .heldout import HEADLINES, METRICS, TRAINING_METRICS, evaluate_completions, headline
-
-__all__ = ["HEADLINES", "METRICS", "TRAINING_METRICS", "evaluate_completions", "headline"]
+"""Versioned suites: ask a model, parse, score, report with intervals."""

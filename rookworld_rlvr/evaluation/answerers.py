@@ -14,14 +14,19 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from .. import fill_in, notation, rules
-from ..generation import GREEDY, Decoding, complete
-from ..labels import Values
-from ..notation import MAX_CANDIDATES
-from ..records import ActionValue, FillInField, FillInPrompt, PolicyAnswer, RookWorldError
-from ..scoring import policy_reference
+from ..common.errors import RookWorldError
+from ..models.decoding import GREEDY, Decoding, complete
+from ..tasks import fill_in_truth, rules
+from ..tasks.environment import parse_environment_prompt, write_environment_answer
+from ..tasks.fill_in import fen_parts, parse_fill_in_prompt, write_fill_in_answer
+from ..tasks.policy import MAX_CANDIDATES, parse_policy_prompt, write_policy_answer
+from ..tasks.registry import task_of
+from ..tasks.scoring import Values, policy_reference
+from ..tasks.types import ActionValue, FillInField, FillInPrompt, PolicyAnswer
 
 ORACLE, RANDOM_MOVER = "oracle", "random"
+
+
 MAX_NEW_TOKENS = 160  # an answer of the policy task takes up to 144 GPT-2 tokens
 
 
@@ -157,25 +162,23 @@ class Oracle(Answerer):
             RookWorldError: A position's values cannot be had, or nothing fits a masked record.
         """
         fens = [
-            notation.parse_policy_prompt(prompt).fen
-            for prompt in prompts
-            if notation.task_of(prompt) == "policy"
+            parse_policy_prompt(prompt).fen for prompt in prompts if task_of(prompt) == "policy"
         ]
         values = dict(zip(fens, self._values(fens), strict=True)) if fens else {}
         return [_truth(prompt, values) for prompt in prompts]
 
 
 def _truth(prompt: str, known: Mapping[str, Values | None]) -> str:
-    task = notation.task_of(prompt)
+    task = task_of(prompt)
     if task == "policy":
         return _policy_truth(prompt, known)
     if task == "environment":
         return _environment_truth(prompt)
-    return notation.write_fill_in_answer(fill_in.truth(notation.parse_fill_in_prompt(prompt))[0])
+    return write_fill_in_answer(fill_in_truth.truth(parse_fill_in_prompt(prompt))[0])
 
 
 def _policy_truth(prompt: str, known: Mapping[str, Values | None]) -> str:
-    fen = notation.parse_policy_prompt(prompt).fen
+    fen = parse_policy_prompt(prompt).fen
     values = known[fen]
     if values is None:
         raise RookWorldError(
@@ -183,14 +186,14 @@ def _policy_truth(prompt: str, known: Mapping[str, Values | None]) -> str:
             "engine, or leave the oracle out"
         )
     ordered = sorted(values.items(), key=lambda item: -item[1])
-    return notation.write_policy_answer(
+    return write_policy_answer(
         policy_reference(fen, [ActionValue(move, cp) for move, cp in ordered])
     )
 
 
 def _environment_truth(prompt: str) -> str:
-    asked = notation.parse_environment_prompt(prompt)
-    return notation.write_environment_answer(rules.transition(asked.fen, asked.action))
+    asked = parse_environment_prompt(prompt)
+    return write_environment_answer(rules.transition(asked.fen, asked.action))
 
 
 class RandomMover(Answerer):
@@ -215,19 +218,17 @@ class RandomMover(Answerer):
 
     @staticmethod
     def _answer(prompt: str, draw: random.Random) -> str:
-        task = notation.task_of(prompt)
+        task = task_of(prompt)
         if task == "fill_in":
-            record = notation.parse_fill_in_prompt(prompt)
-            return notation.write_fill_in_answer(draw.choice(guesses(record)))
+            record = parse_fill_in_prompt(prompt)
+            return write_fill_in_answer(draw.choice(guesses(record)))
         if task == "environment":
-            fen = notation.parse_environment_prompt(prompt).fen
+            fen = parse_environment_prompt(prompt).fen
             action = draw.choice(rules.legal_moves(fen))
-            return notation.write_environment_answer(rules.transition(fen, action))
-        moves = rules.legal_moves(notation.parse_policy_prompt(prompt).fen)
+            return write_environment_answer(rules.transition(fen, action))
+        moves = rules.legal_moves(parse_policy_prompt(prompt).fen)
         named = tuple(draw.sample(moves, min(MAX_CANDIDATES, len(moves))))
-        return notation.write_policy_answer(
-            PolicyAnswer(named, (0.0,) * len(named), draw.choice(moves))
-        )
+        return write_policy_answer(PolicyAnswer(named, (0.0,) * len(named), draw.choice(moves)))
 
 
 def guesses(prompt: FillInPrompt) -> Sequence[str]:
@@ -245,7 +246,7 @@ def guesses(prompt: FillInPrompt) -> Sequence[str]:
         return [rules.transition(prompt.state, move).fen for move in moves]
     if prompt.field == "rank":
         other = prompt.next_state if prompt.column == "state" else prompt.state
-        return notation.fen_parts(other)[:8]
+        return fen_parts(other)[:8]
     return _VALUES[prompt.field]
 
 

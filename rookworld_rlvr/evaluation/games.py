@@ -8,13 +8,20 @@ from typing import Literal
 
 import chess
 
-from .. import rules, synthesis
-from ..data import HELDOUT_SHARE, is_held_out
-from .moves import Reply
+from ..common.errors import NotationError
+from ..data import synthesis
+from ..data.loading import HELDOUT_SHARE, is_held_out
+from ..tasks import rules
+from ..tasks.policy import parse_policy_answer, write_policy_prompt
+from ..tasks.types import PolicyPrompt
+from .answerers import Answerer
 from .suite import Suite
 
 MOST_GAMES = 1_000  # held-out positions after `OPENING_PLIES` run out at some 7,000
+
+
 OPENING_PLIES = 4
+
 
 Ending = Literal["rules", "illegal", "unreadable", "capped"]
 """Why a game is over: by the rules as python-chess ends it, without a claim (checkmate, stalemate,
@@ -118,3 +125,44 @@ class GameSuite(Suite):
 def by_position(boards: Iterable[chess.Board]) -> dict[str, chess.Board]:
     """Starting positions by their FEN."""
     return {board.fen(): board for board in boards}
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a model plays.
+
+    Args:
+        readable: Whether the answer could be read.
+        move: `B`, where it is legal.
+    """
+
+    readable: bool
+    move: chess.Move | None
+
+
+def ask_moves(model: Answerer, boards: Sequence[chess.Board]) -> list[Reply]:
+    """What a model plays in each position, all of them asked at once.
+
+    Args:
+        model: Answers policy prompts.
+        boards: `N` positions, none of them over.
+    """
+    if not boards:
+        return []
+    prompts = [write_policy_prompt(PolicyPrompt(board.fen())) for board in boards]
+    return [
+        read_reply(board, completion)
+        for board, completion in zip(boards, model.answers(prompts), strict=True)
+    ]
+
+
+def read_reply(board: chess.Board, completion: str) -> Reply:
+    """A policy answer's `B`, as `rules.transition` would take it."""
+    try:
+        answer = parse_policy_answer(completion)
+    except NotationError:
+        return Reply(False, None)
+    try:
+        return Reply(True, board.parse_uci(answer.best_move))
+    except ValueError:
+        return Reply(True, None)

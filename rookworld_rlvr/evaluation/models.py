@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 import torch
 from accelerate import PartialState
 
-from .. import model as models
-from ..engine import EngineArguments, Labeller
-from ..generation import GREEDY, Decoding
-from ..labels import Values
-from ..records import ConfigurationError, close_matches
+from ..common.errors import ConfigurationError, close_matches
+from ..engine.labeller import Labeller
+from ..engine.pool import EngineArguments
+from ..models import loading
+from ..models.decoding import GREEDY, Decoding
+from ..tasks.scoring import Values
 from .answerers import (
     MAX_NEW_TOKENS,
     ORACLE,
@@ -24,6 +25,8 @@ from .answerers import (
 )
 
 DECODINGS = ("greedy", "sampled", "custom")
+
+
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -47,7 +50,7 @@ class ModelArguments:
         max_new_tokens: Most tokens of an answer.
     """
 
-    model_name_or_path: list[str] = field(default_factory=lambda: [models.PACKAGED_MODEL])
+    model_name_or_path: list[str] = field(default_factory=lambda: [loading.PACKAGED_MODEL])
     model_revision: str = "main"
     dtype: str = "float32"
     decoding: str = "greedy"
@@ -76,7 +79,7 @@ class ModelArguments:
             fault
             for name in names
             if name not in (ORACLE, RANDOM_MOVER)
-            for fault in models.check_model_name(name)
+            for fault in loading.check_model_name(name)
         ]
         faults += [
             f"model_name_or_path: {name!r} stands there {names.count(name)} times; give it once"
@@ -170,10 +173,10 @@ def open_model(
         return RandomMover(args.decoding_seed)
     state = PartialState()
     with state.local_main_process_first():  # the others find it in the cache
-        model = models.load_model(
+        model = loading.load_model(
             name, revision=args.model_revision, dtype=getattr(torch, args.dtype)
         )
-        tokenizer = models.load_tokenizer(name, revision=args.model_revision)
+        tokenizer = loading.load_tokenizer(name, revision=args.model_revision)
     return LanguageModel(
         name,
         model.to(state.device).eval(),

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .estimates import Estimate, Paired
+from ..common.stats import Estimate, Paired
+from .registry import Proof
 from .suite import SuiteResult
-from .suites import Proof
 
 SCHEMA_VERSION = 1
 

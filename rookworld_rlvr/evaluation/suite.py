@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from ..records import RookWorldError
+from ..common.errors import RookWorldError
+from ..common.stats import Estimate, Kind, Paired, estimate, paired
 from .answerers import Answerer
-from .estimates import Estimate, Kind, Paired, estimate, paired
 
 
 class SuiteUnavailableError(RookWorldError):

@@ -1,0 +1,1 @@
+"""The command line: parser, checks across arguments, dry run, sweeps."""

@@ -1,0 +1,157 @@
+"""Faults of a recipe that no dataclass sees alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from trl import ModelConfig
+
+from ..common.errors import EngineError
+from ..data.judge_pairs import JudgeDataArguments
+from ..data.loading import DataArguments
+from ..data.prepare.arguments import PrepareArguments, PrepareLabelArguments
+from ..engine.pool import find_engine
+from ..engine.truth import LabelArguments
+from ..evaluation.registry import SUITE_HEADLINES, SuiteArguments
+from ..models.loading import check_model_name
+from ..rewards.registry import tasks_of
+from ..tasks.types import TASKS
+from ..training.config import (
+    NewModelArguments,
+    RookWorldGRPOConfig,
+    RookWorldRewardConfig,
+    RookWorldSFTConfig,
+    RunArguments,
+)
+from ..training.health import HealthArguments
+
+
+def check_sft_recipe(
+    run_args: RunArguments | None,
+    data_args: DataArguments | None,
+    new_args: NewModelArguments | None,
+    model_args: ModelConfig | None,
+    sft_args: RookWorldSFTConfig | None,
+) -> list[str]:
+    """Faults of a recipe for supervised fine-tuning that no dataclass sees alone."""
+    if model_args is None or new_args is None:
+        return []
+    if new_args.new_model is None:
+        return check_model_arguments(model_args)
+    if model_args.model_name_or_path is not None:
+        return ["new_model and model_name_or_path exclude each other; leave one out"]
+    return []
+
+
+def check_judge_recipe(
+    run_args: RunArguments | None,
+    data_args: DataArguments | None,
+    judge_args: JudgeDataArguments | None,
+    model_args: ModelConfig | None,
+    reward_args: RookWorldRewardConfig | None,
+) -> list[str]:
+    """Faults of a recipe for training a judge that no dataclass sees alone."""
+    faults = []
+    if model_args is not None:
+        faults += check_model_arguments(model_args)
+        if model_args.use_peft:
+            faults.append("use_peft: a judge's new score head is trained in full; leave it out")
+    if judge_args is not None:
+        faults += check_model_name(judge_args.generator, key="generator")
+    if data_args is not None:
+        faults += [
+            f"{key}: pairs are mixed by pair_shares and made of right answers; leave it out"
+            for key in _NOT_OF_PAIRS
+            if getattr(data_args, key)
+        ]
+        faults += [
+            f"pair_shares: some are of the task {task!r}, which `tasks` leaves out"
+            for task in (judge_args.tasks() if judge_args is not None else ())
+            if task not in data_args.tasks
+        ]
+    return faults
+
+
+_NOT_OF_PAIRS = (
+    "environment_share",
+    "task_shares",
+    "en_passant_fault_share",
+    "black_best_move_fault_share",
+)
+
+
+def check_model_arguments(args: ModelConfig) -> list[str]:
+    """Faults of a model's name and of how it is to be loaded, found without loading anything."""
+    faults = check_model_name(args.model_name_or_path)
+    faults += [
+        f"{key}: RookWorld models are trained without quantisation; leave it out"
+        for key in ("load_in_8bit", "load_in_4bit")
+        if getattr(args, key)
+    ]
+    if args.use_peft and os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        faults.append(
+            "use_peft: adapters cannot be merged from FSDP shards; take another accelerate config"
+        )
+    return faults
+
+
+def check_recipe(
+    run_args: RunArguments | None,
+    data_args: DataArguments | None,
+    label_args: LabelArguments | None,
+    model_args: ModelConfig | None,
+    health_args: HealthArguments | None,
+    training_args: RookWorldGRPOConfig | None,
+    suite_args: SuiteArguments | None,
+) -> list[str]:
+    """Faults that no dataclass sees alone; a dataclass that is faulty itself comes as None."""
+    faults = []
+    if suite_args is not None and training_args is not None:
+        faults += [
+            f"metric_for_best_model: {metric!r} is of a suite that `suites` leaves out; add it there"
+            for name, metric in SUITE_HEADLINES.items()
+            if metric == training_args.metric_for_best_model and name not in suite_args.suites
+        ]
+    if model_args is not None:
+        faults += check_model_arguments(model_args)
+    if label_args is not None and data_args is not None:
+        faults += check_labels(label_args, data_args.tasks)
+    if data_args is not None and training_args is not None:
+        faults += training_args.prompt_faults(data_args.tasks)
+        specs: Any = training_args.rewards or ()
+        judged = tasks_of(specs)
+        faults += [
+            f"rewards: none judges the task {task!r}; add one, or leave the task out of `tasks`"
+            for task in data_args.tasks
+            if task not in judged
+        ]
+        task = str(training_args.metric_for_best_model).split("/")[0]
+        if task in TASKS and task not in data_args.tasks:
+            faults.append(
+                f"metric_for_best_model: {training_args.metric_for_best_model!r} is of a task that "
+                f"`tasks` leaves out: {data_args.tasks}"
+            )
+    return faults
+
+
+def check_labels(args: LabelArguments, tasks: Sequence[str]) -> list[str]:
+    """The engine's absence, where it is certain to be asked."""
+    if args.labels == "engine" and "policy" in tasks:
+        try:
+            find_engine(args.engine_path)
+        except EngineError as error:
+            return [f"labels: engine: {error}"]
+    return []
+
+
+def check_prepare_recipe(
+    args: PrepareArguments | None, label_args: PrepareLabelArguments | None
+) -> list[str]:
+    """Faults of a recipe of `recipes/prepare_data.py` that no dataclass sees alone."""
+    if args is None or label_args is None:
+        return []
+    if label_args.labels == "stored" and args.synthetic_policy_rows:
+        return ["labels: 'stored' leaves synthetic_policy_rows without answers; ask the engine"]
+    return check_labels(label_args, TASKS)

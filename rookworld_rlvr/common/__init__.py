@@ -1,0 +1,1 @@
+"""What everything else stands on: errors, proportions and intervals, files, hashing, the machine."""

@@ -1,0 +1,68 @@
+"""What a run runs on: versions, processors, devices, the commit of this package."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from trl.scripts.utils import get_git_commit_hash
+
+from .. import __version__
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "trl",
+    "accelerate",
+    "datasets",
+    "peft",
+    "chess",
+    "tokenizers",
+    "numpy",
+    "wandb",
+)
+
+
+def machine() -> dict[str, Any]:
+    """Versions, platform, cores, devices and commit, as JSON takes them.
+
+    Keys: `versions` (by package), `python`, `platform`, `cores` (that this process may use),
+    `threads` (of torch), `devices` (names of accelerators, none on a CPU), `commit` (of the
+    repository that the package lies in; None where it was installed from elsewhere).
+    """
+    return {
+        "versions": {"rookworld-rlvr": __version__, **_versions()},
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": cores(),
+        "threads": torch.get_num_threads(),
+        "devices": [
+            torch.cuda.get_device_name(place) for place in range(torch.cuda.device_count())
+        ],
+        "commit": _commit(),
+    }
+
+
+def cores() -> int | None:
+    """CPU cores that this process may use; None where the system does not say."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # wandb may be left out
+            continue
+    return found
+
+
+def _commit() -> str | None:
+    found: str | None = get_git_commit_hash("rookworld_rlvr")
+    return None if found is None or found.startswith("Error") else found  # TRL's word for no git

@@ -1,0 +1,162 @@
+"""Numbers with intervals: shares, means, and the difference of two models on the same items."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Proportion:
+    """A share of `n` trials with its 95% Wilson score interval.
+
+    Source: E. B. Wilson, "Probable inference, the law of succession, and statistical inference",
+    JASA 22 (1927).
+    """
+
+    successes: float
+    n: int
+
+    @property
+    def value(self) -> float:
+        """The share itself, nan without trials."""
+        return self.successes / self.n if self.n else math.nan
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Lower and upper bound, each in [0, 1]; ``(0, 1)`` without trials."""
+        if not self.n:
+            return 0.0, 1.0
+        z = 1.959963984540054
+        p = self.value
+        centre = p + z * z / (2 * self.n)
+        spread = z * math.sqrt(p * (1 - p) / self.n + z * z / (4 * self.n * self.n))
+        scale = 1 + z * z / self.n
+        return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+
+
+Kind = Literal["share", "mean"]
+
+
+RESAMPLES = 2_000
+
+
+_CHUNK = 4_000_000  # numbers drawn at once
+
+
+_SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A metric's value, its 95% interval, and how many items it was measured on."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """How a second model differs from a first one on the same items.
+
+    `p` is two-sided: how likely so large a difference would be, were the models equally good.
+    """
+
+    difference: float  # second less first
+    low: float
+    high: float
+    p: float
+    test: Literal["mcnemar", "bootstrap"]
+    n: int
+
+
+def estimate(kind: Kind, values: Sequence[float]) -> Estimate:
+    """A share with its Wilson interval, or a mean with its bootstrap interval.
+
+    Args:
+        kind: ``share`` for values of 0 and 1.
+        values: One an item, at least one.
+    """
+    if kind == "share":
+        result = Proportion(sum(values), len(values))
+        return Estimate(result.value, *result.interval, len(values))
+    low, high = _percentiles(_bootstrap_means(np.asarray(values, dtype=float)))
+    return Estimate(math.fsum(values) / len(values), low, high, len(values))
+
+
+def paired(kind: Kind, first: Mapping[str, float], second: Mapping[str, float]) -> Paired | None:
+    """The difference of two models on the items that both have a value for; None without any.
+
+    Shares are judged by McNemar's exact test, means by where 0 lies among the bootstrapped
+    differences. Both intervals are bootstrapped over items.
+
+    Args:
+        kind: ``share`` for values of 0 and 1.
+        first: Values by item.
+        second: The same of the other model.
+
+    Source: Q. McNemar, Psychometrika 12 (1947); B. Efron and R. Tibshirani, "An Introduction to the
+    Bootstrap" (1993), chapters 13 and 15.
+    """
+    items = [item for item in first if item in second]
+    if not items:
+        return None
+    differences = np.array([second[item] - first[item] for item in items], dtype=float)
+    drawn = _bootstrap_means(differences)
+    low, high = _percentiles(drawn)
+    if kind == "share":
+        rose, fell = int((differences > 0).sum()), int((differences < 0).sum())
+        return Paired(
+            float(differences.mean()), low, high, mcnemar(fell, rose), "mcnemar", len(items)
+        )
+    # The first draw is the sample itself: a p of 0 would claim more than the draws can tell.
+    tail = min((drawn <= 0).sum(), (drawn >= 0).sum()) + 1
+    p = min(1.0, 2 * float(tail) / (len(drawn) + 1))
+    return Paired(float(differences.mean()), low, high, p, "bootstrap", len(items))
+
+
+def sign_test(fell: int, rose: int) -> float:
+    """How likely at least so many of the changed items fell, were each as likely to rise.
+
+    Exact and one-sided: the sign test of McNemar's table (Q. McNemar, Psychometrika 12, 1947).
+
+    >>> sign_test(3, 0), sign_test(0, 0)
+    (0.125, 1.0)
+    """
+    changed = fell + rose
+    # Whole numbers up to the last step: 2**1100 is no float.
+    ways = sum(math.comb(changed, k) for k in range(fell, changed + 1))
+    return float(ways / 2**changed)
+
+
+def mcnemar(fell: int, rose: int) -> float:
+    """McNemar's exact two-sided test: `sign_test` of the rarer change, doubled.
+
+    >>> mcnemar(1, 9)
+    0.021484375
+    """
+    return min(1.0, 2 * sign_test(max(fell, rose), min(fell, rose)))
+
+
+def _bootstrap_means(values: np.ndarray) -> np.ndarray:
+    """Means of `RESAMPLES` draws with replacement, ``(RESAMPLES,)``; the same for the same values."""
+    generator = np.random.default_rng(_SEED)
+    at_once = max(1, min(RESAMPLES, _CHUNK // len(values)))
+    means: list[np.ndarray] = []
+    for start in range(0, RESAMPLES, at_once):
+        count = min(at_once, RESAMPLES - start)
+        means.append(
+            values[generator.integers(len(values), size=(count, len(values)))].mean(axis=1)
+        )
+    return np.concatenate(means)
+
+
+def _percentiles(drawn: np.ndarray) -> tuple[float, float]:
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return float(low), float(high)

@@ -1,0 +1,1 @@
+"""Rows: read, made, mixed, checked."""

@@ -1,0 +1,374 @@
+"""What is counted row by row in an audit.
+
+Whose view `E` is in, the side to move's or White's, is the same question for White's rows; only rows
+with Black to move tell the two apart. Three things can answer it, and the first that does is named as
+the basis:
+
+- ``engine``: values of sampled rows. Does a row's `E` lie nearer to the values, or to their negatives?
+- ``action_values``: the same with the values that the rows carry.
+- ``material``: has the median of a row's `E` the sign of the material balance from the side to move,
+  or from White? A single row proves nothing, so this takes many, and White's rows are the control:
+  where material does not foretell the sign of their `E` (puzzles, won by the side that is behind), it
+  is no witness for Black's either.
+
+An answer counts where the majority of rows is clear: its 95% Wilson interval excludes a half.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...common.stats import Proportion
+from ...tasks import rules, scoring
+from ...tasks.environment import parse_environment_answer
+from ...tasks.fill_in import parse_fill_in_prompt
+from ...tasks.policy import parse_policy_answer
+from ...tasks.scoring import values_by_move
+from ...tasks.types import FILL_IN_FIELDS, TASKS, FillInField, PolicyAnswer, Task
+from ..sources import Malformed, Row
+
+SIDES = ("white", "black")
+
+
+BASES = ("engine", "action_values", "material")  # of the view of E, the first that decides counts
+
+
+# Names of what is counted, which are keys of the JSON.
+FORM = (
+    "all_moves_legal",
+    "best_is_legal",
+    "best_in_moves",
+    "move_twice",
+    "evaluations_not_one_a_move",
+)
+
+
+BEST = ("best_is_argmax_e", "best_is_argmin_e")
+
+
+AGREEMENT = (
+    "best_is_best_of_five",
+    "best_is_best_of_all",
+    "top_five_named",
+    "evaluation_error_pawns",
+    "evaluation_sign_right",
+)
+
+
+FEN_FIELDS = (
+    "board",
+    "side_to_move",
+    "castling_rights",
+    "en_passant",
+    "halfmove_clock",
+    "fullmove_number",
+)
+
+
+DIFFERENCES = (*FEN_FIELDS, "reward", "terminated", "truncated")
+
+
+MOST_PAWNS = 10.0
+"""Evaluations are compared within ±10 pawns: mates and won games would drown every other error."""
+
+
+_LEAST_MATERIAL_ROWS = 20
+
+
+_PIECE_PAWNS = {"p": 1, "n": 3, "b": 3, "r": 5, "q": 9}
+
+
+class Means:
+    """Sums of observations by name; a truth value counts as 0 or 1."""
+
+    def __init__(self) -> None:
+        self._sums: defaultdict[str, float] = defaultdict(float)
+        self._numbers: Counter[str] = Counter()
+
+    def add(self, **observations: float) -> None:
+        """One observation of each name."""
+        for name, value in observations.items():
+            self._sums[name] += value
+            self._numbers[name] += 1
+
+    def of(self, name: str) -> Proportion:
+        """The sum of the observations and their number."""
+        return Proportion(self._sums[name], self._numbers[name])
+
+    def mean(self, name: str) -> float | None:
+        """None without observations."""
+        return self.of(name).value if self._numbers[name] else None
+
+    def rows(self, name: str) -> dict[str, Any]:
+        """How many observations are true, and their share."""
+        return {"rows": int(self._sums[name]), "share": self.mean(name)}
+
+
+class Counts:
+    """What is counted row by row.
+
+    Args:
+        sample_size: So many policy rows are kept for the engine.
+
+    Attributes:
+        sample: Those rows: all have had the same chance, and the same are drawn every time.
+    """
+
+    def __init__(self, sample_size: int = 0) -> None:
+        self.sample: list[Row] = []
+        self._sample_size = sample_size
+        self._rng = random.Random(0)
+        self.tasks: dict[str, Counter[Task]] = {side: Counter() for side in SIDES}
+        self.malformed: Counter[str] = Counter()
+        self.environment = Means()
+        self.fill_in: Counter[FillInField] = Counter()  # rows by hidden field
+        self.policy = Means()
+        self.best = {side: Means() for side in SIDES}
+        self.values = {basis: {side: Means() for side in SIDES} for basis in BASES}
+        self.prompts = Means()
+        self.votes = Means()  # for E from the side to move, by basis
+
+    def add(self, row: Row | Malformed) -> None:
+        """Count one row."""
+        if isinstance(row, Malformed):
+            self.malformed[row.reason] += 1
+            return
+        self.tasks[side_to_move(row["fen"])][row["task"]] += 1
+        self.prompts.add(idle_en_passant=names_idle_en_passant(row["fen"]))
+        if row["task"] == "environment":
+            self.environment.add(**environment_differences(row))
+            return
+        if row["task"] == "fill_in":
+            self.fill_in[parse_fill_in_prompt(row["prompt"]).field] += 1
+            return
+        self.policy.add(
+            labelled=row["action_values"] is not None, without_answer=not row["completion"]
+        )
+        if not row["completion"]:  # a prompt that waits for its answer
+            return
+        self._add_answer(row)
+        self._draw(row)
+        values = values_by_move(row["action_values"])
+        if values is not None:
+            self.compare(row, values, "action_values")
+
+    def _add_answer(self, row: Row) -> None:
+        side = side_to_move(row["fen"])
+        answer = parse_policy_answer(row["completion"])
+        legal = rules.legal_moves(row["fen"])
+        self.policy.add(
+            all_moves_legal=set(answer.moves) <= set(legal),
+            best_is_legal=answer.best_move in legal,
+            best_in_moves=answer.best_move in answer.moves,
+            move_twice=len(set(answer.moves)) < len(answer.moves),
+            evaluations_not_one_a_move=len(answer.evaluations) != len(answer.moves),
+        )
+        if has_distinct_evaluations(answer):
+            by_value = dict(zip(answer.evaluations, answer.moves, strict=True))
+            self.best[side].add(
+                best_is_argmax_e=by_value[max(by_value)] == answer.best_move,
+                best_is_argmin_e=by_value[min(by_value)] == answer.best_move,
+            )
+        vote = material_vote(row["fen"], answer)
+        if vote is not None:
+            self.votes.add(**{"material" if side == "black" else "control": vote})
+
+    def _draw(self, row: Row) -> None:
+        """Reservoir sampling: the n-th answer is kept with a chance of size / n."""
+        if len(self.sample) < self._sample_size:
+            self.sample.append(row)
+        elif (place := self._rng.randrange(self.policy.of("best_is_legal").n)) < self._sample_size:
+            self.sample[place] = row
+
+    def compare(self, row: Row, values: Mapping[str, int], basis: str) -> None:
+        """Compare a policy row with the values of all legal moves, in centipawns."""
+        side = side_to_move(row["fen"])
+        answer = parse_policy_answer(row["completion"])
+        score = scoring.score_policy(values, row["completion"])
+        means = self.values[basis][side]
+        own = [values[move] for move in answer.moves if move in values]
+        means.add(
+            best_is_best_of_five=bool(own) and values.get(answer.best_move) == max(own),
+            best_is_best_of_all=score["best_move_hit"],
+            top_five_named=score["candidates"],
+        )
+        pairs = evaluation_pairs(answer, values)
+        for mine, true in pairs:
+            means.add(evaluation_error_pawns=abs(mine - true))
+            if mine and true:  # nought has no sign
+                means.add(evaluation_sign_right=mine * true > 0)
+        vote = values_vote(pairs)
+        if side == "black" and vote is not None:
+            self.votes.add(**{basis: vote})
+
+    def rows_result(self) -> dict[str, Any]:
+        """Rows by task and side to move, malformed rows by reason."""
+        good = sum(self.tasks["white"].values()) + sum(self.tasks["black"].values())
+        bad = self.malformed.total()
+        reasons = sorted(self.malformed.items(), key=lambda item: (-item[1], item[0]))
+        return {
+            "read": good + bad,
+            "malformed": {"rows": bad, "share": bad / (good + bad) if good + bad else None},
+            "malformed_reasons": dict(reasons),
+            "idle_en_passant_in_prompt": self.prompts.rows("idle_en_passant"),
+            **{side: {task: self.tasks[side][task] for task in TASKS} for side in SIDES},
+        }
+
+    def policy_result(self) -> dict[str, Any]:
+        """What policy rows say, and whether it fits."""
+        perspective, basis = self.perspective()
+        return {
+            "rows": self.policy.of("labelled").n,
+            "without_answer": self.policy.rows("without_answer"),
+            **{name: self.policy.rows(name) for name in FORM},
+            "evaluation_perspective": perspective,
+            "evaluation_perspective_basis": basis,
+            "evaluation_perspective_votes": {
+                name: _ballot(self.votes.of(name)) for name in (*BASES, "control")
+            },
+            **{side: _result(self.best[side], "distinct_evaluations", BEST) for side in SIDES},
+            "action_values": {
+                "labelled": self.policy.rows("labelled"),
+                **self.values_result("action_values"),
+            },
+        }
+
+    def perspective(self) -> tuple[str | None, str | None]:
+        """Whose view `E` is in and what says so, see the module's docstring."""
+        control = self.votes.of("control")
+        for basis in BASES:
+            votes = self.votes.of(basis)
+            if basis == "material" and (
+                votes.n < _LEAST_MATERIAL_ROWS
+                or (control.n >= _LEAST_MATERIAL_ROWS and control.interval[0] <= 0.5)
+            ):
+                continue
+            low, high = votes.interval
+            if low > 0.5:
+                return "side_to_move", basis
+            if high < 0.5:
+                return "white", basis
+        return None, None
+
+    def values_result(self, basis: str) -> dict[str, Any]:
+        """How rows agree with values of all legal moves, by side to move."""
+        return {side: _result(self.values[basis][side], "rows", AGREEMENT) for side in SIDES}
+
+    def environment_result(self) -> dict[str, Any]:
+        """How environment rows differ from python-chess."""
+        return {
+            "rows": self.environment.of("right").n,
+            "right": self.environment.rows("right"),
+            "history_without_action": self.environment.rows("history_without_action"),
+            "differences": {kind: self.environment.rows(kind) for kind in DIFFERENCES},
+            "en_passant_without_capture": self.environment.rows("en_passant_without_capture"),
+        }
+
+    def fill_in_result(self) -> dict[str, Any]:
+        """Fill-in rows by hidden field; all of them fit, or they count as malformed."""
+        rows = self.fill_in.total()
+        return {
+            "rows": rows,
+            "fields": {
+                field: {
+                    "rows": self.fill_in[field],
+                    "share": self.fill_in[field] / rows if rows else None,
+                }
+                for field in FILL_IN_FIELDS
+            },
+        }
+
+
+def _result(means: Means, number: str, names: Sequence[str]) -> dict[str, Any]:
+    """How many observations there are of the first name, and the mean of each."""
+    return {number: means.of(names[0]).n, **{name: means.mean(name) for name in names}}
+
+
+def _ballot(votes: Proportion) -> dict[str, int]:
+    yes = int(votes.successes)
+    return {"side_to_move": yes, "white": votes.n - yes}
+
+
+# --------------------------------------------------------------------------------------------------
+# One row
+# --------------------------------------------------------------------------------------------------
+def side_to_move(fen: str) -> str:
+    """``white`` or ``black``."""
+    return "white" if fen.split(" ")[1] == "w" else "black"
+
+
+def names_idle_en_passant(fen: str) -> bool:
+    """Whether a FEN names an en passant square where no capture is legal."""
+    return fen.split(" ")[3] != rules.position_key(fen).split(" ")[3]
+
+
+def has_distinct_evaluations(answer: PolicyAnswer) -> bool:
+    """Whether `E` orders `M` without ties: at least two evaluations, one a move, no two the same."""
+    evaluations = answer.evaluations
+    return 2 <= len(evaluations) == len(answer.moves) == len(set(evaluations))
+
+
+def evaluation_pairs(answer: PolicyAnswer, values: Mapping[str, int]) -> list[tuple[float, float]]:
+    """`E` and value of each legal move that has an evaluation, in pawns, within ±`MOST_PAWNS`."""
+    return [
+        (_clipped(evaluation), _clipped(values[move] / 100))
+        for move, evaluation in zip(answer.moves, answer.evaluations, strict=False)
+        if move in values
+    ]
+
+
+def _clipped(pawns: float) -> float:
+    return max(-MOST_PAWNS, min(MOST_PAWNS, pawns))
+
+
+def values_vote(pairs: Sequence[tuple[float, float]]) -> bool | None:
+    """Whether `E` is nearer to the values than to their negatives; None where it is neither."""
+    as_it_stands = sum(abs(mine - true) for mine, true in pairs)
+    negated = sum(abs(-mine - true) for mine, true in pairs)
+    return None if as_it_stands == negated else as_it_stands < negated
+
+
+def material_balance(fen: str) -> int:
+    """Material of the side to move less the other's, in pawns (1, 3, 3, 5, 9).
+
+    >>> material_balance("4k3/8/8/8/8/8/8/R3K3 b - - 0 1")
+    -5
+    """
+    placement = fen.split(" ")[0]
+    white = sum(
+        _PIECE_PAWNS.get(piece.lower(), 0) * (1 if piece.isupper() else -1) for piece in placement
+    )
+    return white if side_to_move(fen) == "white" else -white
+
+
+def material_vote(fen: str, answer: PolicyAnswer) -> bool | None:
+    """Whether the median of `E` has the sign of the material balance from the side to move.
+
+    None where either is nought. The median, as single moves of the five may be blunders or mates.
+    """
+    balance = material_balance(fen)
+    middle = statistics.median(answer.evaluations)
+    return balance * middle > 0 if balance and middle else None
+
+
+def environment_differences(row: Row) -> dict[str, bool]:
+    """Where an environment row differs from python-chess, by kind, and whether it is ``right``."""
+    answer = parse_environment_answer(row["completion"])
+    truth = rules.transition(row["fen"], row["action"])
+    fields, true_fields = answer.fen.split(" "), truth.fen.split(" ")
+    differs = dict(zip(FEN_FIELDS, map(str.__ne__, fields, true_fields), strict=True))
+    differs["reward"] = answer.reward != truth.reward
+    differs["terminated"] = answer.terminated != truth.terminated
+    differs["truncated"] = answer.truncated != truth.truncated
+    right = not any(differs.values())
+    return {
+        **differs,
+        "right": right,
+        # The truth names the one square where a capture is legal: any other is idle.
+        "en_passant_without_capture": differs["en_passant"] and fields[3] != "-",
+        "history_without_action": row["history"][-1:] != [row["action"]],
+    }

@@ -1,0 +1,237 @@
+"""What is right and what is wrong with a data set's rows, counted in one pass.
+
+Shares stand beside the number of rows that they are of; a share of no rows is None. Only hashes of
+rows are kept, 24 bytes each, so sets of millions of rows fit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from ...common.errors import ConfigurationError, RookWorldError
+from ...engine.labeller import Labeller
+from ...tasks import rules
+from ...tasks.policy import parse_policy_answer
+from ..sources import Malformed, Row, check_dataset_name, dataset_file, parse_rows, raw_rows
+from .counts import Counts
+
+AUDIT_VERSION = 1
+
+
+Hashes = np.ndarray[Any, np.dtype[np.uint64]]
+
+
+@dataclass
+class AuditArguments:
+    """Which rows to audit, and against what.
+
+    Args:
+        dataset_name: The packaged set, a Hub id, or a JSONL, Parquet or text file of RookWorld lines.
+        dataset_splits: Splits of a Hub data set; their shared positions are counted.
+        evaluation_names: Sets that models are evaluated on; positions shared with them are counted.
+        evaluation_split: Split of evaluation sets from the Hub.
+        max_rows: Read so many rows of each split of `dataset_name`; a Hub data set is then streamed.
+        engine_sample: Have so many policy rows valued by the engine; 0 needs none.
+        output_file: Write what was counted there, as JSON.
+    """
+
+    dataset_name: str = ""
+    dataset_splits: list[str] = field(default_factory=lambda: ["train"])
+    evaluation_names: list[str] = field(default_factory=list)
+    evaluation_split: str = "train"
+    max_rows: int | None = None
+    engine_sample: int = 0
+    output_file: str | None = None
+
+    def __post_init__(self) -> None:
+        faults = check_dataset_name(self.dataset_name)
+        if not self.dataset_name:
+            faults.append("dataset_name: missing; give a Hub id, a file or a packaged name")
+        for name in self.evaluation_names:
+            faults += check_dataset_name(name, "evaluation_names")
+        if "" in self.evaluation_names:
+            faults.append("evaluation_names: an empty name; leave it out")
+        faults += self._check_splits()
+        faults += [
+            f"{key}: {number!r} is too small; give at least {least}"
+            for key, number, least in (
+                ("max_rows", self.max_rows, 1),
+                ("engine_sample", self.engine_sample, 0),
+            )
+            if number is not None and number < least
+        ]
+        if faults:
+            raise ConfigurationError(faults)
+
+    def _check_splits(self) -> list[str]:
+        splits = self.dataset_splits
+        if not splits:
+            return ["dataset_splits: empty; give at least one"]
+        faults = [
+            f"dataset_splits: {split!r} stands twice"
+            for split, times in Counter(splits).items()
+            if times > 1
+        ]
+        if splits != ["train"] and self.dataset_name and dataset_file(self.dataset_name):
+            faults.append(
+                f"dataset_splits: {self.dataset_name!r} is one file without splits; leave it out"
+            )
+        return faults
+
+
+# --------------------------------------------------------------------------------------------------
+# The story
+# --------------------------------------------------------------------------------------------------
+def audit(args: AuditArguments, labeller: Labeller | None = None) -> dict[str, Any]:
+    """Read all rows once and say what was counted, as a nested dict that JSON can hold.
+
+    Args:
+        args: What to read.
+        labeller: Values the sample, where `args.engine_sample` is more than 0.
+
+    Raises:
+        RookWorldError: A data set cannot be read, or none of an evaluation set's rows; the engine
+            fails.
+    """
+    if args.engine_sample and labeller is None:
+        raise ValueError("engine_sample needs a labeller")
+    counts = Counts(args.engine_sample)
+    splits = {}
+    for split in args.dataset_splits:
+        splits[split] = RowHashes()
+        for row in _read(args.dataset_name, split, args.max_rows):
+            counts.add(row)
+            if not isinstance(row, Malformed):
+                splits[split].add(row)
+    engine = _ask_engine(counts, labeller) if args.engine_sample and labeller else None
+    return {
+        "audit_version": AUDIT_VERSION,
+        "dataset_name": args.dataset_name,
+        "splits": args.dataset_splits,
+        "max_rows": args.max_rows,
+        "rows": counts.rows_result(),
+        "policy": counts.policy_result() | {"engine": engine},
+        "environment": counts.environment_result(),
+        "fill_in": counts.fill_in_result(),
+        "duplicates": _duplicates_result(list(splits.values())),
+        "overlap": {
+            "splits": [
+                _overlap(*pair, splits[pair[0]].positions, splits[pair[1]].positions)
+                for pair in itertools.combinations(splits, 2)
+            ],
+            "evaluation": list(_evaluation_overlaps(args, splits)),
+        },
+    }
+
+
+def _read(name: str, split: str, max_rows: int | None = None) -> Iterator[Row | Malformed]:
+    rows = parse_rows(raw_rows(name, split, max_rows))
+    return iter(tqdm(rows, desc=f"{name} {split}", unit=" rows", disable=None))
+
+
+def _ask_engine(counts: Counts, labeller: Labeller) -> dict[str, Any]:
+    answers = labeller.values([row["fen"] for row in counts.sample])
+    for row, values in zip(counts.sample, answers, strict=True):
+        if values is not None:
+            counts.compare(row, values.by_move(), "engine")
+    return {
+        "engine": labeller.source.engine,
+        "limit": labeller.source.limit,
+        "sampled": len(counts.sample),
+        "given_up": sum(values is None for values in answers),
+        **counts.values_result("engine"),
+    }
+
+
+def _evaluation_overlaps(
+    args: AuditArguments, splits: Mapping[str, RowHashes]
+) -> Iterator[dict[str, Any]]:
+    for name in args.evaluation_names:
+        hashes = RowHashes()
+        malformed = 0
+        for row in _read(name, args.evaluation_split):
+            if isinstance(row, Malformed):
+                malformed += 1
+            else:
+                hashes.add(row)
+        if not hashes.positions:
+            raise RookWorldError(
+                f"evaluation_names: no row of {name!r} can be read as a RookWorld row, so its "
+                "overlap cannot be counted; give another file, or leave it out"
+            )
+        for split in splits:
+            overlap = _overlap(split, name, splits[split].positions, hashes.positions)
+            yield overlap | {"malformed_of_second": malformed}
+
+
+# --------------------------------------------------------------------------------------------------
+# Hashes
+# --------------------------------------------------------------------------------------------------
+def hash_of(text: str) -> int:
+    """64 bits; among 10 million texts two share them with a chance of 3 in a million."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+class RowHashes:
+    """Position, prompt and answer of each row of a split."""
+
+    def __init__(self) -> None:
+        self.positions, self.prompts, self.answers = array("Q"), array("Q"), array("Q")
+
+    def add(self, row: Row) -> None:
+        """Keep one row's."""
+        self.positions.append(hash_of(rules.position_key(row["fen"])))
+        self.prompts.append(hash_of(row["prompt"]))
+        self.answers.append(hash_of(_answer_text(row)))
+
+    def duplicates(self) -> tuple[int, int]:
+        """Rows whose prompt stood before, and those of them that answer it otherwise than the first."""
+        prompts, answers = _numpy(self.prompts), _numpy(self.answers)
+        order = np.argsort(prompts, kind="stable")  # of the same prompt, the first row stays first
+        prompts, answers = prompts[order], answers[order]
+        new = np.ones(len(prompts), dtype=bool)
+        new[1:] = prompts[1:] != prompts[:-1]
+        first = np.maximum.accumulate(np.where(new, np.arange(len(new)), 0))
+        return int((~new).sum()), int((answers != answers[first]).sum())
+
+
+def _answer_text(row: Row) -> str:
+    """What an answer says: the order of the candidates says nothing."""
+    if row["task"] != "policy" or not row["completion"]:
+        return str(row["completion"])
+    answer = parse_policy_answer(row["completion"])
+    pairs = sorted(itertools.zip_longest(answer.moves, map(str, answer.evaluations), fillvalue=""))
+    return f"{pairs} {answer.best_move}"
+
+
+def _duplicates_result(splits: Sequence[RowHashes]) -> dict[str, Any]:
+    found = [split.duplicates() for split in splits]
+    total = sum(len(split.prompts) for split in splits)
+    result: dict[str, Any] = {}
+    for name, rows in zip(("within_a_split", "conflicting"), zip(*found, strict=True), strict=True):
+        result[name] = {"rows": sum(rows), "share": sum(rows) / total if total else None}
+    return result
+
+
+def _overlap(first: str, second: str, positions: array[int], others: array[int]) -> dict[str, Any]:
+    one, other = _numpy(positions), _numpy(others)
+    return {
+        "first": first,
+        "second": second,
+        "positions": len(np.intersect1d(one, other)),
+        "rows_of_first": int(np.isin(one, other).sum()),
+        "rows_of_second": int(np.isin(other, one).sum()),
+    }
+
+
+def _numpy(hashes: array[int]) -> Hashes:
+    return np.frombuffer(hashes, dtype=np.uint64) if hashes else np.empty(0, dtype=np.uint64)

@@ -1,0 +1,401 @@
+"""Preference pairs for a judge: a right and a corrupted environment answer, a better and a worse move.
+
+Truth comes from python-chess and from the rows' values of moves, never from the data's own answers.
+Everything follows from a seed; kinds are drawn independently, so shares hold for any prefix of a list.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import chess
+
+from ..common.errors import ConfigurationError, RookWorldError
+from ..tasks import rules
+from ..tasks.environment import write_environment_answer
+from ..tasks.policy import MAX_CANDIDATES, write_policy_answer
+from ..tasks.scoring import policy_reference, win_probability
+from ..tasks.types import ActionValue, EnvironmentAnswer, EnvironmentPrompt, PolicyAnswer, Task
+from .shares import Shares, read_shares
+
+Row = Mapping[str, Any]
+
+
+_Corruption = Callable[
+    [EnvironmentPrompt, EnvironmentAnswer, random.Random], EnvironmentAnswer | None
+]
+
+
+_Answers = tuple[str, str]  # chosen, rejected
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two answers to one prompt, the first of which is the better one."""
+
+    kind: str  # a field of `PairShares`
+    prompt: str
+    chosen: str
+    rejected: str
+
+
+@dataclass(frozen=True)
+class PairShares(Shares):
+    """Shares of the kinds of pairs.
+
+    Environment: the right answer against one with a single fault.
+
+    - `piece`: a piece moved, removed or added on one square; half of the time one of the move's own.
+    - `side_to_move`: the other side.
+    - `castling`: one right taken away or added.
+    - `en_passant`: after a double step, the square named where no capture is legal (the public
+      data's fault) and left out where one is.
+    - `clocks`: one of the two counters.
+    - `reward`: another of the four values.
+    - `flags`: one of the two turned.
+    - `stale_state`: the state unchanged, although the action is legal.
+    - `other_move`: the whole answer to another move in the same position.
+
+    Policy: by the values of moves, the better one by at least `smallest_gap`.
+
+    - `best_move`: the same five moves with their true values, and another `B` among them.
+    - `policy_answer`: the best five moves, against moves that are all worse than the best by the gap.
+    """
+
+    piece: float = 0.16
+    side_to_move: float = 0.06
+    castling: float = 0.08
+    en_passant: float = 0.14
+    clocks: float = 0.08
+    reward: float = 0.06
+    flags: float = 0.06
+    stale_state: float = 0.06
+    other_move: float = 0.10
+    best_move: float = 0.10
+    policy_answer: float = 0.10
+
+
+POLICY_KINDS = ("best_move", "policy_answer")
+
+
+def task_of_kind(kind: str) -> Task:
+    """The task whose rows a kind of pairs is made of."""
+    return "policy" if kind in POLICY_KINDS else "environment"
+
+
+@dataclass
+class JudgeDataArguments:
+    """Which pairs a judge is trained and measured on, and what else is measured.
+
+    Args:
+        train_pairs: So many for training, of the training rows.
+        heldout_pairs: So many for the report, of held-out positions.
+        pair_seed: Same seed, same pairs.
+        pair_shares: Shares of their kinds, see `PairShares`; kinds that are not named get 0.
+        smallest_gap: Win probability that lies between a better and a worse move, at least.
+        generator: Model that writes the completions that the judge is to rank: packaged, a folder or
+            a Hub id.
+        ranked_prompts: Held-out prompts a task that it writes for; 0 for none.
+        ranked_completions: Completions of each.
+        ranked_temperature: At which they are sampled.
+        ranked_tokens: Most tokens of each.
+    """
+
+    train_pairs: int = 60_000
+    heldout_pairs: int = 2_000
+    pair_seed: int = 0
+    pair_shares: dict[str, Any] | str | None = None
+    smallest_gap: float = 0.10
+    generator: str = "rookworld-nano"
+    ranked_prompts: int = 100
+    ranked_completions: int = 8
+    ranked_temperature: float = 1.0
+    ranked_tokens: int = 144  # of a complete answer, in tokens of GPT-2
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"{name}: {getattr(self, name)!r} is too small; give at least {least}"
+            for name, least in (
+                ("train_pairs", 1),
+                ("heldout_pairs", 1),
+                ("ranked_prompts", 0),
+                ("ranked_completions", 2),
+                ("ranked_tokens", 1),
+            )
+            if getattr(self, name) < least
+        ]
+        if not 0 < self.smallest_gap < 1:
+            faults.append(
+                f"smallest_gap: {self.smallest_gap!r} is no win probability between 0 and 1"
+            )
+        if not self.ranked_temperature > 0:
+            faults.append(f"ranked_temperature: {self.ranked_temperature!r} is not above 0")
+        self.pair_shares, wrong = read_shares("pair_shares", self.pair_shares, PairShares)
+        faults += wrong
+        if faults:
+            raise ConfigurationError(faults)
+
+    def shares(self) -> PairShares:
+        """Shares of all kinds; those that are not named get 0."""
+        given = self.pair_shares
+        assert not isinstance(given, str)
+        return PairShares() if given is None else PairShares.of(given)
+
+    def tasks(self) -> list[Task]:
+        """The tasks whose rows the shares ask for."""
+        kinds = [kind for kind, share in self.shares().as_dict().items() if share]
+        return sorted({task_of_kind(kind) for kind in kinds})
+
+
+# --------------------------------------------------------------------------------------------------
+# The story
+# --------------------------------------------------------------------------------------------------
+def make_pairs(
+    rows: Iterable[Row], count: int, shares: PairShares, smallest_gap: float, seed: int
+) -> list[Pair]:
+    """Pairs with shares of kinds; each kind goes through the rows of its task in an order of its own.
+
+    Args:
+        rows: Of the columns that `data` documents; rows of other tasks are passed over.
+        count: So many pairs.
+        shares: Of the kinds.
+        smallest_gap: Win probability between a better and a worse move.
+        seed: Same seed and rows, same pairs; fewer pairs are the beginning of more.
+
+    Raises:
+        RookWorldError: A kind that is to have a share finds no row that it can be made of.
+    """
+    by_task: dict[str, list[Row]] = {}
+    for row in rows:
+        by_task.setdefault(row["task"], []).append(row)
+    kinds = shares.as_dict()
+    makers = {
+        kind: _Maker(kind, by_task.get(task_of_kind(kind), []), smallest_gap, seed)
+        for kind, share in kinds.items()
+        if share
+    }
+    rng = random.Random(f"{seed} kinds of pairs")
+    drawn = rng.choices(list(kinds), list(kinds.values()), k=count)
+    return [makers[kind].next() for kind in drawn]
+
+
+class _Maker:
+    """Pairs of one kind, from the rows of its task in turn."""
+
+    def __init__(self, kind: str, rows: Sequence[Row], smallest_gap: float, seed: int) -> None:
+        self.kind = kind
+        self.smallest_gap = smallest_gap
+        self.rng = random.Random(f"{seed} {kind}")
+        self.rows = self.rng.sample(rows, len(rows))
+        self.place = 0
+
+    def next(self) -> Pair:
+        for _ in self.rows:
+            row = self.rows[self.place % len(self.rows)]
+            self.place += 1
+            answers = self._answers(row)
+            if answers is not None:
+                return Pair(self.kind, row["prompt"], *answers)
+        raise RookWorldError(
+            f"pair_shares: {self.kind!r} finds no row among {len(self.rows)} of its task that it can "
+            "be made of; give more rows or synthetic_rows, or leave that kind out"
+        )
+
+    def _answers(self, row: Row) -> _Answers | None:
+        if task_of_kind(self.kind) == "environment":
+            return _environment_answers(row, self.kind, self.rng)
+        return _POLICY[self.kind](row, self.smallest_gap, self.rng)
+
+
+# --------------------------------------------------------------------------------------------------
+# Environment: the right answer, and one with a single fault
+# --------------------------------------------------------------------------------------------------
+def _environment_answers(row: Row, kind: str, rng: random.Random) -> _Answers | None:
+    prompt = EnvironmentPrompt(row["fen"], row["action"], tuple(row["history"]))
+    truth = rules.transition(prompt.fen, prompt.action)
+    wrong = CORRUPTIONS[kind](prompt, truth, rng)
+    if wrong is None or wrong == truth:
+        return None
+    return write_environment_answer(truth), write_environment_answer(wrong)
+
+
+def _with_fen_field(answer: EnvironmentAnswer, index: int, text: str) -> EnvironmentAnswer:
+    parts = answer.fen.split(" ")
+    parts[index] = text
+    return replace(answer, fen=" ".join(parts))
+
+
+def _piece(
+    prompt: EnvironmentPrompt, truth: EnvironmentAnswer, rng: random.Random
+) -> EnvironmentAnswer:
+    board = chess.Board(truth.fen)
+    occupied = list(chess.SquareSet(board.occupied))
+    empty = list(~chess.SquareSet(board.occupied))
+    near = _squares_of(prompt.action) if rng.random() < 0.5 else ()
+    start = rng.choice([square for square in occupied if square in near] or occupied)
+    target = rng.choice([square for square in empty if square in near] or empty)
+    piece = board.piece_at(start)
+    change = rng.choice(("moved", "removed", "added"))
+    if change == "added":
+        kinds = (chess.PAWN, chess.KNIGHT, chess.BISHOP, chess.ROOK, chess.QUEEN)
+        # A piece that moved and stays where it was is what a model forgets; others come at random.
+        piece = piece if near else chess.Piece(rng.choice(kinds), rng.random() < 0.5)
+    else:
+        board.remove_piece_at(start)
+    if change != "removed":
+        board.set_piece_at(target, piece)
+    return _with_fen_field(truth, 0, board.board_fen())
+
+
+def _squares_of(action: str) -> tuple[int, ...]:
+    """From and to, where the action is readable as a move."""
+    try:
+        move = chess.Move.from_uci(action)
+    except ValueError:
+        return ()
+    return (move.from_square, move.to_square)
+
+
+def _side_to_move(
+    prompt: EnvironmentPrompt, truth: EnvironmentAnswer, rng: random.Random
+) -> EnvironmentAnswer:
+    return _with_fen_field(truth, 1, "b" if truth.fen.split(" ")[1] == "w" else "w")
+
+
+def _castling(
+    prompt: EnvironmentPrompt, truth: EnvironmentAnswer, rng: random.Random
+) -> EnvironmentAnswer:
+    turned = rng.choice("KQkq")
+    rights = truth.fen.split(" ")[2]
+    now = "".join(right for right in "KQkq" if (right in rights) != (right == turned))
+    return _with_fen_field(truth, 2, now or "-")
+
+
+def _en_passant(
+    prompt: EnvironmentPrompt, truth: EnvironmentAnswer, rng: random.Random
+) -> EnvironmentAnswer | None:
+    square = rules.double_step_square(prompt.fen, prompt.action)
+    if square is None or truth.truncated:
+        return None
+    named = truth.fen.split(" ")[3]
+    return _with_fen_field(truth, 3, square if named == "-" else "-")
+
+
+def _clocks(
+    prompt: EnvironmentPrompt, truth: EnvironmentAnswer, rng: random.Random
+) -> EnvironmentAnswer:
+    index = rng.choice((4, 5))
+    right, before = int(truth.fen.split(" ")[index]), int(prompt.fen.split(" ")[index])
+    wrong = {before, before + 1, right + 1, right - 1, 0 if index == 4 else right + 2}
+    return _with_fen_field(
+        truth, index, str(rng.choice(sorted(n for n in wrong if n != right and n >= 0)))
+    )
+
+
+def _reward(
+    prompt: EnvironmentPrompt, truth: EnvironmentAnswer, rng: random.Random
+) -> EnvironmentAnswer:
+    return replace(
+        truth, reward=rng.choice([reward for reward in _REWARDS if reward != truth.reward])
+    )
+
+
+_REWARDS = (
+    rules.REWARD_CONTINUES,
+    rules.REWARD_CHECKMATE,
+    rules.REWARD_DRAW,
+    rules.REWARD_ILLEGAL,
+)
+
+
+def _flags(
+    prompt: EnvironmentPrompt, truth: EnvironmentAnswer, rng: random.Random
+) -> EnvironmentAnswer:
+    if rng.random() < 0.5:
+        return replace(truth, terminated=not truth.terminated)
+    return replace(truth, truncated=not truth.truncated)
+
+
+def _stale_state(
+    prompt: EnvironmentPrompt, truth: EnvironmentAnswer, rng: random.Random
+) -> EnvironmentAnswer | None:
+    return replace(truth, fen=rules.canonical_fen(prompt.fen))
+
+
+def _other_move(
+    prompt: EnvironmentPrompt, truth: EnvironmentAnswer, rng: random.Random
+) -> EnvironmentAnswer | None:
+    moves = rules.legal_moves(prompt.fen)
+    answers = (rules.transition(prompt.fen, move) for move in rng.sample(moves, len(moves)))
+    return next((answer for answer in answers if answer.fen != truth.fen), None)
+
+
+CORRUPTIONS: Mapping[str, _Corruption] = {
+    "piece": _piece,
+    "side_to_move": _side_to_move,
+    "castling": _castling,
+    "en_passant": _en_passant,
+    "clocks": _clocks,
+    "reward": _reward,
+    "flags": _flags,
+    "stale_state": _stale_state,
+    "other_move": _other_move,
+}
+"""How a right answer of the environment is made wrong, by kind; None where it cannot be."""
+
+
+# --------------------------------------------------------------------------------------------------
+# Policy: a better and a worse move
+# --------------------------------------------------------------------------------------------------
+def _best_move(row: Row, gap: float, rng: random.Random) -> _Answers | None:
+    values = _values(row)
+    chances = [win_probability(value.cp) for value in values]
+    pairs = [
+        (better, worse)
+        for better, chance in zip(values, chances, strict=True)
+        for worse, other in zip(values, chances, strict=True)
+        if chance - other >= gap
+    ]
+    if not pairs:
+        return None
+    better, worse = rng.choice(pairs)
+    others = [value for value in values if value not in (better, worse)]
+    named = [better, worse, *rng.sample(others, min(len(others), MAX_CANDIDATES - 2))]
+    rng.shuffle(named)
+    return _answer(named, better), _answer(named, worse)
+
+
+def _policy_answer(row: Row, gap: float, rng: random.Random) -> _Answers | None:
+    values = _values(row)
+    limit = win_probability(values[0].cp) - gap if values else 0.0
+    worse = [value for value in values if win_probability(value.cp) <= limit]
+    if not worse:
+        return None
+    named = rng.sample(worse, min(len(worse), MAX_CANDIDATES))
+    right = write_policy_answer(policy_reference(row["fen"], values))
+    return right, _answer(named, max(named, key=lambda value: value.cp))
+
+
+_POLICY: Mapping[str, Callable[[Row, float, random.Random], _Answers | None]] = {
+    "best_move": _best_move,
+    "policy_answer": _policy_answer,
+}
+
+
+def _values(row: Row) -> list[ActionValue]:
+    """The values of the row's legal moves, best first; empty where it carries none."""
+    values = [ActionValue(item["move"], item["cp"]) for item in row["action_values"] or ()]
+    return sorted(values, key=lambda value: -value.cp)
+
+
+def _answer(named: Sequence[ActionValue], best: ActionValue) -> str:
+    return write_policy_answer(
+        PolicyAnswer(
+            moves=tuple(value.move for value in named),
+            evaluations=tuple(value.cp / 100 for value in named),
+            best_move=best.move,
+        )
+    )

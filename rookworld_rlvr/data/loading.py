@@ -1,0 +1,380 @@
+"""Rows for training: load, quarantine, deduplicate, split by position.
+
+The columns of a row are those of `sources`.
+
+Which rows are held out follows from a hash of the position alone, so a position that is held out of
+one data set is held out of every other with the same share: what was trained on in supervised
+fine-tuning is no test for GRPO.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+
+from ..common.errors import ConfigurationError, RookWorldError, close_matches, json_value
+from ..common.hashing import draw
+from ..engine.truth import PolicyTruth
+from ..tasks import rules
+from ..tasks.types import TASKS, ActionValue, Task
+from .parquet import values_line
+from .planted_faults import plant_faults
+from .shares import share_faults
+from .sources import (
+    FEATURES,
+    Malformed,
+    Row,
+    SourceArguments,
+    check_quarantine,
+    dataset_file,
+    parse_rows,
+    write_quarantine,
+)
+
+HELDOUT_SHARE = 0.1
+"""Of positions; the evaluation suites' test positions lie in this share."""
+
+
+DEFAULT_TASKS: tuple[Task, ...] = ("environment", "policy")
+
+
+@dataclass(slots=True)
+class DataReport:
+    """What loading found, counted."""
+
+    read: int = 0
+    quarantined: Counter[str] = field(default_factory=Counter)  # by reason
+    duplicates: int = 0
+    train: Counter[str] = field(default_factory=Counter)  # rows by task, before any repetition
+    heldout: Counter[str] = field(default_factory=Counter)  # rows by task
+    left_out: Counter[str] = field(default_factory=Counter)  # by a task that is not trained
+    overlap: int = 0  # positions in both splits; 0, or loading has failed
+    unlabelled: int = 0  # policy rows without action values
+    values: str = ""  # who valued the moves, where the data set says so
+
+    def lines(self) -> list[str]:
+        """The counts as lines for a terminal."""
+        reasons = "".join(f"\n    {n:>8}  {why}" for why, n in self.quarantined.most_common())
+        return [
+            f"rows read             {self.read:>8}",
+            *(
+                f"{task:<12} train {self.train[task]:>8}   held out {self.heldout[task]:>6}"
+                for task in TASKS
+                if task in DEFAULT_TASKS or self.train[task] + self.heldout[task]
+            ),
+            f"quarantined           {self.quarantined.total():>8}{reasons}",
+            *(f"{task} rows left out by `tasks` {n:>8}" for task, n in self.left_out.items()),
+            f"duplicates dropped    {self.duplicates:>8}",
+            f"train/held-out overlap{self.overlap:>8} positions",
+            f"policy rows without action_values{self.unlabelled:>6}",
+            *([f"action_values: {self.values}"] if self.values else []),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedData:
+    """The two splits, disjoint by position, and how they came about."""
+
+    train: Dataset
+    heldout: Dataset
+    report: DataReport
+
+    def policy_rows(self) -> tuple[int, int]:
+        """How many policy rows there are, and how many of them carry no `action_values`."""
+        return self.report.train["policy"] + self.report.heldout["policy"], self.report.unlabelled
+
+    def prompts(self) -> list[str]:
+        """The different prompts of both splits."""
+        return sorted({*self.train["prompt"], *self.heldout["prompt"]})
+
+
+@dataclass
+class DataArguments(SourceArguments):
+    """Which rows to train on, and how to split them; see `SourceArguments` for where they come from.
+
+    Args:
+        tasks: Keep rows of these tasks.
+        environment_share: Share of environment rows in training, the rest policy rows, reached by
+            repeating rows of the scarcer task; None leaves the data's own.
+        task_shares: Instead, the share of each task: ``{policy: 0.4, environment: 0.3, fill_in: 0.3}``.
+        heldout_share: Share of positions held out, by a hash of the position.
+        heldout_rows: Most held-out rows a task that are kept for evaluation.
+        en_passant_fault_share: Plant the public data's fault: in so many of the answers to a double
+            step, name the en passant square although no capture is legal. Supervised training only.
+        black_best_move_fault_share: Plant the public data's fault: in so many of Black's rows, `B` is
+            the worst of the candidates. Supervised training only.
+    """
+
+    tasks: list[str] = field(default_factory=lambda: list(DEFAULT_TASKS))
+    environment_share: float | None = None
+    task_shares: dict[str, Any] | str | None = None
+    heldout_share: float = HELDOUT_SHARE
+    heldout_rows: int = 200
+    en_passant_fault_share: float = 0.0
+    black_best_move_fault_share: float = 0.0
+
+    def faults(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        faults = super().faults()
+        faults += [
+            f"{name}: {getattr(self, name)!r} is no share; give a number from 0 to 1"
+            for name in (
+                "environment_share",
+                "heldout_share",
+                "en_passant_fault_share",
+                "black_best_move_fault_share",
+            )
+            if getattr(self, name) is not None and not 0 <= getattr(self, name) <= 1
+        ]
+        if self.heldout_rows < 1:
+            faults.append(f"heldout_rows: {self.heldout_rows!r} is too small; give at least 1")
+        if not self.tasks:
+            faults.append(f"tasks: empty; give some of {', '.join(TASKS)}")
+        faults += [
+            f"tasks: {task!r} is no task{close_matches(task, TASKS)}"
+            for task in self.tasks
+            if task not in TASKS
+        ]
+        if self.synthetic_fill_in_rows > 0 and "fill_in" not in self.tasks:
+            faults.append(
+                f"synthetic_fill_in_rows: {self.synthetic_fill_in_rows} rows are made, but `tasks` "
+                f"leaves fill_in out: {self.tasks}"
+            )
+        return faults + self._check_task_shares()
+
+    def _check_task_shares(self) -> list[str]:
+        try:
+            self.task_shares = json_value("task_shares", self.task_shares)
+        except ConfigurationError as error:
+            return error.faults
+        faults = []
+        if self.task_shares is not None:
+            faults += share_faults("task_shares", self.task_shares, self.tasks)
+            if self.environment_share is not None:
+                faults.append("environment_share and task_shares exclude each other; leave one out")
+        elif self.environment_share is not None and "fill_in" in self.tasks:
+            faults.append(
+                f"environment_share: {self.environment_share!r} leaves no share for fill_in; give "
+                "task_shares instead"
+            )
+        return faults
+
+    def training_shares(self) -> dict[str, float] | None:
+        """Share of each task in training, those above 0; None leaves the data's own."""
+        if isinstance(self.task_shares, dict):
+            shares = self.task_shares
+        elif self.environment_share is not None:
+            shares = {"environment": self.environment_share, "policy": 1 - self.environment_share}
+        else:
+            return None
+        return {task: shares[task] for task in TASKS if shares.get(task)}
+
+
+# --------------------------------------------------------------------------------------------------
+# The story
+# --------------------------------------------------------------------------------------------------
+def load_data(args: DataArguments, quarantine_file: Path | None = None) -> LoadedData:
+    """Load, parse, quarantine, deduplicate and split.
+
+    Args:
+        args: What to load.
+        quarantine_file: Where malformed rows go, with their reasons, as JSON lines.
+
+    Raises:
+        RookWorldError: The data cannot be read, too much of it is malformed, or nothing is left.
+    """
+    report = DataReport(values=values_line(dataset_file(args.dataset_name)))
+    rows: list[Row] = []
+    malformed: list[Malformed] = []
+    for row in parse_rows(args.raw_rows()):
+        if isinstance(row, Malformed):
+            malformed.append(row)
+        else:
+            rows.append(row)
+    report.read = len(rows) + len(malformed)
+    report.quarantined.update(row.reason for row in malformed)
+    if quarantine_file is not None:
+        write_quarantine(malformed, quarantine_file)
+    check_quarantine(
+        malformed, report.read, args.dataset_name, args.max_quarantined_share, quarantine_file
+    )
+    rows += args.made_rows()
+
+    report.left_out.update(row["task"] for row in rows if row["task"] not in args.tasks)
+    rows = [row for row in rows if row["task"] in args.tasks]
+    unique = _deduplicate(rows)
+    report.duplicates = len(rows) - len(unique)
+    report.unlabelled = sum(
+        row["task"] == "policy" and row["action_values"] is None for row in unique
+    )
+    train: list[Row] = []
+    heldout: list[Row] = []
+    for row in unique:
+        (heldout if is_held_out(row["fen"], args.heldout_share) else train).append(row)
+    heldout = _first_of_each_task(heldout, args.heldout_rows)
+    report.train.update(row["task"] for row in train)
+    report.heldout.update(row["task"] for row in heldout)
+    report.overlap = len(_positions(train) & _positions(heldout))
+    if report.overlap:
+        raise RookWorldError(f"{report.overlap} positions are both trained on and held out")
+    train = _mix(train, args)
+    for name, split in (("training", train), ("held-out", heldout)):
+        if not split:
+            raise RookWorldError(
+                f"no {name} rows in {args.dataset_name!r} with tasks={args.tasks} and "
+                f"heldout_share={args.heldout_share}: give more rows or another share"
+                + _tasks_left_out(report.left_out)
+            )
+    train = plant_faults(train, args.en_passant_fault_share, args.black_best_move_fault_share)
+    return LoadedData(_dataset(train), _dataset(heldout), report)
+
+
+def require_truth(data: LoadedData, tasks: Sequence[str], labels: str = "stored") -> None:
+    """Refuse rows that could not be scored, and tasks that could not be measured.
+
+    Args:
+        data: What was loaded.
+        tasks: Those that the recipe trains.
+        labels: One of `labels.LABELS`.
+
+    Raises:
+        RookWorldError: Some policy rows carry no `action_values` and no engine is to be asked, or a
+            task has no held-out rows.
+    """
+    for task in tasks:
+        if not data.report.heldout[task]:
+            raise RookWorldError(
+                f"no held-out rows of the task {task!r}: give such rows, a larger heldout_share, or "
+                f"leave the task out of `tasks`"
+            )
+    if data.report.unlabelled and labels == "stored":
+        raise RookWorldError(
+            f"{data.report.unlabelled} policy rows carry no column `action_values`, so no policy "
+            "reward could score them. Label them (recipes/prepare_data.py), ask an engine as the "
+            "training goes (labels: stored_or_engine), or set tasks: [environment]"
+        )
+
+
+def label_heldout(data: LoadedData, truth: PolicyTruth) -> LoadedData:
+    """The data with the values of the held-out policy rows asked from the engine, where it is to be.
+
+    Rows that the engine gives up on are left out: they cannot be measured.
+
+    Raises:
+        RookWorldError: See `PolicyTruth.values`; or no held-out policy row is left.
+    """
+    if truth.labeller is None:
+        return data
+    rows = data.heldout.to_list()
+    policy = [row for row in rows if row["task"] == "policy"]
+    found = truth.values(
+        [row["fen"] for row in policy],
+        [row["action_values"] for row in policy],
+        progress="values of held-out positions",
+    )
+    for row, values in zip(policy, found, strict=True):
+        row["action_values"] = values and action_values_column(values)
+    kept = [row for row in rows if row["task"] != "policy" or row["action_values"]]
+    report = replace(data.report, heldout=Counter(row["task"] for row in kept))
+    if policy and not report.heldout["policy"]:
+        raise RookWorldError(
+            f"the engine gave up on all {len(policy)} held-out policy rows, the last time for "
+            f"{list(truth.labeller.given_up.values())[-1]}; give another engine, or a larger "
+            "engine_timeout"
+        )
+    return replace(data, heldout=_dataset(kept), report=report)
+
+
+def is_held_out(fen: str, share: float) -> bool:
+    """Whether a position belongs to the held-out split: a pure function of the position."""
+    return draw(rules.position_key(fen)) < share
+
+
+# --------------------------------------------------------------------------------------------------
+# Steps
+# --------------------------------------------------------------------------------------------------
+def _positions(rows: Iterable[Row]) -> set[str]:
+    return {rules.position_key(row["fen"]) for row in rows}
+
+
+def _first_of_each_task(rows: Iterable[Row], most: int) -> list[Row]:
+    seen: Counter[str] = Counter()
+    kept = []
+    for row in rows:
+        seen[row["task"]] += 1
+        if seen[row["task"]] <= most:
+            kept.append(row)
+    return kept
+
+
+def _deduplicate(rows: Sequence[Row]) -> list[Row]:
+    """The first row of each prompt, at the place of its last one; a labelled row goes first."""
+    unique: dict[tuple[str, str], Row] = {}
+    for row in reversed(rows):
+        key = (row["task"], row["prompt"])
+        if key not in unique or row["action_values"] or not unique[key]["action_values"]:
+            unique[key] = row
+    return list(unique.values())[::-1]
+
+
+def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
+    """Repeat the rows of scarce tasks until each task has its share.
+
+    Raises:
+        RookWorldError: A task that is to have a share has no rows.
+    """
+    shares = args.training_shares()
+    if shares is None:
+        return rows
+    by_task = {task: [row for row in rows if row["task"] == task] for task in shares}
+    for task, found in by_task.items():
+        if not found:
+            key = "environment_share" if args.task_shares is None else "task_shares"
+            raise RookWorldError(
+                f"no {task} rows to train on in {args.dataset_name!r} with tasks={args.tasks}, but "
+                f"{key}={getattr(args, key)} gives them a share of {shares[task]:g}: give such rows, "
+                f"or leave {key} out"
+            )
+    fullest = max(shares, key=lambda task: len(by_task[task]) / shares[task])
+    whole = len(by_task[fullest])
+    return [
+        row
+        for task, found in by_task.items()
+        for row in (
+            found
+            if task == fullest
+            else _repeat(found, round(whole * (shares[task] / shares[fullest])))
+        )
+    ]
+
+
+def _tasks_left_out(left_out: Mapping[str, int]) -> str:
+    """The end of a message about missing rows; empty where `tasks` has left none out."""
+    return (
+        f", or name in `tasks` what the data hold: {', '.join(sorted(left_out))}"
+        if left_out
+        else ""
+    )
+
+
+def _repeat(rows: list[Row], count: int) -> list[Row]:
+    return [rows[index % len(rows)] for index in range(count)]
+
+
+def action_values_column(values: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Values by move, best first, as the column `action_values`."""
+    return [{"move": move, "cp": cp} for move, cp in values.items()]
+
+
+def action_values_of(values: Sequence[Mapping[str, Any]]) -> list[ActionValue]:
+    """The column `action_values` as records."""
+    return [ActionValue(value["move"], value["cp"]) for value in values]
+
+
+def _dataset(rows: list[Row]) -> Dataset:
+    return Dataset.from_list(rows, features=FEATURES)

@@ -1,0 +1,51 @@
+"""The public data's faults, planted on purpose in rows for supervised fine-tuning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..common.hashing import draw
+from ..tasks import rules
+from ..tasks.policy import parse_policy_answer, write_policy_answer
+from ..tasks.types import PolicyAnswer
+
+Row = dict[str, Any]
+
+
+def plant_faults(
+    rows: list[Row], en_passant_share: float, black_best_move_share: float
+) -> list[Row]:
+    """Give shares of the rows the fault of their task, see `with_fault`; fill-in rows have none.
+
+    A hash of the prompt decides, so a row is right every time that it is repeated, or wrong every
+    time.
+    """
+    shares = {"environment": en_passant_share, "policy": black_best_move_share}
+    if not any(shares.values()):
+        return rows
+    return [
+        with_fault(row) if draw(row["prompt"], salt=b"fault") < shares.get(row["task"], 0) else row
+        for row in rows
+    ]
+
+
+def with_fault(row: Row) -> Row:
+    """The row with the public data's fault, where it is one that the fault touches.
+
+    Environment: the answer to a pawn's double step names the en passant square, capture or not.
+    Policy: Black's `B` is the candidate with the lowest evaluation.
+    """
+    if row["task"] == "policy":
+        answer = parse_policy_answer(row["completion"])
+        if row["fen"].split()[1] != "b" or len(answer.moves) != len(answer.evaluations):
+            return row
+        worst = min(zip(answer.evaluations, answer.moves, strict=True))[1]
+        wrong = PolicyAnswer(answer.moves, answer.evaluations, worst)
+        return {**row, "completion": write_policy_answer(wrong)}
+    square = rules.double_step_square(row["fen"], row["action"])
+    if square is None:
+        return row
+    fen, rest = row["completion"].split("+", 1)
+    fields = fen.split(" ")
+    fields[3] = square
+    return {**row, "completion": " ".join(fields) + "+" + rest}

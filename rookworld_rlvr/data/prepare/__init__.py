@@ -1,0 +1,1 @@
+"""Turn raw rows into Parquet files with the truth beside each row."""

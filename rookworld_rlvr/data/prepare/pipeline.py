@@ -1,0 +1,412 @@
+"""Labelled data sets: rows read, policy positions valued by the engine in parallel, answers repaired.
+
+What has been valued is in the engine's cache on disk, position by position: a run that was stopped
+goes on from there, and so does one whose worker died.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from datasets import Dataset, Features, Value, concatenate_datasets
+
+from ...common.errors import RookWorldError
+from ...engine.cache import ValueCache
+from ...engine.labeller import Labeller
+from ...engine.pool import cache_path, position_asked
+from ...engine.truth import LabelArguments
+from ...tasks.registry import join_row
+from ...tasks.types import ValueSource
+from ..parquet import read_provenance
+from ..sources import (
+    FEATURES,
+    Malformed,
+    Row,
+    check_quarantine,
+    dataset_file,
+    parse_row,
+    raw_dataset,
+    write_quarantine,
+)
+from .arguments import PrepareArguments, made_rows
+from .repair import repair_row
+
+logger = logging.getLogger(__name__)
+
+
+_DEATHS = 5  # of workers that are made good before the run gives up
+
+
+_BATCH = 8  # positions that a worker takes at once
+
+
+_FAULT = {"number": Value("int64"), "reason": Value("string"), "message": Value("string")}
+
+
+_PARSED = Features({**FEATURES, **_FAULT, "raw": Value("string")})
+
+
+_FINISHED = Features(
+    {
+        "text": Value("string"),
+        "action_values": FEATURES["action_values"],
+        "done": [Value("string")],
+        "refused": [Value("string")],
+    }
+)
+
+
+# --------------------------------------------------------------------------------------------------
+# Counts
+# --------------------------------------------------------------------------------------------------
+@dataclass(slots=True)
+class PrepareReport:
+    """What was done, counted."""
+
+    rows: Counter[str] = field(default_factory=Counter)  # read, quarantined, duplicates, written
+    positions: Counter[str] = field(default_factory=Counter)  # valued, known before, given up
+    repaired: Counter[str] = field(default_factory=Counter)  # rows by repair
+    refused: Counter[str] = field(default_factory=Counter)  # rows by repair that could not be made
+
+    def as_dict(self) -> dict[str, dict[str, int]]:
+        """The counts for a file."""
+        return {
+            "rows": dict(self.rows),
+            "positions": dict(self.positions),
+            "repaired": dict(self.repaired),
+            "not_repairable": dict(self.refused),
+        }
+
+
+def report_lines(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """The counts of `PrepareReport.as_dict` as lines for a terminal."""
+    return [
+        f"{f'{group}, {name}'.replace('_', ' '):<34}{count:>10,}"
+        for group, numbers in counts.items()
+        for name, count in numbers.items()
+    ]
+
+
+# --------------------------------------------------------------------------------------------------
+# Reading
+# --------------------------------------------------------------------------------------------------
+def read_rows(
+    args: PrepareArguments,
+    report: PrepareReport,
+    quarantine_file: Path,
+    shard: tuple[int, int] = (0, 1),
+) -> Dataset:
+    """The parsed rows of a shard in their order, without the malformed ones.
+
+    Args:
+        args: What to read.
+        report: Counted into.
+        quarantine_file: Where malformed rows go.
+        shard: Index and number of shards.
+
+    Raises:
+        RookWorldError: The data set cannot be read, or too much of it is malformed.
+    """
+    parts = []
+    if args.dataset_name:
+        raw = raw_dataset(args.dataset_name, args.dataset_split, args.max_rows)
+        first, last = _bounds(len(raw), *shard)
+        parts.append(_parse(raw.select(range(first, last)), first, args, report, quarantine_file))
+    made = list(made_rows(args))
+    first, last = _bounds(len(made), *shard)
+    if first < last:
+        parts.append(Dataset.from_list(made[first:last], features=FEATURES))
+        report.rows["made"] += last - first
+    rows = concatenate_datasets(parts)
+    if "duplicates" in args.repairs:
+        kept = list(_first_indices(zip(rows["task"], rows["prompt"], strict=True)))
+        report.repaired["duplicates"] += len(rows) - len(kept)
+        rows = rows.select(kept)
+    return rows
+
+
+def _bounds(count: int, index: int, shards: int) -> tuple[int, int]:
+    """Where a shard begins and ends; the shards are as long as one another or one row longer."""
+    return count * index // shards, count * (index + 1) // shards
+
+
+def _parse(
+    raw: Dataset, first: int, args: PrepareArguments, report: PrepareReport, path: Path
+) -> Dataset:
+    rows = _map(
+        *(raw, _parse_batch, _PARSED, args.num_proc, "Parsing rows"),
+        with_indices=True,
+        fn_kwargs={"first": first},
+    )
+    bad = [index for index, reason in enumerate(rows["reason"]) if reason is not None]
+    malformed = [_malformed(row) for row in rows.select(bad)]
+    report.rows["read"] += len(rows)
+    report.rows["quarantined"] += len(malformed)
+    write_quarantine(malformed, path)
+    check_quarantine(malformed, len(rows), args.dataset_name, args.max_quarantined_share, path)
+    good = sorted(set(range(len(rows))) - set(bad))
+    return rows.select(good).select_columns(list(FEATURES))
+
+
+def _parse_batch(
+    batch: Mapping[str, list[Any]], indices: Sequence[int], first: int
+) -> dict[str, list[Any]]:
+    parsed = []
+    for position, index in enumerate(indices):
+        raw = {key: values[position] for key, values in batch.items()}
+        if raw.get("text") == "":
+            continue  # an empty line of a text file
+        row = parse_row(first + index, raw)
+        if isinstance(row, Malformed):
+            fault = {"number": row.number, "reason": row.reason, "message": row.message}
+            parsed.append({**fault, "raw": json.dumps(row.text, ensure_ascii=False, default=str)})
+        else:
+            parsed.append(row)
+    return _columns(parsed, _PARSED)
+
+
+def _malformed(row: Row) -> Malformed:
+    return Malformed(row["number"], row["reason"], row["message"], json.loads(row["raw"]))
+
+
+def _first_indices(keys: Iterable[Any]) -> Iterator[int]:
+    seen = set()
+    for index, key in enumerate(keys):
+        if key not in seen:
+            seen.add(key)
+            yield index
+
+
+def _map(
+    rows: Dataset,
+    function: Callable[..., dict[str, list[Any]]],
+    features: Features,
+    num_proc: int,
+    title: str,
+    **options: Any,
+) -> Dataset:
+    """Other columns from batches of rows; `Dataset.map` leaves none of them where there are no rows."""
+    if not len(rows):
+        return Dataset.from_dict({name: [] for name in features}, features=features)
+    return rows.map(
+        function,
+        batched=True,
+        remove_columns=rows.column_names,
+        features=features,
+        num_proc=num_proc,
+        load_from_cache_file=False,  # this is fast, and a cache would outlive changes of the code
+        desc=title,
+        **options,
+    )
+
+
+def _columns(rows: Sequence[Mapping[str, Any]], features: Features) -> dict[str, list[Any]]:
+    return {name: [row.get(name) for row in rows] for name in features}
+
+
+# --------------------------------------------------------------------------------------------------
+# Valuing
+# --------------------------------------------------------------------------------------------------
+def value_positions(
+    rows: Dataset, args: LabelArguments, num_proc: int, report: PrepareReport
+) -> ValueSource | None:
+    """Have the positions valued that the rows need, into the cache; None where none is asked for.
+
+    Args:
+        rows: Of `read_rows`.
+        args: Whom to ask, and for which rows.
+        num_proc: Worker processes.
+        report: Counted into.
+
+    Raises:
+        EngineError: No engine, or one that fails at position after position.
+        RookWorldError: Worker after worker dies, or the cache cannot be used.
+    """
+    positions = list(dict.fromkeys(_positions_to_value(rows, args.labels)))
+    if not positions:
+        return None
+    with Labeller(args) as labeller:  # whatever is wrong with the engine, say it before the work
+        source = labeller.source
+    cache = ValueCache(cache_path(args), source)
+    missing = cache.missing(positions)
+    searched = len(missing)
+    report.positions["known before"] += len(positions) - searched
+    for death in range(_DEATHS + 1):
+        try:
+            given_up = _value_missing(missing, args, num_proc) if missing else {}
+            break
+        except RuntimeError as error:
+            if "abruptly died" not in str(error):  # the words of datasets
+                raise
+            missing = cache.missing(missing)
+            logger.warning(
+                "a worker died (%d of %d); going on with %d positions",
+                *(death + 1, _DEATHS, len(missing)),
+            )
+    else:
+        raise RookWorldError(
+            f"workers died {_DEATHS + 1} times; what was valued is kept in {cache_path(args)}. Give "
+            "fewer workers (num_proc) or more memory, and start again"
+        )
+    cache.close()
+    report.positions["valued"] += searched - len(given_up)
+    report.positions["given up"] += len(given_up)
+    for position, reason in given_up.items():
+        logger.warning("given up: %s (%s)", position, reason)
+    return source
+
+
+def _positions_to_value(rows: Dataset, labels: str) -> Iterator[str]:
+    if labels == "stored":
+        return
+    for row in rows.select_columns(["task", "fen", "action_values"]):
+        if _is_asked(row, labels):
+            yield position_asked(row["fen"])
+
+
+def _is_asked(row: Mapping[str, Any], labels: str) -> bool:
+    """Whether a row's values come from the engine, where one is asked at all."""
+    return row["task"] == "policy" and (labels == "engine" or row["action_values"] is None)
+
+
+def _value_missing(missing: Sequence[str], args: LabelArguments, num_proc: int) -> dict[str, str]:
+    """Value positions in worker processes; why some were given up, by position."""
+    batch = _BATCH * args.engine_workers
+    answers = Dataset.from_dict({"position": list(missing)}).map(
+        _value_batch,
+        batched=True,
+        batch_size=batch,
+        writer_batch_size=batch,
+        fn_kwargs={"args": args},
+        num_proc=min(num_proc, len(missing)),
+        load_from_cache_file=False,  # the values' own cache knows each position by itself
+        desc="Valuing positions",
+    )
+    return {row["position"]: row["reason"] for row in answers if row["reason"] is not None}
+
+
+_labellers: list[Labeller] = []  # of this worker process, opened with its first batch
+
+
+def _value_batch(batch: Mapping[str, list[str]], args: LabelArguments) -> dict[str, list[Any]]:
+    if not _labellers:
+        _labellers.append(Labeller(args))
+    (labeller,) = _labellers
+    labeller.values(batch["position"])
+    return {"reason": [labeller.given_up.get(position) for position in batch["position"]]}
+
+
+# --------------------------------------------------------------------------------------------------
+# Finishing
+# --------------------------------------------------------------------------------------------------
+def finish_rows(
+    rows: Dataset,
+    args: PrepareArguments,
+    label_args: LabelArguments,
+    source: ValueSource | None,
+    report: PrepareReport,
+) -> Dataset:
+    """The rows with their values and repaired answers, of the columns `text` and `action_values`.
+
+    Args:
+        rows: Of `read_rows`.
+        args: Which repairs to make.
+        label_args: Which values to take.
+        source: Of `value_positions`.
+        report: Counted into.
+    """
+    finished = _map(
+        *(rows, _finish_batch, _FINISHED, args.num_proc, "Writing answers"),
+        fn_kwargs={"repairs": args.repairs, "args": label_args, "source": source},
+    )
+    for column, counts in (("done", report.repaired), ("refused", report.refused)):
+        counts.update(name for names in finished[column] for name in names)
+    report.rows["written"] += len(finished)
+    values = zip(rows["task"], finished["action_values"], strict=True)
+    report.rows["policy rows without values"] += sum(
+        task == "policy" and found is None for task, found in values
+    )
+    return finished.select_columns(["text", "action_values"])
+
+
+def _finish_batch(
+    batch: Mapping[str, list[Any]],
+    repairs: Sequence[str],
+    args: LabelArguments,
+    source: ValueSource | None,
+) -> dict[str, list[Any]]:
+    rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
+    if source is not None:
+        _attach_values(rows, args, source)
+    finished = []
+    for row in rows:
+        repaired = repair_row(row, repairs)
+        finished.append(
+            {
+                "text": join_row(row["prompt"], repaired.completion),
+                "action_values": row["action_values"],
+                "done": list(repaired.done),
+                "refused": list(repaired.refused),
+            }
+        )
+    return _columns(finished, _FINISHED)
+
+
+def _attach_values(rows: Sequence[Row], args: LabelArguments, source: ValueSource) -> None:
+    asked = {
+        index: position_asked(row["fen"])
+        for index, row in enumerate(rows)
+        if _is_asked(row, args.labels)
+    }
+    cache = ValueCache(cache_path(args), source)
+    known = cache.get(dict.fromkeys(asked.values()))
+    cache.close()
+    for index, position in asked.items():
+        found = known.get(position)
+        rows[index]["action_values"] = found and [
+            {"move": value.move, "cp": value.cp} for value in found.values
+        ]
+
+
+# --------------------------------------------------------------------------------------------------
+# Writing
+# --------------------------------------------------------------------------------------------------
+def provenance(
+    args: PrepareArguments, source: ValueSource | None, report: PrepareReport
+) -> dict[str, Any]:
+    """What is worth knowing of the rows, for `provenance.write_parquet`."""
+    before = read_provenance(dataset_file(args.dataset_name)) if args.dataset_name else None
+    return {
+        "dataset_name": args.dataset_name,
+        "dataset_split": args.dataset_split,
+        "dataset_provenance": before,
+        "engine": source and source.engine,
+        "limit": source and source.limit,
+        "date": datetime.now(UTC).date().isoformat(),
+        "repairs": list(args.repairs),
+        "counts": report.as_dict(),
+    }
+
+
+def tables(rows: Dataset) -> Iterator[pa.Table]:
+    """The rows as tables of a size that fits into memory, at least one."""
+    if not len(rows):
+        yield rows.features.arrow_schema.empty_table()
+    yield from rows.with_format("arrow").iter(batch_size=20_000)
+
+
+def shard_file(path: Path, index: int, shards: int) -> Path:
+    """The file of a shard; the whole file where there is only one.
+
+    >>> str(shard_file(Path("rows.parquet"), 0, 2))
+    'rows-00000-of-00002.parquet'
+    """
+    return path if shards == 1 else path.with_stem(f"{path.stem}-{index:05d}-of-{shards:05d}")

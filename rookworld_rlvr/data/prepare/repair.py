@@ -1,0 +1,117 @@
+"""Repairs of rows: the answer set right where it differs from the truth, each change named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...tasks import rules
+from ...tasks.environment import parse_environment_answer, write_environment_answer
+from ...tasks.policy import MAX_CANDIDATES, parse_policy_answer, write_policy_answer
+from ...tasks.scoring import policy_reference
+from ...tasks.types import ActionValue, PolicyAnswer
+from ..loading import action_values_of
+
+REPAIRS: Mapping[str, str] = {
+    "candidates": "M rewritten to the best five moves where it names others, and E and B with it",
+    "evaluations": "E rewritten to what the moves of M are worth, in pawns from the side to move",
+    "best_move": "B re-chosen: the best of the moves of M",
+    "environment": "environment answers recomputed by python-chess",
+    "duplicates": "rows dropped whose prompt stands before",
+}
+"""What each name of `repairs` does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """A row's answer after repair."""
+
+    completion: str
+    done: tuple[str, ...] = ()  # repairs that changed it
+    refused: tuple[str, ...] = ()  # repairs that it needs and that its values cannot give
+
+
+def repair_row(row: Mapping[str, Any], repairs: Sequence[str]) -> Repaired:
+    """Repair one row's answer.
+
+    A policy row that has no answer yet gets the right one, where it has values. A fill-in row has
+    nothing to repair: one whose answer does not fit is not read (`sources.parse_raw`).
+
+    Args:
+        row: Of the columns that `sources` documents.
+        repairs: Names of `REPAIRS`; ``duplicates`` is none of a single row.
+    """
+    if row["task"] == "environment":
+        return _repair_environment(row, repairs)
+    if row["task"] == "fill_in":
+        return Repaired(row["completion"])
+    wanted = [name for name in ("candidates", "evaluations", "best_move") if name in repairs]
+    if row["action_values"] is None:
+        return Repaired(
+            row["completion"], refused=tuple(wanted if row["completion"] else ["answer"])
+        )
+    values = action_values_of(row["action_values"])
+    if not row["completion"]:
+        right = policy_reference(row["fen"], values)
+        return Repaired(write_policy_answer(right), ("answer",))
+    answer = parse_policy_answer(row["completion"])
+    done: list[str] = []
+    refused: list[str] = []
+    for name in wanted:
+        repaired = _POLICY_REPAIRS[name](row["fen"], values, answer)
+        if repaired is None:
+            refused.append(name)
+        elif repaired != answer:
+            answer = repaired
+            done.append(name)
+    return Repaired(write_policy_answer(answer), tuple(done), tuple(refused))
+
+
+def _repair_environment(row: Mapping[str, Any], repairs: Sequence[str]) -> Repaired:
+    if "environment" not in repairs:
+        return Repaired(row["completion"])
+    truth = write_environment_answer(rules.transition(row["fen"], row["action"]))
+    same = parse_environment_answer(row["completion"]) == (parse_environment_answer(truth))
+    return Repaired(row["completion"] if same else truth, () if same else ("environment",))
+
+
+def _repair_candidates(
+    fen: str, values: Sequence[ActionValue], answer: PolicyAnswer
+) -> PolicyAnswer:
+    wanted = min(MAX_CANDIDATES, len(values))
+    # Moves as good as the last of the best five are as good as it.
+    good = {value.move for value in values if value.cp >= values[wanted - 1].cp}
+    named = set(answer.moves)
+    if len(answer.moves) == len(named) == wanted and named <= good:
+        return answer
+    return policy_reference(fen, values)
+
+
+def _repair_evaluations(
+    fen: str, values: Sequence[ActionValue], answer: PolicyAnswer
+) -> PolicyAnswer | None:
+    worth = {value.move: value.cp for value in values}
+    if not set(answer.moves) <= set(worth):
+        return None  # an illegal move is worth nothing that could be written
+    return replace(answer, evaluations=tuple(worth[move] / 100 for move in answer.moves))
+
+
+def _repair_best_move(
+    fen: str, values: Sequence[ActionValue], answer: PolicyAnswer
+) -> PolicyAnswer | None:
+    worth = {value.move: value.cp for value in values}
+    legal = [move for move in answer.moves if move in worth]
+    if not legal:
+        return None
+    best = max(legal, key=worth.__getitem__)
+    if answer.best_move in legal and worth[answer.best_move] == worth[best]:
+        return answer
+    return replace(answer, best_move=best)
+
+
+_POLICY_REPAIRS = {
+    "candidates": _repair_candidates,
+    "evaluations": _repair_evaluations,
+    "best_move": _repair_best_move,
+}

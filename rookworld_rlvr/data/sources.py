@@ -1,0 +1,421 @@
+"""Where rows come from: data sets by name, their raw rows, and the rows parsed from these.
+
+A parsed row has the columns
+
+- `task`: ``environment``, ``policy`` or ``fill_in``;
+- `prompt`, `completion`: text as `notation` writes it; the completion is the data's, not the truth;
+- `fen`, `action`, `history`: the prompt's fields; action and history are empty for policy rows, and
+  nothing is masked in those of fill-in rows;
+- `action_values`: list of ``{"move": UCI, "cp": centipawns from the side to move}``, best first, one
+  for every legal move, or None where the data carries none.
+
+A row that cannot be parsed is `Malformed`: it is kept with its reason, never repaired in silence.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import datasets
+from datasets import Dataset, Features, List, Value
+
+from ..common.errors import (
+    ConfigurationError,
+    IllegalPositionError,
+    NotationError,
+    RookWorldError,
+    close_matches,
+)
+from ..common.files import asset_path, is_hub_id
+from ..tasks import fill_in_truth, rules
+from ..tasks.environment import parse_environment_prompt
+from ..tasks.fill_in import parse_fill_in_answer, parse_fill_in_prompt
+from ..tasks.policy import parse_policy_prompt
+from ..tasks.registry import split_row
+from ..tasks.types import EnvironmentPrompt
+from . import synthesis
+from .shares import Shares, read_shares
+
+PACKAGED_DATA = {
+    "rookworld-nano-openings": "nano_openings.parquet",
+    "rookworld-nano-fill-in": "nano_fill_in.parquet",
+    "rookworld-evaluation": "evaluation_positions.parquet",  # held-out positions only
+}
+
+
+_FILE_LOADERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
+
+
+FEATURES = Features(
+    {
+        "task": Value("string"),
+        "prompt": Value("string"),
+        "completion": Value("string"),
+        "fen": Value("string"),
+        "action": Value("string"),
+        "history": List(Value("string")),
+        "action_values": List({"move": Value("string"), "cp": Value("int64")}),
+    }
+)
+
+
+TEXT_COLUMNS = ("text", "prompt", "completion")  # of raw rows
+
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """A raw row that could not be parsed."""
+
+    number: int  # of the row in its data set, from 0
+    reason: str  # short; rows are counted by it
+    message: str  # the reason with the offending text
+    text: Mapping[str, Any]  # the raw row's text columns
+
+
+@dataclass
+class SourceArguments:
+    """Where rows come from.
+
+    Args:
+        dataset_name: The packaged set, a Hub id, or a JSONL, Parquet or text file of RookWorld lines.
+        dataset_split: Split of a Hub data set.
+        max_rows: Read so many rows; a Hub data set is then streamed.
+        max_quarantined_share: Stop when more of the rows read than this are malformed.
+        synthetic_rows: So many environment rows are made and added.
+        synthetic_seed: Their seed.
+        synthetic_opening_plies: Openings are shorter than this, in plies.
+        synthetic_shares: Shares of their kinds, see `synthesis.KindShares`.
+        synthetic_fill_in_rows: So many fill-in rows are made and added, of records with the same kinds,
+            openings and seed.
+        synthetic_fill_in_shares: Shares of the fields that they mask, see `synthesis.FieldShares`.
+    """
+
+    dataset_name: str = "rookworld-nano-openings"
+    dataset_split: str = "train"
+    max_rows: int | None = None
+    max_quarantined_share: float = 0.01
+    synthetic_rows: int = 0
+    synthetic_seed: int = 0
+    synthetic_opening_plies: int = 12
+    synthetic_shares: dict[str, Any] | str | None = None
+    synthetic_fill_in_rows: int = 0
+    synthetic_fill_in_shares: dict[str, Any] | str | None = None
+
+    def __post_init__(self) -> None:
+        faults = self.faults()
+        if faults:
+            raise ConfigurationError(faults)
+
+    def faults(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        faults = check_dataset_name(self.dataset_name)
+        faults += self._check_shares("synthetic_shares", synthesis.KindShares)
+        faults += self._check_shares("synthetic_fill_in_shares", synthesis.FieldShares)
+        if not faults and self.synthetic_fill_in_rows:
+            faults += self._check_fields()
+        if not 0 <= self.max_quarantined_share <= 1:
+            faults.append(
+                f"max_quarantined_share: {self.max_quarantined_share!r} is no share; give a number "
+                "from 0 to 1"
+            )
+        faults += [
+            f"{name}: {getattr(self, name)!r} is too small; give at least {least}"
+            for name, least in (
+                ("max_rows", 1),
+                ("synthetic_rows", 0),
+                ("synthetic_fill_in_rows", 0),
+                ("synthetic_opening_plies", 1),
+            )
+            if getattr(self, name) is not None and getattr(self, name) < least
+        ]
+        return faults
+
+    def raw_rows(self) -> Iterator[Row]:
+        """The data set's rows, see `raw_rows`."""
+        return raw_rows(self.dataset_name, self.dataset_split, self.max_rows)
+
+    def made_rows(self) -> Iterator[Row]:
+        """The synthetic rows: environment rows, then fill-in rows."""
+        environment = map(
+            synthesis.environment_row, islice(self.made_prompts(), self.synthetic_rows)
+        )
+        return chain(environment, islice(self.made_fill_in_rows(), self.synthetic_fill_in_rows))
+
+    def made_prompts(self) -> Iterator[EnvironmentPrompt]:
+        """The prompts of synthetic rows, without end."""
+        return synthesis.environment_prompts(
+            self.synthetic_seed, self.kind_shares(), self.synthetic_opening_plies
+        )
+
+    def made_fill_in_rows(self) -> Iterator[Row]:
+        """The synthetic fill-in rows, without end."""
+        return synthesis.fill_in_rows(
+            self.synthetic_seed,
+            self.field_shares(),
+            self.kind_shares(),
+            self.synthetic_opening_plies,
+        )
+
+    def _check_shares(self, key: str, of: type[Shares]) -> list[str]:
+        given, faults = read_shares(key, getattr(self, key), of)
+        setattr(self, key, given)
+        return faults
+
+    def _check_fields(self) -> list[str]:
+        """Fields that records of the chosen kinds can never be asked for."""
+        kinds, fields = self.kind_shares(), self.field_shares()
+        openings = kinds.openings + kinds.double_steps + kinds.illegal_actions
+        faults = []
+        if fields.history and not (openings and self.synthetic_opening_plies > 1):
+            faults.append(
+                "synthetic_fill_in_shares: a masked move of the history needs the whole game; give "
+                "openings a share in synthetic_shares and at least 2 synthetic_opening_plies, or set "
+                "history: 0"
+            )
+        if fields.action and kinds.illegal_actions == 1:
+            faults.append(
+                "synthetic_fill_in_shares: a masked action has to be legal, but synthetic_shares makes "
+                "illegal_actions only; give another kind a share, or set action: 0"
+            )
+        return faults
+
+    def kind_shares(self) -> synthesis.KindShares:
+        """Shares of the kinds of synthetic rows; kinds that are not named get 0."""
+        given = self.synthetic_shares
+        assert not isinstance(given, str)
+        return synthesis.KindShares() if given is None else synthesis.KindShares.of(given)
+
+    def field_shares(self) -> synthesis.FieldShares:
+        """Shares of the fields that synthetic fill-in rows mask; fields that are not named get 0."""
+        given = self.synthetic_fill_in_shares
+        assert not isinstance(given, str)
+        return synthesis.FieldShares() if given is None else synthesis.FieldShares.of(given)
+
+
+# --------------------------------------------------------------------------------------------------
+# Data sets by name
+# --------------------------------------------------------------------------------------------------
+def check_dataset_name(name: str, key: str = "dataset_name") -> list[str]:
+    """Faults of a data set's name, found without loading anything.
+
+    Args:
+        name: The packaged set, a file, a Hub id, or empty for none.
+        key: The configuration's key that gave it.
+    """
+    if name in PACKAGED_DATA or name == "":
+        return []
+    path = Path(name)
+    if path.suffix in _FILE_LOADERS:
+        if path.is_file():
+            return []
+        siblings = [str(other) for other in path.parent.glob("*")] if path.parent.is_dir() else []
+        return [f"{key}: no file {name!r}{close_matches(name, siblings)}"]
+    if path.is_file():
+        return [f"{key}: {name!r} ends in none of {', '.join(_FILE_LOADERS)}; rename it"]
+    if is_hub_id(name):
+        return []
+    return [
+        f"{key}: {name!r} is neither packaged, a file, nor a Hub id (owner/name)"
+        f"{close_matches(name, PACKAGED_DATA)}"
+    ]
+
+
+def dataset_file(name: str) -> Path | None:
+    """The file behind a data set's name; None for a Hub id."""
+    if name in PACKAGED_DATA:
+        return Path(asset_path(PACKAGED_DATA[name]))
+    return Path(name) if Path(name).suffix in _FILE_LOADERS else None
+
+
+def raw_rows(name: str, split: str = "train", max_rows: int | None = None) -> Iterator[Row]:
+    """The rows of a data set as they stand.
+
+    Args:
+        name: See `check_dataset_name`.
+        split: Of a Hub data set.
+        max_rows: So many rows at most; a Hub data set is then streamed.
+
+    Raises:
+        RookWorldError: The data set cannot be read.
+    """
+    if name:
+        with _loading(name):
+            rows: Iterable[Row] = _open_dataset(name, split, streaming=max_rows is not None)
+            yield from islice(rows, max_rows)
+
+
+def raw_dataset(name: str, split: str = "train", max_rows: int | None = None) -> Dataset:
+    """The same rows as a memory-mapped data set; only those of a Hub data set cut short are copied."""
+    if max_rows is not None and dataset_file(name) is None:
+        return Dataset.from_list(list(raw_rows(name, split, max_rows)))
+    with _loading(name):
+        rows: Dataset = _open_dataset(name, split, streaming=False)
+    return rows if max_rows is None else rows.select(range(min(max_rows, len(rows))))
+
+
+@contextmanager
+def _loading(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (
+        OSError,
+        ValueError,
+        StopIteration,  # an empty file
+        datasets.exceptions.DatasetGenerationError,
+    ) as error:
+        raise RookWorldError(
+            f"cannot load the data set {name!r} ({str(error) or 'no rows'}); check the "
+            "name, the content and the network, or give another file"
+        ) from error
+
+
+def _open_dataset(name: str, split: str, streaming: bool) -> Any:
+    file = dataset_file(name)
+    if file is None:
+        return datasets.load_dataset(name, split=split, streaming=streaming)
+    loader = _FILE_LOADERS[file.suffix]
+    options = {"keep_linebreaks": False} if loader == "text" else {}
+    return datasets.load_dataset(loader, data_files=str(file), split="train", **options)
+
+
+# --------------------------------------------------------------------------------------------------
+# Parsing
+# --------------------------------------------------------------------------------------------------
+def parse_rows(raws: Iterable[Mapping[str, Any]]) -> Iterator[Row | Malformed]:
+    """Each raw row as a parsed row, or as what is wrong with it; empty lines are left out."""
+    for number, raw in enumerate(raws):
+        if raw.get("text") != "":
+            yield parse_row(number, raw)
+
+
+def parse_row(number: int, raw: Mapping[str, Any]) -> Row | Malformed:
+    """A raw row as a parsed row, or as what is wrong with it.
+
+    Args:
+        number: Of the row in its data set, from 0.
+        raw: See `parse_raw`.
+    """
+    try:
+        return parse_raw(raw)
+    except (NotationError, IllegalPositionError) as error:
+        reason = getattr(error, "reason", "not a legal chess position")
+        text = {key: raw[key] for key in TEXT_COLUMNS if key in raw}
+        return Malformed(number, reason, str(error), text)
+
+
+def parse_raw(raw: Mapping[str, Any]) -> Row:
+    """One row of the columns described above from one raw row.
+
+    Args:
+        raw: Column `text` (a RookWorld line), or `prompt` and `completion`; `action_values` may
+            come along.
+
+    Raises:
+        NotationError: Malformed text, a policy prompt without a legal move, action values that do not
+            fit the position, or a fill-in record that nothing fits, or not its answer.
+        IllegalPositionError: The position is none.
+    """
+    text = raw.get("text")
+    if text is None:
+        # The space parts a policy prompt from its answer; the grammar does not count spaces.
+        text = f"{raw.get('prompt') or ''} {raw.get('completion') or ''}"
+    if not isinstance(text, str):
+        raise NotationError("the column holds no text", str(text))
+    task, prompt, completion = split_row(text)
+    if task == "policy":
+        fen = parse_policy_prompt(prompt).fen
+        environment = EnvironmentPrompt(fen, "", ())
+        values = _check_action_values(fen, raw.get("action_values"))
+    elif task == "fill_in":
+        environment = _true_record(prompt, completion)
+        values = None
+    else:
+        environment = parse_environment_prompt(prompt)
+        rules.board_of(environment.fen)
+        values = None
+    return {
+        "task": task,
+        "prompt": prompt,
+        "completion": completion,
+        "fen": environment.fen,
+        "action": environment.action,
+        "history": list(environment.history),
+        "action_values": values,
+    }
+
+
+def _true_record(prompt: str, completion: str) -> EnvironmentPrompt:
+    """What a fill-in row asked the environment, the mask filled in."""
+    masked = parse_fill_in_prompt(prompt)
+    answer = parse_fill_in_answer(masked.field, completion)
+    fill_in_truth.check_answer(masked, answer)
+    return fill_in_truth.filled(masked, answer)[0]
+
+
+def _check_action_values(fen: str, values: Any) -> list[dict[str, Any]] | None:
+    legal = rules.legal_moves(fen)
+    if not legal:
+        raise NotationError("a policy prompt's position has no legal move to choose", fen)
+    if values is None:
+        return None
+    try:
+        moves = [str(value["move"]) for value in values]
+        worths = [operator.index(value["cp"]) for value in values]
+    except (KeyError, TypeError) as error:
+        raise NotationError("action_values are no list of move and cp", fen) from error
+    if sorted(moves) != sorted(legal):
+        raise NotationError("action_values do not name every legal move once", fen)
+    if worths != sorted(worths, reverse=True):
+        raise NotationError("action_values are not ordered best first", fen)
+    return [{"move": move, "cp": cp} for move, cp in zip(moves, worths, strict=True)]
+
+
+# --------------------------------------------------------------------------------------------------
+# Quarantine
+# --------------------------------------------------------------------------------------------------
+def write_quarantine(rows: Sequence[Malformed], path: Path) -> None:
+    """Malformed rows with their reasons, as JSON lines; no file where there are none."""
+    if not rows:
+        path.unlink(missing_ok=True)  # of an earlier try, whose data have been mended since
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = [{"row": row.number, "reason": row.message, **row.text} for row in rows]
+    lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in content)
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def check_quarantine(
+    malformed: Sequence[Malformed], read: int, name: str, most: float, path: Path | None
+) -> None:
+    """Stop where too much of a data set is malformed.
+
+    Args:
+        malformed: What was found.
+        read: Rows read, malformed or not.
+        name: The data set's.
+        most: The share that is let pass, `max_quarantined_share`.
+        path: Where the rows were written.
+
+    Raises:
+        RookWorldError: More than that share is malformed.
+    """
+    if not malformed or len(malformed) / read <= most:
+        return
+    reasons = Counter(row.reason for row in malformed)
+    where = f"; see {path}" if path else ""
+    raise RookWorldError(
+        f"{len(malformed)} of {read} rows of {name!r} are malformed, more than "
+        f"max_quarantined_share={most}: {dict(reasons.most_common(5))}; the first one, row "
+        f"{malformed[0].number}: {malformed[0].message}{where}. Mend the data or raise the share"
+    )

@@ -1,0 +1,471 @@
+"""Rows made from python-chess games, environment and fill-in, with chosen shares, and positions.
+
+Everything follows from a seed. A row of each kind is drawn independently, so shares hold for any
+prefix of the stream, and a stream of 1,000 rows is the beginning of one of 10,000.
+"""
+
+from __future__ import annotations
+
+import random
+import string
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+import chess
+
+from ..common.errors import NotationError
+from ..tasks import fill_in_truth, rules
+from ..tasks.environment import write_environment_answer, write_environment_prompt
+from ..tasks.fill_in import (
+    FEN_COLUMNS,
+    FEN_FIELDS,
+    FILL_IN_COLUMNS,
+    fen_parts,
+    write_fill_in_answer,
+    write_fill_in_prompt,
+)
+from ..tasks.text import MAX_HISTORY
+from ..tasks.types import FILL_IN_FIELDS, EnvironmentAnswer, EnvironmentPrompt, FillInField
+from .shares import Shares
+
+T = TypeVar("T")
+
+
+_Maker = Callable[[], EnvironmentPrompt | None]
+
+
+_Chooser = Callable[[random.Random, chess.Board], str | None]
+
+
+_Predicate = Callable[[chess.Board, chess.Move], bool]
+
+
+_LONGEST_GAME = 200
+
+
+_TRIES = 10_000
+
+
+@dataclass(frozen=True)
+class KindShares(Shares):
+    """Shares of the kinds of environment rows.
+
+    - `openings`: a legal move in the first plies of a game.
+    - `double_steps`: a pawn's double step in the first plies: the moves after which RookWorld-LM
+      names an en passant square that is none.
+    - `special_moves`: castling, en passant, promotion and under-promotion, in equal parts.
+    - `game_ends`: checkmate, stalemate, insufficient material, 75 moves, in equal parts.
+    - `illegal_actions`: well-formed but illegal moves, and unreadable text.
+    - `middle_games`: a legal move anywhere in a game.
+    """
+
+    openings: float = 0.4
+    double_steps: float = 0.0
+    special_moves: float = 0.15
+    game_ends: float = 0.1
+    illegal_actions: float = 0.1
+    middle_games: float = 0.25
+
+
+@dataclass(frozen=True)
+class FieldShares(Shares):
+    """Shares of what is masked in fill-in rows, by `records.FILL_IN_FIELDS`.
+
+    Fields of a FEN are masked in the state and in the next state alike.
+    """
+
+    action: float = 0.25
+    next_state: float = 0.15
+    rank: float = 0.2
+    side_to_move: float = 0.04
+    castling: float = 0.08
+    en_passant: float = 0.06
+    clocks: float = 0.08
+    history: float = 0.08
+    reward: float = 0.03
+    flags: float = 0.03
+
+
+def environment_prompts(
+    seed: int, shares: KindShares | None = None, opening_plies: int = 12
+) -> Iterator[EnvironmentPrompt]:
+    """An endless stream of environment prompts.
+
+    Args:
+        seed: Same seed, same stream.
+        shares: How often each kind is drawn.
+        opening_plies: `openings`, `double_steps` and a share of the `illegal_actions` start from
+            positions after 0 to `opening_plies` - 1 plies.
+    """
+    rng = random.Random(seed)
+    kinds = (shares or KindShares()).as_dict()
+    only_openings = kinds["openings"] + kinds["double_steps"] + kinds["illegal_actions"] == 1
+    makers: Mapping[str, _Maker] = {
+        "openings": lambda: _step(rng, _random_game(rng, rng.randrange(opening_plies)), _any_move),
+        "double_steps": lambda: _step(
+            rng, _random_game(rng, rng.randrange(opening_plies)), _double_step
+        ),
+        "special_moves": lambda: _special(rng),
+        "game_ends": lambda: _game_end(rng),
+        "illegal_actions": lambda: _step(
+            rng,
+            _random_game(rng, rng.randrange(opening_plies if only_openings else 80)),
+            _illegal_action,
+        ),
+        "middle_games": lambda: _step(rng, _random_game(rng, rng.randrange(8, 120)), _any_move),
+    }
+    names, weights = list(kinds), list(kinds.values())
+    while True:
+        kind = rng.choices(names, weights)[0]
+        yield _until_found(makers[kind])
+
+
+def prompt_of(board: chess.Board, action: str) -> EnvironmentPrompt:
+    """The prompt that asks for `action` in a game's position, the moves before it as history."""
+    played = [move.uci() for move in board.move_stack[-(MAX_HISTORY - 1) :]]
+    return EnvironmentPrompt(board.fen(), action, (*played, action))
+
+
+def environment_row(prompt: EnvironmentPrompt) -> dict[str, Any]:
+    """A row of the columns that `data` documents, with python-chess's answer."""
+    return {
+        "task": "environment",
+        "prompt": write_environment_prompt(prompt),
+        "completion": write_environment_answer(rules.transition(prompt.fen, prompt.action)),
+        "fen": prompt.fen,
+        "action": prompt.action,
+        "history": list(prompt.history),
+        "action_values": None,
+    }
+
+
+def fill_in_rows(
+    seed: int,
+    fields: FieldShares | None = None,
+    kinds: KindShares | None = None,
+    opening_plies: int = 12,
+) -> Iterator[dict[str, Any]]:
+    """An endless stream of fill-in rows, made of environment prompts.
+
+    Half of the masked ranks are ranks that the action touches; the others any.
+
+    Args:
+        seed: Same seed, same stream.
+        fields: How often each field is masked.
+        kinds: Of the environment prompts, see `environment_prompts`.
+        opening_plies: See `environment_prompts`.
+    """
+    rng = random.Random(f"{seed} fill in")
+    prompts = environment_prompts(rng.getrandbits(32), kinds, opening_plies)
+    shares = (fields or FieldShares()).as_dict()
+    while True:
+        field = rng.choices(FILL_IN_FIELDS, [shares[name] for name in FILL_IN_FIELDS])[0]
+        yield _until_found(partial(_next_fill_in_row, rng, prompts, field))
+
+
+def _next_fill_in_row(
+    rng: random.Random, prompts: Iterator[EnvironmentPrompt], field: FillInField
+) -> dict[str, Any] | None:
+    return fill_in_row(rng, next(prompts), field)
+
+
+def fill_in_row(
+    rng: random.Random, asked: EnvironmentPrompt, field: FillInField
+) -> dict[str, Any] | None:
+    """A row of the columns that `sources` documents; None where the field cannot be masked or judged.
+
+    Args:
+        rng: Chooses the place where the field stands several times.
+        asked: The record's state, action and history; python-chess gives the rest.
+        field: What is masked.
+    """
+    answered = rules.transition(asked.fen, asked.action)
+    places = list(_places(asked, answered, field, changed=field == "rank" and rng.random() < 0.5))
+    if not places:
+        return None
+    try:
+        prompt, hidden = fill_in_truth.mask(asked, answered, *rng.choice(places))
+        fill_in_truth.check_answer(prompt, hidden)
+    except NotationError:
+        return None
+    return {
+        "task": "fill_in",
+        "prompt": write_fill_in_prompt(prompt),
+        "completion": write_fill_in_answer(hidden),
+        "fen": asked.fen,
+        "action": asked.action,
+        "history": list(asked.history),
+        "action_values": None,
+    }
+
+
+def _places(
+    asked: EnvironmentPrompt, answered: EnvironmentAnswer, field: FillInField, changed: bool
+) -> Iterator[tuple[str, int | None]]:
+    """Columns and parts where a field stands; `changed`: only where the two states differ."""
+    if field == "history":
+        yield from (("history", move) for move in range(len(asked.history) - 1))
+    elif field == "flags":
+        yield from (("terminated", None), ("truncated", None))
+    elif field in FILL_IN_COLUMNS:
+        yield field, None
+    else:
+        before, after = fen_parts(asked.fen), fen_parts(answered.fen)
+        for part, name in enumerate(FEN_FIELDS):
+            if name == field and not (changed and before[part] == after[part]):
+                yield from ((column, part) for column in FEN_COLUMNS)
+
+
+def opening_positions(seed: int, max_plies: int) -> Iterator[str]:
+    """An endless stream of FENs after 1 to `max_plies` random legal plies, none of them over.
+
+    Args:
+        seed: Same seed, same stream.
+        max_plies: Longest game.
+    """
+    rng = random.Random(seed)
+    while True:
+        board = _random_game(rng, rng.randint(1, max_plies))
+        if not board.is_game_over():
+            yield board.fen()
+
+
+def opening_games(seed: int, plies: int) -> Iterator[chess.Board]:
+    """An endless stream of games after `plies` random legal plies, none of them over.
+
+    Args:
+        seed: Same seed, same stream.
+        plies: Length of each.
+    """
+    rng = random.Random(seed)
+    while True:
+        board = _random_game(rng, plies)
+        if board.ply() == plies and not board.is_game_over():
+            yield board
+
+
+def phase_positions(seed: int, phase: rules.Phase) -> Iterator[str]:
+    """An endless stream of FENs of a phase, one a game, none of them over.
+
+    Moves are random; half of the time a capture is taken where there is one, so that games come to
+    their end.
+
+    Args:
+        seed: Same seed, same stream.
+        phase: Of all positions.
+    """
+    rng = random.Random(f"{seed} {phase}")
+    while True:
+        board = chess.Board()
+        found = []
+        while not board.is_game_over() and board.ply() < _LONGEST_GAME:
+            board.push(_eager_move(rng, board))
+            if rules.phase(board.fen()) == phase and not board.is_game_over():
+                found.append(board.fen())
+        if found:
+            yield rng.choice(found)
+
+
+def mate_in_one_positions(seed: int, wanted: Callable[[str], bool]) -> Iterator[str]:
+    """An endless stream of FENs in which the side to move can mate: a game's and an endgame's in turn.
+
+    A game is one of random moves from the start, up to its first such position. An endgame has the
+    king that is to be mated on the edge of the board, where nearly all mates are given.
+
+    Args:
+        seed: Same seed, same stream.
+        wanted: Positions that it refuses are passed over before mates are looked for, which is what
+            takes time.
+    """
+    rng = random.Random(f"{seed} mate in one")
+    while True:
+        for find in (_mate_in_game, _mate_in_endgame):
+            yield _until_found(partial(find, rng, wanted))
+
+
+def _eager_move(rng: random.Random, board: chess.Board) -> chess.Move:
+    captures = list(board.generate_legal_captures())
+    eager = captures and rng.random() < 0.5
+    return rng.choice(captures if eager else list(board.legal_moves))
+
+
+# --------------------------------------------------------------------------------------------------
+# One row of a kind; None where this try found none
+# --------------------------------------------------------------------------------------------------
+def _step(rng: random.Random, board: chess.Board, choose: _Chooser) -> EnvironmentPrompt | None:
+    action = choose(rng, board)
+    return None if action is None else prompt_of(board, action)
+
+
+def _until_found(make: Callable[[], T | None]) -> T:
+    """Try again until there is a row; what is wanted stays the same, so that shares hold."""
+    for _ in range(_TRIES):
+        found = make()
+        if found is not None:
+            return found
+    raise RuntimeError(f"no row found in {_TRIES} tries")
+
+
+def _random_game(rng: random.Random, plies: int) -> chess.Board:
+    """A game of random legal moves, shorter than `plies` where it ended before."""
+    board = chess.Board()
+    for _ in range(plies):
+        moves = list(board.legal_moves)
+        if not moves:
+            board.pop()  # before the end, so that there is a move to play
+            break
+        board.push(rng.choice(moves))
+    return board
+
+
+def _any_move(rng: random.Random, board: chess.Board) -> str | None:
+    moves = list(board.legal_moves)
+    return rng.choice(moves).uci() if moves else None
+
+
+def _double_step(rng: random.Random, board: chess.Board) -> str | None:
+    steps = [
+        move
+        for move in board.legal_moves
+        if board.piece_type_at(move.from_square) == chess.PAWN
+        and abs(move.to_square - move.from_square) == 16
+    ]
+    return rng.choice(steps).uci() if steps else None
+
+
+def _illegal_action(rng: random.Random, board: chess.Board) -> str | None:
+    """Two in three are illegal moves, half of these of an own piece; the rest is unreadable."""
+    if rng.random() < 1 / 3:
+        alphabet = string.ascii_lowercase + string.digits + "-#="
+        text = "".join(rng.choices(alphabet, k=rng.randint(1, 6)))
+    else:
+        own = list(chess.SquareSet(board.occupied_co[board.turn]))
+        start = rng.choice(own) if rng.random() < 0.5 else rng.randrange(64)
+        target = rng.choice([square for square in range(64) if square != start])
+        text = chess.Move(start, target).uci()
+    return text if rules.transition(board.fen(), text).truncated else None
+
+
+def _special(rng: random.Random) -> EnvironmentPrompt:
+    """Play at random until the wanted kind of move is there."""
+    wanted = rng.choice((_is_castling, _is_en_passant, _is_promotion, _is_under_promotion))
+    return _until_found(lambda: _special_game(rng, wanted))
+
+
+def _special_game(rng: random.Random, wanted: _Predicate) -> EnvironmentPrompt | None:
+    board = chess.Board()
+    for _ in range(_LONGEST_GAME):
+        moves = list(board.legal_moves)
+        if not moves:
+            return None
+        found = [move for move in moves if wanted(board, move)]
+        if found:
+            return prompt_of(board, rng.choice(found).uci())
+        board.push(rng.choice(moves))
+    return None
+
+
+def _is_castling(board: chess.Board, move: chess.Move) -> bool:
+    return board.is_castling(move)
+
+
+def _is_en_passant(board: chess.Board, move: chess.Move) -> bool:
+    return board.is_en_passant(move)
+
+
+def _is_promotion(board: chess.Board, move: chess.Move) -> bool:
+    return move.promotion == chess.QUEEN
+
+
+def _is_under_promotion(board: chess.Board, move: chess.Move) -> bool:
+    return move.promotion is not None and move.promotion != chess.QUEEN
+
+
+def _game_end(rng: random.Random) -> EnvironmentPrompt:
+    """A random small endgame in which some move ends the game the wanted way."""
+    wanted = rng.choice(
+        (
+            chess.Termination.CHECKMATE,
+            chess.Termination.STALEMATE,
+            chess.Termination.INSUFFICIENT_MATERIAL,
+            chess.Termination.SEVENTYFIVE_MOVES,
+        )
+    )
+    return _until_found(lambda: _ending_move(rng, wanted))
+
+
+def _ending_move(rng: random.Random, wanted: chess.Termination) -> EnvironmentPrompt | None:
+    board = _endgame(rng, wanted)
+    if not board.is_valid() or board.is_game_over():
+        return None
+    for move in rng.sample(list(board.legal_moves), board.legal_moves.count()):
+        board.push(move)
+        outcome = board.outcome()
+        board.pop()
+        if outcome is not None and outcome.termination is wanted:
+            return prompt_of(board, move.uci())
+    return None
+
+
+def _endgame(rng: random.Random, wanted: chess.Termination) -> chess.Board:
+    """Kings and up to four pieces on random squares; it may be no legal position."""
+    board = chess.Board(None)
+    pieces = [chess.Piece(chess.KING, chess.WHITE), chess.Piece(chess.KING, chess.BLACK)]
+    if wanted is chess.Termination.INSUFFICIENT_MATERIAL:
+        # A bare king takes the last piece.
+        pieces.append(chess.Piece(rng.choice((2, 3, 4, 5)), rng.random() < 0.5))
+    else:
+        for _ in range(rng.randint(1, 4)):
+            pieces.append(chess.Piece(rng.choice((2, 3, 4, 5, 5)), rng.random() < 0.5))
+    for piece, square in zip(pieces, rng.sample(range(64), len(pieces)), strict=True):
+        board.set_piece_at(square, piece)
+    board.turn = rng.random() < 0.5
+    board.fullmove_number = rng.randint(60, 160)
+    board.halfmove_clock = (
+        149 if wanted is chess.Termination.SEVENTYFIVE_MOVES else rng.randint(0, 40)
+    )
+    return board
+
+
+# --------------------------------------------------------------------------------------------------
+# A mate in one; None where this try found none
+# --------------------------------------------------------------------------------------------------
+_EDGE = list(
+    chess.SquareSet(
+        chess.BB_RANK_1 | chess.BB_RANK_8 | chess.BB_FILE_A | chess.BB_FILE_H,
+    )
+)
+
+
+def _mate_in_game(rng: random.Random, wanted: Callable[[str], bool]) -> str | None:
+    board = chess.Board()
+    for _ in range(_LONGEST_GAME):
+        moves = list(board.legal_moves)
+        if not moves:
+            return None
+        fen = board.fen()
+        if wanted(fen) and rules.mating_moves(fen):
+            return fen
+        board.push(rng.choice(moves))
+    return None
+
+
+def _mate_in_endgame(rng: random.Random, wanted: Callable[[str], bool]) -> str | None:
+    """Kings, one to three pieces of the side to move, none to three of the other."""
+    board = chess.Board(None)
+    board.turn = rng.random() < 0.5
+    target = rng.choice(_EDGE)
+    board.set_piece_at(target, chess.Piece(chess.KING, not board.turn))
+    mine = [chess.KING, *rng.choices((2, 3, 4, 5, 5), k=rng.randint(1, 3))]
+    theirs = rng.choices((1, 2, 3, 4), k=rng.randint(0, 3))
+    pieces = [chess.Piece(kind, board.turn) for kind in mine]
+    pieces += [chess.Piece(kind, not board.turn) for kind in theirs]
+    free = [square for square in chess.SQUARES if square != target]
+    for piece, square in zip(pieces, rng.sample(free, len(pieces)), strict=True):
+        board.set_piece_at(square, piece)
+    board.fullmove_number = rng.randint(60, 160)
+    board.halfmove_clock = rng.randint(0, 40)
+    fen = board.fen()
+    return fen if wanted(fen) and board.is_valid() and rules.mating_moves(fen) else None

@@ -1,0 +1,237 @@
+"""The terms that a GRPO loss is the sum of, token by token, and gradients by layer.
+
+The terms are worked out from the log-probs that the trainer's own forward gave, with the trainer's own
+estimators and aggregation; their sum is held against the loss that the trainer computed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..training.parts.value_head import value_error
+
+_BLOCK = re.compile(r"(?:^|\.)(h|layers)\.(\d+)\.(\w+)")
+
+
+_ABSENT = ("original_module", "modules_to_save", "base_layer", "default", "weight", "bias")
+
+
+@dataclass(frozen=True, slots=True)
+class LossTerms:
+    """Terms of the loss of `B` completions, ``(B, T)`` each, as they are added up."""
+
+    policy: torch.Tensor  # after the ratio's clip
+    policy_unclipped: torch.Tensor
+    kl: torch.Tensor  # times the coefficient
+    log_ratio: torch.Tensor  # log-prob now less when sampled, nats
+    value: torch.Tensor  # of the value head, times its coefficient; 0 without one
+    entropy: torch.Tensor | None  # nats; what the entropy bonus is a mean of
+
+
+def loss_terms(
+    trainer: Any,
+    logps: torch.Tensor,
+    entropies: torch.Tensor | None,
+    inputs: Mapping[str, Any],
+    coefficient: float,
+    values: torch.Tensor | None = None,
+) -> LossTerms:
+    """Take a batch's loss apart.
+
+    Args:
+        trainer: A `RookWorldGRPOTrainer`.
+        logps: Of the policy, ``(B, T)``, with graph where gradients are wanted.
+        entropies: Of the policy, ``(B, T)``.
+        inputs: The batch as the trainer's `_compute_loss` takes it.
+        coefficient: Of the KL term.
+        values: Of the value head, ``(B, T)``, where the trainer has one.
+    """
+    log_weights = trainer._log_importance(logps, inputs)  # (B, T) or (B, 1)
+    policy, unclipped = _policy_terms(trainer, logps, log_weights, inputs)
+    extra = _token_weights(trainer, entropies, inputs)
+    reference = inputs.get("ref_per_token_logps")
+    kl = torch.zeros_like(logps)
+    if reference is not None and coefficient:
+        kl = coefficient * trainer._kl_terms(logps, reference, inputs)[0]
+    return LossTerms(
+        (policy * extra).expand_as(logps),
+        (unclipped * extra).expand_as(logps),
+        kl,
+        log_weights.expand_as(logps),
+        _value_terms(trainer, values, inputs, logps),
+        entropies if trainer._entropy_bonus_enabled else None,
+    )
+
+
+def _policy_terms(
+    trainer: Any, logps: torch.Tensor, log_weights: torch.Tensor, inputs: Mapping[str, Any]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The policy-gradient term, and what it would be without a bound on the ratio."""
+    advantages = inputs["advantages"]
+    advantages = advantages if advantages.dim() > 1 else advantages.unsqueeze(1)
+    ratio = log_weights.exp()
+    unclipped = -ratio * advantages
+    if trainer.loss_type == "cispo":
+        bounded = ratio.clamp(max=trainer.epsilon_high).detach()
+        return -bounded * advantages * logps, -ratio.detach() * advantages * logps
+    if trainer.loss_type == "sapo":
+        args = trainer.args
+        heat = torch.where(advantages > 0, args.sapo_temperature_pos, args.sapo_temperature_neg)
+        return -torch.sigmoid(heat * (ratio - 1)) * 4 / heat * advantages, unclipped
+    if trainer.loss_type == "vespo":
+        phi = _vespo_weights(trainer, logps, advantages, inputs)
+        return -phi * advantages * logps, unclipped
+    clipped = ratio.clamp(1 - trainer.epsilon_low, 1 + trainer.epsilon_high)
+    if trainer.args.delta is not None:
+        ratio = ratio.clamp(max=trainer.args.delta)
+    return -torch.min(ratio * advantages, clipped * advantages), unclipped
+
+
+def _value_terms(
+    trainer: Any, values: torch.Tensor | None, inputs: Mapping[str, Any], like: torch.Tensor
+) -> torch.Tensor:
+    if values is None or "returns" not in inputs:
+        return torch.zeros_like(like)
+    weighted: torch.Tensor = trainer.value_args.value_coef * value_error(values, inputs)
+    return weighted
+
+
+def _vespo_weights(
+    trainer: Any, logps: torch.Tensor, advantages: torch.Tensor, inputs: Mapping[str, Any]
+) -> torch.Tensor:
+    old = inputs.get("old_per_token_logps")
+    weights: torch.Tensor = trainer.get_gamma_weights(
+        advantages=advantages,
+        log_ratio_per_token=logps - (logps.detach() if old is None else old),
+        mask=inputs["completion_mask"],
+        importance_sampling_ratio=inputs.get("importance_sampling_ratio"),
+        k_pos=trainer.args.vespo_k_pos,
+        lambda_pos=trainer.args.vespo_lambda_pos,
+        k_neg=trainer.args.vespo_k_neg,
+        lambda_neg=trainer.args.vespo_lambda_neg,
+    )
+    return weights
+
+
+def _token_weights(
+    trainer: Any, entropies: torch.Tensor | None, inputs: Mapping[str, Any]
+) -> torch.Tensor | float:
+    """What else multiplies a token's policy term: the entropy quantile, a sampler's correction."""
+    weights: torch.Tensor | float = 1.0
+    mask = inputs["completion_mask"]
+    if trainer.top_entropy_quantile < 1.0 and entropies is not None:
+        weights = trainer.get_high_entropy_mask(entropies, mask, 1 - trainer.top_entropy_quantile)
+    if "importance_sampling_ratio" in inputs and trainer.loss_type != "vespo":
+        weights = weights * inputs["importance_sampling_ratio"]
+    return weights
+
+
+def entropy_term(trainer: Any, terms: LossTerms, inputs: Mapping[str, Any]) -> torch.Tensor:
+    """The entropy bonus in the loss, a number with graph; 0 without one."""
+    if terms.entropy is None:
+        return terms.policy.new_zeros(())
+    mask = inputs["completion_mask"]
+    if trainer.top_entropy_quantile < 1.0:
+        mask = mask * trainer.get_high_entropy_mask(
+            terms.entropy, mask, 1 - trainer.top_entropy_quantile
+        )
+    mean = (terms.entropy * mask).sum() / mask.sum().clamp(min=1.0)
+    coefficient = trainer.entropy_coef
+    if trainer.use_adaptive_entropy and trainer._last_world_entropy > trainer.args.entropy_target:
+        coefficient = 0.0
+    bonus: torch.Tensor = coefficient * mean / trainer.current_gradient_accumulation_steps
+    return -bonus
+
+
+# --------------------------------------------------------------------------------------------------
+# Gradients
+# --------------------------------------------------------------------------------------------------
+Vectors = Sequence[torch.Tensor | None]
+
+
+def gradient_of(term: torch.Tensor, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Gradient of a term by parameter, on the CPU; the graph stays for the next one."""
+    if not term.requires_grad:
+        return [torch.zeros(tuple(p.shape)) for p in parameters]
+    found = torch.autograd.grad(term, list(parameters), retain_graph=True, allow_unused=True)
+    return [
+        torch.zeros(tuple(parameter.shape)) if gradient is None else full(gradient).float().cpu()
+        for gradient, parameter in zip(found, parameters, strict=True)
+    ]
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor in one piece, where it was spread over processes."""
+    whole: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole
+
+
+def added(total: list[torch.Tensor] | None, more: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The sum of two gradients; the first may be none yet."""
+    return more if total is None else [a + b for a, b in zip(total, more, strict=True)]
+
+
+def norm(vectors: Iterable[torch.Tensor | None]) -> float:
+    """Euclidean norm of all of them together; nan or inf where a number is."""
+    squares = [v.double().square().sum().item() for v in vectors if v is not None]
+    return math.sqrt(sum(squares))
+
+
+def layer_of(name: str) -> str:
+    """The block and kind that a parameter belongs to.
+
+    >>> layer_of("base_model.model.transformer.h.0.attn.c_attn.lora_A.default.weight")
+    'h.0.attn'
+    >>> layer_of("transformer.wte.weight")
+    'wte'
+    """
+    block = _BLOCK.search(name)
+    if block:
+        return f"{block[1]}.{block[2]}.{block[3]}"
+    return next((part for part in reversed(name.split(".")) if part not in _ABSENT), name)
+
+
+def layer_table(
+    names: Sequence[str],
+    weights: Sequence[torch.Tensor],
+    gradients: Vectors,
+    updates: Vectors,
+    frozen: Sequence[bool],
+) -> list[dict[str, Any]]:
+    """Gradient norm, and update against weight, by layer.
+
+    Args:
+        names: Of the parameters.
+        weights: Before the update.
+        gradients: Before `max_grad_norm`; None where a parameter has none.
+        updates: Weights after the step less before; None where they are not known.
+        frozen: Which parameters do not require a gradient.
+    """
+    members: dict[str, list[int]] = {}
+    for index, name in enumerate(names):
+        members.setdefault(layer_of(name), []).append(index)
+    rows = []
+    for layer, indices in members.items():
+        gradient = norm(gradients[i] for i in indices)
+        weight = norm(weights[i] for i in indices)
+        update = norm(updates[i] for i in indices)
+        rows.append(
+            {
+                "layer": layer,
+                "parameters": sum(weights[i].numel() for i in indices),
+                "frozen_parameters": sum(weights[i].numel() for i in indices if frozen[i]),
+                "gradient_norm": gradient,
+                "weight_norm": weight,
+                "update_norm": update,
+                "update_to_weight": update / weight if weight else None,
+                "zero": gradient == 0,
+                "non_finite": not gradient < float("inf"),
+            }
+        )
+    return rows

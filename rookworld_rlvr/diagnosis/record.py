@@ -1,0 +1,248 @@
+"""What a diagnosed step leaves behind, and the guard that notes a reward's exceptions."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..common.stats import Proportion
+
+ROW = "diagnosed_row"  # rides along in TRL's batches, which are shuffled and split
+
+
+@dataclass
+class Generation:
+    """One generation of a process: `B` completions of at most `C` tokens."""
+
+    batch: dict[str, torch.Tensor]  # TRL's, on the CPU: prompt_ids, completion_ids, advantages, ...
+    rewards: torch.Tensor  # (B, F), nan where one does not apply
+    texts: list[str]  # as the rewards read them
+    tables: dict[str, torch.Tensor] = field(
+        default_factory=dict
+    )  # (B, C), nan where not trained on
+
+    def write(self, name: str, rows: torch.Tensor, values: torch.Tensor) -> None:
+        """Put the values ``(b, C)`` of some rows ``(b,)`` where they belong."""
+        shape = self.batch["completion_ids"].shape
+        table = self.tables.setdefault(name, torch.full(shape, torch.nan))
+        table[rows] = values.detach().float().cpu()
+
+
+@dataclass
+class TermSums:
+    """Terms of the loss summed as the trainer does, over a step's batches; and their gradients."""
+
+    policy: float = 0.0
+    kl: float = 0.0
+    entropy: float = 0.0  # the bonus, as it stands in the loss
+    value: float = 0.0  # the value head's loss
+    policy_absolute: float = 0.0  # of the tokens' absolute values
+    policy_absolute_unclipped: float = 0.0
+    kl_absolute: float = 0.0
+    log_ratio_absolute: float = 0.0  # mean over tokens, nats
+    clipped_share: float = 0.0  # of the tokens whose policy term the clip has changed
+    tokens: int = 0
+    coefficient: float = 0.0
+    policy_gradient: list[torch.Tensor] | None = None
+    kl_gradient: list[torch.Tensor] | None = None
+    other_gradient: list[torch.Tensor] | None = None  # of entropy bonus and value head
+
+
+@dataclass
+class StepRecord:
+    """What an optimiser step was made of."""
+
+    generations: list[Generation] = field(default_factory=list)
+    batches: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)  # generation, inputs
+    loss: float = 0.0  # the trainer's own, summed over its batches
+    terms: TermSums = field(default_factory=TermSums)
+    one_step_on: TermSums | None = None  # the same batches again, after the update
+    learning_rate: float = 0.0
+    gradient_norm: float | None = None
+    gradient_norm_after_clip: float | None = None
+    layers: list[dict[str, Any]] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    without_graph: bool = False  # the loss depended on no weight that is trained
+    no_separate_gradients: str = ""  # why there are none, where there are none
+
+
+@dataclass(frozen=True, slots=True)
+class RewardFault:
+    """A reward function that raised."""
+
+    name: str
+    prompt: str
+    completion: str
+    error: str
+    rows: int  # how many rows of the batch it raised on; 0 where it did on the batch only
+
+
+@dataclass(frozen=True, slots=True)
+class Heldout:
+    """A held-out evaluation, row by row."""
+
+    results: Mapping[str, Proportion]
+    completions: list[str]
+    marks: list[dict[str, bool]]  # by row: metric → right
+    fingerprint: str  # of the prompts: the same for the same rows
+
+
+class GuardedReward:
+    """A reward function whose exceptions are noted, row by row, in place of ending the run.
+
+    Args:
+        func: Of TRL's signature.
+        faults: Where they are noted.
+    """
+
+    def __init__(self, func: Callable[..., Any], faults: list[RewardFault]) -> None:
+        self.func = func
+        self.faults = faults
+        self.__name__ = getattr(func, "__name__", type(func).__name__)
+
+    def __call__(
+        self, prompts: Sequence[str], completions: Sequence[str], **columns: Any
+    ) -> list[float | None]:
+        try:
+            return self._call(prompts, completions, columns)
+        except Exception as error:  # whatever a reward raises is what this is for
+            found = self._row_by_row(prompts, completions, columns)
+            if all(fault is None for _, fault in found):
+                quoted = f"{type(error).__name__}: {error}"
+                self._note(prompts[0], completions[0], quoted, 0)
+                return [None] * len(prompts)
+            faulty = [index for index, (_, fault) in enumerate(found) if fault is not None]
+            first = faulty[0]
+            self._note(prompts[first], completions[first], str(found[first][1]), len(faulty))
+            return [number for number, _ in found]
+
+    def _note(self, prompt: str, completion: str, error: str, rows: int) -> None:
+        self.faults.append(RewardFault(self.__name__, prompt, completion, error, rows))
+
+    def _call(
+        self, prompts: Sequence[str], completions: Sequence[str], columns: Mapping[str, Any]
+    ) -> list[float | None]:
+        rewards = list(self.func(prompts=prompts, completions=completions, **columns))
+        if len(rewards) != len(prompts):
+            raise ValueError(f"{len(rewards)} rewards for {len(prompts)} completions")
+        return rewards
+
+    def _row_by_row(
+        self, prompts: Sequence[str], completions: Sequence[str], columns: Mapping[str, Any]
+    ) -> list[tuple[float | None, str | None]]:
+        found: list[tuple[float | None, str | None]] = []
+        for index in range(len(prompts)):
+            mine = {
+                key: [value[index]]
+                if isinstance(value, list) and len(value) == len(prompts)
+                else value
+                for key, value in columns.items()
+                if key not in ("log_metric", "log_extra")  # the batch would be logged twice
+            }
+            try:
+                number = self._call([prompts[index]], [completions[index]], mine)[0]
+                found.append((number, None))
+            except Exception as error:
+                found.append((None, f"{type(error).__name__}: {error}"))
+        return found
+
+
+_STATUS = Path("/proc/self/status")
+
+
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+
+
+MEMORY_OF_GPU = "largest memory allocated on the GPU during the phase"
+
+
+MEMORY_OF_PHASE = "largest resident set of the process during the phase"
+
+
+MEMORY_OF_PROCESS = "largest resident set of the process so far"
+
+
+@dataclass
+class Phase:
+    """What a phase has cost so far, over all of its calls."""
+
+    name: str
+    seconds: float = 0.0
+    calls: int = 0
+    peak_memory_bytes: int = 0
+    tokens: int = 0
+
+    def row(self) -> dict[str, Any]:
+        """The numbers by name, with tokens a second where the phase has tokens."""
+        speed = self.tokens / self.seconds if self.tokens and self.seconds else None
+        return {**asdict(self), "tokens_per_second": speed}
+
+
+class PhaseMeter:
+    """Times and weighs phases; a phase that is entered again adds up.
+
+    Args:
+        device: Where the work is done. Without a GPU, the resident set of the process is weighed.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.phases: dict[str, Phase] = {}
+        self.memory_kind = MEMORY_OF_GPU if device.type == "cuda" else _resident_kind()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[Phase]:
+        """Measure what is done in here; the caller adds the tokens that it knows of."""
+        phase = self.phases.setdefault(name, Phase(name))
+        self._reset_peak()
+        started = time.perf_counter()
+        try:
+            yield phase
+        finally:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            phase.seconds += time.perf_counter() - started
+            phase.calls += 1
+            phase.peak_memory_bytes = max(phase.peak_memory_bytes, self._peak())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The phases in the order in which they began."""
+        return [phase.row() for phase in self.phases.values()]
+
+    def _reset_peak(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+        elif self.memory_kind == MEMORY_OF_PHASE:
+            _CLEAR_REFS.write_text("5")  # Linux: the high-water mark starts again from here
+
+    def _peak(self) -> int:
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        if self.memory_kind == MEMORY_OF_PHASE:
+            return _high_water()
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _resident_kind() -> str:
+    """Whether this system lets the high-water mark be reset."""
+    try:
+        _CLEAR_REFS.write_text("5")
+        _high_water()
+    except (OSError, StopIteration):
+        return MEMORY_OF_PROCESS
+    return MEMORY_OF_PHASE
+
+
+def _high_water() -> int:
+    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024

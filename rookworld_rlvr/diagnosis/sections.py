@@ -1,0 +1,341 @@
+"""From the records of a diagnosed step to the ten parts: plain numbers and texts, ready for JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+
+from ..common.stats import sign_test
+from ..tasks.metrics import HEADLINES, headline
+from ..training.health import batch_health
+from .loss_terms import norm
+from .record import Heldout, StepRecord, TermSums
+from .trainer import DiagnosedTrainer
+
+Part = dict[str, Any]
+
+
+# --------------------------------------------------------------------------------------------------
+# 1: set-up
+# --------------------------------------------------------------------------------------------------
+def setup_part(trainer: DiagnosedTrainer) -> Part:
+    """Model, tokenizer, dropout, precision and the step, as the trainer has them."""
+    network = trainer.accelerator.unwrap_model(trainer.model)
+    weights = list(network.parameters())
+    dropout = {
+        name: module.p
+        for name, module in network.named_modules()
+        if isinstance(module, torch.nn.Dropout) and module.p > 0
+    }
+    tokenizer, args, probes = trainer.processing_class, trainer.args, trainer.probes
+    assert probes is not None
+    return {
+        "model": {
+            "name": getattr(network.config, "_name_or_path", ""),
+            "class": type(network).__name__,
+            "parameters": sum(w.numel() for w in weights),
+            "trained_parameters": sum(w.numel() for w in weights if w.requires_grad),
+            "adapters": hasattr(network, "peft_config"),
+            "layers": getattr(network.config, "n_layer", None),
+            "positions": getattr(network.config, "n_positions", None),
+        },
+        "tokenizer": {
+            "class": type(tokenizer).__name__,
+            "tokens": len(tokenizer),
+            "pad": tokenizer.pad_token,
+            "end": tokenizer.eos_token,
+            "padding_side": tokenizer.padding_side,
+        },
+        "dropout": {
+            "active_modules": len(dropout),
+            "largest": max(dropout.values(), default=0.0),
+            "names": list(dropout)[:5],
+            "repeat_gap": probes.repeat_gap,
+        },
+        "precision": {
+            "weights": str(weights[0].dtype).removeprefix("torch."),
+            "mixed_precision": trainer.accelerator.mixed_precision,
+            "device": str(trainer.accelerator.device),
+            "processes": trainer.accelerator.num_processes,
+        },
+        "parity": {
+            "alone_gap": probes.parity.alone_gap,
+            "sampler_gap": probes.parity.sampler_gap,
+            "reference_kl": probes.parity.reference_kl,
+            "position_gap": probes.position_gap,
+            "tolerance": probes.tolerance,
+        },
+        "step": {
+            "seed": args.seed,
+            "learning_rate": args.learning_rate,
+            "optimiser": str(getattr(args.optim, "value", args.optim)),
+            "loss_type": trainer.loss_type,
+            "beta": trainer.args.beta,
+            "kl_estimator": trainer.controls.kl_estimator,
+            "baseline": trainer.controls.baseline,
+            "scale_rewards": str(trainer.scale_rewards),
+            "temperature": {task: s.temperature for task, s in trainer.samplings.items()},
+            "num_generations": trainer.num_generations,
+            "gradient_accumulation_steps": args.gradient_accumulation_steps,
+            "max_completion_length": trainer.max_completion_length,
+            "max_grad_norm": args.max_grad_norm,
+        },
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# 2 and 9: held-out rows
+# --------------------------------------------------------------------------------------------------
+def heldout_part(heldout: Heldout) -> Part:
+    """Shares by metric with their 95% Wilson intervals."""
+    return {
+        "overall": headline(heldout.results),
+        "rows": len(heldout.completions),
+        "fingerprint": heldout.fingerprint,
+        "metrics": {
+            name: {"value": result.value, "n": result.n, "interval": result.interval}
+            for name, result in heldout.results.items()
+        },
+    }
+
+
+def heldout_after_part(before: Heldout, after: Heldout) -> Part:
+    """The same, and each task's headline metric compared row by row."""
+    changes = {}
+    for name in HEADLINES.values():
+        pairs = [
+            (old[name], new[name])
+            for old, new in zip(before.marks, after.marks, strict=True)
+            if name in old and name in new
+        ]
+        if pairs:
+            fell, rose = pairs.count((True, False)), pairs.count((False, True))
+            changes[name] = {
+                "n": len(pairs),
+                "right_to_wrong": fell,
+                "wrong_to_right": rose,
+                "p_fell": sign_test(fell, rose),
+            }
+    return {**heldout_part(after), "paired": changes}
+
+
+# --------------------------------------------------------------------------------------------------
+# 4 and 5: rewards and advantages
+# --------------------------------------------------------------------------------------------------
+def rewards_part(trainer: DiagnosedTrainer, groups: list[Part]) -> Part:
+    """Each reward's spread over the step, by task too; and the rewards that raised."""
+    rows = [(group["task"], row) for group in groups for row in group["completions"]]
+    weights = trainer.reward_weights.tolist()
+    components = {}
+    for name, weight in zip(trainer.reward_func_names, weights, strict=True):
+        numbers = [row["rewards"][name] for _, row in rows]
+        by_task = {
+            task: mean(row["rewards"][name] for mine, row in rows if mine == task)
+            for task in sorted({task for task, _ in rows})
+        }
+        components[name] = {"weight": weight, **_spread(numbers), "mean_by_task": by_task}
+    faults = gather_object([asdict(fault) for fault in trainer.reward_faults])
+    return {
+        "components": components,
+        "total": _spread([row["reward"] for _, row in rows]),
+        "faults": faults,
+    }
+
+
+def _spread(numbers: Sequence[float | None]) -> Part:
+    known = [number for number in numbers if number is not None]
+    return {
+        "n": len(known),
+        "none": len(numbers) - len(known),
+        "mean": mean(known),
+        "deviation": sample_deviation(known),
+        "lowest": min(known, default=None),
+        "highest": max(known, default=None),
+    }
+
+
+def advantages_part(trainer: DiagnosedTrainer, groups: list[Part]) -> Part:
+    """Means, sample deviations and the trainer's advantages by group; numbers of the whole batch."""
+    rows = [row for group in groups for row in group["completions"]]
+    tasks = [group["task"] for group in groups for _ in group["completions"]]
+    table = []
+    for index, group in enumerate(groups):
+        rewards = [row["reward"] for row in group["completions"]]
+        spread = sample_deviation(rewards)
+        table.append(
+            {
+                "group": index,
+                "task": group["task"],
+                "rewards": rewards,
+                "mean": mean(rewards),
+                "deviation": spread,
+                "advantages": [row["advantage"] for row in group["completions"]],
+                "without_spread": not spread,
+            }
+        )
+    numbers = [math.nan if row["reward"] is None else row["reward"] for row in rows]
+    return {
+        "scale_rewards": str(trainer.scale_rewards),
+        "baseline": trainer.controls.baseline,
+        "without_spread": mean(float(entry["without_spread"]) for entry in table),
+        "batch": batch_health(
+            torch.tensor(numbers, dtype=torch.float64),
+            torch.tensor([row["advantage"] or 0.0 for row in rows], dtype=torch.float64),
+            [row["text"] for row in rows],
+            tasks,
+            trainer.num_generations,
+        ),
+        "groups": table,
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# 6 and 7: terms of the loss
+# --------------------------------------------------------------------------------------------------
+def loss_terms_part(trainer: DiagnosedTrainer, record: StepRecord, groups: list[Part]) -> Part:
+    """The terms summed as the trainer sums them, held against its loss; and means by prompt.
+
+    The loss is near 0 on policy, where advantages cancel out: the gap is relative to the terms' sizes.
+    """
+    terms = record.terms
+    ours = terms.policy + terms.kl + terms.entropy + terms.value
+    size = terms.policy_absolute + terms.kl_absolute + abs(terms.entropy) + terms.value
+    gap = abs(ours - record.loss)
+    by_process = {
+        "policy": terms.policy,
+        "kl": terms.kl,
+        "entropy": terms.entropy,
+        "value": terms.value,
+        "sum": ours,
+        "loss": record.loss,
+        "relative_gap": gap / size if size else gap,
+    }
+    prompts = [
+        {
+            "group": index,
+            "task": group["task"],
+            "policy": mean(_all_tokens(group, "policy_term")),
+            "kl": mean(_all_tokens(group, "kl_term")),
+        }
+        for index, group in enumerate(groups)
+    ]
+    return {**mean_of(trainer, by_process), "kl_coefficient": terms.coefficient, "prompts": prompts}
+
+
+def _all_tokens(group: Part, name: str) -> list[float]:
+    """What a prompt's completions have, token after token."""
+    return [value for row in group["completions"] for value in row[name] or ()]
+
+
+def mean_of(trainer: DiagnosedTrainer, numbers: Mapping[str, float]) -> dict[str, float]:
+    """The mean over processes of numbers by name."""
+    everyone: list[Mapping[str, float]] = gather_object([dict(numbers)])
+    return {name: sum(n[name] for n in everyone) / len(everyone) for name in numbers}
+
+
+def shares_part(trainer: DiagnosedTrainer, record: StepRecord) -> Part:
+    """What policy gradient and KL weigh in loss and gradient, in the step and one step on."""
+    return {
+        "step": _shares(trainer, record.terms),
+        "one_step_on": None if record.one_step_on is None else _shares(trainer, record.one_step_on),
+        "gradient_norm": record.gradient_norm,
+        "gradient_norm_after_clip": record.gradient_norm_after_clip,
+        "max_grad_norm": trainer.args.max_grad_norm,
+        "no_separate_gradients": record.no_separate_gradients,
+    }
+
+
+def _shares(trainer: DiagnosedTrainer, sums: TermSums) -> Part:
+    numbers = mean_of(
+        trainer,
+        {
+            "policy": sums.policy_absolute,
+            "policy_unclipped": sums.policy_absolute_unclipped,
+            "kl": sums.kl_absolute,
+            "mean_log_ratio": sums.log_ratio_absolute,
+            "clipped_share": sums.clipped_share,
+        },
+    )
+    policy, kl = _norm(sums.policy_gradient), _norm(sums.kl_gradient)
+    return {
+        **numbers,
+        "kl_coefficient": sums.coefficient,
+        "kl_share": _share(numbers["kl"], numbers["policy"]),
+        "kl_share_unclipped": _share(numbers["kl"], numbers["policy_unclipped"]),
+        "policy_gradient_norm": policy,
+        "kl_gradient_norm": kl,
+        "kl_share_of_gradient": None if policy is None or kl is None else _share(kl, policy),
+    }
+
+
+def _norm(gradient: list[torch.Tensor] | None) -> float | None:
+    return None if gradient is None else norm(gradient)
+
+
+def _share(part: float, other: float) -> float:
+    return part / (part + other) if part + other else 0.0
+
+
+# --------------------------------------------------------------------------------------------------
+# 8: gradients
+# --------------------------------------------------------------------------------------------------
+def gradients_part(record: StepRecord) -> Part:
+    """Gradient norm and update by layer."""
+    layers = record.layers
+    weights = math.sqrt(sum(layer["weight_norm"] ** 2 for layer in layers))
+    updates = math.sqrt(sum(layer["update_norm"] ** 2 for layer in layers))
+    return {
+        "norm": record.gradient_norm,
+        "norm_after_clip": record.gradient_norm_after_clip,
+        "learning_rate": record.learning_rate,
+        "update_to_weight": updates / weights if weights else None,
+        "finite": math.isfinite(record.gradient_norm or 0.0),
+        "without_graph": record.without_graph,
+        "frozen_parameters": sum(layer["frozen_parameters"] for layer in layers),
+        "parameters": sum(layer["parameters"] for layer in layers),
+        "layers": layers,
+    }
+
+
+def repetitions(steps: Sequence[StepRecord]) -> list[Part]:
+    """A line a step, as the trainer logged it."""
+    names = ("reward", "reward_std", "loss", "grad_norm", "kl", "entropy")
+    return [
+        {"step": index + 1, **{name: record.metrics.get(name) for name in names}}
+        for index, record in enumerate(steps)
+    ]
+
+
+def clean(value: Any) -> Any:
+    """Numbers at six digits, None where one is not finite; containers through and through.
+
+    >>> clean({"a": (1 / 3, float("nan"))})
+    {'a': [0.333333, None]}
+    """
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): clean(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [clean(item) for item in value]
+    return value
+
+
+def mean(numbers: Iterable[float | None]) -> float | None:
+    """The mean of those that there are; None without any."""
+    known = [n for n in numbers if n is not None and not math.isnan(n)]
+    return sum(known) / len(known) if known else None
+
+
+def sample_deviation(numbers: Iterable[float | None]) -> float | None:
+    """Sample deviation, as TRL's; None for fewer than two."""
+    known = [n for n in numbers if n is not None and not math.isnan(n)]
+    if len(known) < 2:
+        return None
+    centre = sum(known) / len(known)
+    return math.sqrt(sum((n - centre) ** 2 for n in known) / (len(known) - 1))

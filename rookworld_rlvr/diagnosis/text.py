@@ -1,0 +1,229 @@
+"""A diagnosis in the terminal, and on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..common.errors import RookWorldError
+from .lines import LINES, completion_numbers, megabytes, number, side_by_side
+from .page import page
+from .run import PARTS, RESULT_HTML, RESULT_JSON, Diagnosis
+
+Part = Mapping[str, Any]
+
+
+GROUPS_SHOWN = 2  # of part 3, with each of their completions
+
+
+TOKENS_SHOWN = 12
+
+
+TEXT_SHOWN = 36  # characters of a completion
+
+
+LEAST_WIDTH = 100  # where the output is no terminal
+
+
+_COLOURS = {"stop": "bold red", "warning": "yellow", "info": "cyan", "verdict": "bold"}
+
+
+def print_report(diagnoses: Sequence[Diagnosis], console: Console | None = None) -> None:
+    """One diagnosis in full, or two side by side.
+
+    Args:
+        diagnoses: One or two.
+        console: Where to print; standard output where None.
+    """
+    console = console or Console(width=None if Console().is_terminal else LEAST_WIDTH)
+    for place, (key, title) in enumerate(PARTS.items(), 1):
+        console.rule(f"[bold]{place}. {title}", align="left")
+        console.print(_lines(key, diagnoses))
+        if len(diagnoses) == 1:
+            for detail in _details(key, diagnoses[0].parts[key]):
+                console.print(detail)
+    for diagnosis in diagnoses:
+        name = f" of {diagnosis.recipe}" if len(diagnoses) > 1 else ""
+        console.rule(f"[bold]Cost of the phases{name}", align="left")
+        console.print(_phases(diagnosis.phases))
+        console.print(f"Peak memory is the {diagnosis.phases['memory']}.")
+        if diagnosis.repetitions:
+            console.rule(f"[bold]One batch, repeated{name}", align="left")
+            console.print(_repetitions(diagnosis.repetitions))
+
+
+def _lines(key: str, diagnoses: Sequence[Diagnosis]) -> Table:
+    """The part's lines; with two diagnoses a column each, by label."""
+    several = len(diagnoses) > 1
+    table = Table(show_header=several, box=None, pad_edge=False, expand=several)
+    table.add_column("")
+    for diagnosis in diagnoses:
+        table.add_column(diagnosis.recipe, ratio=1 if several else None, overflow="fold")
+    parts = [LINES[key](diagnosis.parts[key]) for diagnosis in diagnoses]
+    if not several:
+        for label, text in parts[0]:
+            table.add_row(_styled(label, label), _styled(text, label))
+    elif key == "findings":  # they have no common labels
+        table.add_row("", *(Text("\n".join(f"{a}: {b}" for a, b in lines)) for lines in parts))
+    else:
+        for label, *texts in side_by_side(parts):
+            table.add_row(label, *map(Text, texts))
+    return table
+
+
+def _styled(text: str, label: str) -> Text:
+    return Text(text, style=_COLOURS.get(label.split(":")[0], ""))
+
+
+# --------------------------------------------------------------------------------------------------
+# Details
+# --------------------------------------------------------------------------------------------------
+def _details(key: str, part: Part) -> Iterator[RenderableType]:
+    if key == "setup":
+        yield _table(
+            ("set by the diagnosis", "value", "why"),
+            [(o["key"], o["value"], o["why"]) for o in part.get("overrides", ())],
+        )
+    elif key == "completions":
+        for group in _one_of_each_task(part["groups"]):
+            yield Text(f"\n{group['prompt']}", style="bold")
+            yield _completions(group)
+            yield _tokens(group["completions"][0])
+    elif key == "advantages":
+        yield _groups(part["groups"])
+    elif key == "loss_terms":
+        yield _table(
+            ("prompt", "task", "policy gradient a token", "KL a token"),
+            [
+                (str(p["group"]), p["task"], number(p["policy"]), number(p["kl"]))
+                for p in part["prompts"]
+            ],
+        )
+    elif key == "gradients":
+        yield _layers(part["layers"])
+
+
+def _one_of_each_task(groups: Sequence[Part]) -> list[Part]:
+    first: dict[str, Part] = {}
+    for group in groups:
+        first.setdefault(group["task"], group)
+    return [*first.values()][:GROUPS_SHOWN]
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for place, head in enumerate(heads):
+        table.add_column(head, justify="left" if place < 1 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def _completions(group: Part) -> Table:
+    rows = [
+        (
+            _shortened(c["text"]),
+            *completion_numbers(c),
+        )
+        for c in group["completions"]
+    ]
+    heads = ("completion", "reward", "adv.", "sampler", "policy", "ref.")
+    return _table((*heads, "to sampler", "to ref."), rows)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= TEXT_SHOWN else f"{text[: TEXT_SHOWN - 1]}…"
+
+
+def _tokens(completion: Part) -> Table:
+    """Log-probs and terms of the first tokens of a completion."""
+    columns = [completion[n] for n in ("sampler", "policy", "reference", "policy_term", "kl_term")]
+    rows = [
+        (repr(token), *(number(c[place] if c else None, ".3f") for c in columns))
+        for place, token in enumerate(completion["tokens"][:TOKENS_SHOWN])
+    ]
+    return _table(("token", "sampler", "policy", "reference", "policy term", "KL term"), rows)
+
+
+def _groups(groups: Sequence[Part]) -> Table:
+    rows = [
+        (
+            f"{g['group']} {g['task']}",
+            number(g["mean"]),
+            number(g["deviation"]),
+            " ".join(number(r, ".2f") for r in g["rewards"][:8]),
+            " ".join(number(a, "+.2f") for a in g["advantages"][:8]),
+        )
+        for g in groups
+    ]
+    return _table(("group", "mean", "deviation", "rewards", "advantages"), rows)
+
+
+def _layers(layers: Sequence[Part]) -> Table:
+    rows = [
+        (
+            layer["layer"],
+            f"{layer['parameters']:,}",
+            number(layer["gradient_norm"]),
+            number(layer["update_to_weight"], ".1e"),
+            _flags(layer),
+        )
+        for layer in layers
+    ]
+    return _table(("layer", "parameters", "gradient norm", "update / weight", ""), rows)
+
+
+def _flags(layer: Part) -> str:
+    flags = ("frozen", layer["frozen_parameters"]), ("zero", layer["zero"])
+    return " ".join(name for name, is_so in (*flags, ("not finite", layer["non_finite"])) if is_so)
+
+
+def _phases(phases: Part) -> Table:
+    rows = [
+        (
+            row["name"],
+            f"{row['seconds']:.2f}",
+            str(row["calls"]),
+            megabytes(row["peak_memory_bytes"]),
+            number(row["tokens_per_second"], ",.0f"),
+        )
+        for row in phases["rows"]
+    ]
+    return _table(("phase", "seconds", "calls", "peak memory", "tokens a second"), rows)
+
+
+def _repetitions(rows: Sequence[Part]) -> Table:
+    names = [name for name in rows[0] if name != "step"]
+    return _table(
+        ("step", *names), [(str(r["step"]), *(number(r[n], ".4g") for n in names)) for r in rows]
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Files
+# --------------------------------------------------------------------------------------------------
+def write_reports(folder: Path, diagnoses: Sequence[Diagnosis]) -> list[Path]:
+    """Write the JSON file and the page; of two diagnoses, JSON holds a list under ``diagnoses``.
+
+    Raises:
+        RookWorldError: The folder cannot be written to.
+    """
+    contents = [diagnosis.to_dict() for diagnosis in diagnoses]
+    whole = contents[0] if len(contents) == 1 else {"diagnoses": contents}
+    files = {RESULT_JSON: json.dumps(whole, allow_nan=False) + "\n", RESULT_HTML: page(diagnoses)}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RookWorldError(
+            f"output_dir: cannot write to {str(folder)!r} ({error.strerror or error}); give another "
+            "folder"
+        ) from error
+    return [folder / name for name in files]

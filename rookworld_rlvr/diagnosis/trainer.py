@@ -1,0 +1,555 @@
+"""The trainer of a diagnosis: the real one, whose steps leave records behind.
+
+`DiagnosedTrainer` overrides methods to call the trainer's own and to write down what went in and came
+out. It samples, scores, trains and evaluates nothing by itself; what it computes beside the step (two
+probes, the gradient of one term alone, the terms one step on) changes neither weights nor metrics.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate.utils import DistributedType, gather_object
+from datasets import Dataset
+from transformers import PreTrainedModel, TrainerCallback
+
+from ..models.decoding import left_pad
+from ..models.gpt2 import position_ids_from_mask
+from ..tasks.metrics import evaluate_completions
+from ..training.preflight import Parity, measure_parity, mixed_length_prompts, preflight_tolerance
+from ..training.trainer import RookWorldGRPOTrainer
+from .loss_terms import (
+    LossTerms,
+    added,
+    entropy_term,
+    full,
+    gradient_of,
+    layer_table,
+    loss_terms,
+    norm,
+)
+from .record import (
+    ROW,
+    Generation,
+    GuardedReward,
+    Heldout,
+    PhaseMeter,
+    RewardFault,
+    StepRecord,
+    TermSums,
+)
+
+
+class DiagnosedTrainer(RookWorldGRPOTrainer):
+    """`RookWorldGRPOTrainer` with records; the constructor is TRL's.
+
+    Args:
+        repeat_batch: Train on the prompts of the first batch in every step.
+
+    Attributes:
+        steps: One record an optimiser step.
+        heldouts: One record an evaluation.
+        reward_faults: Rewards that raised.
+        probes: Measured when training begins.
+        meter: What the phases cost.
+    """
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel,
+        reward_funcs: Any,
+        *args: Any,
+        repeat_batch: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self.reward_faults: list[RewardFault] = []
+        funcs = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+        super().__init__(model, [self._guarded(func) for func in funcs], *args, **kwargs)
+        self.keep_sampler_logps = True
+        self.heldout_before = {}  # a diagnosis leaves no starting point for a run to go on from
+        self.meter = PhaseMeter(self.accelerator.device)
+        self.steps: list[StepRecord] = []
+        self.heldouts: list[Heldout] = []
+        self.probes: Probes | None = None
+        self._repeat_batch = repeat_batch
+        self._first_batch: Any = None
+        self._generation: Generation | None = None  # the one that is trained on now
+        self._decoded: dict[str, str] = {}
+        self._in_generation = False
+        self._in_loss = False
+        self._forward: tuple[torch.Tensor, torch.Tensor | None] | None = None
+        self._value_head: torch.Tensor | None = None  # (b, T), in the forward of the loss
+        self.weights_before: list[torch.Tensor] = []
+        self._gradients: list[torch.Tensor | None] = []
+        self._time_backward()
+        self.add_callback(RecordingCallback(self))
+
+    def _guarded(self, func: Any) -> Any:
+        if isinstance(func, torch.nn.Module | str) or inspect.iscoroutinefunction(func):
+            return func
+        return GuardedReward(func, self.reward_faults)
+
+    def _time_backward(self) -> None:
+        backward = self.accelerator.backward
+
+        def timed(loss: torch.Tensor, **kwargs: Any) -> None:
+            with self.meter.phase("backward") as phase:
+                if loss.requires_grad:
+                    backward(loss, **kwargs)
+                else:
+                    self.record.without_graph = True
+                phase.tokens += self._tokens_of(self.record.batches[-1][1])
+
+        self.accelerator.backward = timed
+
+    @property
+    def record(self) -> StepRecord:
+        """The record of the step that is taken now."""
+        number: int = self.state.global_step
+        while len(self.steps) <= number:
+            self.steps.append(StepRecord())
+        return self.steps[number]
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether no process has the whole of the weights."""
+        kinds = (DistributedType.FSDP, DistributedType.DEEPSPEED)
+        return self.accelerator.distributed_type in kinds
+
+    # --------------------------------------------------------------------------------------------
+    # Sampling and rewards
+    # --------------------------------------------------------------------------------------------
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        if self._repeat_batch and self.model.training:
+            self._first_batch = self._first_batch or copy.deepcopy(generation_batch)
+            generation_batch = copy.deepcopy(self._first_batch)
+        prepared: dict[str, Any] = super()._prepare_inputs(generation_batch)
+        return prepared
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        with self.meter.phase("sampling") as phase:
+            output = super()._generate(prompts)
+            phase.tokens += sum(map(len, output[1]))
+        return output
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        with self.meter.phase("rewards"):
+            rewards: torch.Tensor = super()._calculate_rewards(*args, **kwargs)
+        return rewards
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._in_generation = True
+        try:
+            output = super()._generate_and_score_completions(inputs)
+        finally:
+            self._in_generation = False
+        if not self.model.training:
+            return output
+        count = len(output["completion_ids"])
+        output[ROW] = torch.arange(count, device=output["completion_ids"].device)
+        batch = {key: value.cpu() for key, value in output.items() if torch.is_tensor(value)}
+        rewards = [
+            self._logged_here(self._logs["rewards"][n], count) for n in self.reward_func_names
+        ]
+        self._generation = Generation(
+            batch,
+            torch.tensor(rewards, dtype=torch.float32).T,
+            self._logged_here(self._logs["completion"], count),
+        )
+        return output
+
+    def _logged_here(self, column: Sequence[Any], count: int) -> list[Any]:
+        """What the trainer logged of this process's rows, the last `count` of every process.
+
+        The log holds the rows that are trained on, also where groups were sampled again.
+        """
+        rows = list(column)[-count * self.accelerator.num_processes :]
+        first = self.accelerator.process_index * count
+        return rows[first : first + count]
+
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._in_generation or not self._is_reference(model):
+            output = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+            if self._in_loss:
+                self._forward = output[0], output[1]
+            return output
+        with self.meter.phase("reference") as phase:
+            output = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+            phase.tokens += int(args[1].sum())
+        return output
+
+    def _values(self, rows: int, length: int) -> torch.Tensor:
+        values: torch.Tensor = super()._values(rows, length)
+        if self._in_loss:
+            self._value_head = values
+        return values
+
+    def _is_reference(self, model: Any) -> bool:
+        if self.ref_model is not None:
+            return model is self.ref_model
+        return any(getattr(module, "disable_adapters", False) for module in model.modules())
+
+    @staticmethod
+    def _tokens_of(inputs: Mapping[str, Any]) -> int:
+        return int(inputs["prompt_mask"].sum() + inputs["completion_mask"].sum())
+
+    # --------------------------------------------------------------------------------------------
+    # Loss
+    # --------------------------------------------------------------------------------------------
+    def _compute_loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor:
+        if not self.model.training or ROW not in inputs:
+            return super()._compute_loss(model, inputs)
+        coefficient = self.kl.coefficient(self.state.global_step)
+        self._in_loss = True
+        try:
+            with self.meter.phase("forward") as phase:
+                loss = super()._compute_loss(model, inputs)
+                phase.tokens += self._tokens_of(inputs)
+        finally:
+            self._in_loss = False
+        with self.meter.phase("diagnosis"):
+            self._take_apart(loss, inputs, coefficient)
+        return loss
+
+    def _take_apart(
+        self, loss: torch.Tensor, inputs: Mapping[str, Any], coefficient: float
+    ) -> None:
+        assert self._forward is not None and self._generation is not None
+        (logps, entropies), self._forward = self._forward, None
+        record, generation = self.record, self._generation
+        if not any(generation is known for known in record.generations):
+            record.generations.append(generation)
+        record.batches.append((len(record.generations) - 1, inputs))
+        record.loss += loss.item()
+        terms = loss_terms(self, logps, entropies, inputs, coefficient, self._value_head)
+        self._value_head = None
+        rows = inputs[ROW].cpu()
+        for name, values in (
+            ("policy", logps),
+            ("policy_term", terms.policy),
+            ("policy_term_unclipped", terms.policy_unclipped),
+            ("kl_term", terms.kl),
+            *((("entropy", entropies),) if entropies is not None else ()),
+        ):
+            generation.write(name, rows, values)
+        is_first = self.state.global_step == 0  # gradients of later steps are not kept apart
+        separately = is_first and loss.requires_grad
+        self._add(record.terms, terms, inputs, coefficient, separately)
+
+    def _add(
+        self,
+        sums: TermSums,
+        terms: LossTerms,
+        inputs: Mapping[str, Any],
+        coefficient: float,
+        separately: bool,
+        policy_too: bool = False,
+    ) -> None:
+        """Add a batch's terms to a step's, and where wanted the gradients of each."""
+        scale = self._row_scale(inputs)
+        policy = scale * self._aggregate(terms.policy, inputs)
+        kl = scale * self._aggregate(terms.kl, inputs)
+        entropy = scale * entropy_term(self, terms, inputs)
+        value = scale * self._aggregate(terms.value, inputs)
+        mask = inputs["completion_mask"]
+        tokens = int(mask.sum())
+        changed = ((terms.policy - terms.policy_unclipped).abs() > 1e-12) & mask.bool()
+        new, old = tokens / max(1, sums.tokens + tokens), sums.tokens / max(1, sums.tokens + tokens)
+        drift = (terms.log_ratio.detach().abs() * mask).sum().item() / max(1, tokens)
+        sums.log_ratio_absolute = old * sums.log_ratio_absolute + new * drift
+        share = changed.sum().item() / max(1, tokens)
+        sums.clipped_share = old * sums.clipped_share + new * share
+        sums.tokens += tokens
+        sums.coefficient = coefficient
+        sums.policy += policy.item()
+        sums.kl += kl.item()
+        sums.entropy += entropy.item()
+        sums.value += value.item()
+        for name, values in (
+            ("policy_absolute", terms.policy),
+            ("policy_absolute_unclipped", terms.policy_unclipped),
+            ("kl_absolute", terms.kl),
+        ):
+            more = (scale * self._aggregate(values.detach().abs(), inputs)).item()
+            setattr(sums, name, getattr(sums, name) + more)
+        if separately and not self.is_sharded:
+            self._add_gradients(sums, policy if policy_too else None, kl, entropy + value)
+
+    def _add_gradients(
+        self,
+        sums: TermSums,
+        policy: torch.Tensor | None,
+        kl: torch.Tensor,
+        other: torch.Tensor,
+    ) -> None:
+        parameters = self._trained()
+        try:
+            if policy is not None:
+                sums.policy_gradient = added(sums.policy_gradient, gradient_of(policy, parameters))
+            sums.kl_gradient = added(sums.kl_gradient, gradient_of(kl, parameters))
+            sums.other_gradient = added(sums.other_gradient, gradient_of(other, parameters))
+        except RuntimeError as error:  # re-entrant checkpointing knows `backward` only
+            self.record.no_separate_gradients = " ".join(str(error).split())[:200]
+            sums.policy_gradient = sums.kl_gradient = sums.other_gradient = None
+
+    def _trained(self) -> list[torch.Tensor]:
+        network = self.accelerator.unwrap_model(self.model)
+        return [parameter for parameter in network.parameters() if parameter.requires_grad]
+
+    def look_one_step_on(self, record: StepRecord) -> None:
+        """The terms of the same batches after the update, as a second iteration would see them.
+
+        The coefficient of KL is the one after any warm-up. Before the first update the policy is its
+        reference, so this is where KL shows its weight.
+        """
+        sums, network = TermSums(), self.accelerator.unwrap_model(self.model)
+        for index, inputs in record.batches:
+            generation = record.generations[index]
+            width = inputs["completion_ids"].size(1)
+            ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+            mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+            with self.at_temperatures(inputs.get("temperature")):
+                logps, entropies, _ = super()._get_per_token_logps_and_entropies(
+                    network, ids, mask, width, compute_entropy=True
+                )
+            old = generation.tables["policy"][inputs[ROW].cpu()].to(logps.device)
+            again = {**inputs, "old_per_token_logps": old.to(logps.dtype)}
+            terms = loss_terms(self, logps, entropies, again, self.kl.beta)
+            self._add(
+                sums, terms, again, self.kl.beta, separately=logps.requires_grad, policy_too=True
+            )
+        record.one_step_on = sums
+
+    # --------------------------------------------------------------------------------------------
+    # Gradients and the update
+    # --------------------------------------------------------------------------------------------
+    def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
+        self.keep_gradients()
+        return super()._clip_grad_norm(model)
+
+    def keep_gradients(self) -> None:
+        """Copies of weights and gradients, before the clip and the update, on the CPU."""
+        with self.meter.phase("diagnosis"):
+            scaler = getattr(self.accelerator, "scaler", None)
+            scale = scaler.get_scale() if scaler is not None else 1.0
+            network = self.accelerator.unwrap_model(self.model)
+            self.weights_before, self._gradients = [], []
+            for parameter in network.parameters():
+                gradient = parameter.grad
+                self.weights_before.append(full(parameter.detach()).float().cpu().clone())
+                self._gradients.append(
+                    None if gradient is None else full(gradient).float().cpu().clone() / scale
+                )
+            self.record.gradient_norm = norm(self._gradients)
+
+    def record_update(self) -> None:
+        network = self.accelerator.unwrap_model(self.model)
+        named = list(network.named_parameters())
+        updates = [
+            full(parameter.detach()).float().cpu() - before
+            for (_, parameter), before in zip(named, self.weights_before, strict=True)
+        ]
+        self.record.layers = layer_table(
+            [name for name, _ in named],
+            self.weights_before,
+            self._gradients,
+            updates,
+            [not parameter.requires_grad for _, parameter in named],
+        )
+        self._settle_gradients(self.record)
+        self.weights_before, self._gradients = [], []
+
+    def _settle_gradients(self, record: StepRecord) -> None:
+        """Average over processes; the policy term's is what the others leave of the whole."""
+        terms = record.terms
+        if terms.kl_gradient is None or terms.other_gradient is None:
+            return
+        terms.kl_gradient = self._over_processes(terms.kl_gradient)
+        terms.other_gradient = self._over_processes(terms.other_gradient)
+        network = self.accelerator.unwrap_model(self.model)
+        whole = [
+            gradient if gradient is not None else torch.zeros(tuple(parameter.shape))
+            for gradient, parameter in zip(self._gradients, network.parameters(), strict=True)
+            if parameter.requires_grad
+        ]
+        terms.policy_gradient = [
+            total - kl - other
+            for total, kl, other in zip(whole, terms.kl_gradient, terms.other_gradient, strict=True)
+        ]
+
+    def _over_processes(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        if self.accelerator.num_processes == 1:
+            return gradients
+        device = self.accelerator.device
+        return [
+            self.accelerator.reduce(gradient.to(device), reduction="mean").cpu()
+            for gradient in gradients
+        ]
+
+    def settle_one_step_on(self, record: StepRecord) -> None:
+        sums = record.one_step_on
+        if sums is not None and sums.policy_gradient is not None and sums.kl_gradient is not None:
+            sums.policy_gradient = self._over_processes(sums.policy_gradient)
+            sums.kl_gradient = self._over_processes(sums.kl_gradient)
+
+    # --------------------------------------------------------------------------------------------
+    # Held-out rows
+    # --------------------------------------------------------------------------------------------
+    def evaluate(
+        self,
+        eval_dataset: Dataset | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """The trainer's held-out evaluation, kept row by row."""
+        self._decoded = {}
+        name = "held-out after" if self.heldouts else "held-out before"
+        with self.meter.phase(name):
+            metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        rows: Any = eval_dataset if eval_dataset is not None else self.eval_dataset
+        decoded: dict[str, str] = {}
+        for mine in gather_object([self._decoded]):
+            decoded.update(mine)
+        completions = [decoded[prompt] for prompt in rows["prompt"]]
+        marks = [
+            {
+                name: result.value == 1
+                for name, result in evaluate_completions([row], [text]).items()
+            }
+            for row, text in zip(rows, completions, strict=True)
+        ]
+        fingerprint = hashlib.sha256("\n".join(rows["prompt"]).encode()).hexdigest()[:8]
+        self.heldouts.append(Heldout(self.heldout, completions, marks, fingerprint))
+        return metrics
+
+    def _decode(self, prompts: Sequence[str]) -> list[str]:
+        completions = super()._decode(prompts)
+        self._decoded.update(zip(prompts, completions, strict=True))
+        return completions
+
+
+class RecordingCallback(TrainerCallback):  # type: ignore[misc]
+    """Measures before training, keeps gradients and updates, and looks one step on.
+
+    Args:
+        trainer: The `DiagnosedTrainer`.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        with self.trainer.meter.phase("probes"):
+            self.trainer.probes = probe(self.trainer)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trainer = self.trainer
+        if not trainer.weights_before:  # without a clip
+            trainer.keep_gradients()
+        record = trainer.record
+        network = trainer.accelerator.unwrap_model(trainer.model)
+        record.gradient_norm_after_clip = norm(
+            None if p.grad is None else full(p.grad).float() for p in network.parameters()
+        )
+        record.learning_rate = trainer._get_learning_rate()
+        self.optimiser = trainer.meter.phase("optimiser")
+        self.optimiser.__enter__()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.optimiser.__exit__(None, None, None)
+        with self.trainer.meter.phase("diagnosis"):
+            self.trainer.record_update()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trainer = self.trainer
+        record = trainer.steps[state.global_step - 1]
+        if state.global_step == 1 and not trainer.is_sharded:
+            with trainer.meter.phase("diagnosis"):
+                trainer.look_one_step_on(record)
+                trainer.settle_one_step_on(record)
+        record.batches.clear()
+        if state.global_step > 1:
+            record.generations.clear()
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        if logs and "loss" in logs and 0 < state.global_step <= len(self.trainer.steps):
+            self.trainer.steps[state.global_step - 1].metrics = dict(logs)
+
+
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """What is measured of the policy before the step, in nats."""
+
+    parity: Parity
+    repeat_gap: float  # largest difference of two forwards of one batch, as in training
+    position_gap: float  # largest difference of a padded batch with the mask's position ids given
+    # Both gaps are as of temperature 1: a low one would multiply rounding.
+    tolerance: float
+
+
+@torch.no_grad()
+def probe(trainer: RookWorldGRPOTrainer) -> Probes:
+    """Parity as the preflight measures it, and whether dropout or position ids are behind a gap."""
+    prompts = mixed_length_prompts(trainer)
+    rows = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
+    length = min(map(len, rows)) - 1
+    with _mode(trainer.model, training=True), _kept_random_state(trainer):
+        parity = measure_parity(trainer, prompts)
+        repeat_gap = _gap(_scores(trainer, rows, length), _scores(trainer, rows, length))
+    with _mode(trainer.model, training=False):
+        position_gap = _position_gap(trainer, [rows[0], rows[-1]])
+    heat = min(1.0, trainer.temperature)
+    return Probes(parity, heat * repeat_gap, position_gap, preflight_tolerance(trainer))
+
+
+def _position_gap(trainer: Any, rows: Sequence[Sequence[int]]) -> float:
+    """How far log-probs move when position ids of the mask are given: 0 where they were used anyway."""
+    left = left_pad(rows, trainer.processing_class.pad_token_id)
+    batch = {name: tensor.to(trainer.accelerator.device) for name, tensor in left.items()}
+    positions = position_ids_from_mask(batch["attention_mask"])
+    with trainer.accelerator.autocast():
+        free = trainer.model_wrapped(**batch).logits.float().log_softmax(-1)
+        given = trainer.model_wrapped(**batch, position_ids=positions).logits.float()
+    text = batch["attention_mask"].bool()
+    return _gap(free[text], given.log_softmax(-1)[text])
+
+
+def _gap(first: torch.Tensor, second: torch.Tensor) -> float:
+    return (first - second).abs().max().item()
+
+
+def _scores(trainer: Any, rows: Sequence[Sequence[int]], length: int) -> torch.Tensor:
+    """Log-probs of the last tokens ``(B, length)`` of rows that are padded on the left."""
+    batch = left_pad(rows, trainer.processing_class.pad_token_id)
+    device = trainer.accelerator.device
+    logps, _, _ = trainer._get_per_token_logps_and_entropies(
+        trainer.model, batch["input_ids"].to(device), batch["attention_mask"].to(device), length
+    )
+    scores: torch.Tensor = logps.float()
+    return scores
+
+
+@contextmanager
+def _mode(model: torch.nn.Module, training: bool) -> Iterator[None]:
+    before = model.training
+    model.train(training)
+    try:
+        yield
+    finally:
+        model.train(before)
+
+
+@contextmanager
+def _kept_random_state(trainer: Any) -> Iterator[None]:
+    device = trainer.accelerator.device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield

@@ -1,0 +1,101 @@
+"""Label positions with what their legal moves are worth."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from ..common.errors import RookWorldError
+from ..tasks.types import PositionValues
+from .cache import ValueCache
+from .pool import _KEPT, EngineArguments, EnginePool, cache_path, position_asked
+
+
+class Labeller:
+    """Values of positions: from memory, from the cache on disk, else from the engine.
+
+    Close it, or use it as a context manager. It does not survive a fork: open one in each process.
+
+    Args:
+        args: Engine, limit and cache.
+
+    Attributes:
+        source: Engine and limit, which are the same for all values.
+        searched: How many positions the engine has valued.
+
+    Raises:
+        EngineError: No engine, or none that speaks UCI.
+        RookWorldError: The cache cannot be used.
+    """
+
+    def __init__(self, args: EngineArguments) -> None:
+        self._pool = EnginePool(args)
+        try:
+            self._cache = ValueCache(cache_path(args), self._pool.source)
+        except RookWorldError:
+            self._pool.close()
+            raise
+        self._kept: dict[str, PositionValues] = {}
+        self._lock = threading.Lock()
+        self.source = self._pool.source
+        self.searched = 0
+
+    @property
+    def given_up(self) -> Mapping[str, str]:
+        """Why the engine gave up on positions, by position; they are not asked again."""
+        return self._pool.given_up
+
+    def values(
+        self, fens: Sequence[str], on_value: Callable[[], object] | None = None
+    ) -> list[PositionValues | None]:
+        """The values of each position, None where the engine gave up on it.
+
+        Args:
+            fens: Positions, in any number and order; one that stands twice is asked once.
+            on_value: Called for each position that the engine has valued, for a progress bar.
+
+        Raises:
+            IllegalPositionError: One of them is no position, or has no legal move; none was asked.
+            EngineError: The engine fails at position after position.
+            RookWorldError: The cache cannot be used.
+        """
+        positions = [position_asked(fen) for fen in fens]
+        with self._lock:
+            known = self._known(dict.fromkeys(positions))
+            waiting = [
+                position
+                for position in dict.fromkeys(positions)
+                if position not in known and position not in self.given_up
+            ]
+
+            def keep(position: str, values: PositionValues) -> None:
+                self._cache.put(position, values)
+                known[position] = values
+                self.searched += 1
+                if on_value is not None:
+                    on_value()
+
+            self._pool.values(waiting, keep)
+            self._keep(known)
+        return [known.get(position) for position in positions]
+
+    def close(self) -> None:
+        """End the engine's processes and close the cache."""
+        self._pool.close()
+        self._cache.close()
+
+    def _known(self, positions: Iterable[str]) -> dict[str, PositionValues]:
+        known = {p: self._kept[p] for p in positions if p in self._kept}
+        return known | self._cache.get(p for p in positions if p not in known)
+
+    def _keep(self, known: Mapping[str, PositionValues]) -> None:
+        """Several rewards ask for the same positions, one after the other."""
+        if len(self._kept) + len(known) > _KEPT:
+            self._kept.clear()
+        self._kept.update(known)
+
+    def __enter__(self) -> Labeller:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

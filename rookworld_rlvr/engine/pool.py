@@ -1,0 +1,409 @@
+"""Stockfish: a pool of processes, and the values of positions from memory, disk or the pool.
+
+How a position is valued is the business of `search`; what is kept on disk, of `value_cache`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import DEVNULL
+from typing import Any, TypeVar
+
+import chess.engine
+
+from ..common.errors import ConfigurationError, EngineError, IllegalPositionError
+from ..tasks import rules
+from ..tasks.policy import MAX_CANDIDATES
+from ..tasks.types import ActionValue, PositionValues, ValueSource
+from .cache import default_cache_path
+from .valuation import LastInfoProtocol, NonsenseError, SearchLimit, value_moves
+
+logger = logging.getLogger(__name__)
+
+
+DEFAULT_DEPTH = 10
+
+
+PATH_VARIABLE = "STOCKFISH_PATH"
+
+
+USUAL_PLACES = (
+    "/usr/games/stockfish",  # Debian
+    "/usr/local/bin/stockfish",
+    "/opt/homebrew/bin/stockfish",
+)
+
+
+_HOW_TO_INSTALL = (
+    "install one (Debian and Ubuntu: apt-get install stockfish, macOS: brew install stockfish) or "
+    f"give its path in {PATH_VARIABLE} or engine_path"
+)
+
+
+_HANDSHAKE_S = 10.0
+
+
+_REAP_S = 5.0  # for a killed process to be gone
+
+
+_MOST_IN_A_ROW = 5  # positions given up, then the engine itself is at fault
+
+
+_KEPT = 4_096  # positions in memory
+
+
+T = TypeVar("T")
+
+
+# --------------------------------------------------------------------------------------------------
+# What to ask, and whom
+# --------------------------------------------------------------------------------------------------
+@dataclass
+class EngineArguments:
+    """Which engine values positions, and how far it searches.
+
+    Args:
+        engine_path: The engine's program; None takes STOCKFISH_PATH, then `stockfish` on the PATH,
+            then the usual places.
+        engine_depth: Plies that a move is searched to, itself included; 10 where neither limit is given.
+        engine_nodes: Nodes a move, instead of `engine_depth`.
+        engine_workers: Engine processes, one thread each. A process of a distributed run has its own.
+        engine_hash_mb: Hash table of each, in MB.
+        engine_timeout: Seconds after which a position counts as failed. A guard, no limit of the
+            search: the engine is replaced, the position asked once more, then given up.
+        engine_cache: SQLite file of the values that were searched, shared by all runs; None takes
+            ~/.cache/rookworld-rlvr/action_values.sqlite, :memory: keeps nothing.
+    """
+
+    engine_path: str | None = None
+    engine_depth: int | None = None
+    engine_nodes: int | None = None
+    engine_workers: int = 1
+    engine_hash_mb: int = 16
+    engine_timeout: float = 60.0
+    engine_cache: str | None = None
+
+    def __post_init__(self) -> None:
+        faults = self.faults()
+        if faults:
+            raise ConfigurationError(faults)
+
+    def faults(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        faults = [
+            f"{name}: {getattr(self, name)!r} is too small; give at least {least}"
+            for name, least in (
+                ("engine_depth", 2),
+                ("engine_nodes", 400),
+                ("engine_workers", 1),
+                ("engine_hash_mb", 1),
+            )
+            if getattr(self, name) is not None and getattr(self, name) < least
+        ]
+        if not self.engine_timeout > 0:
+            faults.append(f"engine_timeout: {self.engine_timeout!r} is not above 0; give seconds")
+        if self.engine_depth is not None and self.engine_nodes is not None:
+            faults.append("engine_depth and engine_nodes exclude each other; leave one out")
+        return faults
+
+    def limit(self) -> SearchLimit:
+        """The search's."""
+        if self.engine_nodes is not None:
+            return SearchLimit("nodes", self.engine_nodes)
+        return SearchLimit("depth", self.engine_depth or DEFAULT_DEPTH)
+
+
+def cache_path(args: EngineArguments) -> Path:
+    """The file of the values that were searched."""
+    return Path(args.engine_cache) if args.engine_cache else default_cache_path()
+
+
+def find_engine(path: str | None = None) -> str:
+    """The engine's program. A path that was given is never passed over for another.
+
+    Args:
+        path: `EngineArguments.engine_path`.
+
+    Raises:
+        EngineError: There is none, or none that may be run, with what to do.
+    """
+    for key, given in (("engine_path", path), (PATH_VARIABLE, os.environ.get(PATH_VARIABLE))):
+        if given:
+            return _executable(key, given)
+    found = shutil.which("stockfish") or next(filter(_may_run, USUAL_PLACES), None)
+    if found is None:
+        raise EngineError(
+            f"no chess engine found: 'stockfish' is neither on the PATH nor in "
+            f"{', '.join(USUAL_PLACES)}; {_HOW_TO_INSTALL}"
+        )
+    return found
+
+
+def _executable(key: str, given: str) -> str:
+    found = shutil.which(os.path.expanduser(given))  # a path, or a name on the PATH
+    if found is not None:
+        return found
+    if Path(given).is_dir():
+        raise EngineError(f"{key}: {given!r} is a folder; give the engine's program")
+    if Path(given).exists():
+        raise EngineError(
+            f"{key}: {given!r} may not be run (wrong permission); chmod +x it, or give another"
+        )
+    raise EngineError(f"{key}: no program {given!r}; {_HOW_TO_INSTALL}")
+
+
+def _may_run(path: str) -> bool:
+    return shutil.which(path) is not None
+
+
+def position_asked(fen: str) -> str:
+    """The FEN under which a position's values are searched and kept.
+
+    The move number plays no part in them, the halfmove clock does.
+
+    Raises:
+        IllegalPositionError: No position, or one without a legal move.
+    """
+    board = rules.board_of(fen)
+    if not any(board.legal_moves):
+        raise IllegalPositionError(f"no legal move to value in {fen!r}: the game is over")
+    board.fullmove_number = 1
+    return board.fen()
+
+
+# --------------------------------------------------------------------------------------------------
+# A process
+# --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """An engine that has said what it is."""
+
+    transport: asyncio.SubprocessTransport
+    protocol: chess.engine.Protocol
+
+    @classmethod
+    async def start(cls, path: str, hash_mb: int) -> _Process:
+        # A process group of its own: Ctrl-C is for the program that asks, which then ends the engine.
+        transport, protocol = await LastInfoProtocol.popen(path, stderr=DEVNULL, setpgrp=True)
+        process = cls(transport, protocol)
+        try:
+            await protocol.initialize()
+            wanted = {"Threads": 1, "Hash": hash_mb}
+            await protocol.configure({k: v for k, v in wanted.items() if k in protocol.options})
+            await protocol.ping()
+        except BaseException:
+            await process.end()
+            raise
+        return process
+
+    async def end(self) -> None:
+        """Kill it, and wait for its end: a loop that is closed earlier leaves a zombie."""
+        self.transport.close()
+        await asyncio.wait([self.protocol.returncode], timeout=_REAP_S)
+
+    def identity(self) -> str:
+        """Name and the options that values depend on."""
+        names = [name for name in ("EvalFile", "Hash", "Threads") if name in self.protocol.options]
+        set_here: Mapping[str, Any] = self.protocol.config  # type: ignore[attr-defined]
+        options = (
+            f"{name} {set_here.get(name, self.protocol.options[name].default)}" for name in names
+        )
+        return f"{self.protocol.id.get('name', 'unnamed engine')} ({', '.join(options)})"
+
+
+# --------------------------------------------------------------------------------------------------
+# The pool
+# --------------------------------------------------------------------------------------------------
+class EnginePool:
+    """Engine processes behind a blocking interface; close it after use.
+
+    A process that dies, hangs or answers nonsense is replaced and its position asked once more.
+
+    Args:
+        args: Program, limit, number of processes.
+
+    Attributes:
+        source: Engine and limit.
+        given_up: Why positions were given up, by position.
+
+    Raises:
+        EngineError: No engine, or none that speaks UCI.
+    """
+
+    def __init__(self, args: EngineArguments) -> None:
+        self._path = find_engine(args.engine_path)
+        self._args = args
+        self._limit = args.limit()
+        self._processes: list[_Process | None] = [None] * args.engine_workers
+        self._in_a_row = 0
+        self._work: asyncio.Task[Any] | None = None
+        self.given_up: dict[str, str] = {}
+        self._loop = asyncio.new_event_loop()
+        # What python-chess has to say of searches that were cut short is no news to the user.
+        self._loop.set_exception_handler(lambda _, context: logger.debug("%s", context))
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        try:
+            first = self._run(self._start())
+        except EngineError:
+            self._stop_loop()
+            raise
+        self._processes[0] = first
+        self.source = ValueSource(first.identity(), str(self._limit))
+        atexit.register(self.close)  # at the latest
+
+    def values(
+        self, positions: Sequence[str], on_value: Callable[[str, PositionValues], None]
+    ) -> None:
+        """Value positions, in parallel; those that are given up stand in `given_up` afterwards.
+
+        Args:
+            positions: As `position_asked` writes them.
+            on_value: Called with each position and its values as they come, in another thread.
+
+        Raises:
+            EngineError: The engine fails at position after position.
+        """
+        waiting = iter(positions)
+        slots = range(min(len(self._processes), len(positions)))
+        self._run(self._serve_all([self._serve(slot, waiting, on_value) for slot in slots]))
+
+    def close(self) -> None:
+        """End the processes."""
+        if self._loop.is_running():
+            self._run(self._end())
+            self._stop_loop()
+            atexit.unregister(self.close)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:  # Ctrl-C too
+            future.cancel()
+            raise
+
+    def _stop_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _end(self) -> None:
+        await self._interrupt()
+        await asyncio.gather(*(self._discard(slot) for slot in range(len(self._processes))))
+
+    async def _interrupt(self) -> None:
+        """End the work of a call that Ctrl-C left: it would go on, and replace its processes."""
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.wait([self._work])
+
+    async def _serve_all(self, work: Sequence[Coroutine[Any, Any, None]]) -> None:
+        await self._interrupt()
+        self._work = asyncio.current_task()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for item in work:
+                    group.create_task(item)
+        except BaseExceptionGroup as group_error:
+            raise group_error.exceptions[0] from None
+
+    async def _serve(
+        self, slot: int, waiting: Iterator[str], on_value: Callable[[str, PositionValues], None]
+    ) -> None:
+        for position in waiting:
+            values = await self._value(slot, position)
+            if values is not None:
+                self._in_a_row = 0
+                on_value(position, values)
+                continue
+            self._in_a_row += 1
+            if self._in_a_row >= _MOST_IN_A_ROW:
+                reason = self.given_up[position]
+                raise EngineError(
+                    f"{self._path!r} failed at {self._in_a_row} positions in a row, the last time "
+                    f"for {reason}; give another engine, or a larger engine_timeout"
+                )
+
+    async def _value(self, slot: int, position: str) -> PositionValues | None:
+        for attempt in (1, 2):
+            try:
+                process = self._processes[slot] = self._processes[slot] or await self._start()
+                moves = await self._search(process, position)
+            except (TimeoutError, chess.engine.EngineError, EngineError, NonsenseError) as error:
+                reason = self._reason(error)
+                logger.warning("engine replaced at %s (try %d of 2): %s", position, attempt, reason)
+                await self._discard(slot)
+            except asyncio.CancelledError:  # in the middle of a search
+                await self._discard(slot)
+                raise
+            else:
+                depth = min(depth for _, depth in list(moves.values())[:MAX_CANDIDATES])
+                values = tuple(ActionValue(move.uci(), cp) for move, (cp, _) in moves.items())
+                return PositionValues(values, depth, self.source)
+        self.given_up[position] = reason
+        return None
+
+    async def _search(self, process: _Process, position: str) -> dict[chess.Move, tuple[int, int]]:
+        search = asyncio.create_task(value_moves(process.protocol, position, self._limit))
+        ended = process.protocol.returncode
+        # Either: python-chess waits on for a process that dies before its search has begun.
+        either: list[asyncio.Future[Any]] = [search, ended]
+        try:
+            await asyncio.wait(
+                either, timeout=self._args.engine_timeout, return_when=asyncio.FIRST_COMPLETED
+            )
+            if search.done():
+                return search.result()
+            if ended.done():
+                raise EngineError(f"engine process died (exit code: {ended.result()})")
+            raise TimeoutError
+        finally:
+            if not search.done():
+                # In this order: python-chess fails where a search that was cancelled loses its process.
+                await process.end()
+                search.cancel()
+                await asyncio.gather(search, return_exceptions=True)
+
+    def _reason(self, error: Exception) -> str:
+        if isinstance(error, TimeoutError):
+            return f"no answer within {self._args.engine_timeout:g} s"
+        return str(error)
+
+    async def _start(self) -> _Process:
+        """Start a process.
+
+        Raises:
+            EngineError: It cannot be started, or does not speak UCI.
+        """
+        try:
+            try:
+                return await self._handshake()
+            except chess.engine.EngineTerminatedError:  # killed as it began, or no engine
+                return await self._handshake()
+        except TimeoutError as error:
+            raise EngineError(
+                f"{self._path!r} is no UCI engine: it does not answer 'uci' within "
+                f"{_HANDSHAKE_S:g} s; give another"
+            ) from error
+        except (OSError, chess.engine.EngineError) as error:
+            raise EngineError(
+                f"{self._path!r} is no UCI engine that runs here ({error}); give another"
+            ) from error
+
+    async def _handshake(self) -> _Process:
+        async with asyncio.timeout(_HANDSHAKE_S):
+            return await _Process.start(self._path, self._args.engine_hash_mb)
+
+    async def _discard(self, slot: int) -> None:
+        process, self._processes[slot] = self._processes[slot], None
+        if process is not None:
+            await process.end()

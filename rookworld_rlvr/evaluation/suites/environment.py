@@ -1,0 +1,173 @@
+"""Suite `environment`: one move simulated, by field, by move number and by kind of move."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import chess
+from rapidfuzz.distance import Levenshtein
+
+from ...common.errors import NotationError
+from ...data.sources import SourceArguments, parse_rows
+from ...tasks import rules
+from ...tasks import text as notation
+from ...tasks.environment import parse_environment_answer
+from ...tasks.types import EnvironmentAnswer, EnvironmentPrompt
+from ..answerers import Answerer
+from ..suite import Metric, Observations, Suite, SuiteResult
+
+DATASET = "rookworld-evaluation"
+
+
+FIRST_MOVES_SHARE = 0.08
+
+
+FIRST_MOVE = "move_1"
+
+
+MOVES = {FIRST_MOVE: 1, "moves_2_to_10": 10, "moves_11_to_30": 30}  # group -> last of its moves
+
+
+LAST_MOVES = "moves_31_on"
+
+
+KINDS = ("castling", "en_passant", "promotion", "capture", "check", "mate", "quiet", "illegal")
+
+
+LENIENT_FIELDS = 4  # board, side to move, castling, en passant: the clocks are left out
+
+
+class EnvironmentSuite(Suite):
+    """Packaged prompts of all kinds, their positions from the held-out tenth.
+
+    Args:
+        rows: Most prompts; fewer where there are fewer.
+        seed: Which of them.
+    """
+
+    name = "environment"
+    version = 1
+    headline = "exact"
+    metrics: ClassVar[Mapping[str, Metric]] = {
+        "invalid": Metric("share", "the answer cannot be read"),
+        "exact": Metric("share", "the whole answer is right: six FEN fields, reward, both flags"),
+        "next_state_exact": Metric("share", "all six FEN fields are right"),
+        "next_state_lenient": Metric(
+            "share", "board, side to move, castling rights and en passant square are right"
+        ),
+        "levenshtein": Metric(
+            "mean", "normalised similarity of the answer's FEN to the right one; 0 where invalid"
+        ),
+        "squares": Metric("mean", "share of the 64 squares that are right; 0 where invalid"),
+        "reward": Metric("share", "the reward is right"),
+        "reward_mae": Metric("mean", "mean absolute error of the rewards that can be read"),
+        "terminated": Metric("share", "the flag is right"),
+        "truncated": Metric("share", "the flag is right"),
+    }
+    grouped = ("exact", "next_state_exact")  # by move number and kind of move
+
+    def __init__(self, rows: int, seed: int) -> None:
+        self._seed = seed
+        self._prompts = _prompts(rows, seed)
+
+    def positions(self) -> dict[str, str]:
+        """See `Suite`."""
+        return {item: prompt.fen for item, prompt in self._prompts.items()}
+
+    def leave_out(self, items: Iterable[str]) -> None:
+        """See `Suite`."""
+        for item in items:
+            del self._prompts[item]
+
+    def run(self, model: Answerer) -> SuiteResult:
+        """See `Suite`."""
+        completions = model.answers(list(self._prompts))
+        seen = Observations(self.metrics, (*MOVES, LAST_MOVES, *KINDS))
+        for (item, prompt), completion in zip(self._prompts.items(), completions, strict=True):
+            groups = [_moves(prompt.fen), *kinds(prompt.fen, prompt.action)]
+            for metric, value in judge(prompt, completion).items():
+                seen.add(item, metric, value, groups if metric in self.grouped else ())
+        return SuiteResult(self.version, len(self._prompts), self._seed, model.decoding, seen)
+
+
+def judge(prompt: EnvironmentPrompt, completion: str) -> dict[str, float]:
+    """The suite's metrics for one answer; `reward_mae` only where it can be read."""
+    truth = rules.transition(prompt.fen, prompt.action)
+    try:
+        answer = parse_environment_answer(completion)
+    except NotationError:
+        unread = dict.fromkeys(EnvironmentSuite.metrics, 0.0)
+        del unread["reward_mae"]
+        return {**unread, "invalid": 1.0}
+    return {"invalid": 0.0, **_compare(answer, truth)}
+
+
+def _compare(answer: EnvironmentAnswer, truth: EnvironmentAnswer) -> dict[str, float]:
+    mine, right = answer.fen.split(" "), truth.fen.split(" ")
+    boards = (notation.expand_placement(fields[0]) for fields in (mine, right))
+    return {
+        "exact": float(answer == truth),
+        "next_state_exact": float(mine == right),
+        "next_state_lenient": float(mine[:LENIENT_FIELDS] == right[:LENIENT_FIELDS]),
+        "levenshtein": Levenshtein.normalized_similarity(answer.fen, truth.fen),
+        "squares": sum(map(str.__eq__, *boards)) / 64,
+        "reward": float(answer.reward == truth.reward),
+        "reward_mae": abs(answer.reward - truth.reward),
+        "terminated": float(answer.terminated == truth.terminated),
+        "truncated": float(answer.truncated == truth.truncated),
+    }
+
+
+def kinds(fen: str, action: str) -> list[str]:
+    """What kind of move it is: as many of `KINDS` as apply.
+
+    A mate is no check, a quiet move none of the others, an illegal one nothing else.
+    """
+    board = rules.board_of(fen)
+    try:
+        move = board.parse_uci(action)
+    except ValueError:
+        return ["illegal"]
+    if not move:
+        return ["illegal"]
+    found = {
+        "castling": board.is_castling(move),
+        "en_passant": board.is_en_passant(move),
+        "promotion": move.promotion is not None,
+        "capture": board.is_capture(move),
+    }
+    board.push(move)
+    found["mate"] = board.is_checkmate()
+    found["check"] = board.is_check() and not found["mate"]
+    return [name for name, applies in found.items() if applies] or ["quiet"]
+
+
+def _moves(fen: str) -> str:
+    number = chess.Board(fen).fullmove_number
+    return next((name for name, last in MOVES.items() if number <= last), LAST_MOVES)
+
+
+# --------------------------------------------------------------------------------------------------
+# Items
+# --------------------------------------------------------------------------------------------------
+def heldout_prompts() -> dict[str, EnvironmentPrompt]:
+    """The packaged prompts by their text; their positions are of the held-out tenth."""
+    source: Any = parse_rows(SourceArguments(dataset_name=DATASET).raw_rows())
+    return {
+        row["prompt"]: EnvironmentPrompt(row["fen"], row["action"], tuple(row["history"]))
+        for row in source
+        if row["task"] == "environment"
+    }
+
+
+def _prompts(rows: int, seed: int) -> dict[str, EnvironmentPrompt]:
+    """Prompts by their text, which is the item's name; first moves have a share of their own."""
+    known = heldout_prompts()
+    texts = random.Random(seed).sample(list(known), len(known))
+    first = [text for text in texts if _moves(known[text].fen) == FIRST_MOVE]
+    first = first[: math.ceil(FIRST_MOVES_SHARE * rows)]
+    others = [text for text in texts if _moves(known[text].fen) != FIRST_MOVE]
+    return {text: known[text] for text in [*first, *others][:rows]}

@@ -1,0 +1,103 @@
+"""Suite `fill_in`: what is hidden of a record, by field, against every answer that fits the rest."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from typing import ClassVar
+
+from ...data.sources import Row
+from ...data.synthesis import fill_in_row
+from ...tasks.fill_in import parse_fill_in_prompt
+from ...tasks.scoring import score_fill_in
+from ...tasks.types import FILL_IN_FIELDS, EnvironmentPrompt, FillInField, FillInPrompt
+from ..answerers import Answerer
+from ..suite import Metric, Observations, Suite, SuiteResult
+from .environment import heldout_prompts
+
+
+class FillInSuite(Suite):
+    """Records of the packaged environment prompts, each field hidden equally often.
+
+    Their positions are those of the suite `environment`, from the held-out tenth.
+
+    Args:
+        rows: Most records; fewer where there are fewer.
+        seed: Which of them, and what is hidden.
+    """
+
+    name = "fill_in"
+    version = 1
+    headline = "exact"
+    metrics: ClassVar[Mapping[str, Metric]] = {
+        "invalid": Metric("share", "the answer has not the form of what is hidden"),
+        "exact": Metric("share", "the answer fits the rest of the record"),
+        "similarity": Metric(
+            "mean", "similarity to the nearest answer that fits; 1 where exact, 0 where invalid"
+        ),
+    }
+    grouped = ("exact",)  # by hidden field
+
+    def __init__(self, rows: int, seed: int) -> None:
+        self._seed = seed
+        self._rows = dict(_items(rows, seed))
+
+    def positions(self) -> dict[str, str]:
+        """See `Suite`."""
+        return {item: row["fen"] for item, row in self._rows.items()}
+
+    def leave_out(self, items: Iterable[str]) -> None:
+        """See `Suite`."""
+        for item in items:
+            del self._rows[item]
+
+    def run(self, model: Answerer) -> SuiteResult:
+        """See `Suite`."""
+        completions = model.answers(list(self._rows))
+        seen = Observations(self.metrics, FILL_IN_FIELDS)
+        for item, completion in zip(self._rows, completions, strict=True):
+            prompt = parse_fill_in_prompt(item)
+            for metric, value in judge(prompt, completion).items():
+                seen.add(item, metric, value, [prompt.field] if metric in self.grouped else ())
+        return SuiteResult(self.version, len(self._rows), self._seed, model.decoding, seen)
+
+
+def judge(prompt: FillInPrompt, completion: str) -> dict[str, float]:
+    """The suite's metrics for one answer."""
+    score = score_fill_in(prompt, completion)
+    return {
+        "invalid": 1 - score["format"],
+        "exact": score["exact"],
+        "similarity": score["similarity"],
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# Items
+# --------------------------------------------------------------------------------------------------
+def _items(rows: int, seed: int) -> Iterator[tuple[str, Row]]:
+    """Rows by their prompt, which is the item's name; one of each field in turn, no record twice."""
+    known = list(heldout_prompts().values())
+    used: set[EnvironmentPrompt] = set()
+    streams = {field: _masked(known, field, used, seed) for field in FILL_IN_FIELDS}
+    while streams:
+        for field in list(streams):
+            if not rows:
+                return
+            row = next(streams[field], None)
+            if row is None:
+                del streams[field]
+                continue
+            rows -= 1
+            yield row["prompt"], row
+
+
+def _masked(
+    known: list[EnvironmentPrompt], field: FillInField, used: set[EnvironmentPrompt], seed: int
+) -> Iterator[Row]:
+    rng = random.Random(f"{seed} {field}")
+    for asked in rng.sample(known, len(known)):
+        row = None if asked in used else fill_in_row(rng, asked, field)
+        if row is not None:
+            used.add(asked)
+            yield row

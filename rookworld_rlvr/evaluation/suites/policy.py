@@ -1,0 +1,187 @@
+"""Suite `policy`: an analysis of a position, against the engine's values of all legal moves."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from ...common.errors import NotationError
+from ...data.loading import HELDOUT_SHARE, is_held_out
+from ...data.parquet import values_line
+from ...data.sources import PACKAGED_DATA, SourceArguments, dataset_file, parse_rows
+from ...tasks import rules
+from ...tasks.policy import parse_policy_answer, write_policy_prompt
+from ...tasks.scoring import Values, score_policy, values_by_move, win_probability
+from ...tasks.types import PolicyAnswer, PolicyPrompt
+from ..answerers import Answerer
+from ..suite import Metric, Observations, Suite, SuiteResult, SuiteUnavailableError
+
+MOST_CP = 1_000  # a centipawn loss is at most this, as on lichess.org: a mate is no 1,000 pawns
+
+
+DECIDED_CP = 50  # the sign of a smaller value says little
+
+
+class PolicySuite(Suite):
+    """Positions with the values of all legal moves, a third of them from each phase of the game.
+
+    Args:
+        rows: Most positions; fewer where there are fewer.
+        seed: Which of them.
+        dataset_name: Another data set, whose held-out rows with `action_values` are taken instead.
+    """
+
+    name = "policy"
+    version = 1
+    headline = "best_move"
+    metrics: ClassVar[Mapping[str, Metric]] = {
+        "invalid": Metric("share", "the answer cannot be read"),
+        "legal": Metric("share", "`B` is a legal move"),
+        "best_move": Metric("share", "no legal move is worth more than `B`"),
+        "top_5_overlap": Metric(
+            "mean", "share of the engine's top five (of all moves, where fewer) named in `M`"
+        ),
+        "candidates_legal": Metric("mean", "share of the moves of `M` that are legal"),
+        "centipawn_loss": Metric(
+            "mean", "what `B` loses against the best move, at most 1000; legal `B` only"
+        ),
+        "win_probability_loss": Metric(
+            "mean", "the same in win probability (Lichess's formula); legal `B` only"
+        ),
+        "move_rank": Metric("mean", "1 plus the moves worth more than `B`; legal `B` only"),
+        "evaluation_mae": Metric(
+            "mean", "absolute error of `E` in pawns, both held within ±10; of legal moves in `M`"
+        ),
+        "evaluation_sign": Metric(
+            "mean", "share of `E` with the right sign, where a move is worth half a pawn or more"
+        ),
+        "consistency": Metric(
+            "mean",
+            "share of: `B` in `M`; `B` has the highest `E`; as many `E` as `M`; no move twice",
+        ),
+    }
+    grouped = ("legal", "best_move", "win_probability_loss")  # by side to move and phase
+
+    def __init__(self, rows: int, seed: int, dataset_name: str | None = None) -> None:
+        self._seed = seed
+        self._names = [dataset_name] if dataset_name else list(PACKAGED_DATA)
+        known = _heldout_values(self._names)
+        if not known:
+            raise SuiteUnavailableError(
+                f"no held-out policy row of {dataset_name!r} carries action_values; label it with "
+                "recipes/prepare_data.py"
+            )
+        self.values = _balanced(known, rows, seed)
+
+    def positions(self) -> dict[str, str]:
+        """See `Suite`."""
+        return {fen: fen for fen in self.values}
+
+    def leave_out(self, items: Iterable[str]) -> None:
+        """See `Suite`."""
+        for item in items:
+            del self.values[item]
+
+    def run(self, model: Answerer) -> SuiteResult:
+        """See `Suite`."""
+        prompts = [write_policy_prompt(PolicyPrompt(fen)) for fen in self.values]
+        completions = model.answers(prompts)
+        seen = Observations(self.metrics, (*rules.SIDES, *rules.PHASES))
+        for (fen, values), completion in zip(self.values.items(), completions, strict=True):
+            groups = [rules.side_to_move(fen), rules.phase(fen)]
+            for metric, value in judge(values, completion).items():
+                seen.add(fen, metric, value, groups if metric in self.grouped else ())
+        sources = [values_line(dataset_file(name)) or "unknown" for name in self._names]
+        notes = {"values": sorted(set(sources))}
+        return SuiteResult(
+            self.version, len(self.values), self._seed, model.decoding, seen, notes=notes
+        )
+
+
+def judge(values: Values, completion: str) -> dict[str, float]:
+    """The suite's metrics for one answer, those that apply to it.
+
+    Args:
+        values: Centipawns from the side to move by move, for every legal move.
+        completion: What the model wrote.
+    """
+    try:
+        answer = parse_policy_answer(completion)
+    except NotationError:
+        names = ("legal", "best_move", "top_5_overlap", "candidates_legal", "consistency")
+        return {"invalid": 1.0, **dict.fromkeys(names, 0.0)}
+    score = score_policy(values, completion)
+    return {
+        "invalid": 0.0,
+        "legal": float(answer.best_move in values),
+        "best_move": score["best_move_hit"],
+        "top_5_overlap": score["candidates"],
+        "candidates_legal": sum(move in values for move in answer.moves) / len(answer.moves),
+        "consistency": score["consistency"],
+        **_losses(values, answer.best_move),
+        **_evaluation_errors(values, answer),
+    }
+
+
+def _losses(values: Values, move: str) -> dict[str, float]:
+    if move not in values:
+        return {}
+    cp, best = values[move], max(values.values())
+    return {
+        "centipawn_loss": min(MOST_CP, best - cp),
+        "win_probability_loss": win_probability(best) - win_probability(cp),
+        "move_rank": 1 + sum(other > cp for other in values.values()),
+    }
+
+
+def _evaluation_errors(values: Values, answer: PolicyAnswer) -> dict[str, float]:
+    pairs = [
+        (100 * pawns, values[move])
+        for move, pawns in zip(answer.moves, answer.evaluations, strict=False)
+        if move in values
+    ]
+    decided = [pair for pair in pairs if abs(pair[1]) >= DECIDED_CP]
+    found = {}
+    if pairs:
+        found["evaluation_mae"] = sum(abs(_held(a) - _held(b)) for a, b in pairs) / 100 / len(pairs)
+    if decided:
+        right = sum(math.copysign(1, a) == math.copysign(1, b) for a, b in decided if a)
+        found["evaluation_sign"] = right / len(decided)
+    return found
+
+
+def _held(cp: float) -> float:
+    return max(-MOST_CP, min(MOST_CP, cp))
+
+
+# --------------------------------------------------------------------------------------------------
+# Positions
+# --------------------------------------------------------------------------------------------------
+def _heldout_values(names: Iterable[str]) -> dict[str, Values]:
+    """Values of the held-out positions of data sets, by FEN."""
+    found: dict[str, Values] = {}
+    for name in names:
+        rows: Any = parse_rows(SourceArguments(dataset_name=name).raw_rows())
+        for row in rows:
+            if not isinstance(row, dict) or row["task"] != "policy":
+                continue  # a malformed row is the data's business, not the suite's
+            values = values_by_move(row["action_values"])
+            if values and is_held_out(row["fen"], HELDOUT_SHARE):
+                found[row["fen"]] = values
+    return found
+
+
+def _balanced(known: Mapping[str, Values], rows: int, seed: int) -> dict[str, Values]:
+    """So many positions, as even between phases as there are."""
+    by_phase: dict[str, list[str]] = {}
+    for fen in sorted(known):
+        by_phase.setdefault(rules.phase(fen), []).append(fen)
+    streams = [fens for _, fens in sorted(by_phase.items())]
+    for index, fens in enumerate(streams):
+        random.Random(f"{seed} {index}").shuffle(fens)
+    chosen: list[str] = []
+    while len(chosen) < rows and any(streams):
+        chosen += [fens.pop() for fens in streams if fens]
+    return {fen: known[fen] for fen in chosen[:rows]}

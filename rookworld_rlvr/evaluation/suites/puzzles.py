@@ -1,0 +1,255 @@
+"""Suite `puzzles`: lines of Lichess's puzzle database."""
+
+from __future__ import annotations
+
+import csv
+import heapq
+import io
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import chess
+import pyarrow
+
+from ...common.errors import IllegalPositionError
+from ...common.hashing import draw
+from ...tasks import rules
+from ..answerers import Answerer
+from ..games import ask_moves
+from ..suite import Metric, Observations, Suite, SuiteResult, SuiteUnavailableError
+
+COLUMNS = ("PuzzleId", "FEN", "Moves", "Rating", "Themes")
+
+
+BANDS = ((1_000, "below_1000"), (1_500, "1000_to_1499"), (2_000, "1500_to_1999"))
+
+
+TOP_BAND = "2000_on"
+
+
+MOST_THEMES = 10
+
+
+_WHAT_TO_GIVE = (
+    "give lichess_db_puzzle.csv, or .csv.zst as https://database.lichess.org/#puzzles has it, in "
+    "puzzles_file"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Puzzle:
+    """A position, and the line to be found.
+
+    Args:
+        name: Its id.
+        fen: The position after the opponent's move that the database begins with.
+        line: Of the solver and the opponent in turn, the solver's first and last.
+        rating: Glicko-2.
+        themes: As Lichess names them.
+    """
+
+    name: str
+    fen: str
+    line: tuple[chess.Move, ...]
+    rating: int
+    themes: tuple[str, ...]
+
+
+class PuzzlesSuite(Suite):
+    """Puzzles drawn from a file by their ids and a seed.
+
+    A line is played out as far as the model finds it, the opponent's moves from the file. As on
+    lichess.org, the file's move is the only right one, but for mates: any that mates ends the line.
+
+    Args:
+        rows: Most puzzles.
+        seed: Which.
+        file: Lichess's puzzle database, plain or compressed.
+
+    Raises:
+        SuiteUnavailableError: There is no file, or it cannot be read.
+    """
+
+    name = "puzzles"
+    version = 1
+    headline = "first_move"
+    metrics: ClassVar[Mapping[str, Metric]] = {
+        "invalid": Metric("share", "the first answer cannot be read"),
+        "legal": Metric("share", "the first move is legal"),
+        "first_move": Metric("share", "the first move is right"),
+        "whole_line": Metric("share", "all of the solver's moves are right"),
+    }
+    grouped = ("first_move", "whole_line")  # by rating and the sample's most common themes
+
+    def __init__(self, rows: int, seed: int, file: str | None) -> None:
+        if file is None:
+            raise SuiteUnavailableError(f"no puzzles are packaged; {_WHAT_TO_GIVE}")
+        self._seed = seed
+        puzzles, malformed = read_puzzles(file, rows, seed)
+        self._puzzles = {puzzle.name: puzzle for puzzle in puzzles}
+        self._notes = {"file": file, "malformed": dict(malformed)}
+
+    def positions(self) -> dict[str, str]:
+        """See `Suite`; those of the first moves."""
+        return {name: puzzle.fen for name, puzzle in self._puzzles.items()}
+
+    def leave_out(self, items: Iterable[str]) -> None:
+        """See `Suite`."""
+        for item in items:
+            del self._puzzles[item]
+
+    def run(self, model: Answerer) -> SuiteResult:
+        """See `Suite`."""
+        puzzles = list(self._puzzles.values())
+        themes = common_themes(puzzles)
+        bands = [*(name for _, name in BANDS), TOP_BAND]
+        seen = Observations(self.metrics, [*bands, *themes])
+        for puzzle, values in zip(puzzles, solve(model, puzzles), strict=True):
+            groups = [band(puzzle.rating), *(theme for theme in themes if theme in puzzle.themes)]
+            for metric, value in values.items():
+                seen.add(puzzle.name, metric, value, groups if metric in self.grouped else ())
+        return SuiteResult(
+            self.version, len(puzzles), self._seed, model.decoding, seen, notes=self._notes
+        )
+
+
+def solve(model: Answerer, puzzles: Sequence[Puzzle]) -> list[dict[str, float]]:
+    """The suite's metrics of each puzzle; one question a move for all whose line is still right."""
+    boards = [rules.board_of(puzzle.fen) for puzzle in puzzles]
+    found: list[dict[str, float]] = [{} for _ in puzzles]
+    running = list(range(len(puzzles)))
+    while running:
+        replies = ask_moves(model, [boards[index] for index in running])
+        going_on = []
+        for index, reply in zip(running, replies, strict=True):
+            puzzle, board, values = puzzles[index], boards[index], found[index]
+            rest = puzzle.line[len(board.move_stack) :]
+            right = reply.move is not None and is_right(board, reply.move, rest[0])
+            if not board.move_stack:
+                values["invalid"] = float(not reply.readable)
+                values["legal"] = float(reply.move is not None)
+                values["first_move"] = float(right)
+            if right and len(rest) > 1 and reply.move == rest[0]:
+                board.push(rest[0])
+                board.push(rest[1])
+                going_on.append(index)
+            else:
+                values["whole_line"] = float(right)
+        running = going_on
+    return found
+
+
+def is_right(board: chess.Board, move: chess.Move, wanted: chess.Move) -> bool:
+    """Whether a legal move is the one that is wanted, or mates."""
+    return move == wanted or rules.gives_mate(board, move)
+
+
+def band(rating: int) -> str:
+    """The group of a rating.
+
+    >>> band(1499), band(2000)
+    ('1000_to_1499', '2000_on')
+    """
+    return next((name for bound, name in BANDS if rating < bound), TOP_BAND)
+
+
+def common_themes(puzzles: Iterable[Puzzle]) -> list[str]:
+    """The most common themes, the most common first."""
+    counts = Counter(theme for puzzle in puzzles for theme in dict.fromkeys(puzzle.themes))
+    return sorted(counts, key=lambda theme: (-counts[theme], theme))[:MOST_THEMES]
+
+
+# --------------------------------------------------------------------------------------------------
+# The file
+# --------------------------------------------------------------------------------------------------
+class _MalformedPuzzleError(ValueError):
+    """Says why a row is left out, in a phrase that rows can be counted by."""
+
+
+def read_puzzles(file: str, rows: int, seed: int) -> tuple[list[Puzzle], Counter[str]]:
+    """Puzzles drawn from the database, and why rows that were drawn are left out.
+
+    A row is drawn by its id, so it does not matter where it stands, and a larger sample holds the
+    smaller ones.
+
+    Args:
+        file: CSV with the columns of `COLUMNS`, compressed as its name's end says.
+        rows: How many are drawn.
+        seed: Which.
+
+    Raises:
+        SuiteUnavailableError: It cannot be read, is none of the kind, or holds no puzzle.
+
+    Source: https://database.lichess.org/#puzzles
+    """
+    try:
+        drawn = heapq.nsmallest(
+            rows, _rows(file), key=lambda row: draw(f"{seed} {row['PuzzleId']}")
+        )
+    except (OSError, ValueError, csv.Error) as error:
+        if isinstance(error, SuiteUnavailableError):
+            raise
+        raise SuiteUnavailableError(
+            f"puzzles_file: {file!r} cannot be read ({error}); {_WHAT_TO_GIVE}"
+        ) from error
+    found: dict[str, Puzzle] = {}
+    malformed: Counter[str] = Counter()
+    for row in drawn:
+        try:
+            puzzle = _puzzle(row)
+            if puzzle.name in found:
+                raise _MalformedPuzzleError("the id stands twice")
+            found[puzzle.name] = puzzle
+        except _MalformedPuzzleError as error:
+            malformed[str(error)] += 1
+    if not found:
+        raise SuiteUnavailableError(
+            f"puzzles_file: {file!r} holds no puzzle ({dict(malformed)}); {_WHAT_TO_GIVE}"
+        )
+    return list(found.values()), malformed
+
+
+def _rows(file: str) -> Iterator[dict[str, Any]]:
+    # pyarrow, which `datasets` needs anyhow, reads what is compressed.
+    with (
+        pyarrow.input_stream(file) as stream,
+        io.TextIOWrapper(stream, "utf-8", newline="") as text,
+    ):
+        reader = csv.DictReader(text)
+        missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+        if missing:
+            raise SuiteUnavailableError(
+                f"puzzles_file: {file!r} has no column {', '.join(missing)}; {_WHAT_TO_GIVE}"
+            )
+        yield from reader
+
+
+def _puzzle(row: Mapping[str, Any]) -> Puzzle:
+    if any(not row[name] for name in COLUMNS if name != "Themes"):
+        raise _MalformedPuzzleError("a column is empty")
+    if not row["Rating"].isascii() or not row["Rating"].isdecimal():
+        raise _MalformedPuzzleError("the rating is no whole number")
+    try:
+        board = rules.board_of(row["FEN"])
+    except IllegalPositionError as error:
+        raise _MalformedPuzzleError("the FEN is no legal position") from error
+    moves = row["Moves"].split()
+    if len(moves) < 2 or len(moves) % 2:
+        raise _MalformedPuzzleError("the moves are not the opponent's and the solver's in turn")
+    try:
+        line = [board.push_uci(moves[0])]
+        fen = board.fen()
+        line += [board.push_uci(move) for move in moves[1:]]
+    except ValueError as error:
+        raise _MalformedPuzzleError("a move is not legal") from error
+    if not all(line):  # python-chess reads 0000 as a null move
+        raise _MalformedPuzzleError("a move is not legal")
+    return Puzzle(
+        row["PuzzleId"],
+        fen,
+        tuple(line[1:]),
+        int(row["Rating"]),
+        tuple((row["Themes"] or "").split()),
+    )

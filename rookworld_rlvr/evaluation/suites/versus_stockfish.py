@@ -1,0 +1,219 @@
+"""Suite `versus_stockfish`: games against Stockfish's skill levels, or a random mover."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import chess
+
+from ...common.errors import EngineError
+from ...common.stats import Estimate, Proportion
+from ...engine.pool import EngineArguments
+from ..answerers import Answerer
+from ..games import Game, GameSuite, Reply, ask_moves, openings, play_out
+from ..stockfish_player import SKILL_LEVELS, SkilledEngine, random_move
+from ..suite import Metric, Observations, SuiteResult, SuiteUnavailableError
+
+RANDOM_LEVEL = "random"
+
+
+LEVELS = (RANDOM_LEVEL, *map(str, SKILL_LEVELS))
+
+
+ELO_SCALE = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """Whom the model plays, and with which pieces."""
+
+    level: str  # of `LEVELS`
+    side: chess.Color  # the model's
+
+    @property
+    def group(self) -> str:
+        """The level, as results name it."""
+        return self.level if self.level == RANDOM_LEVEL else f"stockfish_{self.level}"
+
+
+class VersusStockfishSuite(GameSuite):
+    """Games from openings, each of them played twice at a level, with colours changed.
+
+    A game that is cut off counts as a draw, and so does every other that python-chess ends without a
+    mate; an illegal or unreadable move loses.
+
+    Args:
+        levels: Of `LEVELS`.
+        games: How many at each level.
+        plies: Half-moves after which a game is cut off.
+        seed: What openings and random movers follow from; not Stockfish, see `SkilledEngine`.
+        engine_args: Which engine.
+
+    Raises:
+        SuiteUnavailableError: A level needs an engine, and there is none.
+    """
+
+    name = "versus_stockfish"
+    version = 1
+    headline = "score"
+    metrics: ClassVar[Mapping[str, Metric]] = {
+        "score": Metric("mean", "1 for a win, 0.5 for a draw, 0 for a loss"),
+        "elo_difference": Metric(
+            "mean", "the score as a difference of Elo ratings, the model's less the opponent's"
+        ),
+        "win": Metric("share", "the model mates"),
+        "draw": Metric("share", "no one mates, and no one errs; games cut off among them"),
+        "illegal_loss": Metric("share", "the model loses by an illegal or unreadable move"),
+        "capped": Metric("share", "the game was cut off at `game_plies` half-moves"),
+        "half_moves": Metric("mean", "legal moves of both sides since the starting position"),
+    }
+
+    def __init__(
+        self,
+        levels: Sequence[str],
+        games: int,
+        plies: int,
+        seed: int,
+        engine_args: EngineArguments,
+    ) -> None:
+        boards = openings(math.ceil(games / 2), seed)
+        starts, self._pairings = {}, {}
+        for level in levels:
+            for number in range(games):
+                pairing = Pairing(level, side=number % 2 == 0)
+                board = boards[number // 2]
+                name = f"{pairing.group} {chess.COLOR_NAMES[pairing.side]} {board.fen()}"
+                starts[name], self._pairings[name] = board, pairing
+        super().__init__(starts, plies, seed)
+        self._engine_args = engine_args
+        self._engine_name = None
+        if set(levels) - {RANDOM_LEVEL}:
+            try:
+                with SkilledEngine(engine_args) as engine:
+                    self._engine_name = engine.name
+            except EngineError as error:
+                raise SuiteUnavailableError(
+                    f"{error}; or versus_levels: {RANDOM_LEVEL}, which needs none"
+                ) from error
+
+    def run(self, model: Answerer) -> SuiteResult:
+        """See `Suite`.
+
+        Raises:
+            EngineError: See `SkilledEngine`.
+        """
+        games = self._games()
+        with SkilledEngine(self._engine_args) if self._engine_name else nullcontext() as engine:
+            play_out(games, lambda running: self._replies(model, engine, running), self._plies)
+        groups = list(dict.fromkeys(pairing.group for pairing in self._pairings.values()))
+        seen = Observations(self.metrics, groups)
+        for game in games:
+            pairing = self._pairings[game.name]
+            for metric, value in judge(game, pairing.side).items():
+                seen.add(game.name, metric, value, (pairing.group,))
+        estimates, notes = _ratings(seen, groups)
+        notes |= self._notes()
+        if self._engine_name:
+            notes["engine"] = f"{self._engine_name}, depth 1 + level; it chooses by chance"
+        return SuiteResult(
+            self.version, len(games), self._seed, model.decoding, seen, estimates, notes
+        )
+
+    def _replies(
+        self, model: Answerer, engine: SkilledEngine | None, running: Sequence[Game]
+    ) -> list[Reply]:
+        pairings = [self._pairings[game.name] for game in running]
+        mine, skilled = {}, {}
+        replies: dict[str, Reply] = {}
+        for game, pairing in zip(running, pairings, strict=True):
+            if game.board.turn == pairing.side:
+                mine[game.name] = game.board
+            elif pairing.level == RANDOM_LEVEL:
+                replies[game.name] = Reply(True, random_move(game.board, self._seed))
+            else:
+                skilled[game.name] = (int(pairing.level), game.board)
+        replies |= zip(mine, ask_moves(model, list(mine.values())), strict=True)
+        if engine is not None:
+            moves = engine.moves(list(skilled.values()))
+            replies |= zip(skilled, (Reply(True, move) for move in moves), strict=True)
+        return [replies[game.name] for game in running]
+
+
+def judge(game: Game, side: chess.Color) -> dict[str, float]:
+    """The suite's metrics for one game that is over.
+
+    Args:
+        game: Over.
+        side: The model's.
+    """
+    erred = game.ending in ("illegal", "unreadable")
+    outcome = game.board.outcome()
+    winner = outcome.winner if outcome else None
+    score = 0.0 if erred else 0.5 if winner is None else float(winner == side)
+    return {
+        "score": score,
+        "win": float(score == 1),
+        "draw": float(score == 0.5),
+        "illegal_loss": float(erred),
+        "capped": float(game.ending == "capped"),
+        "half_moves": game.half_moves,
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# Scores and ratings
+# --------------------------------------------------------------------------------------------------
+def _ratings(
+    seen: Observations, groups: Sequence[str]
+) -> tuple[dict[str, Estimate], dict[str, Any]]:
+    """Scores with intervals that hold for few games, Elo differences, and why some are missing."""
+    estimates = {
+        name: score_estimate(list(seen.values[name].values()))
+        for name in ("score", *(f"score/{group}" for group in groups))
+        if name in seen.values
+    }
+    missing = {}
+    for group in groups:
+        score = estimates.get(f"score/{group}")
+        if score is None:
+            continue
+        rating = elo_difference(score)
+        if rating is None:
+            missing[group] = f"a score of {score.value:g} has no finite Elo difference"
+        else:
+            estimates[f"elo_difference/{group}"] = rating
+    return estimates, {"elo_difference": missing} if missing else {}
+
+
+def score_estimate(scores: Sequence[float]) -> Estimate:
+    """The mean of scores with its Wilson interval, in which a draw is half a win.
+
+    A draw varies less than a win or a loss, so with draws the interval is too wide, never too narrow;
+    other than the bootstrap's it has a width where all games are lost.
+
+    Args:
+        scores: 1, 0.5 or 0 a game; at least one game.
+    """
+    proportion = Proportion(sum(scores), len(scores))
+    return Estimate(proportion.value, *proportion.interval, len(scores))
+
+
+def elo_difference(score: Estimate) -> Estimate | None:
+    """How far apart two players' ratings are, by what one scores against the other.
+
+    ``d = 400 log10(s / (1 - s))``, of the score's value and of both ends of its interval; None where
+    the score is 0 or 1, which no finite difference explains.
+
+    Source: A. E. Elo, "The Rating of Chessplayers, Past and Present" (1978), its logistic form.
+    """
+    if not 0 < score.value < 1:
+        return None
+    value, low, high = (
+        ELO_SCALE * math.log10(share / (1 - share))
+        for share in (score.value, score.low, score.high)
+    )
+    return Estimate(value, low, high, score.n)

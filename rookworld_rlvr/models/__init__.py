@@ -1,0 +1,1 @@
+"""Models: loading them, making GPT-2 right for left-padded batches, decoding."""

@@ -1,0 +1,153 @@
+"""GPT-2 made right: position ids from the mask, no dropout, fused GELU; and new models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPT2Model,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+from transformers.activations import ACT2FN, NewGELUActivation
+
+from ..tasks.text import END_OF_TEXT
+
+FUSED_GELU = "gelu_pytorch_tanh"
+
+
+# Words of RookWorld text. A delimiter belongs to the word behind it, but for "+", where prompts end.
+# A run of spaces leaves its last one to the next word, as GPT-2's tokenizer does, and takes it all
+# at the end of a text: so the tokens of a prompt are a prefix of the tokens of its row.
+_WORDS = r"[AP]: |\+| +(?= |\z)|[ /]?[^ +/]+| |/"
+
+
+def disable_dropout(model: torch.nn.Module) -> None:
+    """Set every dropout probability to 0, in the modules and in the configuration."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    config = getattr(model, "config", None)
+    for key in ("attn_pdrop", "embd_pdrop", "resid_pdrop", "summary_first_dropout"):
+        if config is not None and hasattr(config, key):
+            setattr(config, key, 0.0)
+
+
+def fuse_gelu(model: torch.nn.Module) -> None:
+    """Compute GPT-2's activation, where it is transformers' `gelu_new`, by PyTorch's one kernel.
+
+    Both are GELU's tanh approximation (arXiv:1606.08415), equal up to rounding. `gelu_new` is eight
+    operations and keeps four tensors of the widest layer's size for the backward pass, where the
+    kernel keeps one (huggingface/transformers issue 39073). The configuration is told, so what is
+    saved has it too.
+    """
+    for module in model.modules():
+        for name, child in module.named_children():
+            if isinstance(child, NewGELUActivation):
+                setattr(module, name, ACT2FN[FUSED_GELU])
+    config = getattr(model, "config", None)
+    if config is not None and getattr(config, "activation_function", None) == "gelu_new":
+        config.activation_function = FUSED_GELU
+
+
+def position_ids_from_mask(attention_mask: torch.Tensor) -> torch.Tensor:
+    """Absolute positions that do not count padding.
+
+    Args:
+        attention_mask: ``(B, T)``, 1 for text and 0 for padding on either side.
+
+    Returns:
+        ``(B, T)`` of the first text token's 0 onwards; padding gets 0. This is what
+        `transformers.GenerationMixin` builds, and what `GPT2Model.forward` does not
+        (huggingface/trl issue 6800).
+    """
+    return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+
+
+def number_positions_from_mask(model: torch.nn.Module) -> None:
+    """Make every forward of a GPT-2 take its position ids from the attention mask.
+
+    The hook sits on the transformer body, where wrappers (PEFT, DDP, FSDP, TRL's fused head) pass,
+    and leaves position ids that a caller gives, such as `generate`, alone. Models without a table of
+    absolute positions are left as they are. Hooks are not saved with the model.
+    """
+    for module in model.modules():
+        if isinstance(module, GPT2Model) and not getattr(module, "_positions_from_mask", False):
+            module.register_forward_pre_hook(_add_position_ids, with_kwargs=True)
+            module._positions_from_mask = True
+
+
+def _add_position_ids(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    mask = kwargs.get("attention_mask")
+    if kwargs.get("position_ids") is None and mask is not None and mask.dim() == 2:
+        given = next(
+            tensor
+            for tensor in (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
+            if tensor is not None
+        )
+        # With a cache the mask covers the past too: the last positions are this forward's.
+        kwargs["position_ids"] = position_ids_from_mask(mask)[:, -given.shape[1] :]
+    return args, kwargs
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerBase:
+    """A byte-level BPE tokenizer of RookWorld text; every string survives encoding and decoding.
+
+    Args:
+        texts: Rows to learn from.
+        vocab_size: Tokens in all, the 256 bytes and end-of-text among them.
+    """
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_WORDS), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    core.decoder = decoders.ByteLevel()
+    core.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[END_OF_TEXT],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def new_model(
+    tokenizer: PreTrainedTokenizerBase, *, n_layer: int, n_embd: int, n_head: int, n_positions: int
+) -> PreTrainedModel:
+    """A GPT-2 with random weights for `tokenizer`, without dropout, its GELU fused."""
+    config = GPT2Config(
+        vocab_size=len(tokenizer),
+        n_layer=n_layer,
+        n_embd=n_embd,
+        n_head=n_head,
+        n_positions=n_positions,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        attn_pdrop=0.0,
+        embd_pdrop=0.0,
+        resid_pdrop=0.0,
+        activation_function=FUSED_GELU,
+    )
+    return GPT2LMHeadModel(config)

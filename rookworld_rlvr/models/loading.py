@@ -1,0 +1,163 @@
+"""Models and tokenizers: loading, padding, end of text, position ids, and the packaged model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from trl import ModelConfig
+
+from ..common.errors import RookWorldError
+from ..common.files import asset_path, is_hub_id
+from .gpt2 import disable_dropout, fuse_gelu
+
+PACKAGED_MODEL = "rookworld-nano"
+
+
+def resolve_model_path(name: str) -> str:
+    """The folder of a packaged model; any other name comes back as it is.
+
+    >>> resolve_model_path("jrahn/RookWorld-LM-124M")
+    'jrahn/RookWorld-LM-124M'
+    """
+    if name != PACKAGED_MODEL:
+        return name
+    return asset_path(PACKAGED_MODEL)
+
+
+def check_model_name(name: str | None, key: str = "model_name_or_path") -> list[str]:
+    """Faults of a model's name, found without loading anything; `key` is what it was given as."""
+    if name is None:
+        return [f"{key}: missing; give {PACKAGED_MODEL}, a folder or a Hub id"]
+    path = Path(resolve_model_path(name))
+    if (path / "config.json").is_file():
+        return []
+    if path.is_dir() or _is_run(path):
+        return [f"{key}: no model in {name!r}{_how_to_make(path)}"]
+    if is_hub_id(name) and not name.startswith("."):
+        return []
+    return [
+        f"{key}: {name!r} is neither packaged ({PACKAGED_MODEL}), a folder, nor a Hub id "
+        "(owner/name)"
+    ]
+
+
+_RECIPES = Path(__file__).parents[2] / "recipes"  # where the package is used from its repository
+
+
+def _is_run(path: Path) -> bool:
+    """Whether a name is that of a recipe's `output_dir`, which has the form of a Hub id too."""
+    return path.parent == Path("runs") and path.name.startswith(("sft_", "grpo_", "judge_"))
+
+
+def _how_to_make(path: Path) -> str:
+    if not _is_run(path) or not (_RECIPES / f"{path.name}.yaml").is_file():
+        return ""
+    script = path.name.split("_")[0].replace("judge", "train_judge")
+    return (
+        f"; a recipe of that name makes it: accelerate launch recipes/{script}.py --config "
+        f"recipes/{path.name}.yaml"
+    )
+
+
+def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
+    """A causal language model with dropout off and GELU fused, in its configuration too.
+
+    llm.c trains without dropout and its exporter leaves GPT2Config's default of 0.1 in place, so the
+    configuration's word is not taken. What is saved from here carries the zeros on. For GELU see
+    `fuse_gelu`.
+
+    Args:
+        name: Packaged name, folder or Hub id.
+        kwargs: For `AutoModelForCausalLM.from_pretrained`.
+
+    Raises:
+        RookWorldError: There is no such model, or it cannot be had.
+    """
+    try:
+        model = AutoModelForCausalLM.from_pretrained(resolve_model_path(name), **kwargs)
+    except (OSError, ValueError) as error:
+        raise _cannot_load("model", name, error) from error
+    disable_dropout(model)
+    fuse_gelu(model)
+    return model
+
+
+def _cannot_load(what: str, name: str, error: Exception) -> RookWorldError:
+    reason = " ".join(str(error).split())[:300]
+    return RookWorldError(
+        f"cannot load the {what} {name!r} ({reason}); check the name and the network, or give a folder"
+    )
+
+
+def check_lengths(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: list[str],
+    max_new_tokens: int,
+) -> None:
+    """Refuse completions that could outrun the model's table of positions.
+
+    Raises:
+        RookWorldError: The longest prompt and `max_new_tokens` need more positions than there are.
+    """
+    positions = getattr(model.config, "n_positions", None)
+    longest = max(map(len, tokenizer(prompts)["input_ids"]))
+    if positions is not None and longest + max_new_tokens > positions:
+        raise RookWorldError(
+            f"max_completion_length: {max_new_tokens} after a prompt of {longest} tokens needs more "
+            f"than the model's {positions} positions; give at most {positions - longest}"
+        )
+
+
+def load_from_arguments(args: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model and tokenizer as TRL's `ModelConfig` asks for them; fp32 where it names no dtype.
+
+    Raises:
+        RookWorldError: See `load_model` and `load_tokenizer`.
+    """
+    tokenizer = load_tokenizer(args.model_name_or_path, revision=args.model_revision)
+    model = load_model(
+        args.model_name_or_path,
+        revision=args.model_revision,
+        attn_implementation=args.attn_implementation,
+        dtype=args.dtype or "float32",
+    )
+    return model, tokenizer
+
+
+def load_tokenizer(name: str, *, must_end: bool = True, **kwargs: Any) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model, left-padded with end-of-text where it has no pad token.
+
+    Padding is told from text by the attention mask alone, never by the token's id: a real end of
+    text keeps its place.
+
+    Args:
+        name: Packaged name, folder or Hub id.
+        must_end: Whether it needs an end token, as that of a model that writes does.
+        kwargs: For `AutoTokenizer.from_pretrained`.
+
+    Raises:
+        RookWorldError: There is no such tokenizer, it cannot be had, or it is empty.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(resolve_model_path(name), **kwargs)
+    except (OSError, ValueError) as error:
+        raise _cannot_load("tokenizer", name, error) from error
+    # transformers makes an empty tokenizer for a folder that holds none.
+    ends = tokenizer.eos_token_id is not None or not must_end
+    if not tokenizer("P: ")["input_ids"] or not ends:
+        raise RookWorldError(
+            f"the model {name!r} comes without a tokenizer that reads text and ends it; put "
+            "tokenizer.json and tokenizer_config.json into its folder"
+        )
+    tokenizer.padding_side = "left"
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer

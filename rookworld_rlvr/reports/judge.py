@@ -1,0 +1,320 @@
+"""How good a judge is on what it was not trained on: pairs, calibration, ranking; and its model card."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+
+from ..common.errors import RookWorldError
+from ..common.stats import Estimate, Proportion, estimate
+from ..data.judge_pairs import JudgeDataArguments, Pair
+from ..models import loading
+from ..models.decoding import Decoding, complete
+from ..rewards.judge import Judge
+from ..rewards.registry import REWARDS
+from ..tasks.scoring import score_row, values_by_move
+from ..training.model_card import how_it_was_made
+
+BINS = 10
+
+
+RANKED_BY = "graduated, shaping continuous"
+
+
+_PAIRS_SHOWN = 2  # of a kind
+
+
+# --------------------------------------------------------------------------------------------------
+# The report
+# --------------------------------------------------------------------------------------------------
+def judge_report(
+    judge: Judge, pairs: Sequence[Pair], heldout: Dataset, args: JudgeDataArguments
+) -> dict[str, Any]:
+    """What `judge_report.json` holds.
+
+    Args:
+        judge: As a recipe's reward would load it.
+        pairs: Held out.
+        heldout: Held-out rows, whose prompts the generator answers.
+        args: How many, by whom, at which temperature.
+
+    Raises:
+        RookWorldError: The generator cannot be loaded, or every pair is too long for the judge.
+    """
+    found = pair_differences(judge, pairs)
+    differences = [difference for difference in found if difference is not None]
+    if not differences:
+        raise RookWorldError(
+            f"{judge.name}: all {len(pairs)} held-out pairs are longer than the {judge.longest:.0f} "
+            "tokens that it has positions for; give a model with more"
+        )
+    kept = [pair for pair, one in zip(pairs, found, strict=True) if one is not None]
+    report: dict[str, Any] = {
+        "pairs": {**pair_accuracy(kept, differences), "too_long": len(pairs) - len(kept)},
+        "calibration": calibration(differences),
+    }
+    if args.ranked_prompts:
+        report["ranking"] = {
+            "generator": args.generator,
+            "reward": RANKED_BY,
+            "temperature": args.ranked_temperature,
+            "completions": args.ranked_completions,
+            "by_task": ranking(judge, heldout, args),
+        }
+    return report
+
+
+def pair_differences(judge: Judge, pairs: Sequence[Pair]) -> list[float | None]:
+    """Score of the chosen answer less that of the rejected one, by pair; None where one is too long."""
+    prompts = [pair.prompt for pair in pairs]
+    chosen = judge.scores(prompts, [pair.chosen for pair in pairs])
+    rejected = judge.scores(prompts, [pair.rejected for pair in pairs])
+    return [
+        None if better is None or worse is None else better - worse
+        for better, worse in zip(chosen, rejected, strict=True)
+    ]
+
+
+# --------------------------------------------------------------------------------------------------
+# Pairs
+# --------------------------------------------------------------------------------------------------
+def pair_accuracy(pairs: Sequence[Pair], differences: Sequence[float]) -> dict[str, Any]:
+    """Share of the pairs whose chosen answer scores higher, in all and by kind; a tie is no success."""
+    right = [difference > 0 for difference in differences]
+    kinds = Counter(pair.kind for pair in pairs)
+    wins = Counter(pair.kind for pair, won in zip(pairs, right, strict=True) if won)
+    return {
+        **_share(Proportion(sum(right), len(right))),
+        "ties": sum(difference == 0 for difference in differences),
+        "by_kind": {kind: _share(Proportion(wins[kind], n)) for kind, n in sorted(kinds.items())},
+    }
+
+
+def _share(result: Proportion) -> dict[str, Any]:
+    low, high = result.interval
+    return {"accuracy": result.value, "low": low, "high": high, "n": result.n}
+
+
+def calibration(differences: Sequence[float]) -> dict[str, Any]:
+    """How far a judge's confidence in a pair, the sigmoid of its difference, is the share right.
+
+    Confidence lies in [0.5, 1]: of the answer that the judge prefers. The expected calibration error
+    is the mean over pairs of the gap between confidence and share right in the pair's bin.
+
+    Source: C. Guo, G. Pleiss, Y. Sun and K. Weinberger, "On Calibration of Modern Neural Networks",
+    ICML 2017, section 2.
+    """
+    bins: list[list[tuple[float, bool]]] = [[] for _ in range(BINS)]
+    for difference in differences:
+        confidence = 0.5 * (1 + math.tanh(abs(difference) / 2))
+        place = min(BINS - 1, int((confidence - 0.5) * 2 * BINS))
+        bins[place].append((confidence, difference > 0))
+    table = [
+        {
+            "low": 0.5 + place / (2 * BINS),
+            "high": 0.5 + (place + 1) / (2 * BINS),
+            "n": len(found),
+            "confidence": math.fsum(confidence for confidence, _ in found) / len(found),
+            "right": sum(won for _, won in found) / len(found),
+        }
+        for place, found in enumerate(bins)
+        if found
+    ]
+    gaps = (abs(row["confidence"] - row["right"]) * row["n"] for row in table)
+    return {"expected_calibration_error": math.fsum(gaps) / len(differences), "bins": table}
+
+
+# --------------------------------------------------------------------------------------------------
+# Ranking
+# --------------------------------------------------------------------------------------------------
+def ranking(judge: Judge, heldout: Dataset, args: JudgeDataArguments) -> dict[str, Any]:
+    """Kendall's τ by prompt between the judge and the verifiable reward, over sampled completions.
+
+    Returns:
+        By task: the mean over prompts with its bootstrap interval, how many prompts it is of, and how
+        many were left out because the judge or the reward gave all completions the same.
+    """
+    network = loading.load_model(args.generator).to(judge.network.device).eval()
+    tokenizer = loading.load_tokenizer(args.generator)
+    found: dict[str, Any] = {}
+    for task in args.tasks():
+        rows = [row for row in heldout if row["task"] == task][: args.ranked_prompts]
+        prompts = [row["prompt"] for row in rows]
+        drawn = [
+            complete(
+                network,
+                tokenizer,
+                prompts,
+                max_new_tokens=args.ranked_tokens,
+                decoding=Decoding("sampled", args.ranked_temperature, seed=turn),
+            )
+            for turn in range(args.ranked_completions)
+        ]
+        taus = [
+            _tau_of_row(judge, row, [texts[index] for texts in drawn])
+            for index, row in enumerate(rows)
+        ]
+        ranked = [tau for tau in taus if tau is not None]
+        found[task] = {
+            **(_interval(estimate("mean", ranked)) if ranked else {"n": 0}),
+            "without_variance": len(taus) - len(ranked),
+        }
+    return found
+
+
+def _tau_of_row(judge: Judge, row: Mapping[str, Any], completions: Sequence[str]) -> float | None:
+    """None without truth or variance; completions that are too long for the judge are left out."""
+    scored = [
+        score_row(row["prompt"], text, values_by_move(row["action_values"])) for text in completions
+    ]
+    scores = judge.scores([row["prompt"]] * len(completions), completions)
+    number = REWARDS["graduated"].number
+    both = [
+        (score, number(truth, shaping="continuous"))
+        for score, truth in zip(scores, scored, strict=True)
+        if score is not None and truth is not None
+    ]
+    return kendall_tau([score for score, _ in both], [reward for _, reward in both])
+
+
+def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Kendall's τ-b, in [-1, 1]; None where all values of one side are the same.
+
+    Source: M. G. Kendall, "The treatment of ties in ranking problems", Biometrika 33 (1945).
+
+    >>> kendall_tau([1, 2, 3], [1, 3, 2])
+    0.3333333333333333
+    """
+    signs = [
+        (_sign(a - b), _sign(x - y))
+        for (a, x), (b, y) in combinations(zip(first, second, strict=True), 2)
+    ]
+    untied = math.prod(sum(sign[side] != 0 for sign in signs) for side in (0, 1))
+    return sum(one * other for one, other in signs) / math.sqrt(untied) if untied else None
+
+
+def _sign(value: float) -> int:
+    return (value > 0) - (value < 0)
+
+
+def _interval(result: Estimate) -> dict[str, Any]:
+    return {"tau": result.value, "low": result.low, "high": result.high, "n": result.n}
+
+
+# --------------------------------------------------------------------------------------------------
+# As text
+# --------------------------------------------------------------------------------------------------
+def report_text(report: Mapping[str, Any]) -> str:
+    """The report as Markdown tables."""
+    pairs = report["pairs"]
+    lines = [
+        "| held-out pairs | n | right | 95% interval |",
+        "| --- | --- | --- | --- |",
+        _row("all", pairs, "accuracy"),
+        *(_row(f"`{kind}`", item, "accuracy") for kind, item in pairs["by_kind"].items()),
+        "",
+        f"Ties, counted as wrong: {pairs['ties']}. Expected calibration error: "
+        f"{report['calibration']['expected_calibration_error']:.3f}.",
+        *_too_long_lines(pairs["too_long"]),
+        "",
+        "| confidence | n | mean | share right |",
+        "| --- | --- | --- | --- |",
+        *(
+            f"| {row['low']:.2f} to {row['high']:.2f} | {row['n']} | {row['confidence']:.3f} "
+            f"| {row['right']:.3f} |"
+            for row in report["calibration"]["bins"]
+        ),
+    ]
+    return "\n".join([*lines, *_ranking_lines(report.get("ranking"))])
+
+
+def _too_long_lines(count: int) -> list[str]:
+    return ["", f"Left out, longer than the judge's positions: {count} pairs."] if count else []
+
+
+def _row(name: str, item: Mapping[str, Any], key: str) -> str:
+    return f"| {name} | {item['n']} | {item[key]:.1%} | [{item['low']:.1%}, {item['high']:.1%}] |"
+
+
+def _ranking_lines(ranked: Mapping[str, Any] | None) -> list[str]:
+    if ranked is None:
+        return []
+    lines = [
+        "",
+        f"Kendall's τ-b by prompt between the judge and the verifiable reward ({ranked['reward']}), "
+        f"over {ranked['completions']} completions of `{ranked['generator']}` at temperature "
+        f"{ranked['temperature']:g}:",
+        "",
+        "| task | prompts | τ | 95% interval | left out, without variance |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for task, item in ranked["by_task"].items():
+        numbers = (
+            f"{item['tau']:.2f} | [{item['low']:.2f}, {item['high']:.2f}]" if item["n"] else "- | -"
+        )
+        lines.append(f"| {task} | {item['n']} | {numbers} | {item['without_variance']} |")
+    return lines
+
+
+def pairs_text(pairs: Sequence[Pair]) -> str:
+    """How many pairs there are of each kind, and some of each."""
+    kinds = Counter(pair.kind for pair in pairs)
+    lines = [f"{kind:<14}{count:>8} pairs" for kind, count in sorted(kinds.items())]
+    for kind in sorted(kinds):
+        for pair in [pair for pair in pairs if pair.kind == kind][:_PAIRS_SHOWN]:
+            lines += ["", f"{kind}: {pair.prompt!r}", f"  chosen   {pair.chosen!r}"]
+            lines.append(f"  rejected {pair.rejected!r}")
+    return "\n".join(lines)
+
+
+def write_judge_card(
+    folder: Path,
+    recipe: Mapping[str, Any],
+    report: Mapping[str, Any],
+    parameters: int,
+    command: str,
+    started: float,
+) -> None:
+    """Write the README.md of a judge.
+
+    Args:
+        folder: The judge's.
+        recipe: The keys that were given, YAML and overrides in one.
+        report: Of `judge_report`.
+        parameters: How many the judge has.
+        command: What was run.
+        started: Seconds since the epoch.
+    """
+    text = _CARD.format(
+        parameters=parameters, origin=recipe.get("model_name_or_path"), results=report_text(report)
+    )
+    made = how_it_was_made(recipe, command, started)
+    (folder / "README.md").write_text(text + made, encoding="utf-8")
+
+
+_CARD = """---
+license: gpl-3.0
+library_name: transformers
+pipeline_tag: text-classification
+tags: [chess, gpt2, reward-model]
+---
+
+# A judge of RookWorld answers from `recipes/train_judge.py`
+
+A sequence classifier of {parameters:,} parameters with one score, trained from {origin} by TRL's
+`RewardTrainer`: the higher of two scores is that of the right answer (`A:` prompts) or of the better
+move (`P:` prompts). It reads prompt and completion as one text with the end token behind it. As a
+reward: `- {{name: judge, weight: 0.5, model: <this folder>, scale: sigmoid}}`.
+
+{results}
+
+Pairs are of positions that were not trained on; the truth is python-chess's and, for moves, the data's
+values. A judge is right about the faults that it has seen: reward beside it something that can be
+verified, and watch the health rule `judge_against_truth`.
+"""

@@ -1,0 +1,84 @@
+"""Which held-out answers are worth a look: the best, the worst, the most changed, with their boards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ...tasks.boards import answer_board
+from ...tasks.scoring import weighted_policy
+from ...tasks.types import TASKS, Score
+from .record import Answer, AnswerPair
+
+QUALITY: Mapping[str, str] = {
+    "environment": "mean of next state and outcome",
+    "policy": "0.5 best move, 0.3 candidates, 0.2 evaluation",
+    "fill_in": "similarity to the nearest answer that fits",
+}
+"""Task → what its answers are ordered by, of the components in [0, 1]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Answers of one kind.
+
+    Args:
+        task: Of the rows.
+        title: What they have in common.
+        pairs: The one that shows it most comes first.
+    """
+
+    task: str
+    title: str
+    pairs: Sequence[AnswerPair]
+
+
+def choose(pairs: Sequence[AnswerPair], count: int) -> list[Choice]:
+    """The answers to show, no row twice: most gained, most lost, worst, best.
+
+    Rows of equal quality keep their order; a row that was not scored is left out.
+
+    Args:
+        pairs: Of all tasks.
+        count: Of each kind.
+    """
+    choices = []
+    for task in TASKS:
+        mine = [p for p in pairs if p.after["task"] == task and p.after["score"] is not None]
+        orders = {
+            "most gained": sorted((p for p in mine if change(p) > 0), key=change, reverse=True),
+            "most lost": sorted((p for p in mine if change(p) < 0), key=change),
+            "worst": sorted(mine, key=_after),
+            "best": sorted(mine, key=_after, reverse=True),
+        }
+        seen: list[AnswerPair] = []
+        for title, order in orders.items():
+            chosen = [pair for pair in order if pair not in seen][:count]
+            seen += chosen
+            if chosen:
+                choices.append(Choice(task, title, chosen))
+    return choices
+
+
+def quality(answer: Answer) -> float:
+    """How good an answer is, in [0, 1], see `QUALITY`."""
+    score = answer["score"]
+    if answer["task"] == "policy":
+        return weighted_policy(Score(score))
+    if answer["task"] == "fill_in":
+        return float(score["similarity"])
+    return float(score["state"] + score["outcome"]) / 2
+
+
+def change(pair: AnswerPair) -> float:
+    """By how much training has made an answer better, in [-1, 1]."""
+    return quality(pair.after) - quality(pair.before)
+
+
+def _after(pair: AnswerPair) -> float:
+    return quality(pair.after)
+
+
+def board(answer: Answer) -> str:
+    """The answer beside the truth, as SVG."""
+    return answer_board(answer, answer["completion"], answer["values"])

@@ -1,0 +1,223 @@
+"""A run's folder as one record: what is there is read, what is not is said in a sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ...common.errors import RookWorldError
+from ...common.stats import Proportion
+from ...training.health.monitor import HEALTH_FILE
+from ...training.results import heldout_results, read_proportions
+from ...training.run_folder import (
+    ANSWERS_AFTER,
+    ANSWERS_BEFORE,
+    EVALUATION,
+    HELDOUT_BEFORE,
+    PROVENANCE,
+    RESOLVED_CONFIG,
+    RESULTS,
+)
+
+_STATE = "trainer_state.json"
+
+
+Logs = Mapping[str, Any]
+
+
+Answer = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPair:
+    """A held-out row that was answered before and after training."""
+
+    before: Answer  # the keys that `runs.write_answers` gives
+    after: Answer
+
+
+@dataclass(slots=True)
+class RunRecord:
+    """What a run's folder holds; empty or None where it holds nothing of the kind.
+
+    Args:
+        name: Unique among the runs of a report.
+        config: The resolved configuration.
+        sessions: Of ``provenance.json``, the first start first.
+        history: The trainer's logs in their order, each with its ``step``.
+        before: Held-out results before the first step.
+        after: Of the model that the run ended with.
+        results: The rest of ``results.json``.
+        answers: Held-out rows with both answers.
+        health: Findings; None where the run was not watched.
+        evaluation: ``evaluation.json``.
+        missing: What is not there, a sentence each.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    sessions: Sequence[Mapping[str, Any]] = ()
+    history: Sequence[Logs] = ()
+    before: Mapping[str, Proportion] = field(default_factory=dict)
+    after: Mapping[str, Proportion] = field(default_factory=dict)
+    results: Mapping[str, Any] = field(default_factory=dict)
+    answers: Sequence[AnswerPair] = ()
+    health: Sequence[Mapping[str, Any]] | None = None
+    evaluation: Mapping[str, Any] | None = None
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return bool(self.results)
+
+    @property
+    def rows(self) -> Mapping[str, int]:
+        """Held-out rows by metric."""
+        return {name: result.n for name, result in {**self.before, **self.after}.items()}
+
+    def points(self, name: str) -> list[tuple[float, float]]:
+        """Step and value of a metric wherever it was logged as a number; a step that was measured
+        twice, as a resumed run does, has its last value.
+        """
+        values = {
+            float(logs["step"]): float(logs[name])
+            for logs in self.history
+            if isinstance(logs.get(name), int | float)
+        }
+        return list(values.items())
+
+
+def read_runs(folders: Sequence[str]) -> list[RunRecord]:
+    """Read folders, each under a name of its own.
+
+    Raises:
+        RookWorldError: One of them is no run, or is given twice.
+    """
+    paths = [Path(folder) for folder in folders]
+    resolved = [path.resolve() for path in paths]
+    for path, place in zip(paths, resolved, strict=True):
+        if resolved.count(place) > 1:
+            raise RookWorldError(f"run: {str(path)!r} is given twice; give each folder once")
+    names = [place.name for place in resolved]
+    return [
+        read_run(path, place.name if names.count(place.name) == 1 else "/".join(place.parts[-2:]))
+        for path, place in zip(paths, resolved, strict=True)
+    ]
+
+
+def read_run(folder: Path, name: str) -> RunRecord:
+    """Read a run's folder, finished or not.
+
+    Raises:
+        RookWorldError: It is no run of `recipes/grpo.py`.
+    """
+    config = folder / RESOLVED_CONFIG
+    if not config.is_file():
+        kind = "holds no " + RESOLVED_CONFIG if folder.is_dir() else "is no folder"
+        raise RookWorldError(
+            f"run: {str(folder)!r} {kind}; give the output_dir of a run of recipes/grpo.py"
+        )
+    try:
+        values = yaml.safe_load(config.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise RookWorldError(f"run: {str(config)!r} cannot be read ({reason})") from error
+    run = RunRecord(name, values if isinstance(values, dict) else {})
+    _read_provenance(run, folder)
+    _read_history(run, folder)
+    _read_results(run, folder)
+    _read_answers(run, folder)
+    _read_findings(run, folder)
+    if (folder / EVALUATION).is_file():
+        run.evaluation = _content(run, folder / EVALUATION, _json, None)
+    return run
+
+
+# --------------------------------------------------------------------------------------------------
+# Files
+# --------------------------------------------------------------------------------------------------
+def _json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _json_lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _content(run: RunRecord, path: Path, read: Callable[[Path], Any], nothing: Any) -> Any:
+    """What a reader makes of a file; `nothing`, and a sentence, where the file is broken."""
+    try:
+        return read(path)
+    except (OSError, ValueError, TypeError) as error:
+        run.missing.append(f"{path.name} cannot be read ({error}).")
+        return nothing
+
+
+def _read_provenance(run: RunRecord, folder: Path) -> None:
+    path = folder / PROVENANCE
+    if not path.is_file():
+        run.missing.append(
+            f"There is no {PROVENANCE}: versions, machine, command and duration are not known."
+        )
+        return
+    run.sessions = _content(run, path, _json, {}).get("sessions", ())
+
+
+def _read_history(run: RunRecord, folder: Path) -> None:
+    """The log at the run's root; of a run that was killed, the one of its last checkpoint."""
+    path = folder / _STATE
+    if not path.is_file():
+        checkpoints = sorted(folder.glob(f"checkpoint-*/{_STATE}"), key=_checkpoint_step)
+        if not checkpoints:
+            run.missing.append("There is no checkpoint and no log, so there are no curves.")
+            return
+        path = checkpoints[-1]
+        run.missing.append(f"The curves end with {path.parent.name}, the last one saved.")
+    run.history = _content(run, path, _json, {}).get("log_history", ())
+
+
+def _checkpoint_step(path: Path) -> int:
+    digits = path.parent.name.removeprefix("checkpoint-")
+    return int(digits) if digits.isdigit() else -1
+
+
+def _read_results(run: RunRecord, folder: Path) -> None:
+    if (folder / HELDOUT_BEFORE).is_file():
+        run.before = _content(run, folder / HELDOUT_BEFORE, read_proportions, {})
+    else:
+        run.missing.append(f"There is no {HELDOUT_BEFORE}: held-out rows were not counted.")
+    if not (folder / RESULTS).is_file():
+        run.missing.append(f"There is no {RESULTS}: the run did not come to its end.")
+        return
+    results = {"heldout": {}, **_content(run, folder / RESULTS, _json, {})}
+    run.before, run.after = (heldout_results(results, when) for when in ("before", "after"))
+    run.results = {key: value for key, value in results.items() if key != "heldout"}
+
+
+def _read_answers(run: RunRecord, folder: Path) -> None:
+    paths = folder / ANSWERS_BEFORE, folder / ANSWERS_AFTER
+    absent = [path.name for path in paths if not path.is_file()]
+    if absent:
+        run.missing.append(
+            f"There is no {' and no '.join(absent)}, so answers before and after are not compared."
+        )
+        return
+    before, after = (_content(run, path, _json_lines, []) for path in paths)
+    if [answer["prompt"] for answer in before] != [answer["prompt"] for answer in after]:
+        run.missing.append("The answers before and after are to different rows.")
+        return
+    run.answers = [AnswerPair(*pair) for pair in zip(before, after, strict=True)]
+
+
+def _read_findings(run: RunRecord, folder: Path) -> None:
+    path = folder / HEALTH_FILE
+    if path.is_file():
+        run.health = _content(run, path, _json_lines, None)
+    else:
+        run.missing.append(f"There is no {HEALTH_FILE}: the run's health was not watched.")

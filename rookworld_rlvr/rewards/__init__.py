@@ -1,0 +1,1 @@
+"""Reward functions in TRL's signature, over the tasks' scorers, and judges."""

@@ -1,0 +1,209 @@
+"""Reward functions in TRL's signature, over `scoring`, in one registry; judges stand beside them.
+
+A reward takes ``prompts``, ``completions`` and the data set's columns as keywords, all of length `B`,
+and returns `B` numbers, or None for a row that it does not apply to: a row of another task, or one
+whose truth is missing. Names are dashboard keys: TRL logs ``rewards/<name>/mean``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..common.errors import ConfigurationError, close_matches
+from ..engine.truth import PolicyTruth, _policy_position, policy_values
+from ..tasks import scoring
+from ..tasks.scoring import _environment_prompt, _fill_in_prompt, _task_of, score_row
+from ..tasks.types import Score, Task
+from .judge_spec import is_judge, judge_faults, judge_spec
+
+RewardFunc = Callable[..., list[float | None]]
+
+
+Spec = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """What a name of the registry means.
+
+    Args:
+        tasks: The tasks that it judges.
+        number: The number of a score; takes the options as keywords.
+        options: Allowed values by option, the default first.
+        composite: Made of several components, which are then logged beside it.
+    """
+
+    tasks: tuple[Task, ...]
+    number: Callable[..., float]
+    options: Mapping[str, tuple[Any, ...]]
+    composite: bool = False
+
+
+def _component(task: Task, name: str) -> Reward:
+    return Reward((task,), lambda score: score[name], {})
+
+
+REWARDS: Mapping[str, Reward] = {
+    "environment_exact": _component("environment", "exact"),  # 0 or 1
+    "environment_state": _component("environment", "state"),  # [0, 1]
+    "environment_outcome": _component("environment", "outcome"),  # [0, 1]
+    "environment_format": _component("environment", "format"),  # 0 or 1
+    "policy_best_move": _component("policy", "best_move"),  # [0, 1]
+    "policy_regret": _component("policy", "regret"),  # [0, 1]
+    "policy_rank": _component("policy", "rank"),  # [0, 1]
+    "policy_candidates": _component("policy", "candidates"),  # [0, 1]
+    "policy_evaluation": _component("policy", "evaluation"),  # [0, 1]
+    "policy_legality": _component("policy", "legality"),  # [0, 1]
+    "policy_consistency": _component("policy", "consistency"),  # [0, 1]
+    "policy_format": _component("policy", "format"),  # 0 or 1
+    "fill_in_exact": _component("fill_in", "exact"),  # 0 or 1
+    "fill_in_similarity": _component("fill_in", "similarity"),  # [0, 1], below 1 unless exact
+    "fill_in_format": _component("fill_in", "format"),  # 0 or 1
+    "weighted_policy": Reward(("policy",), scoring.weighted_policy, {}, True),  # [0, 1]
+    "graduated": Reward(
+        ("environment", "policy"), scoring.graduated, {"shaping": scoring.SHAPINGS}, True
+    ),  # [-0.3, 1]
+    "asymmetric": Reward(("environment",), scoring.asymmetric, {}, True),  # [-1, 1]
+}
+
+
+def get_reward_funcs(specs: Sequence[Spec], truth: PolicyTruth | None = None) -> list[RewardFunc]:
+    """Reward functions by name, in the order given.
+
+    Args:
+        specs: ``{"name": ..., "weight": ..., **options}`` each; the weight is for the trainer
+            (`RookWorldGRPOConfig` hands it to TRL's `reward_weights`). One by the name of ``judge``
+            or ``judge_<suffix>`` is a frozen model, see `judge_spec.JudgeSpec`, and is loaded.
+        truth: Where the values of moves come from; None takes the column `action_values`.
+
+    Raises:
+        ConfigurationError: Unknown names or options, with their close matches.
+        RookWorldError: A judge's model is none, see `judge.load_judge`.
+
+    >>> (exact,) = get_reward_funcs([{"name": "environment_exact"}])
+    >>> exact(
+    ...     ["A: 8/8/8/8/8/4k3/8/4K3 w - - 0 1+e1d1+e1d1+"],
+    ...     ["8/8/8/8/8/4k3/8/3K4 b - - 1 1+0.5+1+0"],
+    ... )
+    [1.0]
+    """
+    faults = check_reward_specs(specs)
+    if faults:
+        raise ConfigurationError(faults)
+    return [_open(spec, truth or PolicyTruth()) for spec in specs]
+
+
+def _open(spec: Spec, truth: PolicyTruth) -> RewardFunc:
+    if not is_judge(spec["name"]):
+        return _reward_func(spec, truth)
+    from .judge import JudgeReward  # torch, which no other reward needs
+
+    return JudgeReward(judge_spec(spec), truth=truth)
+
+
+def check_reward_specs(specs: Any) -> list[str]:
+    """Faults of a list of reward specifications, one sentence each."""
+    if not isinstance(specs, list | tuple) or not specs:
+        return ["rewards: missing or no list; give some of " + ", ".join(REWARDS)]
+    faults = []
+    names = []
+    for spec in specs:
+        if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
+            faults.append(f"rewards: {spec!r} is no mapping with a name; write '- name: ...'")
+            continue
+        names.append(spec["name"])
+        faults += _check_reward_spec(spec)
+    twice = sorted({name for name in names if names.count(name) > 1})
+    return faults + [f"rewards: {name!r} stands twice; add up its weights" for name in twice]
+
+
+def _check_reward_spec(spec: Spec) -> list[str]:
+    name = spec["name"]
+    if name not in REWARDS and not is_judge(name):
+        known = (*REWARDS, "judge")
+        return [f"rewards: unknown reward {name!r}{close_matches(name, known)}"]
+    faults = []
+    weight = spec.get("weight", 1.0)
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+        faults.append(f"rewards: weight {weight!r} of {name} is no finite number")
+    if is_judge(name):
+        return faults + judge_faults(spec)
+    for key, value in spec.items():
+        if key in ("name", "weight"):
+            continue
+        allowed = REWARDS[name].options.get(key)
+        if allowed is None:
+            known = ("name", "weight", *REWARDS[name].options)
+            faults.append(f"rewards: {name} has no option {key!r}{close_matches(str(key), known)}")
+        elif value not in allowed:
+            faults.append(f"rewards: {key} of {name} is {value!r}, none of {', '.join(allowed)}")
+    return faults
+
+
+def tasks_of(specs: Sequence[Spec]) -> set[Task]:
+    """The tasks that at least one of the rewards judges."""
+    return {task for spec in specs for task in _tasks(spec)}
+
+
+def _tasks(spec: Spec) -> tuple[Task, ...]:
+    name = spec["name"]
+    return judge_spec(spec).tasks if is_judge(name) else REWARDS[name].tasks
+
+
+def _log_components(
+    prefix: str, scores: Sequence[Score | None], log_metric: Callable[[str, float], None]
+) -> None:
+    """Log the mean of every component that went into a composite reward, by task."""
+    for task, marker in (("environment", "fields"), ("policy", "legality")):
+        mine = [s.components for s in scores if s is not None and marker in s.components]
+        for component in mine[0] if mine else ():
+            mean = math.fsum(components[component] for components in mine) / len(mine)
+            log_metric(f"{prefix}/{task}_{component}", mean)
+
+
+def clear_cache() -> None:
+    """Forget the prompts kept, for measurements."""
+    _task_of.cache_clear()
+    _environment_prompt.cache_clear()
+    _fill_in_prompt.cache_clear()
+    _policy_position.cache_clear()
+
+
+def _reward_func(spec: Spec, truth: PolicyTruth) -> RewardFunc:
+    name = spec["name"]
+    reward = REWARDS[name]
+    options = {key: spec.get(key, allowed[0]) for key, allowed in reward.options.items()}
+
+    def reward_func(
+        prompts: Sequence[str],
+        completions: Sequence[str],
+        action_values: Sequence[Any] | None = None,
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
+        column = action_values if action_values is not None else [None] * len(prompts)
+        applies = [_task_of(prompt) in reward.tasks for prompt in prompts]
+        values = policy_values(truth, prompts, column, applies)
+        scores = [
+            score_row(prompt, completion, by_move) if mine else None
+            for prompt, completion, by_move, mine in zip(
+                prompts, completions, values, applies, strict=True
+            )
+        ]
+        if log_metric is not None:
+            missing = sum(
+                score is None and mine for score, mine in zip(scores, applies, strict=True)
+            )
+            log_metric(f"rewards/{name}/without_truth", missing / max(1, sum(applies)))
+            if truth.labeller is not None:
+                log_metric("engine/given_up", len(truth.labeller.given_up))
+            if reward.composite:
+                _log_components(f"rewards/{name}", scores, log_metric)
+        return [None if score is None else reward.number(score, **options) for score in scores]
+
+    reward_func.__name__ = name
+    reward_func.__doc__ = f"Reward `{name}`, see `rookworld_rlvr.rewards.REWARDS`."
+    return reward_func

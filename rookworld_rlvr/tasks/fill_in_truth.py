@@ -1,0 +1,417 @@
+"""Truth of the fill-in task: every answer that is consistent with a masked record.
+
+A record, filled in, is consistent where
+
+1. its state is a position as python-chess writes it (`rules.canonical_fen`), and not yet drawn by the
+   75-move rule;
+2. its action leads to its next state, reward and flags, exactly (`rules.transition`);
+3. the last move of its history is its action;
+4. its state agrees with the moves before the action that the history holds: the last of them can have
+   led to it, by what stands on its two squares, the half move clock and the en passant square; and no
+   castling right outlives a move from or to the squares of its king and rook;
+5. its state is what its history leads to, where the history is complete: as many moves before the
+   action as the state's counters count. Such a game began at the standard start; only a record
+   without any move before the action may begin elsewhere, where what it shows of the state says so.
+
+An incomplete history proves nothing but 3 and 4: what stood before it would be for retrograde
+analysis to say. So several answers can fit: a half move clock before a capture, castling rights before
+the king's first move, castling written as the king's two steps or as the king taking its rook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from itertools import product
+
+import chess
+
+from ..common.errors import IllegalPositionError, NotationError
+from . import rules
+from . import text as notation
+from .environment import (
+    parse_environment_answer,
+    parse_environment_prompt,
+    write_environment_answer,
+    write_environment_prompt,
+)
+from .fill_in import (
+    FEN_COLUMNS,
+    FILL_IN_COLUMNS,
+    MASK,
+    fen_parts,
+    fill_in_columns,
+    join_fen,
+    parse_fill_in_prompt,
+    write_fill_in_prompt,
+)
+from .types import EnvironmentAnswer, EnvironmentPrompt, FillInPrompt
+
+_SIDE, _CASTLING, _EN_PASSANT, _HALF_MOVES, _FULL_MOVES = range(8, 13)  # of a FEN's parts
+
+
+_LAST_HALF_MOVE = 149  # at 150 the game is drawn
+
+
+_DOUBLE_STEP = 2  # ranks
+
+
+def answers(prompt: FillInPrompt) -> tuple[str, ...]:
+    """Every answer that makes the record consistent, as a record writes it; none for a corrupted one.
+
+    Cached: the completions of a group share their prompt.
+    """
+    try:
+        return truth(prompt)
+    except NotationError:
+        return ()
+
+
+@lru_cache(maxsize=16_384)
+def truth(prompt: FillInPrompt) -> tuple[str, ...]:
+    """`answers`, or why there are none.
+
+    Raises:
+        NotationError: No answer fits, or it cannot be said which do: the action is masked and was
+            illegal, so that any illegal text would fit; or a move of an incomplete history is masked.
+    """
+    _refuse_what_nobody_can_judge(prompt)
+    found = tuple(sorted({answer for answer in _candidates(prompt) if fits(prompt, answer)}))
+    if not found:
+        raise NotationError("no answer is consistent with the record", _text(prompt))
+    return found
+
+
+def check_answer(prompt: FillInPrompt, answer: str) -> None:
+    """Refuse an answer that does not fit, without looking for those that do where it does.
+
+    Args:
+        prompt: The masked record.
+        answer: As `notation.parse_fill_in_answer` returns it.
+
+    Raises:
+        NotationError: As `truth` does, or the answer is not one of those that fit.
+    """
+    _refuse_what_nobody_can_judge(prompt)
+    if not fits(prompt, answer):
+        truth(prompt)
+        raise NotationError(
+            "the answer is not consistent with the record", f"{_text(prompt)} {answer}"
+        )
+
+
+def _refuse_what_nobody_can_judge(prompt: FillInPrompt) -> None:
+    if prompt.field == "action" and prompt.truncated == "1":
+        raise NotationError(
+            "a masked action was illegal: any illegal text would fit", _text(prompt)
+        )
+    if prompt.field == "history" and _plies(prompt.state) != len(prompt.history) - 1:
+        raise NotationError(
+            "a masked move of an incomplete history cannot be judged", _text(prompt)
+        )
+
+
+_text = write_fill_in_prompt  # for messages
+
+
+def fits(prompt: FillInPrompt, answer: str) -> bool:
+    """Whether the record, filled in with `answer`, is consistent: the one definition of it.
+
+    Args:
+        prompt: The masked record.
+        answer: As `notation.parse_fill_in_answer` returns it.
+    """
+    try:
+        asked, answered = filled(prompt, answer)
+        board = rules.board_of(asked.fen)
+        if rules.transition(asked.fen, asked.action) != answered:
+            return False
+    except (NotationError, IllegalPositionError):
+        return False
+    return (
+        board.fen() == asked.fen
+        and not board.is_seventyfive_moves()
+        and asked.history[-1:] == (asked.action,)
+        and _en_passant_agrees(board, asked)
+        and _last_move_agrees(board, asked.history)
+        and _castling_agrees(board, asked.history)
+        and _history_agrees(prompt, asked)
+    )
+
+
+def filled(prompt: FillInPrompt, answer: str) -> tuple[EnvironmentPrompt, EnvironmentAnswer]:
+    """The record without its mask: what the environment was asked, and what it answered.
+
+    Args:
+        prompt: The masked record.
+        answer: As `notation.parse_fill_in_answer` returns it.
+    """
+    columns = dict(zip(FILL_IN_COLUMNS, fill_in_columns(prompt), strict=True))
+    if prompt.field == "action":
+        columns["history"] = columns["history"].replace(MASK, answer)
+    columns[prompt.column] = columns[prompt.column].replace(MASK, answer)
+    asked, answered = ("+".join(columns[name] for name in names) for names in (_ASKED, _ANSWERED))
+    return (
+        parse_environment_prompt(f"{asked}+"),
+        parse_environment_answer(answered),
+    )
+
+
+_ASKED, _ANSWERED = FILL_IN_COLUMNS[:3], FILL_IN_COLUMNS[3:]
+
+
+def mask(
+    asked: EnvironmentPrompt, answered: EnvironmentAnswer, column: str, part: int | None = None
+) -> tuple[FillInPrompt, str]:
+    """Hide a place of a record: the fill-in prompt and the answer that was there.
+
+    Args:
+        asked: What the environment was asked.
+        answered: What it answered.
+        column: One of `notation.FILL_IN_COLUMNS`.
+        part: Of a FEN or of the history, see `FillInPrompt`; None hides the column.
+
+    Raises:
+        NotationError: That place cannot be masked.
+    """
+    row = write_environment_prompt(asked) + write_environment_answer(answered)
+    texts = row.removeprefix(notation.ENVIRONMENT_PREFIX).strip(" ").split("+")
+    at = FILL_IN_COLUMNS.index(column)
+    hidden = texts[at]
+    if part is not None:
+        split, join = (fen_parts, join_fen) if column in FEN_COLUMNS else (str.split, " ".join)
+        parts = list(split(texts[at]))
+        hidden, parts[part] = parts[part], MASK
+        texts[at] = join(parts)
+    else:
+        texts[at] = MASK
+    if column == "action":
+        texts[2] = " ".join((*asked.history[:-1], MASK))
+    return parse_fill_in_prompt(f"{notation.FILL_IN_PREFIX} {'+'.join(texts)}+"), hidden
+
+
+# --------------------------------------------------------------------------------------------------
+# What the history says of the state
+# --------------------------------------------------------------------------------------------------
+def _en_passant_agrees(board: chess.Board, asked: EnvironmentPrompt) -> bool:
+    """Whether the state names the square that the move before the action has passed over."""
+    if len(asked.history) < 2:
+        return True
+    passed = _passed_square(board, asked.history[-2])
+    if passed is None:
+        return board.ep_square is None
+    expected = board.copy(stack=False)
+    expected.ep_square = passed
+    return expected.fen() == asked.fen  # which names the square only where a capture is legal
+
+
+def _passed_square(board: chess.Board, last: str) -> chess.Square | None:
+    """The square passed over by a pawn's double step, from the board after it."""
+    move = _readable(last)
+    start, end = move.from_square, move.to_square
+    ranks = abs(chess.square_rank(start) - chess.square_rank(end))
+    if board.piece_type_at(end) != chess.PAWN or ranks != _DOUBLE_STEP:
+        return None
+    return (start + end) // 2
+
+
+def _last_move_agrees(board: chess.Board, history: tuple[str, ...]) -> bool:
+    """Whether the move before the action can have led to the board, as far as its squares show."""
+    if len(history) < 2:
+        return True
+    move = _readable(history[-2])
+    if not move:
+        return False
+    start, end = move.from_square, move.to_square
+    if board.piece_at(end) is None:  # castling, written as the king taking its rook
+        end = chess.square(6 if end > start else 2, chess.square_rank(start))
+    piece = board.piece_at(end)
+    if piece is None or piece.color == board.turn or board.piece_at(start):
+        return False
+    if move.promotion or piece.piece_type == chess.PAWN:
+        return board.halfmove_clock == 0 and move.promotion in (None, piece.piece_type)
+    castled = piece.piece_type == chess.KING and abs(start - end) == 2
+    return castled or start in board.attacks(end)
+
+
+def _castling_agrees(board: chess.Board, history: tuple[str, ...]) -> bool:
+    """Whether no move before the action went from or to a square of a king and rook that may castle."""
+    home = chess.SquareSet(board.castling_rights)  # of the rooks
+    for rank, king in ((chess.BB_RANK_1, chess.E1), (chess.BB_RANK_8, chess.E8)):
+        if home & rank:
+            home.add(king)
+    moves = [move for move in map(_readable, history[:-1]) if move]
+    return not any(move.from_square in home or move.to_square in home for move in moves)
+
+
+def _readable(text: str) -> chess.Move:
+    """A move by its form; the null move where it has none."""
+    try:
+        return chess.Move.from_uci(text)
+    except ValueError:
+        return chess.Move.null()
+
+
+def _history_agrees(prompt: FillInPrompt, asked: EnvironmentPrompt) -> bool:
+    """Whether the state is where a complete history leads, as far as the record lets one tell."""
+    moves = asked.history[:-1]
+    if _plies(asked.fen) != len(moves):
+        return True
+    led_to = _replay(moves)
+    if led_to == asked.fen:
+        return True
+    # Without a move the state alone says whether the game began at the standard start.
+    return not moves and not (prompt.column == "state" and _shows(prompt, chess.STARTING_FEN))
+
+
+def _shows(prompt: FillInPrompt, fen: str) -> bool:
+    """Whether the masked state could be this one."""
+    assert prompt.part is not None
+    parts = list(fen_parts(fen))
+    parts[prompt.part] = MASK
+    return join_fen(parts) == prompt.state
+
+
+def _plies(fen: str) -> int:
+    """Moves of both sides before a position, by its counters."""
+    parts = fen_parts(fen)
+    return 2 * (int(parts[_FULL_MOVES]) - 1) + (parts[_SIDE] == "b")
+
+
+@lru_cache(maxsize=1_024)
+def _replay(moves: tuple[str, ...]) -> str | None:
+    """The position after these moves from the standard start; None where one is illegal."""
+    board = chess.Board()
+    try:
+        for move in moves:
+            if not board.push_uci(move):  # the null move, which chess has not
+                return None
+    except ValueError:
+        return None
+    return board.fen()
+
+
+# --------------------------------------------------------------------------------------------------
+# Candidates: no answer that is consistent is missing
+# --------------------------------------------------------------------------------------------------
+def _candidates(prompt: FillInPrompt) -> Iterable[str]:
+    if prompt.field == "action":
+        return _moves(prompt)
+    if prompt.field == "history":
+        return _hidden_moves(prompt)
+    if prompt.field == "reward":
+        return map(notation.write_decimal, _REWARDS)
+    if prompt.field == "flags":
+        return "01"
+    if prompt.column == "next_state":
+        return _next_parts(prompt)
+    return _state_parts(prompt)
+
+
+_REWARDS = (
+    rules.REWARD_CONTINUES,
+    rules.REWARD_CHECKMATE,
+    rules.REWARD_DRAW,
+    rules.REWARD_ILLEGAL,
+)
+
+
+def _moves(prompt: FillInPrompt) -> Iterator[str]:
+    """The legal moves from squares that the next state leaves empty."""
+    try:
+        board = rules.board_of(prompt.state)
+    except IllegalPositionError:
+        return iter(())
+    after = notation.expand_placement(prompt.next_state.split(" ")[0])
+    left = (square for square in chess.SQUARES if after[chess.square_mirror(square)] == ".")
+    return _legal_moves(board, chess.SquareSet(left))
+
+
+def _legal_moves(board: chess.Board, start: chess.IntoSquareSet = chess.BB_ALL) -> Iterator[str]:
+    """Castling in both of its notations."""
+    for move in board.generate_legal_moves(chess.SquareSet(start).mask):
+        yield board.uci(move)
+        if board.is_castling(move):
+            yield board.uci(move, chess960=True)
+
+
+def _hidden_moves(prompt: FillInPrompt) -> Iterator[str]:
+    assert prompt.part is not None
+    before = _replay(prompt.history[: prompt.part])
+    return _legal_moves(chess.Board(before)) if before is not None else iter(())
+
+
+def _next_parts(prompt: FillInPrompt) -> Iterator[str]:
+    """The next state follows from the state and the action."""
+    try:
+        fen = rules.transition(prompt.state, prompt.action).fen
+    except IllegalPositionError:
+        return
+    yield fen if prompt.part is None else fen_parts(fen)[prompt.part]
+
+
+def _state_parts(prompt: FillInPrompt) -> Iterable[str]:
+    part = prompt.part
+    assert part is not None
+    next_part = fen_parts(prompt.next_state)[part]
+    if part == _SIDE:
+        return "wb"
+    if part == _CASTLING:
+        return _CASTLING_FIELDS
+    if part == _EN_PASSANT:
+        return ("-", *(file + rank for file in "abcdefgh" for rank in "36"))
+    if part == _HALF_MOVES:
+        counter = int(next_part)
+        earlier = range(_LAST_HALF_MOVE + 1) if counter == 0 else (counter - 1, counter)
+        return map(str, earlier)
+    if part == _FULL_MOVES:
+        return str(int(next_part) - 1), next_part
+    return _ranks(prompt, part)
+
+
+_CASTLING_FIELDS = tuple(
+    "".join(right for right, held in zip("KQkq", holds, strict=True) if held) or "-"
+    for holds in product((False, True), repeat=4)
+)
+
+
+# Files of the king's goal and of the other way to write it, and what the rank held before.
+_CASTLINGS = (
+    ((6, 7), {4: "k", 5: ".", 6: ".", 7: "r"}),
+    ((2, 0), {0: "r", 2: ".", 3: ".", 4: "k"}),
+)
+
+
+def _ranks(prompt: FillInPrompt, part: int) -> Iterator[str]:
+    """A rank of the state: the next state's, what the action has touched set back in each way."""
+    after = notation.expand_placement(prompt.next_state.split(" ")[0])
+    rank = range(8 * part, 8 * part + 8)
+    yield notation.contract_rank(after[rank.start : rank.stop])  # an illegal action touches nothing
+    move = _readable(prompt.action)
+    if not move:
+        return
+    before = _contents_before(after, move, white=fen_parts(prompt.state)[_SIDE] == "w")
+    for contents in product(*(before.get(square, after[square]) for square in rank)):
+        yield notation.contract_rank("".join(contents))
+
+
+def _contents_before(after: str, move: chess.Move, white: bool) -> dict[int, str]:
+    """What the squares that a move touches may have held before it, each content one letter.
+
+    Args:
+        after: The 64 squares after it, a8 first.
+        move: It may be illegal.
+        white: Whether White has moved.
+    """
+    own, other = (str.upper, str.lower) if white else (str.lower, str.upper)
+    start, end = map(chess.square_mirror, (move.from_square, move.to_square))
+    corner = start - start % 8
+    for goals, contents in _CASTLINGS:
+        if start % 8 == 4 and end - corner in goals and after[corner + goals[0]] == own("k"):
+            return {corner + file: own(content) for file, content in contents.items()}
+    mover = own("p") if move.promotion else after[end]
+    before = {start: mover, end: other(".pnbrq")}
+    if mover == own("p") and start % 8 != end % 8:  # maybe en passant
+        passed = corner + end % 8
+        before[passed] = after[passed] + other("p")
+    return before

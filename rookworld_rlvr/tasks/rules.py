@@ -1,0 +1,204 @@
+"""Board truth from python-chess: legality, the next state, its reward and flags, the FEN convention.
+
+The rules are those of the data's generator:
+
+======================================================  ==========  ==========  =========
+the action                                              reward      terminated  truncated
+======================================================  ==========  ==========  =========
+is legal and the game goes on                           ``0.001``   0           0
+gives checkmate                                         ``1.0``     1           0
+ends in stalemate, insufficient material or 75 moves    ``0.5``     1           0
+is illegal or unreadable (state unchanged)              ``-1.0``    0           1
+======================================================  ==========  ==========  =========
+
+A FEN names an en passant square only where a capture there is legal (`chess.Board.fen`), so
+``e2e4`` from the start gives ``-``. Repetitions cannot be seen from a FEN: fivefold is out of reach.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Literal, get_args
+
+import chess
+
+from ..common.errors import IllegalPositionError
+from .types import EnvironmentAnswer
+
+SIDES = ("white", "black")
+
+
+Phase = Literal["opening", "middlegame", "endgame"]
+
+
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+
+REWARD_CONTINUES = 0.001
+
+
+REWARD_CHECKMATE = 1.0
+
+
+REWARD_DRAW = 0.5
+
+
+REWARD_ILLEGAL = -1.0
+
+
+def board_of(fen: str) -> chess.Board:
+    """The position of a FEN.
+
+    Raises:
+        IllegalPositionError: The FEN is unreadable to python-chess or no legal position.
+    """
+    try:
+        board = chess.Board(fen)
+    except ValueError as error:
+        raise IllegalPositionError(f"not a FEN: {fen!r} ({error})") from error
+    # A wrong en passant square or castling right is no reason to refuse; it is dropped.
+    status = board.status()
+    if status & chess.STATUS_INVALID_EP_SQUARE:
+        board.ep_square = None
+    status &= ~(chess.STATUS_INVALID_EP_SQUARE | chess.STATUS_BAD_CASTLING_RIGHTS)
+    if status:
+        raise IllegalPositionError(f"not a legal chess position: {fen!r} ({status!r})")
+    return board
+
+
+def canonical_fen(fen: str) -> str:
+    """The FEN as python-chess writes it.
+
+    >>> canonical_fen("rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq e3 0 1")
+    'rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1'
+    """
+    return board_of(fen).fen()
+
+
+def position_key(fen: str) -> str:
+    """Board, side to move, castling and en passant: what makes two FENs the same position.
+
+    The clocks are left out, as they are for repetitions under the laws of chess, and so is an en
+    passant square without a legal capture.
+
+    Raises:
+        IllegalPositionError: See `board_of`; only where an en passant square is named.
+    """
+    fields = fen.split(" ")
+    if fields[3] != "-":
+        fields = canonical_fen(fen).split(" ")
+    return " ".join(fields[:4])
+
+
+def side_to_move(fen: str) -> str:
+    """The side to move in a FEN, one of `SIDES`."""
+    return "white" if fen.split(" ")[1] == "w" else "black"
+
+
+def phase(fen: str) -> Phase:
+    """The phase of the game, by what stands on the board.
+
+    An endgame has at most six queens, rooks, bishops and knights. A middle game has at most ten, or
+    fewer than four pieces or pawns of a side left on its first rank.
+
+    Source: `Divider` of lila, the code of lichess.org, without its measure of how mixed the sides are.
+
+    Raises:
+        IllegalPositionError: See `board_of`.
+
+    >>> phase(chess.STARTING_FEN)
+    'opening'
+    """
+    board = board_of(fen)
+    pieces = (board.occupied & ~(board.pawns | board.kings)).bit_count()
+    if pieces <= 6:
+        return "endgame"
+    home = (
+        board.occupied_co[chess.WHITE] & chess.BB_RANK_1,
+        board.occupied_co[chess.BLACK] & chess.BB_RANK_8,
+    )
+    sparse = any(side.bit_count() < 4 for side in home)
+    return "middlegame" if pieces <= 10 or sparse else "opening"
+
+
+def legal_moves(fen: str) -> tuple[str, ...]:
+    """All legal moves in UCI notation, in python-chess's order.
+
+    Raises:
+        IllegalPositionError: See `board_of`.
+    """
+    return tuple(move.uci() for move in board_of(fen).legal_moves)
+
+
+def mating_moves(fen: str) -> tuple[str, ...]:
+    """The legal moves that give checkmate, in UCI notation and python-chess's order.
+
+    Raises:
+        IllegalPositionError: See `board_of`.
+
+    >>> mating_moves("6k1/5ppp/8/8/8/8/8/R5K1 w - - 0 1")
+    ('a1a8',)
+    """
+    board = board_of(fen)
+    return tuple(move.uci() for move in board.legal_moves if gives_mate(board, move))
+
+
+def gives_mate(board: chess.Board, move: chess.Move) -> bool:
+    """Whether a legal move gives checkmate."""
+    if not board.gives_check(move):
+        return False
+    board.push(move)
+    mate = board.is_checkmate()
+    board.pop()
+    return mate
+
+
+@lru_cache(maxsize=65_536)
+def transition(fen: str, action: str) -> EnvironmentAnswer:
+    """What the environment answers to `action` in the position `fen`.
+
+    The result is cached: the completions of a group ask the same question.
+
+    Castling may be written as the king's two steps or, as python-chess reads it too, as the king
+    taking its rook.
+
+    Raises:
+        IllegalPositionError: See `board_of`. A bad action is no error but an answer.
+    """
+    board = board_of(fen)
+    try:
+        move = board.parse_uci(action)
+    except ValueError:  # unreadable and illegal alike
+        move = chess.Move.null()
+    if not move:  # the null move 0000 is no move in chess
+        return EnvironmentAnswer(board.fen(), REWARD_ILLEGAL, terminated=False, truncated=True)
+    board.push(move)
+    return EnvironmentAnswer(board.fen(), *_ending(board), truncated=False)
+
+
+def double_step_square(fen: str, action: str) -> str | None:
+    """The square that a pawn's double step passes over, capture there or not; None for other moves.
+
+    >>> double_step_square("rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1", "e2e4")
+    'e3'
+    """
+    board = board_of(fen)
+    try:
+        move = board.parse_uci(action)
+    except ValueError:
+        return None
+    if board.piece_type_at(move.from_square) != chess.PAWN:
+        return None
+    if abs(move.to_square - move.from_square) != 16:
+        return None
+    return chess.square_name((move.from_square + move.to_square) // 2)
+
+
+def _ending(board: chess.Board) -> tuple[float, bool]:
+    """Reward and termination of a position, for the side that has just moved."""
+    outcome = board.outcome(claim_draw=False)
+    if outcome is None:
+        return REWARD_CONTINUES, False
+    if outcome.termination is chess.Termination.CHECKMATE:
+        return REWARD_CHECKMATE, True
+    return REWARD_DRAW, True

@@ -1,0 +1,169 @@
+"""The only grammar of ``P:``, ``A:`` and ``F:`` text, in both directions.
+
+A row is one line of RookWorld data. It splits into a prompt and a completion::
+
+    P: FEN.............. M: moves....... E: evaluations....... B: move     policy
+    |---- prompt ------||---------------- completion ----------------|
+
+    A: state+action+history+next_state+reward+terminated+truncated         environment
+    |------- prompt -------||------------ completion ------------|
+
+    F: state+action+history+next_state+reward+terminated+truncated+ hidden  fill-in
+    |--------------------------- prompt --------------------------||-----|
+
+The prompt of a fill-in row is an environment row in which ``[MASK]`` stands for one field or part of
+one, see `parse_fill_in_prompt`; the completion is what was there.
+
+Reading is strict about fields and their order, and indifferent to how many spaces stand between
+them. Writing pads as the public data pads. The policy prompt carries its padding but for the last
+space, which GPT-2's tokenizer joins to ``M``: so the tokens of the prompt are a prefix of the
+tokens of the row. For the same reason a fill-in answer begins with a space: ``+`` and a minus sign
+behind it would be one token.
+
+Everything here is text; whether a move is legal is the business of `rules`.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+from ..common.errors import NotationError
+
+END_OF_TEXT = "<|endoftext|>"
+
+
+POLICY_PREFIX = "P:"
+
+
+ENVIRONMENT_PREFIX = "A:"
+
+
+FILL_IN_PREFIX = "F:"
+
+
+MAX_HISTORY = 10
+
+
+# [0-9], not \d: other scripts' digits are no numbers here. No exponent, no sign but minus.
+_DECIMAL = re.compile(r"-?[0-9]{1,20}(?:\.[0-9]{1,20})?")
+
+
+_MOVE = re.compile(r"[a-h][1-8][a-h][1-8][nbrq]?")
+
+
+_COUNTER = re.compile(r"[0-9]{1,6}")
+
+
+_CASTLING = re.compile(r"-|(?=[KQkq])K?Q?k?q?")
+
+
+_EN_PASSANT = re.compile(r"-|[a-h][36]")
+
+
+_RANK = re.compile(r"[1-8pnbrqkPNBRQK]{1,8}")
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows
+# --------------------------------------------------------------------------------------------------
+def clean(text: str) -> str:
+    """Remove end-of-text and surrounding spaces, and nothing else.
+
+    >>> clean(" B: e2e4 <|endoftext|>")
+    'B: e2e4'
+    """
+    return text.replace(END_OF_TEXT, "").strip(" ")
+
+
+# --------------------------------------------------------------------------------------------------
+# Fields
+# --------------------------------------------------------------------------------------------------
+def parse_fen(text: str) -> str:
+    """Check the form of a FEN and return it with single spaces.
+
+    Six fields, eight ranks of eight squares; whether it is a position is the business of `rules`.
+
+    Raises:
+        NotationError: One of the fields is missing or malformed.
+    """
+    fields = [field for field in text.split(" ") if field]
+    if len(fields) != 6:
+        raise NotationError("a FEN has six fields", text)
+    placement, turn, castling, en_passant, halfmoves, fullmoves = fields
+    ranks = placement.split("/", 8)
+    if len(ranks) != 8 or not all(map(_is_rank, ranks)):
+        raise NotationError("a FEN's board is not eight ranks of eight squares", placement)
+    if turn not in ("w", "b"):
+        raise NotationError("a FEN's side to move is neither 'w' nor 'b'", turn)
+    if not _CASTLING.fullmatch(castling):
+        raise NotationError("a FEN's castling field is none of '-' and 'KQkq' in order", castling)
+    if not _EN_PASSANT.fullmatch(en_passant):
+        raise NotationError("a FEN's en passant field is no square of rank 3 or 6", en_passant)
+    for counter in (halfmoves, fullmoves):
+        if not _COUNTER.fullmatch(counter):
+            raise NotationError("a FEN's counter is no whole number", counter)
+    return " ".join(fields)
+
+
+def parse_move(text: str) -> str:
+    """Check the form of a UCI move.
+
+    Raises:
+        NotationError: The text has not the form of a move.
+    """
+    if not _MOVE.fullmatch(text):
+        raise NotationError("not a move in UCI notation", text)
+    return text
+
+
+def parse_decimal(text: str) -> float:
+    """Read a finite decimal of ASCII digits, such as ``-2.3``.
+
+    Raises:
+        NotationError: ``nan``, ``inf``, an exponent, another script's digits, or no number at all.
+    """
+    if not _DECIMAL.fullmatch(text):
+        raise NotationError("not a finite decimal number", text)
+    return float(text)  # at most 20 digits before the point, so never infinite
+
+
+def write_decimal(value: float) -> str:
+    """Write a number as Python writes a float, but never with an exponent: ``-2.3``, ``0.0``.
+
+    >>> write_decimal(0.001)
+    '0.001'
+    """
+    text = repr(float(value))
+    return f"{Decimal(text):f}" if "e" in text else text
+
+
+def expand_placement(placement: str) -> str:
+    """The 64 squares of a FEN's board, a8 first, ``.`` for an empty one; slashes left out.
+
+    >>> expand_placement("8/8/8/8/8/8/8/4K3")[-8:]
+    '....K...'
+    """
+    return placement.translate(_EXPANSION)
+
+
+def contract_rank(squares: str) -> str:
+    """A rank as a FEN writes it, from its eight squares as `expand_placement` gives them.
+
+    >>> contract_rank("..K..p..")
+    '2K2p2'
+    """
+    return re.sub(r"\.+", lambda empty: str(len(empty[0])), squares)
+
+
+def _parse_rank(text: str) -> str:
+    if not _is_rank(text):
+        raise NotationError("not a rank of eight squares", text)
+    return text
+
+
+def _is_rank(rank: str) -> bool:
+    return bool(_RANK.fullmatch(rank)) and len(rank.translate(_EXPANSION)) == 8
+
+
+_EXPANSION = str.maketrans({**{str(n): "." * n for n in range(1, 9)}, "/": ""})

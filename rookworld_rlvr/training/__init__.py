@@ -1,0 +1,1 @@
+"""The trainer, its configuration, and what watches over a run."""

@@ -1,0 +1,544 @@
+"""Which prompts a generation batch holds: mixtures and phases of tasks, and difficulty.
+
+Batches are numbered from 0 over the whole run, epoch after epoch, and each is drawn from its number,
+the seed and what is remembered of difficulty at that moment. So every process draws the same rows, and
+a run that goes on from a checkpoint draws what it would have drawn undisturbed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from numpy.typing import NDArray
+from torch.utils.data import Sampler
+
+from ...common.errors import RookWorldError
+from ...tasks.types import TASKS
+from .mixture import Phase
+
+_PROPOSALS = 64  # a wanted prompt; then what comes is taken, whatever its weight
+
+
+_REMEMBERED = 256  # drawn batches: far more than any loader fetches ahead
+
+
+_ALL = ""  # the pool of all rows, where tasks are taken as they come
+
+
+_STREAM, _BATCH, _EXTRA = range(3)  # so that no two draws share a seed
+
+
+Rows = NDArray[np.int32]
+
+
+class PromptSampler(Sampler[int]):
+    """Rows of generation batches, laid out as by `trl.trainer.utils.RepeatSampler`.
+
+    A batch is yielded with each row `mini_repeat_count` times in a row, and the whole of it
+    `repeat_count` times. An epoch has as many batches as the data fill.
+
+    Without `memory`, no row of a task comes twice before all of them have come once, over the borders
+    of batches and epochs. With it, rows are proposed at random and accepted with the probability of
+    their prompt's weight. Either way a batch holds no row twice, or where a task has fewer rows than
+    it needs, none more than once more than another.
+
+    Args:
+        rows: `N` rows with the column `prompt`, and `task` where there are phases.
+        mini_repeat_count: Completions a prompt.
+        batch_size: Prompts a generation batch, over all processes.
+        repeat_count: Times that a batch is fetched: iterations by slices.
+        seed: The same on every process.
+        steps_per_batch: Optimiser steps that a batch serves; below 1 where a step takes several.
+        phases: See `mixture.PromptArguments.phases`; empty takes rows as they come.
+        memory: What weighs the prompts; None draws uniformly.
+        shuffle: False takes rows in their order. With a memory it has no meaning.
+
+    Raises:
+        RookWorldError: A task with a share has no rows, or all rows together do not fill a batch.
+    """
+
+    def __init__(
+        self,
+        rows: Dataset,
+        mini_repeat_count: int,
+        batch_size: int = 1,
+        repeat_count: int = 1,
+        *,
+        seed: int = 0,
+        steps_per_batch: float | Fraction = 1,
+        phases: Sequence[Phase] = (),
+        memory: DifficultyMemory | None = None,
+        shuffle: bool = True,
+    ) -> None:
+        self.mini_repeat_count = mini_repeat_count
+        self.batch_size = batch_size
+        self.repeat_count = repeat_count
+        self.seed = seed
+        self.steps_per_batch = Fraction(steps_per_batch).limit_denominator(10**6)
+        self.phases = tuple(phases) or (Phase({_ALL: Fraction(1)}),)
+        self.memory = memory
+        self.shuffle = shuffle
+        self.epoch = 0
+        self.batches_per_epoch = len(rows) // batch_size
+        if not self.batches_per_epoch:
+            raise RookWorldError(
+                f"{len(rows)} rows to train on do not fill one generation batch of {batch_size} "
+                "prompts: give more rows, or a smaller generation_batch_size"
+            )
+        self.steps_per_epoch = math.ceil(self.batches_per_epoch * self.steps_per_batch)
+        self._rows = rows
+        self._pools: dict[str, Rows] = {_ALL: np.arange(len(rows), dtype=np.int32)}
+        self._check_tasks()
+        self._drawn: dict[int, list[int]] = {}  # by number, the latest
+        self._restored: dict[int, list[int]] = {}  # by number, of the run that goes on here
+        self._restart()
+
+    # --------------------------------------------------------------------------------------------
+    # What a loader asks
+    # --------------------------------------------------------------------------------------------
+    def __len__(self) -> int:
+        """How many indices an epoch yields."""
+        return self.batches_per_epoch * self.batch_size * self.mini_repeat_count * self.repeat_count
+
+    def __iter__(self) -> Iterator[int]:
+        first = self.epoch * self.batches_per_epoch
+        for number in range(first, first + self.batches_per_epoch):
+            rows = self.batch(number)
+            for _ in range(self.repeat_count):
+                for row in rows:
+                    for _ in range(self.mini_repeat_count):
+                        yield row
+        self.epoch += 1
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin the next iteration with this epoch's first batch."""
+        self.epoch = epoch
+
+    def seek(self, step: int) -> None:
+        """`set_epoch` to that of an optimiser step.
+
+        Of several processes that go on within an epoch, none is told its epoch: accelerate's
+        `skip_first_batches` hides the sampler behind one wrapper more than its loaders look through.
+        """
+        self.set_epoch(step // self.steps_per_epoch)
+
+    # --------------------------------------------------------------------------------------------
+    # Batches
+    # --------------------------------------------------------------------------------------------
+    def batch(self, number: int) -> list[int]:
+        """The rows of a batch, the tasks evenly spread, so that each process has its share of each.
+
+        Going forward is cheap; going back walks from the first batch again.
+        """
+        if number < self._next:
+            self._restart()
+        counts: dict[str, int] = {}
+        by_task: dict[str, list[int]] = {}
+        while self._next <= number:
+            counts = self._next_counts()
+            if self.memory is None:
+                by_task = {task: self._streams[task].take(count) for task, count in counts.items()}
+        if self.memory is None:
+            return _spread(by_task)
+        rows = self._restored.pop(number, None)
+        if rows is None:
+            rng = self._rng(_BATCH, number)
+            rows = _spread({task: self._draw(rng, task, count) for task, count in counts.items()})
+        self._drawn[number] = rows
+        for old in list(self._drawn)[:-_REMEMBERED]:
+            del self._drawn[old]
+        return rows
+
+    def extra(
+        self,
+        count: int,
+        step: int,
+        round_: int,
+        exclude: Collection[int | str] = (),
+        tasks: Mapping[str, int] | None = None,
+    ) -> list[int]:
+        """Rows beside the batches, for resampling; the batches stay as they are.
+
+        Args:
+            count: How many rows, where `tasks` does not say it.
+            step: Optimiser step, which decides on the shares of tasks.
+            round_: Of resampling, within the step.
+            exclude: Rows, or texts of prompts, that are not to come.
+            tasks: How many rows of each task; None takes them as a batch does.
+
+        Returns:
+            Different rows with different prompts; fewer where the data have no more.
+        """
+        rng = self._rng(_EXTRA, step, round_)
+        shares = self.phases[self._phase_at(step)].shares
+        # A random offset instead of a half: right in the long run without remembering anything.
+        counts = tasks or _counts(shares, count, Fraction(rng.random()))
+        rows = [item for item in exclude if isinstance(item, int)]
+        texts = [item for item in exclude if isinstance(item, str)]
+        banned = _Banned(rows, [*texts, *self._prompts(rows)])
+        return _spread({task: self._distinct(rng, task, n, banned) for task, n in counts.items()})
+
+    def first_step(self, number: int) -> int:
+        """The optimiser step that a batch is drawn for."""
+        epoch, within = divmod(number, self.batches_per_epoch)
+        return epoch * self.steps_per_epoch + math.floor(within * self.steps_per_batch)
+
+    def batch_at(self, step: int) -> int:
+        """The batch that an optimiser step begins with."""
+        epoch, within = divmod(step, self.steps_per_epoch)
+        return epoch * self.batches_per_epoch + math.floor(within / self.steps_per_batch)
+
+    # --------------------------------------------------------------------------------------------
+    # Checkpoints
+    # --------------------------------------------------------------------------------------------
+    def state(self, step: int) -> dict[str, Any]:
+        """For JSON, the batches in use at an optimiser step or fetched ahead of it.
+
+        Loaders fetch ahead, so these were drawn before the last generations were remembered, and
+        could not be drawn again.
+        """
+        first = self.batch_at(step)
+        return {
+            "drawn": {str(number): rows for number, rows in self._drawn.items() if number >= first}
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`."""
+        self._restored = {int(number): list(rows) for number, rows in state["drawn"].items()}
+
+    # --------------------------------------------------------------------------------------------
+    # Shares
+    # --------------------------------------------------------------------------------------------
+    def _restart(self) -> None:
+        self._next = 0  # batch
+        self._batches = [0] * len(self.phases)  # so far, by phase
+        self._streams = {
+            task: _Stream(self._pool(task), self.seed, code, self.shuffle)
+            for code, task in enumerate((_ALL, *TASKS))
+            if any(task in phase.shares for phase in self.phases)
+        }
+
+    def _next_counts(self) -> dict[str, int]:
+        """Prompts by task of the next batch.
+
+        What a batch holds too much or too little of, its phase's next ones make up for; other phases
+        have accounts of their own, so that a task without a share never comes.
+        """
+        index = self._phase_at(self.first_step(self._next))
+        shares, batches = self.phases[index].shares, self._batches[index]
+        before = _counts(shares, batches * self.batch_size)
+        after = _counts(shares, (batches + 1) * self.batch_size)
+        self._batches[index] += 1
+        self._next += 1
+        return {task: after[task] - before[task] for task in shares}
+
+    def _phase_at(self, step: int) -> int:
+        lengths = [phase.steps for phase in self.phases]
+        if lengths[-1] is not None:
+            step %= sum(length or 0 for length in lengths)
+        for index, length in enumerate(lengths):
+            if length is None or step < length:
+                return index
+            step -= length
+        raise AssertionError("a phase without an end, or a cycle, holds every step")
+
+    # --------------------------------------------------------------------------------------------
+    # Rows
+    # --------------------------------------------------------------------------------------------
+    def _check_tasks(self) -> None:
+        shares = {task: share for phase in self.phases for task, share in phase.shares.items()}
+        for task, share in shares.items():
+            if not len(self._pool(task)):
+                raise RookWorldError(
+                    f"no {task} rows to train on, but the mixture gives them a share of "
+                    f"{float(share):g}: give such rows, or leave {task} out of task_mixture and "
+                    "task_phases"
+                )
+
+    def _pool(self, task: str) -> Rows:
+        """The rows of a task."""
+        if task not in self._pools:
+            codes = _task_codes(self._rows)
+            for code, name in enumerate(TASKS):
+                self._pools[name] = np.flatnonzero(codes == code).astype(np.int32)
+        return self._pools[task]
+
+    def _prompts(self, rows: Sequence[int]) -> list[str]:
+        texts: list[str] = self._rows["prompt"][list(rows)] if rows else []
+        return texts
+
+    def _rng(self, *numbers: int) -> np.random.Generator:
+        return np.random.default_rng((self.seed, *numbers))
+
+    def _draw(self, rng: np.random.Generator, task: str, count: int) -> list[int]:
+        """Rows for a batch: all of them as often as they go into it, the rest by weight."""
+        pool = self._pool(task)
+        whole, rest = divmod(count, len(pool))
+        rows: list[int] = np.tile(pool, whole).tolist()
+        return rows + self._distinct(rng, task, rest, _Banned())
+
+    def _distinct(
+        self, rng: np.random.Generator, task: str, count: int, banned: _Banned
+    ) -> list[int]:
+        """Up to `count` rows that are not banned, by weight; they are banned from then on."""
+        pool = self._pool(task)
+        chosen: list[int] = []
+        proposals = _PROPOSALS * count if len(pool) else 0
+        while len(chosen) < count and proposals > 0:
+            size = min(proposals, 2 * (count - len(chosen)))
+            proposals -= size
+            proposed: list[int] = pool[rng.integers(len(pool), size=size)].tolist()
+            lots = rng.random(size).tolist()
+            # An empty memory is false: then nothing depends on the texts, and none is read.
+            by_text = self.memory or banned.texts is not None
+            texts = self._prompts(proposed) if by_text else [""] * size
+            for row, text, lot in zip(proposed, texts, lots, strict=True):
+                weight = self.memory.weight(text) if self.memory else 1.0
+                if len(chosen) < count and lot < weight and banned.let_through(row, text):
+                    chosen.append(row)
+        if len(chosen) < count:
+            for row in rng.permutation(pool).tolist():
+                text = self._prompts([row])[0] if banned.texts is not None else ""
+                if banned.let_through(row, text):
+                    chosen.append(row)
+                    if len(chosen) == count:
+                        break
+        return chosen
+
+
+class _Banned:
+    """Rows that are not to come (again), and texts, where texts matter."""
+
+    def __init__(self, rows: Collection[int] = (), texts: Collection[str] | None = None) -> None:
+        self.rows = set(rows)
+        self.texts = set(texts) if texts is not None else None
+
+    def let_through(self, row: int, text: str) -> bool:
+        """Whether a row may come; it may not from then on."""
+        if row in self.rows or (self.texts is not None and text in self.texts):
+            return False
+        self.rows.add(row)
+        if self.texts is not None:
+            self.texts.add(text)
+        return True
+
+
+class _Stream:
+    """A task's rows in random order, pass after pass."""
+
+    def __init__(self, pool: Rows, seed: int, code: int, shuffle: bool) -> None:
+        self._pool = pool
+        self._seed = (seed, _STREAM, code)
+        self._shuffle = shuffle
+        self._passes = 0
+        self._order = pool[:0]
+        self._at = 0
+
+    def take(self, count: int) -> list[int]:
+        """The next `count` rows."""
+        taken: list[int] = []
+        while len(taken) < count:
+            if self._at == len(self._order):
+                self._next_pass(taken, count - len(taken))
+            part = self._order[self._at : self._at + count - len(taken)]
+            self._at += len(part)
+            taken += part.tolist()
+        return taken
+
+    def _next_pass(self, taken: Sequence[int], wanted: int) -> None:
+        """Order the rows anew, those last that a batch over the border of two passes holds already."""
+        self._order, self._at = self._pool, 0
+        if self._shuffle:
+            self._order = np.random.default_rng((*self._seed, self._passes)).permutation(self._pool)
+        self._passes += 1
+        held = taken[: len(taken) % len(self._pool)]  # then come whole passes
+        if held:
+            head = self._order[~np.isin(self._order, held)][:wanted]
+            self._order = np.concatenate([head, self._order[~np.isin(self._order, head)]])
+
+
+def _task_codes(rows: Dataset) -> NDArray[np.int8]:
+    """Index in `TASKS` of each row's task, -1 for none ``(N,)``; never all texts at a time."""
+    if "task" not in rows.column_names:
+        raise RookWorldError("a mixture of tasks needs rows with the column `task`")
+    codes = np.full(len(rows), -1, dtype=np.int8)
+    index = {task: code for code, task in enumerate(TASKS)}
+    at = 0
+    for part in rows.select_columns(["task"]).iter(batch_size=10_000):
+        names = part["task"]
+        codes[at : at + len(names)] = [index.get(name, -1) for name in names]
+        at += len(names)
+    return codes
+
+
+def _counts(
+    shares: Mapping[str, Fraction], amount: int, offset: Fraction = Fraction(1, 2)
+) -> dict[str, int]:
+    """Split an amount by shares; rounding the sums up to each task keeps the amount as a whole.
+
+    >>> _counts({"environment": Fraction(1, 4), "policy": Fraction(3, 4)}, 10)
+    {'environment': 3, 'policy': 7}
+    """
+    counts = {}
+    through, rounded = Fraction(0), 0
+    for task, share in shares.items():
+        through += share
+        counts[task] = math.floor(through * amount + offset) - rounded
+        rounded += counts[task]
+    return counts
+
+
+def _spread(by_task: Mapping[str, Sequence[int]]) -> list[int]:
+    """The rows of all tasks, each task's at even distances.
+
+    >>> _spread({"environment": [1, 2], "policy": [11, 12, 13, 14]})
+    [11, 1, 12, 13, 2, 14]
+    """
+    placed = [
+        ((index + 0.5) / len(rows), row)
+        for rows in by_task.values()
+        for index, row in enumerate(rows)
+    ]
+    return [row for _, row in sorted(placed, key=lambda item: item[0])]
+
+
+KINDS = ("hopeless", "solved")  # of a prompt without signal
+
+
+_DECAY = 0.9  # of the running mean of rewards, an observation
+
+
+class DifficultyMemory:
+    """How prompts went: those that teach nothing weigh less, until they teach something again.
+
+    A group of completions that are all worth the same has no advantage, so its prompt carries no
+    signal: its weight halves. With signal it is 1 again. Only prompts that weigh less than 1 are kept,
+    as one number by an 8-byte hash: about 100 bytes a prompt.
+
+    Args:
+        floor: Lowest weight, in (0, 1].
+    """
+
+    def __init__(self, floor: float) -> None:
+        self.floor = floor
+        self.running: dict[str, float] = {}  # mean reward of groups with signal, by task
+        self._most = math.ceil(math.log2(1 / floor))  # halvings
+        self._entries: dict[int, int] = {}  # hash of the prompt: 2 * halvings + index in KINDS
+        self._kinds: Counter[str] = Counter()
+        self._learning = 0
+
+    def weight(self, prompt: str) -> float:
+        """Weight of a prompt in [`floor`, 1]; 1 where nothing is remembered."""
+        entry = self._entries.get(_key(prompt))
+        return 1.0 if entry is None else max(self.floor, 0.5 ** (entry // 2))
+
+    def observe(
+        self,
+        prompts: Sequence[str],
+        means: Sequence[float],
+        deviations: Sequence[float],
+        threshold: float,
+        tasks: Sequence[str] | None = None,
+    ) -> None:
+        """Remember how `P` groups went; one whose mean or deviation is nan was not scored.
+
+        Args:
+            prompts: Their texts.
+            means: Of each group's rewards.
+            deviations: Of each group's rewards.
+            threshold: Deviation up to which a group counts as without signal.
+            tasks: Of the groups, where rewards of different tasks are not to be compared.
+        """
+        names = tasks if tasks is not None else [""] * len(prompts)
+        groups = [
+            group
+            for group in zip(prompts, means, deviations, names, strict=True)
+            if math.isfinite(group[1]) and math.isfinite(group[2])
+        ]
+        with_signal = [group for group in groups if group[2] > threshold]
+        self._learning = len(with_signal)
+        self._follow([(task, mean) for _, mean, _, task in with_signal])
+        for prompt, *_ in with_signal:
+            self._forget(_key(prompt))
+        everything = _means([(task, mean) for _, mean, _, task in groups])
+        for prompt, mean, deviation, task in groups:
+            if deviation <= threshold:
+                level = self.running.get(task, everything[task])
+                self._lighten(_key(prompt), KINDS.index("solved" if mean > level else "hopeless"))
+
+    def counts(self) -> dict[str, int]:
+        """Numbers for a dashboard.
+
+        ``solved`` and ``hopeless``: prompts that weigh less than 1, by whether their mean was above
+        that of groups with signal when last seen; ``learning``: groups with signal in the last
+        observation.
+        """
+        return {
+            "solved": self._kinds["solved"],
+            "hopeless": self._kinds["hopeless"],
+            "learning": self._learning,
+        }
+
+    def __len__(self) -> int:
+        """How many prompts weigh less than 1."""
+        return len(self._entries)
+
+    def state(self) -> dict[str, Any]:
+        """Everything, for JSON: by kind one text of 16 hexadecimal digits a prompt and halving."""
+        texts: dict[str, Any] = {kind: [""] * self._most for kind in KINDS}
+        by_entry: dict[int, list[str]] = {}
+        for key, entry in sorted(self._entries.items()):
+            by_entry.setdefault(entry, []).append(f"{key:016x}")
+        for entry, keys in by_entry.items():
+            texts[KINDS[entry % 2]][entry // 2 - 1] = "".join(keys)
+        return {**texts, "running": dict(self.running), "learning": self._learning}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`; another floor than before holds from here on."""
+        self._entries = {
+            int(text[at : at + 16], 16): 2 * min(halvings, self._most) + index
+            for index, kind in enumerate(KINDS)
+            for halvings, text in enumerate(state[kind] if self._most else (), start=1)
+            for at in range(0, len(text), 16)
+        }
+        self._kinds = Counter(KINDS[entry % 2] for entry in self._entries.values())
+        self.running = dict(state["running"])
+        self._learning = state["learning"]
+
+    def _follow(self, groups: Sequence[tuple[str, float]]) -> None:
+        for task, mean in _means(groups).items():
+            before = self.running.get(task, mean)
+            self.running[task] = _DECAY * before + (1 - _DECAY) * mean
+
+    def _forget(self, key: int) -> int:
+        """The prompt's halvings until now, 0 without any."""
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return 0
+        self._kinds[KINDS[entry % 2]] -= 1
+        return entry // 2
+
+    def _lighten(self, key: int, kind: int) -> None:
+        halvings = min(self._forget(key) + 1, self._most)
+        if halvings:  # a floor of 1 leaves every weight as it is
+            self._entries[key] = 2 * halvings + kind
+            self._kinds[KINDS[kind]] += 1
+
+
+def _key(prompt: str) -> int:
+    return int.from_bytes(hashlib.blake2b(prompt.encode(), digest_size=8).digest(), "big")
+
+
+def _means(values: Sequence[tuple[str, float]]) -> dict[str, float]:
+    """Mean of the values by name."""
+    by_name: dict[str, list[float]] = {}
+    for name, value in values:
+        by_name.setdefault(name, []).append(value)
+    return {name: math.fsum(found) / len(found) for name, found in by_name.items()}

@@ -1,0 +1,253 @@
+"""The preflight: the trainer's log-probs against each row's alone, and against the sampler's.
+
+TRL 1.16 scores left-padded batches without position ids, and GPT-2 then counts positions from the
+padding, while `generate` counts them from the text: the trainer's log-probs are not the sampler's
+(huggingface/trl issue 6800 describes the same for other trainers).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainerCallback
+from trl import GRPOTrainer
+from trl.models.utils import unwrap_model_for_generation
+from trl.trainer.utils import pad
+
+from ..common.errors import RookWorldError
+from ..models import loading
+from ..models.decoding import left_pad
+from ..models.gpt2 import position_ids_from_mask
+from .parts.sampling import Sampling, TaskSamplingGRPOTrainer, draw
+
+PREFLIGHT_ROWS = 8
+
+
+TOLERANCE_FP32 = 1e-3
+
+
+TOLERANCE_HALF = 5e-2
+
+
+class PreflightError(RookWorldError):
+    """The trainer's log-probs do not match the sampler's, or the policy is not the reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """What the preflight measures, in nats; at step 0 all three are 0 but for rounding."""
+
+    alone_gap: float  # largest |trainer's log-prob - that of the row alone and unpadded|, by token
+    sampler_gap: float  # largest |trainer's log-prob - sampler's|, by token
+    reference_kl: float  # KL of the policy to the reference, k3 estimator, mean over tokens
+
+    def describe(self) -> str:
+        """The three numbers in words."""
+        return (
+            f"gap to each row alone {self.alone_gap:.2g}, gap to the sampler {self.sampler_gap:.2g}, "
+            f"KL to the reference {self.reference_kl:.2g}"
+        )
+
+    def faults(self, tolerance: float) -> list[str]:
+        """The numbers that are over tolerance or no numbers, as phrases."""
+        return [
+            f"{name} = {value:.3g}"
+            for name, value in asdict(self).items()
+            if not math.isfinite(value) or abs(value) > tolerance
+        ]
+
+
+class PreflightCallback(TrainerCallback):
+    """Measures parity once the model is on its device and wrapped, before the first update."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trainer = self.trainer
+        parity = measure_parity(trainer, mixed_length_prompts(trainer))
+        trainer.preflight = parity
+        Trainer.log(trainer, {f"preflight/{name}": v for name, v in asdict(parity).items()})
+        tolerance = preflight_tolerance(trainer)
+        trainer.accelerator.print(f"preflight: {parity.describe()} (tolerance {tolerance:g} nats)")
+        # A resumed policy has left its reference, and rightly so.
+        checked = (
+            parity if state.global_step == 0 else Parity(parity.alone_gap, parity.sampler_gap, 0)
+        )
+        if faults := checked.faults(tolerance):
+            raise PreflightError(
+                f"preflight: {', '.join(faults)}, over the tolerance of {tolerance:g} nats. The "
+                "trainer does not score what the sampler wrote, so GRPO would not learn from it. "
+                "Check dropout, position ids and precision of the model (or raise "
+                "preflight_tolerance, if you know why)"
+            )
+
+
+def preflight_tolerance(trainer: GRPOTrainer) -> float:
+    """Largest gap allowed, in nats: the arguments', or what the precision allows."""
+    given: float | None = getattr(trainer.args, "preflight_tolerance", None)
+    if given is not None:
+        return given
+    is_full = trainer.accelerator.mixed_precision == "no" and (
+        next(trainer.model.parameters()).dtype == torch.float32
+    )
+    return TOLERANCE_FP32 if is_full else TOLERANCE_HALF
+
+
+def mixed_length_prompts(trainer: GRPOTrainer, count: int = PREFLIGHT_ROWS) -> list[str]:
+    """Prompts from all over the training set, from the shortest to the longest, evenly by rank."""
+    rows = trainer.train_dataset
+    stride = max(1, len(rows) // 256)
+    prompts = sorted({rows[index]["prompt"] for index in range(0, len(rows), stride)})
+    prompts.sort(key=lambda prompt: len(trainer.processing_class(prompt)["input_ids"]))
+    if len(prompts) <= count:
+        return prompts
+    return [prompts[index * (len(prompts) - 1) // (count - 1)] for index in range(count)]
+
+
+@torch.no_grad()
+def measure_parity(trainer: GRPOTrainer, prompts: Sequence[str], seed: int = 0) -> Parity:
+    """Compare a trainer's log-probs with those of the sampler and of each row alone.
+
+    Works for any `GRPOTrainer`, so that the plain one can be measured too. Every process measures the
+    same batch, and the random state is left as it was. The sampler's log-probs are those before top-k
+    and top-p, which TRL's loss does not know either, at the temperature of the row.
+
+    Without a reference in memory (``beta`` 0) the starting model is loaded for the comparison, where
+    it has a path; else the policy is compared with itself.
+
+    Args:
+        trainer: Its model may be wrapped already.
+        prompts: `B` texts, of different lengths.
+        seed: For the completions that are sampled.
+    """
+    devices = [trainer.accelerator.device] if trainer.accelerator.device.type == "cuda" else []
+    rows = _samplings(trainer, prompts)
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        sequences, mask, width, sampler = _sample(trainer, prompts, rows)
+    temperatures = torch.tensor([row.temperature for row in rows], device=sequences.device)
+    batch = _Batch(sequences, mask, sequences.size(1) - width, temperatures)
+    kept = mask[:, width:].bool()  # (B, C)
+    ours = _trainer_logps(trainer, trainer.model, batch)
+    alone = _logps_alone(trainer, batch)
+    reference = _reference_logps(trainer, batch)
+    ratio = (reference - ours)[kept]
+    gaps = torch.stack(
+        [
+            (ours - alone)[kept].abs().max(),
+            (ours - sampler)[kept].abs().max(),
+            (ratio.exp() - ratio - 1).mean(),
+        ]
+    )
+    # The worst process speaks for all, so that they stop together.
+    worst = trainer.accelerator.gather(gaps.unsqueeze(0)).amax(dim=0).tolist()
+    return Parity(*worst)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Completions to score: tokens and mask ``(B, P+C)``, `C`, and temperatures ``(B,)``."""
+
+    sequences: torch.Tensor
+    mask: torch.Tensor
+    length: int
+    temperatures: torch.Tensor
+
+
+def _samplings(trainer: GRPOTrainer, prompts: Sequence[str]) -> list[Sampling]:
+    if isinstance(trainer, TaskSamplingGRPOTrainer):
+        return trainer.rows_sampling(prompts)
+    return [Sampling(trainer.temperature, trainer.top_p, trainer.top_k or 0)] * len(prompts)
+
+
+def _sample(
+    trainer: GRPOTrainer, prompts: Sequence[str], rows: Sequence[Sampling]
+) -> tuple[torch.Tensor, torch.Tensor, int, torch.Tensor]:
+    """Sample as the trainer does: sequences ``(B, P+C)``, mask, `P`, and log-probs ``(B, C)``."""
+    tokenizer, device = trainer.processing_class, trainer.accelerator.device
+    encoded = [tokenizer(prompt)["input_ids"] for prompt in prompts]
+    with unwrap_model_for_generation(
+        trainer.model_wrapped,
+        trainer.accelerator,
+        gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
+        generation_kwargs=trainer.generation_kwargs,
+    ) as network:
+        completions, logps = draw(network, encoded, rows, trainer.generation_config, True)
+    assert logps is not None
+    left = left_pad(encoded, tokenizer.pad_token_id)
+    right = {"padding_side": "right"}
+    ids = pad([torch.tensor(row) for row in completions], tokenizer.pad_token_id, **right)
+    text = pad([torch.ones(len(row), dtype=torch.long) for row in completions], 0, **right)
+    sequences = torch.cat([left["input_ids"], ids], dim=1).to(device)
+    mask = torch.cat([left["attention_mask"], text], dim=1).to(device)
+    sampled = pad([torch.tensor(row) for row in logps], 0.0, **right).to(device)
+    return sequences, mask, left["input_ids"].size(1), sampled
+
+
+def _gather_logps(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Log-probs ``(B, C)`` of tokens ``(B, C)`` under logits ``(B, C, V)``."""
+    return logits.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+
+def _trainer_logps(trainer: GRPOTrainer, network: torch.nn.Module, batch: _Batch) -> torch.Tensor:
+    """Log-probs ``(B, C)`` as the trainer's loss takes them."""
+    with (
+        trainer.at_temperatures(batch.temperatures)
+        if isinstance(trainer, TaskSamplingGRPOTrainer)
+        else nullcontext()
+    ):
+        logps, _, _ = trainer._get_per_token_logps_and_entropies(
+            network, batch.sequences, batch.mask, batch.length
+        )
+    return logps.float()
+
+
+def _logps_alone(trainer: GRPOTrainer, batch: _Batch) -> torch.Tensor:
+    """Log-probs ``(B, C)`` of each row by itself: no padding, dropout off."""
+    sequences, mask, length = batch.sequences, batch.mask, batch.length
+    logps = torch.zeros(sequences.size(0), length, device=sequences.device)
+    width = sequences.size(1) - length
+    training = trainer.model.training
+    trainer.model.eval()
+    try:
+        for row in range(sequences.size(0)):
+            tokens = sequences[row][mask[row].bool()].unsqueeze(0)  # (1, p+c)
+            prompt = int(mask[row, :width].sum())
+            with trainer.accelerator.autocast():
+                logits = trainer.model_wrapped(
+                    input_ids=tokens, attention_mask=torch.ones_like(tokens)
+                ).logits.float()
+            logits = logits[:, prompt - 1 : -1] / batch.temperatures[row]  # (1, c, V)
+            logps[row, : logits.size(1)] = _gather_logps(logits, tokens[:, prompt:])[0]
+    finally:
+        trainer.model.train(training)
+    return logps
+
+
+def _reference_logps(trainer: GRPOTrainer, batch: _Batch) -> torch.Tensor:
+    if trainer.ref_model is not None:
+        return _trainer_logps(trainer, trainer.ref_model, batch)
+    network = trainer.accelerator.unwrap_model(trainer.model)
+    if hasattr(network, "peft_config"):
+        with network.disable_adapter():
+            return _trainer_logps(trainer, trainer.model, batch)
+    path = getattr(network.config, "_name_or_path", "")
+    if not path:
+        return _trainer_logps(trainer, trainer.model, batch)
+    revision = (trainer.args.model_init_kwargs or {}).get("revision", "main")
+    reference = loading.load_model(path, revision=revision, dtype=next(network.parameters()).dtype)
+    reference = reference.to(batch.sequences.device).eval()
+    with trainer.accelerator.autocast():
+        logits = reference(
+            input_ids=batch.sequences,
+            attention_mask=batch.mask,
+            position_ids=position_ids_from_mask(batch.mask),
+        ).logits
+    logits = logits[:, -batch.length - 1 : -1].float() / batch.temperatures.view(-1, 1, 1)
+    return _gather_logps(logits, batch.sequences[:, -batch.length :])

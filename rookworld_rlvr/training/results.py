@@ -1,0 +1,89 @@
+"""What a run prints and writes: dry runs, before/after tables, the resolved configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..common.stats import Proportion
+from ..tasks.metrics import headline
+
+
+def before_after_table(
+    before: Mapping[str, Proportion], after: Mapping[str, Proportion], model_path: str
+) -> str:
+    """Metric, before, after, change in points, and the 95% Wilson intervals, as text."""
+    width = max(24, *(len(name) + 1 for name in after))
+    head = f"{'held-out metric':<{width}}{'n':>6}{'before':>9}{'after':>9}{'change':>9}"
+    lines = [f"{head}   95% interval before, after"]
+    lines.append("-" * len(lines[0]))
+    for name in after:
+        old, new = before[name], after[name]
+        lines.append(
+            f"{name:<{width}}{new.n:>6}{old.value:>9.1%}{new.value:>9.1%}"
+            f"{100 * (new.value - old.value):>+9.1f}   {_interval(old)}, {_interval(new)}"
+        )
+    if headline(after) < headline(before):
+        lines += [
+            "",
+            "No checkpoint beat the starting model; the saved one is the best of the run's.",
+        ]
+    return "\n".join([*lines, "", f"model: {model_path}"])
+
+
+def results_table(results: Mapping[str, Proportion]) -> str:
+    """Metric, rows, share and 95% Wilson interval, as a Markdown table."""
+    lines = ["| held-out metric | n | share | 95% interval |", "| --- | --- | --- | --- |"]
+    lines += [
+        f"| `{name}` | {result.n} | {result.value:.1%} | {_interval(result)} |"
+        for name, result in results.items()
+    ]
+    return "\n".join(lines)
+
+
+def write_results(
+    path: Path, before: Mapping[str, Proportion], after: Mapping[str, Proportion], **extra: Any
+) -> None:
+    """The table's numbers as JSON, and what else is worth keeping."""
+    results = {
+        name: {
+            "before": before[name].value,
+            "after": after[name].value,
+            "n": after[name].n,
+            "interval_before": before[name].interval,
+            "interval_after": after[name].interval,
+        }
+        for name in after
+    }
+    path.write_text(json.dumps({"heldout": results, **extra}, indent=2) + "\n")
+
+
+def heldout_results(content: Mapping[str, Any], when: str) -> dict[str, Proportion]:
+    """Held-out results in what `write_results` wrote.
+
+    Args:
+        content: Of the file.
+        when: ``before`` or ``after``.
+    """
+    return {
+        name: Proportion(round(entry[when] * entry["n"]), entry["n"])
+        for name, entry in content["heldout"].items()
+    }
+
+
+def write_proportions(path: Path, results: Mapping[str, Proportion]) -> None:
+    """Keep held-out results as they are counted, for a run that goes on later."""
+    path.write_text(json.dumps({name: [r.successes, r.n] for name, r in results.items()}) + "\n")
+
+
+def read_proportions(path: Path) -> dict[str, Proportion]:
+    """What `write_proportions` wrote."""
+    content = json.loads(path.read_text())
+    return {name: Proportion(successes, n) for name, (successes, n) in content.items()}
+
+
+def _interval(result: Proportion) -> str:
+    low, high = result.interval
+    return f"[{low:.1%}, {high:.1%}]"

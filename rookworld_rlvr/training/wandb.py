@@ -1,0 +1,188 @@
+"""What a run shows and where it logs: a short progress line, W&B's sections and boards, its set-up."""
+
+from __future__ import annotations
+
+import netrc
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+from transformers.integrations import WandbCallback
+from transformers.trainer_callback import ProgressCallback
+
+from ..engine.truth import PolicyTruth
+from ..tasks import boards
+from .glossary import STEP, dashboard_key
+
+_SHOWN = ("reward", "reward_std", "frac_reward_zero_std", "kl", "entropy", "grad_norm", "loss")
+
+
+# What `wandb login` writes to the netrc file, of version 0.31 and of those before.
+_WANDB_URLS = ("https://api.forge.coreweave.com", "https://api.wandb.ai")
+
+
+_RUN_ID_FILE = "wandb_run_id.txt"
+
+
+class ShortProgressCallback(ProgressCallback):
+    """Transformers' progress bar with one readable line a log instead of forty numbers."""
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        if not state.is_world_process_zero or not logs:
+            return
+        names = [name for name in logs if name.startswith("eval_") and name != "eval_runtime"]
+        names = names or list(_SHOWN)
+        parts = [
+            f"{name.removeprefix('eval_')} {float(logs[name]):.4g}"
+            for name in names
+            if logs.get(name) is not None
+        ]
+        if parts:
+            kind = "held-out  " if names[0].startswith("eval_") else ""
+            line = f"step {state.global_step:>5}  {kind}{'  '.join(parts)}"
+            print(line) if self.training_bar is None else self.training_bar.write(line)
+
+
+class RunConfigCallback(TrainerCallback):
+    """Adds the recipe to the W&B run's configuration, which knows the trainer's arguments only."""
+
+    def __init__(self, recipe: Mapping[str, Any]) -> None:
+        self.recipe = dict(recipe)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not state.is_world_process_zero or "wandb" not in args.report_to:
+            return
+        import wandb
+
+        if wandb.run is not None:
+            wandb.config.update({"recipe": self.recipe}, allow_val_change=True)
+
+
+class DashboardCallback(WandbCallback):
+    """transformers' W&B callback with this package's sections, and a table of boards beside TRL's.
+
+    TRL's table `completions` holds the whole batch as text; `boards` holds `rows` of it with a picture
+    each, as W&B keeps every picture in a file of its own.
+
+    Args:
+        trainer: Whose completions are drawn; `RookWorldGRPOTrainer`.
+        truth: Where the engine's best move comes from.
+        rows: Boards a log; 0 for none.
+    """
+
+    def __init__(self, trainer: Any, truth: PolicyTruth, rows: int) -> None:
+        super().__init__()
+        self.trainer = trainer
+        self.truth = truth
+        self.rows = rows
+
+    def on_log(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        model: Any = None,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not self._initialized:
+            self.setup(args, state, model)
+        if not state.is_world_process_zero or not logs:
+            return
+        named = {dashboard_key(name): value for name, value in logs.items()}
+        if "train_runtime" in logs:  # the numbers of the whole training, which no step has
+            self._wandb.run.summary.update(named)
+            return
+        if self.rows and "reward" in logs:
+            named["boards"] = self._boards()
+        self._wandb.log({**named, STEP: state.global_step})
+
+    def _boards(self) -> Any:
+        """A row a completion: prompt, completion, each reward, advantage, board."""
+        sampled = self.trainer.sampled_rows(self.rows)
+        policy = [index for index, row in enumerate(sampled) if row["task"] == "policy"]
+        found = self.truth.values(
+            [sampled[index]["fen"] for index in policy],
+            [sampled[index]["action_values"] for index in policy],
+        )
+        values = dict(zip(policy, found, strict=True))
+        names = ("task", "prompt", "completion", *self.trainer.reward_func_names, "advantage")
+        table = self._wandb.Table(columns=["step", *names, "board"])
+        for index, row in enumerate(sampled):
+            picture = boards.answer_board(row, row["completion"], values.get(index))
+            table.add_data(
+                self.trainer.state.global_step,
+                *(row[name] for name in names),
+                self._wandb.Html(picture, inject=False, data_is_not_path=True),
+            )
+        return table
+
+
+def use_dashboard(trainer: Any, truth: PolicyTruth, rows: int) -> None:
+    """Put `DashboardCallback` in the place of transformers' own, where the run reports to W&B.
+
+    In its place, so that callbacks after it find the W&B run open, as they would otherwise.
+    """
+    handler = trainer.callback_handler
+    handler.callbacks = [
+        DashboardCallback(trainer, truth, rows) if type(callback) is WandbCallback else callback
+        for callback in handler.callbacks
+    ]
+
+
+def configure_wandb(output_dir: Path, resume: bool) -> str:
+    """Set W&B up by its environment variables: never ask, never fail, continue a resumed run.
+
+    Variables that are set already are left alone.
+
+    Args:
+        output_dir: Where the run's files and its id go.
+        resume: Take the id of the run before, where there is one.
+
+    Returns:
+        A sentence on where the run is logged.
+    """
+    os.environ.setdefault("WANDB_PROJECT", "rookworld-rlvr")
+    os.environ.setdefault("WANDB_DIR", str(output_dir))
+    os.environ.setdefault("WANDB_SILENT", "true")
+    if not has_wandb_key():
+        os.environ.setdefault("WANDB_MODE", "offline")
+    if os.environ.get("WANDB_MODE") == "offline":  # tables' pictures would wait in the home folder
+        os.environ.setdefault("WANDB_DATA_DIR", str(output_dir.absolute() / "wandb"))
+    id_file = output_dir / _RUN_ID_FILE
+    if "WANDB_RUN_ID" not in os.environ:
+        os.environ["WANDB_RUN_ID"] = _run_id(id_file, resume)
+        os.environ.setdefault("WANDB_RESUME", "allow")
+    id_file.write_text(os.environ["WANDB_RUN_ID"])
+    mode = os.environ.get("WANDB_MODE", "online")
+    if mode == "offline":
+        folder = Path(os.environ["WANDB_DIR"]) / "wandb"
+        return f"W&B runs offline; its files are in {folder} (send them with `wandb sync`)"
+    return f"W&B runs in mode {mode!r}, project {os.environ['WANDB_PROJECT']!r}"
+
+
+def has_wandb_key() -> bool:
+    """Whether W&B would log in without asking: from the environment or a netrc file."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    try:
+        hosts = netrc.netrc(os.environ.get("NETRC")).hosts
+    except (OSError, netrc.NetrcParseError):
+        return False
+    given = os.environ.get("WANDB_BASE_URL")
+    return any(_host(url) in hosts for url in ([given] if given else _WANDB_URLS))
+
+
+def _host(url: str) -> str:
+    return url.split("://")[-1].split("/")[0]
+
+
+def _run_id(id_file: Path, resume: bool) -> str:
+    if resume and id_file.is_file():
+        return id_file.read_text().strip()
+    return uuid.uuid4().hex[:8]  # the form of W&B's own ids

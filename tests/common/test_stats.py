@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rookworld_rlvr.common.stats import estimate, mcnemar, paired
+
+
+def test_a_share_has_wilsons_interval() -> None:
+    found = estimate("share", [1.0] * 8 + [0.0] * 2)
+    # R: prop.test(8, 10, correct = FALSE)$conf.int
+    assert (found.value, found.n) == (0.8, 10)
+    assert (found.low, found.high) == pytest.approx((0.4901625, 0.9433178), abs=1e-7)
+
+
+def test_a_mean_has_about_the_interval_of_the_normal_distribution() -> None:
+    values = np.random.default_rng(3).normal(5, 2, size=400)
+    found = estimate("mean", list(values))
+    spread = 1.96 * values.std(ddof=1) / 20
+    assert found.value == pytest.approx(values.mean())
+    assert found.low == pytest.approx(values.mean() - spread, abs=0.1 * spread)
+    assert found.high == pytest.approx(values.mean() + spread, abs=0.1 * spread)
+    assert found == estimate("mean", list(values)), "the same values, the same interval"
+
+
+def test_a_constant_has_an_interval_without_width() -> None:
+    found = estimate("mean", [0.25] * 7)
+    assert (found.value, found.low, found.high) == (0.25, 0.25, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("fell", "rose", "p"),
+    # R: binom.test(min, sum)$p.value
+    [(1, 9, 0.02148438), (9, 1, 0.02148438), (0, 0, 1.0), (5, 5, 1.0), (0, 6, 0.03125)],
+)
+def test_mcnemars_exact_test(fell: int, rose: int, p: float) -> None:
+    assert mcnemar(fell, rose) == pytest.approx(p, abs=1e-8)
+
+
+def test_mcnemars_test_of_many_changes_is_no_overflow() -> None:
+    assert mcnemar(1000, 1100) == pytest.approx(0.0307, abs=2e-3)  # normal: z = 99 / sqrt(2100)
+
+
+def test_shares_are_paired_by_item() -> None:
+    first = {"a": 1.0, "b": 0.0, "c": 0.0, "d": 1.0, "only here": 1.0}
+    second = {"d": 1.0, "c": 1.0, "b": 1.0, "a": 0.0, "only there": 0.0}
+    found = paired("share", first, second)
+    assert found is not None
+    assert (found.difference, found.n, found.test) == (0.25, 4, "mcnemar")
+    assert found.p == 1.0, "two rose, one fell: 2 * (1 + 3) / 8"
+    assert found.low < 0.25 < found.high
+
+
+def test_means_are_compared_by_bootstrap() -> None:
+    draw = np.random.default_rng(4)
+    first = {str(i): float(value) for i, value in enumerate(draw.normal(size=200))}
+    better = {item: value + 0.1 + 0.1 * draw.normal() for item, value in first.items()}
+    found = paired("mean", first, better)
+    assert found is not None and found.test == "bootstrap"
+    assert found.p < 0.01, "paired: far smaller than the spread between items"
+    assert 0 < found.low < found.difference < found.high < 0.2
+    same = paired("mean", first, {item: v + 0.1 * draw.normal() for item, v in first.items()})
+    assert same is not None and same.p > 0.05 and same.low < 0 < same.high
+    unpaired = paired("mean", first, {"another": 1.0})
+    assert unpaired is None
+
+
+def test_models_that_answer_alike_do_not_differ() -> None:
+    values = {"a": 0.5, "b": 0.25}
+    found = paired("mean", values, values)
+    assert found is not None and (found.difference, found.p) == (0.0, 1.0)

@@ -1,0 +1,1005 @@
+"""Rows are written by hand, one fault at a time, and the numbers expected are counted by hand."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import chess
+import datasets
+import pytest
+
+from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
+from rookworld_rlvr.data.audit import run as audit_module
+from rookworld_rlvr.data.audit.counts import BASES, Counts, material_balance, names_idle_en_passant
+from rookworld_rlvr.data.audit.run import AuditArguments, RowHashes, audit
+from rookworld_rlvr.data.audit.text import advice, table
+from rookworld_rlvr.data.sources import parse_raw
+from rookworld_rlvr.tasks.types import FILL_IN_FIELDS, ActionValue, PositionValues, ValueSource
+
+from ...conftest import REPOSITORY
+
+Row = dict[str, Any]
+
+REAL_ROWS = REPOSITORY.parent / "shared" / "data" / "rook_val_500.txt"
+SCRIPT = REPOSITORY / "recipes" / "audit_data.py"
+
+START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
+E4 = f"{START}+e2e4+e2e4+{AFTER_E4}+0.001+0+0"
+E5 = (
+    f"{AFTER_E4}+e7e5+e2e4 e7e5+"
+    "rnbqkbnr/pppp1ppp/8/4p3/4P3/8/PPPP1PPP/RNBQKBNR w KQkq - 0 2+0.001+0+0"
+)
+
+# Three pawns up, each with seven legal moves: f one or two, g one or two, h one or two, the king.
+WHITE_UP = "7k/8/8/8/8/8/5PPP/7K w - - 0 {n}"
+BLACK_UP = "7k/5ppp/8/8/8/8/8/7K b - - 0 {n}"
+BLACK_DOWN = "7k/8/8/8/8/8/5PPP/7K b - - 0 {n}"  # the king alone: three moves
+BLACK_EVEN = "7k/7p/8/8/8/8/7P/7K b - - 0 {n}"
+BLACK_VALUES = {
+    "g7g5": 100,
+    "f7f5": 90,
+    "h7h5": 50,
+    "f7f6": 0,
+    "g7g6": 0,
+    "h8g8": -10,
+    "h7h6": -300,
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left in the cache of the person who runs the tests."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+def policy(fen: str, moves: str, evaluations: str, best: str) -> str:
+    return f"P: {fen} M: {moves} E: {evaluations} B: {best}"
+
+
+def white(
+    n: int, evaluations: str = "1.0 0.5", best: str = "g2g4", moves: str = "g2g4 f2f4"
+) -> str:
+    return policy(WHITE_UP.format(n=n), moves, evaluations, best)
+
+
+def black(
+    n: int, evaluations: str = "1.0 0.5", best: str = "g7g5", moves: str = "g7g5 f7f5"
+) -> str:
+    return policy(BLACK_UP.format(n=n), moves, evaluations, best)
+
+
+def labelled(text: str, values: dict[str, int] = BLACK_VALUES) -> Row:
+    column = [{"move": move, "cp": cp} for move, cp in values.items()]
+    return {"text": text, "action_values": column}
+
+
+def rows_file(path: Path, rows: Iterable[str | Row]) -> str:
+    raws = [{"text": row, "action_values": None} if isinstance(row, str) else row for row in rows]
+    path.write_text("".join(json.dumps(raw) + "\n" for raw in raws))
+    return str(path)
+
+
+@pytest.fixture
+def audited(tmp_path: Path) -> Any:
+    """Audit rows that are given as text, or with their action values."""
+
+    def run(*rows: str | Row, labeller: Any = None, **options: Any) -> Row:
+        name = rows_file(tmp_path / "rows.jsonl", rows)
+        return audit(AuditArguments(dataset_name=name, **options), labeller)
+
+    return run
+
+
+@pytest.fixture
+def splits(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """Rows by split of a data set on a Hub that is not asked."""
+    content: dict[str, list[str]] = {}
+
+    def raw_rows(name: str, split: str, max_rows: int | None) -> Iterator[Row]:
+        return iter([{"text": text} for text in content[split]][:max_rows])
+
+    monkeypatch.setattr(audit_module, "raw_rows", raw_rows)
+    return content
+
+
+def counted(rows: int, share: float | None) -> Row:
+    return {"rows": rows, "share": None if share is None else pytest.approx(share)}
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows
+# --------------------------------------------------------------------------------------------------
+def test_rows_are_counted_by_task_and_side_and_the_malformed_by_reason(audited: Any) -> None:
+    result = audited(white(1), white(2), black(1), E4, E4, E5, "hello", "P: x", "you", "")
+    assert result["rows"]["read"] == 9  # an empty line is no row
+    assert result["rows"]["white"] == {"environment": 2, "policy": 2, "fill_in": 0}
+    assert result["rows"]["black"] == {"environment": 1, "policy": 1, "fill_in": 0}
+    assert result["rows"]["malformed"] == counted(3, 1 / 3)
+    assert list(result["rows"]["malformed_reasons"].items()) == [
+        ("fewer than seven fields in the environment row", 2),
+        ("no section 'M:' in the policy row", 1),
+    ]
+    assert (result["policy"]["rows"], result["environment"]["rows"]) == (3, 3)
+
+
+def test_fill_in_rows_are_counted_by_field_and_the_corrupted_as_malformed(audited: Any) -> None:
+    record = f"{START}+e2e4+e2e4+{AFTER_E4}+0.001+0+0+"
+    action = record.replace("+e2e4+e2e4+", "+[MASK]+[MASK]+")
+    result = audited(
+        f"F: {record.replace('+0.001', '+[MASK]')} 0.001",
+        f"F: {action} e2e4",
+        f"F: {action} e2e3",  # not what was hidden
+        f"F: {action.replace('4P3', '3P4')} e2e4",  # nothing leads there
+    )
+    assert result["rows"]["white"]["fill_in"] == 2
+    assert result["rows"]["malformed"] == counted(2, 1 / 2)
+    assert result["rows"]["malformed_reasons"] == {
+        "no answer is consistent with the record": 1,
+        "the answer is not consistent with the record": 1,
+    }
+    fields = {**dict.fromkeys(FILL_IN_FIELDS, 0), "action": 1, "reward": 1}
+    assert result["fill_in"] == {
+        "rows": 2,
+        "fields": {field: counted(rows, rows / 2) for field, rows in fields.items()},
+    }
+    assert re.search(r"^Fill in$.*^ +action +1 +50\.0%$", table(result), re.M | re.S)
+
+
+def test_max_rows_reads_the_first(audited: Any) -> None:
+    assert audited(white(1), black(1), black(2), max_rows=2)["rows"]["black"]["policy"] == 1
+
+
+def test_prompts_with_an_idle_en_passant_square(audited: Any) -> None:
+    idle = AFTER_E4.replace(" - ", " e3 ")
+    real = "rnbqkbnr/ppp1pppp/8/8/3pP3/8/PPPP1PPP/RNBQKBNR b KQkq e3 0 3"
+    assert names_idle_en_passant(idle)
+    assert not names_idle_en_passant(real)
+    assert not names_idle_en_passant(AFTER_E4)
+    result = audited(
+        policy(idle, "e7e5", "0.1", "e7e5"), policy(real, "d4e3", "0.1", "d4e3"), E4, E5
+    )
+    assert result["rows"]["idle_en_passant_in_prompt"] == counted(1, 0.25)
+
+
+# --------------------------------------------------------------------------------------------------
+# Policy: what rows name
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("answer", "changed"),
+    [
+        (("g2g4 e2e4", "1.0 0.5", "g2g4"), {"all_moves_legal": 2}),
+        (("g2g4 f2f4", "1.0 0.5", "e2e4"), {"best_is_legal": 2, "best_in_moves": 2}),
+        (("g2g4 f2f4", "1.0 0.5", "h2h4"), {"best_in_moves": 2}),
+        (("g2g4 g2g4", "1.0 0.5", "g2g4"), {"move_twice": 1}),
+        (("g2g4 f2f4", "1.0", "g2g4"), {"evaluations_not_one_a_move": 1}),
+        (("g2g4", "1.0 0.5", "g2g4"), {"evaluations_not_one_a_move": 1}),
+    ],
+)
+def test_each_fault_of_form_is_counted_alone(
+    audited: Any, answer: tuple[str, str, str], changed: dict[str, int]
+) -> None:
+    result = audited(white(1), white(2), policy(WHITE_UP.format(n=3), *answer))["policy"]
+    clean = {
+        "all_moves_legal": 3,
+        "best_is_legal": 3,
+        "best_in_moves": 3,
+        "move_twice": 0,
+        "evaluations_not_one_a_move": 0,
+    }
+    for name, rows in (clean | changed).items():
+        assert result[name] == counted(rows, rows / 3), name
+
+
+def test_best_moves_beside_evaluations_by_side(audited: Any) -> None:
+    three = {"moves": "g2g4 f2f4 h2h4", "best": "f2f4"}
+    result = audited(
+        white(1),
+        white(2, "1.0 0.9"),
+        white(3, "-1.0 -2.0"),
+        white(4, "0.2 0.5 0.9", **three),  # neither the highest nor the lowest
+        white(5, "0.5 0.5"),  # a tie
+        white(6, "0.5 1.0 1.0", **three),  # a tie of two
+        white(7, "1.0", moves="g2g4"),  # one alone
+        white(8, "1.0 0.5 0.2"),  # more evaluations than moves
+        black(1),
+        black(2, "0.5 1.0"),
+        black(3, "-1.5 1.0"),
+        black(4, "-3.0 -2.9"),
+        black(5, "0.0 0.0"),
+    )["policy"]
+    assert result["white"] == {
+        "distinct_evaluations": 4,
+        "best_is_argmax_e": 0.75,
+        "best_is_argmin_e": 0.0,
+    }
+    assert result["black"] == {
+        "distinct_evaluations": 4,
+        "best_is_argmax_e": 0.25,
+        "best_is_argmin_e": 0.75,
+    }
+
+
+def test_a_prompt_that_waits_for_its_answer_is_counted_as_one() -> None:
+    counts = Counts(sample_size=5)
+    counts.add(parse_raw({"text": black(1)}))
+    counts.add(parse_raw({"text": black(2)}) | {"completion": ""})
+    result = counts.policy_result()
+    assert result["rows"] == 2
+    assert result["without_answer"] == counted(1, 0.5)
+    assert result["best_is_legal"] == counted(1, 1.0)
+    assert len(counts.sample) == 1
+
+
+# --------------------------------------------------------------------------------------------------
+# Policy: whose view E is in
+# --------------------------------------------------------------------------------------------------
+def view(result: Row) -> tuple[str | None, str | None]:
+    policy_result = result["policy"]
+    return (
+        policy_result["evaluation_perspective"],
+        policy_result["evaluation_perspective_basis"],
+    )
+
+
+def black_down(n: int, evaluations: str) -> str:
+    return policy(BLACK_DOWN.format(n=n), "h8g8 h8g7", evaluations, "h8g8")
+
+
+def test_material_balance() -> None:
+    assert material_balance(START) == 0
+    assert material_balance(BLACK_UP.format(n=1)) == 3
+    assert material_balance(BLACK_DOWN.format(n=1)) == -3
+    assert material_balance("4k3/8/8/8/8/8/8/RNBQKp2 w - - 0 1") == 5 + 3 + 3 + 9 - 1
+
+
+@pytest.mark.parametrize(("sign", "expected"), [("", "side_to_move"), ("-", "white")])
+def test_material_tells_whose_view_it_is(audited: Any, sign: str, expected: str) -> None:
+    other = "-" if not sign else ""
+    result = audited(
+        *(black(n, f"{sign}1.0 {sign}2.0") for n in range(1, 13)),
+        *(black_down(n, f"{other}1.0 {other}2.0") for n in range(1, 9)),
+        *(white(n) for n in range(1, 30)),
+    )
+    assert view(result) == (expected, "material")
+    votes = result["policy"]["evaluation_perspective_votes"]["material"]
+    assert votes[expected] == 20
+    assert sum(votes.values()) == 20
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "expected"),
+    [
+        (19, 0, None),  # too few
+        (20, 0, "side_to_move"),
+        (15, 5, "side_to_move"),  # Wilson's interval is 53% to 89%
+        (14, 6, None),  # 48% to 85%
+        (5, 15, "white"),
+        (6, 14, None),
+    ],
+)
+def test_material_decides_by_a_clear_majority_only(
+    audited: Any, right: int, wrong: int, expected: str | None
+) -> None:
+    rows = [black(n, "1.0 2.0") for n in range(right)]
+    rows += [black(100 + n, "-1.0 -2.0") for n in range(wrong)]
+    assert view(audited(*rows)) == (expected, expected and "material")
+
+
+def test_rows_that_tell_nothing_do_not_vote(audited: Any) -> None:
+    result = audited(
+        *(policy(BLACK_EVEN.format(n=n), "h7h5 h7h6", "1.0 2.0", "h7h5") for n in range(30)),
+        *(black(n, "1.0 -1.0") for n in range(30)),  # the median is nought
+        *(white(n) for n in range(30)),
+    )
+    assert view(result) == (None, None)
+    assert result["policy"]["evaluation_perspective_votes"]["material"] == {
+        "side_to_move": 0,
+        "white": 0,
+    }
+
+
+def test_where_material_foretells_nothing_for_white_it_is_no_witness_for_black(
+    audited: Any,
+) -> None:
+    """Puzzles: the side to move wins, often from behind."""
+    behind = "7k/5ppp/8/8/8/8/8/7K w - - 0 {n}"
+    ahead = [white(n) for n in range(10)]
+    puzzles = [policy(behind.format(n=n), "h1g1 h1g2", "1.0 2.0", "h1g1") for n in range(10)]
+    rows = [black_down(n, "1.0 2.0") for n in range(30)]  # would be read as White's view
+    assert view(audited(*rows)) == ("white", "material")
+    assert view(audited(*rows, *ahead, *puzzles)) == (None, None)
+
+
+@pytest.mark.parametrize(("sign", "expected"), [("", "side_to_move"), ("-", "white")])
+def test_action_values_are_believed_before_material(audited: Any, sign: str, expected: str) -> None:
+    evaluations = f"{sign}1.0 {sign}0.9"
+    against = "-" if not sign else ""
+    result = audited(
+        *(labelled(black(n, evaluations)) for n in range(5)),
+        *(black(100 + n, f"{against}1.0 {against}0.9") for n in range(40)),
+    )
+    assert view(result) == (expected, "action_values")
+    votes = result["policy"]["evaluation_perspective_votes"]
+    assert votes["action_values"][expected] == 5
+    assert sum(votes["material"].values()) == 45
+
+
+def test_whites_action_values_say_nothing_about_the_view(audited: Any) -> None:
+    values = dict.fromkeys(("f2f3", "f2f4", "g2g3", "g2g4", "h2h3", "h2h4", "h1g1"), 10)
+    result = audited(*(labelled(white(n), values) for n in range(30)))
+    assert result["policy"]["action_values"]["white"]["rows"] == 30
+    assert view(result) == (None, None)
+
+
+def test_too_few_action_values_leave_it_to_material(audited: Any) -> None:
+    rows = [black(100 + n) for n in range(40)]
+    assert view(audited(*(labelled(black(n)) for n in range(3)), *rows)) == (
+        "side_to_move",
+        "material",  # of three votes, all for one, Wilson's interval is 44% to 100%
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Policy: beside the values of all moves
+# --------------------------------------------------------------------------------------------------
+def test_rows_beside_their_action_values(audited: Any) -> None:
+    result = audited(
+        # Best of all, and three of the top five (two moves tie for the fourth place).
+        labelled(black(1, "1.0 0.9 0.7", "g7g5", "g7g5 f7f5 h7h5")),
+        # Best of its own, the third best of all; one of the top five.
+        labelled(black(2, "-0.1 -3.0", "h7h5", "h7h5 h7h6")),
+        # The worst of its own; all five.
+        labelled(black(3, "0.0 0.0 0.5 0.9 1.0", "g7g6", "f7f6 g7g6 h7h5 f7f5 g7g5")),
+        white(1),
+    )["policy"]["action_values"]
+    assert result["labelled"] == counted(3, 0.75)
+    assert result["black"] == {
+        "rows": 3,
+        "best_is_best_of_five": pytest.approx(2 / 3),
+        "best_is_best_of_all": pytest.approx(1 / 3),
+        "top_five_named": pytest.approx((3 / 5 + 1 / 5 + 1) / 3),
+        "evaluation_error_pawns": pytest.approx((0.2 + 0.6) / 10),
+        # Nought has no sign: eight of the ten pairs have two, and one of these differ.
+        "evaluation_sign_right": pytest.approx(7 / 8),
+    }
+    assert result["white"] == {
+        "rows": 0,
+        "best_is_best_of_five": None,
+        "best_is_best_of_all": None,
+        "top_five_named": None,
+        "evaluation_error_pawns": None,
+        "evaluation_sign_right": None,
+    }
+
+
+def test_mates_and_won_games_count_as_ten_pawns(audited: Any) -> None:
+    values = BLACK_VALUES | {"g7g5": 99_998, "f7f5": 1_500, "h7h6": -99_999}
+    rows = labelled(black(1, "50.0 9.0 -999.99", moves="g7g5 f7f5 h7h6"), values)
+    result = audited(rows)["policy"]["action_values"]["black"]
+    assert result["evaluation_error_pawns"] == pytest.approx((0 + 1 + 0) / 3)
+
+
+def test_illegal_moves_are_worth_nothing(audited: Any) -> None:
+    rows = labelled(black(1, "9.0 1.0", best="e7e5", moves="e7e5 g7g5"))
+    result = audited(rows)["policy"]["action_values"]["black"]
+    assert result["best_is_best_of_five"] == result["best_is_best_of_all"] == 0.0
+    assert result["evaluation_error_pawns"] == 0.0  # of g7g5, the only one with a value
+
+
+# --------------------------------------------------------------------------------------------------
+# The engine
+# --------------------------------------------------------------------------------------------------
+class FakeLabeller:
+    """Worth as `BLACK_VALUES` for Black; the first position asked may be given up."""
+
+    source = ValueSource("Fake 1", "depth 3")
+
+    def __init__(self, given_up: int = 0) -> None:
+        self.given_up = given_up
+        self.asked: list[str] = []
+
+    def values(self, fens: Sequence[str]) -> list[PositionValues | None]:
+        assert not self.asked, "in one call"
+        self.asked += fens
+        values = tuple(ActionValue(move, cp) for move, cp in BLACK_VALUES.items())
+        found = PositionValues(values, 3, self.source)
+        return [None if i < self.given_up else found for i in range(len(fens))]
+
+
+def test_the_engine_values_a_sample_and_is_believed_first(audited: Any) -> None:
+    opposite = {move: -cp for move, cp in reversed(BLACK_VALUES.items())}
+    rows = [labelled(black(n), opposite) for n in range(30)]
+    labeller = FakeLabeller(given_up=2)
+    result = audited(*rows, E4, engine_sample=12, labeller=labeller)
+    assert len(set(labeller.asked)) == 12
+    assert all(" b " in fen for fen in labeller.asked)
+    engine = result["policy"]["engine"]
+    assert {key: engine[key] for key in ("engine", "limit", "sampled", "given_up")} == {
+        "engine": "Fake 1",
+        "limit": "depth 3",
+        "sampled": 12,
+        "given_up": 2,
+    }
+    assert engine["black"]["rows"] == 10
+    assert engine["black"]["best_is_best_of_all"] == 1.0
+    assert engine["black"]["top_five_named"] == pytest.approx(2 / 5)
+    assert view(result) == ("side_to_move", "engine")
+    votes = result["policy"]["evaluation_perspective_votes"]
+    assert votes["engine"] == {"side_to_move": 10, "white": 0}
+    assert votes["action_values"] == {"side_to_move": 0, "white": 30}
+
+
+def test_the_sample_is_the_same_every_time_and_spread_over_the_rows(audited: Any) -> None:
+    def asked(size: int) -> list[str]:
+        labeller = FakeLabeller()
+        audited(*(black(n) for n in range(200)), engine_sample=size, labeller=labeller)
+        return labeller.asked
+
+    assert asked(20) == asked(20)
+    numbers = [int(fen.split()[-1]) for fen in asked(20)]
+    assert 50 < sum(numbers) / 20 < 150
+    assert len(asked(300)) == 200
+
+
+def test_a_sample_without_an_engine_is_a_fault_of_the_caller(audited: Any) -> None:
+    with pytest.raises(ValueError, match="needs a labeller"):
+        audited(black(1), engine_sample=1)
+
+
+# --------------------------------------------------------------------------------------------------
+# Environment
+# --------------------------------------------------------------------------------------------------
+KINDS = {
+    "board": E4.replace("/4P3/8/PPPP1PPP", "/3P4/8/PPPP1PPP"),
+    "side_to_move": E4.replace(" b KQkq", " w KQkq"),
+    "castling_rights": E4.replace("b KQkq", "b KQk"),
+    "en_passant": E4.replace("b KQkq -", "b KQkq e3"),
+    "halfmove_clock": E4.replace("b KQkq - 0 1", "b KQkq - 1 1"),
+    "fullmove_number": E4.replace("b KQkq - 0 1", "b KQkq - 0 2"),
+    "reward": E4.replace("0.001", "0.01"),
+    "terminated": E4.replace("+0+0", "+1+0"),
+    "truncated": E4.replace("+0+0", "+0+1"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_difference_from_python_chess_is_counted_alone(audited: Any, kind: str) -> None:
+    assert KINDS[kind] != E4
+    result = audited(E5, KINDS[kind], E5, E5)["environment"]
+    assert result["right"] == counted(3, 0.75)
+    assert list(result["differences"]) == list(KINDS)
+    for name, found in result["differences"].items():
+        assert found == (counted(1, 0.25) if name == kind else counted(0, 0.0)), name
+    assert result["en_passant_without_capture"]["rows"] == (kind == "en_passant")
+    assert result["history_without_action"] == counted(0, 0.0)
+
+
+def test_an_en_passant_square_that_is_missing_names_none(audited: Any) -> None:
+    board = chess.Board("4k3/3p4/8/4P3/8/8/8/4K3 b - - 0 1")
+    before = board.fen()
+    board.push_uci("d7d5")
+    assert board.fen().split()[3] == "d6"
+    right = f"{before}+d7d5+d7d5+{board.fen()}+0.001+0+0"
+    result = audited(right, right.replace(" d6 ", " - "), right.replace(" d6 ", " e6 "))
+    result = result["environment"]
+    assert result["right"]["rows"] == 1
+    assert result["differences"]["en_passant"]["rows"] == 2
+    assert result["en_passant_without_capture"]["rows"] == 1
+
+
+@pytest.mark.parametrize("history", ["", "d2d4", "e2e4 e7e5"])
+def test_a_history_that_does_not_end_with_the_action(audited: Any, history: str) -> None:
+    result = audited(E4, E4.replace("+e2e4+e2e4+", f"+e2e4+{history}+"))["environment"]
+    assert result["history_without_action"] == counted(1, 0.5)
+    assert result["right"] == counted(2, 1.0)
+
+
+@pytest.mark.parametrize("action", ["e2e5", "hello"])
+def test_an_illegal_action_leaves_the_state(audited: Any, action: str) -> None:
+    right = f"{START}+{action}+{action}+{START}+-1.0+0+1"
+    result = audited(right, right.replace("-1.0+0+1", "0.001+0+0"))["environment"]
+    assert result["right"] == counted(1, 0.5)
+    assert {kind for kind, found in result["differences"].items() if found["rows"]} == {
+        "reward",
+        "truncated",
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# Duplicates and overlap
+# --------------------------------------------------------------------------------------------------
+def test_duplicates_and_those_that_conflict_with_the_first(audited: Any) -> None:
+    wrong = E4.replace("0.001", "1.0")
+    result = audited(
+        E4,
+        black(1),
+        f"A: {E4}",  # the same
+        wrong,  # conflicts
+        black(1, "0.5 1.0", moves="f7f5 g7g5"),  # the same in another order
+        wrong,  # conflicts with the first, though not with the one before
+        black(1, best="f7f5"),  # conflicts
+        E5,
+        black(2),
+    )["duplicates"]
+    assert result == {"within_a_split": counted(5, 5 / 9), "conflicting": counted(3, 3 / 9)}
+
+
+def test_the_first_row_of_a_prompt_is_the_measure(audited: Any) -> None:
+    wrong = E4.replace("0.001", "1.0")
+    assert audited(wrong, E4, E4)["duplicates"]["conflicting"]["rows"] == 2
+    assert audited(E4, wrong, E4)["duplicates"]["conflicting"]["rows"] == 1
+
+
+def test_of_many_rows_with_the_same_prompt_the_first_is_the_first() -> None:
+    hashes = RowHashes()
+    hashes.prompts.extend([*range(500)] * 3)
+    hashes.answers.extend([0] * 500 + [1] * 1_000)
+    assert hashes.duplicates() == (1_000, 1_000)
+
+
+def test_positions_that_splits_share(splits: dict[str, list[str]]) -> None:
+    splits["train"] = [E4, E4, black(1), black(7), E5]
+    idle = AFTER_E4.replace(" - 0 1", " e3 0 9")  # the position of E5, spelt otherwise
+    splits["test"] = [black(3), policy(idle, "e7e5", "0.1", "e7e5"), white(1), "nonsense"]
+    splits["other"] = [f"{START.replace('w', 'b', 1)}+e2e4+e2e4+{AFTER_E4}+0.001+0+0"]
+    args = AuditArguments(dataset_name="owner/name", dataset_splits=list(splits))
+    result = audit(args)
+    assert result["rows"]["read"] == 10
+    assert result["overlap"]["splits"] == [
+        {
+            "first": "train",
+            "second": "test",
+            "positions": 2,  # Black's pawns and the position after e2e4
+            "rows_of_first": 3,
+            "rows_of_second": 2,
+        },
+        {
+            "first": "train",
+            "second": "other",
+            "positions": 0,
+            "rows_of_first": 0,
+            "rows_of_second": 0,
+        },
+        {
+            "first": "test",
+            "second": "other",
+            "positions": 0,
+            "rows_of_first": 0,
+            "rows_of_second": 0,
+        },
+    ]
+    assert result["duplicates"]["within_a_split"]["rows"] == 1
+
+
+def test_a_row_in_two_splits_is_no_duplicate_but_an_overlap(
+    splits: dict[str, list[str]],
+) -> None:
+    splits["train"], splits["test"] = [E4], [E4]
+    result = audit(AuditArguments(dataset_name="owner/name", dataset_splits=["train", "test"]))
+    assert result["duplicates"]["within_a_split"]["rows"] == 0
+    assert result["overlap"]["splits"][0]["positions"] == 1
+
+
+def test_positions_shared_with_evaluation_sets(audited: Any, tmp_path: Path) -> None:
+    one = rows_file(tmp_path / "one.jsonl", [E4, black(9), "nonsense"])
+    two = rows_file(tmp_path / "two.jsonl", [white(1)])
+    result = audited(E4, E4, E5, max_rows=2, evaluation_names=[one, two])
+    assert result["overlap"]["splits"] == []
+    assert result["overlap"]["evaluation"] == [
+        {
+            "first": "train",
+            "second": one,
+            "positions": 1,
+            "rows_of_first": 2,
+            "rows_of_second": 1,
+            "malformed_of_second": 1,
+        },
+        {
+            "first": "train",
+            "second": two,
+            "positions": 0,
+            "rows_of_first": 0,
+            "rows_of_second": 0,
+            "malformed_of_second": 0,
+        },
+    ]
+    assert result["rows"]["read"] == 2  # the evaluation set's are not counted
+
+
+def test_an_evaluation_set_that_cannot_be_read_is_no_set_without_overlap(
+    audited: Any, tmp_path: Path
+) -> None:
+    name = rows_file(tmp_path / "puzzles.jsonl", ["hello", "you"])
+    with pytest.raises(RookWorldError, match=r"no row of .*puzzles\.jsonl"):
+        audited(E4, evaluation_names=[name])
+
+
+# --------------------------------------------------------------------------------------------------
+# The result
+# --------------------------------------------------------------------------------------------------
+def key_paths(value: Any, path: str = "") -> Iterator[str]:
+    if isinstance(value, dict) and value:
+        for key, inner in value.items():
+            yield from key_paths(inner, f"{path}.{key}" if path else key)
+    else:
+        yield path
+
+
+COUNTED = ("rows", "share")
+SIDE_VALUES = (
+    "rows",
+    "best_is_best_of_five",
+    "best_is_best_of_all",
+    "top_five_named",
+    "evaluation_error_pawns",
+    "evaluation_sign_right",
+)
+
+
+def pinned_keys() -> list[str]:
+    def each(prefix: str, *names: str, of: Sequence[str] = COUNTED) -> list[str]:
+        return [f"{prefix}.{name}.{key}" for name in names for key in of]
+
+    sides = ("white", "black")
+    return [
+        "audit_version",
+        "dataset_name",
+        "splits",
+        "max_rows",
+        "rows.read",
+        *each("rows", "malformed"),
+        "rows.malformed_reasons",
+        *each("rows", "idle_en_passant_in_prompt"),
+        *each("rows", *sides, of=("environment", "policy", "fill_in")),
+        "policy.rows",
+        *each(
+            "policy",
+            "without_answer",
+            "all_moves_legal",
+            "best_is_legal",
+            "best_in_moves",
+            "move_twice",
+            "evaluations_not_one_a_move",
+        ),
+        "policy.evaluation_perspective",
+        "policy.evaluation_perspective_basis",
+        *each(
+            "policy.evaluation_perspective_votes",
+            *("engine", "action_values", "material", "control"),
+            of=("side_to_move", "white"),
+        ),
+        *each(
+            "policy",
+            *sides,
+            of=("distinct_evaluations", "best_is_argmax_e", "best_is_argmin_e"),
+        ),
+        *each("policy.action_values", "labelled"),
+        *each("policy.action_values", *sides, of=SIDE_VALUES),
+        "policy.engine",
+        "environment.rows",
+        *each("environment", "right", "history_without_action"),
+        *each("environment.differences", *KINDS),
+        *each("environment", "en_passant_without_capture"),
+        "fill_in.rows",
+        *each("fill_in.fields", *FILL_IN_FIELDS),
+        *each("duplicates", "within_a_split", "conflicting"),
+        "overlap.splits",
+        "overlap.evaluation",
+    ]
+
+
+def test_the_keys_of_the_json_are_pinned(audited: Any) -> None:
+    rows: list[tuple[str, ...]] = [(E4, black(1), white(1)), (E4,), (black(1),)]
+    for given in rows:
+        result = audited(*given)
+        assert list(key_paths(result)) == pinned_keys()
+        json.dumps(result, allow_nan=False)
+    assert result["audit_version"] == 1
+    assert result["splits"] == ["train"]
+
+
+def test_shares_of_no_rows_are_null(audited: Any) -> None:
+    result = audited("nonsense")
+    assert result["rows"]["malformed"] == counted(1, 1.0)
+    assert result["environment"]["right"] == counted(0, None)
+    assert result["policy"]["best_in_moves"] == counted(0, None)
+    assert result["policy"]["white"]["best_is_argmax_e"] is None
+    assert result["policy"]["evaluation_perspective"] is None
+    assert result["duplicates"]["within_a_split"] == counted(0, None)
+
+
+# --------------------------------------------------------------------------------------------------
+# Faults of the configuration
+# --------------------------------------------------------------------------------------------------
+def test_all_faults_are_reported_together() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        AuditArguments(
+            dataset_name="rookworld-nano-opening",
+            dataset_splits=["train", "test", "test"],
+            evaluation_names=["nothing.txt", "owner/name", ""],
+            max_rows=0,
+            engine_sample=-1,
+        )
+    assert len(caught.value.faults) == 6
+    for words in (
+        "dataset_name: 'rookworld-nano-opening'",
+        "did you mean rookworld-nano-openings",
+        "dataset_splits: 'test' stands twice",
+        "evaluation_names: no file 'nothing.txt'",
+        "evaluation_names: an empty name",
+        "max_rows: 0",
+        "engine_sample: -1",
+    ):
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "dataset_name: missing"),
+        ({"dataset_name": "a/b", "dataset_splits": []}, "dataset_splits: empty"),
+        (
+            {"dataset_name": "rookworld-nano-openings", "dataset_splits": ["train", "test"]},
+            "one file without splits",
+        ),
+    ],
+)
+def test_a_fault_alone(options: Row, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        AuditArguments(**options)
+    assert len(caught.value.faults) == 1
+
+
+# --------------------------------------------------------------------------------------------------
+# The script
+# --------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("audit_data", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def advice_text(result: Row) -> str:
+    return "\n".join(advice(result))
+
+
+def test_the_script_prints_a_table_and_writes_json(
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = rows_file(tmp_path / "rows.jsonl", [E4, KINDS["reward"], black(1), white(1), "nonsense"])
+    output = tmp_path / "new" / "folder" / "audit.json"
+    argv = ["--dataset_name", name, "--output_file", str(output)]
+    script.main(argv)
+    printed = capsys.readouterr().out
+    for row in (
+        "read 5",
+        "malformed 1 20.0%",
+        "policy 1 1",  # White's and Black's
+        "answers right in every field 1 50.0%",
+        "B has the highest E 100.0% 100.0%",
+        "E is seen from undecided",
+        "prompt stood before in its split 1 25.0%",
+    ):
+        assert row in [" ".join(line.split()) for line in printed.splitlines()], row
+    table = printed.split("What to do")[0].splitlines()
+    assert {len(line) for line in table if line.endswith("%")} == {74}  # one below the other
+    assert printed.index("What to do") < printed.index("--repairs environment duplicates")
+    result = json.loads(output.read_text())
+    assert list(key_paths({**result, "rows": {**result["rows"], "malformed_reasons": {}}})) == (
+        pinned_keys()
+    )
+    assert result == audit(AuditArguments(dataset_name=name, output_file=str(output)))
+    output.write_text("old")
+    script.main(argv)
+    assert json.loads(output.read_text()) == result
+
+
+def test_an_output_file_that_cannot_be_written_is_found_before_reading(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "audit", lambda *_: pytest.fail("it has been read"))
+    name = rows_file(tmp_path / "rows.jsonl", [E4])
+    for path in (tmp_path, tmp_path / "rows.jsonl" / "audit.json"):
+        with pytest.raises(RookWorldError, match="output_file: cannot write"):
+            script.main(["--dataset_name", name, "--output_file", str(path)])
+    monkeypatch.setattr(script, "audit", lambda *_: (_ for _ in ()).throw(RookWorldError("stop")))
+    with pytest.raises(RookWorldError, match="stop"):
+        script.main(["--dataset_name", name, "--output_file", str(tmp_path / "audit.json")])
+    assert not (tmp_path / "audit.json").exists()
+
+
+def test_a_missing_engine_is_found_before_reading(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "audit", lambda *_: pytest.fail("it has been read"))
+    name = rows_file(tmp_path / "rows.jsonl", [black(1)])
+    argv = ["--dataset_name", name, "--engine_sample", "1", "--engine_path", "/no/engine"]
+    with pytest.raises(RookWorldError, match="/no/engine"):
+        script.main(argv)
+
+
+def test_engine_keys_without_a_sample_are_a_fault(script: ModuleType) -> None:
+    with pytest.raises(ConfigurationError, match="engine_depth: no engine is asked"):
+        script.main(["--dataset_name", "rookworld-nano-openings", "--engine_depth", "8"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--dataset_name", "broken.jsonl"], r"cannot load the data set 'broken.jsonl'"),
+        (["--dataset_name", "nothing.jsonl"], r"no file 'nothing.jsonl'"),
+        (["--dataset", "rookworld-nano-openings"], "unknown option --dataset"),
+        (["--dataset_name", "rows.txt", "--max_rows", "many"], "max-rows: invalid int value"),
+    ],
+)
+def test_bad_input_is_an_error_of_this_package(
+    script: ModuleType,
+    argv: list[str],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("broken.jsonl").write_text('{"text": "x"}\n{broken')
+    with pytest.raises(RookWorldError, match=words):
+        script.main(argv)
+
+
+def test_bad_input_gives_one_message_and_exit_code_2(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--dataset_name", "no such set"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("audit_data.py: 1 fault in the configuration:\n")
+    assert "'no such set' is neither packaged, a file, nor a Hub id" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+# --------------------------------------------------------------------------------------------------
+# What to do
+# --------------------------------------------------------------------------------------------------
+def test_where_nothing_is_wrong_it_says_so(audited: Any) -> None:
+    five = {"moves": "f7f6 g7g5 h7h5 f7f5 g7g6", "evaluations": "0.0 1.0 0.5 0.9 0.0"}
+    result = audited(E4, E5, *(labelled(black(n, **five)) for n in range(5)))
+    assert advice_text(result) == "  Nothing: nothing wrong was found in 7 rows."
+
+
+def test_the_black_bug_is_named_with_its_share_and_remedy(audited: Any) -> None:
+    wrong = [black(n, best="f7f5") for n in range(30)]
+    result = audited(*wrong, black(40), *(white(n) for n in range(30)))
+    assert result["policy"]["black"]["best_is_argmin_e"] == pytest.approx(30 / 31)
+    text = advice_text(result)
+    assert "Black's B is the worst of its five in 97% and the best in 3% of 31 rows" in text
+    assert "White's B" not in text
+    assert "61 policy rows without action_values" in text
+    name = result["dataset_name"]
+    assert text.splitlines()[-2] == (
+        "  python recipes/prepare_data.py --config recipes/prepare_policy.yaml "
+        f"--dataset_name {name} --repairs best_move"
+    )
+
+
+def test_from_whites_view_blacks_lowest_evaluation_is_the_best(audited: Any) -> None:
+    rows = [black(n, "-1.0 -0.5") for n in range(30)]
+    text = advice_text(audited(*rows))
+    assert "E is seen from White, as told by material" in text
+    assert "Black's B is" not in text
+    assert "--repairs evaluations" in text.splitlines()[-2]
+    rows = [black(n, "-1.0 -0.5", best="f7f5") for n in range(30)]
+    assert "Black's B is the worst of its five in 100%" in advice_text(audited(*rows))
+
+
+def test_an_undecided_view_blames_nobody(audited: Any) -> None:
+    text = advice_text(audited(*(black(n, best="f7f5") for n in range(5))))
+    assert "could not be told" in text
+    assert "highest E in 0% and the lowest in 100% of 5 rows" in text
+    assert "--engine_sample 200" in text
+    assert "--repairs" not in text
+
+
+@pytest.mark.parametrize(
+    ("row", "words", "repair"),
+    [
+        (white(9, moves="g2g4 e2e4"), "1 policy row with an illegal move in M", "candidates"),
+        (white(9, moves="g2g4 g2g4"), "1 policy row with a move that stands twice", "candidates"),
+        (white(9, "1.0"), "1 policy row with more or fewer items in E", "evaluations"),
+        (white(9, best="a2a4"), "1 policy row with an illegal B", "best_move"),
+        (white(9, best="h2h4"), "1 policy row with a B that is not in M", "best_move"),
+        (KINDS["en_passant"], "1 environment answer (50.0%) not what", "environment"),
+        (KINDS["en_passant"], "(1 name a square where no capture is legal)", "environment"),
+        (E5, "1 row (5.0%) with the prompt of an earlier one, 0 of them", "duplicates"),
+    ],
+)
+def test_each_finding_names_its_repair(audited: Any, row: str, words: str, repair: str) -> None:
+    clean = [white(n) for n in range(100, 118)]
+    text = advice_text(audited(E5, *clean, row))
+    assert words in text
+    assert f"repair with --repairs {repair}\n" in text
+    assert repair in text.splitlines()[-2].split("--repairs ")[1].split()
+    assert "--repairs" not in advice_text(audited(E5, *clean))
+
+
+def test_values_that_contradict_are_named(audited: Any) -> None:
+    worst = [labelled(black(n, "-0.1 -3.0", "h7h6", "h8g8 h7h6")) for n in range(5)]
+    text = advice_text(audited(*worst))
+    assert "Black's M names 0% of the top five by the stored action_values of 5 rows" in text
+    far = [labelled(black(n, "5.0 3.9")) for n in range(5)]
+    text = advice_text(audited(*far))
+    assert "Black's E is 3.5 pawns off by the stored action_values of 5 rows" in text
+    tied = [labelled(black(n, "0.5 0.5", "f7f6", "g7g5 f7f6")) for n in range(5)]
+    text = advice_text(audited(*tied))
+    assert "Black's B is the best of its five in 0% by the stored action_values of 5" in text
+
+
+def test_an_engine_that_gives_up_is_named(audited: Any) -> None:
+    rows = [black(n) for n in range(6)]
+    result = audited(*rows, engine_sample=6, labeller=FakeLabeller(given_up=1))
+    assert "gave up on 1 of 6 positions" in advice_text(result)
+    printed = table(result)
+    assert "Fake 1" in printed
+
+
+def test_overlaps_and_splits_are_named(splits: dict[str, list[str]]) -> None:
+    splits["train"], splits["test"] = [E4, E4, E5], [E4]
+    args = AuditArguments(dataset_name="owner/name", dataset_splits=["train", "test"])
+    result = audit(args)
+    text = advice_text(result)
+    assert (
+        "train and test share 1 position: evaluate only on the rest of test (leave 1 row out), or do "
+        "not train on 2 rows of train"
+    ) in text
+    commands = [line for line in text.splitlines() if "prepare_data.py" in line]
+    assert [command.split("--dataset_split ")[1] for command in commands] == [
+        "train --output_file data/train_labelled.parquet --repairs duplicates",
+        "test --output_file data/test_labelled.parquet --repairs duplicates",
+    ]
+    assert "train and test: 1 position, in 2 and 1 row" in table(result)
+
+
+# --------------------------------------------------------------------------------------------------
+# Real data
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.skipif(not REAL_ROWS.is_file(), reason="the real rows are not beside the repository")
+def test_the_real_rows_have_the_black_bug() -> None:
+    """Counted independently: B is argmax E in 164 of White's 166 rows, argmin in 157 of Black's 165."""
+    result = audit(AuditArguments(dataset_name=str(REAL_ROWS)))["policy"]
+    assert result["rows"] == 500
+    assert result["white"] == {
+        "distinct_evaluations": 166,
+        "best_is_argmax_e": 164 / 166,
+        "best_is_argmin_e": 0.0,
+    }
+    assert result["black"] == {
+        "distinct_evaluations": 165,
+        "best_is_argmax_e": 0.0,
+        "best_is_argmin_e": 157 / 165,
+    }
+    assert result["evaluation_perspective"] == "side_to_move"
+    assert result["evaluation_perspective_basis"] == "material"
+    assert result["all_moves_legal"] == result["best_in_moves"] == counted(500, 1.0)
+
+
+def test_the_packaged_data_have_nothing_wrong() -> None:
+    result = audit(AuditArguments(dataset_name="rookworld-nano-openings", max_rows=13_000))
+    assert result["rows"]["malformed"]["rows"] == 0
+    assert result["environment"]["right"] == counted(1_000, 1.0)
+    assert result["policy"]["action_values"]["labelled"] == counted(12_000, 1.0)
+    assert (result["policy"]["evaluation_perspective_basis"]) == BASES[1]
+    assert advice_text(result) == "  Nothing: nothing wrong was found in 13,000 rows."

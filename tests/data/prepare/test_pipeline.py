@@ -1,0 +1,408 @@
+"""Labelled data sets: nothing lost, nothing twice, the same values whatever dies on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from rookworld_rlvr.common.errors import ConfigurationError, EngineError, RookWorldError
+from rookworld_rlvr.data import synthesis
+from rookworld_rlvr.data.loading import DataArguments, LoadedData, load_data
+from rookworld_rlvr.data.parquet import merge_parquet, read_provenance, write_parquet
+from rookworld_rlvr.data.prepare.arguments import PrepareArguments, PrepareLabelArguments
+from rookworld_rlvr.data.prepare.pipeline import (
+    PrepareReport,
+    finish_rows,
+    provenance,
+    read_rows,
+    shard_file,
+    tables,
+    value_positions,
+)
+from rookworld_rlvr.data.sources import dataset_file
+from rookworld_rlvr.engine.labeller import Labeller
+from rookworld_rlvr.engine.pool import EngineArguments
+from rookworld_rlvr.tasks.policy import parse_policy_answer
+from rookworld_rlvr.tasks.registry import split_row
+
+from ...conftest import REPOSITORY
+
+SCRIPT = REPOSITORY / "recipes" / "prepare_data.py"
+ENVIRONMENT = (
+    "A: 6k1/5ppp/8/8/8/8/7P/R6K w - - 0 1+h2h4+h2h4+6k1/5ppp/8/8/7P/8/8/R6K b - h3 0 1+0.001+0+0"
+)
+MATE = "P: 6k1/5ppp/8/8/8/8/7P/R6K w - - 0 1 M: a1a8 a1a7 h2h4 E: 1.0 5.0 3.0 B: h2h4"
+
+Table = list[dict[str, Any]]
+
+
+pytestmark = pytest.mark.usefixtures("stockfish")
+
+
+def policy_lines(count: int) -> list[str]:
+    """Openings with an answer that names the first legal moves, as good as any."""
+    lines = []
+    for fen in dict.fromkeys(
+        next(stream) for stream in [synthesis.opening_positions(5, 6)] * count
+    ):
+        lines.append(f"P: {fen} M: a2a3 E: 0.0 B: a2a3")
+    return lines
+
+
+def prepare(tmp_path: Path, lines: list[str], **options: Any) -> tuple[Table, PrepareReport, dict]:
+    """The story of `recipes/prepare_data.py` in this process, at depth 2."""
+    source_file = tmp_path / "rows.txt"
+    source_file.write_text("\n".join(lines) + "\n")
+    label_options = {"engine_depth": 2, "engine_cache": str(tmp_path / "values.sqlite")}
+    for key in ("labels", "engine_depth", "engine_path", "engine_timeout"):
+        if key in options:
+            label_options[key] = options.pop(key)
+    output = tmp_path / "out.parquet"
+    args = PrepareArguments(
+        **{"dataset_name": str(source_file), "output_file": str(output), **options}
+    )
+    label_args = PrepareLabelArguments(**label_options)
+    report = PrepareReport()
+    rows = read_rows(args, report, tmp_path / "quarantine.jsonl")
+    source = value_positions(rows, label_args, args.num_proc, report)
+    rows = finish_rows(rows, args, label_args, source, report)
+    note = provenance(args, source, report)
+    write_parquet(output, tables(rows), note)
+    return pq.read_table(output).to_pylist(), report, note
+
+
+def values_of(row: dict[str, Any]) -> dict[str, int]:
+    return {value["move"]: value["cp"] for value in row["action_values"]}
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows
+# --------------------------------------------------------------------------------------------------
+def test_rows_keep_their_order_and_only_policy_rows_get_values(tmp_path: Path) -> None:
+    rows, report, _ = prepare(tmp_path, [ENVIRONMENT, MATE, ENVIRONMENT, MATE])
+    assert [row["text"][0] for row in rows] == ["A", "P", "A", "P"]
+    assert rows[0]["action_values"] is rows[2]["action_values"] is None
+    assert values_of(rows[1])["a1a8"] == 99_999
+    assert rows[1] == rows[3], "the same position, the same values"
+    assert len(rows[1]["action_values"]) == 17  # 13 of the rook, 2 of the king, 2 of the pawn
+    assert report.positions["valued"] == 1
+    assert not report.repaired
+
+
+def test_repairs_are_made_and_counted(tmp_path: Path) -> None:
+    wanted = ["best_move", "evaluations", "environment", "duplicates"]
+    rows, report, note = prepare(tmp_path, [ENVIRONMENT, MATE, ENVIRONMENT, MATE], repairs=wanted)
+    assert [row["text"][0] for row in rows] == ["A", "P"]
+    assert " b - - 0 1+" in rows[0]["text"]
+    answer = parse_policy_answer(rows[1]["text"].split(" M:")[1].join(["M:", ""]))
+    assert answer.best_move == "a1a8"
+    assert answer.evaluations[0] == 999.99
+    assert report.repaired == {"best_move": 1, "evaluations": 1, "environment": 1, "duplicates": 2}
+    assert note["counts"]["repaired"] == dict(report.repaired)
+    assert note["repairs"] == wanted
+
+
+def test_stored_values_stay_or_are_asked_anew(tmp_path: Path) -> None:
+    rows, _, _ = prepare(tmp_path, [MATE])
+    stored = rows[0]["action_values"]
+    stored[0]["cp"] = 77_777  # still the best: it would be seen if it were asked anew
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"text": MATE, "action_values": stored}) + "\n")
+    name = str(tmp_path / "rows.jsonl")
+    for labels, worth in (("stored_or_engine", 77_777), ("stored", 77_777), ("engine", 99_999)):
+        rows, _, _ = prepare(tmp_path, [MATE], dataset_name=name, labels=labels)
+        assert values_of(rows[0])["a1a8"] == worth, labels
+
+
+def test_no_engine_is_asked_where_no_row_needs_one(tmp_path: Path) -> None:
+    rows, report, note = prepare(tmp_path, [ENVIRONMENT], engine_path="/nowhere/stockfish")
+    assert len(rows) == 1 and not report.positions
+    assert note["engine"] is None
+    with pytest.raises(EngineError, match="no program '/nowhere/stockfish'"):
+        prepare(tmp_path, [MATE], engine_path="/nowhere/stockfish")
+
+
+def test_malformed_rows_are_kept_apart_with_their_reasons(tmp_path: Path) -> None:
+    no_king = "P: 8/8/8/8/8/8/8/8 w - - 0 1 M: a2a3 E: 0.0 B: a2a3"
+    mated = "P: R5k1/5ppp/8/8/8/8/8/7K b - - 0 1 M: g8h8 E: 0.0 B: g8h8"
+    lines = [MATE, no_king, "", mated, MATE]
+    rows, report, _ = prepare(tmp_path, lines, max_quarantined_share=0.5)
+    assert len(rows) == 2
+    assert report.rows["read"] == 4 and report.rows["quarantined"] == 2
+    kept = [json.loads(line) for line in (tmp_path / "quarantine.jsonl").read_text().splitlines()]
+    assert [row["row"] for row in kept] == [1, 3], "lines of the file"
+    assert "not a legal chess position" in kept[0]["reason"]
+    assert "no legal move" in kept[1]["reason"]
+    with pytest.raises(RookWorldError, match=r"2 of 4 rows .* the first one, row 1: not a legal"):
+        prepare(tmp_path, lines)
+
+
+def test_openings_are_made_with_answers_by_the_engine(tmp_path: Path) -> None:
+    rows, report, note = prepare(
+        tmp_path,
+        [MATE],
+        dataset_name="",
+        synthetic_policy_rows=6,
+        synthetic_policy_plies=2,
+        synthetic_rows=3,
+        num_proc=2,
+    )
+    assert [row["text"][0] for row in rows] == ["P"] * 6 + ["A"] * 3
+    assert report.rows["made"] == 9 and report.repaired == {"answer": 6}
+    for row in rows[:6]:
+        values = values_of(row)
+        _, _, completion = split_row(row["text"])
+        answer = parse_policy_answer(completion)
+        assert values[answer.best_move] == max(values.values())
+        assert answer.evaluations == tuple(values[move] / 100 for move in answer.moves)
+    assert read_provenance(tmp_path / "out.parquet") == note
+    assert note["engine"].startswith("Stockfish") and note["limit"] == "depth 2"
+
+
+def test_a_labelled_file_can_be_trained_on(tmp_path: Path) -> None:
+    prepare(tmp_path, [*policy_lines(40), ENVIRONMENT], repairs=["candidates"])
+    data = load_data(
+        DataArguments(
+            dataset_name=str(tmp_path / "out.parquet"), heldout_share=0.3, synthetic_rows=40
+        )
+    )
+    assert data.report.unlabelled == 0 and data.report.quarantined.total() == 0
+    assert data.report.train["policy"] + data.report.heldout["policy"] == len(policy_lines(40))
+
+
+def test_the_packaged_values_are_the_engines(packaged: LoadedData) -> None:
+    note = read_provenance(dataset_file("rookworld-nano-openings"))
+    assert note is not None and note["limit"].startswith("depth 10 ")
+    assert note["counts"]["positions"]["given up"] == 0
+    assert packaged.report.values.startswith(note["engine"])
+    rows = [row for row in packaged.heldout if row["task"] == "policy"][::12]
+    with Labeller(EngineArguments(engine_depth=10, engine_cache=":memory:")) as labeller:
+        if labeller.source.engine != note["engine"]:
+            pytest.skip(f"labelled by {note['engine']}, but here is {labeller.source.engine}")
+        found = labeller.values([row["fen"] for row in rows])
+    for row, values in zip(rows, found, strict=True):
+        assert values is not None
+        stored = [(value["move"], value["cp"]) for value in row["action_values"]]
+        assert stored == [(value.move, value.cp) for value in values.values]
+
+
+# --------------------------------------------------------------------------------------------------
+# Shards
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("shards", [2, 3, 7])
+def test_shards_put_together_are_the_whole(tmp_path: Path, shards: int) -> None:
+    lines = [*policy_lines(4), ENVIRONMENT]
+    whole, _, note = prepare(tmp_path, lines)
+    output = tmp_path / "parts.parquet"
+    args = PrepareArguments(dataset_name=str(tmp_path / "rows.txt"), output_file=str(output))
+    label_args = PrepareLabelArguments(engine_depth=2, engine_cache=str(tmp_path / "values.sqlite"))
+    for index in range(shards):
+        part = PrepareReport()
+        rows = read_rows(args, part, tmp_path / "bad.jsonl", (index, shards))
+        source = value_positions(rows, label_args, 1, part)
+        rows = finish_rows(rows, args, label_args, source, part)
+        write_parquet(
+            shard_file(output, index, shards), tables(rows), provenance(args, source, part)
+        )
+    merged = merge_parquet([shard_file(output, i, shards) for i in range(shards)], output)
+    assert pq.read_table(output).to_pylist() == whole
+    assert merged["counts"]["rows"] == note["counts"]["rows"]
+    assert [path.name for path in tmp_path.glob("parts*")] == ["parts.parquet"]
+
+
+# --------------------------------------------------------------------------------------------------
+# kill -9
+# --------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Table]:
+    """Rows, and what a run that nothing happens to makes of them."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    (folder / "rows.txt").write_text("\n".join([ENVIRONMENT, *policy_lines(60)]) + "\n")
+    with start(folder, folder / "rows.txt") as process:
+        printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, printed
+    return folder / "rows.txt", pq.read_table(folder / "out.parquet").to_pylist()
+
+
+def start(folder: Path, rows: Path) -> subprocess.Popen[str]:
+    argv = ["--dataset_name", str(rows), "--output_file", str(folder / "out.parquet")]
+    argv += ["--engine_cache", str(folder / "values.sqlite"), "--engine_depth", "8"]
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), *argv, "--num_proc", "2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def valued(folder: Path) -> int:
+    """Positions in the cache so far."""
+    try:
+        with sqlite3.connect(folder / "values.sqlite") as cache:
+            return int(cache.execute("SELECT COUNT(*) FROM action_values").fetchone()[0])
+    except sqlite3.OperationalError:
+        return 0
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    for _ in range(3_000):
+        if condition():
+            return
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.02)
+    raise AssertionError("it did not come to that")
+
+
+def engines(process: subprocess.Popen[str]) -> Iterator[psutil.Process]:
+    for child in psutil.Process(process.pid).children(recursive=True):
+        try:
+            if child.name() == "stockfish":
+                yield child
+        except psutil.NoSuchProcess:
+            continue
+
+
+def test_killed_engines_are_replaced(tmp_path: Path, undisturbed: tuple[Path, Table]) -> None:
+    rows, expected = undisturbed
+    with start(tmp_path, rows) as process:
+        for done in (5, 20, 35):
+            wait_until(lambda done=done: valued(tmp_path) >= done, process)
+            wait_until(lambda: any(engines(process)), process)
+            next(engines(process)).kill()
+        printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, printed
+    assert "engine replaced at" in printed
+    assert pq.read_table(tmp_path / "out.parquet").to_pylist() == expected
+
+
+def test_a_killed_worker_is_made_good(tmp_path: Path, undisturbed: tuple[Path, Table]) -> None:
+    rows, expected = undisturbed
+    with start(tmp_path, rows) as process:
+        wait_until(lambda: valued(tmp_path) >= 10, process)
+        worker = next(engines(process)).parent()
+        assert worker is not None and worker.pid != process.pid
+        worker.kill()
+        printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, printed
+    assert "a worker died (1 of 5)" in printed
+    assert pq.read_table(tmp_path / "out.parquet").to_pylist() == expected
+    note = read_provenance(tmp_path / "out.parquet") or {}
+    assert note["counts"]["positions"] == {
+        "known before": 0,
+        "valued": len(expected) - 1,
+        "given up": 0,
+    }
+
+
+def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, undisturbed: tuple[Path, Table]) -> None:
+    rows, expected = undisturbed
+    with start(tmp_path, rows) as process:
+        wait_until(lambda: valued(tmp_path) >= 15, process)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    assert not (tmp_path / "out.parquet").exists()
+    before = valued(tmp_path)
+    assert 15 <= before < len(expected) - 1
+    with start(tmp_path, rows) as process:
+        printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, printed
+    assert pq.read_table(tmp_path / "out.parquet").to_pylist() == expected
+    note = read_provenance(tmp_path / "out.parquet") or {}
+    counts = note["counts"]["positions"]
+    assert counts["known before"] >= before
+    assert counts["known before"] + counts["valued"] == len(expected) - 1
+
+
+# --------------------------------------------------------------------------------------------------
+# Bad input
+# --------------------------------------------------------------------------------------------------
+def test_faults_are_reported_together() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        PrepareArguments(
+            dataset_name="",
+            output_file="rows.txt",
+            repairs=["best_mov"],
+            num_proc=0,
+            push_to_hub=True,
+            hub_dataset_id="nobody",
+        )
+    faults = "\n".join(caught.value.faults)
+    for words in (
+        "output_file: 'rows.txt'",
+        "best_move?",
+        "num_proc: 0",
+        "hub_dataset_id: 'nobody'",
+    ):
+        assert words in faults
+    assert "dataset_name: missing" in faults
+    with pytest.raises(ConfigurationError, match="engine_depth: 0 is too small"):
+        PrepareLabelArguments(engine_depth=0)
+    with pytest.raises(ConfigurationError, match="workers meet in the cache"):
+        PrepareLabelArguments(engine_cache=":memory:")
+
+
+BAD_INPUT = [
+    (("--engine_path", "/nowhere/stockfish"), "no program '/nowhere/stockfish'"),
+    (("--engine_path", "/bin/true"), "'/bin/true' is no UCI engine"),
+    (("--engine_path", "rows.txt"), "'rows.txt' may not be run (wrong permission)"),
+    (("--engine_depth", "0"), "engine_depth: 0 is too small"),
+    (("--dataset_name", "no_king.txt"), "not a legal chess position: '8/8/8/8/8/8/8/8 w"),
+    (("--dataset_name", "mated.txt"), "no legal move to choose"),
+    (("--engine_cache", "rows.txt"), "engine_cache: cannot use 'rows.txt'"),
+]
+
+
+@pytest.fixture
+def bad_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    monkeypatch.chdir(tmp_path)
+    answer = "M: a2a3 E: 0.0 B: a2a3"
+    (tmp_path / "rows.txt").write_text(MATE + "\n")
+    (tmp_path / "no_king.txt").write_text(f"P: 8/8/8/8/8/8/8/8 w - - 0 1 {answer}\n")
+    (tmp_path / "mated.txt").write_text(f"P: R5k1/5ppp/8/8/8/8/8/7K b - - 0 1 {answer}\n")
+    options = "--dataset_name rows.txt --output_file out.parquet --engine_cache values.sqlite"
+    return tuple(options.split())
+
+
+@pytest.mark.parametrize(("argv", "words"), BAD_INPUT)
+def test_bad_input_is_named_before_anything_is_written(
+    bad_rows: tuple[str, ...], argv: tuple[str, str], words: str
+) -> None:
+    main = runpy.run_path(str(SCRIPT))["main"]
+    with pytest.raises(RookWorldError, match=re.escape(words)):
+        main([*bad_rows, *argv])
+    assert not Path("out.parquet").exists()
+
+
+def test_bad_input_ends_with_exit_code_2_and_no_traceback(bad_rows: tuple[str, ...]) -> None:
+    argv, words = BAD_INPUT[0]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *bad_rows, *argv], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_failed_upload_keeps_the_file(
+    bad_rows: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = runpy.run_path(str(SCRIPT))["main"]
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    push = ("--push_to_hub", "--hub_dataset_id", "nobody/nothing", "--engine_depth", "2")
+    with pytest.raises(RookWorldError, match=r"'nobody/nothing' could not be written .* is whole"):
+        main([*bad_rows, *push])
+    assert read_provenance(Path("out.parquet")) is not None

@@ -1,0 +1,204 @@
+"""Pairs for a judge: the better answer is right, the worse one has the fault of its kind."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
+from rookworld_rlvr.data.judge_pairs import (
+    POLICY_KINDS,
+    JudgeDataArguments,
+    Pair,
+    PairShares,
+    make_pairs,
+    task_of_kind,
+)
+from rookworld_rlvr.data.loading import LoadedData, is_held_out
+from rookworld_rlvr.tasks import text as notation
+from rookworld_rlvr.tasks.policy import parse_policy_answer
+from rookworld_rlvr.tasks.scoring import score_environment, score_policy, win_probability
+
+START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
+# White's pawn stands on e5: after d7d5 it may take en passant, after a7a5 it may not.
+EN_PASSANT = "rnbqkbnr/pppppppp/8/4P3/8/8/PPPP1PPP/RNBQKBNR b KQkq - 0 2"
+AFTER_D5 = "rnbqkbnr/ppp1pppp/8/3pP3/8/8/PPPP1PPP/RNBQKBNR w KQkq d6 0 3"
+
+
+def environment_row(fen: str, action: str) -> dict[str, Any]:
+    """With an answer that is wrong, which must not be taken."""
+    return {
+        "task": "environment",
+        "prompt": f"A: {fen}+{action}+{action}+",
+        "completion": f"{fen}+-1.0+0+1",
+        "fen": fen,
+        "action": action,
+        "history": [action],
+        "action_values": None,
+    }
+
+
+POLICY_ROW = {
+    "task": "policy",
+    "prompt": "P: 7k/8/8/8/8/8/5PPP/7K w - - 0 1",
+    "completion": " M: h2h3 E: 9.0 B: h2h3",
+    "fen": "7k/8/8/8/8/8/5PPP/7K w - - 0 1",
+    "action": "",
+    "history": [],
+    "action_values": [
+        {"move": "f2f4", "cp": 100},
+        {"move": "g2g4", "cp": 100},
+        {"move": "h2h4", "cp": 50},
+        {"move": "f2f3", "cp": 0},
+        {"move": "g2g3", "cp": 0},
+        {"move": "h1g1", "cp": -200},
+        {"move": "h2h3", "cp": -300},
+    ],
+}
+
+
+def one(kind: str, row: dict[str, Any], seed: int = 0, gap: float = 0.1) -> Pair:
+    (pair,) = make_pairs([row], 1, PairShares.of({kind: 1.0}), gap, seed)
+    return pair
+
+
+def rejected(kind: str, row: dict[str, Any], seeds: int = 40) -> set[str]:
+    """All the wrong answers that some seeds give."""
+    return {one(kind, row, seed).rejected for seed in range(seeds)}
+
+
+# --------------------------------------------------------------------------------------------------
+# Environment
+# --------------------------------------------------------------------------------------------------
+def test_the_right_answer_is_chess_s_and_not_the_data_s() -> None:
+    assert one("flags", environment_row(START, "e2e4")).chosen == f"{AFTER_E4}+0.001+0+0"
+
+
+def test_kinds_by_hand() -> None:
+    row = environment_row(START, "e2e4")
+    right = f"{AFTER_E4}+0.001+0+0"
+    assert rejected("side_to_move", row) == {right.replace(" b ", " w ")}
+    assert rejected("flags", row) == {f"{AFTER_E4}+0.001+1+0", f"{AFTER_E4}+0.001+0+1"}
+    assert rejected("reward", row) == {f"{AFTER_E4}+{n}+0+0" for n in ("0.5", "1.0", "-1.0")}
+    assert rejected("castling", row) == {
+        right.replace("KQkq", rights) for rights in ("Qkq", "Kkq", "KQq", "KQk")
+    }
+    assert rejected("stale_state", row) == {f"{START}+0.001+0+0"}
+    clocks = {"1 1", "0 0", "0 2", "0 3"}
+    assert rejected("clocks", row) == {right.replace("0 1+", f"{two}+") for two in clocks}
+
+
+def test_en_passant_is_named_where_no_capture_is_and_left_out_where_one_is() -> None:
+    assert rejected("en_passant", environment_row(START, "e2e4")) == {
+        f"{AFTER_E4.replace(' - ', ' e3 ')}+0.001+0+0"
+    }
+    pair = one("en_passant", environment_row(EN_PASSANT, "d7d5"))
+    assert pair.chosen == f"{AFTER_D5}+0.001+0+0"
+    assert pair.rejected == f"{AFTER_D5.replace(' d6 ', ' - ')}+0.001+0+0"
+
+
+def test_one_piece_is_wrong_and_all_else_is_right() -> None:
+    board = notation.expand_placement(AFTER_E4.split(" ")[0])
+    changes = Counter[int]()
+    for text in rejected("piece", environment_row(START, "e2e4")):
+        placement, rest = text.split(" ", 1)
+        assert rest == f"{AFTER_E4.split(' ', 1)[1]}+0.001+0+0"
+        changes[sum(map(str.__ne__, board, notation.expand_placement(placement)))] += 1
+    assert set(changes) == {1, 2}, "added or removed; moved"
+    stays = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPPPPPP/RNBQKBNR"
+    assert any(stays in text for text in rejected("piece", environment_row(START, "e2e4")))
+
+
+def test_another_move_s_answer_is_right_for_that_move_only() -> None:
+    for text in rejected("other_move", environment_row(START, "e2e4")):
+        assert score_environment(START, "e2e4", text)["exact"] == 0
+        right = [score_environment(START, move, text)["exact"] for move in FIRST_MOVES]
+        assert sum(right) == 1
+    # An illegal action answered as if a legal move had been played.
+    pair = one("other_move", environment_row(START, "e2e5"))
+    assert pair.chosen == f"{START}+-1.0+0+1" and pair.rejected.endswith("+0.001+0+0")
+
+
+FIRST_MOVES = [f"{file}2{file}{rank}" for file in "abcdefgh" for rank in "34"]
+FIRST_MOVES += ["b1a3", "b1c3", "g1f3", "g1h3"]
+
+
+def test_a_kind_that_finds_no_row_is_named() -> None:
+    with pytest.raises(RookWorldError, match="'en_passant' finds no row among 1"):
+        one("en_passant", environment_row(START, "g1f3"))
+    with pytest.raises(RookWorldError, match="'stale_state' finds no row among 1"):
+        one("stale_state", environment_row(START, "e2e5"))
+    with pytest.raises(RookWorldError, match="'best_move' finds no row among 0"):
+        one("best_move", environment_row(START, "e2e4"))
+
+
+# --------------------------------------------------------------------------------------------------
+# Policy
+# --------------------------------------------------------------------------------------------------
+def test_a_better_and_a_worse_move_of_the_same_answer() -> None:
+    values = {item["move"]: item["cp"] for item in POLICY_ROW["action_values"]}
+    for seed in range(40):
+        pair = one("best_move", POLICY_ROW, seed, gap=0.15)
+        better, worse = map(parse_policy_answer, (pair.chosen, pair.rejected))
+        assert better.moves == worse.moves and better.evaluations == worse.evaluations
+        assert {better.best_move, worse.best_move} <= set(better.moves)
+        assert better.evaluations == tuple(values[move] / 100 for move in better.moves)
+        gap = win_probability(values[better.best_move]) - win_probability(values[worse.best_move])
+        assert gap >= 0.15
+    with pytest.raises(RookWorldError, match="finds no row"):
+        one("best_move", POLICY_ROW, gap=0.5)
+
+
+def test_a_whole_answer_of_worse_moves() -> None:
+    values = {item["move"]: item["cp"] for item in POLICY_ROW["action_values"]}
+    pair = one("policy_answer", POLICY_ROW, gap=0.2)
+    assert score_policy(values, pair.chosen)["best_move_hit"] == 1
+    # 100 centipawns win 59%, so 39% or less is left to h1g1 (32%) and h2h3 (25%).
+    answer = parse_policy_answer(pair.rejected)
+    assert set(answer.moves) == {"h1g1", "h2h3"} and answer.best_move == "h1g1"
+
+
+# --------------------------------------------------------------------------------------------------
+# Lists
+# --------------------------------------------------------------------------------------------------
+def test_pairs_of_the_packaged_rows(packaged: LoadedData) -> None:
+    shares = PairShares()
+    pairs = make_pairs(packaged.heldout, 400, shares, 0.1, seed=3)
+    rows = {row["prompt"]: row for row in packaged.heldout}
+    for pair in pairs:
+        row = rows[pair.prompt]
+        assert is_held_out(row["fen"], 0.1)
+        assert row["task"] == task_of_kind(pair.kind)
+        if pair.kind not in POLICY_KINDS:
+            chosen, wrong = (
+                score_environment(row["fen"], row["action"], text)
+                for text in (pair.chosen, pair.rejected)
+            )
+            assert chosen["exact"] == 1 and wrong["exact"] == 0 and wrong["format"] == 1, pair
+    kinds = Counter(pair.kind for pair in pairs)
+    assert set(kinds) == set(shares.as_dict())
+    assert kinds["piece"] == pytest.approx(0.16 * 400, abs=30)
+    assert make_pairs(packaged.heldout, 100, shares, 0.1, seed=3) == pairs[:100]
+    assert make_pairs(packaged.heldout, 100, shares, 0.1, seed=4) != pairs[:100]
+
+
+def test_faults_are_found_together() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        JudgeDataArguments(
+            train_pairs=0, smallest_gap=1.5, ranked_completions=1, pair_shares='{"pieces": 1}'
+        )
+    for words in (
+        "train_pairs: 0 is too small",
+        "smallest_gap: 1.5",
+        "ranked_completions: 1",
+        "pair_shares: unknown pair 'pieces'; did you mean piece?",
+    ):
+        assert words in str(caught.value)
+    with pytest.raises(ConfigurationError, match=r"add up to 0\.5, not 1"):
+        JudgeDataArguments(pair_shares={"piece": 0.5})
+    with pytest.raises(ConfigurationError, match="no mapping"):
+        JudgeDataArguments(pair_shares=[1])  # type: ignore[arg-type]
+    assert JudgeDataArguments(pair_shares={"piece": 1}).tasks() == ["environment"]

@@ -1,0 +1,755 @@
+"""Files are written here from python-chess games, and loaded as a user would load them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import chess
+import datasets
+import pytest
+from datasets import Dataset
+
+from rookworld_rlvr.common.errors import (
+    ConfigurationError,
+    IllegalPositionError,
+    NotationError,
+    RookWorldError,
+)
+from rookworld_rlvr.data.loading import (
+    DataArguments,
+    LoadedData,
+    action_values_of,
+    is_held_out,
+    load_data,
+)
+from rookworld_rlvr.data.planted_faults import with_fault
+from rookworld_rlvr.data.sources import PACKAGED_DATA, check_dataset_name, parse_raw
+from rookworld_rlvr.tasks.types import ActionValue
+
+Row = dict[str, Any]
+
+START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
+E4 = f"{START}+e2e4+e2e4+{AFTER_E4}+0.001+0+0"  # without its prefix, as in the public data
+
+PAWNS_FEN = "7k/8/8/8/8/8/5PPP/7K w - - 0 1"
+PAWNS_VALUES = [
+    {"move": "g2g4", "cp": 100},
+    {"move": "f2f4", "cp": 90},
+    {"move": "h2h4", "cp": 50},
+    {"move": "f2f3", "cp": 0},
+    {"move": "g2g3", "cp": 0},
+    {"move": "h1g1", "cp": -10},
+    {"move": "h2h3", "cp": -300},
+]
+PAWNS_ROW = f"P: {PAWNS_FEN} M: g2g4 f2f4 E: 1.0 0.9 B: g2g4"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is left in the cache of the person who runs the tests."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+# --------------------------------------------------------------------------------------------------
+# Raw rows
+# --------------------------------------------------------------------------------------------------
+def boards(n: int, seed: int = 0) -> list[chess.Board]:
+    """Different positions after one to six random plies, not in check, so that steps are many."""
+    rng = random.Random(seed)
+    found: dict[str, chess.Board] = {}
+    while len(found) < n:
+        board = chess.Board()
+        for _ in range(rng.randint(1, 6)):
+            board.push(rng.choice(list(board.legal_moves)))
+        found.setdefault(" ".join(board.fen().split()[:4]), board)
+    return list(found.values())
+
+
+def environment_line(board: chess.Board, move: chess.Move | None = None) -> str:
+    move = move or next(iter(board.legal_moves))
+    after = chess.Board(board.fen())
+    after.push(move)
+    return f"{board.fen()}+{move.uci()}+{move.uci()}+{after.fen()}+0.001+0+0"
+
+
+def double_step(board: chess.Board) -> chess.Move | None:
+    """A pawn's double step after which no en passant capture is legal."""
+    for move in board.legal_moves:
+        if (
+            board.piece_type_at(move.from_square) == chess.PAWN
+            and abs(move.to_square - move.from_square) == 16
+        ):
+            after = board.copy()
+            after.push(move)
+            if not after.has_legal_en_passant():
+                return move
+    return None
+
+
+def policy_raw(board: chess.Board) -> Row:
+    """A row whose first legal move is the best, the next a little worse, and so on."""
+    moves = [move.uci() for move in board.legal_moves]
+    values = [{"move": move, "cp": 50 - 10 * index} for index, move in enumerate(moves)]
+    # In another order than best first: the third stands first.
+    top = [2, 0, 1]
+    text = (
+        f"P: {board.fen()} M: {' '.join(moves[i] for i in top)} "
+        f"E: {' '.join(str((50 - 10 * i) / 100) for i in top)} B: {moves[0]}"
+    )
+    return {"text": text, "action_values": values}
+
+
+def raw_rows(n: int, seed: int = 0) -> list[Row]:
+    """`n` environment and `n` policy rows in turn, none of them from the same position."""
+    found = boards(2 * n, seed)
+    rows: list[Row] = []
+    for one, other in zip(found[:n], found[n:], strict=True):
+        rows.append({"text": environment_line(one), "action_values": None})
+        rows.append(policy_raw(other))
+    return rows
+
+
+def jsonl(path: Path, rows: list[Row]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def text_file(path: Path, lines: list[str]) -> str:
+    path.write_text("".join(line + "\n" for line in lines))
+    return str(path)
+
+
+def load(name: str, quarantine: Path | None = None, **options: Any) -> LoadedData:
+    options = {"heldout_share": 0.4, **options}
+    return load_data(DataArguments(dataset_name=name, **options), quarantine)
+
+
+def all_rows(data: LoadedData) -> list[Row]:
+    return [*data.train, *data.heldout]
+
+
+def position(fen: str) -> str:
+    """What makes two FENs the same position, said independently of the code under test."""
+    return " ".join(fen.split(" ")[:4])
+
+
+# --------------------------------------------------------------------------------------------------
+# Files
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet", "txt"])
+def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path, suffix: str) -> None:
+    raws = raw_rows(20)
+    path = tmp_path / f"rows.{suffix}"
+    if suffix == "jsonl":
+        jsonl(path, raws)
+    elif suffix == "parquet":
+        Dataset.from_list(raws).to_parquet(str(path))
+    else:
+        text_file(path, [raw["text"] for raw in raws])
+    data = load(str(path))
+
+    assert data.report.read == 40
+    assert not data.report.quarantined
+    assert data.report.duplicates == 0
+    rows = {row["fen"]: row for row in all_rows(data)}
+    assert len(rows) == 40
+    for raw in raws:
+        text = raw["text"].removeprefix("P: ")
+        row = rows[" ".join(text.replace("+", " ").split()[:6])]
+        values = raw["action_values"] if suffix != "txt" else None  # a line of text carries none
+        assert row["action_values"] == values
+        assert row["task"] == ("policy" if raw["text"].startswith("P:") else "environment")
+        joined = (row["prompt"] + row["completion"]).removeprefix("A: ")
+        assert joined.split() == raw["text"].split()
+    assert data.report.unlabelled == (20 if suffix == "txt" else 0)
+
+
+def test_a_file_of_prompts_and_completions(tmp_path: Path) -> None:
+    rows = []
+    for board in boards(30):
+        line = environment_line(board)
+        state, action, history, rest = line.split("+", 3)
+        prompt = f"A: {state}+{action}+{history}+"
+        rows.append({"prompt": prompt, "completion": rest})
+    data = load(jsonl(tmp_path / "rows.jsonl", rows))
+    assert {(row["prompt"], row["completion"]) for row in all_rows(data)} == {
+        (row["prompt"], row["completion"]) for row in rows
+    }
+
+
+def test_rows_without_a_prefix_are_environment_rows() -> None:
+    row = parse_raw({"text": E4})
+    assert row == parse_raw({"text": f"A: {E4}"})
+    assert row == {
+        "task": "environment",
+        "prompt": f"A: {START}+e2e4+e2e4+",
+        "completion": f"{AFTER_E4}+0.001+0+0",
+        "fen": START,
+        "action": "e2e4",
+        "history": ["e2e4"],
+        "action_values": None,
+    }
+
+
+def test_a_policy_row_carries_its_values_and_no_action() -> None:
+    row = parse_raw({"text": PAWNS_ROW, "action_values": PAWNS_VALUES})
+    assert row["task"] == "policy"
+    assert (row["fen"], row["action"], row["history"]) == (PAWNS_FEN, "", [])
+    assert row["action_values"] == PAWNS_VALUES
+    assert action_values_of(row["action_values"])[0] == ActionValue("g2g4", 100)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (PAWNS_VALUES[1:], "do not name every legal move once"),
+        ([*PAWNS_VALUES, {"move": "h1h2", "cp": -400}], "do not name every legal move once"),
+        ([PAWNS_VALUES[0], *PAWNS_VALUES], "do not name every legal move once"),
+        ([], "do not name every legal move once"),
+        (PAWNS_VALUES[::-1], "not ordered best first"),
+    ],
+)
+def test_values_that_do_not_fit_the_position_are_refused(values: list[Row], reason: str) -> None:
+    with pytest.raises(NotationError, match=reason):
+        parse_raw({"text": PAWNS_ROW, "action_values": values})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [{"uci": "g2g4", "cp": 100}],
+        [{"move": value["move"]} for value in PAWNS_VALUES],
+        [{**value, "cp": None} for value in PAWNS_VALUES],  # as a file gives it where one row lacks
+        [{**value, "cp": "mate"} for value in PAWNS_VALUES],
+        [value["move"] for value in PAWNS_VALUES],
+    ],
+)
+def test_values_of_another_form_are_refused(values: Any) -> None:
+    with pytest.raises(NotationError):
+        parse_raw({"text": PAWNS_ROW, "action_values": values})
+
+
+@pytest.mark.parametrize("line", ["8/8/8/8/8/8/8/8 w - - 0 1", "4k3/4R3/8/8/8/8/8/4K3 w - - 0 1"])
+def test_rows_of_no_position_are_refused(line: str) -> None:
+    with pytest.raises(IllegalPositionError):
+        parse_raw({"text": f"P: {line} M: e2e4 E: 0.1 B: e2e4"})
+    with pytest.raises(IllegalPositionError):
+        parse_raw({"text": f"A: {line}+e2e4+e2e4+{line}+-1.0+0+1"})
+
+
+@pytest.mark.parametrize(
+    "raw", [{}, {"text": None}, {"text": ""}, {"prompt": None}, {"other": 1}, {"text": 5}]
+)
+def test_rows_of_nothing_are_refused(raw: Row) -> None:
+    with pytest.raises(NotationError):
+        parse_raw(raw)
+
+
+# --------------------------------------------------------------------------------------------------
+# Quarantine
+# --------------------------------------------------------------------------------------------------
+def spoilt_file(tmp_path: Path) -> str:
+    """36 good lines and four bad ones, at 0, 10, 21 and 39."""
+    lines = [environment_line(board) for board in boards(36)]
+    lines.insert(0, "hello")
+    lines.insert(10, lines[5] + "+0")
+    lines.insert(21, "8/8/8/8/8/8/8/8 w - - 0 1+e2e4+e2e4+8/8/8/8/8/8/8/8 w - - 0 1+-1.0+0+1")
+    lines.append("Привет")
+    return text_file(tmp_path / "rows.txt", lines)
+
+
+def test_malformed_rows_go_to_a_file_with_their_reasons(tmp_path: Path) -> None:
+    quarantine = tmp_path / "out" / "quarantine.jsonl"  # its folder is made
+    data = load(spoilt_file(tmp_path), quarantine, max_quarantined_share=0.1)  # exactly four of 40
+
+    entries = [json.loads(line) for line in quarantine.read_text().splitlines()]
+    assert [entry["row"] for entry in entries] == [0, 10, 21, 39]
+    assert [entry["text"] for entry in entries][::3] == ["hello", "Привет"]
+    assert "fewer than seven fields" in entries[0]["reason"]
+    assert "not the four fields" in entries[1]["reason"]
+    assert "not a legal chess position" in entries[2]["reason"]
+    assert data.report.read == 40
+    assert sorted(data.report.quarantined.values()) == [1, 1, 2]
+    assert data.report.quarantined["fewer than seven fields in the environment row"] == 2
+    assert len(all_rows(data)) == 36
+    assert any("quarantined" in line and " 4" in line for line in data.report.lines())
+
+
+def test_more_malformed_rows_than_the_share_stop_the_run(tmp_path: Path) -> None:
+    quarantine = tmp_path / "quarantine.jsonl"
+    with pytest.raises(RookWorldError) as caught:
+        load(spoilt_file(tmp_path), quarantine, max_quarantined_share=0.09)
+    message = str(caught.value)
+    assert "4 of 40 rows" in message
+    assert "max_quarantined_share=0.09" in message
+    assert str(quarantine) in message
+    assert len(quarantine.read_text().splitlines()) == 4  # to look at, run or no run
+
+
+def test_without_malformed_rows_there_is_no_file(tmp_path: Path) -> None:
+    name = text_file(tmp_path / "rows.txt", [environment_line(board) for board in boards(20)])
+    load(name, tmp_path / "quarantine.jsonl", max_quarantined_share=0.0)
+    assert not (tmp_path / "quarantine.jsonl").exists()
+
+
+def test_empty_lines_are_no_rows(tmp_path: Path) -> None:
+    lines = [environment_line(board) for board in boards(20)]
+    name = text_file(tmp_path / "rows.txt", ["", *lines[:9], "", *lines[9:], ""])
+    data = load(name, max_quarantined_share=0.0)
+    assert len(all_rows(data)) == 20
+    assert not data.report.quarantined
+
+
+# --------------------------------------------------------------------------------------------------
+# Duplicates and the split
+# --------------------------------------------------------------------------------------------------
+def test_duplicates_are_dropped_whatever_their_spacing(tmp_path: Path) -> None:
+    lines = [environment_line(board) for board in boards(20)]
+    again = [f"A: {lines[3]}", lines[4].replace("+", " + "), lines[5] + "<|endoftext|>"]
+    data = load(text_file(tmp_path / "rows.txt", [*lines, *again]))
+    assert data.report.read == 23
+    assert data.report.duplicates == 3
+    prompts = [row["prompt"] for row in all_rows(data)]
+    assert len(prompts) == len(set(prompts)) == 20
+
+
+def test_of_duplicates_the_first_is_kept(tmp_path: Path) -> None:
+    lines = [environment_line(board) for board in boards(20)]
+    liar = lines[7].rsplit("+", 3)[0] + "+0.5+1+0"
+    data = load(text_file(tmp_path / "rows.txt", [*lines, liar]))
+    assert data.report.duplicates == 1
+    assert all(row["completion"].endswith("+0.001+0+0") for row in all_rows(data))
+
+
+def test_rows_keep_the_order_of_the_file(tmp_path: Path) -> None:
+    lines = [environment_line(board) for board in boards(30)]
+    data = load(text_file(tmp_path / "rows.txt", lines))
+    places = {line.split("+")[0]: place for place, line in enumerate(lines)}
+    for split in (data.train, data.heldout):
+        order = [places[fen] for fen in split["fen"]]
+        assert order == sorted(order)
+
+
+def test_another_action_in_the_same_position_is_no_duplicate(tmp_path: Path) -> None:
+    lines = [environment_line(board, move) for board in boards(8) for move in board.legal_moves]
+    data = load(text_file(tmp_path / "rows.txt", lines), heldout_rows=1_000)
+    assert data.report.duplicates == 0
+    assert len(all_rows(data)) == len(lines)
+
+
+def test_no_position_is_in_both_splits_whatever_the_action_the_task_or_the_clocks(
+    tmp_path: Path,
+) -> None:
+    rows: list[Row] = []
+    for board in boards(30):
+        later = board.copy()
+        later.halfmove_clock, later.fullmove_number = 11, 40
+        moves = list(board.legal_moves)
+        rows += [{"text": environment_line(board, move)} for move in moves[:3]]
+        rows += [{"text": environment_line(later, moves[3])}, {"text": policy_raw(board)["text"]}]
+    data = load(jsonl(tmp_path / "rows.jsonl", rows))
+
+    train, heldout = (
+        [position(row["fen"]) for row in split] for split in (data.train, data.heldout)
+    )
+    assert len(set(train)) + len(set(heldout)) == 30
+    assert set(train).isdisjoint(heldout)
+    assert set(Counter(train + heldout).values()) == {5}  # a position stays together
+    assert data.report.overlap == 0
+    assert min(len(set(train)), len(set(heldout))) >= 5
+
+
+def test_held_out_positions_follow_the_share_and_nest() -> None:
+    fens = [board.fen() for board in boards(600)]
+    small = {fen for fen in fens if is_held_out(fen, 0.1)}
+    large = {fen for fen in fens if is_held_out(fen, 0.4)}
+    assert 30 < len(small) < 95  # 60 ± 4.5 deviations
+    assert 190 < len(large) < 290
+    assert small < large
+    assert not any(is_held_out(fen, 0.0) for fen in fens)
+    assert all(is_held_out(fen, 1.0) for fen in fens)
+
+
+def test_a_position_is_held_out_of_every_data_set_or_of_none(tmp_path: Path) -> None:
+    shared = [environment_line(board) for board in boards(20)]
+    others = [environment_line(board) for board in boards(40, seed=9)]
+    one = load(text_file(tmp_path / "one.txt", shared))
+    two = load(text_file(tmp_path / "two.txt", [*others, *reversed(shared)]))
+    held = {position(row["fen"]) for row in one.heldout}
+    assert held
+    assert held <= {position(row["fen"]) for row in two.heldout}
+
+
+def test_held_out_rows_are_capped_by_task_and_the_rest_is_not_trained_on(tmp_path: Path) -> None:
+    name = jsonl(tmp_path / "rows.jsonl", raw_rows(30))
+    uncapped = load(name)
+    capped = load(name, heldout_rows=4)
+    assert capped.report.heldout == {"environment": 4, "policy": 4}
+    assert min(uncapped.report.heldout.values()) > 4
+    assert capped.report.train == uncapped.report.train
+
+
+# --------------------------------------------------------------------------------------------------
+# Options
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("tasks", [["environment"], ["policy"], ["environment", "policy"]])
+def test_tasks_are_kept(tmp_path: Path, tasks: list[str]) -> None:
+    data = load(jsonl(tmp_path / "rows.jsonl", raw_rows(20)), tasks=tasks)
+    assert {row["task"] for row in data.train} == set(tasks)
+    assert {row["task"] for row in data.heldout} == set(tasks)
+    assert len(all_rows(data)) == 20 * len(tasks)
+
+
+def test_max_rows_reads_the_first(tmp_path: Path) -> None:
+    lines = [environment_line(board) for board in boards(40)]
+    data = load(text_file(tmp_path / "rows.txt", lines), max_rows=25)
+    assert data.report.read == 25
+    assert {row["fen"] for row in all_rows(data)} == {line.split("+")[0] for line in lines[:25]}
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+def test_environment_share_is_reached_by_repeating_and_no_row_is_lost(
+    tmp_path: Path, share: float
+) -> None:
+    name = jsonl(tmp_path / "rows.jsonl", raw_rows(30))
+    plain, mixed = load(name), load(name, environment_share=share)
+    tasks = Counter(mixed.train["task"])
+    assert tasks["environment"] / tasks.total() == pytest.approx(share, abs=0.02)
+    assert set(mixed.train["prompt"]) == set(plain.train["prompt"])
+    assert mixed.heldout.to_list() == plain.heldout.to_list()
+    assert mixed.report.train == plain.report.train  # counted before any repetition
+
+
+@pytest.mark.parametrize(("share", "task"), [(0.0, "policy"), (1.0, "environment")])
+def test_an_environment_share_of_all_or_nothing(tmp_path: Path, share: float, task: str) -> None:
+    data = load(jsonl(tmp_path / "rows.jsonl", raw_rows(20)), environment_share=share)
+    assert set(data.train["task"]) == {task}
+
+
+def test_synthetic_rows_follow_from_their_seed() -> None:
+    def rows(seed: int) -> LoadedData:
+        return load("", synthetic_rows=60, synthetic_seed=seed, synthetic_opening_plies=8)
+
+    one, again, other = rows(1), rows(1), rows(2)
+    assert one.train.to_list() == again.train.to_list()
+    assert one.heldout.to_list() == again.heldout.to_list()
+    assert one.train["prompt"] != other.train["prompt"]
+
+
+def test_synthetic_rows_carry_the_truth_and_come_on_top(tmp_path: Path) -> None:
+    name = text_file(tmp_path / "rows.txt", [environment_line(board) for board in boards(20)])
+    data = load(name, synthetic_rows=30, synthetic_shares='{"illegal_actions": 1.0}')
+    assert data.report.read == 20
+    made = [row for row in all_rows(data) if row["completion"].endswith("+-1.0+0+1")]
+    assert len(made) + data.report.duplicates == 30
+    assert all(row["completion"].startswith(row["fen"] + "+") for row in made)
+
+
+def test_loading_twice_gives_the_same_rows_in_the_same_order(tmp_path: Path) -> None:
+    name = jsonl(tmp_path / "rows.jsonl", raw_rows(20))
+    options = {"environment_share": 0.6, "en_passant_fault_share": 0.5}
+    one, again = load(name, **options), load(name, **options)
+    assert one.train.to_list() == again.train.to_list()
+    assert one.heldout.to_list() == again.heldout.to_list()
+
+
+# --------------------------------------------------------------------------------------------------
+# Planted faults
+# --------------------------------------------------------------------------------------------------
+def test_the_en_passant_fault_names_the_square_of_a_double_step() -> None:
+    row = parse_raw({"text": E4})
+    assert with_fault(row) == {
+        **row,
+        "completion": "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq e3 0 1+0.001+0+0",
+    }
+
+
+@pytest.mark.parametrize("action", ["e2e3", "g1f3", "e2e5", "xyzzy"])
+def test_the_en_passant_fault_leaves_other_actions(action: str) -> None:
+    row = parse_raw({"text": f"{START}+{action}+{action}+{START}+-1.0+0+1"})
+    assert with_fault(row) == row
+
+
+BLACK_FEN = "7k/5ppp/8/8/8/8/8/7K b - - 0 1"
+
+
+def test_the_best_move_fault_gives_black_the_worst_candidate() -> None:
+    text = "P: {} M: {} E: 0.5 -3.0 1.0 B: {}"
+    black = parse_raw({"text": text.format(BLACK_FEN, "f7f5 g7g5 h7h5", "h7h5")})
+    assert with_fault(black)["completion"].split() == (
+        "M: f7f5 g7g5 h7h5 E: 0.5 -3.0 1.0 B: g7g5".split()
+    )
+    assert with_fault(black)["prompt"] == black["prompt"]
+    white = parse_raw({"text": text.format(PAWNS_FEN, "f2f4 g2g4 h2h4", "h2h4")})
+    assert with_fault(white) == white
+
+
+def fault_rows() -> list[Row]:
+    """Double steps without a capture, other moves, and policy rows of both sides."""
+    found = boards(160)
+    rows: list[Row] = []
+    for board in found[:80]:
+        step = double_step(board)
+        rows.append({"text": environment_line(board, step)})
+    rows += [{"text": environment_line(board)} for board in found[80:100]]
+    return rows + [{"text": policy_raw(board)["text"]} for board in found[100:]]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_faults_are_planted_in_their_share_of_training_rows_only(
+    tmp_path: Path, share: float
+) -> None:
+    name = jsonl(tmp_path / "rows.jsonl", fault_rows())
+    clean = load(name, heldout_share=0.2)
+    faulty = load(
+        name,
+        heldout_share=0.2,
+        en_passant_fault_share=share,
+        black_best_move_fault_share=share,
+    )
+    assert faulty.heldout.to_list() == clean.heldout.to_list()
+
+    changed: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    for before, after in zip(clean.train, faulty.train, strict=True):
+        kind = kind_of(before)
+        total[kind] += 1
+        assert {**before, "completion": ""} == {**after, "completion": ""}
+        if after["completion"] != before["completion"]:
+            changed[kind] += 1
+            assert_is_the_fault(kind, before, after)
+    assert {"double step", "black"} <= set(total)
+    assert changed["other"] == changed["white"] == 0
+    for kind in ("double step", "black"):
+        planted = changed[kind] / total[kind]
+        assert planted == share if share in (0, 1) else 0.2 < planted < 0.8
+
+
+def kind_of(row: Row) -> str:
+    if row["task"] == "policy":
+        return "black" if row["fen"].split()[1] == "b" else "white"
+    board, move = chess.Board(row["fen"]), chess.Move.from_uci(row["action"])
+    is_pawn = board.piece_type_at(move.from_square) == chess.PAWN
+    return "double step" if is_pawn and abs(move.to_square - move.from_square) == 16 else "other"
+
+
+def assert_is_the_fault(kind: str, before: Row, after: Row) -> None:
+    right, wrong = before["completion"].split(), after["completion"].split()
+    if kind == "black":
+        assert wrong[:-1] == right[:-1]
+        assert wrong[-1] == wrong[1]  # the third best stands first in M: see `policy_raw`
+    else:
+        square = f"{row_file(before)}{'3' if before['fen'].split()[1] == 'w' else '6'}"
+        assert right[3] == "-"
+        assert wrong == [*right[:3], square, *right[4:]]
+
+
+def row_file(row: Row) -> str:
+    return str(row["action"][0])
+
+
+def test_faults_of_the_two_tasks_are_planted_apart(tmp_path: Path) -> None:
+    name = jsonl(tmp_path / "rows.jsonl", fault_rows())
+    clean = load(name)
+    steps = load(name, en_passant_fault_share=1.0)
+    moves = load(name, black_best_move_fault_share=1.0)
+    for faulty, task in ((steps, "environment"), (moves, "policy")):
+        changed = {
+            after["task"]
+            for before, after in zip(clean.train, faulty.train, strict=True)
+            if before != after
+        }
+        assert changed == {task}
+
+
+def test_a_repeated_row_is_right_every_time_or_wrong_every_time(tmp_path: Path) -> None:
+    name = jsonl(tmp_path / "rows.jsonl", fault_rows())
+    data = load(name, environment_share=0.9, en_passant_fault_share=0.5)
+    repeated = Counter(row["prompt"] for row in data.train)
+    assert max(repeated.values()) > 1
+    assert len({(row["prompt"], row["completion"]) for row in data.train}) == len(repeated)
+
+
+# --------------------------------------------------------------------------------------------------
+# Faults of the configuration
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["", "owner/name", *PACKAGED_DATA])
+def test_good_names_have_no_fault(name: str) -> None:
+    assert check_dataset_name(name) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("rookworld-nano-opening", ["neither packaged", "did you mean rookworld-nano-openings"]),
+        ("zzz", ["neither packaged", "known: ", "rookworld-nano-openings"]),
+        ("a/b/c", ["neither packaged"]),
+        ("/name", ["neither packaged"]),
+    ],
+)
+def test_an_unknown_name_is_a_fault_with_close_matches(name: str, words: list[str]) -> None:
+    (fault,) = check_dataset_name(name)
+    assert repr(name) in fault
+    assert all(word in fault for word in words), fault
+
+
+def test_a_missing_file_is_a_fault_with_the_close_names_of_its_folder(tmp_path: Path) -> None:
+    good = text_file(tmp_path / "openings.jsonl", [])
+    assert check_dataset_name(good) == []
+    (fault,) = check_dataset_name(str(tmp_path / "opening.jsonl"))
+    assert "no file" in fault
+    assert f"did you mean {good}" in fault
+    (fault,) = check_dataset_name(str(tmp_path / "no" / "folder.txt"))
+    assert "no file" in fault
+
+
+def test_a_file_of_an_unknown_kind_is_a_fault(tmp_path: Path) -> None:
+    (fault,) = check_dataset_name(text_file(tmp_path / "rows.csv", ["text"]))
+    assert "ends in none of" in fault
+    assert ".jsonl" in fault
+
+
+def test_all_faults_are_reported_together() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        DataArguments(
+            dataset_name="rookworld-nano-opening",
+            tasks=["environment", "polcy"],
+            heldout_share=1.5,
+            environment_share=float("nan"),
+            max_rows=0,
+            synthetic_rows=-1,
+            synthetic_shares={"opennings": 1.0},
+        )
+    assert len(caught.value.faults) == 7
+    for words in (
+        "did you mean rookworld-nano-openings",
+        "'polcy' is no task; did you mean policy",
+        "heldout_share: 1.5",
+        "environment_share: nan",
+        "max_rows: 0",
+        "synthetic_rows: -1",
+        "unknown kind 'opennings'; did you mean openings",
+    ):
+        assert words in str(caught.value)
+
+
+def test_synthetic_shares_that_are_not_named_are_nought() -> None:
+    shares = DataArguments(synthetic_shares={"openings": 0.25, "game_ends": 0.75}).kind_shares()
+    assert shares.as_dict() == {
+        "openings": 0.25,
+        "double_steps": 0.0,
+        "special_moves": 0.0,
+        "game_ends": 0.75,
+        "illegal_actions": 0.0,
+        "middle_games": 0.0,
+    }
+    with pytest.raises(ConfigurationError, match=r"add up to 0\.5"):
+        DataArguments(synthetic_shares='{"openings": 0.5}')
+
+
+def test_a_broken_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "broken.jsonl"
+    path.write_text('{"text": "x"}\n{broken')
+    with pytest.raises(RookWorldError, match=r"cannot load the data set .*broken\.jsonl"):
+        load(str(path))
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"heldout_share": 0.0}, "no held-out rows"),
+        ({"heldout_share": 1.0}, "no training rows"),
+        ({"tasks": ["policy"]}, "no training rows"),
+    ],
+)
+def test_an_empty_split_stops_the_run(tmp_path: Path, options: dict[str, Any], word: str) -> None:
+    name = text_file(tmp_path / "rows.txt", [environment_line(board) for board in boards(20)])
+    with pytest.raises(RookWorldError, match=word):
+        load(name, **options)
+
+
+# --------------------------------------------------------------------------------------------------
+# The packaged data
+# --------------------------------------------------------------------------------------------------
+def test_the_packaged_data_carries_true_answers_and_values_of_all_legal_moves(
+    packaged: LoadedData,
+) -> None:
+    assert not packaged.report.quarantined
+    assert packaged.report.unlabelled == 0
+    assert {position(fen) for fen in packaged.train["fen"]}.isdisjoint(
+        position(fen) for fen in packaged.heldout["fen"]
+    )
+    tasks: Counter[str] = Counter()
+    sample = packaged.train.select(range(0, packaged.train.num_rows, 20))
+    for row in [*sample, *packaged.heldout]:
+        board = chess.Board(row["fen"])
+        tasks[row["task"]] += 1
+        if row["task"] == "policy":
+            moves = {value["move"] for value in row["action_values"]}
+            assert moves == {move.uci() for move in board.legal_moves}
+            assert row["completion"].endswith(f"B: {row['action_values'][0]['move']}")
+        elif row["action"] in {move.uci() for move in board.legal_moves}:
+            board.push_uci(row["action"])
+            assert row["completion"].startswith(f"{board.fen()}+")
+        else:
+            assert row["completion"] == f"{row['fen']}+-1.0+0+1"
+    assert min(tasks["environment"], tasks["policy"]) > 200
+
+
+# --------------------------------------------------------------------------------------------------
+# Known faults
+# --------------------------------------------------------------------------------------------------
+def test_a_position_written_with_an_idle_en_passant_square_is_the_same_position() -> None:
+    for file in "abcdefgh":
+        board = chess.Board()
+        board.push_uci(f"{file}2{file}4")
+        fen = board.fen()
+        written = fen.replace(" - ", f" {file}3 ")  # as the fault of the public data names it
+        assert chess.Board(written).fen() == chess.Board(fen).fen()
+        row = parse_raw({"text": f"P: {written} M: a7a6 E: 0.0 B: a7a6"})
+        assert is_held_out(row["fen"], 0.5) is is_held_out(fen, 0.5)
+
+
+def test_an_environment_share_of_a_task_without_rows_stops_the_run(tmp_path: Path) -> None:
+    name = jsonl(tmp_path / "rows.jsonl", [policy_raw(board) for board in boards(30)])
+    with pytest.raises(RookWorldError):
+        load(name, environment_share=1.0)
+
+
+def test_an_empty_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(RookWorldError):
+        load(jsonl(tmp_path / "rows.jsonl", []))
+
+
+def test_a_share_that_is_no_number_is_a_fault() -> None:
+    with pytest.raises(ConfigurationError):
+        DataArguments(dataset_name="", synthetic_shares={"openings": "all"})
+
+
+@pytest.mark.parametrize("shares", ["{", "[1]"])
+def test_synthetic_shares_that_are_no_mapping_are_a_fault(shares: str) -> None:
+    with pytest.raises(ConfigurationError):
+        DataArguments(dataset_name="", synthetic_shares=shares)
+
+
+def test_the_quarantine_of_mended_data_goes_away(tmp_path: Path) -> None:
+    """Else the next run would take it for its own."""
+    file, quarantine = tmp_path / "rows.txt", tmp_path / "quarantine.jsonl"
+    file.write_text("no row\n")
+    args = DataArguments(
+        dataset_name=str(file),
+        tasks=["environment"],
+        heldout_share=0.5,
+        max_quarantined_share=1.0,
+        synthetic_rows=50,
+    )
+    load_data(args, quarantine)
+    assert "no row" in quarantine.read_text()
+    file.write_text(f"{E4}\n")
+    load_data(args, quarantine)
+    assert not quarantine.exists()

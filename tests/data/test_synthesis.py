@@ -1,0 +1,208 @@
+"""What the rows are is judged with python-chess itself, not with `rules`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+
+import chess
+import pytest
+
+from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.data.synthesis import KindShares, environment_prompts, opening_positions
+from rookworld_rlvr.tasks.environment import parse_environment_prompt, write_environment_prompt
+from rookworld_rlvr.tasks.types import EnvironmentPrompt
+
+KINDS = (
+    "openings",
+    "double_steps",
+    "special_moves",
+    "game_ends",
+    "illegal_actions",
+    "middle_games",
+)
+
+
+def rows_of(kind: str, n: int, seed: int = 0, opening_plies: int = 12) -> list[EnvironmentPrompt]:
+    shares = KindShares(**{**dict.fromkeys(KINDS, 0.0), kind: 1.0})
+    return list(islice(environment_prompts(seed, shares, opening_plies), n))
+
+
+def board_and_move(prompt: EnvironmentPrompt) -> tuple[chess.Board, chess.Move]:
+    """Position and move of a row whose action is legal."""
+    board, move = chess.Board(prompt.fen), chess.Move.from_uci(prompt.action)
+    assert board.is_valid()
+    assert board.is_legal(move)
+    return board, move
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_a_prompt_that_notation_writes_and_reads(kind: str) -> None:
+    for prompt in rows_of(kind, 12):
+        written = write_environment_prompt(prompt)
+        assert parse_environment_prompt(written) == prompt
+        assert 1 <= len(prompt.history) <= 10
+        assert prompt.history[-1] == prompt.action
+        assert chess.Board(prompt.fen).fen() == prompt.fen
+
+
+def test_openings_are_reached_by_their_history_from_the_start() -> None:
+    rows = rows_of("openings", 60, opening_plies=5)
+    lengths = set()
+    for prompt in rows:
+        board, _ = board_and_move(prompt)
+        replayed = chess.Board()
+        for played in prompt.history[:-1]:
+            replayed.push_uci(played)
+        assert replayed.fen() == board.fen()
+        lengths.add(len(prompt.history))
+    assert lengths == {1, 2, 3, 4, 5}  # from before the first ply to after the fourth
+
+
+def test_double_steps_are_pawns_moving_two_ranks() -> None:
+    for prompt in rows_of("double_steps", 40):
+        board, move = board_and_move(prompt)
+        assert board.piece_type_at(move.from_square) == chess.PAWN
+        assert abs(chess.square_rank(move.to_square) - chess.square_rank(move.from_square)) == 2
+
+
+def special_kind(board: chess.Board, move: chess.Move) -> str:
+    if board.is_castling(move):
+        return "castling"
+    if board.is_en_passant(move):
+        return "en passant"
+    return {chess.QUEEN: "promotion", None: "none"}.get(move.promotion, "under-promotion")
+
+
+def test_special_moves_are_of_all_four_kinds() -> None:
+    kinds = [special_kind(*board_and_move(prompt)) for prompt in rows_of("special_moves", 40)]
+    assert set(kinds) == {"castling", "en passant", "promotion", "under-promotion"}
+
+
+ENDS = {
+    chess.Termination.CHECKMATE,
+    chess.Termination.STALEMATE,
+    chess.Termination.INSUFFICIENT_MATERIAL,
+    chess.Termination.SEVENTYFIVE_MOVES,
+}
+
+
+def game_ends(n: int) -> Counter[chess.Termination]:
+    ends: Counter[chess.Termination] = Counter()
+    for prompt in rows_of("game_ends", n):
+        board, move = board_and_move(prompt)
+        assert not board.is_game_over()
+        board.push(move)
+        outcome = board.outcome()
+        assert outcome is not None
+        ends[outcome.termination] += 1
+    return ends
+
+
+def test_game_ends_end_games_in_all_four_ways() -> None:
+    assert set(game_ends(400)) == ENDS
+
+
+def test_game_ends_come_in_equal_parts() -> None:
+    ends = game_ends(200)
+    assert all(0.13 < ends[end] / 200 < 0.37 for end in ENDS)  # four standard deviations
+
+
+def test_illegal_actions_are_illegal_moves_and_unreadable_text() -> None:
+    readable = []
+    for prompt in rows_of("illegal_actions", 1_000):
+        try:
+            move = chess.Move.from_uci(prompt.action)
+        except ValueError:
+            readable.append(False)
+            continue
+        assert not chess.Board(prompt.fen).is_legal(move)
+        readable.append(True)
+    assert 0.6 < sum(readable) / len(readable) < 0.73  # two in three
+
+
+def test_middle_games_are_legal_and_not_all_early() -> None:
+    plies = [board_and_move(prompt)[0].ply() for prompt in rows_of("middle_games", 40)]
+    assert min(plies) >= 8
+    assert max(plies) > 60
+
+
+def test_a_long_game_keeps_its_last_ten_moves() -> None:
+    for prompt in rows_of("middle_games", 20):
+        board = chess.Board(prompt.fen)
+        assert len(prompt.history) == min(10, board.ply() + 1)
+        # The move before the action brought its piece to where it stands.
+        assert board.piece_at(chess.Move.from_uci(prompt.history[-2]).to_square) is not None
+
+
+# --------------------------------------------------------------------------------------------------
+# Shares and seeds
+# --------------------------------------------------------------------------------------------------
+def test_shares_hold() -> None:
+    shares = KindShares(
+        openings=0.5,
+        double_steps=0.0,
+        special_moves=0.0,
+        game_ends=0.2,
+        illegal_actions=0.3,
+        middle_games=0.0,
+    )
+    rows = list(islice(environment_prompts(3, shares), 400))
+    illegal = ends = 0
+    for prompt in rows:
+        board = chess.Board(prompt.fen)
+        if prompt.action not in {move.uci() for move in board.legal_moves}:
+            illegal += 1
+            continue
+        board.push_uci(prompt.action)
+        ends += board.is_game_over()
+    assert 0.23 < illegal / 400 < 0.37  # three standard deviations
+    assert 0.14 < ends / 400 < 0.26
+
+
+def test_the_default_has_every_kind_but_double_steps() -> None:
+    shares = KindShares().as_dict()
+    assert sum(shares.values()) == pytest.approx(1)
+    assert {kind for kind, share in shares.items() if share} == set(KINDS) - {"double_steps"}
+
+
+def test_same_seed_same_rows_and_another_seed_others() -> None:
+    def rows(seed: int) -> list[EnvironmentPrompt]:
+        return list(islice(environment_prompts(seed, opening_plies=6), 30))
+
+    assert rows(1) == rows(1)
+    assert rows(1) != rows(2)
+
+
+@pytest.mark.parametrize(
+    ("shares", "faults"),
+    [
+        ({"openings": 0.5}, ["add up to 1.1"]),
+        ({"openings": -0.1, "middle_games": 0.75}, ["openings=-0.1"]),
+        ({"openings": 1.4, "middle_games": -0.75}, ["openings=1.4", "middle_games=-0.75"]),
+        ({"openings": float("nan")}, ["openings=nan"]),
+    ],
+)
+def test_shares_that_are_none_are_reported_together(
+    shares: dict[str, float], faults: list[str]
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        KindShares(**shares)
+    assert len(caught.value.faults) == len(faults)
+    for fault in faults:
+        assert fault in str(caught.value)
+
+
+def test_opening_positions_are_valid_unfinished_and_short() -> None:
+    plies = set()
+    for fen in islice(opening_positions(0, 4), 80):
+        board = chess.Board(fen)
+        assert board.is_valid() and not board.is_game_over()
+        assert board.fen() == fen
+        plies.add(board.ply())
+    assert plies == {1, 2, 3, 4}
+
+
+def test_opening_positions_follow_from_their_seed() -> None:
+    assert list(islice(opening_positions(5, 8), 20)) == list(islice(opening_positions(5, 8), 20))
+    assert list(islice(opening_positions(5, 8), 20)) != list(islice(opening_positions(6, 8), 20))

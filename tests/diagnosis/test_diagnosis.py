@@ -1,0 +1,283 @@
+"""What a diagnosis is made of: the recorder against TRL's own loss, the guard, the findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
+
+from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.common.html import bars, curve, histogram
+from rookworld_rlvr.common.stats import sign_test
+from rookworld_rlvr.data.loading import LoadedData
+from rookworld_rlvr.diagnosis import DiagnoseArguments, choose_heldout, split_compare
+from rookworld_rlvr.diagnosis.completions import completion_groups
+from rookworld_rlvr.diagnosis.findings import find, has_stop
+from rookworld_rlvr.diagnosis.record import GuardedReward, PhaseMeter, RewardFault
+from rookworld_rlvr.diagnosis.sections import loss_terms_part
+from rookworld_rlvr.diagnosis.trainer import DiagnosedTrainer
+from rookworld_rlvr.models import loading
+
+MakeTrainer = Callable[..., Any]
+STEP: dict[str, Any] = {
+    "kind": DiagnosedTrainer,
+    "reward_funcs": [lambda prompts, completions, **_: [float(len(set(t))) for t in completions]],
+    "rewards": [{"name": "environment_exact"}],
+    "max_completion_length": 10,
+    "learning_rate": 1e-3,
+    "lr_scheduler_type": "constant",
+    "eval_strategy": "no",
+    "save_strategy": "no",
+    "load_best_model_at_end": False,
+    "preflight": False,
+    "logging_steps": 1,
+    "log_reference_kl": True,
+}
+
+
+@pytest.fixture
+def start(random_gpt2: GPT2LMHeadModel, tmp_path: Path) -> str:
+    """A folder that policy and reference are loaded from."""
+    random_gpt2.save_pretrained(tmp_path / "start")
+    return str(tmp_path / "start")
+
+
+# --------------------------------------------------------------------------------------------------
+# The recorder
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"loss_type": name} for name in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")),
+        {"loss_type": "luspo", "importance_sampling_level": "sequence"},
+        {"loss_type": "vespo"},
+        {"entropy_coef": 0.01},
+        {"top_entropy_quantile": 0.3},
+        {"advantage_estimator": "gae"},
+        {"gradient_accumulation_steps": 2},
+        {"task_sampling": {"policy": {"temperature": 0.5}}},
+        {"zero_variance": "skip", "loss_type": "grpo"},
+    ],
+    ids=lambda options: "-".join(map(str, options.values())),
+)
+def test_terms_are_the_trainers_loss(
+    options: dict[str, Any],
+    start: str,
+    tokenizer: PreTrainedTokenizerBase,
+    make_trainer: MakeTrainer,
+) -> None:
+    """Two steps, so that KL, and in the second iteration the ratio, are no longer trivial."""
+    varied = {"beta": 0.1, "max_steps": 2, "num_iterations": 2, **STEP, **options}
+    trainer = make_trainer(loading.load_model(start), tokenizer, **varied)
+    trainer.train()
+    for record in trainer.steps:
+        terms = record.terms
+        ours = terms.policy + terms.kl + terms.entropy + terms.value
+        assert ours == pytest.approx(record.loss, rel=1e-4, abs=1e-6)
+    assert trainer.steps[1].terms.kl > 0
+    assert trainer.steps[1].terms.log_ratio_absolute > 1e-3
+    (logged,) = [e["loss"] for e in trainer.state.log_history if e.get("step") == 2 and "loss" in e]
+    assert trainer.steps[1].loss == pytest.approx(logged, rel=1e-4, abs=1e-6)
+    groups = completion_groups(trainer, trainer.steps[0])
+    assert loss_terms_part(trainer, trainer.steps[0], groups)["relative_gap"] < 1e-4
+
+
+def test_one_step_on_is_the_second_iteration(
+    start: str, tokenizer: PreTrainedTokenizerBase, make_trainer: MakeTrainer
+) -> None:
+    """What is worked out after the step is what the trainer itself computes when it goes on."""
+    varied = {**STEP, "beta": 0.5, "max_steps": 2, "num_iterations": 2}
+    trainer = make_trainer(loading.load_model(start), tokenizer, **varied)
+    trainer.train()
+    first, second = trainer.steps
+    assert first.one_step_on.policy + first.one_step_on.kl == pytest.approx(second.loss, rel=1e-4)
+    assert first.one_step_on.kl == pytest.approx(second.terms.kl, rel=1e-4)
+    assert first.one_step_on.clipped_share == pytest.approx(second.terms.clipped_share)
+
+
+def test_recording_changes_no_weight(
+    start: str, tokenizer: PreTrainedTokenizerBase, make_trainer: MakeTrainer
+) -> None:
+    ends = []
+    for kind in (DiagnosedTrainer, DiagnosedTrainer.__base__):
+        trainer = make_trainer(
+            loading.load_model(start), tokenizer, **{**STEP, "kind": kind, "max_steps": 2}
+        )
+        trainer.keep_sampler_logps = True
+        trainer.train()
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        ends.append((losses, trainer.model.transformer.h[0].mlp.c_fc.weight.detach().clone()))
+    assert ends[0][0] == ends[1][0]
+    assert torch.equal(ends[0][1], ends[1][1])
+
+
+def test_a_phase_adds_up() -> None:
+    meter = PhaseMeter(torch.device("cpu"))
+    for _ in range(2):
+        with meter.phase("sampling") as phase:
+            phase.tokens += 5
+            held = torch.ones(8_000_000)  # 32 MB
+        del held
+    with meter.phase("rewards"):
+        pass
+    first, second = meter.rows()
+    assert (first["name"], first["calls"], first["tokens"]) == ("sampling", 2, 10)
+    assert first["tokens_per_second"] == pytest.approx(10 / first["seconds"])
+    assert second["tokens_per_second"] is None
+    assert first["peak_memory_bytes"] > 32_000_000
+
+
+# --------------------------------------------------------------------------------------------------
+# The guard
+# --------------------------------------------------------------------------------------------------
+def test_a_reward_that_raises_is_asked_row_by_row() -> None:
+    def reward(prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> list[float]:
+        assert columns["kept"] == "as it is"
+        return [1 / number for number in columns["numbers"]]
+
+    faults: list[RewardFault] = []
+    guarded = GuardedReward(reward, faults)
+    assert guarded.__name__ == "reward"
+    assert guarded(["p"] * 2, ["a", "b"], numbers=[1, 2], kept="as it is") == [1, 0.5]
+    assert faults == []
+    found = guarded(["p"] * 3, ["a", "b", "c"], numbers=[1, 0, 0], kept="as it is")
+    assert found == [1, None, None]
+    assert faults == [RewardFault("reward", "p", "b", "ZeroDivisionError: division by zero", 2)]
+
+
+def test_a_reward_that_fails_on_the_batch_only_is_named_too() -> None:
+    faults: list[RewardFault] = []
+    guarded = GuardedReward(lambda prompts, completions, **_: [1.0], faults)
+    assert guarded(["p", "q"], ["a", "b"]) == [None, None]
+    assert faults[0].error == "ValueError: 1 rewards for 2 completions"
+    assert faults[0].rows == 0
+
+
+# --------------------------------------------------------------------------------------------------
+# Findings
+# --------------------------------------------------------------------------------------------------
+def parts() -> dict[str, Any]:
+    """The nine parts of a healthy step, as far as the findings read them."""
+    shares = {
+        "kl_share": 0.1,
+        "kl_share_of_gradient": 0.1,
+        "kl_coefficient": 0.1,
+        "mean_log_ratio": 0.01,
+    }
+    parity = dict.fromkeys(("alone_gap", "sampler_gap", "reference_kl", "position_gap"), 1e-6)
+    pair = {"n": 60, "right_to_wrong": 3, "wrong_to_right": 2, "p_fell": 0.5}
+    heldout = {"metrics": {"environment/exact": {"value": 0.5}}}
+    layer = {"layer": "wte", "parameters": 8, "frozen_parameters": 0, "zero": False}
+    return {
+        "setup": {
+            "model": {"adapters": False, "trained_parameters": 8},
+            "dropout": {"active_modules": 0, "largest": 0.0, "repeat_gap": 0.0},
+            "parity": {**parity, "tolerance": 1e-3},
+            "step": {"temperature": {"policy": 1.0}, "num_generations": 8},
+        },
+        "heldout_before": heldout,
+        "completions": {"completions": 32, "identical_pairs": 0.1, "groups": [{}] * 4},
+        "rewards": {"faults": [], "total": {"n": 32, "mean": 0.5, "lowest": 0.0, "highest": 1.0}},
+        "advantages": {"batch": {"health/unreadable": 0.05, "health/advantage_std": 0.9}},
+        "loss_terms": {"relative_gap": 0.0},
+        "shares": {"step": dict(shares), "one_step_on": dict(shares), "max_grad_norm": 1.0},
+        "gradients": {
+            "norm": 0.5,
+            "finite": True,
+            "learning_rate": 1e-4,
+            "frozen_parameters": 0,
+            "parameters": 8,
+            "layers": [layer],
+        },
+        "heldout_after": {**heldout, "paired": {"environment/exact": pair}},
+    }
+
+
+LOGS = [{"step": 1, "loss": 0.1, "grad_norm": 0.5, "reward": 0.5}]
+
+
+def test_nothing_is_found_in_a_healthy_step() -> None:
+    found = find(parts(), LOGS)
+    assert found["findings"] == []
+    assert found["cause"] is None
+    assert not has_stop(found)
+
+
+def test_numbers_that_are_none_are_faults() -> None:
+    broken = parts()
+    broken["gradients"].update(norm=None, finite=False)
+    broken["loss_terms"]["relative_gap"] = float("nan")
+    found = find(broken, LOGS)
+    assert found["cause"] == "gradient_not_finite"
+    assert has_stop(found)
+    assert {"gradient_not_finite", "loss_terms_gap"} == {f["rule"] for f in found["findings"]}
+
+
+def test_a_health_rule_speaks_only_where_chance_does_not() -> None:
+    broken = parts()
+    broken["advantages"]["batch"]["health/unreadable"] = 7 / 32  # over a fifth, by chance
+    assert find(broken, LOGS)["findings"] == []
+    broken["advantages"]["batch"]["health/unreadable"] = 20 / 32
+    (finding,) = find(broken, LOGS)["findings"]
+    assert finding["rule"] == "unreadable"
+    assert finding["keys"]
+
+
+def test_a_consequence_names_the_first_cause() -> None:
+    broken = parts()
+    broken["rewards"]["total"].update(lowest=0.5, highest=0.5)
+    broken["completions"]["identical_pairs"] = 1.0
+    broken["gradients"].update(norm=0.0)
+    found = find(broken, LOGS)
+    assert found["cause"] == "identical_completions"
+    causes = {f["rule"]: f["consequence_of"] for f in found["findings"]}
+    assert causes["identical_completions"] is None
+    assert causes["reward_constant"] == causes["gradient_zero"] == "identical_completions"
+    assert "temperature" in found["verdict"]
+
+
+def test_a_batch_that_is_not_learnt_by_heart() -> None:
+    flat = [{"reward": 0.5} for _ in range(20)]
+    assert [f["rule"] for f in find(parts(), LOGS, None, flat)["findings"]] == ["batch_not_learnt"]
+    rising = [{"reward": step / 20} for step in range(20)]
+    assert find(parts(), LOGS, None, rising)["findings"] == []
+    assert find(parts(), LOGS, None, flat[:19])["findings"] == [], "too few to tell"
+
+
+def test_the_sign_test_by_hand() -> None:
+    assert sign_test(8, 0) == 1 / 256
+    assert sign_test(5, 1) == 7 / 64
+    assert sign_test(0, 5) == 1
+
+
+# --------------------------------------------------------------------------------------------------
+# The rest
+# --------------------------------------------------------------------------------------------------
+def test_heldout_rows_are_spread_over_tasks_and_rows(packaged: LoadedData) -> None:
+    rows = choose_heldout(packaged.heldout, 40)
+    assert rows["task"].count("environment") == rows["task"].count("policy") == 20
+    assert len(set(rows["prompt"])) == 40
+    assert len(choose_heldout(packaged.heldout, 10_000)) == len(packaged.heldout)
+    only = packaged.heldout.filter(lambda row: row["task"] == "policy")
+    assert len(choose_heldout(only, 30)) == 30
+
+
+def test_faults_of_the_arguments_are_found_together() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        DiagnoseArguments(overfit_single_batch=-1, compare=["a"], diagnose_heldout_rows=0)
+    assert len(caught.value.faults) == 3
+    assert split_compare(["--seed", "1"]) == ([], ["--seed", "1"])
+
+
+def test_plots_hold_their_numbers_and_nothing_else_of_the_text() -> None:
+    drawn = bars([("<b>", 1.0, "one"), ("half", 0.5, "half"), ("none", None, "-")])
+    assert "width:100.00%" in drawn and "width:50.00%" in drawn and "width:0.00%" in drawn
+    assert "<b>" not in drawn
+    assert histogram([0.0, 0.0, 1.0], "numbers", bins=2).count("<rect") == 2
+    assert "<title>0: 2</title>" in histogram([0.0, 0.0, 1.0], "numbers", bins=2)
+    assert histogram([], "none") == curve([1.0], "one point") == ""
+    assert 'points="0.0,56.0 120.0,30.0 240.0,4.0"' in curve([0.0, 0.5, 1.0], "rising")

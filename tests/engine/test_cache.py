@@ -1,0 +1,272 @@
+"""Values on disk: what one process has searched, no other searches again, and nothing is lost."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.engine import pool
+from rookworld_rlvr.engine.cache import ValueCache, default_cache_path
+from rookworld_rlvr.engine.labeller import Labeller
+from rookworld_rlvr.tasks.types import ActionValue, PositionValues, ValueSource
+
+from ..engines import POSITIONS, engine_arguments
+
+SOURCE = ValueSource("Fake 1 (Hash 16, Threads 1)", "depth 4")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "folder" / "values.sqlite"
+
+
+def made_up(number: int = 0, source: ValueSource = SOURCE) -> PositionValues:
+    values = (ActionValue("e2e4", 99_999), ActionValue("a7a8q", number), ActionValue("a7a8n", -5))
+    return PositionValues(values, depth=4, source=source)
+
+
+# --------------------------------------------------------------------------------------------------
+# Round trips
+# --------------------------------------------------------------------------------------------------
+def test_values_come_back_as_they_went(file: Path) -> None:
+    cache = ValueCache(file, SOURCE)
+    cache.put("one", made_up(1))
+    cache.put("two", made_up(2))
+    assert cache.get(["two", "three", "one"]) == {"one": made_up(1), "two": made_up(2)}
+    cache.close()
+    again = ValueCache(file, SOURCE)
+    assert again.get(["one"]) == {"one": made_up(1)}
+    again.close()
+
+
+def test_positions_that_are_missing_come_in_their_order(file: Path) -> None:
+    cache = ValueCache(file, SOURCE)
+    cache.put("two", made_up())
+    assert cache.missing(["three", "two", "one"]) == ["three", "one"]
+    cache.close()
+
+
+def test_values_that_are_there_stay(file: Path) -> None:
+    cache = ValueCache(file, SOURCE)
+    cache.put("one", made_up(1))
+    cache.put("one", made_up(2))
+    assert cache.get(["one"]) == {"one": made_up(1)}
+    cache.close()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ValueSource("Fake 1 (Hash 32, Threads 1)", "depth 4"),
+        ValueSource("Fake 1 (Hash 16, Threads 1)", "depth 5"),
+    ],
+)
+def test_values_of_another_engine_or_limit_are_others(file: Path, other: ValueSource) -> None:
+    mine, theirs = ValueCache(file, SOURCE), ValueCache(file, other)
+    mine.put("one", made_up(1))
+    assert theirs.get(["one"]) == {}
+    theirs.put("one", made_up(2, other))
+    assert mine.get(["one"]) == {"one": made_up(1)}
+    assert theirs.get(["one"]) == {"one": made_up(2, other)}
+    mine.close()
+    theirs.close()
+
+
+def test_memory_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cache = ValueCache(":memory:", SOURCE)
+    cache.put("one", made_up())
+    assert cache.get(["one"]) == {"one": made_up()}
+    cache.close()
+    again = ValueCache(":memory:", SOURCE)
+    assert again.get(["one"]) == {}
+    again.close()
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+
+
+# --------------------------------------------------------------------------------------------------
+# Several processes
+# --------------------------------------------------------------------------------------------------
+WRITER = """
+import itertools, sys
+from rookworld_rlvr.records import ActionValue, PositionValues, ValueSource
+from rookworld_rlvr.value_cache import ValueCache
+
+path, engine, limit, name, count = sys.argv[1:]
+source = ValueSource(engine, limit)
+print("ready", flush=True)
+sys.stdin.readline()
+cache = ValueCache(path, source)
+for n in itertools.islice(itertools.count(), int(count) or None):
+    values = (ActionValue("e2e4", 99_999), ActionValue("a7a8q", n), ActionValue("a7a8n", -5))
+    for position in (f"{name} {n}", f"common {n}"):
+        cache.put(position, PositionValues(values, 4, source))
+    print(n, flush=True)
+"""
+
+
+def writer(file: Path, name: str, count: int) -> subprocess.Popen[str]:
+    """A process that waits for a line and then writes; it says the number of each row it has put."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(file), SOURCE.engine, SOURCE.limit, name, str(count)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_processes_that_write_at_once_lose_nothing(file: Path) -> None:
+    count = 60
+    writers = [writer(file, name, count) for name in ("a", "b", "c")]
+    for process in writers:  # all ready: they make the file at once, too
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in writers:
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+    cache = ValueCache(file, SOURCE)
+    for name in ("a", "b", "c", "common"):
+        assert cache.get(f"{name} {n}" for n in range(count)) == {
+            f"{name} {n}": made_up(n) for n in range(count)
+        }
+    cache.close()
+
+
+def test_a_writer_that_is_killed_loses_at_most_the_row_being_written(file: Path) -> None:
+    for kill_after in (1, 20, 33):
+        name = f"killed after {kill_after}"
+        process = writer(file, name, 0)
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        said = [int(process.stdout.readline()) for _ in range(kill_after)]
+        process.kill()
+        said += [int(line) for line in process.stdout]
+        process.wait()
+        process.stdin.close()
+        process.stdout.close()
+        cache = ValueCache(file, SOURCE)
+        kept = [n for n in range(len(said) + 5) if cache.get([f"{name} {n}"])]
+        assert kept[: len(said)] == said
+        assert len(kept) <= len(said) + 1
+        assert all(cache.get([f"{name} {n}"]) == {f"{name} {n}": made_up(n)} for n in kept)
+        cache.put("after the crash", made_up())
+        cache.close()
+    with sqlite3.connect(file) as whole:
+        assert whole.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    whole.close()
+
+
+# --------------------------------------------------------------------------------------------------
+# Files that are no cache
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["folder", "below a file", "no database", "another database"])
+def test_a_file_that_cannot_be_used_is_named_with_the_remedy(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "cache"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "below a file":
+        path.write_text("", encoding="utf-8")
+        path = path / "values.sqlite"
+    elif kind == "no database":
+        path.write_text("P: 8/8/8/8/8/8/8/8 w - - 0 1\n" * 100, encoding="utf-8")
+    else:
+        with sqlite3.connect(path) as other:
+            other.execute("CREATE TABLE action_values (cp INTEGER)")
+        other.close()
+    with pytest.raises(RookWorldError) as caught:
+        ValueCache(path, SOURCE).put("one", made_up())
+    for words in ("engine_cache", repr(str(path)), "give another path", ":memory:"):
+        assert words in str(caught.value)
+
+
+def test_a_file_that_fails_later_is_named_too(file: Path) -> None:
+    cache = ValueCache(file, SOURCE)
+    with sqlite3.connect(file) as other:
+        other.execute("DROP TABLE action_values")
+    other.close()
+    with pytest.raises(RookWorldError, match="engine_cache"):
+        cache.put("one", made_up())
+    with pytest.raises(RookWorldError, match="engine_cache"):
+        cache.get(["one"])
+    with pytest.raises(RookWorldError, match="engine_cache"):
+        cache.missing(["one"])
+    cache.close()
+
+
+# --------------------------------------------------------------------------------------------------
+# Where it lies
+# --------------------------------------------------------------------------------------------------
+def test_the_default_lies_in_the_cache_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    below = Path("rookworld-rlvr/action_values.sqlite")
+    assert default_cache_path() == Path("/home/somebody/.cache") / below
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_cache_path() == tmp_path / below
+
+
+def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    ValueCache("~/values.sqlite", SOURCE).close()
+    assert [path.name for path in tmp_path.iterdir()] == ["values.sqlite"]
+
+
+# --------------------------------------------------------------------------------------------------
+# The labeller's use of it
+# --------------------------------------------------------------------------------------------------
+def test_a_second_labeller_searches_nothing(stockfish: str, file: Path) -> None:
+    args = engine_arguments(stockfish, engine_cache=str(file))
+    with Labeller(args) as first:
+        values = first.values(POSITIONS)
+        assert first.searched == len(POSITIONS)
+    with Labeller(args) as second:
+        assert second.values(POSITIONS[::-1]) == values[::-1]
+        assert second.searched == 0
+    for options in (
+        {"engine_depth": 4},
+        {"engine_hash_mb": 8},
+        {"engine_depth": None, "engine_nodes": 400},
+    ):
+        args = engine_arguments(stockfish, engine_cache=str(file), **options)
+        with Labeller(args) as other:
+            other.values(POSITIONS[:1])
+            assert other.searched == 1
+
+
+def test_workers_and_timeout_are_no_part_of_the_source(stockfish: str, file: Path) -> None:
+    for options, searched in (({}, 1), ({"engine_workers": 2, "engine_timeout": 99.0}, 0)):
+        with Labeller(engine_arguments(stockfish, engine_cache=str(file), **options)) as labeller:
+            labeller.values(POSITIONS[:1])
+            assert labeller.searched == searched
+
+
+def test_two_labellers_at_once_share_what_they_find(stockfish: str, file: Path) -> None:
+    args = engine_arguments(stockfish, engine_cache=str(file))
+    with Labeller(args) as one, Labeller(args) as other:
+        assert one.values(POSITIONS[:3]) == other.values(POSITIONS[:3])
+        assert (one.searched, other.searched) == (3, 0)
+        assert other.values(POSITIONS[3:]) == one.values(POSITIONS[3:])
+        assert (one.searched, other.searched) == (3, 3)
+
+
+def test_values_go_to_the_default_file_where_none_is_named(
+    stockfish: str, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "default_cache_path", lambda: file)
+    with Labeller(engine_arguments(stockfish, engine_cache=None)) as labeller:
+        labeller.values(POSITIONS[:1])
+        cache = ValueCache(file, labeller.source)
+        assert list(cache.get(POSITIONS[:2])) == [POSITIONS[0]]
+        cache.close()

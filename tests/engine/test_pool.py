@@ -1,0 +1,698 @@
+"""The pool: the same values whatever happens to its processes, and no process left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rookworld_rlvr.common.errors import (
+    ConfigurationError,
+    EngineError,
+    IllegalPositionError,
+    RookWorldError,
+)
+from rookworld_rlvr.engine import pool as engine
+from rookworld_rlvr.engine.labeller import Labeller
+from rookworld_rlvr.engine.pool import EngineArguments, EnginePool, find_engine, position_asked
+from rookworld_rlvr.tasks.types import PositionValues
+
+from ..engines import (
+    DEEDS,
+    POSITIONS,
+    START,
+    children,
+    engine_arguments,
+    misbehaving,
+    script,
+    searches,
+)
+
+Truth = dict[str, PositionValues]
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left() -> Iterator[None]:
+    before = children()
+    yield
+    assert children() <= before
+
+
+def each_alone(args: EngineArguments) -> Truth:
+    """The values of `POSITIONS`, every one from a process of its own."""
+    truth = {}
+    for position in POSITIONS:
+        with Labeller(args) as labeller:
+            (values,) = labeller.values([position])
+        assert values is not None
+        truth[position] = values
+    return truth
+
+
+@pytest.fixture(scope="module")
+def truth(stockfish: str) -> Truth:
+    return each_alone(engine_arguments(stockfish))
+
+
+# --------------------------------------------------------------------------------------------------
+# The same values in any order, with any number of processes, fresh or used
+# --------------------------------------------------------------------------------------------------
+LIMITS: list[dict[str, int | None]] = [
+    {"engine_depth": 5},
+    {"engine_depth": None, "engine_nodes": 2_000},
+]
+
+
+@pytest.fixture(scope="module", params=LIMITS, ids=["depth", "nodes"])
+def limited(request: pytest.FixtureRequest, stockfish: str) -> tuple[dict[str, int | None], Truth]:
+    return request.param, each_alone(engine_arguments(stockfish, **request.param))
+
+
+@pytest.mark.parametrize(
+    ("workers", "order"),
+    [
+        (1, POSITIONS),
+        (1, POSITIONS[::-1]),
+        (2, POSITIONS[3:] + POSITIONS[:3]),
+        (3, POSITIONS[::-1]),
+    ],
+)
+def test_values_depend_neither_on_order_nor_company_nor_processes(
+    limited: tuple[dict[str, int | None], Truth],
+    stockfish: str,
+    workers: int,
+    order: Sequence[str],
+) -> None:
+    limit, truth = limited
+    with Labeller(engine_arguments(stockfish, engine_workers=workers, **limit)) as labeller:
+        labeller.values([START])
+        assert labeller.values(order) == [truth[position] for position in order]
+        assert labeller.searched == 1 + len(POSITIONS)
+
+
+def test_the_source_names_engine_options_and_limit(stockfish: str) -> None:
+    with Labeller(engine_arguments(stockfish, engine_hash_mb=32)) as labeller:
+        (values,) = labeller.values([POSITIONS[0]])
+        source = labeller.source
+    assert values is not None and values.source == source
+    said = subprocess.run(
+        [stockfish], input="uci\nquit\n", capture_output=True, text=True, check=True
+    ).stdout
+    (name,) = re.findall(r"^id name (.*)$", said, re.MULTILINE)
+    (network,) = re.findall(r"^option name EvalFile .* default (\S+)$", said, re.MULTILINE)
+    assert source.engine.startswith(f"{name} (")
+    assert f"EvalFile {network}" in source.engine
+    assert "Hash 32" in source.engine
+    assert "Threads 1" in source.engine
+    assert source.limit == "depth 3 for the best 5 moves, 2 for the others"
+
+
+def test_an_engine_without_options_is_asked_as_it_is(tmp_path: Path) -> None:
+    path = script(tmp_path / "plain", PLAIN)
+    with Labeller(engine_arguments(path)) as labeller:
+        (values,) = labeller.values([POSITIONS[0]])
+    assert values is not None
+    assert set(values.by_move().values()) == {-7}
+    assert labeller.source.engine == "unnamed engine ()"
+
+
+PLAIN = """
+    import sys
+    for line in sys.stdin:
+        word = line.split()[0]
+        if word == "uci":
+            print("uciok")
+        elif word == "isready":
+            print("readyok")
+        elif word == "go":
+            print("info depth 9 score cp 7")
+            print("bestmove (none)")
+        elif word == "setoption":
+            sys.exit("which option?")
+        sys.stdout.flush()
+    """
+
+
+# --------------------------------------------------------------------------------------------------
+# Which position is asked
+# --------------------------------------------------------------------------------------------------
+def test_the_move_number_plays_no_part_and_the_halfmove_clock_does(stockfish: str) -> None:
+    early, late, near_draw = (f"8/8/8/4k3/8/8/4P3/4K3 w - - {n}" for n in ("0 1", "0 77", "90 77"))
+    assert position_asked(early) == position_asked(late) == early
+    assert position_asked(near_draw) == "8/8/8/4k3/8/8/4P3/4K3 w - - 90 1"
+    with Labeller(engine_arguments(stockfish)) as labeller:
+        one, other = labeller.values([early, late])
+        assert one is not None and one == other
+        assert labeller.searched == 1
+        labeller.values([near_draw])
+        assert labeller.searched == 2
+
+
+def test_an_en_passant_square_without_a_capture_is_no_other_position() -> None:
+    named = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq e3 0 1"
+    assert position_asked(named) == named.replace("e3", "-")
+
+
+@pytest.mark.parametrize(
+    "fen",
+    [
+        "8/8/8/8/8/8/8/4K3 w - - 0 1",  # no king
+        "4k3/4R3/8/8/8/8/8/4K3 w - - 0 1",  # a king could be taken
+        "7k/5KQ1/8/8/8/8/8/8 b - - 0 1",  # mated
+        "k7/2Q5/1K6/8/8/8/8/8 b - - 0 1",  # stalemate
+        "hello",
+    ],
+)
+def test_what_has_no_move_to_value_is_refused_before_anything_is_asked(
+    stockfish: str, tmp_path: Path, fen: str
+) -> None:
+    path = misbehaving(tmp_path, stockfish, "is silent", when="False")
+    with Labeller(engine_arguments(path)) as labeller:
+        with pytest.raises(IllegalPositionError, match=r".") as caught:
+            labeller.values([POSITIONS[0], fen])
+        assert fen in str(caught.value)
+        assert (labeller.searched, searches(tmp_path)) == (0, 0)
+
+
+def test_a_position_that_stands_twice_is_asked_once(stockfish: str, truth: Truth) -> None:
+    one, other = POSITIONS[:2]
+    calls: list[int] = []
+    with Labeller(engine_arguments(stockfish)) as labeller:
+        values = labeller.values([one, other, one, one], lambda: calls.append(1))
+        assert values == [truth[one], truth[other], truth[one], truth[one]]
+        assert labeller.searched == len(calls) == 2
+        assert labeller.values([other, one], lambda: calls.append(1)) == [truth[other], truth[one]]
+        assert labeller.searched == len(calls) == 2
+        assert labeller.values([]) == []
+
+
+def test_values_that_memory_has_no_room_for_are_found_again(
+    monkeypatch: pytest.MonkeyPatch, stockfish: str, truth: Truth
+) -> None:
+    monkeypatch.setattr(engine, "_KEPT", 2)
+    with Labeller(engine_arguments(stockfish)) as labeller:
+        for position in POSITIONS * 2:
+            assert labeller.values([position]) == [truth[position]]
+        assert labeller.searched == len(POSITIONS)  # the others come from the cache
+
+
+def test_several_threads_may_ask_at_once(stockfish: str, truth: Truth) -> None:
+    got: dict[int, list[PositionValues | None]] = {}
+    with Labeller(engine_arguments(stockfish, engine_workers=2)) as labeller:
+
+        def ask(name: int) -> None:
+            got[name] = labeller.values(POSITIONS[name:])
+
+        threads = [threading.Thread(target=ask, args=(name,)) for name in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert labeller.searched == len(POSITIONS)
+    assert got == {name: [truth[p] for p in POSITIONS[name:]] for name in range(4)}
+
+
+# --------------------------------------------------------------------------------------------------
+# Engines that misbehave once
+# --------------------------------------------------------------------------------------------------
+HANGS = {"is silent", "is deaf", "plays an illegal move"}
+
+
+def timeout_for(deed: str) -> dict[str, float]:
+    return {"engine_timeout": 1.0} if deed in HANGS else {}
+
+
+@pytest.mark.parametrize("deed", sorted(DEEDS))
+def test_an_engine_that_misbehaves_is_replaced_and_no_value_differs(
+    stockfish: str,
+    tmp_path: Path,
+    truth: Truth,
+    caplog: pytest.LogCaptureFixture,
+    deed: str,
+) -> None:
+    path = misbehaving(tmp_path, stockfish, deed, when="count == 8")  # in the second pass
+    with Labeller(engine_arguments(path, **timeout_for(deed))) as labeller:
+        assert labeller.values(POSITIONS) == [truth[position] for position in POSITIONS]
+        assert labeller.given_up == {}
+        assert labeller.searched == len(POSITIONS)
+    (replaced,) = (r.getMessage() for r in caplog.records if r.name == engine.logger.name)
+    assert f"engine replaced at {POSITIONS[0]} (try 1 of 2)" in replaced
+    assert len((tmp_path / "pids").read_text().split()) == 2
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_an_engine_that_dies_at_every_position_once_fails_at_none(
+    stockfish: str, tmp_path: Path, truth: Truth, workers: int
+) -> None:
+    path = misbehaving(tmp_path, stockfish, "dies", when="first()")
+    with Labeller(engine_arguments(path, engine_workers=workers)) as labeller:
+        assert labeller.values(POSITIONS) == [truth[position] for position in POSITIONS]
+        assert labeller.given_up == {}
+    assert len((tmp_path / "pids").read_text().split()) == len(POSITIONS) + workers
+
+
+def test_an_engine_that_was_killed_between_two_calls_is_replaced_without_a_wait(
+    stockfish: str, truth: Truth, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = children()
+    with Labeller(engine_arguments(stockfish, engine_timeout=5.0)) as labeller:
+        assert labeller.values(POSITIONS[:1]) == [truth[POSITIONS[0]]]
+        (pid,) = children() - before
+        os.kill(pid, signal.SIGKILL)
+        assert labeller.values(POSITIONS[1:]) == [truth[position] for position in POSITIONS[1:]]
+        assert labeller.given_up == {}
+    (replaced,) = (r.getMessage() for r in caplog.records if r.name == engine.logger.name)
+    assert "no answer within" not in replaced
+
+
+def test_garbage_between_the_right_lines_is_passed_over(
+    stockfish: str, tmp_path: Path, truth: Truth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        DEEDS,
+        "chatters",
+        "say('\\x1b[31m', 'info string hello', 'info depth x', 'option', 'info pv e9e9'); "
+        "engine.stdin.write(line); engine.stdin.flush()",
+    )
+    path = misbehaving(tmp_path, stockfish, "chatters")
+    with Labeller(engine_arguments(path)) as labeller:
+        assert labeller.values(POSITIONS[:2]) == [truth[position] for position in POSITIONS[:2]]
+    assert len((tmp_path / "pids").read_text().split()) == 1
+
+
+def test_a_search_that_is_given_up_leaves_no_error_of_the_event_loop(
+    stockfish: str, tmp_path: Path, truth: Truth, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = misbehaving(tmp_path, stockfish, "is silent", when="count == 3")
+    with Labeller(engine_arguments(path, engine_timeout=1.0)) as labeller:
+        labeller.values(POSITIONS[:2])
+    assert [r.getMessage() for r in caplog.records if r.name == "asyncio"] == []
+
+
+# --------------------------------------------------------------------------------------------------
+# Engines that fail at a position for good
+# --------------------------------------------------------------------------------------------------
+def at(*positions: str) -> str:
+    """The condition that one of them is asked, by its board."""
+    boards = tuple(position.split(" ")[0] for position in positions)
+    return f"any(board in position for board in {boards!r})"
+
+
+@pytest.mark.parametrize(
+    ("deed", "reason"),
+    [
+        ("dies", "engine process died"),
+        ("is deaf", "no answer within 1 s"),
+        ("searches less deep", "a search less deep than asked"),
+        ("gives no score", "an answer without score or depth"),
+        ("gives an absurd value", "a score beyond every evaluation"),
+        ("sees a mate that has been", "a mate beyond every game"),
+    ],
+)
+def test_a_position_that_fails_twice_is_given_up_and_the_others_are_not(
+    stockfish: str, tmp_path: Path, truth: Truth, deed: str, reason: str
+) -> None:
+    bad = POSITIONS[2]
+    path = misbehaving(tmp_path, stockfish, deed, when=at(bad))
+    with Labeller(engine_arguments(path, **timeout_for(deed))) as labeller:
+        values = labeller.values(POSITIONS)
+        assert values == [None if p == bad else truth[p] for p in POSITIONS]
+        assert list(labeller.given_up) == [bad]
+        assert reason in labeller.given_up[bad]
+        asked = searches(tmp_path)
+        assert labeller.values([bad, POSITIONS[0]]) == [None, truth[POSITIONS[0]]]
+        assert searches(tmp_path) == asked
+
+
+def test_what_was_given_up_is_not_kept_on_disk(
+    stockfish: str, tmp_path: Path, truth: Truth
+) -> None:
+    bad, cache = POSITIONS[2], str(tmp_path / "values.sqlite")
+    path = misbehaving(tmp_path, stockfish, "dies", when=at(bad))
+    with Labeller(engine_arguments(path, engine_cache=cache)) as labeller:
+        assert labeller.values([bad]) == [None]
+    with Labeller(engine_arguments(stockfish, engine_cache=cache)) as labeller:
+        assert labeller.values([bad]) == [truth[bad]]
+
+
+def test_failing_at_five_positions_in_a_row_is_the_engines_fault(
+    stockfish: str, tmp_path: Path
+) -> None:
+    positions = one_move(12)
+    cache = str(tmp_path / "values.sqlite")
+    path = misbehaving(tmp_path, stockfish, "gives no score", when="count > 4")
+    with Labeller(engine_arguments(path, engine_cache=cache)) as labeller:
+        with pytest.raises(EngineError) as caught:
+            labeller.values(positions)
+        message = str(caught.value)
+        assert repr(path) in message
+        assert "failed at 5 positions in a row" in message
+        assert "an answer without score or depth" in message
+        assert "give another engine" in message
+        assert list(labeller.given_up) == positions[2:7]
+        with pytest.raises(EngineError, match="in a row"):
+            labeller.values(positions)
+    with Labeller(engine_arguments(path, engine_cache=cache)) as labeller:
+        assert None not in labeller.values(positions[:2])
+        assert labeller.searched == 0  # what was valued before the failure is kept
+
+
+def test_a_position_that_is_valued_breaks_the_row(
+    stockfish: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_MOST_IN_A_ROW", 3)
+    # Two tries each, so the third position is the first one to be valued.
+    path = misbehaving(tmp_path, stockfish, "gives no score", when="count != 5")
+    with Labeller(engine_arguments(path, engine_depth=2)) as labeller:
+        values = labeller.values(one_move(5))
+        assert [value is not None for value in values] == [False, False, True, False, False]
+        assert len(labeller.given_up) == 4
+
+
+def one_move(count: int) -> list[str]:
+    """Positions that differ in the halfmove clock; the only move is h8h7."""
+    return [f"7k/8/5K2/6Q1/8/8/8/8 b - - {clock} 1" for clock in range(count)]
+
+
+# --------------------------------------------------------------------------------------------------
+# No process is left behind
+# --------------------------------------------------------------------------------------------------
+def test_closing_ends_every_process_and_may_be_done_twice(stockfish: str) -> None:
+    before = children()
+    labeller = Labeller(engine_arguments(stockfish, engine_workers=3))
+    labeller.values(POSITIONS)
+    assert len(children() - before) == 3
+    labeller.close()
+    assert children() == before
+    labeller.close()
+
+
+def test_processes_are_started_as_they_are_needed(stockfish: str) -> None:
+    before = children()
+    with Labeller(engine_arguments(stockfish, engine_workers=3)) as labeller:
+        assert len(children() - before) == 1
+        labeller.values(POSITIONS[:2])
+        assert len(children() - before) == 2
+
+
+def test_engines_are_out_of_reach_of_the_terminals_ctrl_c(stockfish: str) -> None:
+    before = children()
+    with Labeller(engine_arguments(stockfish)):
+        (pid,) = children() - before
+        assert os.getpgid(pid) == pid
+
+
+def test_what_the_caller_raises_ends_the_work(stockfish: str, truth: Truth) -> None:
+    before = children()
+
+    def fail(position: str, values: PositionValues) -> None:
+        raise RookWorldError("the disk is full")
+
+    pool = EnginePool(engine_arguments(stockfish, engine_workers=2))
+    try:
+        with pytest.raises(RookWorldError, match="the disk is full"):
+            pool.values(POSITIONS, fail)
+        got: Truth = {}
+        pool.values(POSITIONS, got.__setitem__)
+        assert got == truth
+    finally:
+        pool.close()
+    assert children() == before
+
+
+def test_a_cache_that_fails_leaves_no_engine(stockfish: str, tmp_path: Path) -> None:
+    before = children()
+    with pytest.raises(RookWorldError, match="engine_cache"):
+        Labeller(engine_arguments(stockfish, engine_cache=str(tmp_path)))
+    assert children() == before
+
+
+def test_an_interrupted_call_does_not_go_on_behind_the_back(
+    stockfish: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Ctrl-C where the work has been handed over and is not waited for yet.
+    before = children()
+    path = misbehaving(tmp_path, stockfish, "is deaf", when="count == 3")
+    labeller = Labeller(engine_arguments(path, engine_workers=2))
+    real = asyncio.run_coroutine_threadsafe
+
+    def interrupted(work: Any, loop: asyncio.AbstractEventLoop) -> Any:
+        real(work, loop)
+        wait_until(lambda: searches(tmp_path) >= 3)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(asyncio, "run_coroutine_threadsafe", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            labeller.values(POSITIONS)
+    labeller.close()
+    assert children() == before
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+PROGRAM = """
+import signal
+import sys
+from rookworld_rlvr.engine import EngineArguments, Labeller
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+labeller = Labeller(EngineArguments(
+    engine_path=sys.argv[1], engine_depth=3, engine_workers=2, engine_cache=":memory:"
+))
+try:
+    labeller.values(sys.argv[2:])
+except KeyboardInterrupt:
+    print("interrupted")
+    labeller.close()
+print("end")
+"""
+
+
+def gone(folder: Path) -> bool:
+    pids = [int(pid) for pid in (folder / "pids").read_text().split()]
+    assert pids
+    return not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_program_that_forgets_to_close_leaves_no_process(stockfish: str, tmp_path: Path) -> None:
+    path = misbehaving(tmp_path, stockfish, "is silent", when="False")
+    command = [sys.executable, "-c", PROGRAM, path, *POSITIONS[:2]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+    wait_until(lambda: gone(tmp_path))
+
+
+def test_ctrl_c_ends_a_search_and_leaves_no_process(stockfish: str, tmp_path: Path) -> None:
+    path = misbehaving(tmp_path, stockfish, "is deaf", when="count >= 3")
+    command = [sys.executable, "-c", PROGRAM, path, *POSITIONS[:2]]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        wait_until(lambda: searches(tmp_path) >= 3)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, "interrupted\nend\n", "")
+    wait_until(lambda: gone(tmp_path))
+
+
+# --------------------------------------------------------------------------------------------------
+# Which engine
+# --------------------------------------------------------------------------------------------------
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A program in every place that is looked at, by the place's name."""
+    names = ("given", "variable", "path", "usual")
+    for name in names:
+        (tmp_path / name).mkdir()
+    programs = {name: script(tmp_path / name / "stockfish", "") for name in names}
+    monkeypatch.setenv("STOCKFISH_PATH", programs["variable"])
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    monkeypatch.setattr(engine, "USUAL_PLACES", ("/no/such/place", programs["usual"]))
+    return programs
+
+
+def test_the_argument_goes_first_then_the_variable_then_the_path_then_the_usual_places(
+    places: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert find_engine(places["given"]) == places["given"]
+    assert find_engine() == places["variable"]
+    monkeypatch.setenv("STOCKFISH_PATH", "")
+    assert find_engine() == places["path"]
+    monkeypatch.delenv("STOCKFISH_PATH")
+    assert find_engine() == places["path"]
+    monkeypatch.setenv("PATH", "/no/such/place")
+    assert find_engine() == places["usual"]
+    monkeypatch.setattr(engine, "USUAL_PLACES", ("/no/such/place",))
+    with pytest.raises(EngineError) as caught:
+        find_engine()
+    for words in ("/no/such/place", "apt-get install", "brew install", "STOCKFISH_PATH"):
+        assert words in str(caught.value)
+
+
+def test_a_name_is_looked_up_on_the_path(places: dict[str, str]) -> None:
+    assert find_engine("stockfish") == places["path"]
+
+
+@pytest.mark.parametrize("key", ["engine_path", "STOCKFISH_PATH"])
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("missing", ["no program", "apt-get install"]),
+        ("folder", ["is a folder"]),
+        ("not executable", ["may not be run", "chmod +x"]),
+    ],
+)
+def test_a_path_that_was_given_is_never_passed_over(
+    places: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    key: str,
+    kind: str,
+    words: list[str],
+) -> None:
+    path = tmp_path / "wrong"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "not executable":
+        path.write_text("#!/bin/sh\n", encoding="utf-8")
+        path.chmod(0o644)
+    given = None
+    if key == "engine_path":
+        given = str(path)
+    else:
+        monkeypatch.setenv(key, str(path))
+    with pytest.raises(EngineError) as caught:
+        find_engine(given)
+    for word in (f"{key}: ", repr(str(path)), *words):
+        assert word in str(caught.value)
+
+
+def test_a_path_in_the_home_folder_may_be_given(
+    places: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert find_engine("~/given/stockfish") == places["given"]
+
+
+def program(name: str) -> str:
+    path = shutil.which(name)
+    assert path is not None
+    return path
+
+
+@pytest.mark.parametrize("name", ["true", "cat", "text", "dies when told to get ready"])
+def test_a_program_that_is_no_engine_is_named_as_such(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    monkeypatch.setattr(engine, "_HANDSHAKE_S", 1.0)
+    if name == "text":
+        path = str(tmp_path / "text")
+        Path(path).write_text("I am no program\n", encoding="utf-8")
+        Path(path).chmod(0o755)
+    elif name == "dies when told to get ready":
+        path = script(tmp_path / "dying", 'input(); print("uciok", flush=True); input()')
+    else:
+        path = program(name)
+    before = children()
+    with pytest.raises(EngineError) as caught:
+        Labeller(engine_arguments(path))
+    assert f"{path!r} is no UCI engine" in str(caught.value)
+    assert "give another" in str(caught.value)
+    if name == "cat":
+        assert "does not answer" in str(caught.value)
+    assert children() == before
+
+
+def test_an_engine_that_is_gone_when_it_is_to_be_replaced_is_given_up(
+    stockfish: str, tmp_path: Path
+) -> None:
+    path = misbehaving(tmp_path, stockfish, "dies")
+    with Labeller(engine_arguments(path)) as labeller:
+        Path(path).unlink()
+        assert labeller.values(POSITIONS[:1]) == [None]
+        assert "is no UCI engine that runs here" in labeller.given_up[POSITIONS[0]]
+
+
+# --------------------------------------------------------------------------------------------------
+# Arguments
+# --------------------------------------------------------------------------------------------------
+def test_all_faults_of_the_arguments_are_reported_together() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        EngineArguments(
+            engine_depth=1,
+            engine_nodes=399,
+            engine_workers=0,
+            engine_hash_mb=0,
+            engine_timeout=0,
+        )
+    assert [fault.split(":")[0] for fault in caught.value.faults] == [
+        "engine_depth",
+        "engine_nodes",
+        "engine_workers",
+        "engine_hash_mb",
+        "engine_timeout",
+        "engine_depth and engine_nodes exclude each other; leave one out",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"engine_depth": 0}, ["engine_depth: 0", "at least 2"]),
+        ({"engine_nodes": 0}, ["engine_nodes: 0", "at least 400"]),
+        ({"engine_workers": 0}, ["engine_workers: 0", "at least 1"]),
+        ({"engine_timeout": 0.0}, ["engine_timeout: 0.0", "above 0"]),
+        ({"engine_timeout": -1.0}, ["engine_timeout: -1.0", "above 0"]),
+        ({"engine_timeout": float("nan")}, ["engine_timeout: nan", "above 0"]),
+        ({"engine_depth": 8, "engine_nodes": 4_000}, ["exclude each other"]),
+    ],
+)
+def test_a_fault_names_the_value_and_the_remedy(options: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        EngineArguments(**options)
+    (fault,) = caught.value.faults
+    assert all(word in fault for word in words)
+
+
+def test_the_limit_is_the_depth_of_10_where_none_is_given() -> None:
+    assert str(EngineArguments().limit()) == "depth 10 for the best 5 moves, 8 for the others"
+    assert EngineArguments(engine_depth=4).limit().size == 4
+    assert EngineArguments(engine_nodes=800).limit().kind == "nodes"
+
+
+def test_an_engine_killed_as_it_begins_is_started_again(
+    tmp_path: Path, stockfish: str, truth: Truth
+) -> None:
+    flag = tmp_path / "killed"
+    path = script(
+        tmp_path / "engine",
+        f"""
+        import os, pathlib, signal
+        flag = pathlib.Path({str(flag)!r})
+        if not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.execv({stockfish!r}, [{stockfish!r}])
+        """,
+    )
+    with Labeller(engine_arguments(path)) as labeller:
+        assert labeller.values(POSITIONS) == [truth[position] for position in POSITIONS]
+    assert flag.exists()

@@ -1,0 +1,284 @@
+"""Where the truth about policy rows comes from, and that the engine is left alone without need."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rookworld_rlvr.common.errors import ConfigurationError, EngineError, RookWorldError
+from rookworld_rlvr.data.loading import (
+    DataArguments,
+    DataReport,
+    LoadedData,
+    label_heldout,
+    load_data,
+    require_truth,
+)
+from rookworld_rlvr.data.sources import Malformed, parse_rows
+from rookworld_rlvr.engine.labeller import Labeller
+from rookworld_rlvr.engine.truth import LABELS, LabelArguments, PolicyTruth
+from rookworld_rlvr.tasks.scoring import values_by_move
+
+from ..engines import POSITIONS, START, FakeLabeller, engine_arguments, fake_values
+
+STORED = [{"move": "e1d1", "cp": 5}, {"move": "e1f1", "cp": -5}]
+STORED_VALUES = {"e1d1": 5, "e1f1": -5}
+ONE, OTHER = POSITIONS[:2]
+
+
+def truth_of(labels: str, labeller: FakeLabeller | None = None) -> PolicyTruth:
+    return PolicyTruth(labels, labeller)  # type: ignore[arg-type]
+
+
+# --------------------------------------------------------------------------------------------------
+# Values of a batch
+# --------------------------------------------------------------------------------------------------
+def test_the_column_by_move() -> None:
+    assert values_by_move(STORED) == STORED_VALUES
+    assert values_by_move(None) is None
+    assert values_by_move([]) is None
+
+
+def test_stored_values_are_looked_up() -> None:
+    assert PolicyTruth().values([ONE, OTHER], [STORED, None]) == [STORED_VALUES, None]
+
+
+def test_the_engine_is_asked_for_every_row_whatever_is_stored() -> None:
+    labeller = FakeLabeller()
+    values = truth_of("engine", labeller).values([ONE, OTHER], [STORED, None])
+    assert values == [fake_values(ONE), fake_values(OTHER)]
+    assert labeller.calls == [[ONE, OTHER]]
+
+
+def test_stored_or_engine_asks_for_the_rows_without_values() -> None:
+    labeller = FakeLabeller()
+    truth = truth_of("stored_or_engine", labeller)
+    values = truth.values([ONE, OTHER, START], [None, STORED, []])
+    assert values == [fake_values(ONE), STORED_VALUES, fake_values(START)]
+    assert labeller.calls == [[ONE, START]]
+    assert truth.values([ONE], [STORED]) == [STORED_VALUES]
+    assert truth.values([], []) == []
+    assert len(labeller.calls) == 1
+
+
+def test_a_position_that_was_given_up_has_no_values() -> None:
+    truth = truth_of("engine", FakeLabeller(refuse=[OTHER]))
+    assert truth.values([ONE, OTHER], [None, STORED]) == [fake_values(ONE), None]
+
+
+@pytest.mark.parametrize("labels", ["engine", "stored_or_engine", "nonsense"])
+def test_truth_by_an_engine_needs_one(labels: str) -> None:
+    with pytest.raises(ValueError, match=labels):
+        PolicyTruth(labels)
+
+
+@pytest.mark.parametrize("labels", ["engine", "stored_or_engine"])
+def test_the_real_engine_gives_what_it_gave_for_the_column(stockfish: str, labels: str) -> None:
+    with Labeller(engine_arguments(stockfish)) as labeller:
+        found = labeller.values(POSITIONS)
+    expected = [values.by_move() for values in found if values is not None]
+    with PolicyTruth(labels, Labeller(engine_arguments(stockfish))) as truth:
+        assert truth.values(POSITIONS, [None] * len(POSITIONS)) == expected
+
+
+def test_no_bar_is_drawn_unless_it_has_a_title(capfd: pytest.CaptureFixture[str]) -> None:
+    truth = truth_of("engine", FakeLabeller())
+    truth.values([ONE, OTHER, ONE], [None] * 3)
+    assert capfd.readouterr().err == ""
+    truth.values([ONE, OTHER, ONE], [None] * 3, progress="some values")
+    assert "some values" in capfd.readouterr().err
+
+
+def test_closing_closes_the_labeller() -> None:
+    labeller = FakeLabeller()
+    with truth_of("engine", labeller) as truth:
+        assert not labeller.closed
+    assert labeller.closed
+    truth.close()
+    PolicyTruth().close()
+
+
+def test_lines_say_whom_the_values_are_of_and_what_was_given_up() -> None:
+    labeller = FakeLabeller(refuse=[OTHER])
+    truth = truth_of("engine", labeller)
+    truth.values([ONE, OTHER], [None, None])
+    text = "\n".join(truth.lines())
+    assert "labels: engine, Fake 1, depth 1" in text
+    assert [line.split()[-1] for line in truth.lines()[1:3]] == ["1", "1"]
+    assert f"{OTHER}: refused" in text
+    assert PolicyTruth().lines() == []
+
+
+# --------------------------------------------------------------------------------------------------
+# No engine without need
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("labels", "policy_rows", "unlabelled"),
+    [("stored", 9, 0), ("engine", 0, 0), ("stored_or_engine", 9, 0), ("stored_or_engine", 0, 0)],
+)
+@pytest.mark.parametrize("key", ["STOCKFISH_PATH", "engine_path"])
+def test_no_engine_is_looked_for_where_none_is_needed(
+    monkeypatch: pytest.MonkeyPatch, key: str, labels: str, policy_rows: int, unlabelled: int
+) -> None:
+    options = {"engine_path": "/no/such/engine"} if key == "engine_path" else {}
+    monkeypatch.setenv("STOCKFISH_PATH", "/no/such/engine")
+    truth = PolicyTruth.open(LabelArguments(labels=labels, **options), policy_rows, unlabelled)
+    assert truth.labeller is None
+    assert truth.values([ONE], [STORED]) == [STORED_VALUES]
+
+
+@pytest.mark.parametrize(
+    ("labels", "policy_rows", "unlabelled"), [("engine", 9, 0), ("stored_or_engine", 9, 1)]
+)
+def test_an_engine_that_is_needed_and_missing_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, labels: str, policy_rows: int, unlabelled: int
+) -> None:
+    monkeypatch.setenv("STOCKFISH_PATH", "/no/such/engine")
+    with pytest.raises(EngineError, match="STOCKFISH_PATH: no program '/no/such/engine'"):
+        PolicyTruth.open(LabelArguments(labels=labels), policy_rows, unlabelled)
+
+
+def test_an_engine_that_is_needed_is_opened_with_the_limit_given(stockfish: str) -> None:
+    args = LabelArguments(
+        stockfish, labels="stored_or_engine", engine_depth=3, engine_cache=":memory:"
+    )
+    with PolicyTruth.open(args, 9, 1) as truth:
+        assert truth.labels == "stored_or_engine"
+        assert truth.labeller is not None
+        assert truth.labeller.source.limit == str(args.limit())
+
+
+# --------------------------------------------------------------------------------------------------
+# Arguments
+# --------------------------------------------------------------------------------------------------
+def test_stored_is_the_default() -> None:
+    assert LabelArguments().labels == "stored"
+    assert [LabelArguments(labels=labels).labels for labels in LABELS] == list(LABELS)
+
+
+def test_faults_of_labels_and_engine_are_reported_together() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        LabelArguments(labels="store", engine_depth=1, engine_timeout=0)
+    assert len(caught.value.faults) == 3
+    for words in ("labels: 'store'", "did you mean stored", "engine_depth: 1", "engine_timeout: 0"):
+        assert words in str(caught.value)
+
+
+# --------------------------------------------------------------------------------------------------
+# Data
+# --------------------------------------------------------------------------------------------------
+def without_values(data: LoadedData, fens: Sequence[str] | None = None) -> LoadedData:
+    """The data, its held-out policy rows (of those positions) without values."""
+
+    def strip(row: dict[str, Any]) -> dict[str, Any]:
+        bare = row["task"] == "policy" and (fens is None or row["fen"] in fens)
+        return {**row, "action_values": None} if bare else row
+
+    return replace(data, heldout=data.heldout.map(strip, features=data.heldout.features))
+
+
+def heldout_policy(data: LoadedData) -> list[dict[str, Any]]:
+    return [row for row in data.heldout.to_list() if row["task"] == "policy"]
+
+
+def test_held_out_rows_are_valued_by_the_engine_and_nothing_else_changes(
+    packaged: LoadedData,
+) -> None:
+    labeller = FakeLabeller()
+    labelled = label_heldout(packaged, truth_of("engine", labeller))
+    assert len(labeller.calls) == 1
+    assert labelled.train is packaged.train
+    assert labelled.heldout.features == packaged.heldout.features
+    for before, after in zip(packaged.heldout.to_list(), labelled.heldout.to_list(), strict=True):
+        if before["task"] == "policy":
+            assert after["action_values"] == [
+                {"move": move, "cp": cp} for move, cp in fake_values(before["fen"]).items()
+            ]
+            assert before["action_values"] != after["action_values"]
+        assert {**before, "action_values": 0} == {**after, "action_values": 0}
+
+
+def test_stored_or_engine_values_the_held_out_rows_without_values(packaged: LoadedData) -> None:
+    bare = [row["fen"] for row in heldout_policy(packaged)][::7]
+    labeller = FakeLabeller()
+    labelled = label_heldout(without_values(packaged, bare), truth_of("stored_or_engine", labeller))
+    assert labeller.calls == [bare]
+    for before, after in zip(heldout_policy(packaged), heldout_policy(labelled), strict=True):
+        asked = before["fen"] in bare
+        expected = fake_values(before["fen"]) if asked else values_by_move(before["action_values"])
+        assert values_by_move(after["action_values"]) == expected
+
+
+def test_held_out_rows_that_were_given_up_are_left_out(packaged: LoadedData) -> None:
+    rows = packaged.heldout.to_list()
+    refused = [row["fen"] for row in heldout_policy(packaged)][:3]
+    labelled = label_heldout(packaged, truth_of("engine", FakeLabeller(refuse=refused)))
+    kept = [row["prompt"] for row in rows if row["task"] != "policy" or row["fen"] not in refused]
+    assert len(kept) == len(rows) - 3
+    assert labelled.heldout["prompt"] == kept
+
+
+def test_stored_labels_leave_the_data_alone(packaged: LoadedData) -> None:
+    assert label_heldout(packaged, PolicyTruth()) is packaged
+
+
+def test_rows_valued_by_the_real_engine_are_read_again(
+    stockfish: str, packaged: LoadedData
+) -> None:
+    few = replace(packaged, heldout=packaged.heldout.select(range(20)))
+    assert heldout_policy(few)
+    with PolicyTruth("engine", Labeller(engine_arguments(stockfish, engine_depth=2))) as truth:
+        labelled = label_heldout(few, truth)
+    for row, again in zip(
+        labelled.heldout.to_list(), parse_rows(labelled.heldout.to_list()), strict=True
+    ):
+        assert not isinstance(again, Malformed)
+        assert again == row
+
+
+LINES = [
+    {"prompt": f"P: {fen}", "completion": "M: a1a2 E: 0.0 B: a1a2", "action_values": values}
+    for fen, values in (
+        *((f"8/8/8/4k3/8/8/4P3/4K3 w - - {n} 1", None) for n in range(30)),
+        ("7k/8/5K2/6Q1/8/8/8/8 b - - 0 1", [{"move": "h8h7", "cp": -99_999}]),
+    )
+]
+
+
+def loaded(tmp_path: Path, **options: Any) -> LoadedData:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in LINES), encoding="utf-8")
+    return load_data(DataArguments(dataset_name=str(path), **options))
+
+
+def test_rows_without_values_are_counted_and_need_an_engine(tmp_path: Path) -> None:
+    data = loaded(tmp_path, heldout_share=0.5)
+    assert data.policy_rows() == (31, 30)
+    with pytest.raises(RookWorldError) as caught:
+        require_truth(data, ["policy"])
+    for words in ("30 policy rows", "recipes/prepare_data.py", "stored_or_engine", "tasks"):
+        assert words in str(caught.value)
+    with pytest.raises(RookWorldError, match="30 policy rows"):
+        require_truth(data, ["policy"], labels="stored")
+    for labels in ("engine", "stored_or_engine"):
+        require_truth(data, ["policy"], labels=labels)
+
+
+def test_labelled_rows_need_no_engine(packaged: LoadedData) -> None:
+    for labels in LABELS:
+        require_truth(packaged, ["environment", "policy"], labels=labels)
+
+
+@pytest.mark.parametrize("labels", LABELS)
+def test_a_task_without_held_out_rows_cannot_be_measured_whoever_labels(
+    packaged: LoadedData, labels: str
+) -> None:
+    report = DataReport()
+    report.heldout["policy"] = 5
+    with pytest.raises(RookWorldError, match="no held-out rows of the task 'environment'"):
+        require_truth(replace(packaged, report=report), ["policy", "environment"], labels=labels)

@@ -1,0 +1,383 @@
+"""What a move is worth: numbers from the laws of chess, from another search, and from a script."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import chess
+import chess.engine
+import pytest
+
+from rookworld_rlvr.engine.labeller import Labeller
+from rookworld_rlvr.engine.pool import EngineArguments
+from rookworld_rlvr.engine.valuation import (
+    LastInfoProtocol,
+    NonsenseError,
+    SearchLimit,
+    value_moves,
+)
+from rookworld_rlvr.tasks.types import PositionValues
+
+from ..engines import POSITIONS, START, engine_arguments
+
+
+@pytest.fixture(scope="module")
+def labeller(stockfish: str) -> Iterator[Labeller]:
+    with Labeller(engine_arguments(stockfish, engine_depth=6)) as labeller:
+        yield labeller
+
+
+@pytest.fixture(scope="module")
+def deep(stockfish: str) -> Iterator[Labeller]:
+    """Deep enough that Stockfish's pruning overlooks no mate in two."""
+    with Labeller(engine_arguments(stockfish, engine_depth=12)) as labeller:
+        yield labeller
+
+
+def valued(labeller: Labeller, fen: str) -> PositionValues:
+    (values,) = labeller.values([fen])
+    assert values is not None
+    return values
+
+
+# --------------------------------------------------------------------------------------------------
+# Numbers that need no engine to be known
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("fen", "mate"),
+    [
+        ("6k1/5ppp/8/8/8/8/5PPP/R5K1 w - - 0 1", "a1a8"),
+        ("r5k1/5ppp/8/8/8/8/5PPP/6K1 b - - 0 1", "a8a1"),
+    ],
+)
+def test_mate_on_the_board_is_a_centipawn_below_the_mate(
+    labeller: Labeller, fen: str, mate: str
+) -> None:
+    values = valued(labeller, fen)
+    assert values.values[0].move == mate
+    assert values.by_move()[mate] == 99_999
+    assert all(cp < 99_999 for move, cp in values.by_move().items() if move != mate)
+
+
+def test_mate_in_two(deep: Labeller) -> None:
+    # Morphy's: 1. Ra6 bxa6 2. b7, or 1. ... B any 2. Rxa7.
+    values = valued(deep, "kbK5/pp6/1P6/8/8/8/8/R7 w - - 0 1")
+    assert (values.values[0].move, values.values[0].cp) == ("a1a6", 99_998)
+
+
+def test_being_mated_by_the_next_move(labeller: Labeller) -> None:
+    # 1. ... Kh7 2. Qg7
+    values = valued(labeller, "7k/8/5K2/6Q1/8/8/8/8 b - - 0 1")
+    assert values.by_move() == {"h8h7": -99_999}
+
+
+def test_stalemate_is_worth_nothing(labeller: Labeller) -> None:
+    values = valued(labeller, "k7/8/1K6/8/8/8/8/2Q5 w - - 0 1").by_move()
+    assert values["c1c7"] == 0
+    assert values["c1c8"] == 99_999
+
+
+@pytest.mark.parametrize(
+    ("fen", "sign"),
+    [
+        ("3qk3/8/8/8/8/8/8/R2QK3 w - - 0 1", 1),
+        ("r2qk3/8/8/8/8/8/8/3QK3 b - - 0 1", 1),
+        ("4k3/8/8/8/8/8/8/Q3K3 w - - 0 1", 1),
+        ("4k3/8/8/8/8/8/8/Q3K3 b - - 0 1", -1),
+        ("q3k3/8/8/8/8/8/8/4K3 b - - 0 1", 1),
+        ("q3k3/8/8/8/8/8/8/4K3 w - - 0 1", -1),
+    ],
+)
+def test_values_are_seen_from_the_side_to_move(labeller: Labeller, fen: str, sign: int) -> None:
+    assert sign * valued(labeller, fen).values[0].cp > 300
+
+
+# --------------------------------------------------------------------------------------------------
+# The same mates as another search sees
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "fen",
+    [
+        "kbK5/pp6/1P6/8/8/8/8/R7 w - - 0 1",
+        "kbK5/pp6/RP6/8/8/8/8/8 b - - 0 1",
+        "7k/8/8/8/8/8/R7/1R2K3 w - - 0 1",
+        "1r2k3/r7/8/8/8/8/8/7K b - - 0 1",
+        "1k6/8/8/8/8/8/R7/1R2K3 b - - 0 1",
+        "8/8/8/8/8/2k5/7q/K7 w - - 0 1",
+    ],
+)
+def test_mates_are_those_of_a_search_of_all_moves_at_once(
+    deep: Labeller, stockfish: str, fen: str
+) -> None:
+    board = chess.Board(fen)
+    with chess.engine.SimpleEngine.popen_uci(stockfish) as engine:
+        count = board.legal_moves.count()
+        lines = engine.analyse(board, chess.engine.Limit(depth=12), multipv=count)
+    seen = {line["pv"][0].uci(): line["score"].relative for line in lines}
+    near = {
+        move: score.score(mate_score=100_000)
+        for move, score in seen.items()
+        if score.is_mate() and abs(score.mate()) <= 2
+    }
+    mine = valued(deep, fen).by_move()
+    assert near
+    assert {move: mine[move] for move in near} == near
+
+
+# --------------------------------------------------------------------------------------------------
+# Which moves
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("fen", "some"),
+    [
+        ("8/P6k/8/8/8/8/8/K7 w - - 0 1", {"a7a8q", "a7a8r", "a7a8b", "a7a8n"}),
+        ("r3k2r/8/8/8/8/8/8/R3K2R w KQkq - 0 1", {"e1g1", "e1c1"}),
+        ("r3k2r/8/8/8/8/8/8/R3K2R b kq - 0 1", {"e8g8", "e8c8"}),
+        ("4k3/8/8/8/3pP3/8/8/4K3 b - e3 0 1", {"d4e3"}),
+        (START, {"e2e4", "g1f3"}),
+    ],
+)
+def test_every_legal_move_is_valued_once_and_the_best_stands_first(
+    labeller: Labeller, fen: str, some: set[str]
+) -> None:
+    values = valued(labeller, fen).values
+    moves = [value.move for value in values]
+    assert sorted(moves) == sorted(move.uci() for move in chess.Board(fen).legal_moves)
+    assert some <= set(moves)
+    worths = [value.cp for value in values]
+    assert worths == sorted(worths, reverse=True)
+
+
+@pytest.mark.parametrize("fen", POSITIONS)
+def test_the_depth_is_that_of_the_full_search(labeller: Labeller, fen: str) -> None:
+    values = valued(labeller, fen)
+    assert values.depth == (1 if values.values[0].cp == 99_999 else 6)
+
+
+def test_nodes_reach_some_depth(stockfish: str) -> None:
+    args = EngineArguments(stockfish, engine_nodes=400, engine_cache=":memory:")
+    with Labeller(args) as labeller:
+        values = valued(labeller, START)
+    assert values.depth >= 2
+    assert len(values.values) == 20
+
+
+# --------------------------------------------------------------------------------------------------
+# Limits
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("limit", "passes", "text"),
+    [
+        (SearchLimit("depth", 2), (2, 2), "depth 2"),
+        (SearchLimit("depth", 3), (2, 3), "depth 3 for the best 5 moves, 2 for the others"),
+        (SearchLimit("depth", 10), (8, 10), "depth 10 for the best 5 moves, 8 for the others"),
+        (
+            SearchLimit("nodes", 400),
+            (100, 400),
+            "nodes 400 for the best 5 moves, 100 for the others",
+        ),
+    ],
+)
+def test_two_passes(limit: SearchLimit, passes: tuple[int, int], text: str) -> None:
+    assert limit.passes() == passes
+    assert str(limit) == text
+
+
+def test_a_depth_counts_the_move_itself() -> None:
+    assert SearchLimit("depth", 10).of_engine(8) == chess.engine.Limit(depth=7)
+    assert SearchLimit("nodes", 4_000).of_engine(1_000) == chess.engine.Limit(nodes=1_000)
+
+
+# --------------------------------------------------------------------------------------------------
+# Two passes over the moves, with scripted scores
+# --------------------------------------------------------------------------------------------------
+class ScriptedEngine:
+    """Answers with the scores given, and keeps what was asked.
+
+    Args:
+        score: Score of the side to move, by the move before and the engine's limit.
+    """
+
+    def __init__(self, score: Callable[[str, int], chess.engine.Score]) -> None:
+        self._score = score
+        self.asked: list[tuple[str, int]] = []
+        self.games: set[object] = set()
+
+    async def analyse(
+        self, board: chess.Board, limit: chess.engine.Limit, *, game: object, info: object
+    ) -> dict[str, Any]:
+        move, size = board.peek().uci(), limit.depth or limit.nodes
+        assert size is not None
+        self.asked.append((move, size))
+        self.games.add(game)
+        score = chess.engine.PovScore(self._score(move, size), board.turn)
+        return {"score": score, "depth": size}
+
+    def moves_asked(self, size: int) -> list[str]:
+        return [move for move, asked in self.asked if asked == size]
+
+
+def run(
+    engine: ScriptedEngine, fen: str = START, limit: SearchLimit | None = None
+) -> dict[str, tuple[int, int]]:
+    values = asyncio.run(value_moves(engine, fen, limit or SearchLimit("depth", 6)))  # type: ignore[arg-type]
+    return {move.uci(): value for move, value in values.items()}
+
+
+def by_alphabet(move: str, size: int) -> chess.engine.Cp:
+    """The answer to a2a3 is worth least, so a2a3 is worth most."""
+    return chess.engine.Cp(ALPHABET.index(move))
+
+
+ALPHABET = sorted(move.uci() for move in chess.Board().legal_moves)  # a2a3, a2a4, b1a3, ...
+
+
+def test_all_moves_are_searched_shallow_and_the_best_five_to_the_full() -> None:
+    engine = ScriptedEngine(by_alphabet)
+    values = run(engine)
+    assert sorted(engine.moves_asked(3)) == ALPHABET
+    assert engine.moves_asked(5) == ALPHABET[:5]
+    assert len(engine.asked) == 25
+    assert list(values.items()) == [
+        (move, (-index, 6 if index < 5 else 4)) for index, move in enumerate(ALPHABET)
+    ]
+
+
+def test_the_best_five_are_searched_on_until_all_of_them_were_searched_to_the_full() -> None:
+    # Deeper, the first four moves turn out worst and the others as they were. So the next four are
+    # searched too; of these the first two turn out worst, and two more move up.
+    bad = {*ALPHABET[:4], *ALPHABET[5:7]}
+
+    def score(move: str, size: int) -> chess.engine.Cp:
+        demoted = size == 5 and move in bad
+        return chess.engine.Cp(ALPHABET.index(move) + (1_000 if demoted else 0))
+
+    engine = ScriptedEngine(score)
+    values = run(engine)
+    assert engine.moves_asked(5) == ALPHABET[:11]
+    best = list(values)[:5]
+    assert best == [ALPHABET[4], *ALPHABET[7:11]]
+    assert [values[move] for move in best] == [(-ALPHABET.index(move), 6) for move in best]
+    assert [values[move] for move in ALPHABET[:4]] == [(-1_000 - i, 6) for i in range(4)]
+
+
+def test_the_search_ends_where_every_move_turns_out_worse() -> None:
+    engine = ScriptedEngine(
+        lambda move, size: chess.engine.Cp(ALPHABET.index(move) + 100 * (size == 5))
+    )
+    run(engine)
+    assert sorted(engine.moves_asked(5)) == ALPHABET
+    assert len(engine.asked) == 40
+
+
+def test_fewer_than_five_moves_are_all_searched_to_the_full() -> None:
+    fen = "8/8/8/8/8/1k6/7P/K7 w - - 0 1"  # h2h3, h2h4, a1b1
+    engine = ScriptedEngine(lambda move, size: chess.engine.Cp(0))
+    values = run(engine, fen)
+    assert sorted(engine.moves_asked(5)) == ["a1b1", "h2h3", "h2h4"]
+    assert set(values.values()) == {(0, 6)}
+
+
+def test_at_the_least_depth_one_pass_is_all() -> None:
+    engine = ScriptedEngine(by_alphabet)
+    values = run(engine, limit=SearchLimit("depth", 2))
+    assert sorted(engine.asked) == [(move, 1) for move in ALPHABET]
+    assert {depth for _, depth in values.values()} == {2}
+
+
+def test_moves_of_equal_worth_stay_as_generated() -> None:
+    engine = ScriptedEngine(lambda move, size: chess.engine.Cp(7))
+    generated = [move.uci() for move in chess.Board().legal_moves]
+    assert list(run(engine)) == generated
+    assert engine.moves_asked(5) == generated[:5]
+
+
+def test_a_move_that_ends_the_game_is_not_searched() -> None:
+    engine = ScriptedEngine(lambda move, size: chess.engine.Cp(50))
+    values = run(engine, "k7/8/1K6/8/8/8/8/2Q5 w - - 0 1")
+    assert values["c1c8"] == (99_999, 1)  # mate
+    assert values["c1c7"] == (0, 1)  # stalemate
+    assert not {"c1c7", "c1c8"} & {move for move, _ in engine.asked}
+
+
+def test_all_searches_of_a_position_belong_to_one_game_and_the_next_position_to_another() -> None:
+    engine = ScriptedEngine(by_alphabet)
+    run(engine)
+    assert len(engine.games) == 1
+    run(engine)
+    assert len(engine.games) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "cp"),
+    [
+        (chess.engine.Cp(35), -35),
+        (chess.engine.Cp(-35), 35),
+        (chess.engine.Cp(49_999), -49_999),
+        (chess.engine.Mate(1), -99_999),  # mated by the next move
+        (chess.engine.Mate(3), -99_997),
+        (chess.engine.Mate(-1), 99_998),  # this move, and the one that mates
+        (chess.engine.Mate(-3), 99_996),
+        (chess.engine.Mate(999), -99_001),
+    ],
+)
+def test_a_moves_worth_from_the_score_of_the_answer(answer: chess.engine.Score, cp: int) -> None:
+    values = run(ScriptedEngine(lambda move, size: answer))
+    assert {worth for worth, _ in values.values()} == {cp}
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (chess.engine.Cp(50_000), "a score beyond every evaluation"),
+        (chess.engine.Cp(-50_000), "a score beyond every evaluation"),
+        (chess.engine.Mate(0), "a mate beyond every game"),
+        (chess.engine.MateGiven, "a mate beyond every game"),
+        (chess.engine.Mate(1_000), "a mate beyond every game"),
+        (chess.engine.Mate(-1_000), "a mate beyond every game"),
+    ],
+)
+def test_a_score_that_cannot_be_is_nonsense(answer: chess.engine.Score, reason: str) -> None:
+    with pytest.raises(NonsenseError, match=reason):
+        run(ScriptedEngine(lambda move, size: answer))
+
+
+@pytest.mark.parametrize(
+    ("answer", "limit", "reason"),
+    [
+        ({"depth": 5}, SearchLimit("depth", 6), "without score or depth"),
+        ({"score": 1}, SearchLimit("depth", 6), "without score or depth"),
+        ({"score": 1, "depth": 2}, SearchLimit("depth", 6), "less deep than asked"),
+        ({"score": 1, "depth": 0}, SearchLimit("nodes", 400), "less deep than asked"),
+    ],
+)
+def test_an_answer_that_is_not_whole_is_nonsense(
+    answer: dict[str, Any], limit: SearchLimit, reason: str
+) -> None:
+    class Engine(ScriptedEngine):
+        async def analyse(self, board: chess.Board, *args: Any, **options: Any) -> dict[str, Any]:
+            score = chess.engine.PovScore(chess.engine.Cp(0), board.turn)
+            return {key: score if key == "score" else value for key, value in answer.items()}
+
+    with pytest.raises(NonsenseError, match=reason):
+        run(Engine(by_alphabet), limit=limit)
+
+
+def test_only_the_last_info_of_a_search_is_heard() -> None:
+    async def protocol_in_a_loop() -> LastInfoProtocol:
+        return LastInfoProtocol()
+
+    protocol = asyncio.run(protocol_in_a_loop())
+    heard: list[str] = []
+    protocol._line_received = heard.append  # type: ignore[method-assign]
+    written = (
+        b"info string network\ninfo depth 1 score cp 5\ninfo depth 2 score cp 7\r\n"
+        b"info depth 3 currmove e2e4\nbestmove e2e4\nreadyok\ninfo depth 1 score cp 9\nbestmove"
+    )
+    for start in range(0, len(written), 7):  # as pipes cut it
+        protocol.pipe_data_received(1, written[start : start + 7])
+    assert heard == ["info depth 2 score cp 7", "bestmove e2e4", "readyok"]
+    protocol.pipe_data_received(1, b" e7e5\n")
+    assert heard[3:] == ["info depth 1 score cp 9", "bestmove e7e5"]

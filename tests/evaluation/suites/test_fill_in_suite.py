@@ -1,0 +1,271 @@
+"""The suite `fill_in`, and the fill-in task in held-out metrics, dry runs and answers that are shown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import chess
+import pytest
+
+from rookworld_rlvr.cli.dry_run import broken, dry_run_text, reference
+from rookworld_rlvr.data.loading import (
+    HELDOUT_SHARE,
+    DataArguments,
+    LoadedData,
+    is_held_out,
+    load_data,
+)
+from rookworld_rlvr.evaluation.answerers import Oracle, RandomMover
+from rookworld_rlvr.evaluation.registry import keep_apart
+from rookworld_rlvr.evaluation.suites.fill_in import FillInSuite, judge
+from rookworld_rlvr.reports.run.answers import choose, quality
+from rookworld_rlvr.reports.run.record import AnswerPair
+from rookworld_rlvr.tasks import fill_in_truth, rules
+from rookworld_rlvr.tasks.fill_in import parse_fill_in_prompt, write_fill_in_answer
+from rookworld_rlvr.tasks.metrics import evaluate_completions, headline
+from rookworld_rlvr.tasks.types import FILL_IN_FIELDS, FillInPrompt
+
+START = chess.STARTING_FEN
+AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
+E4 = f"F: {START}+[MASK]+[MASK]+{AFTER_E4}+0.001+0+0+"
+WHOLE = f"F: {START}+e2e4+e2e4+[MASK]+0.001+0+0+"
+CASTLING = (
+    "F: r3k2r/8/8/8/8/8/8/R3K2R w KQkq - 0 20+[MASK]+[MASK]+"
+    "r3k2r/8/8/8/8/8/8/R4RK1 b kq - 1 20+0.001+0+0+"
+)
+CAPTURE = (
+    "F: 4k3/8/8/3p4/4P3/8/8/4K3 w - - [MASK] 30+e4d5+e4d5+"
+    "4k3/8/8/3P4/8/8/8/4K3 b - - 0 30+0.001+0+0+"
+)
+NOTHING_FITS = E4.replace("/8/8/4P3/8/", "/8/4P3/8/8/")  # the pawn on e5
+
+
+@pytest.fixture(scope="module")
+def suite() -> FillInSuite:
+    return FillInSuite(300, seed=0)
+
+
+@pytest.fixture(scope="module")
+def data() -> LoadedData:
+    return load_data(
+        DataArguments(
+            dataset_name="",
+            tasks=["fill_in"],
+            synthetic_fill_in_rows=1_500,
+            synthetic_opening_plies=8,
+            synthetic_shares={"openings": 1.0},
+        )
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Scores
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("prompt", "completion", "invalid", "exact", "similarity"),
+    [
+        (E4, " e2e4", 0, 1, 1),
+        (E4, " e2e3", 0, 0, 0.95 * 3 / 4),  # one character of four
+        (E4, " a7a5", 0, 0, 0),
+        (E4, " 0.001", 1, 0, 0),
+        (E4, "", 1, 0, 0),
+        (WHOLE, f" {AFTER_E4}", 0, 1, 1),
+        # An en passant square where no capture is legal: "-" becomes "e3", two edits of 59.
+        (WHOLE, f" {AFTER_E4.replace(' - ', ' e3 ')}", 0, 0, 0.95 * (1 - 2 / 59)),
+        # Castling is the king's two steps, or the king taking its rook.
+        (CASTLING, " e1g1", 0, 1, 1),
+        (CASTLING, " e1h1", 0, 1, 1),
+        (CASTLING, " e1f1", 0, 0, 0.95 * 3 / 4),
+        # A capture sets the clock back, so it may have shown anything but a draw.
+        (CAPTURE, " 0", 0, 1, 1),
+        (CAPTURE, " 149", 0, 1, 1),
+        (CAPTURE, " 150", 0, 0, 0.95 * 2 / 3),
+        (CAPTURE, " -1", 1, 0, 0),
+    ],
+)
+def test_metrics_by_hand(
+    prompt: str, completion: str, invalid: float, exact: float, similarity: float
+) -> None:
+    found = judge(parse_fill_in_prompt(prompt), completion)
+    expected = {"invalid": invalid, "exact": exact, "similarity": similarity}
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+# --------------------------------------------------------------------------------------------------
+# Items
+# --------------------------------------------------------------------------------------------------
+def test_items_are_held_out_records_each_field_as_often(suite: FillInSuite) -> None:
+    fens = suite.positions()
+    prompts = [parse_fill_in_prompt(item) for item in fens]
+    assert Counter(prompt.field for prompt in prompts) == dict.fromkeys(FILL_IN_FIELDS, 30)
+    assert all(is_held_out(fen, HELDOUT_SHARE) for fen in fens.values())
+    for prompt, fen in zip(prompts, fens.values(), strict=True):
+        (state,) = {fill_in_truth.filled(prompt, answer)[0].fen for answer in whole(prompt, fen)}
+        assert state == fen, "the position is the true one, hidden or not"
+    assert len(fens) == len({*map(str, prompts)})
+
+
+def whole(prompt: FillInPrompt, fen: str) -> list[str]:
+    """Answers that give the record this state; where the state is shown, one of all."""
+    fits = fill_in_truth.answers(prompt)
+    if prompt.column != "state":
+        return [fits[0]]
+    return [answer for answer in fits if fill_in_truth.filled(prompt, answer)[0].fen == fen]
+
+
+def test_items_follow_from_the_seed() -> None:
+    first, fewer, other = (
+        list(FillInSuite(rows, seed).positions()) for rows, seed in ((40, 0), (20, 0), (40, 1))
+    )
+    assert fewer == first[:20]
+    assert len(set(first) & set(other)) < 20
+
+
+# --------------------------------------------------------------------------------------------------
+# The ceiling and chance
+# --------------------------------------------------------------------------------------------------
+def nobody(fens: Sequence[str]) -> list[Any]:
+    raise AssertionError(f"nobody was to ask for {fens}")
+
+
+def test_the_oracle_is_right_in_all(suite: FillInSuite) -> None:
+    found = {name: value.value for name, value in suite.run(Oracle(nobody)).metrics().items()}
+    assert found.pop("invalid") == 0
+    assert set(found) == {"exact", "similarity", *(f"exact/{field}" for field in FILL_IN_FIELDS)}
+    assert set(found.values()) == {1.0}
+
+
+VALUES = {"side_to_move": 2, "castling": 16, "en_passant": 17, "reward": 4, "flags": 2}
+
+
+def chance(prompt: FillInPrompt) -> float:
+    """With what chance a text of the field's form fits, as `RandomMover` draws it."""
+    fits = fill_in_truth.answers(prompt)
+    if prompt.field in VALUES:
+        return len(fits) / VALUES[prompt.field]
+    if prompt.field == "clocks":
+        return sum(int(answer) < 100 for answer in fits) / 100
+    if prompt.field == "rank":
+        other = prompt.state if prompt.column == "next_state" else prompt.next_state
+        drawn = other.split(" ")[0].split("/")
+    elif prompt.field == "history":
+        board = chess.Board()
+        for move in prompt.history[: prompt.part]:
+            board.push_uci(move)
+        drawn = [move.uci() for move in board.legal_moves]
+    else:
+        moves = [move.uci() for move in chess.Board(prompt.state).legal_moves]
+        drawn = moves
+        if prompt.field == "next_state":
+            drawn = [rules.transition(prompt.state, move).fen for move in moves]
+    return sum(text in fits for text in drawn) / len(drawn)
+
+
+def test_what_chance_gets(suite: FillInSuite) -> None:
+    chances = [chance(parse_fill_in_prompt(item)) for item in suite.positions()]
+    found = suite.run(RandomMover(3)).metrics()
+    deviation = (sum(p * (1 - p) for p in chances) ** 0.5) / len(chances)
+    assert deviation < 0.02
+    assert abs(found["exact"].value - sum(chances) / len(chances)) < 4 * deviation
+    assert found["invalid"].value == 0
+    assert found["exact"].value < found["similarity"].value < 1
+
+
+# --------------------------------------------------------------------------------------------------
+# Training sets
+# --------------------------------------------------------------------------------------------------
+def test_records_that_a_training_set_holds_are_left_out(tmp_path: Path) -> None:
+    suite = FillInSuite(40, seed=0)
+    item, fen = next(iter(suite.positions().items()))
+    prompt = parse_fill_in_prompt(item)
+    (tmp_path / "rows.txt").write_text(
+        f"{item}{write_fill_in_answer(fill_in_truth.answers(prompt)[0])}\n"
+    )
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        f"dataset_name: {tmp_path / 'rows.txt'}\ntasks: [fill_in]\nheldout_share: 0.0\n"
+    )
+    same = {
+        other
+        for other, its in suite.positions().items()
+        if rules.position_key(its) == rules.position_key(fen)
+    }
+    proof = keep_apart([suite], str(recipe))
+    assert (proof.rows, proof.left_out) == (1, {"fill_in": len(same)})
+    assert not same & set(suite.positions())
+    assert suite.run(RandomMover()).n == 40 - len(same)
+
+
+def test_fill_in_rows_are_searched_by_the_data_set_s_name_alone(
+    tmp_path: Path, data: LoadedData
+) -> None:
+    rows = tmp_path / "rows.txt"
+    lines = map("".join, zip(data.train["prompt"], data.train["completion"], strict=True))
+    rows.write_text("\n".join([*lines][:7]) + "\n")
+    proof = keep_apart([FillInSuite(20, 0)], str(rows))
+    assert (proof.rows, proof.left_out) == (7, {"fill_in": 0})
+
+
+def test_the_packaged_rows_hold_no_test_position(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("dataset_name: rookworld-nano-fill-in\ntasks: [fill_in]\nmax_rows: 2000\n")
+    proof = keep_apart([FillInSuite(100, 0)], str(recipe))
+    assert proof.left_out == {"fill_in": 0}
+    assert proof.rows > 1_500
+
+
+# --------------------------------------------------------------------------------------------------
+# Held-out metrics
+# --------------------------------------------------------------------------------------------------
+def test_held_out_rows_are_counted_by_field(data: LoadedData) -> None:
+    rows = data.heldout
+    fields = Counter(parse_fill_in_prompt(prompt).field for prompt in rows["prompt"])
+    right = evaluate_completions(rows, [reference(row) for row in rows])
+    assert {result.value for result in right.values()} == {1.0}
+    assert right["fill_in/exact"].n == right["fill_in/format"].n == len(rows)
+    counted = {field: right[f"fill_in/exact_{field}"].n for field in fields}
+    assert counted == fields
+    assert headline(right) == 1
+    wrong = evaluate_completions(rows, [broken(row) for row in rows])
+    assert wrong["fill_in/exact"].value == 0
+    assert wrong["fill_in/format"].value > 0.95, "readable, but for records with one legal move"
+    # A right answer to the actions, and nothing else.
+    actions = [
+        text if parse_fill_in_prompt(prompt).field == "action" else ""
+        for prompt, text in zip(rows["prompt"], rows["completion"], strict=True)
+    ]
+    results = evaluate_completions(rows, actions)
+    assert results["fill_in/exact_action"].value == 1
+    assert results["fill_in/exact"].successes == fields["action"]
+
+
+def test_a_corrupted_record_counts_for_nothing() -> None:
+    row = {"task": "fill_in", "prompt": NOTHING_FITS, "fen": START}
+    assert evaluate_completions([row], [" e2e4"]) == {}
+
+
+def test_a_dry_run_shows_rows_of_the_task(data: LoadedData) -> None:
+    text = dry_run_text(data, [{"name": "fill_in_exact"}, {"name": "fill_in_similarity"}])
+    lines = [line for line in text.splitlines() if "fill_in_exact" in line]
+    assert [line.split()[1] for line in lines] == ["1.000", "0.000"] * 3
+    assert "fill_in row 3: 'F: " in text
+
+
+# --------------------------------------------------------------------------------------------------
+# Answers that are shown
+# --------------------------------------------------------------------------------------------------
+def answer(prompt: str, completion: str) -> Mapping[str, Any]:
+    score = judge(parse_fill_in_prompt(prompt), completion)
+    return {"task": "fill_in", "prompt": prompt, "completion": completion, "score": score}
+
+
+def test_answers_are_ordered_by_similarity() -> None:
+    near, far = answer(E4, " e2e3"), answer(E4, " a7a5")
+    right = answer(E4, " e2e4")
+    assert [quality(one) for one in (right, near, far)] == pytest.approx([1, 0.7125, 0])
+    (gained, lost) = choose([AnswerPair(far, right), AnswerPair(right, near)], 1)
+    assert (gained.title, gained.pairs[0].after) == ("most gained", right)
+    assert (lost.title, lost.pairs[0].after) == ("most lost", near)

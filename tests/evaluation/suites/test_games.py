@@ -1,0 +1,598 @@
+"""The suites of games: `self_play`, `closed_loop` and `versus_stockfish`."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+from collections.abc import Callable
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import chess
+import pytest
+
+from rookworld_rlvr.common.errors import ConfigurationError, EngineError
+from rookworld_rlvr.common.stats import Estimate
+from rookworld_rlvr.data import synthesis
+from rookworld_rlvr.data.loading import HELDOUT_SHARE, is_held_out
+from rookworld_rlvr.engine.pool import EngineArguments
+from rookworld_rlvr.evaluation import games
+from rookworld_rlvr.evaluation.answerers import LanguageModel, RandomMover
+from rookworld_rlvr.evaluation.games import Game, Reply, openings
+from rookworld_rlvr.evaluation.models import ModelArguments, OracleValues, open_model
+from rookworld_rlvr.evaluation.registry import SuiteArguments, keep_apart, open_suites
+from rookworld_rlvr.evaluation.stockfish_player import SkilledEngine, random_move
+from rookworld_rlvr.evaluation.suite import Suite, SuiteResult
+from rookworld_rlvr.evaluation.suites import closed_loop, self_play, versus_stockfish
+from rookworld_rlvr.evaluation.suites.closed_loop import ClosedLoopSuite, state_errors
+from rookworld_rlvr.evaluation.suites.self_play import SelfPlaySuite
+from rookworld_rlvr.evaluation.suites.versus_stockfish import (
+    VersusStockfishSuite,
+    elo_difference,
+    score_estimate,
+)
+from rookworld_rlvr.models import loading
+from rookworld_rlvr.tasks import rules
+from rookworld_rlvr.tasks.environment import parse_environment_prompt, write_environment_answer
+
+from ...conftest import REPOSITORY, launch
+from ...engines import engine_arguments, misbehaving
+from ...scripted import GARBAGE, Scripted, oracle, shallow
+
+NO_ENGINE = EngineArguments(engine_path="/no/engine")
+Start = Callable[..., None]
+
+
+def game_after(*moves: str) -> chess.Board:
+    """A game from the start, moves in SAN."""
+    board = chess.Board()
+    for move in moves:
+        board.push_san(move)
+    return board
+
+
+def fen_after(*moves: str) -> str:
+    return game_after(*moves).fen()
+
+
+@pytest.fixture
+def start_from(monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Have a suite's games start from boards of the test."""
+
+    def start_from(module: ModuleType, *boards: chess.Board) -> None:
+        monkeypatch.setattr(module, "openings", lambda count, seed: list(boards[:count]))
+
+    return start_from
+
+
+def values(result: SuiteResult) -> dict[str, float]:
+    return {name: value.value for name, value in result.metrics().items()}
+
+
+# --------------------------------------------------------------------------------------------------
+# Starting positions
+# --------------------------------------------------------------------------------------------------
+def test_openings_are_held_out_and_reached_by_their_moves() -> None:
+    boards = openings(50, seed=0)
+    assert len({rules.position_key(board.fen()) for board in boards}) == 50
+    for board in boards:
+        assert is_held_out(board.fen(), HELDOUT_SHARE)
+        assert len(board.move_stack) == 4
+        replayed = chess.Board()
+        for move in board.move_stack:
+            replayed.push(move)
+        assert replayed.fen() == board.fen()
+    assert [board.fen() for board in openings(20, seed=0)] == [b.fen() for b in boards[:20]]
+    assert [board.fen() for board in openings(20, seed=1)] != [b.fen() for b in boards[:20]]
+
+
+def test_opening_games_have_their_length_and_are_not_over() -> None:
+    for board in islice(synthesis.opening_games(0, 7), 100):
+        assert board.ply() == 7 and not board.is_game_over()
+
+
+def test_the_packaged_training_set_holds_no_starting_position() -> None:
+    suites = [
+        SelfPlaySuite(30, 10, 0),
+        ClosedLoopSuite(30, 10, 0),
+        VersusStockfishSuite(["random"], 30, 10, 0, NO_ENGINE),
+    ]
+    left_out = keep_apart(suites, "rookworld-nano-openings").left_out
+    assert left_out == {"self_play": 0, "closed_loop": 0, "versus_stockfish": 0}
+    for suite in suites:
+        assert len(suite.positions()) == 30
+        suite.leave_out(list(suite.positions())[:28])
+        assert suite.run(RandomMover()).n == 2 == len(suite.positions())
+
+
+def test_why_a_game_ends() -> None:
+    def ended(board: chess.Board, *replies: Reply, most: int = 9) -> tuple[str | None, int]:
+        game = Game("game", board)
+        for reply in replies:
+            game.take(reply, most)
+        return game.ending, game.half_moves
+
+    def played(*moves: str) -> list[Reply]:
+        return [Reply(True, chess.Move.from_uci(move)) for move in moves]
+
+    assert ended(game_after("f3", "e5"), *played("g2g4", "d8h4")) == ("rules", 2)
+    assert ended(chess.Board(), *played("e2e4")) == (None, 1)
+    assert ended(chess.Board(), *played("e2e4"), Reply(True, None)) == ("illegal", 1)
+    assert ended(chess.Board(), Reply(False, None)) == ("unreadable", 0)
+    assert ended(chess.Board(), *played("e2e4", "e7e5"), most=2) == ("capped", 2)
+    mate_at_the_cap = ended(game_after("f3", "e5"), *played("g2g4", "d8h4"), most=2)
+    assert mate_at_the_cap == ("rules", 2)
+    there_and_back = ["g1f3", "g8f6", "f3g1", "f6g8"] * 4  # the start for the fifth time
+    assert ended(chess.Board(), *played(*there_and_back), most=99) == ("rules", 16)
+    stalemate = chess.Board("7k/5Q2/8/6K1/8/8/8/8 w - - 0 1")
+    assert ended(stalemate, *played("g5g6")) == ("rules", 1)
+
+
+# --------------------------------------------------------------------------------------------------
+# Self-play
+# --------------------------------------------------------------------------------------------------
+SELF_PLAY = {
+    # Fool's mate: two half-moves, finished.
+    fen_after("f3", "e5"): "g2g4",
+    fen_after("f3", "e5", "g4"): "d8h4",
+    # One half-move, then an illegal one.
+    fen_after("e4", "e5"): "g1f3",
+    fen_after("e4", "e5", "Nf3"): "e5e4",
+    # None at all.
+    fen_after("d4", "d5"): GARBAGE,
+    # Three half-moves, then cut off.
+    fen_after("c4", "c5"): "b1c3",
+    fen_after("c4", "c5", "Nc3"): "b8c6",
+    fen_after("c4", "c5", "Nc3", "Nc6"): "g1f3",
+}
+SELF_PLAY_STARTS = (
+    game_after("f3", "e5"),
+    game_after("e4", "e5"),
+    game_after("d4", "d5"),
+    game_after("c4", "c5"),
+)
+
+
+def test_self_play_by_hand(start_from: Start) -> None:
+    start_from(self_play, *SELF_PLAY_STARTS)
+    model = Scripted(SELF_PLAY)
+    result = SelfPlaySuite(4, 3, 0).run(model)
+    assert values(result) == {
+        "legal_half_moves": (2 + 1 + 0 + 3) / 4,
+        "finished": 1 / 4,
+        "capped": 1 / 4,
+        "illegal_end": 1 / 4,
+        "unreadable_end": 1 / 4,
+    }
+    assert [len(call) for call in model.calls] == [4, 3, 1], "one call a ply for all games"
+    assert result.n == 4 and result.notes["game_plies"] == 3
+
+
+def test_whoever_moves_legally_reaches_the_end_or_the_cap(stockfish: str) -> None:
+    """Chance and the ceiling are the same: the suite asks for legal moves, not for good ones."""
+    found = values(SelfPlaySuite(20, 30, 0).run(RandomMover()))
+    assert found["illegal_end"] == found["unreadable_end"] == 0
+    assert found["finished"] + found["capped"] == 1
+    assert found["capped"] >= 0.8 and 25 < found["legal_half_moves"] <= 30
+    with shallow(stockfish, 2) as labeller:
+        best = values(SelfPlaySuite(2, 6, 0).run(oracle(labeller)))
+    assert best == {
+        "legal_half_moves": 6,
+        "finished": 0,
+        "capped": 1,
+        "illegal_end": 0,
+        "unreadable_end": 0,
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# Closed loop
+# --------------------------------------------------------------------------------------------------
+BEFORE_D4, AFTER_D4 = fen_after("a3", "a6"), fen_after("a3", "a6", "d4")
+
+
+@pytest.mark.parametrize(
+    ("answer", "errors"),
+    [
+        (f"{AFTER_D4}+0.001+0+0", set()),
+        (GARBAGE, {"unreadable_state"}),
+        (f"{AFTER_D4}+0.001+0", {"unreadable_state"}),
+        (f"{AFTER_D4.replace('/1PP1', '/1PPP')}+0.001+0+0", {"board"}),
+        (f"{AFTER_D4.replace(' b ', ' w ')}+0.001+0+0", {"side"}),
+        (f"{AFTER_D4.replace('KQkq', 'Qkq')}+0.001+0+0", {"castling"}),
+        (f"{AFTER_D4.replace(' - ', ' d3 ')}+0.001+0+0", {"en_passant"}),
+        (f"{AFTER_D4.replace(' 0 2', ' 0 3')}+0.001+0+0", {"clocks"}),
+        (f"{AFTER_D4.replace(' 0 2', ' 1 2')}+0.001+0+0", {"clocks"}),
+        (f"{AFTER_D4.replace(' 0 2', ' 1 3')}+1.0+0+0", {"clocks", "outcome"}),
+        (f"{AFTER_D4}+0.001+1+0", {"outcome"}),
+        (f"{AFTER_D4}+0.001+0+1", {"outcome"}),
+        (f"{BEFORE_D4}+-1.0+0+1", {"board", "side", "outcome"}),
+    ],
+)
+def test_kinds_of_state_errors(answer: str, errors: set[str]) -> None:
+    assert state_errors(rules.transition(BEFORE_D4, "d2d4"), answer) == errors
+
+
+def states_with_errors(prompt: str) -> str:
+    asked = parse_environment_prompt(prompt)
+    right = write_environment_answer(rules.transition(asked.fen, asked.action))
+    if asked.action == "d2d4":
+        return right.replace(" - 0 ", " d3 0 ")  # no capture there is legal
+    if asked.action == "b8c6":
+        return right.replace(" 2 3+0.001+", " 0 3+0.5+")
+    return GARBAGE if asked.action == "h3h4" else right
+
+
+def test_closed_loop_by_hand(start_from: Start) -> None:
+    start_from(
+        closed_loop,
+        *SELF_PLAY_STARTS,
+        game_after("a3", "a6"),
+        game_after("h3", "h6"),
+        game_after("g3", "g6"),
+    )
+    moves = {
+        **SELF_PLAY,
+        fen_after("a3", "a6"): "d2d4",
+        fen_after("h3", "h6"): "h3h4",
+        fen_after("g3", "g6"): "f1g2",
+        fen_after("g3", "g6", "Bg2"): "f8g7",
+        fen_after("g3", "g6", "Bg2", "Bg7"): "g1f3",
+    }
+    model = Scripted(moves, states_with_errors)
+    result = ClosedLoopSuite(7, 3, 0).run(model)
+    assert values(result) == pytest.approx(
+        {
+            # Fool's mate 2, illegal 1, unreadable 0, Nc6 1, d4 0, h4 0, cut off 3.
+            "right_plies": (2 + 1 + 0 + 1 + 0 + 0 + 3) / 7,
+            "finished": 1 / 7,
+            "capped": 1 / 7,
+            "state_error": 3 / 7,  # Nc6, d4, h4
+            "illegal_move": 1 / 7,
+            "unreadable_move": 1 / 7,
+            "unreadable_state": 1 / 7,  # h4
+            "board": 0,
+            "side": 0,
+            "castling": 0,
+            "en_passant": 1 / 7,  # d4
+            "clocks": 1 / 7,  # Nc6
+            "outcome": 1 / 7,  # Nc6
+        }
+    )
+    # Moves and states in turn; a game whose move is none has no state to be asked for.
+    assert [len(call) for call in model.calls] == [7, 6, 4, 3, 1, 1]
+    assert model.calls[1][0] == f"A: {fen_after('f3', 'e5')}+g2g4+f2f3 e7e5 g2g4+"
+
+
+def test_an_error_in_the_last_state_is_no_finish(start_from: Start) -> None:
+    start_from(closed_loop, game_after("f3", "e5", "g4"))
+    moves = {fen_after("f3", "e5", "g4"): "d8h4"}
+    mate = fen_after("f3", "e5", "g4", "Qh4#")
+    wrong = ClosedLoopSuite(1, 9, 0).run(Scripted(moves, lambda _: f"{mate}+0.001+0+0"))
+    found = values(wrong)
+    assert (found["finished"], found["outcome"], found["right_plies"]) == (0, 1, 0)
+    right = values(ClosedLoopSuite(1, 9, 0).run(Scripted(moves, lambda _: f"{mate}+1.0+1+0")))
+    assert (right["finished"], right["state_error"], right["right_plies"]) == (1, 0, 1)
+
+
+def test_the_history_is_of_ten_moves() -> None:
+    board = game_after(*"e4 e5 Nf3 Nc6 Bc4 Bc5 c3 Nf6 d4 exd4 cxd4".split())
+    prompt = synthesis.prompt_of(board, "c5b4")
+    assert " ".join(prompt.history) == "g1f3 b8c6 f1c4 f8c5 c2c3 g8f6 d2d4 e5d4 c3d4 c5b4"
+
+
+def test_the_oracle_closes_the_loop(stockfish: str) -> None:
+    with shallow(stockfish, 2) as labeller:
+        found = values(ClosedLoopSuite(2, 6, 0).run(oracle(labeller)))
+    assert found.pop("right_plies") == 6 and found.pop("capped") == 1
+    assert set(found.values()) == {0}
+
+
+def test_chance_simulates_the_move_that_was_made_once_in_the_number_of_moves() -> None:
+    """The random mover's answer to `A:` is that of a random move, which need not be its own."""
+    suite = ClosedLoopSuite(300, 1, 0)
+    found = suite.run(RandomMover()).metrics()
+    chances = [1 / chess.Board(fen).legal_moves.count() for fen in suite.positions().values()]
+    variance = sum(p * (1 - p) for p in chances) / len(chances) ** 2
+    right = 1 - found["state_error"].value
+    assert abs(right - sum(chances) / len(chances)) < 4 * variance**0.5
+    assert found["right_plies"].value == pytest.approx(right)
+    assert found["board"].value == found["state_error"].value, "another move, another board"
+    assert found["illegal_move"].value == found["unreadable_state"].value == 0
+
+
+# --------------------------------------------------------------------------------------------------
+# Against others
+# --------------------------------------------------------------------------------------------------
+def test_versus_by_hand(start_from: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    start_from(versus_stockfish, game_after("f3", "e5"), game_after("e4", "e5"))
+    opponent = {
+        fen_after("f3", "e5"): "g2g4",
+        fen_after("f3", "e5", "g4"): "d8h4",
+        fen_after("e4", "e5"): "g1f3",
+        fen_after("e4", "e5", "Nf3", "Nc6"): "f1c4",
+    }
+    monkeypatch.setattr(
+        versus_stockfish,
+        "random_move",
+        lambda board, seed: chess.Move.from_uci(opponent[board.fen()]),
+    )
+    # From the first opening it is mated as White, and mates as Black; from the second it errs as
+    # White, and as Black the game is cut off.
+    model = Scripted(
+        {
+            fen_after("f3", "e5"): "g2g4",
+            fen_after("f3", "e5", "g4"): "d8h4",
+            fen_after("e4", "e5"): "e1e3",
+            fen_after("e4", "e5", "Nf3"): "b8c6",
+        }
+    )
+    result = VersusStockfishSuite(["random"], 4, 3, 0, NO_ENGINE).run(model)
+    expected = {
+        "score": (0 + 1 + 0 + 0.5) / 4,
+        "win": 1 / 4,
+        "draw": 1 / 4,
+        "illegal_loss": 1 / 4,
+        "capped": 1 / 4,
+        "half_moves": (2 + 2 + 0 + 3) / 4,
+    }
+    found = values(result)
+    assert {name: found[name] for name in expected} == expected
+    assert {name: found[f"{name}/random"] for name in expected} == expected
+    scores = {
+        " ".join(name.split(" ")[1:3]): score
+        for name, score in result.observations.values["score"].items()
+    }
+    first, second = (fen_after(*moves).split(" ")[0] for moves in (("f3", "e5"), ("e4", "e5")))
+    assert scores == {
+        f"white {first}": 0,
+        f"black {first}": 1,
+        f"white {second}": 0,
+        f"black {second}": 0.5,
+    }
+    assert found["elo_difference/random"] == pytest.approx(400 * math.log10(0.375 / 0.625))
+    score = result.metrics()["score/random"]
+    # Wilson's interval of 1.5 of 4, by hand: (0.85518 ± 0.67501) / 1.96036.
+    assert (score.low, score.high, score.n) == pytest.approx((0.0919, 0.7806, 4), abs=1e-4)
+    assert [len(call) for call in model.calls] == [2, 2], "one call a ply, of what is its turn"
+    assert result.n == 4 and "elo_difference" not in result.notes
+
+
+def test_levels_play_the_same_openings_with_both_colours() -> None:
+    suite = VersusStockfishSuite(["random"], 5, 10, 0, NO_ENGINE)
+    names, fens = zip(*suite.positions().items(), strict=True)
+    assert [name.split(" ")[1] for name in names] == ["white", "black", "white", "black", "white"]
+    assert fens[0] == fens[1] != fens[2] == fens[3] != fens[4]
+
+
+@pytest.mark.parametrize(
+    ("score", "difference"),
+    [(0.5, 0), (0.75, 190.85), (0.64, 99.95), (10 / 11, 400), (0.1, -381.7)],
+)
+def test_elo_differences(score: float, difference: float) -> None:
+    """Of the logistic curve's table: 64% is 100 points, ten wins a loss are 400."""
+    found = elo_difference(Estimate(score, 0.25, 0.75, 9))
+    assert found is not None and found.value == pytest.approx(difference, abs=0.01)
+    assert (found.low, found.high) == pytest.approx((-190.85, 190.85), abs=0.01)
+
+
+def test_a_score_without_a_finite_difference_says_so() -> None:
+    assert elo_difference(score_estimate([0.0] * 20)) is None
+    assert elo_difference(score_estimate([1.0] * 3)) is None
+    lost = score_estimate([0.0] * 20)
+    assert (lost.value, lost.low) == (0, 0)
+    assert lost.high == pytest.approx(0.1611, abs=1e-4), "Wilson's, as tabulated for 0 of 20"
+    fen = openings(1, 0)[0].fen()
+    result = VersusStockfishSuite(["random"], 1, 10, 0, NO_ENGINE).run(Scripted({fen: GARBAGE}))
+    assert result.notes["elo_difference"] == {"random": "a score of 0 has no finite Elo difference"}
+    assert "elo_difference/random" not in result.metrics()
+    assert values(result)["illegal_loss/random"] == 1
+
+
+def test_two_random_movers_are_equals() -> None:
+    suite = VersusStockfishSuite(["random"], 40, 150, 0, NO_ENGINE)
+    found = values(suite.run(RandomMover()))
+    decided = 1 - found["draw"]
+    assert abs(found["score"] - 0.5) <= 4 * (max(decided, 1 / 40) / 4 / 40) ** 0.5
+    assert found["illegal_loss"] == 0
+    board = chess.Board()
+    drawn = {random_move(board, seed) for seed in range(200)}
+    assert drawn == set(board.legal_moves)
+    assert random_move(board, 5) == random_move(board, 5)
+
+
+def test_the_oracle_beats_a_random_mover(stockfish: str) -> None:
+    suite = VersusStockfishSuite(["random"], 2, 200, 0, NO_ENGINE)
+    with shallow(stockfish, 4) as labeller:
+        result = suite.run(oracle(labeller))
+    assert values(result)["score/random"] == 1
+    assert "score of 1" in result.notes["elo_difference"]["random"]
+
+
+def test_stockfish_plays_at_several_levels(stockfish: str) -> None:
+    suite = VersusStockfishSuite(["0", "random", "5"], 2, 16, 0, engine_arguments(stockfish))
+    result = suite.run(RandomMover())
+    found = result.metrics()
+    groups = [name.split("/")[1] for name in found if name.startswith("win/")]
+    assert groups == ["stockfish_0", "random", "stockfish_5"]
+    assert found["illegal_loss"].value == 0 and result.n == 6 == found["score"].n
+    assert all(0 < found[f"half_moves/{group}"].value <= 16 for group in groups)
+    assert result.notes["engine"].startswith("Stockfish")
+    assert "by chance" in result.notes["engine"]
+
+
+def test_stockfish_is_asked_at_a_level_and_a_depth(stockfish: str, tmp_path: Path) -> None:
+    program = f"#!/bin/sh\ntee {tmp_path / 'heard'} | {stockfish}\n"
+    board = chess.Board()
+    with SkilledEngine(engine_arguments(script(tmp_path, program), engine_hash_mb=2)) as engine:
+        engine.moves([(0, board), (5, board)])
+    heard = (tmp_path / "heard").read_text().splitlines()
+    asked = [line for line in heard if line.startswith(("setoption name Skill", "go", "ucinew"))]
+    assert asked[:6] == [
+        "setoption name Skill Level value 0",
+        "ucinewgame",
+        "go depth 1",
+        "setoption name Skill Level value 5",
+        "ucinewgame",
+        "go depth 6",
+    ]
+    assert "setoption name Hash value 2" in heard
+
+
+def test_stockfish_sees_a_mate_at_any_level(stockfish: str) -> None:
+    """Level 5 chooses among moves of like worth: it does not pass over a mate in one."""
+    with SkilledEngine(engine_arguments(stockfish)) as engine:
+        board = chess.Board("6k1/5ppp/8/8/8/8/5PPP/R5K1 w - - 4 1")
+        moves = engine.moves([(5, board)] * 5)
+        assert {move.uci() for move in moves} == {"a1a8"}
+        assert engine.moves([]) == []
+
+
+def test_without_an_engine_the_suite_is_left_out() -> None:
+    arguments = SuiteArguments(suites=["versus_stockfish"], suite_games=2)
+    suites, left_out = open_suites(arguments, NO_ENGINE)
+    assert not suites
+    assert "engine_path: no program '/no/engine'" in left_out["versus_stockfish"]
+    assert "versus_levels: random" in left_out["versus_stockfish"]
+    arguments = SuiteArguments(suites=["versus_stockfish"], suite_games=2, versus_levels=["random"])
+    suites, left_out = open_suites(arguments, NO_ENGINE)
+    assert [suite.name for suite in suites] == ["versus_stockfish"] and not left_out
+
+
+def script(folder: Path, program: str) -> str:
+    path = folder / "engine"
+    path.write_text(program)
+    path.chmod(0o755)
+    return str(path)
+
+
+PLAIN_ENGINE = """\
+#!/bin/sh
+while read -r line; do
+  case "$line" in
+    uci) echo "id name Plain"; echo uciok ;;
+    isready) echo readyok ;;
+    quit) exit ;;
+  esac
+done
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        (PLAIN_ENGINE, "no option 'Skill Level'; give Stockfish"),
+        ("#!/bin/sh\nexit 1\n", "no UCI engine that runs here (engine process died"),
+    ],
+)
+def test_an_engine_without_levels_leaves_the_suite_out(
+    program: str, reason: str, tmp_path: Path
+) -> None:
+    arguments = SuiteArguments(suites=["versus_stockfish"], suite_games=2)
+    engine_args = EngineArguments(engine_path=script(tmp_path, program))
+    _, left_out = open_suites(arguments, engine_args)
+    assert reason in left_out["versus_stockfish"]
+
+
+@pytest.mark.parametrize(
+    ("deed", "reason"), [("is deaf", "no move within 1 s"), ("dies", "the engine failed")]
+)
+def test_an_engine_that_fails_ends_the_run_with_the_reason(
+    deed: str, reason: str, stockfish: str, tmp_path: Path
+) -> None:
+    path = misbehaving(tmp_path, stockfish, deed, when="count > 2")
+    arguments = engine_arguments(path, engine_timeout=1.0)
+    suite = VersusStockfishSuite(["0"], 2, 20, 0, arguments)
+    with pytest.raises(EngineError, match=reason):
+        suite.run(RandomMover())
+
+
+# --------------------------------------------------------------------------------------------------
+# All of them
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SelfPlaySuite(4, 8, 0),
+        lambda: ClosedLoopSuite(4, 8, 0),
+        lambda: VersusStockfishSuite(["random"], 4, 8, 0, NO_ENGINE),
+    ],
+    ids=["self_play", "closed_loop", "versus"],
+)
+def test_a_batch_of_one_and_of_many_give_the_same_games(make: Callable[[], Suite]) -> None:
+    model: Any = loading.load_model(loading.PACKAGED_MODEL).eval()
+    tokenizer = loading.load_tokenizer(loading.PACKAGED_MODEL)
+    suite = make()
+    alone, together = (
+        suite.run(LanguageModel("nano", model, tokenizer, batch_size=size, max_new_tokens=70))
+        for size in (1, 64)
+    )
+    assert alone.observations.values == together.observations.values
+    assert alone.n == 4 and alone.metrics() == together.metrics()
+
+
+def test_bad_values_are_reported_together(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        SuiteArguments(
+            suite_games=games.MOST_GAMES + 1,
+            game_plies=0,
+            versus_levels=["6", "0", "0"],
+            puzzles_file=str(tmp_path / "a.csv"),
+            mate_in_one_file=str(tmp_path / "b.json"),
+        )
+    assert len(caught.value.faults) == 6
+    for words in (
+        "give at most 1000",
+        "game_plies: 0 is too small",
+        "versus_levels: '6' is none",
+        "'0' stands there 2 times",
+        "puzzles_file: no file",
+        "mate_in_one_file: no file",
+    ):
+        assert words in str(caught.value)
+    with pytest.raises(ConfigurationError, match="versus_levels: none"):
+        SuiteArguments(versus_levels=[])
+    assert SuiteArguments(versus_levels=[0, "random"]).levels() == ["0", "random"]  # type: ignore[list-item]
+
+
+def launch_two(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    script = str(REPOSITORY / "recipes" / "evaluate.py")
+    return launch(script, "--output_file", "results.json", *words, cwd=folder)
+
+
+def test_two_processes_play_the_games_of_one(tmp_path: Path, stockfish: str) -> None:
+    engine = misbehaving(tmp_path, stockfish, "dies", when="False")
+    names = ("mate_in_one", "self_play", "closed_loop", "versus_stockfish")
+    words = "--suite_rows 5 --suite_games 3 --game_plies 8 --max_new_tokens 70"
+    done = launch_two(
+        tmp_path,
+        *("--suites", *names, *words.split(), "--versus_levels", "random", "0"),
+        *("--engine_path", engine),
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads((tmp_path / "results.json").read_text())["suites"]
+    # One engine to be looked at and one to play, both of the main process.
+    assert len((tmp_path / "pids").read_text().split()) == 2
+    arguments = SuiteArguments(
+        list(names), suite_rows=5, suite_games=3, game_plies=8, versus_levels=["random"]
+    )
+    model = open_model(
+        "rookworld-nano", ModelArguments(max_new_tokens=70), OracleValues({}, NO_ENGINE)
+    )
+    for suite in open_suites(arguments, NO_ENGINE)[0]:
+        for name, value in suite.run(model).metrics().items():
+            if suite.name != "versus_stockfish" or name.endswith("/random"):
+                assert found[suite.name]["metrics"][name] == asdict(value), name
+    assert found["versus_stockfish"]["metrics"]["score/stockfish_0"]["n"] == 3
+
+
+def test_an_engine_that_fails_ends_both_processes(tmp_path: Path, stockfish: str) -> None:
+    engine = misbehaving(tmp_path, stockfish, "dies")
+    words = "--suites versus_stockfish --suite_games 2 --model_name_or_path random --engine_path"
+    done = launch_two(tmp_path, *words.split(), engine)
+    assert done.returncode == 1 and "the engine failed" in done.stderr
+    assert not (tmp_path / "results.json").exists()

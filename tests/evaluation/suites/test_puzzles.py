@@ -1,0 +1,211 @@
+"""The suite `puzzles`, on rows of Lichess's database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import chess
+import pyarrow
+import pytest
+
+from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.engine.pool import EngineArguments
+from rookworld_rlvr.evaluation.answerers import LanguageModel, RandomMover
+from rookworld_rlvr.evaluation.registry import SuiteArguments, open_suites
+from rookworld_rlvr.evaluation.suite import SuiteUnavailableError
+from rookworld_rlvr.evaluation.suites.puzzles import PuzzlesSuite, common_themes, read_puzzles
+from rookworld_rlvr.models import loading
+from rookworld_rlvr.tasks.policy import write_policy_prompt
+from rookworld_rlvr.tasks.types import PolicyPrompt
+
+from ...scripted import GARBAGE, Scripted, oracle, shallow
+
+HEADER = "PuzzleId,FEN,Moves,Rating,RatingDeviation,Popularity,NbPlays,Themes,GameUrl,OpeningTags"
+# The first five stand at the head of Lichess's database; the last is made: a1a8 and b1b8 both mate.
+ROWS = (
+    "00008,r6k/pp2r2p/4Rp1Q/3p4/8/1N1P2R1/PqP2bPP/7K b - - 0 24,f2g3 e6e7 b2b1 b3c1 b1c1 h6c1,"
+    "2107,78,95,9243,crushing hangingPiece long middlegame,https://lichess.org/787zsVup/black#48,",
+    "0000D,5rk1/1p3ppp/pq3b2/8/8/1P1Q1N2/P4PPP/3R2K1 w - - 2 27,d3d6 f8d8 d6d8 f6d8,"
+    "1535,73,95,35791,advantage endgame short,https://lichess.org/F8M8OS71#53,",
+    "0008Q,8/4R3/1p2P3/p4r2/P6p/1P3Pk1/4K3/8 w - - 1 64,e7f7 f5e5 e2f1 e5e6,"
+    "1385,80,92,762,advantage endgame rookEndgame short,https://lichess.org/MQSyb3KW#127,",
+    "0009B,r2qr1k1/b1p2ppp/pp4n1/P1P1p3/4P1n1/B2P2Pb/3NBP1P/RN1QR1K1 b - - 1 16,"
+    "b6c5 e2g4 h3g4 d1g4,1084,74,88,605,advantage middlegame short,"
+    "https://lichess.org/4MWQCxQ6/black#32,Kings_Pawn_Game",
+    "000Sa,2Q2bk1/5p1p/p5p1/2p3P1/2r1B3/7P/qPQ2P2/2K4R b - - 0 32,c4c2 e4c2 a2a1 c2b1,"
+    "1483,75,96,1023,advantage endgame short,https://lichess.org/lTTa9lwd/black#64,",
+    "twice,7k/5ppp/8/8/8/8/8/RR4K1 b - - 0 1,h8g8 a1a8,600,75,96,10,mate mateIn1 short,,",
+)
+# The positions to be solved, and what is played in them.
+PLAYED = {
+    "r6k/pp2r2p/4Rp1Q/3p4/8/1N1P2b1/PqP3PP/7K w - - 0 25": "e6e7",
+    "r6k/pp2R2p/5p1Q/3p4/8/1N1P2b1/P1P3PP/1q5K w - - 1 26": "b3c1",
+    "r6k/pp2R2p/5p1Q/3p4/8/3P2b1/P1P3PP/2q4K w - - 0 27": "h6c1",  # the whole line
+    "5rk1/1p3ppp/pq1Q1b2/8/8/1P3N2/P4PPP/3R2K1 b - - 3 27": "f8d8",
+    "3Q2k1/1p3ppp/pq3b2/8/8/1P3N2/P4PPP/3R2K1 b - - 0 28": "b6d8",  # the other piece takes
+    "8/5R2/1p2P3/p4r2/P6p/1P3Pk1/4K3/8 b - - 2 64": GARBAGE,
+    "r2qr1k1/b1p2ppp/p5n1/P1p1p3/4P1n1/B2P2Pb/3NBP1P/RN1QR1K1 w - - 0 17": "d2f3",  # legal
+    "2Q2bk1/5p1p/p5p1/2p3P1/4B3/7P/qPr2P2/2K4R w - - 0 33": "c1a3",  # illegal
+    "6k1/5ppp/8/8/8/8/8/RR4K1 w - - 1 2": "b1b8",  # a mate, but not the file's
+}
+
+
+def write_rows(path: Path, rows: Sequence[str] = ROWS, header: str = HEADER) -> str:
+    path.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    return write_rows(tmp_path / "lichess_db_puzzle.csv")
+
+
+def test_metrics_by_hand(file: str) -> None:
+    model = Scripted(PLAYED)
+    result = PuzzlesSuite(100, 0, file).run(model)
+    found = {name: (value.value, value.n) for name, value in result.metrics().items()}
+    expected = {
+        "invalid": (1 / 6, 6),  # 0008Q
+        "legal": (4 / 6, 6),  # without 0008Q and 000Sa
+        "first_move": (3 / 6, 6),  # 00008, 0000D and the mate
+        "first_move/below_1000": (1, 1),
+        "first_move/1000_to_1499": (0 / 3, 3),
+        "first_move/1500_to_1999": (1, 1),
+        "first_move/2000_on": (1, 1),
+        "first_move/short": (2 / 5, 5),
+        "first_move/advantage": (1 / 4, 4),
+        "first_move/endgame": (1 / 3, 3),
+        "first_move/middlegame": (1 / 2, 2),
+        "first_move/crushing": (1, 1),
+        "first_move/hangingPiece": (1, 1),
+        "first_move/long": (1, 1),
+        "first_move/mate": (1, 1),
+        "first_move/mateIn1": (1, 1),
+        "first_move/rookEndgame": (0, 1),
+        "whole_line": (2 / 6, 6),  # 00008 and the mate
+        "whole_line/below_1000": (1, 1),
+        "whole_line/1000_to_1499": (0, 3),
+        "whole_line/1500_to_1999": (0, 1),  # 0000D, wrong at the second move
+        "whole_line/2000_on": (1, 1),
+    }
+    assert {name: found[name] for name in expected} == expected
+    assert [name for name in found if name.startswith("first_move")] == [
+        name for name in expected if name.startswith("first_move")
+    ], "bands by rating, then themes by how common they are, then by name"
+    assert [len(call) for call in model.calls] == [6, 2, 1], "one call a move for all that go on"
+    assert result.notes["malformed"] == {}
+
+
+def test_a_compressed_file_is_the_same(file: str, tmp_path: Path) -> None:
+    packed = tmp_path / "lichess_db_puzzle.csv.zst"
+    text = Path(file).read_bytes()
+    with pyarrow.output_stream(str(packed), compression="zstd") as stream:
+        stream.write(text[: len(text) // 2])
+    second = tmp_path / "second.zst"
+    with pyarrow.output_stream(str(second), compression="zstd") as stream:
+        stream.write(text[len(text) // 2 :])
+    packed.write_bytes(packed.read_bytes() + second.read_bytes())  # two frames, as pzstd writes
+    assert read_puzzles(str(packed), 100, 0) == read_puzzles(file, 100, 0)
+    assert len(read_puzzles(file, 100, 0)[0]) == 6
+
+
+def test_a_sample_follows_from_the_ids_and_the_seed(file: str, tmp_path: Path) -> None:
+    def drawn(path: str, rows: int, seed: int) -> list[str]:
+        return list(PuzzlesSuite(rows, seed, path).positions())
+
+    three = drawn(file, 3, 0)
+    assert len(three) == 3 and drawn(file, 5, 0)[:3] == three
+    assert drawn(write_rows(tmp_path / "other.csv", ROWS[::-1]), 3, 0) == three
+    assert len({tuple(drawn(file, 3, seed)) for seed in range(5)}) > 1
+
+
+def test_malformed_rows_are_counted_and_left_out(tmp_path: Path) -> None:
+    mate = ROWS[-1]
+    rows = [
+        mate,
+        mate,
+        mate.replace("twice", "a").replace("h8g8 a1a8", "h8g8"),
+        mate.replace("twice", "b").replace("a1a8", "a1b8"),
+        mate.replace("twice", "c").replace("a1a8", "0000"),
+        mate.replace("twice", "d").replace("600", "6e2"),
+        mate.replace("twice", "e").replace("7k/", "7q/"),
+        mate.replace("twice", "f").replace("h8g8 a1a8", ""),
+        "g,short",
+    ]
+    puzzles, malformed = read_puzzles(write_rows(tmp_path / "rows.csv", rows), 100, 0)
+    assert [puzzle.name for puzzle in puzzles] == ["twice"]
+    assert malformed == {
+        "the id stands twice": 1,
+        "the moves are not the opponent's and the solver's in turn": 1,
+        "a move is not legal": 2,
+        "the rating is no whole number": 1,
+        "the FEN is no legal position": 1,
+        "a column is empty": 2,
+    }
+    assert common_themes(puzzles) == ["mate", "mateIn1", "short"]
+
+
+def test_without_a_readable_file_the_suite_is_left_out(tmp_path: Path) -> None:
+    headless = write_rows(tmp_path / "headless.csv", ROWS[1:], ROWS[0])
+    empty = write_rows(tmp_path / "empty.csv", [])
+    torn = tmp_path / "torn.csv.zst"
+    torn.write_bytes(b"no frame at all")
+    latin = tmp_path / "latin.csv"
+    latin.write_bytes(HEADER.encode() + b"\n\xe9\xe8\n")
+    for path, reason in (
+        (None, "no puzzles are packaged"),
+        (headless, "no column PuzzleId, FEN, Moves, Rating, Themes"),
+        (empty, "holds no puzzle"),
+        (str(torn), "cannot be read"),
+        (str(latin), "cannot be read"),
+    ):
+        arguments = SuiteArguments(suites=["puzzles"], puzzles_file=path)
+        suites, left_out = open_suites(arguments, EngineArguments())
+        assert not suites and reason in left_out["puzzles"]
+        assert "give lichess_db_puzzle.csv" in left_out["puzzles"]
+    with pytest.raises(SuiteUnavailableError, match="cannot be read"):
+        PuzzlesSuite(1, 0, str(tmp_path / "nothing.csv"))
+    with pytest.raises(ConfigurationError, match="puzzles_file: no file"):
+        SuiteArguments(puzzles_file=str(tmp_path / "nothing.csv"))
+
+
+def test_the_oracle_solves_all_lines(file: str, stockfish: str) -> None:
+    """The moves of Lichess's puzzles are the only good ones, so a moderate depth finds them."""
+    with shallow(stockfish, 8) as labeller:
+        found = PuzzlesSuite(100, 0, file).run(oracle(labeller)).metrics()
+    assert found["whole_line"].value == found["first_move"].value == found["legal"].value == 1
+
+
+def test_chance_is_the_share_of_moves_that_are_accepted(file: str) -> None:
+    suite = PuzzlesSuite(100, 0, file)
+    accepted = dict.fromkeys(suite.positions(), 1) | {"twice": 2}
+    chances = [
+        accepted[name] / chess.Board(fen).legal_moves.count()
+        for name, fen in suite.positions().items()
+    ]
+    movers = 200
+    found = [suite.run(RandomMover(seed)).metrics()["first_move"].value for seed in range(movers)]
+    variance = sum(p * (1 - p) for p in chances) / len(chances) ** 2 / movers
+    expected = sum(chances) / len(chances)
+    assert abs(sum(found) / movers - expected) < 4 * variance**0.5
+
+
+def test_puzzles_can_be_left_out(file: str) -> None:
+    suite = PuzzlesSuite(100, 0, file)
+    suite.leave_out([name for name in suite.positions() if name != "twice"])
+    result = suite.run(Scripted(PLAYED))
+    assert result.n == 1 and result.metrics()["whole_line"].value == 1
+
+
+def test_a_batch_of_one_and_of_many_give_the_same_answers(file: str) -> None:
+    model = loading.load_model(loading.PACKAGED_MODEL).eval()
+    tokenizer = loading.load_tokenizer(loading.PACKAGED_MODEL)
+    prompts = [write_policy_prompt(PolicyPrompt(fen)) for fen in PLAYED]
+    found = []
+    for size in (1, 64):
+        answerer = LanguageModel("nano", model, tokenizer, batch_size=size, max_new_tokens=70)
+        result = PuzzlesSuite(6, 0, file).run(answerer)
+        found.append((answerer.answers(prompts), result.metrics()))
+    assert found[0] == found[1]
+    assert len(set(found[0][0])) > 1, "answers that could differ"

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerBase,
+)
+
+from rookworld_rlvr.data.loading import LoadedData
+from rookworld_rlvr.models import loading
+from rookworld_rlvr.models.decoding import left_pad
+from rookworld_rlvr.models.gpt2 import fuse_gelu, number_positions_from_mask, position_ids_from_mask
+
+
+class TestPackagedModel:
+    def test_it_is_small_and_has_a_card(self) -> None:
+        folder = Path(loading.resolve_model_path("rookworld-nano"))
+        files = [path for path in folder.parent.rglob("*") if path.is_file()]
+        assert sum(path.stat().st_size for path in files) <= 12_000_000
+        assert not [path for path in files if path.suffix in (".bin", ".pt", ".pkl")]
+        card = (folder / "README.md").read_text()
+        for word in ("seed", "sft_nano.yaml", "planted", "environment/exact", "minutes"):
+            assert word in card
+
+    def test_it_is_a_gpt2_of_a_million_parameters_without_dropout(self) -> None:
+        model = AutoModelForCausalLM.from_pretrained(loading.resolve_model_path("rookworld-nano"))
+        assert model.config.model_type == "gpt2"
+        assert 0.8e6 < model.num_parameters() < 1.2e6
+        assert model.config.resid_pdrop == model.config.attn_pdrop == 0.0
+
+    def test_other_names_pass(self) -> None:
+        assert loading.resolve_model_path("jrahn/RookWorld-LM-124M") == "jrahn/RookWorld-LM-124M"
+
+    @pytest.mark.parametrize("made", [False, True], ids=["no folder", "a run that was cut short"])
+    def test_a_run_that_is_not_there_names_the_recipe_that_makes_it(
+        self, made: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        if made:
+            (tmp_path / "runs" / "sft_fill_in").mkdir(parents=True)
+        (fault,) = loading.check_model_name("runs/sft_fill_in")
+        assert fault == (
+            "model_name_or_path: no model in 'runs/sft_fill_in'; a recipe of that name makes it: "
+            "accelerate launch recipes/sft.py --config recipes/sft_fill_in.yaml"
+        )
+        assert loading.check_model_name("jrahn/grpo_model") == []
+
+    def test_a_run_that_no_recipe_makes_names_none(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (fault,) = loading.check_model_name("runs/grpo_judge_only")
+        assert fault == "model_name_or_path: no model in 'runs/grpo_judge_only'"
+
+
+class TestTokenizer:
+    @settings(max_examples=50)
+    @given(text=st.text(max_size=60))
+    def test_every_text_survives(self, text: str) -> None:
+        tokenizer = loading.load_tokenizer("rookworld-nano")
+        ids = tokenizer(text)["input_ids"]
+        assert tokenizer.decode(ids) == text or tokenizer.eos_token_id in ids
+
+    def test_prompts_are_prefixes_of_their_rows(
+        self, tokenizer: PreTrainedTokenizerBase, packaged: LoadedData
+    ) -> None:
+        for row in packaged.heldout:
+            prompt = tokenizer(row["prompt"])["input_ids"]
+            whole = tokenizer(row["prompt"] + row["completion"])["input_ids"]
+            assert whole[: len(prompt)] == prompt
+
+    def test_rows_are_short(self, tokenizer: PreTrainedTokenizerBase, packaged: LoadedData) -> None:
+        lengths = [
+            len(tokenizer(row["prompt"] + row["completion"])["input_ids"])
+            for row in packaged.heldout
+        ]
+        assert max(lengths) <= 96, "well inside the model's 256 positions"
+
+
+def test_position_ids_do_not_count_padding() -> None:
+    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]])
+    assert position_ids_from_mask(mask).tolist() == [[0, 0, 0, 1], [0, 1, 2, 2]]
+
+
+def test_left_pad_keeps_a_real_pad_token() -> None:
+    batch = left_pad([[7, 0], [0]], pad_token_id=0)
+    assert batch["input_ids"].tolist() == [[7, 0], [0, 0]]
+    assert batch["attention_mask"].tolist() == [[1, 1], [0, 1]]
+
+
+def test_loading_switches_dropout_off(tmp_path: Path, random_gpt2: torch.nn.Module) -> None:
+    random_gpt2.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["attn_pdrop"] == 0.1
+    model = loading.load_model(str(tmp_path)).train()
+    ids = torch.arange(300, 320).unsqueeze(0)
+    assert torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+class TestGelu:
+    """RookWorld-LM's checkpoints say `gelu_new`."""
+
+    IDS = torch.arange(1, 61).view(2, 30)
+
+    def test_loading_changes_the_kernel_and_not_the_answers(
+        self, tmp_path: Path, random_gpt2: torch.nn.Module
+    ) -> None:
+        random_gpt2.save_pretrained(tmp_path / "start")
+        plain = AutoModelForCausalLM.from_pretrained(tmp_path / "start").eval()
+        fused = loading.load_model(str(tmp_path / "start")).eval()
+        assert plain.config.activation_function == "gelu_new"
+        assert saved_by(fused, self.IDS) < 0.8 * saved_by(plain, self.IDS)
+        torch.testing.assert_close(
+            fused(self.IDS).logits, plain(self.IDS).logits, atol=1e-5, rtol=0
+        )
+
+    def test_what_is_saved_has_it_too(self, tmp_path: Path, random_gpt2: torch.nn.Module) -> None:
+        random_gpt2.save_pretrained(tmp_path / "start")
+        fused = loading.load_model(str(tmp_path / "start"))
+        fused.save_pretrained(tmp_path / "end")
+        again = AutoModelForCausalLM.from_pretrained(tmp_path / "end")
+        assert saved_by(again, self.IDS) == saved_by(fused, self.IDS)
+
+    def test_another_activation_stays(self, random_gpt2: torch.nn.Module) -> None:
+        config = GPT2Config(**{**random_gpt2.config.to_dict(), "activation_function": "relu"})
+        other = GPT2LMHeadModel(config)
+        fuse_gelu(other)
+        assert other.config.activation_function == "relu"
+        assert isinstance(other.transformer.h[0].mlp.act, torch.nn.ReLU)
+
+
+def saved_by(model: torch.nn.Module, ids: torch.Tensor) -> int:
+    """Numbers that a forward keeps for the backward pass, each tensor counted once."""
+    kept: dict[int, torch.Tensor] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(ids)
+    return sum(tensor.numel() for tensor in kept.values())
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_generation_is_unchanged_by_the_hook(
+    cached: bool, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    batch = left_pad([tokenizer("A: 8/8")["input_ids"], tokenizer("P: ")["input_ids"]], 0)
+    model = loading.load_model("rookworld-nano")
+    options = {"max_new_tokens": 12, "do_sample": False, "use_cache": cached, "pad_token_id": 0}
+    plain = model.generate(**batch, **options)
+    number_positions_from_mask(model)
+    assert torch.equal(model.generate(**batch, **options), plain)

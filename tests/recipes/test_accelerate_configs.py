@@ -1,0 +1,107 @@
+"""Every file of accelerate_configs/ by accelerate's own loader, and cpu.yaml by its launcher."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils import DistributedType
+
+from ..conftest import REPOSITORY, launch
+
+CONFIGS = REPOSITORY / "accelerate_configs"
+ALL = sorted(CONFIGS.rglob("*.yaml"))
+DISTRIBUTED_TYPES = {
+    "cpu": DistributedType.MULTI_GPU,  # see its comment
+    "single_gpu": DistributedType.NO,
+    "multi_gpu": DistributedType.MULTI_GPU,
+    "fsdp2": DistributedType.FSDP,
+    "deepspeed_zero2": DistributedType.DEEPSPEED,
+    "multi_node": DistributedType.MULTI_GPU,
+}
+ALL_REDUCE = """
+import torch
+from accelerate import PartialState
+
+state = PartialState(cpu=True)
+total = torch.ones(1) * (state.process_index + 1)
+torch.distributed.all_reduce(total)
+backend = torch.distributed.get_backend()
+print(f"rank {state.process_index} of {state.num_processes}: {backend}, {int(total)}\\n", end="")
+state.destroy_process_group()
+"""
+
+each_config = pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
+
+
+def load(path: Path) -> ClusterConfig:
+    return load_config_from_file(str(path))
+
+
+def test_the_set_of_configs() -> None:
+    assert {path.stem for path in ALL} == set(DISTRIBUTED_TYPES)
+
+
+@each_config
+def test_accelerate_loads_it(path: Path) -> None:
+    config = load(path)  # raises on an unknown key
+    assert config.distributed_type == DISTRIBUTED_TYPES[path.stem]
+    assert config.num_processes % config.num_machines == 0
+    assert config.use_cpu == (path.stem == "cpu")
+
+
+@each_config
+def test_its_precision(path: Path) -> None:
+    assert load(path).mixed_precision == ("no" if path.stem == "cpu" else "bf16")
+
+
+@each_config
+def test_it_opens_with_its_launch_command(path: Path) -> None:
+    comment = re.match(r"(#.*\n)+", path.read_text())
+    assert comment is not None
+    commands = re.findall(r"^#   (accelerate launch .*)$", comment[0], re.M)
+    assert commands
+    assert "# Change: " in comment[0]
+    for command in commands:
+        assert f"--config_file accelerate_configs/{path.name}" in command
+        for word in command.split():
+            if "/" in word:
+                assert (REPOSITORY / word).is_file(), word
+
+
+@each_config
+def test_accelerate_takes_its_launch_command(path: Path) -> None:
+    command = re.search(r"accelerate launch (.*)", path.read_text())
+    assert command is not None
+    words = [str(REPOSITORY / word) if "/" in word else word for word in command[1].split()]
+    args, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
+    assert args.training_script == str(REPOSITORY / "recipes" / "grpo.py")
+    assert args.num_processes == load(path).num_processes
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("fsdp2", "fsdp_config"), ("deepspeed_zero2", "deepspeed_config")]
+)
+def test_the_keys_of_a_plugin_are_options_of_the_launcher(name: str, key: str) -> None:
+    """The loader takes any key there; the launcher would carry a misspelt one along unseen."""
+    known = vars(launch_command_parser().parse_args(["script.py"]))
+    plugin = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())[key]
+    assert plugin.keys() <= known.keys()
+
+
+def test_fsdp2_and_zero2_are_what_their_names_say() -> None:
+    assert load(CONFIGS / "fsdp2.yaml").fsdp_config["fsdp_version"] == 2
+    assert load(CONFIGS / "deepspeed_zero2.yaml").deepspeed_config["zero_stage"] == 2
+
+
+def test_cpu_starts_as_many_gloo_processes_as_it_is_told(tmp_path: Path) -> None:
+    script = tmp_path / "all_reduce.py"
+    script.write_text(ALL_REDUCE)
+    done = launch(str(script))
+    assert done.returncode == 0, done.stderr[-3000:]
+    ranks = sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
+    assert ranks == ["rank 0 of 2: gloo, 3", "rank 1 of 2: gloo, 3"]

@@ -1,0 +1,248 @@
+"""Every shipped recipe is parsed and run small, as a user would: by its script, in a new process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.data.synthesis import opening_positions
+
+from ..conftest import REPOSITORY, launch, recipe
+
+RECIPES = REPOSITORY / "recipes"
+GRPO = sorted(RECIPES.glob("grpo_*.yaml"))
+GRPO.remove(RECIPES / "grpo_judge.yaml")  # needs a judge: see test_judge.py
+SMALL = """
+    --model_name_or_path rookworld-nano --dataset_name rookworld-nano-openings
+    --synthetic_rows 100 --heldout_rows 6 --max_steps 2
+    --per_device_train_batch_size 16 --gradient_accumulation_steps 1
+    --num_generations 8 --max_completion_length 16 --eval_steps 1 --save_steps 1 --logging_steps 1
+    --dtype float32 --bf16 false --use_cpu --report_to none --dataloader_pin_memory false
+""".split()
+
+
+def run(script: str, *argv: str, cwd: Path) -> str:
+    """Run a recipe script and return what it printed, both streams."""
+    done = subprocess.run(
+        [sys.executable, str(RECIPES / script), *argv],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout + done.stderr
+
+
+def test_the_set_of_recipes() -> None:
+    names = {path.stem for path in RECIPES.glob("*.yaml")}
+    assert names == {
+        "grpo_nano",
+        "grpo_environment",
+        "grpo_fill_in",
+        "grpo_learning",
+        "grpo_policy",
+        "grpo_mixed",
+        "grpo_lora",
+        "grpo_judge",
+        "judge_nano",
+        "grpo_three_tasks",
+        "prepare_fill_in",
+        "prepare_nano",
+        "prepare_evaluation",
+        "prepare_policy",
+        "sft_fill_in",
+        "sft_nano",
+        "sweep_environment",
+        "sweep_nano",
+    }
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_recipe_opens_with_its_launch_command(path: Path) -> None:
+    head = path.read_text().split("\n\n")[0]
+    command = re.search(r"accelerate launch (.*)|python (recipes/sweep\.py .*)", head)
+    assert command is not None
+    line = command[1] or command[2]
+    for word in line.split():
+        if "/" in word:
+            assert (REPOSITORY / word).exists(), word
+    assert f"{path.name}" in line or path.stem == "grpo_nano"
+
+
+@pytest.mark.parametrize("path", GRPO, ids=lambda path: path.stem)
+def test_a_grpo_recipe_runs_small(path: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    tasks = yaml.safe_load(path.read_text()).get("tasks", ["environment", "policy"])
+    small = [*SMALL, "--output_dir", str(out)]
+    if "fill_in" in tasks:
+        small += ["--synthetic_fill_in_rows", "200"]
+    printed = run("grpo.py", "--config", str(path), *small, cwd=tmp_path)
+    for task in tasks:
+        assert re.search(rf"{task}/format +6 .*\[", printed), "a row of the table"
+    results = json.loads((out / "results.json").read_text())
+    assert results["steps"] == 2
+    assert max(results["preflight"].values()) <= 1e-4
+    assert (out / "checkpoint-2").is_dir()
+    assert yaml.safe_load((out / "resolved_config.yaml").read_text())["max_steps"] == 2
+    model = AutoModelForCausalLM.from_pretrained(out)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    logits = model(**tokenizer("P: 8/8/8/8/8/4k3/8/4K3 w - - 0 1", return_tensors="pt")).logits
+    assert torch.isfinite(logits).all()
+
+
+def test_sft_makes_a_model_from_scratch(tmp_path: Path) -> None:
+    run(
+        "sft.py",
+        *"--synthetic_rows 300 --max_rows 300 --heldout_rows 5 --max_steps 3".split(),
+        *"--use_cpu --output_dir out --per_device_train_batch_size 8 --warmup_steps 0".split(),
+        cwd=tmp_path,
+    )
+    assert list((tmp_path / "out" / "wandb").glob("offline-run-*")), "no key, so offline"
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "synthetic_rows: 300" in card
+    assert "policy/best_move" in card
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.config.n_layer == 4
+    row = "A: 8/8/8/8/8/4k3/8/4K3 w - - 0 1+e1d1+e1d1+8/8/8/8/8/4k3/8/3K4 b - - 1 1+0.5+1+0"
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer.decode(tokenizer(row)["input_ids"]) == row
+
+
+def test_sft_adds_a_task_to_the_packaged_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = "--synthetic_rows 20 --synthetic_fill_in_rows 60 --max_rows 200 --heldout_rows 5"
+    words += " --max_steps 2 --use_cpu --report_to none --per_device_train_batch_size 8"
+    config = str(RECIPES / "sft_fill_in.yaml")
+    recipe("sft").main(["--config", config, *words.split(), "--output_dir", "out"])
+    printed = capsys.readouterr().out
+    for task in ("environment", "policy", "fill_in"):
+        assert re.search(rf"`{task}/format` \| [1-5] \|", printed), task
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "fills in what is hidden of a record (`F:` prompts)" in card
+    assert "fine-tuned\n(rookworld-nano)" in card
+
+
+@pytest.mark.parametrize("name", ["grpo_fill_in", "grpo_three_tasks"])
+def test_a_recipe_names_the_one_that_makes_its_model(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RookWorldError, match=r"recipes/sft\.py --config recipes/sft_fill_in\.yaml"):
+        recipe("grpo").main(["--config", str(RECIPES / f"{name}.yaml")])
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+def test_a_dry_run_loads_no_model_and_leaves_nothing(tmp_path: Path) -> None:
+    printed = run("grpo.py", "--dry_run", cwd=tmp_path)
+    assert "max_steps: " in printed
+    assert re.search(r"train/held-out overlap +0 positions", printed)
+    assert len(re.findall(r"^environment row \d", printed, re.M)) == 3
+    assert len(re.findall(r"^policy row \d", printed, re.M)) == 3
+    scores = re.findall(r"environment_exact (\d\.\d+)", printed)
+    assert scores == ["1.000", "0.000"] * 3, "reference and broken variant"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wandb_runs_offline_without_a_key_and_a_resumed_run_goes_on(tmp_path: Path) -> None:
+    small = [*SMALL, "--output_dir", "run"]
+    small[small.index("--report_to") + 1] = "wandb"
+    printed = run("grpo.py", *small, cwd=tmp_path)
+    assert "W&B runs offline; its files are in run/wandb" in printed
+    first = (tmp_path / "run" / "wandb_run_id.txt").read_text()
+    small[small.index("--max_steps") + 1] = "3"
+    run("grpo.py", *small, "--resume_from_checkpoint", "true", cwd=tmp_path)
+    assert (tmp_path / "run" / "wandb_run_id.txt").read_text() == first
+    folders = [path.name for path in (tmp_path / "run" / "wandb").glob("offline-run-*")]
+    assert len(folders) == 2
+    assert all(name.endswith(first) for name in folders)
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["steps"] == 3
+    assert not (tmp_path / "run.1").exists(), "a resumed run stays where it is"
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("--max_completion_length", "250"), "256 positions"),
+        (("--labels", "engine", "--engine_path", "/nowhere/fish"), "no program '/nowhere/fish'"),
+    ],
+)
+def test_bad_input_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RookWorldError, match=words):
+        recipe("grpo").main([*SMALL, *argv])
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (("--resume_from_checkpoint", "missing"), "no checkpoint in 'missing'"),
+        # In a process of their own: whether the Hub may be asked is read when it is imported.
+        (("--model_name_or_path", "nobody/nothing"), "cannot load the tokenizer 'nobody/nothing'"),
+        (("--dataset_name", "nobody/nothing"), "cannot load the data set 'nobody/nothing'"),
+    ],
+)
+def test_bad_input_gives_one_message_and_exit_code_2(
+    tmp_path: Path, argv: tuple[str, ...], words: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, str(RECIPES / "grpo.py"), *SMALL, *argv],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+
+
+@pytest.mark.usefixtures("stockfish")
+def test_rows_without_values_are_valued_as_the_training_goes(tmp_path: Path) -> None:
+    fens = list(dict.fromkeys(islice(opening_positions(3, 6), 200)))
+    lines = [f"P: {fen} M: a2a3 E: 0.0 B: a2a3" for fen in fens]
+    (tmp_path / "rows.txt").write_text("\n".join(lines) + "\n")
+    options = "--dataset_name rows.txt --tasks policy --labels stored_or_engine --engine_depth 2"
+    options += " --metric_for_best_model policy/format --synthetic_rows 0 --environment_share 0"
+    options += " --max_steps 1 --output_dir run --engine_cache values.sqlite"
+    rewards = json.dumps([{"name": "weighted_policy"}, {"name": "policy_format", "weight": 0.1}])
+    printed = run("grpo.py", *SMALL, *options.split(), "--rewards", rewards, cwd=tmp_path)
+    assert "labels: stored_or_engine, Stockfish" in printed
+    state = json.loads((tmp_path / "run" / "checkpoint-1" / "trainer_state.json").read_text())
+    (logged,) = [entry for entry in state["log_history"] if "reward" in entry]
+    assert logged["rewards/weighted_policy/without_truth"] == 0
+    assert logged["engine/given_up"] == 0
+    with sqlite3.connect(tmp_path / "values.sqlite") as cache:
+        (kept,) = cache.execute("SELECT COUNT(*) FROM action_values").fetchone()
+    assert 6 < kept <= 8, "six held-out positions, and the two prompts of the step"
+
+
+def test_two_processes_log_once(tmp_path: Path) -> None:
+    script = str(RECIPES / "grpo.py")
+    done = launch(script, *SMALL, "--max_steps", "3", "--output_dir", "run", cwd=tmp_path)
+    printed = done.stdout + done.stderr
+    assert done.returncode == 0, printed[-3000:]
+    assert printed.count("95% interval before, after") == 1
+    assert printed.count("preflight: gap to each row alone") == 1
+    state = json.loads((tmp_path / "run" / "checkpoint-3" / "trainer_state.json").read_text())
+    steps = [entry["step"] for entry in state["log_history"] if "reward" in entry]
+    assert steps == [1, 2, 3]

@@ -1,0 +1,113 @@
+"""The workspace, laid out by wandb-workspaces itself, written where W&B cannot be reached."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from wandb_workspaces.workspaces import Workspace
+from wandb_workspaces.workspaces.internal import View, WorkspaceViewspec
+
+from rookworld_rlvr.training.glossary import GLOSSARY, SECTIONS
+
+from ..recipes.test_recipes import RECIPES
+
+
+def lay_out(folder: Path, *argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(RECIPES / "wandb_workspace.py"), *argv],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=folder,
+        env={**os.environ, "HOME": str(folder), "OMP_NUM_THREADS": "1", **variables},
+    )
+
+
+@pytest.fixture(scope="module")
+def layout(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the recipe writes without a key."""
+    folder = tmp_path_factory.mktemp("workspace")
+    done = lay_out(folder, "--project", "chess", "--entity", "me", WANDB_API_KEY="")
+    assert done.returncode == 0, done.stderr
+    assert "no W&B key; the layout is in runs/workspace.json" in done.stdout
+    content: dict[str, Any] = json.loads((folder / "runs" / "workspace.json").read_text())
+    return content
+
+
+def sections(layout: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = layout["spec"]["section"]["panelBankConfig"]["sections"]
+    return found
+
+
+def test_the_library_reads_the_file_back(layout: dict[str, Any]) -> None:
+    assert (layout["project"], layout["entity"]) == ("chess", "me")
+    spec = WorkspaceViewspec.model_validate(layout["spec"])
+    view = View(entity="me", project="chess", display_name="x", name="", id="", spec=spec)
+    workspace = Workspace._from_model(view)
+    assert [section.name for section in workspace.sections] == list(SECTIONS.values())
+
+
+def test_health_and_held_out_come_first_and_are_open(layout: dict[str, Any]) -> None:
+    assert [s["name"].split(":")[0] for s in sections(layout)[:2]] == ["Health", "Held-out"]
+    assert [s["isOpen"] for s in sections(layout)] == [True, True] + 5 * [False]
+
+
+def test_every_panel_has_a_title_and_documented_keys_of_its_section(
+    layout: dict[str, Any],
+) -> None:
+    known = {metric.key for metric in GLOSSARY}
+    for section, name in zip(sections(layout), SECTIONS, strict=True):
+        for panel in section["panels"]:
+            config = panel["config"]
+            if panel["viewType"] == "Run History Line Plot":
+                assert config["chartTitle"] and config["xAxis"] == "train/global_step"
+                assert set(config["metrics"]) <= known
+                assert bool(config["metrics"]) != bool(config.get("metricRegex")), name
+
+
+def test_the_glossary_stands_in_each_section(layout: dict[str, Any]) -> None:
+    text = json.dumps(layout)
+    for metric in GLOSSARY:
+        assert json.dumps(f"`{metric.key}`: {metric.meaning}")[1:-1] in text
+
+
+def test_patterns_find_the_rewards_of_any_recipe(layout: dict[str, Any]) -> None:
+    panels = [panel["config"] for section in sections(layout) for panel in section["panels"]]
+    regexes = {c["chartTitle"]: c["metricRegex"] for c in panels if c.get("metricRegex")}
+    assert re.search(regexes["Each reward"], "reward/environment_exact/mean")
+    assert not re.search(regexes["Each reward"], "reward/environment_exact/std")
+    assert re.search(regexes["Reward by task"], "reward/policy")
+    assert not re.search(regexes["Reward by task"], "reward/mean")
+
+
+def test_tables_of_completions_have_their_panels(layout: dict[str, Any]) -> None:
+    tables = json.dumps([section["panels"] for section in sections(layout)])
+    assert '"boards"' in tables and '"completions"' in tables
+
+
+def test_without_a_network_the_layout_is_kept_too(tmp_path: Path) -> None:
+    done = lay_out(
+        tmp_path,
+        "--entity=me",
+        "--output_file=here/layout.json",
+        WANDB_API_KEY="k" * 40,
+        WANDB_BASE_URL="http://127.0.0.1:9",  # the port of the protocol "discard"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "W&B did not take it" in done.stdout
+    assert json.loads((tmp_path / "here" / "layout.json").read_text())["entity"] == "me"
+
+
+def test_without_the_library_one_message_and_exit_code_2(tmp_path: Path) -> None:
+    (tmp_path / "wandb_workspaces.py").write_text("raise ImportError('not here')\n")
+    done = lay_out(tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 2
+    assert "wandb-workspaces is not installed; pip install" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,147 @@
+"""What is reported of a judge: golden numbers by hand, and the recipe run small."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
+from rookworld_rlvr.data.judge_pairs import JudgeDataArguments, Pair, PairShares, make_pairs
+from rookworld_rlvr.data.loading import LoadedData
+from rookworld_rlvr.reports.judge import (
+    calibration,
+    judge_report,
+    kendall_tau,
+    pair_accuracy,
+    report_text,
+)
+from rookworld_rlvr.rewards.judge import Judge, check_pair_lengths, load_judge
+from rookworld_rlvr.rewards.judge_spec import JudgeSpec
+
+from ..conftest import recipe, tiny_judge
+
+
+def test_kendall_s_tau_by_hand() -> None:
+    # Ten pairs of places, of which (1, 2) and (4, 5) are the other way round: (8 - 2) / 10.
+    assert kendall_tau([1, 2, 3, 4, 5], [2, 1, 3, 5, 4]) == pytest.approx(0.6)
+    assert kendall_tau([1, 2, 3], [9, 5, 1]) == -1
+    # Of six pairs of places five are untied in the first list; in the second, three and four are.
+    assert kendall_tau([1, 2, 2, 3], [0, 1, 1, 1]) == pytest.approx(3 / math.sqrt(5 * 3))
+    assert kendall_tau([1, 2, 2, 3], [0, 0, 1, 1]) == pytest.approx(3 / math.sqrt(5 * 4))
+    assert kendall_tau([1, 1, 1], [1, 2, 3]) is None
+    assert kendall_tau([], []) is None
+
+
+def test_accuracy_counts_kinds_and_no_ties() -> None:
+    pairs = [Pair(kind, "", "", "") for kind in ("piece", "piece", "flags", "flags")]
+    found = pair_accuracy(pairs, [1.0, -1.0, 0.0, 2.0])
+    assert (found["accuracy"], found["n"], found["ties"]) == (0.5, 4, 1)
+    assert found["by_kind"]["flags"]["accuracy"] == 0.5
+    # Wilson's interval of 2 in 4.
+    assert (found["low"], found["high"]) == pytest.approx((0.1500, 0.8500), abs=1e-4)
+
+
+def test_calibration_by_hand() -> None:
+    surer, sure = math.log(0.92 / 0.08), math.log(0.73 / 0.27)  # whose sigmoids are 0.92 and 0.73
+    found = calibration([0.0, sure, -sure, surer])
+    table = [(round(row["low"], 2), row["n"], row["right"]) for row in found["bins"]]
+    assert table == [(0.5, 1, 0.0), (0.7, 2, 0.5), (0.9, 1, 1.0)], "who prefers nobody is not right"
+    assert found["expected_calibration_error"] == pytest.approx((0.5 + 2 * 0.23 + 0.08) / 4)
+
+
+def test_a_report_of_an_untrained_judge(
+    packaged: LoadedData, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    pairs = make_pairs(packaged.heldout, 30, PairShares(), 0.1, seed=0)
+    args = JudgeDataArguments(ranked_prompts=3, ranked_completions=3, ranked_temperature=1.5)
+    report = judge_report(Judge(tiny_judge(tokenizer), tokenizer), pairs, packaged.heldout, args)
+    ranked = report["ranking"]["by_task"]
+    assert set(ranked) == {"environment", "policy"}
+    assert all(item["n"] + item["without_variance"] == 3 for item in ranked.values())
+    assert -1 <= ranked["policy"]["low"] <= ranked["policy"]["tau"] <= ranked["policy"]["high"] <= 1
+    text = report_text(report)
+    assert "| all | 30 |" in text and "| policy |" in text and "Kendall" in text
+    assert report["pairs"]["too_long"] == 0 and "Left out" not in text
+
+
+def test_pairs_that_are_too_long_for_the_judge_are_left_out_of_the_report(
+    packaged: LoadedData, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    pairs = make_pairs(packaged.heldout, 30, PairShares(), 0.1, seed=0)
+    args = JudgeDataArguments(ranked_prompts=0)
+    lengths = sorted(
+        max(
+            len(tokenizer(pair.prompt + text)["input_ids"]) for text in (pair.chosen, pair.rejected)
+        )
+        for pair in pairs
+    )
+    limit = lengths[19] + 1  # the end token
+    kept = sum(length < limit for length in lengths)
+    some = Judge(tiny_judge(tokenizer, n_positions=limit), tokenizer)
+    report = judge_report(some, pairs, packaged.heldout, args)
+    assert report["pairs"]["n"] == kept < 30 and report["pairs"]["too_long"] == 30 - kept
+    assert sum(item["n"] for item in report["pairs"]["by_kind"].values()) == kept
+    text = report_text(report)
+    assert f"| all | {kept} |" in text and f"positions: {30 - kept} pairs." in text
+    none = Judge(tiny_judge(tokenizer, n_positions=lengths[0]), tokenizer)
+    with pytest.raises(RookWorldError, match=f"all 30 held-out pairs .* the {lengths[0]} tokens"):
+        judge_report(none, pairs, packaged.heldout, args)
+
+
+SMALL = """
+    --synthetic_rows 300 --max_rows 600 --heldout_rows 20 --train_pairs 80 --heldout_pairs 20
+    --ranked_prompts 2 --ranked_completions 2 --max_steps 2 --per_device_train_batch_size 8
+    --logging_steps 1 --use_cpu --report_to none --output_dir judge
+""".split()
+
+
+def test_the_recipe_trains_a_judge_that_a_reward_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe("train_judge").main(SMALL)
+    report = json.loads(Path("judge/judge_report.json").read_text())
+    assert report["pairs"]["n"] == 20
+    assert "| all | 20 |" in capsys.readouterr().out
+    card = Path("judge/README.md").read_text()
+    assert "train_pairs: 80" in card and "| all | 20 |" in card and "trl 1.16" in card
+    judge = load_judge(JudgeSpec("judge", "judge"))
+    (score,) = judge.scores(["A: "], ["text"])
+    assert score is not None and math.isfinite(score)
+
+
+def test_faults_of_the_recipe_are_found_together() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        recipe("train_judge").main(
+            [
+                *("--environment_share", "0.5", "--use_peft", "true", "--tasks", "environment"),
+                *("--generator", "nobody", "--train_pair", "3"),
+            ]
+        )
+    for words in (
+        "environment_share: pairs are mixed by pair_shares",
+        "use_peft: a judge's new score head",
+        "of the task 'policy', which `tasks` leaves out",
+        "generator: 'nobody' is neither packaged",
+        "train_pair",
+    ):
+        assert words in str(caught.value)
+
+
+def test_pairs_that_are_too_long_for_the_model_are_refused(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    pairs: Any = {"chosen_ids": [[1] * 40, [1] * 60], "rejected_ids": [[1], [1]]}
+    with pytest.raises(RookWorldError, match=r"takes 60 tokens .* give max_length: 50"):
+        check_pair_lengths(tiny_judge(tokenizer, n_positions=50), pairs)
+    network = tiny_judge(tokenizer, n_positions=60)
+    check_pair_lengths(network, pairs)
+    with pytest.raises(RookWorldError, match="max_length: 8 leaves out every training pair"):
+        check_pair_lengths(network, {"chosen_ids": [], "rejected_ids": []}, 8)  # type: ignore[arg-type]
+    network.config = PreTrainedConfig()  # as of a network with relative positions
+    check_pair_lengths(network, pairs)

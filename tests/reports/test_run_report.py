@@ -1,0 +1,605 @@
+"""The report on runs: real runs of the recipe, finished, resumed, killed and old, in a real browser."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from rookworld_rlvr.cli.parser import run_cli
+from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.common.stats import Proportion
+from rookworld_rlvr.reports.run import RunRecord, page, read_runs
+from rookworld_rlvr.reports.run.answers import change, choose, quality
+from rookworld_rlvr.reports.run.plots import Dot, Series, intervals, plot
+from rookworld_rlvr.reports.run.published import PUBLISHED, comparable
+from rookworld_rlvr.reports.run.record import AnswerPair
+
+from ..conftest import recipe
+
+SMALL = """
+    --max_rows 2000 --synthetic_rows 300 --heldout_rows 12 --max_completion_length 48
+    --per_device_train_batch_size 16 --num_generations 8 --eval_steps 1 --save_steps 1
+    --logging_steps 1 --use_cpu --report_to none --log_reference_kl true --seed 3
+""".split()
+
+EVALUATION = {
+    "schema_version": 1,
+    "model": "rookworld-nano",
+    "suites": {
+        "environment": {
+            "version": 1,
+            "n": 500,
+            "seed": 0,
+            "decoding": {"name": "greedy", "max_new_tokens": 64},
+            "metrics": {
+                "next_state_exact": {"value": 0.5, "low": 0.4, "high": 0.6, "n": 500},
+                "next_state_exact/move_1": {"value": 0.25, "low": 0.1, "high": 0.4, "n": 20},
+            },
+        }
+    },
+    "left_out": {"puzzles": "no file: give --puzzles_file"},
+    "compared": [
+        {
+            "model": "runs/grpo_nano",
+            "suites": {
+                "environment": {
+                    "version": 1,
+                    "n": 500,
+                    "seed": 0,
+                    "decoding": {"name": "greedy"},
+                    "metrics": {
+                        "next_state_exact": {"value": 0.7, "low": 0.65, "high": 0.75, "n": 500}
+                    },
+                }
+            },
+            "left_out": {},
+            "paired": {
+                "environment": {
+                    "next_state_exact": {
+                        "difference": 0.2,
+                        "low": 0.1,
+                        "high": 0.3,
+                        "p": 0.001,
+                        "test": "mcnemar",
+                        "n": 500,
+                    }
+                }
+            },
+        }
+    ],
+    "provenance": {},
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of `first`, a run of two steps, and `resumed`, the same gone on to four."""
+    folder = tmp_path_factory.mktemp("runs")
+    out = ["--output_dir", str(folder / "resumed")]
+    grpo(*SMALL, *out, "--max_steps", "2")
+    shutil.copytree(folder / "resumed", folder / "first")
+    grpo(*SMALL, *out, "--max_steps", "4", "--resume_from_checkpoint", "true")
+    return folder
+
+
+@pytest.fixture
+def killed(runs: Path, tmp_path: Path) -> Path:
+    """What a run leaves that was killed after its first checkpoint."""
+    folder = tmp_path / "killed"
+    shutil.copytree(runs / "first", folder)
+    for name in ("results.json", "trainer_state.json", "heldout_answers_after.jsonl"):
+        (folder / name).unlink()
+    shutil.rmtree(folder / "checkpoint-2")
+    content = json.loads((folder / "provenance.json").read_text())
+    for key in ("seconds", "parameters"):
+        content["sessions"][-1].pop(key)
+    (folder / "provenance.json").write_text(json.dumps(content))
+    return folder
+
+
+def grpo(*argv: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["grpo.py", *argv])  # what a run's provenance names
+        recipe("grpo").main(argv)
+
+
+def report(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
+    """Run the recipe; its exit code."""
+    monkeypatch.setattr(sys, "argv", ["report.py", *argv])
+    with pytest.raises(SystemExit) as end:
+        run_cli(recipe("report").main)
+    return int(end.value.code or 0)
+
+
+# --------------------------------------------------------------------------------------------------
+# What a run leaves
+# --------------------------------------------------------------------------------------------------
+def test_a_run_says_what_it_was(runs: Path) -> None:
+    (session,) = json.loads((runs / "first" / "provenance.json").read_text())["sessions"]
+    assert session["versions"]["trl"].startswith("1.16")
+    assert "--seed 3" in session["command"]
+    assert session["data"]["heldout"] == {"environment": 12, "policy": 12}
+    assert session["data"]["values"].startswith("Stockfish")
+    assert session["parameters"] == 957_184
+    assert session["seconds"] > 0
+    assert session["resumed_from"] is None
+
+
+def test_what_a_resumed_run_began_with_stays(runs: Path) -> None:
+    name = "heldout_answers_before.jsonl"
+    assert (runs / "resumed" / name).read_bytes() == (runs / "first" / name).read_bytes()
+    sessions = json.loads((runs / "resumed" / "provenance.json").read_text())["sessions"]
+    resumed_from = [session["resumed_from"] for session in sessions]
+    assert resumed_from == [None, str(runs / "resumed" / "checkpoint-2")]
+    (run,) = read_runs([str(runs / "resumed")])
+    assert [step for step, _ in run.points("reward")] == [1, 2, 3, 4]
+    assert [step for step, _ in run.points("eval_overall")] == [0, 1, 2, 3, 4], (
+        "a resumed run measures again where it goes on"
+    )
+
+
+def test_answers_are_those_that_were_counted(runs: Path) -> None:
+    (run,) = read_runs([str(runs / "first")])
+    for name, component in (("environment/exact", "exact"), ("policy/best_move", "best_move_hit")):
+        task = name.split("/")[0]
+        for side, result in (("before", run.before[name]), ("after", run.after[name])):
+            hits = [
+                getattr(pair, side)["score"][component] == 1
+                for pair in run.answers
+                if pair.before["task"] == task
+            ]
+            assert Proportion(sum(hits), len(hits)) == result
+
+
+# --------------------------------------------------------------------------------------------------
+# Plots
+# --------------------------------------------------------------------------------------------------
+def test_a_line_and_its_band_lie_where_they_belong() -> None:
+    drawn = plot("share", [Series("run", [(0, 0.2), (10, 0.8)], [(0.0, 0.4), (0.6, 1.0)])])
+    # The axes run from 46 to 370 for steps 0 to 10, and from 176 up to 8 for values 0 to 1.
+    assert 'points="46.0,142.4 370.0,41.6"' in drawn
+    assert 'points="46.0,108.8 370.0,8.0 370.0,75.2 46.0,176.0"' in drawn
+    assert "<title>run, step 10: 0.8</title>" in drawn
+    assert 'role="img" aria-label="share. run: 0.2 to 0.8"' in drawn
+
+
+def test_a_long_line_keeps_its_spikes() -> None:
+    points = [(float(step), 0.0) for step in range(5_000)]
+    points[2_345] = (2_345.0, 7.0)
+    drawn = plot("norm", [Series("run", points)])
+    assert len(drawn) < 60_000
+    assert "step 2345: 7" in drawn
+    line = re.search(r'<polyline[^>]* points="([^"]*)"', drawn)
+    assert line is not None and len(line[1].split()) <= 240
+
+
+def test_values_that_are_not_finite_are_counted() -> None:
+    drawn = plot("norm", [Series("run", [(1, 1.0), (2, float("nan")), (3, float("inf"))])])
+    assert "2 values that are not finite are left out." in drawn
+    assert "nan" not in drawn
+    assert plot("norm", [Series("run", [(1, float("nan"))])]) == ""
+
+
+def test_runs_are_told_apart_by_colour_dash_and_legend() -> None:
+    lines = [Series(name, [(0, 1.0), (1, 2.0)], colour=place) for place, name in enumerate("ab<")]
+    drawn = plot("reward", lines)
+    styles = set(re.findall(r'<polyline class="(s\d)"(?: stroke-dasharray="([^"]*)")?', drawn))
+    assert len(styles) == len({dash for _, dash in styles}) == 3
+    assert "&lt;</li>" in drawn
+
+
+def test_intervals_are_drawn_from_low_to_high() -> None:
+    drawn = intervals("shares", [("exact", [Dot("run", 0.5, 0.25, 0.75, hollow=True)])])
+    assert 'x1="202.5" x2="307.5"' in drawn, "a quarter and three quarters of 150 to 360"
+    assert "exact, run, before: 50% [25%, 75%]" in drawn
+
+
+# --------------------------------------------------------------------------------------------------
+# Answers and published numbers
+# --------------------------------------------------------------------------------------------------
+def environment_pair(name: str, before: float, after: float) -> AnswerPair:
+    def answer(state: float) -> dict[str, Any]:
+        score = {"state": state, "outcome": state}
+        return {"task": "environment", "prompt": name, "completion": name, "score": score}
+
+    return AnswerPair(answer(before), answer(after))
+
+
+def test_answers_are_chosen_by_change_and_by_quality() -> None:
+    pairs = [
+        environment_pair("same", 0.5, 0.5),
+        environment_pair("better", 0.1, 0.6),
+        environment_pair("best gain", 0.0, 0.9),
+        environment_pair("fell", 0.9, 0.2),
+        environment_pair("right", 1.0, 1.0),
+        environment_pair("bad", 0.0, 0.0),
+    ]
+    found = {choice.title: [p.after["prompt"] for p in choice.pairs] for choice in choose(pairs, 1)}
+    assert found == {
+        "most gained": ["best gain"],
+        "most lost": ["fell"],
+        "worst": ["bad"],
+        "best": ["right"],
+    }
+    assert change(pairs[2]) == pytest.approx(0.9)
+
+
+def test_a_policy_answer_is_ordered_by_the_weighted_reward(runs: Path) -> None:
+    (run,) = read_runs([str(runs / "first")])
+    answer = next(pair.after for pair in run.answers if pair.after["task"] == "policy")
+    score = answer["score"]
+    by_hand = 0.5 * score["best_move"] + 0.3 * score["candidates"] + 0.2 * score["evaluation"]
+    assert quality(answer) == pytest.approx(by_hand)
+
+
+def test_only_what_counts_the_same_is_compared() -> None:
+    assert {n.value for n in comparable("environment:next_state_exact")} == {0.999, 0.9961}
+    for metric in ("heldout:policy/best_move", "policy:best_move", "heldout:environment/exact"):
+        assert comparable(metric) == [], metric
+    (mate,) = comparable("mate_in_one:reference_mate", notes=["file"])
+    assert mate.value == 0.321, "BIG-bench's positions"
+    assert comparable("mate_in_one:reference_mate") == [], "positions of our own"
+    assert all(number.remark and number.source[1].startswith("https://") for number in PUBLISHED)
+
+
+# --------------------------------------------------------------------------------------------------
+# The page
+# --------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def one(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of one run with suites' results."""
+    folder = tmp_path_factory.mktemp("one") / "run"
+    shutil.copytree(runs / "resumed", folder)
+    (folder / "evaluation.json").write_text(json.dumps(EVALUATION))
+    finding = {"step": 2, "severity": "warning", "rule": "unreadable", "message": "`B` & 40%"}
+    (folder / "health.jsonl").write_text(json.dumps(finding) + "\n")
+    path = folder / "report.html"
+    path.write_text(page(read_runs([str(folder)])))
+    return path
+
+
+def test_the_page_asks_for_nothing(one: Path) -> None:
+    drawn = one.read_text()
+    assert one.stat().st_size < 5_000_000
+    assert not re.search(r"<(script|link|img|iframe)\b|@import|url\((?!#)|\bon\w+=", drawn)
+    assert set(re.findall(r'(?:href|src)="([^"#]*)', drawn)) <= {""}
+
+
+def test_the_page_tells_the_run(one: Path) -> None:
+    drawn = one.read_text()
+    (run,) = read_runs([str(one.parent)])
+    for words in ("trl 1.16", "--seed 3", "957,184", "rookworld-nano-openings", "12 policy"):
+        assert words in drawn, words
+    for name, result in run.after.items():
+        low, high = result.interval
+        assert f"<b>{result.value:.1%}</b> <small>[{100 * low:.1f}, {100 * high:.1f}]" in drawn, (
+            name
+        )
+    for title in ("Reward by component", "KL coefficient", "Entropy", "Groups without signal"):
+        assert f"<figcaption>{title}" in drawn, title
+    assert drawn.count('class="band') == 8, "one a held-out metric, none for the mean"
+    assert "<code>B</code> &amp; 40%" in drawn, "the health log"
+    assert "99.9%" in drawn and "99.61%" in drawn and "RookWorld-LM model card" in drawn
+    assert not run.missing and 'id="missing"' not in drawn
+
+
+def test_the_suites_are_shown_with_their_comparison(one: Path) -> None:
+    drawn = one.read_text()
+    assert "environment, version 1, 500 rows, seed 0, greedy, max_new_tokens 64" in drawn
+    assert "<b>+0.2</b> <small>[+0.1, +0.3], p 0.001 (mcnemar)" in drawn
+    assert "puzzles: no file: give --puzzles_file" in drawn
+    assert "environment by kind" in drawn
+
+
+def test_what_a_model_wrote_is_no_markup(runs: Path) -> None:
+    (run,) = read_runs([str(runs / "first")])
+    for pair in run.answers:
+        pair.after["completion"] = "<script>alert(1)</script>"
+    run.name = "<i>name</i>"
+    drawn = page([run])
+    assert "<script" not in drawn and "<i>name" not in drawn
+    assert "&lt;script&gt;" in drawn
+
+
+def test_several_runs_side_by_side(runs: Path) -> None:
+    drawn = page(read_runs([str(runs / "first"), str(runs / "resumed")]))
+    assert '<th scope="col">first</th><th scope="col">resumed</th>' in drawn
+    assert "Keys that differ between the runs" in drawn
+    assert '<code class="name">max_<wbr>steps</code></th><td>2</td><td>4</td>' in drawn
+    assert drawn.count("first</li>") >= 15, "a legend under every plot"
+
+
+def test_runs_of_one_name_keep_apart(runs: Path, tmp_path: Path) -> None:
+    for parent in ("a", "b"):
+        shutil.copytree(runs / "first", tmp_path / parent / "run")
+    names = [run.name for run in read_runs([str(tmp_path / p / "run") for p in "ab"])]
+    assert names == ["a/run", "b/run"]
+    with pytest.raises(RookWorldError, match="given twice"):
+        read_runs([str(tmp_path / "a" / "run")] * 2)
+
+
+# --------------------------------------------------------------------------------------------------
+# Runs with less
+# --------------------------------------------------------------------------------------------------
+def test_a_killed_run_gives_what_there_is(killed: Path) -> None:
+    (run,) = read_runs([str(killed)])
+    assert [step for step, _ in run.points("reward")] == [1]
+    assert run.before and not run.after and not run.answers
+    said = " ".join(run.missing)
+    assert "checkpoint-1" in said and "results.json" in said
+    assert "heldout_answers_after.jsonl" in said
+    drawn = page([run])
+    assert "did not come to its end, logged up to step 1" in drawn
+    assert "1 session(s) that did not come to their end" not in drawn, "nothing is known of any"
+    assert drawn.count('class="band') == 8
+
+
+def test_an_older_run_is_shown_without_what_it_lacks(runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "old"
+    shutil.copytree(runs / "first", folder)
+    for path in (*folder.glob("heldout_answers*"), folder / "provenance.json"):
+        path.unlink()
+    (folder / "trainer_state.json").unlink()
+    (run,) = read_runs([str(folder)])
+    drawn = page([run])
+    assert "There is no provenance.json" in drawn
+    assert 'id="boards"' not in drawn and 'id="heldout"' in drawn
+
+
+def test_a_file_that_is_half_written_is_named(killed: Path) -> None:
+    (killed / "provenance.json").write_text('{"sessions": [')
+    (killed / "health.jsonl").write_text('{"rule": ')
+    (run,) = read_runs([str(killed)])
+    assert any(line.startswith("provenance.json cannot be read") for line in run.missing)
+    assert any(line.startswith("health.jsonl cannot be read") for line in run.missing)
+    assert "The run was not watched" not in page([run]) or run.health is None
+
+
+def test_only_a_configuration(tmp_path: Path) -> None:
+    (tmp_path / "resolved_config.yaml").write_text("seed: 1\n")
+    (run,) = read_runs([str(tmp_path)])
+    assert "There is no checkpoint and no log" in page([run])
+
+
+@pytest.mark.parametrize(
+    ("folder", "reason"), [("missing", "is no folder"), (".", "holds no resolved_config.yaml")]
+)
+def test_what_is_no_run_is_one_message(
+    folder: str,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert report(monkeypatch, "--run", str(tmp_path / folder)) == 2
+    error = capsys.readouterr().err
+    assert reason in error and "give the output_dir" in error
+    assert "Traceback" not in error and len(error.splitlines()) == 1
+
+
+def test_no_run_and_too_many(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report(monkeypatch) == 2
+    assert "0 folders; give 1 to 8" in capsys.readouterr().err
+    assert report(monkeypatch, "--run", *"abcdefghi") == 2
+    assert "9 folders; give 1 to 8" in capsys.readouterr().err
+
+
+def test_the_recipe_writes_the_page(
+    runs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "both.html"
+    folders = [word for name in ("first", "resumed") for word in ("--run", str(runs / name))]
+    assert report(monkeypatch, *folders, "--output_file", str(out)) == 0
+    assert str(out) in capsys.readouterr().out
+    assert "Report on first, resumed" in out.read_text()
+
+
+# --------------------------------------------------------------------------------------------------
+# In a browser
+# --------------------------------------------------------------------------------------------------
+class Browser:
+    """Headless Chromium: a page at a width, in a colour scheme and a medium."""
+
+    def __init__(self, chromium: str, chromedriver: str) -> None:
+        from selenium import webdriver
+        from selenium.webdriver.chrome.service import Service
+
+        options = webdriver.ChromeOptions()
+        options.binary_location = chromium
+        for word in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage"):
+            options.add_argument(f"--{word}")
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        self.driver = webdriver.Chrome(options, Service(chromedriver))
+
+    def open(self, path: Path, width: int = 1280, scheme: str = "light", medium: str = "") -> None:
+        self.command(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=900,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.command("Emulation.setEmulatedMedia", media=medium, features=features)
+        self.driver.get(path.as_uri())
+
+    def command(self, name: str, **arguments: Any) -> Any:
+        return self.driver.execute_cdp_cmd(name, arguments)
+
+    def ask(self, script: str) -> Any:
+        return self.driver.execute_script(script)
+
+    def console(self) -> list[str]:
+        """What the console has said since it was asked last."""
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+    def screenshot(self) -> np.ndarray:
+        """The whole page: ``(height, width, 3)``."""
+        size = self.ask("const e=document.documentElement;return [e.scrollWidth,e.scrollHeight]")
+        clip = {"x": 0, "y": 0, "width": size[0], "height": size[1], "scale": 1}
+        shot = self.command(
+            "Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip
+        )
+        return np.asarray(Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB"))
+
+    def boxes(self, selector: str) -> list[list[float]]:
+        """Left, top, width and height on the page of what a selector finds."""
+        return self.ask(
+            f"return [...document.querySelectorAll('{selector}')].map(e=>e.getBoundingClientRect())"
+            ".map(r=>[r.left+scrollX,r.top+scrollY,r.width,r.height])"
+        )
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: tuple[str, str]) -> Iterator[Browser]:
+    opened = Browser(*chromium)
+    yield opened
+    opened.driver.quit()
+
+
+def painted(shot: np.ndarray, box: Sequence[float], paper: Sequence[int]) -> float:
+    """Share of a box's pixels that are not the paper's colour."""
+    left, top, width, height = (round(number) for number in box)
+    part = shot[top : top + height, left : left + width].astype(int)
+    assert part.size, "it lies on the page"
+    return float((np.abs(part - np.asarray(paper)).max(axis=2) > 12).mean())
+
+
+def colour(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", text)[:3]]
+
+
+def contrast(one: Sequence[int], other: Sequence[int]) -> float:
+    """WCAG 2.2's contrast ratio, 1 to 21."""
+
+    def luminance(rgb: Sequence[int]) -> float:
+        parts = [c / 255 for c in rgb]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+        return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_contrast_is_that_of_the_standard() -> None:
+    assert contrast([0, 0, 0], [255, 255, 255]) == pytest.approx(21)
+    assert contrast([119, 119, 119], [255, 255, 255]) == pytest.approx(4.48, abs=0.01)  # #777
+
+
+@pytest.mark.parametrize(
+    "fault", ["<script>throw new Error('planted')</script>", '<img src="nothing.png">']
+)
+def test_a_console_error_would_be_found(fault: str, browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "bad.html"
+    path.write_text(f"<!DOCTYPE html><title>bad</title>{fault}")
+    browser.open(path)
+    assert len(browser.console()) == 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_plots_and_boards_are_seen(browser: Browser, one: Path, width: int, scheme: str) -> None:
+    browser.console()
+    browser.open(one, width, scheme)
+    shot = browser.screenshot()
+    assert browser.console() == []
+    assert browser.ask("return performance.getEntriesByType('resource').length") == 0
+    assert browser.ask("return document.documentElement.scrollWidth - innerWidth") <= 0
+    paper = colour(browser.ask("return getComputedStyle(document.body).backgroundColor"))
+    assert (sum(paper) < 150) == (scheme == "dark")
+    plots, boards = browser.boxes(".plot > svg"), browser.boxes(".board > svg")
+    assert len(plots) >= 18 and len(boards) >= 8
+    for box in plots:
+        assert box[2] >= 250 and box[3] >= 120
+        assert box[0] >= 0 and box[0] + box[2] <= width
+        assert 0.005 < painted(shot, box, paper) < 0.9
+    for box in boards:
+        assert box[2] >= 120 and box[3] >= 120
+        assert box[0] >= 0 and box[0] + box[2] <= width
+        assert painted(shot, box, paper) > 0.8
+
+
+def test_a_plot_that_is_not_seen_would_be_found(
+    browser: Browser, one: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "hidden.html"
+    hidden = "<style>.plot svg *,.board svg *{visibility:hidden}</style></head>"
+    path.write_text(one.read_text().replace("</head>", hidden))
+    browser.open(path)
+    shot, paper = browser.screenshot(), [255, 255, 255]
+    for box in (*browser.boxes(".plot > svg"), *browser.boxes(".board > svg")):
+        assert painted(shot, box, paper) == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_and_lines_stand_out(browser: Browser, one: Path, scheme: str) -> None:
+    browser.open(one, scheme=scheme)
+    style = "const s=getComputedStyle(document.documentElement);return "
+    read = [f"s.getPropertyValue('--{name}')" for name in ("paper", "ink", "mute", "bar")]
+    lines = [f"s.getPropertyValue('--c{place}')" for place in range(8)]
+    paper, *inks = (_hex(value) for value in browser.ask(f"{style}[{','.join([*read, *lines])}]"))
+    assert min(contrast(ink, paper) for ink in inks[:3]) >= 4.5, "WCAG 1.4.3, text"
+    assert min(contrast(ink, paper) for ink in inks[3:]) >= 3, "WCAG 1.4.11, graphics"
+    assert len({tuple(ink) for ink in inks[3:]}) == 8
+
+
+def _hex(value: str) -> list[int]:
+    digits = value.strip().removeprefix("#")
+    digits = digits if len(digits) == 6 else "".join(2 * digit for digit in digits)
+    return [int(digits[place : place + 2], 16) for place in (0, 2, 4)]
+
+
+def test_every_picture_and_table_is_named(browser: Browser, one: Path) -> None:
+    browser.open(one)
+    unnamed = "document.querySelectorAll('svg:not(svg svg, [aria-label], [aria-hidden])').length"
+    assert browser.ask(f"return {unnamed}") == 0
+    heads = "[...document.querySelectorAll('section')].every(s=>s.querySelector('h2'))"
+    assert browser.ask(f"return {heads}")
+
+
+def test_it_prints_on_white_paper(browser: Browser, one: Path) -> None:
+    browser.open(one, width=794, scheme="dark", medium="print")
+    assert (
+        colour(browser.ask("return getComputedStyle(document.body).backgroundColor")) == [255] * 3
+    )
+    assert browser.ask("return getComputedStyle(document.querySelector('nav')).display") == "none"
+    assert browser.ask("return document.documentElement.scrollWidth - innerWidth") <= 0
+    pdf = base64.b64decode(browser.command("Page.printToPDF")["data"])
+    assert pdf.startswith(b"%PDF") and len(pdf) > 50_000
+
+
+def test_several_runs_fit_on_a_phone(browser: Browser, runs: Path, tmp_path: Path) -> None:
+    path = tmp_path / "both.html"
+    path.write_text(page(read_runs([str(runs / "first"), str(runs / "resumed")])))
+    browser.open(path, 390)
+    assert browser.ask("return document.documentElement.scrollWidth - innerWidth") <= 0
+    keys = ".legend line"
+    assert len(browser.boxes(keys)) >= 30
+    strokes = f"return [...document.querySelectorAll('{keys}')].map(e=>getComputedStyle(e).stroke)"
+    assert len(set(browser.ask(strokes))) == 2
+
+
+def test_eight_long_runs_stay_small(runs: Path) -> None:
+    (run,) = read_runs([str(runs / "first")])
+    (last,) = [logs for logs in run.history if logs["step"] == 2 and "reward" in logs]
+    history = [{**last, "step": step} for step in range(2_000)]
+    names = [f"run {place}" for place in range(8)]
+    many = [RunRecord(name, run.config, run.sessions, history, run.before, run.after, run.results,
+                      run.answers * 20, run.health) for name in names]  # fmt: skip
+    assert len(page(many).encode()) < 5_000_000

@@ -1,0 +1,552 @@
+"""Judges: what is scored, what is refused, that they are frozen, and what the health rules say."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import chess
+import pytest
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file, save_file
+from transformers import GPT2ForSequenceClassification, GPT2LMHeadModel, PreTrainedTokenizerBase
+from trl import ModelConfig, RewardTrainer
+
+from rookworld_rlvr.cli.checks import check_recipe
+from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.data.loading import DataArguments, load_data
+from rookworld_rlvr.engine.truth import PolicyTruth
+from rookworld_rlvr.models import loading
+from rookworld_rlvr.rewards.judge import Judge, JudgeReward, load_judge
+from rookworld_rlvr.rewards.judge_spec import JudgeSpec, judge_spec
+from rookworld_rlvr.rewards.registry import check_reward_specs, get_reward_funcs, tasks_of
+from rookworld_rlvr.training.config import RookWorldGRPOConfig, RookWorldRewardConfig
+from rookworld_rlvr.training.glossary import dashboard_key, explain
+from rookworld_rlvr.training.health import HealthArguments, HealthCallback
+
+from ..conftest import REPOSITORY, recipe, tiny_judge
+
+START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
+PROMPT = f"A: {START}+e2e4+e2e4+"
+RIGHT = f"{AFTER_E4}+0.001+0+0"
+POLICY = "P: 7k/8/8/8/8/8/5PPP/7K w - - 0 1"
+ANSWER = " M: h2h4 E: 0.5 B: h2h4"
+COMPLETIONS = [RIGHT, "no", f"{START}+-1.0+0+1", "", "rnbqkbnr/pppppppp"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerBase) -> str:
+    path = tmp_path_factory.mktemp("judge")
+    tiny_judge(tokenizer).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return str(path)
+
+
+def reward_of(folder: str, **options: Any) -> JudgeReward:
+    (func,) = get_reward_funcs([{"name": "judge", "model": folder, **options}])
+    assert isinstance(func, JudgeReward)
+    return func
+
+
+def score_alone(network: Any, ids: Sequence[int]) -> float:
+    """Score of one row without padding at its last token, by the network's parts."""
+    with torch.no_grad():
+        hidden = network.transformer(input_ids=torch.tensor([ids])).last_hidden_state
+        return float(network.score(hidden)[0, -1, 0])
+
+
+class Fixed:
+    """A judge whose scores are given, where only what is made of them is looked at."""
+
+    def __init__(self, *batches: list[float | None]) -> None:
+        self.batches = list(batches)
+
+    def scores(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float | None]:
+        return self.batches.pop(0)
+
+
+class Asked:
+    """An engine that likes one move."""
+
+    given_up: Mapping[str, str] = {}
+
+    def __init__(self, best: str) -> None:
+        self.best = best
+
+    def values(self, fens: Sequence[str], update: Any) -> list[Any]:
+        return [self for _ in fens]
+
+    def by_move(self) -> dict[str, int]:
+        moves = map(str, chess.Board(POLICY.removeprefix("P: ")).legal_moves)
+        return {move: 300 if move == self.best else 0 for move in moves}
+
+
+def rewards_of(reward: JudgeReward, count: int) -> list[float | None]:
+    return reward(prompts=[PROMPT] * count, completions=[RIGHT] * count)
+
+
+# --------------------------------------------------------------------------------------------------
+# The recipe's entry
+# --------------------------------------------------------------------------------------------------
+def test_all_faults_of_an_entry_are_reported_and_nothing_is_loaded() -> None:
+    entry = {
+        "name": "judge_small",
+        "weight": math.inf,
+        "modle": "x",
+        "batch_size": 0,
+        "dtype": "float23",
+        "scale": "sigmod",
+        "window": True,
+        "tasks": ["policies"],
+    }
+    faults = "\n".join(check_reward_specs([entry]))
+    for words in (
+        "weight inf of judge_small",
+        "no option 'modle'; did you mean model?",
+        "judge_small has no model",
+        "batch_size of judge_small is 0",
+        "dtype of judge_small is 'float23'; did you mean float",
+        "scale of judge_small is 'sigmod'; did you mean sigmoid?",
+        "window of judge_small is True",
+        "window of judge_small is for scale: zscore",
+        "tasks of judge_small names 'policies', no task; did you mean policy?",
+    ):
+        assert words in faults
+    assert check_reward_specs([{"name": "judge", "model": "no/where"}]) == []
+    twice = [{"name": "judge", "model": "a"}, {"name": "judge", "model": "b"}]
+    assert check_reward_specs(twice) == ["rewards: 'judge' stands twice; add up its weights"]
+    twice[1]["name"] = "judge_b"
+    assert check_reward_specs(twice) == []
+    assert "did you mean judge?" in check_reward_specs([{"name": "jugde"}])[0]
+    (fault,) = check_reward_specs([{"name": "environment_exact", "model": "x"}])
+    assert "environment_exact has no option 'model'" in fault, "the other rewards' are as they were"
+
+
+def test_a_judge_of_a_task_judges_that_task() -> None:
+    assert tasks_of([{"name": "judge", "model": "x", "tasks": ["policy"]}]) == {"policy"}
+    rewards = [{"name": "judge", "model": "x", "tasks": ["environment"]}]
+    training = RookWorldGRPOConfig(rewards=rewards, report_to=[], use_cpu=True, bf16=False)
+    others = (None, None, ModelConfig("rookworld-nano"), None, training, None)
+    assert check_recipe(others[0], DataArguments(tasks=["environment"]), *others[1:]) == []
+    (fault,) = check_recipe(others[0], DataArguments(), *others[1:])
+    assert "none judges the task 'policy'" in fault
+
+
+# --------------------------------------------------------------------------------------------------
+# What is scored
+# --------------------------------------------------------------------------------------------------
+def test_a_batch_of_unequal_lengths_scores_as_each_row_alone(
+    folder: str, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    judge = reward_of(folder, batch_size=3).judge
+    prompts = [PROMPT, POLICY, PROMPT, POLICY, PROMPT]
+    alone = [
+        score_alone(judge.network, tokenizer(prompt + completion)["input_ids"])
+        for prompt, completion in zip(prompts, COMPLETIONS, strict=True)
+    ]
+    assert judge.scores(prompts, COMPLETIONS) == pytest.approx(alone, abs=1e-5)
+    assert max(alone) - min(alone) > 0.1, "the scores differ, or nothing is tested"
+    judge.batch_size = 1
+    assert judge.scores(prompts, COMPLETIONS) == pytest.approx(alone, abs=1e-5)
+
+
+def test_the_end_token_moves_nothing_where_it_is_the_padding_and_is_scored_where_it_is_not(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    ids = tokenizer(PROMPT + RIGHT)["input_ids"]
+    ending = [*ids, tokenizer.eos_token_id]
+    completions = [RIGHT, RIGHT + "<|endoftext|>", "no"]
+    same = Judge(tiny_judge(tokenizer), tokenizer)
+    other = Judge(tiny_judge(tokenizer, pad_token_id=7), tokenizer)
+    without, scored = score_alone(same.network, ids), score_alone(other.network, ending)
+    assert abs(without - scored) > 0.1, "the end token has a score of its own, or nothing is tested"
+    # Near, not equal: a processor may add up the rows of one batch in different orders.
+    assert same.scores([PROMPT] * 3, completions)[:2] == pytest.approx([without] * 2, abs=1e-5)
+    assert other.scores([PROMPT] * 3, completions)[:2] == pytest.approx([scored] * 2, abs=1e-5)
+
+
+def test_a_tokenizer_without_an_end_token_ends_nothing(tmp_path: Path, folder: str) -> None:
+    tokenizer = loading.load_tokenizer(folder)
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(tmp_path)
+    assert loading.load_tokenizer(str(tmp_path), must_end=False).eos_token is None
+    judge = load_judge(JudgeSpec("judge", folder, tokenizer=str(tmp_path)))
+    judge.network.config.pad_token_id = 7  # so that an end token would be scored
+    ids = tokenizer(PROMPT + RIGHT)["input_ids"]
+    found, _ = judge.scores([PROMPT] * 2, [RIGHT, "no"])
+    assert found == pytest.approx(score_alone(judge.network, ids), abs=1e-5)
+
+
+def test_it_scores_what_trls_reward_trainer_trains(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    pairs = [
+        {"prompt": PROMPT, "chosen": RIGHT, "rejected": "no"},
+        {"prompt": POLICY, "chosen": " M: h2h4 E: 0.5 B: h2h4", "rejected": RIGHT},
+    ]
+    network = tiny_judge(tokenizer)
+    args = RookWorldRewardConfig(output_dir=str(tmp_path), report_to=[], use_cpu=True, bf16=False)
+    trainer = RewardTrainer(
+        network, args, train_dataset=Dataset.from_list(pairs), processing_class=tokenizer
+    )
+    batch = trainer.data_collator(list(trainer.train_dataset))
+    with torch.no_grad():
+        trained = network(**batch).logits.squeeze(-1).tolist()
+    judge = Judge(network, tokenizer)
+    prompts = [pair["prompt"] for pair in pairs]
+    ours = [
+        judge.scores(prompts, [pair[side] for pair in pairs]) for side in ("chosen", "rejected")
+    ]
+    assert ours[0] + ours[1] == pytest.approx(trained, abs=1e-5)
+
+
+def test_a_text_that_is_too_long_gets_none_and_is_counted(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    judge = Judge(tiny_judge(tokenizer, n_positions=100), tokenizer)
+    reward = JudgeReward(JudgeSpec("judge", "x"), judge)
+    logged: dict[str, float] = {}
+    scores = reward(
+        prompts=[PROMPT, PROMPT], completions=["no", "k" * 200], log_metric=logged.__setitem__
+    )
+    assert scores[0] is not None and scores[1] is None
+    assert logged["judge/judge/too_long"] == 0.5
+
+
+def test_completions_that_could_be_too_long_are_refused_before_a_run(
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    judge = Judge(tiny_judge(tokenizer, n_positions=100), tokenizer, "judge_a")
+    reward = JudgeReward(JudgeSpec("judge_a", "x"), judge)
+    prompts = [PROMPT, POLICY]
+    longest = len(tokenizer(PROMPT)["input_ids"])
+    assert longest > len(tokenizer(POLICY)["input_ids"])
+    reward.check_lengths(prompts, 99 - longest)
+    with pytest.raises(RookWorldError, match=r"100 positions of judge_a") as caught:
+        reward.check_lengths(prompts, 100 - longest)
+    for words in (f"max_completion_length: {100 - longest} ", f"give at most {99 - longest}"):
+        assert words in str(caught.value)
+    other = JudgeReward(JudgeSpec("judge_a", "x", tasks=("policy",)), judge)
+    other.check_lengths(prompts, 100 - longest)
+    JudgeReward(JudgeSpec("judge_a", "x", tasks=("fill_in",)), judge).check_lengths(prompts, 100)
+    # The limit is what a completion of so many tokens needs.
+    ids = tokenizer(PROMPT)["input_ids"]
+    judge._encode = lambda *_: [[*ids, *[5] * (99 - longest), 0], [*ids, *[5] * (100 - longest), 0]]  # type: ignore[method-assign]
+    first, second = judge.scores([PROMPT] * 2, [""] * 2)
+    assert first is not None and second is None
+
+
+def test_a_score_that_is_no_number_names_the_judge(tokenizer: PreTrainedTokenizerBase) -> None:
+    network = tiny_judge(tokenizer)
+    network.score.weight.data.fill_(math.nan)
+    reward = JudgeReward(JudgeSpec("judge_broken", "x"), Judge(network, tokenizer, "judge_broken"))
+    with pytest.raises(RookWorldError, match="judge_broken scores nan"):
+        rewards_of(reward, 2)
+
+
+def test_it_keeps_its_own_precision(folder: str) -> None:
+    reward = reward_of(folder, dtype="bfloat16")
+    assert {parameter.dtype for parameter in reward.judge.network.parameters()} == {torch.bfloat16}
+    exact = reward_of(folder)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert rewards_of(exact, 1) == rewards_of(reward_of(folder), 1)
+        inside = rewards_of(exact, 1)
+    assert inside == rewards_of(exact, 1) != rewards_of(reward, 1)
+
+
+def test_rows_of_other_tasks_get_none(folder: str) -> None:
+    reward = reward_of(folder, tasks=["policy"])
+    first, second = reward(prompts=[PROMPT, POLICY], completions=[RIGHT, " M:"])
+    assert first is None and second is not None
+    assert reward(prompts=[PROMPT], completions=[RIGHT]) == [None]
+
+
+# --------------------------------------------------------------------------------------------------
+# Scales
+# --------------------------------------------------------------------------------------------------
+def test_scales_by_hand() -> None:
+    scores = [0.0, 2.0, -800.0, None]
+    raw = JudgeReward(JudgeSpec("judge", "x"), Fixed(scores))  # type: ignore[arg-type]
+    assert rewards_of(raw, 4) == scores
+    spec = JudgeSpec("judge", "x", scale="sigmoid")
+    sigmoid = JudgeReward(spec, Fixed(scores))  # type: ignore[arg-type]
+    assert rewards_of(sigmoid, 4) == [0.5, pytest.approx(0.880797077978), 0.0, None]
+
+
+def test_a_zscore_looks_back_over_its_window() -> None:
+    spec = JudgeSpec("judge", "x", scale="zscore", window=4)
+    reward = JudgeReward(spec, Fixed([1.0, 3.0], [5.0, 7.0], [9.0, 9.0], [9.0, 9.0]))  # type: ignore[arg-type]
+    assert rewards_of(reward, 2) == pytest.approx([-1, 1])  # mean 2, deviation 1
+    # 1, 3, 5, 7: mean 4, deviation the root of 5
+    assert rewards_of(reward, 2) == pytest.approx([1 / math.sqrt(5), 3 / math.sqrt(5)])
+    # 5, 7, 9, 9: mean 7.5, deviation the root of 2.75
+    assert rewards_of(reward, 2) == pytest.approx([1.5 / math.sqrt(2.75)] * 2)
+    assert rewards_of(reward, 2) == [0.0, 0.0], "a window without spread"
+    assert reward.state() == {"window": [9.0] * 4}
+
+
+def test_a_batch_s_numbers_by_hand() -> None:
+    logged: dict[str, float] = {}
+    spec = JudgeSpec("judge", "x", scale="sigmoid")
+    reward = JudgeReward(spec, Fixed([0.0, 4.0], [1.0, 1.0]))  # type: ignore[arg-type]
+    reward([PROMPT] * 2, [RIGHT, "no"], log_metric=logged.__setitem__)
+    assert logged == {
+        "judge/judge/mean": 2.0,
+        "judge/judge/std": 2.0,
+        "judge/judge/reward_std": pytest.approx((0.98201379 - 0.5) / 2),
+        "judge/judge/truth": 0.5,
+        "judge/judge/too_long": 0.0,
+        "judge/judge/mean_environment": 2.0,
+        "judge/judge/truth_environment": 0.5,
+    }
+    logged.clear()
+    reward([PROMPT] * 2, ["no", "no"], log_metric=logged.__setitem__)
+    assert "judge/judge/std" not in logged, "one text has one score: no judge is to blame"
+
+
+def test_the_truth_is_of_the_rows_that_were_scored() -> None:
+    logged: dict[str, float] = {}
+    reward = JudgeReward(JudgeSpec("judge", "x"), Fixed([2.0, None, None], [None]))  # type: ignore[arg-type]
+    reward([PROMPT] * 3, ["no", RIGHT, RIGHT], log_metric=logged.__setitem__)
+    assert logged["judge/judge/mean"] == 2 and logged["judge/judge/truth"] == 0
+    assert logged["judge/judge/too_long"] == pytest.approx(2 / 3)
+    logged.clear()
+    reward([PROMPT], [RIGHT], log_metric=logged.__setitem__)
+    assert logged == {"judge/judge/too_long": 1.0}
+
+
+def test_each_task_has_its_own_numbers() -> None:
+    logged: dict[str, float] = {}
+    reward = JudgeReward(JudgeSpec("judge", "x"), Fixed([1.0, 3.0, 8.0]))  # type: ignore[arg-type]
+    reward([PROMPT, PROMPT, POLICY], [RIGHT, "no", "no"], log_metric=logged.__setitem__)
+    numbers = {key.removeprefix("judge/judge/"): number for key, number in logged.items()}
+    assert (numbers["mean"], numbers["mean_environment"], numbers["mean_policy"]) == (4, 2, 8)
+    assert numbers["truth"] == numbers["truth_environment"] == 0.5
+    assert "truth_policy" not in numbers, "without values there is no truth"
+    assert not any(key.endswith("fill_in") for key in numbers)
+    assert all(explain(dashboard_key(key)) for key in logged)
+
+
+@pytest.mark.parametrize(("best", "truth"), [("h2h4", 1.0), ("h1g1", 0.0)])
+def test_policy_answers_are_measured_against_the_engine_s_values(
+    folder: str, best: str, truth: float
+) -> None:
+    labels = PolicyTruth("engine", Asked(best))  # type: ignore[arg-type]
+    (reward,) = get_reward_funcs([{"name": "judge", "model": folder}], labels)
+    logged: dict[str, float] = {}
+    reward([POLICY, PROMPT], [ANSWER, RIGHT], log_metric=logged.__setitem__)
+    assert logged["judge/judge/truth_policy"] == truth
+    assert logged["judge/judge/truth_environment"] == 1
+
+
+def test_policy_answers_are_measured_against_stored_values(folder: str) -> None:
+    logged: dict[str, float] = {}
+    stored = [{"move": move, "cp": cp} for move, cp in Asked("h2h4").by_move().items()]
+    reward_of(folder)([POLICY], [ANSWER], action_values=[stored], log_metric=logged.__setitem__)
+    assert logged["judge/judge/truth_policy"] == 1
+
+
+def test_a_zscore_makes_nothing_of_rounding() -> None:
+    spec = JudgeSpec("judge", "x", scale="zscore")
+    scores: list[float | None] = [5.0, 5.00001, 4.99999, 5.0]
+    reward = JudgeReward(spec, Fixed(scores, [5.0, 5.01, 4.99, 5.0]))  # type: ignore[arg-type]
+    assert rewards_of(reward, 4) == [0.0] * 4
+    assert max(filter(None, rewards_of(reward, 4))) > 1
+
+
+# --------------------------------------------------------------------------------------------------
+# What is refused
+# --------------------------------------------------------------------------------------------------
+def test_what_is_no_judge_is_refused_with_what_was_found(
+    tmp_path: Path, folder: str, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    def saved(name: str, network: Any, with_tokenizer: bool = True) -> str:
+        network.save_pretrained(tmp_path / name)
+        if with_tokenizer:
+            tokenizer.save_pretrained(tmp_path / name)
+        return str(tmp_path / name)
+
+    two = saved("two", tiny_judge(tokenizer, num_labels=2))
+    headless = saved("headless", tiny_judge(tokenizer))
+    weights = Path(headless) / "model.safetensors"
+    kept = {key: value for key, value in load_file(weights).items() if key != "score.weight"}
+    save_file(kept, weights, {"format": "pt"})
+    silent = saved("silent", tiny_judge(tokenizer), with_tokenizer=False)
+    narrow = saved("narrow", tiny_judge(tokenizer, vocab_size=500, pad_token_id=0))
+    (tmp_path / "empty").mkdir()
+    damaged = saved("damaged", tiny_judge(tokenizer))
+    cut_off = Path(damaged) / "model.safetensors"
+    cut_off.write_bytes(cut_off.read_bytes()[:-100])
+    for model, words in (
+        ("rookworld-nano", "no sequence classifier: its checkpoint is of GPT2LMHeadModel"),
+        (two, "GPT2ForSequenceClassification has 2 labels"),
+        (headless, "lacks 1 of its weights: score.weight"),
+        (damaged, "it cannot be loaded"),
+        (silent, "without a tokenizer"),
+        (narrow, "has ids up to 1023, its embedding only 500 rows"),
+        (str(tmp_path / "nothing"), "neither packaged"),
+        (str(tmp_path / "empty"), "no model in"),
+        ("runs/judge_nano", "recipes/train_judge.py"),
+    ):
+        with pytest.raises(RookWorldError, match="rewards: judge_a cannot be had from") as caught:
+            load_judge(JudgeSpec("judge_a", model))
+        assert words in str(caught.value) and repr(model) in str(caught.value)
+    assert load_judge(JudgeSpec("judge", silent, tokenizer=folder)).scores([PROMPT], [RIGHT])
+
+
+def test_a_run_is_refused_before_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rewards = json.dumps([{"name": "judge", "model": "rookworld-nano"}])
+    small = "--max_rows 400 --synthetic_rows 100 --use_cpu true --report_to none".split()
+    with pytest.raises(RookWorldError, match="rewards: judge cannot be had"):
+        recipe("grpo").main(["--rewards", rewards, *small])
+    assert list(tmp_path.iterdir()) == [], "an earlier run would have been moved aside"
+
+
+# --------------------------------------------------------------------------------------------------
+# In the trainer
+# --------------------------------------------------------------------------------------------------
+@pytest.fixture
+def judged(
+    make_trainer: Callable[..., Any],
+    random_gpt2: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+) -> Callable[..., Any]:
+    """A trainer whose only reward is a judge, and three steps of it."""
+
+    def build(network: Any, **options: Any) -> tuple[Any, JudgeReward]:
+        spec = {"name": "judge_a", "model": "x", **options.pop("spec", {})}
+        reward = JudgeReward(judge_spec(spec), Judge(network, tokenizer, "judge_a"))
+        options = {"max_steps": 3, "logging_steps": 1, "learning_rate": 1e-3, **options}
+        trainer = make_trainer(
+            random_gpt2, tokenizer, reward_funcs=[reward], rewards=[spec], **options
+        )
+        return trainer, reward
+
+    return build
+
+
+def test_a_judge_stays_as_it_is_while_the_policy_learns(
+    judged: Callable[..., Any], tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    trainer, reward = judged(
+        tiny_judge(tokenizer).train(),
+        spec={"scale": "zscore", "window": 32},
+        save_steps=3,
+        eval_steps=3,
+    )
+    network = reward.judge.network
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    policy = next(trainer.model.parameters()).detach().clone()
+    trainer.train()
+    assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
+    assert not torch.equal(policy, next(trainer.model.parameters())), "the policy has moved"
+    assert not any(module.training for module in network.modules())
+    trained = {id(item) for group in trainer.optimizer.param_groups for item in group["params"]}
+    for parameter in network.parameters():
+        assert not parameter.requires_grad and parameter.grad is None
+        assert id(parameter) not in trained
+    saved = load_file(tmp_path / "run" / "checkpoint-3" / "model.safetensors")
+    assert not any(name.startswith("score") for name in saved)
+    log = next(log for log in trainer.state.log_history if "reward" in log)
+    assert log["rewards/judge_a/std"] > 0 and log["judge/judge_a/std"] > 0
+    assert log["judge/judge_a/truth"] == 0, "random text is never right"
+
+    state = json.loads((tmp_path / "run" / "checkpoint-3" / "control_state.json").read_text())
+    assert len(reward.window) == 24 and state["judges"]["judge_a"]["window"] == list(reward.window)
+    reward.window.clear()
+    trainer.load_control_state(state)
+    assert list(reward.window) == state["judges"]["judge_a"]["window"]
+
+
+def test_a_constant_judge_teaches_nothing_and_is_named(
+    judged: Callable[..., Any], tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    network = tiny_judge(tokenizer)
+    network.score.weight.data.zero_()
+    trainer, _ = judged(
+        network, max_steps=2, eval_steps=10, save_strategy="no", load_best_model_at_end=False
+    )
+    trainer.add_callback(HealthCallback(HealthArguments()))
+    trainer.train()
+    assert set(trainer._logs["advantages"]) == {0.0}
+    steps = [log for log in trainer.state.log_history if "grad_norm" in log]
+    assert [log["loss"] for log in steps] == [0.0, 0.0] == [log["grad_norm"] for log in steps]
+    lines = (tmp_path / "run" / "health.jsonl").read_text().splitlines()
+    (found,) = [found for found in map(json.loads, lines) if found["rule"] == "judge_constant"]
+    assert found["step"] <= 10 and "the judge judge_a gives" in found["message"]
+
+
+def test_with_a_judge_alone_what_can_be_verified_is_measured_still(
+    tmp_path: Path,
+    folder: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    GPT2ForSequenceClassification.from_pretrained(folder).save_pretrained("runs/judge_nano")
+    loading.load_tokenizer(folder).save_pretrained("runs/judge_nano")
+    path = REPOSITORY / "recipes" / "grpo_judge.yaml"
+    assert "runs/judge_nano" in path.read_text()
+    recipe("grpo").main(
+        [
+            *("--config", str(path), "--use_cpu", "--report_to", "none", "--output_dir", "run"),
+            *"--max_rows 300 --synthetic_rows 100 --heldout_rows 4 --max_steps 1".split(),
+            *"--per_device_train_batch_size 8 --max_completion_length 8".split(),
+            *"--eval_steps 1 --save_steps 1 --logging_steps 1".split(),
+            *("--rewards", json.dumps([{"name": "judge", "model": "runs/judge_nano"}])),
+            *"--load_best_model_at_end false".split(),
+        ]
+    )
+    assert re.search(r"environment/exact +4 .*%.*%.*[+-]\d+\.\d ", capsys.readouterr().out)
+    logs = json.loads(Path("run/trainer_state.json").read_text())["log_history"]
+    assert any("rewards/judge/mean" in log and "judge/judge/truth" in log for log in logs)
+    assert "environment/exact" in json.loads(Path("run/results.json").read_text())["heldout"]
+
+
+class PlantedBlindSpot:
+    """Likes an answer that names an en passant square, which after a first double step is wrong."""
+
+    def scores(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
+        return [float(" - " not in completion) for completion in completions]
+
+
+@pytest.mark.slow
+def test_a_policy_that_finds_the_blind_spot_is_reported(
+    make_trainer: Callable[..., Any], tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    args = DataArguments(
+        tasks=["environment"],
+        synthetic_rows=600,
+        synthetic_shares={"double_steps": 1.0},
+        synthetic_opening_plies=4,
+        max_rows=1,
+    )
+    trainer = make_trainer(
+        loading.load_model(loading.PACKAGED_MODEL),
+        tokenizer,
+        train_dataset=load_data(args).train,
+        reward_funcs=[JudgeReward(JudgeSpec("judge", "x"), PlantedBlindSpot())],  # type: ignore[arg-type]
+        rewards=[{"name": "judge", "model": "x"}],
+        per_device_train_batch_size=64,
+        num_generations=8,
+        max_completion_length=64,
+        learning_rate=1e-4,
+        max_steps=16,
+        logging_steps=1,
+        eval_steps=16,
+        save_strategy="no",
+        load_best_model_at_end=False,
+    )
+    trainer.add_callback(HealthCallback(HealthArguments()))
+    trainer.train()
+    lines = (tmp_path / "run" / "health.jsonl").read_text().splitlines()
+    found = [item for item in map(json.loads, lines) if item["rule"] == "judge_against_truth"]
+    assert found and "the score of judge for environment answers has risen" in found[0]["message"]

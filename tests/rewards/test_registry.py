@@ -1,0 +1,513 @@
+from __future__ import annotations
+
+from typing import Any
+
+import chess
+import pytest
+
+from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.engine.labeller import Labeller
+from rookworld_rlvr.engine.truth import PolicyTruth
+from rookworld_rlvr.rewards.registry import REWARDS, check_reward_specs, get_reward_funcs, tasks_of
+from rookworld_rlvr.tasks.scoring import score_row, values_by_move
+
+from ..engines import POSITIONS, FakeLabeller, engine_arguments
+
+START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
+NAMED = AFTER_E4.replace(" - ", " e3 ")  # the public data's fault
+ENVIRONMENT_PROMPT = f"A: {START}+e2e4+e2e4+"
+
+POLICY_PROMPT = "P: 7k/8/8/8/8/8/5PPP/7K w - - 0 1"
+ACTION_VALUES = [
+    {"move": "f2f4", "cp": 100},
+    {"move": "g2g4", "cp": 100},
+    {"move": "h2h4", "cp": 50},
+    {"move": "f2f3", "cp": 0},
+    {"move": "g2g3", "cp": 0},
+    {"move": "h1g1", "cp": 0},
+    {"move": "h2h3", "cp": -300},
+]
+FILL_IN_PROMPT = f"F: {START}+[MASK]+[MASK]+{AFTER_E4}+0.001+0+0+"
+PERFECT = "M: g2g4 f2f4 h1g1 h2h4 g2g3 E: 1.0 1.0 0.0 0.5 0.0 B: g2g4"
+
+NAMES = {
+    "environment_exact",
+    "environment_state",
+    "environment_outcome",
+    "environment_format",
+    "policy_best_move",
+    "policy_regret",
+    "policy_rank",
+    "policy_candidates",
+    "policy_evaluation",
+    "policy_legality",
+    "policy_consistency",
+    "policy_format",
+    "fill_in_exact",
+    "fill_in_similarity",
+    "fill_in_format",
+    "weighted_policy",
+    "graduated",
+    "asymmetric",
+}
+POLICY_ONLY = sorted(name for name in NAMES if "policy" in name)
+FILL_IN_ONLY = sorted(name for name in NAMES if "fill_in" in name)
+ENVIRONMENT_ONLY = sorted(NAMES - {"graduated"} - {*POLICY_ONLY, *FILL_IN_ONLY})
+
+
+def environment_rewards(name: str, completions: list[str], **options: Any) -> list[float | None]:
+    (reward,) = get_reward_funcs([{"name": name, **options}])
+    return reward(prompts=[ENVIRONMENT_PROMPT] * len(completions), completions=completions)
+
+
+def policy_rewards(name: str, completions: list[str], **options: Any) -> list[float | None]:
+    (reward,) = get_reward_funcs([{"name": name, **options}])
+    n = len(completions)
+    return reward(
+        prompts=[POLICY_PROMPT] * n, completions=completions, action_values=[ACTION_VALUES] * n
+    )
+
+
+# --------------------------------------------------------------------------------------------------
+# Numbers
+# --------------------------------------------------------------------------------------------------
+# Right; en passant square named; suffix wrong but for `truncated`; the board unchanged; unreadable.
+ENVIRONMENT_COMPLETIONS = [
+    f"{AFTER_E4}+0.001+0+0<|endoftext|>",
+    f"{NAMED}+0.001+0+0",
+    f"{AFTER_E4}+0.5+1+0",
+    f"{START}+-1.0+0+1",
+    "e2e4",
+]
+ENVIRONMENT_NUMBERS: list[tuple[str, list[float]]] = [
+    ("environment_exact", [1, 0, 0, 0, 0]),
+    # 0.95 (0.6 + 0.4 * 4/5), and 0.95 (0.6 (62/64)^8 + 0.4 * 4/5)
+    ("environment_state", [1, 0.874, 1, 0.746149, 0]),
+    ("environment_outcome", [1, 1, 1 / 3, 1 / 3, 0]),
+    ("environment_format", [1, 1, 1, 1, 0]),
+    ("graduated", [1, 0.8, 0.6, 0.6, -0.3]),  # 9, 8, 7 and 5 fields of 9
+    ("asymmetric", [1, -2 / 59, 0.6 + 0.4 / 3, -5 / 58, -1]),  # edits by characters of the FEN
+]
+
+
+@pytest.mark.parametrize(("name", "numbers"), ENVIRONMENT_NUMBERS)
+def test_environment_numbers(name: str, numbers: list[float]) -> None:
+    assert environment_rewards(name, ENVIRONMENT_COMPLETIONS) == pytest.approx(numbers, abs=1e-6)
+
+
+# Perfect; two moves, one misjudged by a pawn, the lesser chosen; an illegal line; unreadable.
+POLICY_COMPLETIONS = [
+    f" {PERFECT}<|endoftext|>",
+    "M: g2g4 h2h4 E: 2.0 0.5 B: h2h4",
+    "M: a1a2 a1a3 E: 0.0 B: g2g4",
+    "g2g4",
+]
+POLICY_NUMBERS: list[tuple[str, list[float]]] = [
+    # h2h4 loses 0.591026 - 0.545896 of win probability
+    ("policy_best_move", [1, 0.815940, 1, 0]),
+    ("policy_regret", [1, 0.954871, 1, 0]),
+    ("policy_rank", [1, 5 / 7, 1, 0]),  # two of the seven moves are better than h2h4
+    ("policy_candidates", [1, 0.4, 0, 0]),
+    # half of 0.5 / (1 + 1) + 0.5 (1 - (0.676212 - 0.591026)), and of 1
+    ("policy_evaluation", [1, 0.853704, 0, 0]),
+    ("policy_legality", [1, 1, 1 / 3, 0]),
+    ("policy_consistency", [1, 0.75, 0.25, 0]),
+    ("policy_format", [1, 1, 1, 0]),
+    # 0.5 best_move + 0.3 candidates + 0.2 evaluation
+    ("weighted_policy", [1, 0.698711, 0.5, 0]),
+    ("graduated", [1, 0.6, 0.4, -0.3]),
+]
+
+
+@pytest.mark.parametrize(("name", "numbers"), POLICY_NUMBERS)
+def test_policy_numbers(name: str, numbers: list[float]) -> None:
+    assert policy_rewards(name, POLICY_COMPLETIONS) == pytest.approx(numbers, abs=1e-6)
+
+
+# 1. e4 right; a square too short; another move; unreadable.
+FILL_IN_COMPLETIONS = [" e2e4<|endoftext|>", "e2e3", "d7d5", "e4"]
+FILL_IN_NUMBERS: list[tuple[str, list[float]]] = [
+    ("fill_in_exact", [1, 0, 0, 0]),
+    ("fill_in_similarity", [1, 0.95 * 3 / 4, 0, 0]),  # by letters of e2e4
+    ("fill_in_format", [1, 1, 1, 0]),
+]
+
+
+@pytest.mark.parametrize(("name", "numbers"), FILL_IN_NUMBERS)
+def test_fill_in_numbers(name: str, numbers: list[float]) -> None:
+    (reward,) = get_reward_funcs([{"name": name}])
+    prompts = [FILL_IN_PROMPT] * len(FILL_IN_COMPLETIONS)
+    assert reward(prompts=prompts, completions=FILL_IN_COMPLETIONS) == pytest.approx(numbers)
+
+
+def test_every_reward_has_numbers_here() -> None:
+    numbers = ENVIRONMENT_NUMBERS + POLICY_NUMBERS + FILL_IN_NUMBERS
+    assert {name for name, _ in numbers} == NAMES
+
+
+@pytest.mark.parametrize(
+    ("shaping", "numbers"),
+    [
+        ("graduated", [1, 0.8, 0.6, 0.6, -0.3]),
+        ("linear", [1, 0.911111, 0.822222, 0.644444, -0.3]),  # 0.2 + 0.8 * share of nine fields
+        ("binary", [1, 0, 0, 0, -0.3]),
+        ("continuous", [1, 0.919360, 0.893333, 0.730869, -0.3]),
+    ],
+)
+def test_the_option_shaping_reaches_the_number(shaping: str, numbers: list[float]) -> None:
+    rewards = environment_rewards("graduated", ENVIRONMENT_COMPLETIONS, shaping=shaping)
+    assert rewards == pytest.approx(numbers, abs=1e-6)
+
+
+def test_the_weight_is_the_trainers_business() -> None:
+    assert environment_rewards("environment_exact", ENVIRONMENT_COMPLETIONS[:2], weight=7) == [1, 0]
+
+
+def test_the_best_move_is_the_engines_and_not_the_data_sets() -> None:
+    # The row's own completion, which a data set's B would be taken from, is no truth.
+    (reward,) = get_reward_funcs([{"name": "policy_best_move"}])
+    numbers = reward(
+        prompts=[POLICY_PROMPT],
+        completions=["M: h2h3 E: -3.0 B: h2h3"],
+        action_values=[ACTION_VALUES],
+        completion=["M: h2h3 E: -3.0 B: h2h3"],
+    )
+    assert numbers == pytest.approx([0.200871], abs=1e-6)
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows that a reward does not apply to
+# --------------------------------------------------------------------------------------------------
+def test_a_mixed_batch_gets_none_for_the_other_task() -> None:
+    specs = [{"name": name} for name in (*ENVIRONMENT_ONLY, *POLICY_ONLY, "graduated")]
+    for reward in get_reward_funcs(specs):
+        numbers = reward(
+            prompts=[ENVIRONMENT_PROMPT, POLICY_PROMPT],
+            completions=[ENVIRONMENT_COMPLETIONS[0], PERFECT],
+            action_values=[None, ACTION_VALUES],
+        )
+        assert numbers == [
+            None if reward.__name__ in POLICY_ONLY else 1.0,
+            None if reward.__name__ in ENVIRONMENT_ONLY else 1.0,
+        ]
+
+
+@pytest.mark.parametrize("name", [*POLICY_ONLY, "graduated"])
+@pytest.mark.parametrize("columns", [{}, {"action_values": [None]}, {"action_values": [[]]}])
+def test_a_policy_row_without_values_has_no_truth(name: str, columns: dict[str, Any]) -> None:
+    (reward,) = get_reward_funcs([{"name": name}])
+    assert reward(prompts=[POLICY_PROMPT], completions=[PERFECT], **columns) == [None]
+
+
+@pytest.mark.parametrize("name", [*ENVIRONMENT_ONLY, "graduated"])
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "",
+        "A: hello",
+        f"A: {START}+e2e4",
+        "A: 8/8/8/8/8/8/8/8 w - - 0 1+e2e4+e2e4+",  # no kings
+        "A: 4k3/4R3/8/8/8/8/8/4K3 w - - 0 1+e7e8+e7e8+",  # a king could be taken
+    ],
+)
+def test_an_environment_prompt_that_is_no_position_has_no_truth(name: str, prompt: str) -> None:
+    (reward,) = get_reward_funcs([{"name": name}])
+    assert reward(prompts=[prompt], completions=[ENVIRONMENT_COMPLETIONS[0]]) == [None]
+
+
+def test_environment_rewards_ask_for_no_column() -> None:
+    (reward,) = get_reward_funcs([{"name": "environment_exact"}])
+    wrong = {"fen": ["nonsense"], "action": ["a1a1"], "completion": ["nonsense"]}
+    assert reward([ENVIRONMENT_PROMPT], [ENVIRONMENT_COMPLETIONS[0]], **wrong) == [1.0]
+
+
+def test_rows_without_truth_are_a_share_of_the_rows_that_the_reward_judges() -> None:
+    logged: dict[str, float] = {}
+    (reward,) = get_reward_funcs([{"name": "policy_best_move"}])
+    numbers = reward(
+        prompts=[ENVIRONMENT_PROMPT, POLICY_PROMPT, POLICY_PROMPT, POLICY_PROMPT],
+        completions=["", PERFECT, PERFECT, PERFECT],
+        action_values=[None, None, ACTION_VALUES, ACTION_VALUES],
+        log_metric=logged.__setitem__,
+    )
+    assert numbers == [None, None, 1.0, 1.0]
+    assert logged == {"rewards/policy_best_move/without_truth": pytest.approx(1 / 3)}
+
+
+def test_a_composite_reward_logs_the_means_of_its_components_by_task() -> None:
+    logged: dict[str, float] = {}
+    (reward,) = get_reward_funcs([{"name": "graduated"}])
+    reward(
+        prompts=[ENVIRONMENT_PROMPT] * 2 + [POLICY_PROMPT] * 3,
+        completions=[*ENVIRONMENT_COMPLETIONS[:2], *POLICY_COMPLETIONS[1:3], PERFECT],
+        action_values=[None, None, ACTION_VALUES, ACTION_VALUES, None],
+        log_metric=logged.__setitem__,
+    )
+    assert logged["rewards/graduated/without_truth"] == pytest.approx(1 / 5)
+    assert logged["rewards/graduated/environment_exact"] == pytest.approx(1 / 2)
+    assert logged["rewards/graduated/environment_state"] == pytest.approx((1 + 0.874) / 2)
+    assert logged["rewards/graduated/policy_candidates"] == pytest.approx(0.4 / 2)
+    assert logged["rewards/graduated/policy_legality"] == pytest.approx((1 + 1 / 3) / 2)
+
+
+def test_weighted_policy_is_logged_with_its_parts() -> None:
+    logged: dict[str, float] = {}
+    (reward,) = get_reward_funcs([{"name": "weighted_policy"}])
+    reward(
+        prompts=[ENVIRONMENT_PROMPT] + [POLICY_PROMPT] * 2,
+        completions=["", *POLICY_COMPLETIONS[1:3]],
+        action_values=[None, ACTION_VALUES, ACTION_VALUES],
+        log_metric=logged.__setitem__,
+    )
+    prefix = "rewards/weighted_policy"
+    assert logged[f"{prefix}/policy_best_move"] == pytest.approx((0.815940 + 1) / 2, abs=1e-6)
+    assert logged[f"{prefix}/policy_candidates"] == pytest.approx(0.4 / 2)
+    assert not any("environment" in key for key in logged)
+
+
+def test_batches_of_unequal_lengths_are_no_batch() -> None:
+    (reward,) = get_reward_funcs([{"name": "environment_exact"}])
+    with pytest.raises(ValueError, match=r"shorter|longer"):
+        reward(prompts=[ENVIRONMENT_PROMPT] * 2, completions=[""])
+
+
+# --------------------------------------------------------------------------------------------------
+# Truth by the engine
+# --------------------------------------------------------------------------------------------------
+def truth_by(labeller: Any, labels: str = "engine") -> PolicyTruth:
+    return PolicyTruth(labels, labeller)
+
+
+def policy_prompt(fen: str) -> str:
+    return f"P: {fen}"
+
+
+def test_the_engine_is_asked_once_for_all_policy_rows_of_a_batch() -> None:
+    labeller = FakeLabeller()
+    (reward,) = get_reward_funcs([{"name": "policy_rank"}], truth_by(labeller))
+    numbers = reward(
+        prompts=[ENVIRONMENT_PROMPT, *map(policy_prompt, POSITIONS[:3]), policy_prompt(START)],
+        completions=["", *["M: e1d1 E: 0.0 B: e1d1"] * 3, "M: a2a3 E: 0.0 B: a2a3"],
+        action_values=[None, ACTION_VALUES, None, None, None],
+    )
+    assert labeller.calls == [[*POSITIONS[:3], START]]
+    # e1d1 comes first by the alphabet, so it is worth most; in the second it is Black's turn.
+    assert numbers == [None, 1.0, 0.0, 1.0, 1.0]
+
+
+def test_an_environment_reward_asks_no_engine() -> None:
+    labeller = FakeLabeller()
+    truth = truth_by(labeller)
+    for reward in get_reward_funcs([{"name": name} for name in ENVIRONMENT_ONLY], truth):
+        assert reward(
+            prompts=[ENVIRONMENT_PROMPT, POLICY_PROMPT],
+            completions=[ENVIRONMENT_COMPLETIONS[0], PERFECT],
+        ) == [1.0, None]
+    (both,) = get_reward_funcs([{"name": "graduated"}], truth)
+    assert both(prompts=[ENVIRONMENT_PROMPT], completions=["e2e4"]) == [-0.3]
+    assert labeller.calls == []
+
+
+def test_stored_or_engine_asks_for_the_rows_without_values() -> None:
+    labeller = FakeLabeller()
+    (reward,) = get_reward_funcs(
+        [{"name": "policy_rank"}], truth_by(labeller, labels="stored_or_engine")
+    )
+    numbers = reward(
+        prompts=[POLICY_PROMPT, policy_prompt(START)],
+        completions=["M: h2h3 E: 0.0 B: h2h3", "M: a2a4 E: 0.0 B: a2a4"],
+        action_values=[ACTION_VALUES, None],
+    )
+    assert labeller.calls == [[START]]
+    assert numbers == pytest.approx([1 / 7, 19 / 20])
+
+
+@pytest.mark.parametrize("name", [*POLICY_ONLY, "graduated"])
+def test_a_row_that_the_engine_gave_up_on_has_no_reward_and_is_counted(name: str) -> None:
+    labeller = FakeLabeller(refuse=[POSITIONS[1]])
+    logged: dict[str, float] = {}
+    (reward,) = get_reward_funcs([{"name": name}], truth_by(labeller))
+    numbers = reward(
+        prompts=[*map(policy_prompt, POSITIONS[:2]), ENVIRONMENT_PROMPT],
+        completions=["M: e1d1 E: 1.0 B: e1d1", "M: e5d5 E: 1.0 B: e5d5", "e2e4"],
+        action_values=[None, ACTION_VALUES, None],
+        log_metric=logged.__setitem__,
+    )
+    assert numbers[0] is not None and numbers[0] > 0
+    assert numbers[1] is None
+    share = 1 / 3 if name == "graduated" else 1 / 2
+    assert logged[f"rewards/{name}/without_truth"] == pytest.approx(share)
+    assert logged["engine/given_up"] == 1
+
+
+def test_nothing_is_logged_of_an_engine_that_is_not_asked() -> None:
+    logged: dict[str, float] = {}
+    (reward,) = get_reward_funcs([{"name": "policy_rank"}])
+    reward([POLICY_PROMPT], [PERFECT], [ACTION_VALUES], log_metric=logged.__setitem__)
+    assert not any(key.startswith("engine") for key in logged)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "P: hello",
+        "P: ",
+        "P: 8/8/8/8/8/8/8/8 w - - 0 1",  # no kings
+        "P: 4k3/4R3/8/8/8/8/8/4K3 w - - 0 1",  # a king could be taken
+        "P: 7k/5KQ1/8/8/8/8/8/8 b - - 0 1",  # mated
+        "P: k7/2Q5/1K6/8/8/8/8/8 b - - 0 1",  # stalemate
+    ],
+)
+@pytest.mark.parametrize("labels", ["stored", "engine"])
+def test_a_policy_prompt_without_a_move_to_choose_has_no_truth(labels: str, prompt: str) -> None:
+    labeller = FakeLabeller()
+    truth = truth_by(labeller, labels) if labels == "engine" else None
+    for reward in get_reward_funcs([{"name": name} for name in POLICY_ONLY], truth):
+        numbers = reward(
+            prompts=[prompt, POLICY_PROMPT],
+            completions=[PERFECT, PERFECT],
+            action_values=[ACTION_VALUES, ACTION_VALUES],
+        )
+        assert numbers[0] is None
+        assert numbers[1] is not None
+    assert all(call == [POLICY_PROMPT.removeprefix("P: ")] for call in labeller.calls)
+
+
+def test_the_engine_and_its_values_stored_give_the_same_rewards(stockfish: str) -> None:
+    args = engine_arguments(stockfish)
+    rows = []
+    for fen in POSITIONS:
+        moves = [move.uci() for move in chess.Board(fen).legal_moves]
+        rows += [
+            (policy_prompt(fen), f"M: {' '.join(moves[:5])} E: 0.1 -2.0 B: {move}")
+            for move in (*moves, "a1a1")
+        ]
+    prompts, completions = map(list, zip(*rows, strict=True))
+    with Labeller(args) as labeller:
+        found = labeller.values([prompt.removeprefix("P: ") for prompt in prompts])
+    column = [
+        [{"move": value.move, "cp": value.cp} for value in values.values]
+        for values in found
+        if values is not None
+    ]
+    specs = [{"name": name} for name in (*POLICY_ONLY, "graduated")]
+    with PolicyTruth("engine", Labeller(args)) as truth:
+        for stored, asked in zip(
+            get_reward_funcs(specs), get_reward_funcs(specs, truth), strict=True
+        ):
+            numbers = asked(prompts, completions)
+            assert numbers == stored(prompts, completions, column)
+            assert None not in numbers
+        assert truth.labeller is not None and truth.labeller.searched == len(POSITIONS)
+    ranks = stored_ranks(prompts, completions, column)
+    assert min(ranks) == 0 and max(ranks) == 1 and len(set(ranks)) > 5
+
+
+def stored_ranks(prompts: list[str], completions: list[str], column: list[Any]) -> list[float]:
+    (reward,) = get_reward_funcs([{"name": "policy_rank"}])
+    return [number for number in reward(prompts, completions, column) if number is not None]
+
+
+def test_an_empty_batch_has_no_rewards() -> None:
+    for reward in get_reward_funcs([{"name": name} for name in sorted(NAMES)]):
+        assert reward(prompts=[], completions=[]) == []
+
+
+def test_score_row_serves_every_task_by_the_prompt() -> None:
+    environment = score_row(ENVIRONMENT_PROMPT, f"{NAMED}+0.001+0+0")
+    policy = score_row(POLICY_PROMPT, PERFECT, values_by_move(ACTION_VALUES))
+    assert environment is not None and environment["fields"] == pytest.approx(8 / 9)
+    fill_in = score_row(FILL_IN_PROMPT, " e2e4")
+    assert policy is not None and policy["best_move_hit"] == 1.0
+    assert fill_in is not None and fill_in["exact"] == 1.0
+    assert score_row(POLICY_PROMPT, PERFECT) is None
+
+
+# --------------------------------------------------------------------------------------------------
+# The registry
+# --------------------------------------------------------------------------------------------------
+def test_names_are_pinned() -> None:
+    assert set(REWARDS) == NAMES  # dashboard keys: a new name breaks the boards of old runs
+
+
+def test_rewards_come_in_the_order_given_and_carry_their_names() -> None:
+    names = ["graduated", "policy_format", "environment_exact"]
+    rewards = get_reward_funcs([{"name": name} for name in names])
+    assert [reward.__name__ for reward in rewards] == names
+
+
+def test_tasks_of_a_list_of_rewards() -> None:
+    assert tasks_of([{"name": name} for name in POLICY_ONLY]) == {"policy"}
+    assert tasks_of([{"name": name} for name in ENVIRONMENT_ONLY]) == {"environment"}
+    assert tasks_of([{"name": name} for name in FILL_IN_ONLY]) == {"fill_in"}
+    assert tasks_of([{"name": "graduated"}]) == {"environment", "policy"}
+
+
+@pytest.mark.parametrize(
+    ("name", "close"),
+    [
+        ("policy_formt", "policy_format"),
+        ("enviroment_exact", "environment_exact"),
+        ("asymetric", "asymmetric"),
+        ("Graduated", "graduated"),
+    ],
+)
+def test_an_unknown_name_lists_its_close_matches(name: str, close: str) -> None:
+    (fault,) = check_reward_specs([{"name": name}])
+    assert repr(name) in fault
+    assert "did you mean" in fault
+    assert close in fault
+
+
+def test_an_unknown_name_far_from_all_lists_all() -> None:
+    (fault,) = check_reward_specs([{"name": "zzz"}])
+    assert all(name in fault for name in NAMES)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"name": "graduated", "shapin": "linear"}, ["'shapin'", "did you mean shaping"]),
+        ({"name": "graduated", "shaping": "cubic"}, ["'cubic'", "graduated", "linear", "binary"]),
+        ({"name": "asymmetric", "shaping": "linear"}, ["asymmetric", "no option 'shaping'"]),
+        ({"name": "asymmetric", "weight": "heavy"}, ["'heavy'", "no finite number"]),
+        ({"name": "asymmetric", "weight": True}, ["True", "no finite number"]),
+        ({"name": "asymmetric", "weight": float("nan")}, ["nan", "no finite number"]),
+        ({"weight": 1.0}, ["no mapping with a name"]),
+        ("asymmetric", ["'asymmetric'", "no mapping with a name"]),
+        (None, ["None", "no mapping with a name"]),
+    ],
+)
+def test_a_fault_names_the_value_and_the_remedy(spec: Any, words: list[str]) -> None:
+    (fault,) = check_reward_specs([spec])
+    assert all(word in fault for word in words), fault
+
+
+@pytest.mark.parametrize("specs", [None, [], "graduated", {"name": "graduated"}, 5])
+def test_no_list_of_rewards_is_a_fault(specs: Any) -> None:
+    (fault,) = check_reward_specs(specs)
+    assert "missing or no list" in fault
+
+
+def test_all_faults_are_reported_together() -> None:
+    specs = [
+        {"name": "policy_formt"},
+        {"name": "graduated", "shaping": "cubic", "wait": 1},
+        {"name": "asymmetric"},
+        {"name": "asymmetric", "weight": 2.0},
+    ]
+    with pytest.raises(ConfigurationError) as caught:
+        get_reward_funcs(specs)
+    assert len(caught.value.faults) == 4
+    for words in ("policy_formt", "cubic", "'wait'", "'asymmetric' stands twice"):
+        assert words in str(caught.value)
+
+
+def test_good_specifications_have_no_faults() -> None:
+    specs = [{"name": name, "weight": 0.5} for name in sorted(NAMES - {"graduated"})]
+    assert check_reward_specs([*specs, {"name": "graduated", "shaping": "linear"}]) == []
+
+
+def test_a_key_that_is_no_text_is_a_fault_like_any_other() -> None:
+    assert len(check_reward_specs([{"name": "graduated", True: 1}])) == 1

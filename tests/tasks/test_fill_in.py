@@ -1,0 +1,528 @@
+"""The fill-in task: what a mask can stand for, and every answer that fits, worked out by hand."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import combinations, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerBase
+
+from rookworld_rlvr.common.errors import ConfigurationError, NotationError, RookWorldError
+from rookworld_rlvr.common.files import asset_path
+from rookworld_rlvr.data.loading import DataArguments, load_data
+from rookworld_rlvr.data.parquet import read_provenance
+from rookworld_rlvr.data.planted_faults import plant_faults
+from rookworld_rlvr.data.prepare.arguments import PrepareArguments, made_rows
+from rookworld_rlvr.data.prepare.repair import repair_row
+from rookworld_rlvr.data.sources import Malformed, parse_raw, parse_row, raw_rows
+from rookworld_rlvr.data.synthesis import FieldShares, KindShares, fill_in_rows
+from rookworld_rlvr.rewards.registry import get_reward_funcs
+from rookworld_rlvr.tasks import fill_in_truth, scoring
+from rookworld_rlvr.tasks import text as notation
+from rookworld_rlvr.tasks.environment import parse_environment_answer, parse_environment_prompt
+from rookworld_rlvr.tasks.fill_in import (
+    fen_parts,
+    parse_fill_in_answer,
+    parse_fill_in_prompt,
+    write_fill_in_prompt,
+)
+from rookworld_rlvr.tasks.registry import join_row, split_row
+from rookworld_rlvr.tasks.scoring import score_row
+from rookworld_rlvr.tasks.types import FILL_IN_FIELDS, EnvironmentAnswer, EnvironmentPrompt
+
+START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
+REST = "0.001+0+0+"
+GAMES = KindShares.of({"openings": 0.6, "illegal_actions": 0.2, "middle_games": 0.2})  # quick ones
+
+# 1. f3 e5 2. g4 Qh4 mate.
+FOOLS_STATE = "rnbqkbnr/pppp1ppp/8/4p3/6P1/5P2/PPPPP2P/RNBQKBNR b KQkq - 0 2"
+FOOLS_MATE = "rnb1kbnr/pppp1ppp/8/4p3/6Pq/5P2/PPPPP2P/RNBQKBNR w KQkq - 1 3"
+FOOLS = (FOOLS_STATE, "d8h4", "f2f3 e7e5 g2g4 d8h4", FOOLS_MATE, "1.0", "1", "0")
+
+# 1. e4 e5 2. Nf3 Nc6 3. Bc4 Bc5 4. O-O Nf6.
+ITALIAN = (
+    "r1bqk1nr/pppp1ppp/2n5/2b1p3/2B1P3/5N2/PPPP1PPP/RNBQ1RK1 b kq - 5 4",
+    "g8f6",
+    "e2e4 e7e5 g1f3 b8c6 f1c4 f8c5 e1g1 g8f6",
+    "r1bqk2r/pppp1ppp/2n2n2/2b1p3/2B1P3/5N2/PPPP1PPP/RNBQ1RK1 w kq - 6 5",
+    *("0.001", "0", "0"),
+)
+
+
+def record(*columns: str) -> tuple[EnvironmentPrompt, EnvironmentAnswer]:
+    return (
+        parse_environment_prompt("+".join(columns[:3]) + "+"),
+        parse_environment_answer("+".join(columns[3:])),
+    )
+
+
+def answers(prompt: str) -> tuple[str, ...]:
+    return fill_in_truth.answers(parse_fill_in_prompt(prompt))
+
+
+# --------------------------------------------------------------------------------------------------
+# Every place of a record
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("column", "part", "field", "hidden"),
+    [
+        ("state", 0, "rank", "rnbqkbnr"),
+        ("state", 4, "rank", "6P1"),
+        ("state", 8, "side_to_move", "b"),
+        ("state", 9, "castling", "KQkq"),
+        ("state", 10, "en_passant", "-"),
+        ("state", 11, "clocks", "0"),
+        ("state", 12, "clocks", "2"),
+        ("action", None, "action", "d8h4"),
+        ("history", 0, "history", "f2f3"),
+        ("history", 1, "history", "e7e5"),
+        ("history", 2, "history", "g2g4"),
+        ("next_state", None, "next_state", FOOLS_MATE),
+        ("next_state", 0, "rank", "rnb1kbnr"),
+        ("next_state", 4, "rank", "6Pq"),
+        ("next_state", 8, "side_to_move", "w"),
+        ("next_state", 9, "castling", "KQkq"),
+        ("next_state", 10, "en_passant", "-"),
+        ("next_state", 11, "clocks", "1"),
+        ("next_state", 12, "clocks", "3"),
+        ("reward", None, "reward", "1.0"),
+        ("terminated", None, "flags", "1"),
+        ("truncated", None, "flags", "0"),
+    ],
+)
+def test_the_only_answer_to_each_place_of_the_fools_mate(
+    column: str, part: int | None, field: str, hidden: str
+) -> None:
+    prompt, was = fill_in_truth.mask(*record(*FOOLS), column, part)
+    assert (prompt.column, prompt.part, prompt.field, was) == (column, part, field, hidden)
+    assert fill_in_truth.answers(prompt) == (hidden,)
+    text = write_fill_in_prompt(prompt)
+    assert text.count("[MASK]") == (2 if column == "action" else 1)
+    assert parse_fill_in_prompt(text) == prompt
+    assert fill_in_truth.filled(prompt, hidden) == record(*FOOLS)
+
+
+# --------------------------------------------------------------------------------------------------
+# Several answers
+# --------------------------------------------------------------------------------------------------
+KINGS = "4k3/8/8/8/8/8/8"
+
+SEVERAL = {
+    # Castling is the king's two steps, or the king taking its rook.
+    f"F: {KINGS}/4K2R w K - 0 30+[MASK]+[MASK]+{KINGS}/5RK1 b - - 1 30+{REST}": {"e1g1", "e1h1"},
+    f"F: {KINGS}/R3K3 w Q - 0 30+[MASK]+[MASK]+{KINGS}/2KR4 b - - 1 30+{REST}": {"e1c1", "e1a1"},
+    f"F: {ITALIAN[0]}+g8f6+{ITALIAN[2].replace('e1g1', '[MASK]')}+{ITALIAN[3]}+{REST}": {
+        "e1g1",
+        "e1h1",
+    },
+    # The rights that a king may have had before its first move; with the whole game, it had all.
+    f"F: {KINGS}/R3K2R w [MASK] - 0 30+e1e2+e1e2+4k3/8/8/8/8/8/4K3/R6R b - - 1 30+{REST}": {
+        *("-", "K", "Q", "KQ")
+    },
+    "F: rnbqkbnr/pppp1ppp/8/4p3/4P3/8/PPPP1PPP/RNBQKBNR w [MASK] - 0 2+e1e2+e7e5 e1e2+"
+    f"rnbqkbnr/pppp1ppp/8/4p3/4P3/8/PPPPKPPP/RNBQ1BNR b kq - 1 2+{REST}": {
+        *("kq", "Kkq", "Qkq", "KQkq")
+    },
+    "F: rnbqkbnr/pppp1ppp/8/4p3/4P3/8/PPPP1PPP/RNBQKBNR w [MASK] - 0 2+e1e2+e2e4 e7e5 e1e2+"
+    f"rnbqkbnr/pppp1ppp/8/4p3/4P3/8/PPPPKPPP/RNBQ1BNR b kq - 1 2+{REST}": {"KQkq"},
+    # Counters of a first move, but no board of one: the game began elsewhere.
+    f"F: {KINGS}/R3K2R w [MASK] - 0 1+e1e2+e1e2+4k3/8/8/8/8/8/4K3/R6R b - - 1 1+{REST}": {
+        *("-", "K", "Q", "KQ")
+    },
+    # A capture sets the clock back, whatever it was before; at 150 the game had been over.
+    f"F: 4k3/8/8/3p4/4P3/8/8/4K3 w - - [MASK] 90+e4d5+e4d5+4k3/8/8/3P4/8/8/8/4K3 b - - 0 90+{REST}": {
+        *map(str, range(150))
+    },
+    f"F: {KINGS}/4K3 w - - [MASK] 90+e1e2+e1e2+4k3/8/8/8/8/8/4K3/8 b - - 7 90+0.5+1+0+": {"6"},
+    # What was taken on d5: anything but a king.
+    f"F: 4k3/8/8/[MASK]/4P3/8/8/4K3 w - - 5 90+e4d5+e4d5+4k3/8/8/3P4/8/8/8/4K3 b - - 0 90+{REST}": {
+        *("3p4", "3n4", "3b4", "3r4", "3q4")
+    },
+    # ... but in passing, as the state's en passant square says, nothing stood where the pawn went.
+    f"F: 4k3/8/[MASK]/3pP3/8/8/8/4K3 w - d6 0 90+e5d6+e5d6+4k3/8/3P4/8/8/8/8/4K3 b - - 0 90+{REST}": {
+        "8"
+    },
+    # The same board with the move before: no knight, bishop or king goes from d7 to d5, and a pawn that
+    # has just moved leaves no clock but 0.
+    f"F: 4k3/8/8/[MASK]/4P3/8/8/4K3 w - - 0 90+e4d5+d7d5 e4d5+4k3/8/8/3P4/8/8/8/4K3 b - - 0 90+{REST}": {
+        *("3p4", "3r4", "3q4")
+    },
+    f"F: 4k3/8/8/3p4/4P3/8/8/4K3 w - - [MASK] 90+e4d5+d7d5 e4d5+4k3/8/8/3P4/8/8/8/4K3 b - - 0 90+"
+    f"{REST}": {"0"},
+    # A rook that goes may have had its right, but not where the king has gone and come back.
+    f"F: {KINGS}/R3K3 w [MASK] - 4 20+a1b1+d8e8 a1b1+4k3/8/8/8/8/8/8/1R2K3 b - - 5 20+{REST}": {
+        "-",
+        "Q",
+    },
+    f"F: {KINGS}/R3K3 w [MASK] - 4 20+a1b1+e1f1 e8d8 f1e1 d8e8 a1b1+{KINGS}/1R2K3 b - - 5 20+"
+    f"{REST}": {"-"},
+    # The pawn that was taken in passing stood beside the pawn that took it.
+    f"F: 4k3/8/8/[MASK]/8/8/8/4K3 w - d6 0 90+e5d6+e5d6+4k3/8/3P4/8/8/8/8/4K3 b - - 0 90+{REST}": {
+        "3pP3"
+    },
+    # Where a promoted piece came from there was a pawn.
+    f"F: 7k/[MASK]/8/8/8/8/8/4K3 w - - 0 90+a7a8q+a7a8q+Q6k/8/8/8/8/8/8/4K3 b - - 0 90+{REST}": {
+        "P7"
+    },
+    # Castled: king and rook were at home.
+    f"F: {KINGS}/[MASK] w K - 0 90+e1g1+e1g1+{KINGS}/5RK1 b - - 1 90+{REST}": {"4K2R"},
+    # Without the move before nobody knows whether d5 was a double step; with it everybody does.
+    **{
+        f"F: 4k3/8/8/3pP3/8/8/8/4K3 w - [MASK] 0 90+e1e2+{before}e1e2+"
+        f"4k3/8/8/3pP3/8/8/4K3/8 b - - 1 90+{REST}": fitting
+        for before, fitting in (("", {"-", "d6"}), ("d7d5 ", {"d6"}), ("d6d5 ", {"-"}))
+    },
+    # An illegal move changes nothing.
+    f"F: {START}+e2e5+e2e5+[MASK]+-1.0+0+1+": {START},
+    f"F: {START}+e2e5+e2e5+{START}+[MASK]+0+1+": {"-1.0"},
+    f"F: {START.replace('PPPPPPPP', '[MASK]')}+xyz+xyz+{START}+-1.0+0+1+": {"PPPPPPPP"},
+}
+
+
+@pytest.mark.parametrize("prompt", SEVERAL)
+def test_every_answer_that_fits_scores_1(prompt: str) -> None:
+    assert set(answers(prompt)) == SEVERAL[prompt]
+    for answer in SEVERAL[prompt]:
+        for name in ("fill_in_exact", "fill_in_similarity", "fill_in_format"):
+            (reward,) = get_reward_funcs([{"name": name}])
+            assert reward([prompt], [f" {answer}<|endoftext|>"]) == [1.0]
+        row = parse_raw({"prompt": prompt, "completion": answer})
+        assert row["completion"] == f" {answer}"
+        assert "[MASK]" not in row["fen"] + row["action"] + "".join(row["history"])
+
+
+def test_no_answer_that_fits_is_missing() -> None:
+    """Against all contents of a place, tried one after the other."""
+    everything = {
+        8: "wb", 12: [str(n) for n in range(200)], 11: [str(n) for n in range(152)],
+        9: ["".join(some) or "-" for n in range(5) for some in combinations("KQkq", n)],
+        10: ["-", *(file + rank for file in "abcdefgh" for rank in "36")],
+    }  # fmt: skip
+    rows = fill_in_rows(7, FieldShares.of({"clocks": 0.2, "castling": 0.2, "rank": 0.6}))
+    for row in islice(rows, 40):
+        prompt = parse_fill_in_prompt(row["prompt"])
+        assert prompt.part is not None
+        tried = everything.get(prompt.part) or near_ranks(row["completion"].strip())
+        assert {text for text in tried if fill_in_truth.fits(prompt, text)} == set(
+            fill_in_truth.answers(prompt)
+        )
+
+
+def near_ranks(rank: str) -> set[str]:
+    """A rank, and all ranks that differ from it in one square."""
+    squares = notation.expand_placement(rank)
+    return {
+        notation.contract_rank(squares[:file] + content + squares[file + 1 :])
+        for file in range(8)
+        for content in ".pnbrqkPNBRQK"
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# No answer
+# --------------------------------------------------------------------------------------------------
+NO_FIT = "no answer is consistent with the record"
+CORRUPTED = {
+    f"F: {START}+[MASK]+[MASK]+{AFTER_E4.replace('4P3', '4Q3')}+{REST}": NO_FIT,
+    f"F: {START}+e2e4+e2e4+{AFTER_E4}+[MASK]+1+0+": NO_FIT,
+    f"F: {START}+e2e4+d2d4+{AFTER_E4}+[MASK]+0+0+": NO_FIT,  # another action in the history
+    f"F: {START}+e2e4++{AFTER_E4}+[MASK]+0+0+": NO_FIT,
+    f"F: {START.replace('k', '1', 1)}+e2e4+e2e4+[MASK]+{REST}": NO_FIT,  # no black king
+    f"F: {START.replace(' - 0', ' e3 0')}+e2e4+e2e4+[MASK]+{REST}": NO_FIT,  # nobody can take there
+    f"F: {START.replace(' 0 1', ' 150 99')}+e2e4+e2e4+[MASK]+{REST}": NO_FIT,  # 75 moves
+    f"F: {ITALIAN[0]}+g8f6+[MASK] {ITALIAN[2][5:].replace('b8c6', 'b8a6')}+{ITALIAN[3]}+{REST}": NO_FIT,
+    # A whole game that is none, or another one's, or ends in a move that nothing on the board has made.
+    f"F: {ITALIAN[0]}+[MASK]+{'a1a1 ' * 7}[MASK]+{ITALIAN[3]}+{REST}": NO_FIT,
+    f"F: {ITALIAN[0]}+g8f6+{ITALIAN[2].replace('b8c6', 'b8a6')}+[MASK]+{REST}": NO_FIT,
+    f"F: {ITALIAN[0]}+g8f6+d1h5 g8f6+[MASK]+{REST}": NO_FIT,
+    f"F: {START.replace('w KQkq - 0', 'b KQkq - 1')}+e7e5+0000 e7e5+[MASK]+{REST}": NO_FIT,
+    f"F: {START}+g1f3+g1f3+rnbqkbnr/pppppppp/8/8/8/5N2/PPPPPPPP/RNBQKB1R b KQkq - 1 0+[MASK]+0+0+": (
+        NO_FIT
+    ),
+    f"F: {ITALIAN[0]}+g8f6+e7e5 [MASK] b8c6 f1c4 f8c5 e1g1 g8f6+{ITALIAN[3]}+{REST}": (
+        "a masked move of an incomplete history cannot be judged"
+    ),
+    f"F: {START}+[MASK]+[MASK]+{START}+-1.0+0+1+": (
+        "a masked action was illegal: any illegal text would fit"
+    ),
+}
+
+
+@pytest.mark.parametrize("prompt", CORRUPTED)
+def test_a_corrupted_record_is_quarantined_and_never_scored(prompt: str) -> None:
+    assert answers(prompt) == ()
+    row = parse_row(3, {"prompt": prompt, "completion": right_form(prompt)})
+    assert isinstance(row, Malformed)
+    assert (row.number, row.reason) == (3, CORRUPTED[prompt])
+    assert score_row(prompt, right_form(prompt)) is None
+    for name in ("fill_in_exact", "fill_in_similarity", "fill_in_format"):
+        (reward,) = get_reward_funcs([{"name": name}])
+        logged: dict[str, float] = {}
+        assert reward([prompt], ["e2e4"], log_metric=logged.__setitem__) == [None]
+        assert logged[f"rewards/{name}/without_truth"] == 1
+
+
+def right_form(prompt: str) -> str:
+    forms = {"action": "e2e4", "history": "e2e4", "reward": "0.001", "next_state": AFTER_E4}
+    return forms[parse_fill_in_prompt(prompt).field]
+
+
+def test_an_answer_that_does_not_fit_is_quarantined() -> None:
+    prompt = f"F: {START}+[MASK]+[MASK]+{AFTER_E4}+{REST}"
+    row = parse_row(0, {"text": f"{prompt} d2d4"})
+    assert isinstance(row, Malformed)
+    assert row.reason == "the answer is not consistent with the record"
+
+
+def test_malformed_rows_are_counted_by_their_reasons(tmp_path: Path) -> None:
+    good = [join_row(r["prompt"], r["completion"]) for r in islice(fill_in_rows(1), 60)]
+    corrupted = [prompt + f" {right_form(prompt)}" for prompt in list(CORRUPTED)[:2]]
+    (tmp_path / "rows.txt").write_text("\n".join([*good, *corrupted]))
+    name = str(tmp_path / "rows.txt")
+    data = load_data(
+        DataArguments(
+            dataset_name=name, tasks=["fill_in"], heldout_share=0.4, max_quarantined_share=0.1
+        ),
+        tmp_path / "quarantine.jsonl",
+    )
+    assert data.report.quarantined == {NO_FIT: 2}
+    assert NO_FIT in (tmp_path / "quarantine.jsonl").read_text()
+    assert "fill_in" in "\n".join(data.report.lines())
+
+
+# --------------------------------------------------------------------------------------------------
+# Grammar
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (f"F: {START}+e2e4+e2e4+{AFTER_E4}+{REST}", "no [MASK]"),
+        (f"F: {START}+[MASK]+[MASK]+[MASK]+{REST}", "more than one [MASK]"),
+        (f"F: {START}+e2e4+e2e4+{AFTER_E4}+[MASK]+[MASK]+0+", "more than one [MASK]"),
+        (f"F: {START.replace('w KQkq', '[MASK] [MASK]')}+a+a+{START}+{REST}", "more than one [MASK]"),
+        (f"F: [MASK]+e2e4+e2e4+{AFTER_E4}+{REST}", "stands for no field"),
+        (f"F: {START}+e2e4+e2e4+{AFTER_E4}+0.00[MASK]+0+0+", "stands for no field"),
+        (f"F: {START}+e2[MASK]+[MASK]+{AFTER_E4}+{REST}", "stands for no field"),
+        (f"F: {START.replace('RNBQ', '[MASK]')}+e2e4+e2e4+{AFTER_E4}+{REST}", "stands for no field"),
+        (f"F: {START}+e2e4+[MASK]+{AFTER_E4}+{REST}", "the last move of the history"),
+        (f"F: {START}+[MASK]+e2e4+{AFTER_E4}+{REST}", "the last move of the history is not"),
+        (f"F: {START}+e2e4+e2e4+[MASK]+0.001+0+", "not the seven fields"),
+        (f"F: {START}+e2e4+e2e4+[MASK]+{REST}0+", "not the seven fields"),
+        (f"A: {START}+e2e4+e2e4+[MASK]+{REST}", "not the seven fields"),
+        (f"F: {START}+e2e4+e2e4+[MASK]+much+0+0+", "not a finite decimal"),
+        (f"F: {START}+e2e4+e2e4+[MASK]+0.001+yes+0+", "a flag is neither"),
+        (f"F: {START[:-4]}+e2e4+e2e4+[MASK]+{REST}", "six fields"),
+        (f"F: {START[:-15]}N [MASK] - - 0 1+e2e4+e2e4+{START}+{REST}", "eight ranks"),
+        (f"F: {START}+e2e4+{'e2e4 ' * 11}+[MASK]+{REST}", "more than 10 moves"),
+    ],
+)  # fmt: skip
+def test_what_is_no_fill_in_prompt(text: str, reason: str) -> None:
+    with pytest.raises(NotationError) as caught:
+        parse_fill_in_prompt(text)
+    assert reason in caught.value.reason
+    assert score_row(text, "e2e4") is None
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "answer"),
+    [
+        ("action", " e2e4 <|endoftext|>", "e2e4"),
+        ("history", "a7a8q", "a7a8q"),
+        ("next_state", f"  {START.replace(' ', '   ')}", START),
+        ("rank", "8", "8"),
+        ("side_to_move", "w", "w"),
+        ("castling", "Kq", "Kq"),
+        ("en_passant", "e3", "e3"),
+        ("clocks", "12", "12"),
+        ("reward", "1", "1.0"),
+        ("reward", "-1.0", "-1.0"),
+        ("flags", "0", "0"),
+    ],
+)
+def test_answers_are_read_as_records_write_them(field: Any, text: str, answer: str) -> None:
+    assert parse_fill_in_answer(field, text) == answer
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        *(("action", ""), ("action", "e2 e4"), ("action", "e2e4 e2e4"), ("history", "O-O")),
+        *(("next_state", START[:-2]), ("rank", "9"), ("rank", "7"), ("rank", "8/8")),
+        *(("side_to_move", "white"), ("castling", "qK"), ("castling", ""), ("en_passant", "e4")),
+        *(("clocks", "-1"), ("clocks", "٣"), ("reward", "nan"), ("flags", "2"), ("flags", "0 0")),
+    ],
+)
+def test_an_answer_of_another_form_has_all_components_0(field: Any, text: str) -> None:
+    with pytest.raises(NotationError):
+        parse_fill_in_answer(field, text)
+    row = next(fill_in_rows(2, FieldShares.of({field: 1})))
+    score = scoring.score_fill_in(parse_fill_in_prompt(row["prompt"]), text)
+    assert set(score.components.values()) == {0.0}
+
+
+def test_a_row_splits_whatever_its_spaces_and_joins_again() -> None:
+    prompt = f"F: {START}+[MASK]+[MASK]+{AFTER_E4}+{REST}"
+    for text in (f"{prompt} e2e4", f"F:  {START} + [MASK]+  [MASK] +{AFTER_E4}+0.001+ 0+0 +e2e4"):
+        assert split_row(text) == ("fill_in", prompt, " e2e4")
+    assert split_row(join_row(prompt, " e2e4")) == ("fill_in", prompt, " e2e4")
+    with pytest.raises(NotationError, match="fewer than eight"):
+        split_row(f"F: {START}+e2e4+e2e4+[MASK]")
+
+
+def test_prompts_are_prefixes_of_their_rows_in_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Also where the answer is a sign, which GPT-2's tokenizer would join to the last ``+``."""
+    split = ByteLevel(add_prefix_space=False, use_regex=True).pre_tokenize_str  # GPT-2's own
+    fields = dict.fromkeys(FILL_IN_FIELDS, 0.1)
+    signs = set()
+    for row in islice(fill_in_rows(4, FieldShares(**fields), GAMES), 200):
+        whole = row["prompt"] + row["completion"]
+        prompt, full = tokenizer(row["prompt"])["input_ids"], tokenizer(whole)["input_ids"]
+        assert full[: len(prompt)] == prompt
+        assert len(full) <= 192, "inside the model's 256 positions, whatever is sampled"
+        assert len(row["prompt"]) in {start for _, (start, _) in split(whole)}
+        signs.add(row["completion"][1])
+    assert "-" in signs
+
+
+# --------------------------------------------------------------------------------------------------
+# Scores
+# --------------------------------------------------------------------------------------------------
+def test_similarity_is_to_the_best_of_several() -> None:
+    castling = next(prompt for prompt in SEVERAL if "[MASK]+[MASK]" in prompt)
+    score = score_row(castling, "e1f1")  # one letter from e1g1, and from e1h1
+    assert score is not None and score["similarity"] == pytest.approx(0.95 * 3 / 4)
+
+
+def test_rewards_take_rows_of_their_task_only() -> None:
+    (exact,) = get_reward_funcs([{"name": "fill_in_exact"}])
+    (state,) = get_reward_funcs([{"name": "environment_exact"}])
+    prompts = [f"F: {START}+[MASK]+[MASK]+{AFTER_E4}+{REST}", f"A: {START}+e2e4+e2e4+"]
+    completions = [" e2e4", f"{AFTER_E4}+0.001+0+0"]
+    assert exact(prompts, completions) == [1.0, None]
+    assert state(prompts, completions) == [None, 1.0]
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows
+# --------------------------------------------------------------------------------------------------
+def test_rows_follow_from_their_seed_and_a_short_stream_begins_a_long_one() -> None:
+    rows = list(islice(fill_in_rows(1), 40))
+    assert rows == list(islice(fill_in_rows(1), 40))
+    assert rows[:10] == list(islice(fill_in_rows(1), 10))
+    assert rows != list(islice(fill_in_rows(2), 40))
+    assert [parse_raw({"text": row["prompt"] + row["completion"]}) for row in rows] == rows
+
+
+def test_shares_of_fields_hold_and_both_states_are_masked() -> None:
+    shares = {"action": 0.5, "rank": 0.3, "flags": 0.2}
+    openings = KindShares.of({"openings": 0.8, "illegal_actions": 0.2})
+    rows = list(islice(fill_in_rows(5, FieldShares.of(shares), openings), 400))
+    prompts = [parse_fill_in_prompt(row["prompt"]) for row in rows]
+    fields = Counter(prompt.field for prompt in prompts)
+    for field in FILL_IN_FIELDS:  # three standard deviations
+        assert fields[field] / 400 == pytest.approx(shares.get(field, 0), abs=0.08)
+    columns = Counter(prompt.column for prompt in prompts if prompt.field == "rank")
+    assert min(columns["state"], columns["next_state"]) > 30
+    assert len({prompt.part for prompt in prompts if prompt.field == "rank"}) == 8
+
+
+def test_masked_ranks_are_often_touched_by_the_action() -> None:
+    touched = 0
+    for row in islice(fill_in_rows(6, FieldShares.of({"rank": 1})), 100):
+        prompt = parse_fill_in_prompt(row["prompt"])
+        asked, answered = fill_in_truth.filled(prompt, row["completion"].strip())
+        before, after = fen_parts(asked.fen), fen_parts(answered.fen)
+        assert prompt.part is not None
+        touched += before[prompt.part] != after[prompt.part]
+    assert 45 < touched < 75  # half, and an eighth to a quarter of the other half
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"synthetic_fill_in_shares": {"actoin": 1.0}}, "did you mean action"),
+        ({"synthetic_fill_in_shares": {"action": 0.5}}, "shares of fields add up to 0.5"),
+        ({"synthetic_fill_in_shares": {"action": "much"}}, "no number"),
+        ({"synthetic_fill_in_shares": [1]}, "no mapping of fields"),
+        ({"synthetic_fill_in_rows": -1}, "synthetic_fill_in_rows: -1"),
+        ({"synthetic_shares": {"game_ends": 1.0}}, "needs the whole game"),
+        ({"synthetic_opening_plies": 1}, "needs the whole game"),
+        ({"synthetic_shares": {"illegal_actions": 1.0}}, "has to be legal"),
+        ({"tasks": ["policy"]}, "`tasks` leaves fill_in out"),
+        ({"environment_share": 0.5}, "leaves no share for fill_in"),
+        ({"task_shares": {"fill_in": 0.5}}, "add up to 0.5"),
+        ({"task_shares": {"fillin": 1}}, "did you mean fill_in"),
+        ({"task_shares": {"policy": 1}}, "`tasks` leaves it out"),
+        ({"task_shares": {"fill_in": 1}, "environment_share": 0.5}, "exclude each other"),
+        ({"task_shares": "{"}, "no JSON"),
+    ],
+)
+def test_faults_of_fill_in_keys(options: dict[str, Any], words: str) -> None:
+    base: dict[str, Any] = {"synthetic_fill_in_rows": 10, "tasks": ["fill_in", "environment"]}
+    with pytest.raises(ConfigurationError, match=words):
+        DataArguments(**{**base, **options})
+
+
+def test_three_tasks_have_their_shares_in_training_and_nothing_else_changes() -> None:
+    options: dict[str, Any] = {"synthetic_rows": 60, "synthetic_opening_plies": 6, "max_rows": 400}
+    plain = load_data(DataArguments(**options))
+    shares = {"policy": 0.5, "environment": 0.25, "fill_in": 0.25}
+    tasks = ["environment", "policy", "fill_in"]
+    mixed = load_data(
+        DataArguments(**options, tasks=tasks, synthetic_fill_in_rows=90, task_shares=shares)
+    )
+    counts = Counter(mixed.train["task"])
+    for task, share in shares.items():
+        assert counts[task] / counts.total() == pytest.approx(share, abs=0.01)
+        assert mixed.report.train[task] <= counts[task], "no row is lost"
+    assert "fill_in" not in set(plain.train["task"])
+    assert "fill_in" not in "\n".join(plain.report.lines())
+    kept = [row for row in mixed.heldout if row["task"] != "fill_in"]
+    assert kept == plain.heldout.to_list()
+    assert DataArguments().tasks == ["environment", "policy"]
+
+
+def test_a_task_without_rows_cannot_have_a_share() -> None:
+    shares = {"fill_in": 0.5, "policy": 0.5}
+    args = DataArguments(max_rows=200, tasks=["policy", "fill_in"], task_shares=shares)
+    with pytest.raises(RookWorldError, match="no fill_in rows to train on"):
+        load_data(args)
+
+
+def test_faults_are_not_planted_and_nothing_is_repaired() -> None:
+    rows = list(islice(fill_in_rows(3), 20))
+    assert plant_faults(rows, 1.0, 1.0) == rows
+    for row in rows:
+        repaired = repair_row(row, ["environment", "best_move", "evaluations", "candidates"])
+        assert (repaired.completion, repaired.done, repaired.refused) == (row["completion"], (), ())
+
+
+def test_a_data_set_is_made_of_held_out_positions_only_where_that_is_wanted() -> None:
+    args = PrepareArguments(
+        output_file="rows.parquet", synthetic_fill_in_rows=12, synthetic_heldout_share=0.3
+    )
+    rows = list(made_rows(args))
+    assert Counter(row["task"] for row in rows) == {"fill_in": 12}
+    parsed = [parse_raw({"prompt": row["prompt"], "completion": row["completion"]}) for row in rows]
+    assert parsed == rows
+
+
+def test_the_packaged_rows() -> None:
+    rows = list(raw_rows("rookworld-nano-fill-in"))
+    assert len(rows) == 12_057
+    parsed = [
+        parse_row(number, row) for number, row in enumerate(random.Random(0).sample(rows, 400))
+    ]
+    assert all(isinstance(row, dict) and row["task"] == "fill_in" for row in parsed)
+    fields = Counter(parse_fill_in_prompt(row["prompt"]).field for row in parsed)
+    assert set(fields) == set(FILL_IN_FIELDS)
+    path = Path(asset_path("nano_fill_in.parquet"))
+    assert path.stat().st_size < 1_000_000
+    note = read_provenance(path)
+    assert note is not None and note["counts"]["rows"]["written"] == len(rows)

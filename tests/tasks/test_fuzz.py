@@ -1,0 +1,459 @@
+"""Properties: any text is scored, and what is written can be read again."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import random
+from collections import Counter
+from functools import partial
+from itertools import islice
+
+import chess
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rookworld_rlvr.common.errors import NotationError
+from rookworld_rlvr.data import synthesis
+from rookworld_rlvr.data.sources import parse_row
+from rookworld_rlvr.rewards.registry import get_reward_funcs
+from rookworld_rlvr.tasks import rules, scoring
+from rookworld_rlvr.tasks import text as notation
+from rookworld_rlvr.tasks.environment import (
+    parse_environment_answer,
+    parse_environment_prompt,
+    write_environment_answer,
+    write_environment_prompt,
+)
+from rookworld_rlvr.tasks.fill_in import parse_fill_in_answer, parse_fill_in_prompt
+from rookworld_rlvr.tasks.policy import (
+    parse_policy_answer,
+    parse_policy_prompt,
+    write_policy_answer,
+    write_policy_prompt,
+)
+from rookworld_rlvr.tasks.registry import join_row, split_row, task_of
+from rookworld_rlvr.tasks.types import (
+    FILL_IN_FIELDS,
+    ActionValue,
+    EnvironmentAnswer,
+    EnvironmentPrompt,
+    PolicyAnswer,
+    PolicyPrompt,
+)
+
+# The same examples every time, and no folder of failures left in the checkout. For a longer search:
+# FUZZ_EXAMPLES=5000.
+EXAMPLES = os.environ.get("FUZZ_EXAMPLES")
+settings.register_profile(
+    "rookworld",
+    max_examples=int(EXAMPLES or 150),
+    derandomize=EXAMPLES is None,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("rookworld")
+
+START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
+ENVIRONMENT_PROMPT = f"A: {START}+e2e4+e2e4+"
+RIGHT_STATE = f"{AFTER_E4}+0.001+0+0"
+
+POLICY_PROMPT = "P: 7k/8/8/8/8/8/5PPP/7K w - - 0 1"
+ACTION_VALUES = [
+    {"move": move, "cp": cp}
+    for move, cp in (
+        ("f2f4", 99_998),
+        ("g2g4", 100),
+        ("h2h4", 50),
+        ("f2f3", 0),
+        ("g2g3", 0),
+        ("h1g1", -1),
+        ("h2h3", -99_999),
+    )
+]
+FILL_IN_PROMPT = f"F: {START}+e2e4+e2e4+[MASK]+0.001+0+0+"
+RIGHT_ANALYSIS = "M: g2g4 f2f4 f2f3 h2h4 g2g3 E: 1.0 999.98 0.0 0.5 0.0 B: f2f4"
+
+# The table of names and ranges that dashboards rely on: lowest and highest, and the values that
+# there are where these are few.
+RANGES: dict[str, tuple[float, float, set[float] | None]] = {
+    "environment_exact": (0, 1, {0, 1}),
+    "environment_state": (0, 1, None),
+    "environment_outcome": (0, 1, None),
+    "environment_format": (0, 1, {0, 1}),
+    "policy_best_move": (0, 1, None),
+    "policy_regret": (0, 1, None),
+    "policy_rank": (0, 1, {0, *(place / 7 for place in range(1, 8))}),
+    "policy_candidates": (0, 1, None),
+    "policy_evaluation": (0, 1, None),
+    "policy_legality": (0, 1, None),
+    "policy_consistency": (0, 1, {0, 0.25, 0.5, 0.75, 1}),
+    "policy_format": (0, 1, {0, 1}),
+    "weighted_policy": (0, 1, None),
+    "fill_in_exact": (0, 1, {0, 1}),
+    "fill_in_similarity": (0, 1, None),
+    "fill_in_format": (0, 1, {0, 1}),
+    "graduated": (-0.3, 1, {-0.3, 0.2, 0.4, 0.6, 0.8, 1}),
+    "asymmetric": (-1, 1, None),
+}
+REWARDS = {name: get_reward_funcs([{"name": name}])[0] for name in RANGES}
+SHAPED = {
+    shaping: get_reward_funcs([{"name": "graduated", "shaping": shaping}])[0]
+    for shaping in ("graduated", "linear", "binary", "continuous")
+}
+
+
+def assert_scored(completion: str) -> None:
+    """Every reward gives a number of its range, for a row of its task, and the same one twice."""
+    batch = {
+        "prompts": [ENVIRONMENT_PROMPT, POLICY_PROMPT, FILL_IN_PROMPT],
+        "completions": [completion, completion, completion],
+        "action_values": [None, ACTION_VALUES, None],
+    }
+    for name, (lowest, highest, values) in RANGES.items():
+        numbers = REWARDS[name](**batch)
+        judged = [number for number in numbers if number is not None]
+        assert len(judged) == (2 if name == "graduated" else 1), name
+        for number in judged:
+            assert isinstance(number, float)
+            assert lowest <= number <= highest, name
+            assert values is None or number in values, name
+        assert REWARDS[name](**batch) == numbers, name
+    for reward in SHAPED.values():
+        *judged, fill_in = reward(**batch)
+        assert all(number is not None and -0.3 <= number <= 1 for number in judged)
+        assert fill_in is None
+
+
+# --------------------------------------------------------------------------------------------------
+# Any text is scored
+# --------------------------------------------------------------------------------------------------
+# Pieces of right answers, and what looks like them: other digits, no numbers, control characters.
+PIECES = st.sampled_from(
+    [
+        *("M:", "E:", "B:", "P:", "A:", " ", "  ", "+", "/", "-", ".", "\n", "\t", "\x00", "\x1b"),
+        *("g2g4", "f2f4", "e2e9", "a7a8q", "0000", "O-O", "h2h3", "１.０", "٣", "²", "Ⅷ", "௧"),
+        *("1.0", "-0.0", "nan", "inf", "-inf", "1e999", "9" * 20, "9" * 400, "0x1", "1_0", "NaN"),
+        *("<|endoftext|>", "<|endoftext", AFTER_E4, START, "KQkq", "w", "b", "e3", "0", "1", "8"),
+        *("中文", "Привет", "🙂", "\u202e", "\ufeff", "\u00a0", "\ud7ff", "e\u0301"),
+    ]
+)
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_scored(completion: str) -> None:
+    assert_scored(completion)
+
+
+@given(st.lists(PIECES, max_size=25), st.sampled_from(["", " "]))
+def test_any_heap_of_pieces_is_scored(pieces: list[str], glue: str) -> None:
+    assert_scored(glue.join(pieces))
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        *("", " ", "\x00", "<|endoftext|>", "<|endoftext|>" * 3, "\ud800"),
+        *("+++", "++++", "M: E: B:", "M:E:B:", "::::", "nan", "inf"),
+        f"{AFTER_E4}+nan+0+0",
+        f"{AFTER_E4}+inf+0+0",
+        f"{AFTER_E4}+1e-3+0+0",
+        f"{AFTER_E4}+٠.٠٠١+٠+٠",
+        f"{AFTER_E4.replace('4P3', '٤P٣')}+0.001+0+0",
+        "M: g2g4 E: nan B: g2g4",
+        "M: g2g4 E: -inf B: g2g4",
+        "M: g2g4 E: １.０ B: g2g4",
+    ],
+)
+def test_nasty_texts_are_scored_as_unreadable(completion: str) -> None:
+    assert_scored(completion)
+    assert REWARDS["environment_format"]([ENVIRONMENT_PROMPT], [completion]) == [0.0]
+    assert REWARDS["policy_format"]([POLICY_PROMPT], [completion], [ACTION_VALUES]) == [0.0]
+    assert REWARDS["fill_in_format"]([FILL_IN_PROMPT], [completion]) == [0.0]
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["a", " ", "+", "/", ":", "8/", "M:", "M: ", " g2g4", "1", "\x00", "٣", "<|endoftext|>", "🙂"],
+)
+@pytest.mark.parametrize("frame", ["{}", "M: g2g4{} E: 1.0 B: g2g4", AFTER_E4 + "+0.001+0+0{}"])
+def test_a_megabyte_is_scored(unit: str, frame: str) -> None:
+    completion = frame.format(unit * (1_000_000 // len(unit)))
+    for reward in REWARDS.values():
+        reward([ENVIRONMENT_PROMPT, POLICY_PROMPT], [completion] * 2, [None, ACTION_VALUES])
+        reward([FILL_IN_PROMPT], [completion])
+    numbers = REWARDS["graduated"](
+        [ENVIRONMENT_PROMPT, POLICY_PROMPT], [completion] * 2, [None, ACTION_VALUES]
+    )
+    assert all(number is not None and -0.3 <= number <= 1 for number in numbers)
+
+
+@st.composite
+def mutated(draw: st.DrawFn, text: str) -> str:
+    """A near miss: up to three edits of a right answer."""
+    for _ in range(draw(st.integers(1, 3))):
+        start = draw(st.integers(0, len(text)))
+        end = min(len(text), start + draw(st.integers(0, 3)))
+        new = draw(st.one_of(st.sampled_from([*" +/-.:018wbKQkqeMEBg24", "\n", "٣"]), PIECES))
+        text = text[:start] + draw(st.sampled_from(["", new])) + text[end:]
+    return text
+
+
+@given(mutated(RIGHT_STATE))
+def test_near_misses_of_a_state_are_scored_and_only_the_state_itself_is_exact(text: str) -> None:
+    assert_scored(text)
+    (exact,) = REWARDS["environment_exact"]([ENVIRONMENT_PROMPT], [text])
+    (state,) = REWARDS["environment_state"]([ENVIRONMENT_PROMPT], [text])
+    said = text.replace("<|endoftext|>", "").replace(" ", "").split("+")
+    fen_is_right = said[0] == AFTER_E4.replace(" ", "")
+    if exact:
+        assert fen_is_right
+        assert said[2:] == ["0", "0"] and float(said[1]) == 0.001
+    if state == 1:
+        assert fen_is_right
+
+
+@given(mutated(RIGHT_ANALYSIS))
+def test_near_misses_of_an_analysis_are_scored_and_never_read_into(text: str) -> None:
+    assert_scored(text)
+    batch = ([POLICY_PROMPT], [text], [ACTION_VALUES])
+    (best,) = REWARDS["policy_best_move"](*batch)
+    # The only move that mates loses nothing; it has to stand at the end, as written.
+    if best == 1:
+        assert text.replace("<|endoftext|>", "").strip(" ").endswith("f2f4")
+    if REWARDS["policy_format"](*batch) == [0.0]:
+        assert all(REWARDS[name](*batch) == [0.0] for name in RANGES if "policy" in name)
+
+
+@given(st.text(max_size=60))
+def test_any_action_is_answered(action: str) -> None:
+    answer = rules.transition(START, action)
+    legal = action in {move.uci() for move in chess.Board().legal_moves}
+    assert answer.truncated is not legal
+    if not legal:
+        assert answer == EnvironmentAnswer(START, -1.0, terminated=False, truncated=True)
+
+
+@given(st.text(max_size=120))
+def test_any_prompt_is_judged_or_has_no_truth(prompt: str) -> None:
+    for reward in REWARDS.values():
+        (number,) = reward([prompt], [RIGHT_STATE])
+        assert number is None or math.isfinite(number)
+
+
+@given(st.one_of(st.text(max_size=200), mutated(RIGHT_STATE), mutated(RIGHT_ANALYSIS)))
+def test_a_parser_raises_no_other_error_than_its_own(text: str) -> None:
+    for parse in (
+        split_row,
+        parse_policy_prompt,
+        parse_policy_answer,
+        parse_environment_prompt,
+        parse_environment_answer,
+        parse_fill_in_prompt,
+        *(partial(parse_fill_in_answer, field) for field in FILL_IN_FIELDS),
+        notation.parse_fen,
+        notation.parse_move,
+        notation.parse_decimal,
+    ):
+        with contextlib.suppress(NotationError):
+            parse(text)
+
+
+# --------------------------------------------------------------------------------------------------
+# Records with a mask
+# --------------------------------------------------------------------------------------------------
+FILL_IN_CASES = 10_000
+LETTERS = [*"pnbrqkPNBRQK12345678/ -+abcdefgh.wF:0", "[MASK]", "[", "<|endoftext|>", "\n", "٣", ""]
+
+
+def edited(rng: random.Random, text: str) -> str:
+    """A text with up to three places overwritten."""
+    for _ in range(rng.randrange(4)):
+        at = rng.randrange(len(text) + 1)
+        text = text[:at] + rng.choice(LETTERS) + text[at + rng.randrange(3) :]
+    return text
+
+
+def test_any_record_and_any_completion_is_scored_or_has_no_truth() -> None:
+    rng = random.Random(0)
+    kinds = synthesis.KindShares.of({"openings": 0.5, "illegal_actions": 0.1, "middle_games": 0.4})
+    rows = list(islice(synthesis.fill_in_rows(8, kinds=kinds), 250))
+    outcomes: Counter[str] = Counter()
+    for number in range(FILL_IN_CASES):
+        row = rng.choice(rows)
+        spoilt = number % 2 == 0  # else the record is right
+        prompt = edited(rng, row["prompt"]) if spoilt else row["prompt"]
+        completion = edited(rng, rng.choice([row, rng.choice(rows)])["completion"])
+        numbers = [REWARDS[f"fill_in_{name}"]([prompt], [completion])[0] for name in FILL_IN_SCORES]
+        parsed = parse_row(number, {"text": prompt + completion})
+        if None in numbers:
+            assert numbers == [None] * 3 and spoilt
+            outcomes["no truth"] += 1
+        else:
+            form, exact, similarity = numbers
+            assert form in (0, 1) and exact in (0, 1) and 0 <= similarity <= 1
+            assert (similarity == 1) == (exact == 1) <= form
+            outcomes[f"exact {exact:g}"] += 1
+        if task_of(prompt) == "fill_in" and "+" not in completion:
+            assert (numbers[1] == 1) == isinstance(parsed, dict)
+    assert min(outcomes.values()) > 500, outcomes
+
+
+FILL_IN_SCORES = ("format", "exact", "similarity")
+
+
+# --------------------------------------------------------------------------------------------------
+# What is written can be read again
+# --------------------------------------------------------------------------------------------------
+@st.composite
+def games(draw: st.DrawFn) -> chess.Board:
+    """A position after up to 60 legal plies, its moves on the stack, one more to play."""
+    board = chess.Board()
+    for choice in draw(st.lists(st.integers(0, 10_000), max_size=60)):
+        moves = list(board.legal_moves)
+        board.push(moves[choice % len(moves)])
+        if board.is_checkmate() or board.is_stalemate():
+            board.pop()
+            break
+    return board
+
+
+UCI = st.from_regex(r"\A[a-h][1-8][a-h][1-8][nbrq]?\Z")
+PAWNS = st.integers(-100_000, 100_000).map(lambda cp: cp / 100)  # what centipawns can give
+ACTIONS = st.one_of(UCI, st.just("0000"), st.from_regex(r"\A[a-z0-9#=-]{1,6}\Z"))
+
+
+@given(games(), st.integers(0, 12))
+def test_policy_prompts_round_trip(board: chess.Board, spaces: int) -> None:
+    prompt = PolicyPrompt(board.fen())
+    written = write_policy_prompt(prompt)
+    assert parse_policy_prompt(written + " " * spaces) == prompt
+
+
+@given(st.lists(UCI, min_size=1, max_size=5), st.lists(PAWNS, min_size=1, max_size=5), UCI)
+def test_policy_answers_round_trip(moves: list[str], pawns: list[float], best: str) -> None:
+    answer = PolicyAnswer(tuple(moves), tuple(pawns), best)
+    assert parse_policy_answer(write_policy_answer(answer)) == answer
+
+
+@given(games(), ACTIONS, st.lists(ACTIONS, max_size=9))
+def test_environment_prompts_round_trip(board: chess.Board, action: str, played: list[str]) -> None:
+    prompt = EnvironmentPrompt(board.fen(), action, (*played, action))
+    assert parse_environment_prompt(write_environment_prompt(prompt)) == prompt
+
+
+@given(games(), st.sampled_from([0.001, 1.0, 0.5, -1.0]), st.booleans(), st.booleans())
+def test_environment_answers_round_trip(
+    board: chess.Board, reward: float, terminated: bool, truncated: bool
+) -> None:
+    answer = EnvironmentAnswer(board.fen(), reward, terminated, truncated)
+    assert parse_environment_answer(write_environment_answer(answer)) == answer
+
+
+@given(st.text(max_size=80), st.integers(0, 3), st.integers(0, 3))
+def test_cleaning_takes_off_what_was_put_around_and_nothing_more(
+    text: str, before: int, behind: int
+) -> None:
+    once = notation.clean(text)
+    assert notation.clean(once) == once
+    wrapped = f"{' ' * before}<|endoftext|>{text}{' ' * behind}<|endoftext|>"
+    assert notation.clean(wrapped) == once
+
+
+@given(games(), st.data())
+def test_splitting_a_row_again_changes_nothing(board: chess.Board, data: st.DataObject) -> None:
+    move = data.draw(st.sampled_from(list(board.legal_moves)))
+    after = board.copy()
+    after.push(move)
+    row = f"{board.fen()} +{move.uci()}+ {move.uci()}+{after.fen()}+0.001 +0+0"
+    task, prompt, completion = split_row(row)
+    assert prompt == f"A: {board.fen()}+{move.uci()}+{move.uci()}+"
+    assert completion == f"{after.fen()}+0.001+0+0"
+    assert split_row(join_row(prompt, completion)) == (task, prompt, completion)
+
+
+# --------------------------------------------------------------------------------------------------
+# Truth and references
+# --------------------------------------------------------------------------------------------------
+@given(games(), st.data())
+def test_a_transition_is_python_chess_pushing_the_move(
+    board: chess.Board, data: st.DataObject
+) -> None:
+    move = data.draw(st.sampled_from(list(board.legal_moves)))
+    fen = board.fen()
+    board = chess.Board(fen)  # without the game's repetitions
+    board.push(move)
+    answer = rules.transition(fen, move.uci())
+    assert answer.fen == board.fen()
+    assert answer.terminated is board.is_game_over()
+    assert (answer.reward == 1.0) is board.is_checkmate()
+    assert answer.truncated is False
+    assert rules.canonical_fen(answer.fen) == answer.fen
+
+
+@given(games(), st.data())
+def test_the_truth_itself_is_exact_for_every_environment_reward(
+    board: chess.Board, data: st.DataObject
+) -> None:
+    action = data.draw(st.one_of(st.sampled_from([m.uci() for m in board.legal_moves]), ACTIONS))
+    prompt = write_environment_prompt(EnvironmentPrompt(board.fen(), action, (action,)))
+    truth = write_environment_answer(rules.transition(board.fen(), action))
+    for name in RANGES:
+        if not name.startswith(("policy_", "fill_in_")) and name != "weighted_policy":
+            assert REWARDS[name]([prompt], [f" {truth} <|endoftext|>"]) == [1.0], name
+
+
+@given(games(), st.data())
+def test_the_reference_analysis_is_perfect_for_every_policy_reward(
+    board: chess.Board, data: st.DataObject
+) -> None:
+    moves = [move.uci() for move in board.legal_moves]
+    cps = data.draw(
+        st.lists(st.integers(-99_999, 99_999), min_size=len(moves), max_size=len(moves))
+    )
+    cps.sort(reverse=True)
+    values = [ActionValue(move, cp) for move, cp in zip(moves, cps, strict=True)]
+    answer = write_policy_answer(scoring.policy_reference(board.fen(), values))
+    prompt = write_policy_prompt(PolicyPrompt(board.fen()))
+    column = [[{"move": value.move, "cp": value.cp} for value in values]]
+    for name in RANGES:
+        if not name.startswith(("environment_", "fill_in_")) and name != "asymmetric":
+            assert REWARDS[name]([prompt], [answer], column) == [1.0], name
+
+
+@given(
+    st.dictionaries(UCI, st.integers(-99_999, 99_999), min_size=1, max_size=40),
+    st.data(),
+)
+def test_a_better_move_is_never_worse_by_regret_rank_or_quality(
+    values: dict[str, int], data: st.DataObject
+) -> None:
+    one, other = (data.draw(st.sampled_from(sorted(values))) for _ in range(2))
+    scores = [
+        scoring.score_policy(values, f"M: {move} E: 0.0 B: {move}")
+        for move in sorted((one, other), key=values.__getitem__)
+    ]
+    for name in ("regret", "rank", "best_move", "best_move_hit"):
+        assert 0 <= scores[0][name] <= scores[1][name] <= 1
+    assert scores[0]["rank"] * len(values) == pytest.approx(
+        sum(values[move] <= min(values[one], values[other]) for move in values)
+    )
+    if values[one] != values[other]:
+        assert scores[0]["rank"] < scores[1]["rank"]
+
+
+@given(st.integers(-100_000, 100_000), st.integers(-100_000, 100_000))
+def test_win_probability_is_symmetric_and_grows(one: int, other: int) -> None:
+    assert scoring.win_probability(one) + scoring.win_probability(-one) == pytest.approx(1)
+    if one < other:
+        assert scoring.win_probability(one) <= scoring.win_probability(other)
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_losing_more_is_never_better(one: float, other: float) -> None:
+    less, more = sorted((one, other))
+    assert 0 <= scoring.move_accuracy(more) <= scoring.move_accuracy(less) <= 1

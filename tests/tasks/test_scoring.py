@@ -1,0 +1,467 @@
+"""Numbers are worked out by hand, in the comments, not taken from the code."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from rookworld_rlvr.common.errors import IllegalPositionError
+from rookworld_rlvr.tasks import scoring
+from rookworld_rlvr.tasks.policy import write_policy_answer
+from rookworld_rlvr.tasks.types import ActionValue, Score
+
+START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
+GOES_ON = "+0.001+0+0"
+
+# Seven legal moves of 7k/8/8/8/8/8/5PPP/7K w - - 0 1, with made-up values in centipawns.
+VALUES = {
+    "f2f4": 100,
+    "g2g4": 100,
+    "h2h4": 50,
+    "f2f3": 0,
+    "g2g3": 0,
+    "h1g1": 0,
+    "h2h3": -300,
+}
+PERFECT = "M: g2g4 f2f4 h1g1 h2h4 g2g3 E: 1.0 1.0 0.0 0.5 0.0 B: g2g4"
+
+
+def environment(completion: str) -> Score:
+    return scoring.score_environment(START, "e2e4", completion)
+
+
+def policy(completion: str) -> Score:
+    return scoring.score_policy(VALUES, completion)
+
+
+# --------------------------------------------------------------------------------------------------
+# Environment
+# --------------------------------------------------------------------------------------------------
+def test_the_right_answer_has_every_component_1() -> None:
+    score = environment(AFTER_E4 + GOES_ON)
+    assert dict(score.components) == dict.fromkeys(scoring.ENVIRONMENT_COMPONENTS, 1.0)
+
+
+@pytest.mark.parametrize("completion", ["", "hello", AFTER_E4, AFTER_E4 + "+nan+0+0"])
+def test_an_unreadable_answer_has_every_component_0(completion: str) -> None:
+    score = environment(completion)
+    assert dict(score.components) == dict.fromkeys(scoring.ENVIRONMENT_COMPONENTS, 0.0)
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        f"  {AFTER_E4}{GOES_ON} <|endoftext|>",
+        (AFTER_E4 + GOES_ON).replace("+", " + "),
+        (AFTER_E4 + GOES_ON).replace(" ", "  "),
+        AFTER_E4 + "+0.0010+0+0",  # the same number
+    ],
+)
+def test_spacing_does_not_make_an_answer_wrong(completion: str) -> None:
+    assert environment(completion)["exact"] == 1.0
+
+
+def test_the_en_passant_square_of_the_public_data_is_a_wrong_field() -> None:
+    score = environment(AFTER_E4.replace(" - ", " e3 ") + GOES_ON)
+    assert score["exact"] == 0.0
+    # All squares, four of the five other fields: 0.95 (0.6 + 0.4 * 4/5).
+    assert score["state"] == pytest.approx(0.874)
+    assert score["outcome"] == 1.0
+    assert score["fields"] == pytest.approx(8 / 9)
+    # "-" to "e3" are two edits; the longer FEN has 59 characters.
+    assert score["closeness"] == pytest.approx(1 - 2 / 59)
+
+
+def test_the_unchanged_board_is_far_from_right() -> None:
+    score = environment(START + "+-1.0+0+1")
+    # 62 of 64 squares to the eighth power, 0.775700; en passant, castling and clocks right:
+    # 0.95 (0.6 * 0.775700 + 0.4 * 4/5).
+    assert score["state"] == pytest.approx(0.746149, abs=1e-6)
+    assert score["outcome"] == pytest.approx(1 / 3)  # terminated
+    assert score["fields"] == pytest.approx(5 / 9)
+    # 4P3 to 8: three edits; PPPP1PPP to PPPPPPPP and b to w: one each; 58 characters.
+    assert score["closeness"] == pytest.approx(1 - 5 / 58)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "outcome"),
+    [
+        ("+0.001+0+0", 1.0),
+        ("+0.002+0+0", 2 / 3),
+        ("+0.001+1+0", 2 / 3),
+        ("+0.001+0+1", 2 / 3),
+        ("+1.0+1+0", 1 / 3),
+        ("+0.5+1+1", 0.0),
+    ],
+)
+def test_outcome_is_the_share_of_the_three_right(suffix: str, outcome: float) -> None:
+    score = environment(AFTER_E4 + suffix)
+    assert score["state"] == 1.0
+    assert score["outcome"] == pytest.approx(outcome)
+    assert score["exact"] == float(outcome == 1)
+
+
+def test_a_board_written_another_way_is_not_exact() -> None:
+    score = environment(AFTER_E4.replace("/8/8/", "/44/8/") + GOES_ON)
+    assert score["exact"] == 0.0
+    assert score["state"] == pytest.approx(0.95)  # every square is right, its notation is not
+
+
+def test_nothing_right_but_readable() -> None:
+    score = environment("8/8/8/8/8/8/8/8 w - e6 3 9+0.5+1+1")
+    assert score["format"] == 1.0
+    assert (score["exact"], score["outcome"], score["fields"]) == (0.0, 0.0, 0.0)
+    # 32 of the 64 squares are empty in the truth too, and no other field is right.
+    assert score["state"] == pytest.approx(0.95 * 0.6 * 0.5**8)
+
+
+def test_an_illegal_action_is_answered_by_the_unchanged_state() -> None:
+    score = scoring.score_environment(START, "e2e5", f"{START}+-1.0+0+1")
+    assert score["exact"] == 1.0
+    assert scoring.score_environment(START, "e2e5", AFTER_E4 + GOES_ON)["exact"] == 0.0
+
+
+def test_a_position_that_is_none_is_the_callers_error() -> None:
+    with pytest.raises(IllegalPositionError):
+        scoring.score_environment("8/8/8/8/8/8/8/8 w - - 0 1", "e2e4", AFTER_E4 + GOES_ON)
+
+
+def test_long_completions_score_as_short_ones() -> None:
+    padded = AFTER_E4 + " " * 5_000 + GOES_ON
+    assert environment(padded) == environment(AFTER_E4 + GOES_ON)
+
+
+# --------------------------------------------------------------------------------------------------
+# Lichess's formulas, https://lichess.org/page/accuracy
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("cp", "probability"),
+    [
+        (0, 0.5),
+        (50, 0.545896),  # 1 / (1 + exp(-0.184104)) = 1 / 1.831849
+        (100, 0.591026),  # 1 / (1 + exp(-0.368208)) = 1 / 1.691973
+        (-100, 0.408974),
+        (300, 0.751126),  # 1 / (1 + exp(-1.104624)) = 1 / 1.331335
+        (-300, 0.248874),
+        (1000, 0.975447),  # 1 / (1 + exp(-3.68208)) = 1 / 1.025170
+        (99_999, 1.0),
+        (-99_999, 0.0),
+        (1e300, 1.0),
+        (-1e300, 0.0),
+    ],
+)
+def test_win_probability(cp: float, probability: float) -> None:
+    assert scoring.win_probability(cp) == pytest.approx(probability, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "accuracy"),
+    [
+        (0.0, 1.0),
+        (-0.1, 1.0),  # better than the best: the engine's values of two searches may cross
+        (0.05, 0.798153),
+        (0.1, 0.635798),  # 103.16681 exp(-0.435442) - 3.16692 = 103.16681 * 0.646979 - 3.16692
+        (0.2, 0.400168),  # 103.16681 exp(-0.870883) - 3.16692 = 103.16681 * 0.418582 - 3.16692
+        (0.5, 0.085278),  # 103.16681 exp(-2.177208) - 3.16692 = 103.16681 * 0.113358 - 3.16692
+        (0.9, 0.0),  # 103.16681 * 0.019865 - 3.16692 is negative
+        (1.0, 0.0),
+    ],
+)
+def test_move_accuracy(loss: float, accuracy: float) -> None:
+    assert scoring.move_accuracy(loss) == pytest.approx(accuracy, abs=1e-6)
+
+
+# --------------------------------------------------------------------------------------------------
+# Policy
+# --------------------------------------------------------------------------------------------------
+def test_the_perfect_analysis_has_every_component_1() -> None:
+    assert dict(policy(PERFECT).components) == dict.fromkeys(scoring.POLICY_COMPONENTS, 1.0)
+
+
+@pytest.mark.parametrize("completion", ["", "hello", "M: g2g4 E: inf B: g2g4", "B: g2g4"])
+def test_an_unreadable_analysis_has_every_component_0(completion: str) -> None:
+    assert dict(policy(completion).components) == dict.fromkeys(scoring.POLICY_COMPONENTS, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("best", "quality", "hit"),
+    [
+        ("g2g4", 1.0, 1.0),
+        ("f2f4", 1.0, 1.0),  # as good as the other
+        ("h2h4", 0.815940, 0.0),  # loses 0.591026 - 0.545896 = 0.045129
+        ("h1g1", 0.662397, 0.0),  # loses 0.091026
+        ("h2h3", 0.200871, 0.0),  # loses 0.591026 - 0.248874 = 0.342151
+        ("h1h2", 0.0, 0.0),  # illegal
+        ("a1a8", 0.0, 0.0),
+    ],
+)
+def test_quality_of_the_best_move(best: str, quality: float, hit: float) -> None:
+    score = policy(f"M: g2g4 E: 1.0 B: {best}")
+    assert score["best_move"] == pytest.approx(quality, abs=1e-6)
+    assert score["best_move_hit"] == hit
+
+
+@pytest.mark.parametrize(
+    ("best", "regret", "rank"),
+    [
+        ("g2g4", 1.0, 1.0),
+        ("f2f4", 1.0, 1.0),  # as good as the other
+        ("h2h4", 0.954871, 5 / 7),  # loses 0.591026 - 0.545896 = 0.045129; two of seven are better
+        ("h1g1", 0.908974, 4 / 7),  # loses 0.091026; shares the fourth place with two others
+        ("f2f3", 0.908974, 4 / 7),
+        ("h2h3", 0.657849, 1 / 7),  # loses 0.591026 - 0.248874 = 0.342151; the worst, yet legal
+        ("h1h2", 0.0, 0.0),  # illegal
+        ("a1a8", 0.0, 0.0),
+    ],
+)
+def test_regret_and_rank_of_the_best_move(best: str, regret: float, rank: float) -> None:
+    score = policy(f"M: g2g4 E: 1.0 B: {best}")
+    assert score["regret"] == pytest.approx(regret, abs=1e-6)
+    assert score["rank"] == pytest.approx(rank)
+
+
+def test_a_lost_mate_costs_all_of_the_regret_and_a_place_in_rank() -> None:
+    values = {"a1a8": 99_999, "b1b8": 99_995, "c1c8": -99_998}
+    scores = [scoring.score_policy(values, f"M: a1a8 E: 0.0 B: {move}") for move in values]
+    assert [score["regret"] for score in scores] == pytest.approx([1.0, 1.0, 0.0])
+    assert [score["rank"] for score in scores] == pytest.approx([1.0, 2 / 3, 1 / 3])
+
+
+def test_the_only_move_is_of_the_first_rank_however_bad() -> None:
+    score = scoring.score_policy({"h8h7": -99_999}, "M: h8h7 E: 0.0 B: h8h7")
+    assert (score["regret"], score["rank"]) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("completion", "number"),
+    [
+        (PERFECT, 1.0),
+        # 0.5 * 0.815940 + 0.3 * 1 + 0.2 * 1
+        (PERFECT.replace("B: g2g4", "B: h2h4"), 0.907970),
+        # 0.5 * 0.815940 + 0.3 * 0.4 + 0.2 * 0.853704
+        ("M: g2g4 h2h4 E: 2.0 0.5 B: h2h4", 0.698711),
+        ("M: a1a2 a1a3 E: 0.0 B: g2g4", 0.5),  # the best move alone
+        ("M: g2g4 f2f4 E: 1.0 1.0 B: a1a8", 0.32),  # 0.3 * 0.4 + 0.2 * 1
+        ("M: a1a2 E: 0.0 B: a1a3", 0.0),
+        ("g2g4", 0.0),
+    ],
+)
+def test_weighted_policy(completion: str, number: float) -> None:
+    assert scoring.weighted_policy(policy(completion)) == pytest.approx(number, abs=1e-6)
+
+
+def test_the_order_of_the_values_is_no_matter() -> None:
+    values = dict(reversed(VALUES.items()))
+    for completion in (PERFECT, "M: g2g4 h2h4 E: 2.0 0.5 B: h2h4"):
+        assert scoring.score_policy(values, completion) == policy(completion)
+
+
+def test_any_mate_wins_but_only_the_quickest_is_a_hit() -> None:
+    values = {"a1a8": 99_999, "b1b8": 99_995, "c1c8": -99_998}
+    quick, slow, mated = (
+        scoring.score_policy(values, f"M: a1a8 E: 999.99 B: {move}") for move in values
+    )
+    assert (quick["best_move"], quick["best_move_hit"]) == (1.0, 1.0)
+    assert (slow["best_move"], slow["best_move_hit"]) == (1.0, 0.0)
+    assert (mated["best_move"], mated["best_move_hit"]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("moves", "overlap"),
+    [
+        ("g2g4 f2f4 h2h4 h1g1 g2g3", 1.0),
+        ("g2g4 f2f4 h2h4 h1g1 f2f3", 1.0),  # three moves share the fourth to sixth place
+        ("h1g1 f2f3 g2g3", 0.6),
+        ("g2g4 f2f4", 0.4),
+        ("g2g4 g2g4 g2g4", 0.2),  # once
+        ("g2g4 h2h3 a1a8", 0.2),
+        ("h2h3", 0.0),
+        ("a1a8", 0.0),
+    ],
+)
+def test_candidates_overlap_with_the_top_five(moves: str, overlap: float) -> None:
+    assert policy(f"M: {moves} E: 0.0 B: g2g4")["candidates"] == pytest.approx(overlap)
+
+
+@pytest.mark.parametrize(
+    ("moves", "overlap"), [("a1b1 h2h3 h2h4", 1.0), ("a1b1 h2h4", 2 / 3), ("b1c1", 0.0)]
+)
+def test_where_fewer_than_five_are_legal_all_of_them_are_the_top(
+    moves: str, overlap: float
+) -> None:
+    values = {"h2h4": 20, "h2h3": 10, "a1b1": -10}  # 8/8/8/8/8/1k6/7P/K7 w - - 0 1
+    score = scoring.score_policy(values, f"M: {moves} E: 0.0 B: h2h4")
+    assert score["candidates"] == pytest.approx(overlap)
+
+
+@pytest.mark.parametrize(
+    ("moves", "evaluations", "accuracy"),
+    [
+        ("g2g4 h2h4", "1.0 0.5", 1.0),
+        # One pawn off: 0.5 / 2 + 0.5 (1 - (0.676212 - 0.591026)) = 0.707407.
+        ("g2g4", "2.0", 0.707407),
+        ("g2g4 h2h4", "2.0 0.5", 0.853704),  # mean with 1
+        # Another's view: two pawns off, 0.5 / 3 + 0.5 (1 - (0.591026 - 0.408974)).
+        ("g2g4", "-1.0", 0.575641),
+        # Centipawns instead of pawns: 0.5 / 100 + 0.5 (1 - (1 - 0.591026)).
+        ("g2g4", "100", 0.300513),
+        ("g2g4 a1a8", "1.0 1.0", 0.5),  # an illegal move gives 0
+        ("g2g4 h2h4", "1.0", 0.5),  # a move without evaluation gives 0
+        ("g2g4", "1.0 0.5", 0.5),  # an evaluation without move gives 0
+        ("a1a8", "0.0", 0.0),
+    ],
+)
+def test_evaluation_accuracy(moves: str, evaluations: str, accuracy: float) -> None:
+    score = policy(f"M: {moves} E: {evaluations} B: g2g4")
+    assert score["evaluation"] == pytest.approx(accuracy, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("moves", "best", "share"),
+    [
+        ("g2g4 f2f4", "g2g4", 1.0),
+        ("g2g4 a1a8", "g2g4", 2 / 3),
+        ("g2g4 f2f4", "a1a8", 2 / 3),
+        ("a1a8 a1a8 a1a8", "g2g4", 1 / 4),
+        ("a1a8", "h1h2", 0.0),
+        ("g2g4q", "g2g4", 1 / 2),  # no promotion there
+    ],
+)
+def test_legality_is_the_share_of_moves_named(moves: str, best: str, share: float) -> None:
+    assert policy(f"M: {moves} E: 0.0 B: {best}")["legality"] == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("completion", "share"),
+    [
+        ("M: h2h3 g2g4 E: 0.5 0.1 B: h2h3", 1.0),  # consistent, if wrong
+        ("M: g2g4 f2f4 E: 0.5 0.5 B: f2f4", 1.0),  # one of two highest
+        ("M: g2g4 f2f4 E: 0.1 0.5 B: g2g4", 0.75),  # B is not the highest
+        ("M: g2g4 f2f4 E: 0.1 0.5 B: h2h4", 0.5),  # B is not in M, so not the highest either
+        ("M: g2g4 f2f4 E: 0.5 B: g2g4", 0.75),  # E is short
+        ("M: g2g4 f2f4 E: 0.5 B: f2f4", 0.5),  # E is short, and lacks B's
+        ("M: g2g4 g2g4 E: 0.5 0.1 B: g2g4", 0.75),  # a move twice
+        ("M: a1a8 a1a8 E: 0.5 B: g2g4", 0.0),
+    ],
+)
+def test_consistency_is_the_share_of_four_rules(completion: str, share: float) -> None:
+    assert policy(completion)["consistency"] == share
+
+
+def test_the_reference_is_the_engines_top_five_with_the_right_best_move() -> None:
+    values = [ActionValue(move, cp) for move, cp in VALUES.items()]
+    fen = "7k/8/8/8/8/8/5PPP/7K w - - 0 1"
+    answer = scoring.policy_reference(fen, values)
+    assert answer.best_move == "f2f4"
+    assert dict(zip(answer.moves, answer.evaluations, strict=True)) == {
+        "f2f4": 1.0,
+        "g2g4": 1.0,
+        "h2h4": 0.5,
+        "f2f3": 0.0,
+        "g2g3": 0.0,
+    }
+    assert answer == scoring.policy_reference(fen, values)
+    score = policy(write_policy_answer(answer))
+    assert dict(score.components) == dict.fromkeys(scoring.POLICY_COMPONENTS, 1.0)
+
+
+def test_the_order_of_the_reference_follows_from_the_position() -> None:
+    values = [ActionValue(move, cp) for move, cp in VALUES.items()]
+    orders = {scoring.policy_reference(f"position {n}", values).moves for n in range(20)}
+    assert len(orders) > 10  # of 120; the best move does not always stand first
+
+
+def test_pawns_written_by_the_reference_are_perfect_on_the_ladder() -> None:
+    # 100 * (cp / 100) is not always cp in binary; a perfect answer is perfect all the same.
+    numbers = {
+        cp: scoring.graduated(scoring.score_policy({"e2e4": cp}, f"M: e2e4 E: {cp / 100} B: e2e4"))
+        for cp in (-99_999, *range(-1_200, 1_201), 99_999)
+    }
+    assert [cp for cp, number in numbers.items() if number != 1] == []
+
+
+# --------------------------------------------------------------------------------------------------
+# Both tasks on one scale
+# --------------------------------------------------------------------------------------------------
+ENVIRONMENT_LADDER = [
+    # completion, then graduated, linear, binary and continuous
+    (AFTER_E4 + GOES_ON, 1.0, 1.0, 1.0, 1.0),
+    # 8 of 9 fields; state 0.874: 0.2 + 0.8 (0.8 * 0.874 + 0.2)
+    (AFTER_E4.replace(" - ", " e3 ") + GOES_ON, 0.8, 0.911111, 0.0, 0.919360),
+    # 7 of 9; 0.2 + 0.8 (0.8 + 0.2 / 3)
+    (AFTER_E4 + "+0.5+1+0", 0.6, 0.822222, 0.0, 0.893333),
+    # 5 of 9; 0.2 + 0.8 (0.8 * 0.746149 + 0.2 / 3)
+    (START + "+-1.0+0+1", 0.6, 0.644444, 0.0, 0.730869),
+    # 4 of 9: castling, both counters, terminated. Squares 62 of 64, three of five fields:
+    # state 0.95 (0.6 * 0.775700 + 0.4 * 3/5) = 0.670149
+    (START.replace(" - ", " e3 ") + "+-1.0+0+1", 0.4, 0.555556, 0.0, 0.682228),
+    # None of 9; state 0.95 * 0.6 / 256 = 0.002227
+    ("8/8/8/8/8/8/8/8 w - e6 3 9+0.5+1+1", 0.2, 0.2, 0.0, 0.201425),
+    ("e2e4", -0.3, -0.3, -0.3, -0.3),
+]
+
+POLICY_LADDER = [
+    (PERFECT, 1.0, 1.0, 1.0),
+    # best_move 0.815940, consistency 0.75, the rest 1: mean 0.913188
+    (PERFECT.replace("B: g2g4", "B: h2h4"), 0.8, 0.930550, 0.0),
+    # best_move 0.815940, candidates 0.4, evaluation 0.853704, legality 1, consistency 0.75:
+    # mean 0.763929
+    ("M: g2g4 h2h4 E: 2.0 0.5 B: h2h4", 0.6, 0.811143, 0.0),
+    # best_move 1, legality 1/3, consistency 0.25: mean 0.316667
+    ("M: a1a2 a1a3 E: 0.0 B: g2g4", 0.4, 0.453333, 0.0),
+    ("M: a1a2 a1a2 E: 0.0 B: a1a3", 0.2, 0.2, 0.0),
+    ("g2g4", -0.3, -0.3, -0.3),
+]
+
+
+@pytest.mark.parametrize(
+    ("completion", "graduated", "linear", "binary", "continuous"), ENVIRONMENT_LADDER
+)
+def test_ladder_of_the_environment(
+    completion: str, graduated: float, linear: float, binary: float, continuous: float
+) -> None:
+    score = environment(completion)
+    assert scoring.graduated(score) == graduated
+    assert scoring.graduated(score, "graduated") == graduated
+    assert scoring.graduated(score, "linear") == pytest.approx(linear, abs=1e-6)
+    assert scoring.graduated(score, "binary") == binary
+    assert scoring.graduated(score, "continuous") == pytest.approx(continuous, abs=1e-6)
+
+
+@pytest.mark.parametrize(("completion", "graduated", "linear", "binary"), POLICY_LADDER)
+def test_ladder_of_the_policy(
+    completion: str, graduated: float, linear: float, binary: float
+) -> None:
+    score = policy(completion)
+    assert scoring.graduated(score) == graduated
+    assert scoring.graduated(score, "binary") == binary
+    for shaping in ("linear", "continuous"):  # the components of the policy are continuous already
+        assert scoring.graduated(score, shaping) == pytest.approx(linear, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("completion", "number"),
+    [
+        (AFTER_E4 + GOES_ON, 1.0),
+        (AFTER_E4 + "+0.002+0+0", 0.6 + 0.4 * 2 / 3),
+        (AFTER_E4 + "+0.5+1+0", 0.6 + 0.4 / 3),
+        (AFTER_E4 + "+0.5+1+1", 0.6),
+        (AFTER_E4.replace(" - ", " e3 ") + GOES_ON, -2 / 59),  # two edits of 59 characters
+        (AFTER_E4.replace(" - ", " e3 ") + "+0.5+1+1", -2 / 59),  # the suffix is no matter then
+        (START + "+-1.0+0+1", -5 / 58),
+        (AFTER_E4, -1.0),
+        ("", -1.0),
+    ],
+)
+def test_a_wrong_state_costs_more_than_a_wrong_suffix(completion: str, number: float) -> None:
+    assert scoring.asymmetric(environment(completion)) == pytest.approx(number)
+
+
+def test_a_state_with_nothing_in_common_approaches_the_floor() -> None:
+    number = scoring.asymmetric(
+        environment("nnnnnnnn/" * 7 + "nnnnnnnn w kq h6 999999 999999+9+1+1")
+    )
+    assert -1 < number < -0.6
+    assert math.isfinite(number)

@@ -1,0 +1,457 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rookworld_rlvr.common.errors import NotationError
+from rookworld_rlvr.tasks import text as notation
+from rookworld_rlvr.tasks.environment import (
+    parse_environment_answer,
+    parse_environment_prompt,
+    write_environment_answer,
+    write_environment_prompt,
+)
+from rookworld_rlvr.tasks.policy import (
+    parse_policy_answer,
+    parse_policy_prompt,
+    write_policy_answer,
+    write_policy_prompt,
+)
+from rookworld_rlvr.tasks.registry import join_row, split_row, task_of
+from rookworld_rlvr.tasks.types import (
+    EnvironmentAnswer,
+    EnvironmentPrompt,
+    PolicyAnswer,
+    PolicyPrompt,
+)
+
+REAL_ROWS = Path(__file__).parents[3] / "shared" / "data" / "rook_val_500.txt"
+
+START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
+ENVIRONMENT_ROW = f"A: {START}+e2e4+e2e4+{AFTER_E4}+0.001+0+0"
+
+# One line of the public data, columns and all.
+POLICY_FEN = "2b3k1/Q4rqn/p2p4/4p3/p6p/2PP3P/BP3PP1/R5K1 b - - 0 34"
+POLICY_ROW = (
+    "P: 2b3k1/Q4rqn/p2p4/4p3/p6p/2PP3P/BP3PP1/R5K1 b - - 0 34                                    "
+    "M: a4a3 c8f5 h7f6 h7g5 h7f8      "
+    "E: -3.06 -2.82 -3.21 -3.16 -2.3            "
+    "B: h7f6"
+)
+POLICY_ANSWER = PolicyAnswer(
+    moves=("a4a3", "c8f5", "h7f6", "h7g5", "h7f8"),
+    evaluations=(-3.06, -2.82, -3.21, -3.16, -2.3),
+    best_move="h7f6",
+)
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.skipif(not REAL_ROWS.is_file(), reason="the real rows are not beside the repository")
+def test_every_real_row_round_trips() -> None:
+    rows = REAL_ROWS.read_text().splitlines()
+    assert len(rows) == 500
+    for row in rows:
+        task, prompt, completion = split_row(row)
+        assert task == "policy"
+        assert join_row(prompt, completion) == row
+        answer = parse_policy_answer(completion)
+        assert write_policy_answer(answer) == completion
+        assert write_policy_prompt(parse_policy_prompt(prompt)) == prompt
+
+
+def test_policy_row_splits_before_the_last_space_of_the_padding() -> None:
+    task, prompt, completion = split_row(POLICY_ROW)
+    assert task == "policy"
+    assert prompt == POLICY_ROW[:91]
+    assert completion == POLICY_ROW[91:]
+    assert completion.startswith(" M: a4a3")
+
+
+def test_environment_row_splits_behind_the_history() -> None:
+    assert split_row(ENVIRONMENT_ROW) == (
+        "environment",
+        f"A: {START}+e2e4+e2e4+",
+        f"{AFTER_E4}+0.001+0+0",
+    )
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ENVIRONMENT_ROW.removeprefix("A: "),
+        ENVIRONMENT_ROW.replace("A: ", "A:"),
+        ENVIRONMENT_ROW.replace("+", "  +   "),
+        ENVIRONMENT_ROW.replace(" b KQkq ", "   b   KQkq  "),
+        f"  {ENVIRONMENT_ROW} <|endoftext|>",
+        f"<|endoftext|>{ENVIRONMENT_ROW}",
+    ],
+    ids=[
+        "no prefix",
+        "tight prefix",
+        "spaced plus",
+        "spaced fields",
+        "padded end",
+        "start of text",
+    ],
+)
+def test_spacing_and_prefix_do_not_change_an_environment_row(row: str) -> None:
+    assert join_row(*split_row(row)[1:]) == ENVIRONMENT_ROW
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        " ".join(POLICY_ROW.split()),
+        POLICY_ROW.replace(" ", "   "),
+        f" {POLICY_ROW}   <|endoftext|>",
+    ],
+    ids=["single spaces", "triple spaces", "padded end"],
+)
+def test_spacing_does_not_change_a_policy_row(row: str) -> None:
+    assert join_row(*split_row(row)[1:]) == POLICY_ROW
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("", "fewer than seven fields in the environment row"),
+        ("hello", "fewer than seven fields in the environment row"),
+        (f"A: {START}+e2e4+e2e4", "fewer than seven fields in the environment row"),
+        (f"A: {START}+e2e4+e2e4+", "not the four fields"),
+        (ENVIRONMENT_ROW.replace(" 0 1+0.001", " 0+0.001"), "a FEN has six fields"),
+        (ENVIRONMENT_ROW + "+0", "not the four fields"),
+        (ENVIRONMENT_ROW[:-4], "not the four fields"),
+        (ENVIRONMENT_ROW[:-1] + "2", "a flag is neither 0 nor 1"),
+        (f"P: {POLICY_FEN}", "no section 'M:' in the policy row"),
+        (f"P: {POLICY_FEN} M: a4a3", "not the three sections"),
+        ("P: M: a4a3 E: 0.1 B: a4a3", "a FEN has six fields"),
+    ],
+)
+def test_malformed_rows_are_errors_with_their_reason(row: str, reason: str) -> None:
+    with pytest.raises(NotationError) as caught:
+        split_row(row)
+    assert caught.value.reason.startswith(reason)
+
+
+def test_an_error_quotes_its_input_but_no_megabyte_of_it() -> None:
+    with pytest.raises(NotationError, match="'hello'"):
+        parse_environment_answer("hello")
+    with pytest.raises(NotationError) as caught:
+        parse_environment_answer("x" * 1_000_000)
+    assert len(str(caught.value)) < 300
+    assert "1000000 characters" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "task"),
+    [
+        ("P: x", "policy"),
+        ("  P:x", "policy"),
+        ("<|endoftext|>P: x", "policy"),
+        ("A: x", "environment"),
+        (START, "environment"),
+        ("p: x", "environment"),  # ranks of a FEN start with p too
+        ("", "environment"),
+    ],
+)
+def test_the_prefix_names_the_task(text: str, task: str) -> None:
+    assert task_of(text) == task
+
+
+@pytest.mark.parametrize(
+    ("text", "cleaned"),
+    [
+        ("<|endoftext|> a b <|endoftext|>", "a b"),
+        ("a<|endoftext|><|endoftext|>", "a"),
+        ("\na\t", "\na\t"),  # a line break is the policy's own doing, and stays
+        ("\u00a0a\u3000", "\u00a0a\u3000"),  # so do other scripts' spaces
+        ("<|endoftext|", "<|endoftext|"),
+    ],
+)
+def test_clean_removes_end_of_text_and_spaces_only(text: str, cleaned: str) -> None:
+    assert notation.clean(text) == cleaned
+
+
+# --------------------------------------------------------------------------------------------------
+# Policy
+# --------------------------------------------------------------------------------------------------
+def test_policy_prompt_is_padded_for_the_answer_to_start_at_column_92() -> None:
+    written = write_policy_prompt(PolicyPrompt(POLICY_FEN))
+    assert len(written) == 91
+    assert written.rstrip() == f"P: {POLICY_FEN}"
+    assert parse_policy_prompt(written) == PolicyPrompt(POLICY_FEN)
+
+
+def test_a_fen_longer_than_the_padding_keeps_a_space_before_the_moves() -> None:
+    # The longest row: 64 single characters, seven slashes, all rights, a square, long counters.
+    fen = "/".join(["rnbqkbnr"] * 8) + " w KQkq e3 100000 100000"
+    prompt = write_policy_prompt(PolicyPrompt(fen))
+    row = join_row(prompt, write_policy_answer(POLICY_ANSWER))
+    assert split_row(row)[1:] == (prompt, write_policy_answer(POLICY_ANSWER))
+
+
+def test_policy_answer_is_written_in_the_columns_of_the_data() -> None:
+    assert write_policy_answer(POLICY_ANSWER) == POLICY_ROW[91:]
+
+
+def test_policy_answer_is_read_from_the_columns_of_the_data() -> None:
+    assert parse_policy_answer(POLICY_ROW[91:]) == POLICY_ANSWER
+
+
+def test_five_under_promotions_still_leave_a_space_before_the_evaluations() -> None:
+    moves = ("a7a8q", "a7a8n", "a7b8q", "a7b8n", "a7a8r")
+    answer = PolicyAnswer(moves, (-999.99,) * 5, "a7a8q")
+    assert parse_policy_answer(write_policy_answer(answer)) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("M: e2e4 E: 0.1 B: e2e4", PolicyAnswer(("e2e4",), (0.1,), "e2e4")),
+        # Not consistent, but readable: `scoring` judges that.
+        ("M: e2e4 E: 0.1 0.2 B: d2d4", PolicyAnswer(("e2e4",), (0.1, 0.2), "d2d4")),
+        ("M: e2e4 e2e4 E: -5 B: e2e4", PolicyAnswer(("e2e4", "e2e4"), (-5.0,), "e2e4")),
+        ("M: a7a8n E: -0.0 B: a7a8n<|endoftext|>", PolicyAnswer(("a7a8n",), (0.0,), "a7a8n")),
+    ],
+)
+def test_readable_policy_answers(text: str, answer: PolicyAnswer) -> None:
+    assert parse_policy_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "M: E: B:",
+        "M: e2e4 E: 0.1",
+        "M: e2e4 E: 0.1 B:",
+        "M: e2e4 E:  B: e2e4",
+        "M:  E: 0.1 B: e2e4",
+        "E: 0.1 M: e2e4 B: e2e4",
+        "M: e2e4 B: e2e4 E: 0.1",
+        "M: e2e4 E: 0.1 B: e2e4 d2d4",
+        "M: e2e4 E: 0.1 B: e2e4 B: e2e4",
+        "M: e2e4 E: 0.1 B: e2e4 and more",
+        "so M: e2e4 E: 0.1 B: e2e4",
+        "M: a2a3 b2b3 c2c3 d2d3 e2e3 f2f3 E: 0.1 B: a2a3",
+        "M: a2a3 E: 1 2 3 4 5 6 B: a2a3",
+        "M: e2e9 E: 0.1 B: e2e4",
+        "M: E2E4 E: 0.1 B: e2e4",
+        "M: Nf3 E: 0.1 B: e2e4",
+        "M: e2e4k E: 0.1 B: e2e4",
+        "M: e2e4 E: 0.1 B: 0000",
+        "M: e2e4\nE: 0.1 B: e2e4",
+        "M: e2e4 E: 0.1 B: e2e4\n",
+        "M: e2e4, d2d4 E: 0.1 B: e2e4",
+        "M: e2e４ E: 0.1 B: e2e4",
+        "M: e2e4 E: nan B: e2e4",
+    ],
+)
+def test_unreadable_policy_answers(text: str) -> None:
+    with pytest.raises(NotationError):
+        parse_policy_answer(text)
+
+
+@pytest.mark.parametrize("text", ["", "P:", f"A: {POLICY_FEN}", POLICY_FEN, f"P: {POLICY_FEN} 1"])
+def test_unreadable_policy_prompts(text: str) -> None:
+    with pytest.raises(NotationError):
+        parse_policy_prompt(text)
+
+
+# --------------------------------------------------------------------------------------------------
+# Environment
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("action", ["e2e4", "e7e5", "0000", "", "xyzzy", "P: e4", "e2 e4"])
+def test_an_action_is_taken_as_it_stands(action: str) -> None:
+    prompt = parse_environment_prompt(f"A: {START}+{action}+e2e4+")
+    assert prompt == EnvironmentPrompt(START, action, ("e2e4",))
+
+
+def test_history_is_oldest_first_and_at_most_ten() -> None:
+    ten = tuple(f"a{rank}b{rank}" for rank in range(1, 6)) * 2
+    text = f"A: {START}+{ten[-1]}+{' '.join(ten)}+"
+    prompt = parse_environment_prompt(text)
+    assert prompt.history == ten
+    assert write_environment_prompt(prompt) == text
+    with pytest.raises(NotationError, match="more than 10 moves of history"):
+        parse_environment_prompt(f"A: {START}+e2e4+{' '.join([*ten, 'e2e4'])}+")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        f"A: {START}",
+        f"A: {START}+e2e4+e2e4",
+        f"A: {START}+e2e4+e2e4+x",
+        f"A: {START}+e2e4+e2e4++",
+        f"P: {START}+e2e4+e2e4+",
+        "A: +e2e4+e2e4+",
+    ],
+)
+def test_unreadable_environment_prompts(text: str) -> None:
+    with pytest.raises(NotationError):
+        parse_environment_prompt(text)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "answer"),
+    [
+        ("0.001+0+0", EnvironmentAnswer(AFTER_E4, 0.001, False, False)),
+        ("1.0+1+0", EnvironmentAnswer(AFTER_E4, 1.0, True, False)),
+        ("0.5+1+0", EnvironmentAnswer(AFTER_E4, 0.5, True, False)),
+        ("-1.0+0+1", EnvironmentAnswer(AFTER_E4, -1.0, False, True)),
+    ],
+)
+def test_environment_answers_read_and_write(suffix: str, answer: EnvironmentAnswer) -> None:
+    assert parse_environment_answer(f"{AFTER_E4}+{suffix}") == answer
+    assert write_environment_answer(answer) == f"{AFTER_E4}+{suffix}"
+
+
+@pytest.mark.parametrize(
+    "suffix",
+    [
+        "",
+        "0.001",
+        "0.001+0",
+        "0.001+0+0+",
+        "0.001+0+0+0",
+        "0.001+0+2",
+        "0.001+0+00",
+        "0.001+False+False",
+        "0.001+٠+0",
+        "+0+0",
+        "0.001+0+0\n",
+        "0.001+0+0 0",
+    ],
+)
+def test_unreadable_environment_suffixes(suffix: str) -> None:
+    with pytest.raises(NotationError):
+        parse_environment_answer(f"{AFTER_E4}+{suffix}")
+
+
+# --------------------------------------------------------------------------------------------------
+# Fields
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "fen",
+    [
+        START,
+        "8/8/8/8/8/8/8/8 b - - 0 1",  # a form, not a position
+        "8/8/8/8/8/8/8/8 w Kq a6 999999 123456",
+        "8/8/8/8/8/8/8/44 w Qk h3 0 0",
+    ],
+)
+def test_well_formed_fens(fen: str) -> None:
+    assert notation.parse_fen(fen) == fen
+    assert notation.parse_fen("  " + fen.replace(" ", "   ") + " ") == fen
+
+
+BOARD = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR"
+
+
+@pytest.mark.parametrize(
+    "fen",
+    [
+        "",
+        BOARD,
+        f"{BOARD} w KQkq - 0",
+        f"{BOARD} w KQkq - 0 1 1",
+        f"{BOARD[:-1]} w KQkq - 0 1",  # seven squares in a rank
+        f"{BOARD}1 w KQkq - 0 1",  # nine
+        f"{BOARD}/8 w KQkq - 0 1",
+        f"/{BOARD} w KQkq - 0 1",
+        f"{BOARD.replace('/8', '/9', 1)} w KQkq - 0 1",
+        f"{BOARD.replace('/8', '/08', 1)} w KQkq - 0 1",
+        f"{BOARD.replace('R', 'X')} w KQkq - 0 1",
+        f"{BOARD} W KQkq - 0 1",
+        f"{BOARD} white KQkq - 0 1",
+        f"{BOARD} w qkQK - 0 1",
+        f"{BOARD} w KK - 0 1",
+        f"{BOARD} w HAha - 0 1",
+        f"{BOARD} w KQkq- - 0 1",
+        f"{BOARD} w KQkq e4 0 1",
+        f"{BOARD} w KQkq i3 0 1",
+        f"{BOARD} w KQkq e٣ 0 1",
+        f"{BOARD} w KQkq - -1 1",
+        f"{BOARD} w KQkq - 0.0 1",
+        f"{BOARD} w KQkq - ٠ 1",
+        f"{BOARD} w KQkq - 0 １",
+        f"{BOARD} w KQkq - 0 1234567",
+        f"{BOARD}\tw\tKQkq\t-\t0\t1",
+    ],
+)
+def test_malformed_fens(fen: str) -> None:
+    with pytest.raises(NotationError):
+        notation.parse_fen(fen)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("0", 0.0),
+        ("-2.3", -2.3),
+        ("0.001", 0.001),
+        ("007", 7.0),
+        ("-999.99", -999.99),
+        ("9" * 20, 1e20),
+    ],
+)
+def test_decimals_that_parse(text: str, number: float) -> None:
+    assert notation.parse_decimal(text) == number
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "-", ".", ".5", "5.", "+1", "--1", "1e3", "1E-3", "0x1", "1_000", "1,5", " 1", "1\n"),
+        *("nan", "NaN", "-nan", "inf", "-inf", "Infinity", "None"),
+        *("٣", "１.５", "²", "½", "Ⅷ", "௧", "0.٥"),  # digits and numerals of other scripts
+        *("9" * 21, "0." + "9" * 21),
+    ],
+)
+def test_no_decimals(text: str) -> None:
+    with pytest.raises(NotationError):
+        notation.parse_decimal(text)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0.0"), (-2.3, "-2.3"), (0.001, "0.001"), (1, "1.0"), (31.4, "31.4")]
+)
+def test_decimals_are_written_as_python_writes_floats(number: float, text: str) -> None:
+    assert notation.write_decimal(number) == text
+
+
+@pytest.mark.parametrize(
+    ("placement", "squares"),
+    [
+        ("8/8/8/8/8/8/8/8", "." * 64),
+        ("p7/8/8/8/8/8/8/7K", "p" + "." * 62 + "K"),
+        ("1p1p1p1p/8/8/8/8/8/8/44", ".p.p.p.p" + "." * 56),
+    ],
+)
+def test_placement_expands_to_64_squares(placement: str, squares: str) -> None:
+    assert notation.expand_placement(placement) == squares
+
+
+# --------------------------------------------------------------------------------------------------
+# Known faults
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("text", ["0.00001", "-0.00002", "10000000000000000000"])
+def test_every_decimal_that_parses_can_be_written_and_parsed_again(text: str) -> None:
+    number = notation.parse_decimal(text)
+    assert notation.parse_decimal(notation.write_decimal(number)) == number
+
+
+def test_evaluations_wider_than_their_column_keep_a_space_before_the_best_move() -> None:
+    moves = ("a2a3", "b2b3", "c2c3", "d2d3", "e2e3")
+    answer = PolicyAnswer(moves, (-0.123456,) * 5, "a2a3")
+    assert parse_policy_answer(write_policy_answer(answer)) == answer
+
+
+def test_any_number_of_spaces_may_stand_between_the_fields_of_a_fen() -> None:
+    assert notation.parse_fen(START.replace(" ", " " * 300)) == START

@@ -1,0 +1,780 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import wandb
+from transformers import TrainerControl, TrainerState, TrainingArguments
+from trl import ModelConfig
+
+from rookworld_rlvr.cli.parser import StrictParser
+from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.data.loading import DataArguments
+from rookworld_rlvr.engine.truth import LabelArguments
+from rookworld_rlvr.training.config import RookWorldGRPOConfig, RunArguments
+from rookworld_rlvr.training.health import (
+    HEALTH_FILE,
+    RULES,
+    Finding,
+    HealthArguments,
+    HealthCallback,
+    HealthMonitor,
+    batch_health,
+)
+
+Log = dict[str, Any]
+
+HEALTHY: Log = {
+    "loss": 0.01,
+    "grad_norm": 0.4,
+    "reward": 1.2,
+    "entropy": 0.95,
+    "frac_reward_zero_std": 0.12,
+    "completions/clipped_ratio": 0.0,
+    "kl/share_of_loss": 0.2,
+    "kl/coefficient": 0.05,
+    "rewards/policy_best_move/without_truth": 0.0,
+    "engine/given_up": 0.0,
+    "reward/environment": 1.5,
+    "reward/policy": 0.9,
+    "health/advantage_std": 0.9,
+    "health/advantage_range": 4.0,
+    "health/identical_groups": 0.1,
+    "health/unscored": 0.0,
+    "health/unreadable": 0.05,
+    "health/reward_constant": 0.0,
+}
+
+
+def observe(logs: Sequence[Log], patience: int = 1, **options: Any) -> list[Finding]:
+    """What a monitor raises, log after log, at steps 1, 2, …; gradients are clipped at 1."""
+    monitor = HealthMonitor(HealthArguments(**options), patience)
+    return [
+        finding
+        for step, log in enumerate(logs, start=1)
+        for finding in monitor.observe(step, log, max_grad_norm=1.0)
+    ]
+
+
+def evaluation(environment: float, policy: float) -> Log:
+    return {
+        "eval_environment/exact": environment,
+        "eval_policy/best_move": policy,
+        "eval_overall": (environment + policy) / 2,
+        "eval_runtime": 3.0,
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# Rules
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("rule", "metric", "value", "shown", "bound", "key"),
+    [
+        ("kl_share_low", "kl/share_of_loss", 0.04, "4%", "10%", "beta"),
+        ("kl_share_high", "kl/share_of_loss", 0.45, "45%", "30%", "beta"),
+        ("kl_dominates", "kl/share_of_loss", 0.94, "94%", "90%", "beta"),
+        ("zero_variance", "frac_reward_zero_std", 0.6, "60%", "50%", "temperature"),
+        ("zero_variance_most", "frac_reward_zero_std", 0.95, "95%", "90%", "temperature"),
+        ("reward_constant", "health/reward_constant", 1.0, "100%", "50%", "rewards"),
+        ("advantage_std", "health/advantage_std", 0.002, "0.002", "0.01", "temperature"),
+        ("advantage_range", "health/advantage_range", 0.0, "0", "0.01", "temperature"),
+        ("identical_completions", "health/identical_groups", 0.8, "80%", "75%", "temperature"),
+        ("unreadable", "health/unreadable", 0.31, "31%", "20%", "temperature"),
+        ("truncated", "completions/clipped_ratio", 0.5, "50%", "10%", "max_completion_length"),
+        ("unscored", "health/unscored", 0.25, "25%", "1%", "rewards"),
+        (
+            "reward_failures",
+            "rewards/policy_best_move/without_truth",
+            0.125,
+            "12.5%",
+            "1%",
+            "labels",
+        ),
+        ("engine_failures", "engine/given_up", 3.0, "3", "0", "engine_timeout"),
+        ("gradient_not_finite", "grad_norm", math.nan, "nan", "finite", "learning_rate"),
+        ("gradient_not_finite", "grad_norm", math.inf, "inf", "finite", "learning_rate"),
+        ("gradient_zero", "grad_norm", 0.0, "0", "0", "num_generations"),
+        ("gradient_clipped", "grad_norm", 7.5, "100%", "50%", "max_grad_norm"),
+        ("judge_constant", "judge/judge_a/std", 1e-4, "0.0001", "0.001", "rewards"),
+    ],
+)
+def test_a_rule_of_one_log_names_number_bound_and_remedy(
+    rule: str, metric: str, value: float, shown: str, bound: str, key: str
+) -> None:
+    monitor = HealthMonitor(HealthArguments(), patience=1)
+    findings = monitor.observe(40, {**HEALTHY, metric: value}, max_grad_norm=1.0)
+    (finding,) = (found for found in findings if found.rule == rule)
+    said, remedy = finding.message.split("; ")
+    assert shown in said and bound in said.split(shown, 1)[1], finding.message
+    assert key in remedy and key in finding.remedy_keys
+    assert finding.severity == RULES[rule].severity and finding.step == 40
+    assert finding.value == pytest.approx(value if rule != "gradient_clipped" else 1, nan_ok=True)
+    assert monitor.observe(41, HEALTHY, max_grad_norm=1.0) == []
+
+
+def test_the_constant_reward_is_called_by_its_name() -> None:
+    messages = [found.message for found in observe([{**HEALTHY, "health/reward_constant": 1.0}])]
+    assert "the reward is the same for all completions, of every prompt" in messages[0]
+
+
+def test_a_reward_without_truth_is_named() -> None:
+    log = {**HEALTHY, "rewards/policy_regret/without_truth": 0.5}
+    assert "the reward policy_regret has no truth for 50%" in observe([log])[0].message
+
+
+def test_the_share_trained_on_goes_before_the_share_sampled() -> None:
+    log = {**HEALTHY, "frac_reward_zero_std": 0.95, "zero_variance/trained": 0.1}
+    assert observe([log]) == []
+
+
+def test_without_a_kl_term_its_rules_do_not_apply() -> None:
+    assert observe([{**HEALTHY, "kl/share_of_loss": 0.0, "kl/coefficient": 0.0}]) == []
+    without = {name: value for name, value in HEALTHY.items() if not name.startswith("kl/")}
+    assert observe([without]) == []
+
+
+def test_in_the_first_step_the_policy_is_the_reference() -> None:
+    log = {"kl/share_of_loss": 0.0, "kl/coefficient": 0.05}
+    assert [found.step for found in observe([log, log])] == [2]
+
+
+def test_a_gradient_is_clipped_in_most_of_the_last_logs_or_in_some() -> None:
+    norms = [2.0, 0.5, 0.5, 2.0, 0.5, 0.5]
+    logs = [{"grad_norm": norm} for norm in norms]
+    assert observe(logs, patience=3) == []
+    (finding,) = observe(logs + [{"grad_norm": 2.0}] * 6, patience=3)
+    assert "6 of the last 10 gradient norms are over max_grad_norm 1, 60%, over 50%" in (
+        finding.message
+    )
+    monitor = HealthMonitor(HealthArguments(), patience=1)
+    assert monitor.observe(1, {"grad_norm": 9.0}, max_grad_norm=0.0) == [], "nothing is clipped"
+
+
+def test_entropy_that_halves_within_ten_logs_is_raised_and_a_slow_fall_is_not() -> None:
+    def logs(entropies: Sequence[float]) -> list[Log]:
+        return [{"entropy": entropy} for entropy in entropies]
+
+    fast = [1.0] * 8 + [0.4, 0.3, 0.3]
+    (finding,) = observe(logs(fast), patience=3)
+    assert finding.rule == "entropy_falling" and finding.step == 11
+    assert "fallen by 70% within ten logs, from 1 to 0.3 nats a token, over 50%" in finding.message
+    assert "learning_rate" in finding.remedy_keys
+    assert observe(logs([0.95**n for n in range(60)]), patience=3) == []
+    assert observe(logs([1.0, 0.1, 0.1]), patience=1) == [], "no trend yet"
+
+
+REWARDS_UP = [{"reward": 1.0}, {"reward": 1.1}, {"reward": 1.2}, {"reward": 1.3}]
+
+
+def test_reward_up_while_held_out_accuracy_falls() -> None:
+    start = evaluation(0.8, 0.4)
+    (finding,) = observe([start, *REWARDS_UP, evaluation(0.76, 0.36)])
+    assert finding.rule == "reward_up_heldout_down"
+    assert (
+        "fallen by 4%, from 0.600 at step 1 to 0.560 while the training reward rose by 0.2, over 3%"
+        in finding.message
+    )
+    assert "learning_rate" in finding.remedy_keys
+    assert observe([start, *REWARDS_UP, evaluation(0.9, 0.4)]) == []
+    assert observe([start, *REWARDS_UP, evaluation(0.79, 0.39)]) == [], "within the noise"
+
+
+def test_held_out_accuracy_is_compared_with_the_best_before() -> None:
+    logs = [evaluation(0.5, 0.4), evaluation(0.8, 0.4), *REWARDS_UP, evaluation(0.72, 0.38)]
+    (finding,) = observe(logs)
+    assert "from 0.600 at step 2 to 0.550" in finding.message
+
+
+def test_held_out_accuracy_that_falls_with_the_reward_is_another_finding() -> None:
+    logs = [evaluation(0.8, 0.4), *reversed(REWARDS_UP), evaluation(0.76, 0.36)]
+    (finding,) = observe(logs)
+    assert finding.rule == "heldout_down"
+    assert "fallen by 4%, from 0.600 at step 1 to 0.560, over 3%" in finding.message
+    assert "beta" in finding.remedy_keys
+    assert observe([evaluation(0.8, 0.4), *reversed(REWARDS_UP), evaluation(0.8, 0.4)]) == []
+    (unknown,) = observe([evaluation(0.8, 0.4), evaluation(0.76, 0.36)])
+    assert unknown.rule == "heldout_down", "without rewards between there is no trend to know"
+
+
+def test_one_task_forgotten_while_another_trains() -> None:
+    (finding,) = observe([evaluation(0.9, 0.2), *REWARDS_UP, evaluation(0.8, 0.3)])
+    assert finding.rule == "forgetting"
+    assert (
+        "environment from 0.900 at step 1 to 0.800 while policy went from 0.200 to 0.300, over 5%"
+        in finding.message
+    )
+    assert "environment_share" in finding.remedy_keys
+    assert observe([evaluation(0.9, 0.2), *REWARDS_UP, evaluation(0.9, 0.3)]) == []
+    both = observe([evaluation(0.9, 0.3), *REWARDS_UP, evaluation(0.8, 0.2)])
+    assert [found.rule for found in both] == ["reward_up_heldout_down"], "nothing is being learnt"
+
+
+def test_a_suite_that_falls_by_a_quarter_of_its_best() -> None:
+    def logs(*values: float) -> list[Log]:
+        return [
+            {"eval_suites/self_play/legal_half_moves": value, "eval_suites/policy/best_move": 0.3}
+            for value in values
+        ]
+
+    (finding,) = observe(logs(20.0, 24.0, 17.0))
+    assert finding.rule == "suite_down"
+    assert "fallen by 29.2%, self_play from 24 at step 2 to 17, over 25%" in finding.message
+    assert observe(logs(20.0, 24.0, 18.5)) == []
+
+
+def test_a_tasks_training_reward_that_falls_while_anothers_does_not() -> None:
+    def logs(environment: Sequence[float], policy: Sequence[float]) -> list[Log]:
+        return [
+            {"reward/environment": ours, "reward/policy": theirs}
+            for ours, theirs in zip(environment, policy, strict=True)
+        ]
+
+    (finding,) = observe(logs([1.0] * 10 + [0.6] * 10, [0.5] * 20))
+    assert finding.rule == "task_reward_down"
+    assert (
+        "environment, from 1 up to step 10 to 0.6, has fallen by 40%, over 25%" in finding.message
+    )
+    assert "environment_share" in finding.remedy_keys
+    assert observe(logs([1.0] * 20, [0.5] * 20)) == []
+    assert observe(logs([1.0] * 10 + [0.6] * 10, [0.5] * 10 + [0.3] * 10)) == []
+
+
+def judged(score: float, truth: float, spread: float = 1.0, task: str = "environment") -> Log:
+    return {
+        **HEALTHY,
+        "judge/judge_a/mean": score,
+        "judge/judge_a/std": 2.0,
+        "judge/judge_a/reward_std": spread,
+        "judge/judge_a/truth": truth,
+        f"judge/judge_a/mean_{task}": score,
+        f"judge/judge_a/truth_{task}": truth,
+    }
+
+
+def test_a_judge_whose_scale_flattens_its_scores_is_constant_too() -> None:
+    assert observe([judged(9.0, 0.5, spread=0.01)]) == []
+    (found,) = observe([judged(9.0, 0.5, spread=1e-6)], patience=3)
+    assert found.rule == "judge_constant" and "the judge judge_a gives" in found.message
+    assert not observe([{**HEALTHY, "judge/judge_a/mean": 1.0}]), "nothing to read"
+    close = {**judged(9.0, 0.5), "judge/judge_a/std": 1e-4}
+    assert observe([close]) == [], "scores on a small scale that zscore spreads"
+
+
+def test_a_judge_that_rises_while_what_it_scores_gets_worse() -> None:
+    learns = [judged(0.1 * step, 0.5 + 0.01 * step) for step in range(10)]
+    assert observe(learns) == []
+    fools = [judged(1 + 0.1 * step, 0.6 - 0.02 * step) for step in range(10)]
+    (found,) = observe(learns + fools, patience=3)
+    assert found.rule == "judge_against_truth" and found.severity == "warning"
+    # The best five logs are steps 6 to 10, 0.57; those of steps 13 to 17 are the first under 0.52.
+    assert found.step == 17 and found.value == pytest.approx(0.57 - 0.52, abs=1e-2)
+    risen = "the score of judge_a for environment answers has risen"
+    for words in (risen, "since step 10", "blind spot", "rewards"):
+        assert words in found.message
+    falls = [judged(1 - 0.1 * step, 0.6 - 0.02 * step) for step in range(10)]
+    assert observe(learns + falls) == [], "a judge that sees it is no blind one"
+
+
+def test_another_mix_of_tasks_is_no_blind_spot() -> None:
+    """The better judged task has the worse answers, and more and more rows."""
+
+    def mixed(share: float, rises: float = 0.0, falls: float = 0.0) -> Log:
+        easy, hard = judged(0.0, 0.9, task="policy"), judged(3.0 + rises, 0.5 - falls)
+        pooled = {
+            f"judge/judge_a/{key}": share * hard[f"judge/judge_a/{key}"]
+            + (1 - share) * easy[f"judge/judge_a/{key}"]
+            for key in ("mean", "truth")
+        }
+        return {**easy, **hard, **pooled}
+
+    shifts = [mixed(0.3 + 0.02 * step) for step in range(20)]
+    assert shifts[0]["judge/judge_a/truth"] - shifts[-1]["judge/judge_a/truth"] > 0.1
+    assert observe(shifts) == []
+    down, up = evaluation(0.8, 0.5), evaluation(0.6, 0.5)
+    rules = {found.rule for found in observe([down, *shifts, up])}
+    assert rules and "judge_against_truth" not in rules
+    fooled = [mixed(0.5 - 0.025 * step, 0.1 * step, 0.02 * step) for step in range(20)]
+    assert fooled[0]["judge/judge_a/truth"] < fooled[-1]["judge/judge_a/truth"]
+    (found,) = observe(fooled, patience=3)
+    assert found.rule == "judge_against_truth" and "for environment answers" in found.message
+
+
+def test_a_judge_without_earlier_scores_is_compared_with_nothing() -> None:
+    logs = [judged(0.1 * step, 0.6 - 0.02 * step) for step in range(10)]
+    assert [found.rule for found in observe(logs)] == ["judge_against_truth"]
+    for log in logs[:5]:
+        del log["judge/judge_a/mean_environment"]
+    assert observe(logs) == []
+
+
+def test_a_judge_that_rises_while_held_out_accuracy_falls() -> None:
+    before, after = evaluation(0.8, 0.5), evaluation(0.6, 0.5)
+    rises = [judged(0.1 * step, 0.5) for step in range(4)]
+    (found,) = [
+        found for found in observe([before, *rises, after]) if found.rule == "judge_against_truth"
+    ]
+    assert found.value == pytest.approx(0.1) and "while held-out overall accuracy" in found.message
+    sinks = [judged(-0.1 * step, 0.5) for step in range(4)]
+    another = [judged(0.1 * step, 0.5, task="policy") for step in range(4)]
+    for logs in (sinks, another):
+        rules = {found.rule for found in observe([before, *logs, after])}
+        assert rules and "judge_against_truth" not in rules
+
+
+def test_every_rule_is_in_the_glossary_and_its_remedy_names_keys_that_there_are() -> None:
+    kinds = (RunArguments, DataArguments, LabelArguments, ModelConfig, RookWorldGRPOConfig)
+    known = {item.name for kind in kinds for item in dataclasses.fields(kind)}
+    for name, rule in RULES.items():
+        assert name == rule.name
+        assert rule.meaning.endswith(".") and len(rule.meaning) > 30
+        assert set(rule.keys) <= known, name
+        assert all(key in rule.remedy for key in rule.keys), name
+
+
+# --------------------------------------------------------------------------------------------------
+# The monitor
+# --------------------------------------------------------------------------------------------------
+def healthy_run() -> Iterator[tuple[int, Log]]:
+    """Numbers of the packaged recipe, seed 0: every tenth step of 150, held-out at every thirtieth."""
+    reward = (
+        1.18,
+        1.16,
+        1.15,
+        1.17,
+        1.18,
+        1.28,
+        1.24,
+        1.24,
+        1.28,
+        1.23,
+        1.30,
+        1.27,
+        1.29,
+        1.30,
+        1.30,
+    )
+    entropy = (
+        0.88,
+        0.88,
+        0.98,
+        1.04,
+        1.09,
+        0.84,
+        0.94,
+        1.01,
+        0.89,
+        1.02,
+        0.98,
+        0.93,
+        0.90,
+        0.88,
+        0.90,
+    )
+    norm = (
+        0.41,
+        0.41,
+        0.42,
+        0.49,
+        0.38,
+        0.42,
+        0.42,
+        0.59,
+        0.49,
+        0.47,
+        0.70,
+        0.51,
+        0.95,
+        0.48,
+        0.77,
+    )
+    heldout = ((0.467, 0.218), (0.767, 0.238), (0.874, 0.257), (0.868, 0.263), (0.868, 0.273))
+    yield 0, evaluation(*heldout[0])
+    for index, numbers in enumerate(zip(reward, entropy, norm, strict=True)):
+        step = 10 * (index + 1)
+        log = dict(zip(("reward", "entropy", "grad_norm"), numbers, strict=True))
+        # It rises to a half or so as the environment task is learnt.
+        yield step, {**log, "frac_reward_zero_std": 0.15 + 0.45 * index / 14}
+        if step % 30 == 0:
+            yield step, evaluation(*heldout[min(step // 30, 4)])
+
+
+def test_a_healthy_run_gives_no_more_than_advice() -> None:
+    monitor = HealthMonitor(HealthArguments())
+    findings = [found for step, log in healthy_run() for found in monitor.observe(step, log, 1.0)]
+    assert {found.severity for found in findings} <= {"info"}
+    assert {found.rule for found in findings} <= {"zero_variance"}
+
+
+BAD = {"completions/clipped_ratio": 0.5}
+GOOD = {"completions/clipped_ratio": 0.0}
+
+
+def test_a_condition_must_hold_for_several_logs_in_a_row() -> None:
+    assert observe([BAD, BAD, GOOD, BAD, BAD], patience=3) == []
+    (finding,) = observe([BAD, BAD, GOOD, BAD, BAD, BAD, BAD], patience=3)
+    assert finding.step == 6
+    by_arguments = HealthMonitor(HealthArguments(health_patience=2))
+    assert [len(by_arguments.observe(step, BAD)) for step in range(3)] == [0, 1, 0]
+
+
+def test_logs_without_the_metric_neither_break_nor_heal() -> None:
+    other = {"train_runtime": 3.0}
+    (finding,) = observe([BAD, other, BAD, {"completions/clipped_ratio": None}, BAD], patience=3)
+    assert finding.step == 5
+
+
+@pytest.mark.parametrize(
+    "metric", ["grad_norm", "health/unscored", "rewards/policy_regret/without_truth"]
+)
+def test_what_chance_does_not_do_is_raised_at_once(metric: str) -> None:
+    value = math.nan if metric == "grad_norm" else 0.5
+    assert len(observe([{metric: value}], patience=3)) == 1
+
+
+def test_a_finding_is_raised_again_only_after_it_has_gone() -> None:
+    steps = [found.step for found in observe([BAD] * 6 + [GOOD] + [BAD] * 3, patience=2)]
+    assert steps == [2], "one good log is no recovery"
+    steps = [found.step for found in observe([BAD] * 4 + [GOOD] * 2 + [BAD] * 4, patience=2)]
+    assert steps == [2, 8]
+
+
+@pytest.mark.parametrize("value", [None, math.nan, "a text", True, torch.tensor(1.0)])
+def test_what_is_no_number_does_not_apply(value: Any) -> None:
+    logs = {name: value for name in HEALTHY if name != "grad_norm"}
+    evaluated = dict.fromkeys(evaluation(0, 0), value)
+    assert observe([logs, evaluated, logs, evaluated] * 10) == []
+
+
+def test_a_replay_knows_the_past_and_raises_nothing() -> None:
+    monitor = HealthMonitor(HealthArguments(), patience=1)
+    past = [evaluation(0.8, 0.4), *REWARDS_UP, BAD]
+    monitor.replay([{**log, "step": step} for step, log in enumerate(past)])
+    (finding,) = monitor.observe(9, evaluation(0.76, 0.36))
+    assert "from 0.600 at step 0" in finding.message
+    assert [found.rule for found in monitor.observe(10, BAD)] == ["truncated"]
+
+
+# --------------------------------------------------------------------------------------------------
+# Arguments
+# --------------------------------------------------------------------------------------------------
+def test_severities_and_bounds_are_the_users() -> None:
+    options: Any = {
+        "health_severity": {"truncated": "stop", "unreadable": "off"},
+        "health_bounds": {"truncated": 0.6, "zero_variance": 0.1},
+    }
+    log = {**BAD, "health/unreadable": 1.0, "frac_reward_zero_std": 0.2}
+    findings = observe([log], **options)
+    assert [(found.rule, found.bound) for found in findings] == [("zero_variance", 0.1)]
+    (finding,) = observe([{"completions/clipped_ratio": 0.7}], **options)
+    assert finding.severity == "stop" and "70% of the completions were cut off, over 60%" in (
+        finding.message
+    )
+
+
+def test_arguments_come_from_yaml_and_from_the_command_line(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("health_severity: {truncated: off, unreadable: stop}\nhealth_patience: 2\n")
+    argv = ["--config", str(recipe), "--health_bounds", '{"unreadable": 0.5}']
+    (args,) = StrictParser([HealthArguments]).parse_strictly(argv)
+    assert args.severity("truncated") is None, "a bare `off` is YAML's false"
+    assert args.severity("unreadable") == "stop" and args.bound("unreadable") == 0.5
+    assert args.severity("zero_variance") == "info" and args.bound("zero_variance") == 0.5
+    assert args.health and args.health_patience == 2
+
+
+def test_all_faults_are_reported_together() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        HealthArguments(
+            health_severity={"truncatd": "stop", "unreadable": "warn"},
+            health_bounds={
+                "zero_varianc": 1,
+                "truncated": 10,
+                "unreadable": "half",
+                "advantage_std": math.inf,
+                "gradient_not_finite": 1,
+            },
+            health_patience=0,
+        )
+    assert caught.value.faults == [
+        "health_severity: no rule 'truncatd'; did you mean truncated?",
+        "health_bounds: no rule 'zero_varianc'; did you mean zero_variance or zero_variance_most?",
+        "health_severity: 'warn' of unreadable is none; did you mean warning?",
+        "health_bounds: 10 of truncated is no share; give a number from 0 to 1",
+        "health_bounds: 'half' of unreadable is no number",
+        "health_bounds: inf of advantage_std is no finite number",
+        "health_bounds: gradient_not_finite has no bound to set; see health_severity",
+        "health_patience: 0 is too small; give at least 1",
+    ]
+    with pytest.raises(ConfigurationError) as caught:
+        HealthArguments(health_severity="{truncated", health_bounds="[1]")
+    first, second = caught.value.faults
+    assert "health_severity: '{truncated' is no JSON" in first
+    assert second == "health_bounds: [1] is no mapping of rules to values"
+
+
+# --------------------------------------------------------------------------------------------------
+# The callback
+# --------------------------------------------------------------------------------------------------
+class Run:
+    """A trainer's calls of a callback, by hand."""
+
+    def __init__(self, folder: Path, report_to: Sequence[str] = (), **options: Any) -> None:
+        training = {
+            name: options.pop(name) for name in ("save_strategy", "fp16") if name in options
+        }
+        self.args = TrainingArguments(output_dir=str(folder), report_to=[], use_cpu=True)
+        self.args.report_to = list(report_to)
+        for name, value in training.items():
+            setattr(self.args, name, value)
+        self.state = TrainerState(is_world_process_zero=True)
+        self.control = TrainerControl()
+        self.callback = HealthCallback(HealthArguments(**{"health_patience": 1, **options}))
+        self.file = folder / HEALTH_FILE
+
+    def begin(self) -> Run:
+        self.callback.on_train_begin(self.args, self.state, self.control)
+        return self
+
+    def log(self, step: int, logs: Log | None) -> None:
+        self.state.global_step = step
+        self.callback.on_log(self.args, self.state, self.control, logs=logs)
+
+    def written(self) -> list[Any]:
+        return [json.loads(line) for line in self.file.read_text().splitlines()]
+
+
+def test_findings_are_printed_and_written_down(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(tmp_path / "run").begin()
+    run.log(5, HEALTHY)
+    run.log(6, None)
+    assert run.file.read_text() == "", "a healthy run leaves an empty file"
+    run.log(10, {**HEALTHY, **BAD})
+    (written,) = run.written()
+    message = (
+        "50% of the completions were cut off, over 10%; raise max_completion_length (a "
+        "GPT-2-tokenised answer takes up to 144 tokens)"
+    )
+    assert written == {
+        "rule": "truncated",
+        "severity": "warning",
+        "step": 10,
+        "value": 0.5,
+        "bound": 0.1,
+        "message": message,
+        "remedy_keys": ["max_completion_length"],
+    }
+    assert capsys.readouterr().out == f"step    10  warning  truncated: {message}\n"
+    assert not run.control.should_training_stop and run.callback.stopped is None
+
+
+def test_a_new_run_starts_the_file_anew_and_a_resumed_one_goes_on(tmp_path: Path) -> None:
+    run = Run(tmp_path).begin()
+    run.log(10, BAD)
+    run.state.log_history = [{**evaluation(0.8, 0.4), "step": 0}, {**BAD, "step": 10}]
+    run.begin()
+    run.log(20, {**BAD, **evaluation(0.7, 0.4)})
+    rules = [(finding["rule"], finding["step"]) for finding in run.written()]
+    # What is still wrong after a resume is said again; the best before it is not forgotten.
+    assert rules == [("truncated", 10), ("truncated", 20), ("heldout_down", 20), ("forgetting", 20)]
+    Run(tmp_path).begin()
+    assert run.written() == []
+
+
+def test_a_number_that_json_does_not_have_is_a_text(tmp_path: Path) -> None:
+    run = Run(tmp_path).begin()
+    run.log(1, {"grad_norm": math.nan})
+    assert (run.written()[0]["value"], run.written()[0]["bound"]) == ("nan", None)
+
+
+def test_a_stop_asks_for_a_checkpoint_and_says_why(tmp_path: Path) -> None:
+    run = Run(tmp_path, health_severity={"truncated": "stop"}).begin()
+    run.log(1, HEALTHY)
+    assert not run.control.should_training_stop
+    run.log(2, BAD)
+    assert run.control.should_training_stop and run.control.should_save
+    assert run.callback.stopped is not None and run.callback.stopped.rule == "truncated"
+
+
+def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
+    run = Run(tmp_path).begin()
+    run.log(1, {"grad_norm": math.inf})
+    assert run.control.should_training_stop and not run.control.should_save
+
+
+def test_a_stop_saves_nothing_where_nothing_is_to_be_saved(tmp_path: Path) -> None:
+    run = Run(tmp_path, health_severity={"truncated": "stop"}, save_strategy="no").begin()
+    run.log(1, BAD)
+    assert run.control.should_training_stop and not run.control.should_save
+
+
+def test_a_scaler_of_fp16_may_overflow(tmp_path: Path) -> None:
+    run = Run(tmp_path, fp16=True).begin()
+    run.log(1, {"grad_norm": math.inf})
+    assert run.written() == [] and not run.control.should_training_stop
+
+
+def test_the_other_processes_stop_too_and_write_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(tmp_path, health_severity={"truncated": "stop"})
+    run.state.is_world_process_zero = False
+    run.begin()
+    run.log(1, BAD)
+    assert run.control.should_training_stop
+    assert not run.file.exists() and capsys.readouterr().out == ""
+
+
+def test_it_watches_only_while_it_trains_and_only_if_it_is_to(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.log(0, BAD)
+    run.begin()
+    run.callback.on_train_end(run.args, run.state, run.control)
+    run.log(1, BAD)
+    assert run.written() == []
+    off = Run(tmp_path / "off", health=False).begin()
+    off.log(1, BAD)
+    assert not off.file.exists()
+
+
+def test_findings_go_to_wandb_where_a_run_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alerts: list[dict[str, Any]] = []
+    monkeypatch.setattr(wandb, "run", SimpleNamespace(alert=lambda **alert: alerts.append(alert)))
+    Run(tmp_path).begin().log(5, BAD)
+    assert alerts == [], "report_to does not name it"
+    run = Run(tmp_path, ["wandb"], health_severity={"unreadable": "stop"}).begin()
+    run.log(5, {**BAD, "health/unreadable": 0.9, "frac_reward_zero_std": 0.6})
+    assert [(alert["title"], alert["level"]) for alert in alerts] == [
+        ("zero_variance at step 5", "INFO"),
+        ("unreadable at step 5", "ERROR"),
+        ("truncated at step 5", "WARN"),
+    ]
+    assert alerts[2]["text"].startswith("50% of the completions were cut off")
+    assert all(len(f"{name} at step 10000000") < 64 for name in RULES), "W&B's limit of a title"
+    monkeypatch.setattr(wandb, "run", None)
+    Run(tmp_path, ["wandb"]).begin().log(5, BAD)
+
+
+# --------------------------------------------------------------------------------------------------
+# Numbers of a batch
+# --------------------------------------------------------------------------------------------------
+MOVED = "8/8/8/8/8/4k3/8/3K4 b - - 1 1+0.001+0+0"
+ANALYSED = " M: e2e4 d2d4             E: 0.3 0.2           B: e2e4"
+
+
+def test_batch_health_by_hand() -> None:
+    numbers = batch_health(
+        rewards=torch.tensor([1.0, 0.5, math.nan, math.nan, 0.0, 0.0]),
+        advantages=torch.tensor([1.0, -1.0, 0.0, 0.0, 0.0, 0.0]),
+        completions=[MOVED, MOVED[:20], ANALYSED, ANALYSED, MOVED, ANALYSED],
+        tasks=["environment", "environment", "policy", "policy", "policy", "policy"],
+        num_generations=2,
+    )
+    assert numbers == pytest.approx(
+        {
+            "health/advantage_std": math.sqrt(2 / 5),
+            "health/advantage_range": 2.0,
+            "health/identical_groups": 1 / 3,
+            "health/unscored": 2 / 6,
+            "health/unreadable": 2 / 6,  # the one cut off, and the answer to another task
+            "health/reward_constant": 0.0,
+            "reward/environment": 0.75,
+            "reward/policy": 0.0,
+        }
+    )
+
+
+def test_the_advantages_of_the_logged_step() -> None:
+    """Of 4 prompts by 4 completions; means and deviations are the log's own."""
+    first = [0.5092, 0.458, 0.4912, 0.706, 0.145, 0.08333333, 0.17857143, 0.125]
+    rewards = torch.tensor([*first, 0.91, 0.91, 0.91, 0.91, 0.045, -0.005, 0.195, 0.045])
+    groups = rewards.view(4, 4)
+    advantages = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
+    texts = [f"{index}" for index in range(16)]
+    numbers = batch_health(rewards, advantages.flatten(), texts, ["policy"] * 16, 4)
+    highest = (0.706 - 0.5411) / (0.11196 + 1e-4)
+    lowest = (0.08333333 - 0.13297619) / (0.03980 + 1e-4)
+    assert numbers["health/advantage_range"] == pytest.approx(highest - lowest, abs=1e-3)
+    assert numbers["health/reward_constant"] == 0 and numbers["health/unscored"] == 0
+    by_token = batch_health(
+        rewards, advantages.view(16, 1).expand(16, 3), texts, ["policy"] * 16, 4
+    )
+    assert by_token["health/advantage_range"] == numbers["health/advantage_range"]
+
+
+def test_a_constant_reward_and_none_at_all() -> None:
+    same = batch_health(torch.ones(4), torch.zeros(4), list("abcd"), ["policy"] * 4, 2)
+    assert same["health/reward_constant"] == 1
+    assert same["health/advantage_std"] == same["health/advantage_range"] == 0
+    none = batch_health(
+        torch.full((4,), torch.nan), torch.zeros(4), list("abcd"), ["policy"] * 4, 2
+    )
+    assert none["health/reward_constant"] == 0 and none["health/unscored"] == 1
+    assert math.isnan(none["reward/policy"]), "which TRL leaves out of its mean"
+
+
+def test_another_judge_of_what_is_readable() -> None:
+    numbers = batch_health(
+        torch.zeros(2), torch.zeros(2), ["a", "b"], ["x", "x"], 2, lambda task, text: text == "a"
+    )
+    assert numbers["health/unreadable"] == 0.5
+
+
+def test_a_fill_in_answer_is_readable_where_it_has_the_form_of_what_is_hidden() -> None:
+    record = "F: 4k3/8/8/8/8/8/8/4K3 w - - 0 30+e1d1+e1d1+4k3/8/8/8/8/8/8/3K4 b - - 1 30+{}+1+{}+"
+    prompts = [record.format("[MASK]", "0")] * 2 + [record.format("0.5", "[MASK]")] * 2
+    texts = [" 0.5", " e1d1", " 0.5", " 1"]
+    numbers = batch_health(
+        torch.zeros(4), torch.zeros(4), texts, ["fill_in"] * 4, 2, prompts=prompts
+    )
+    assert numbers["health/unreadable"] == 0.5
+    assert numbers["reward/fill_in"] == 0
+
+
+@pytest.mark.parametrize(("completions", "generations"), [([], 2), (["a"] * 3, 3), (["a"] * 4, 3)])
+def test_a_batch_whose_lengths_do_not_fit_is_refused(
+    completions: list[str], generations: int
+) -> None:
+    with pytest.raises(ValueError, match="in groups of"):
+        batch_health(torch.zeros(4), torch.zeros(4), completions, ["policy"] * 4, generations)
+
+
+# --------------------------------------------------------------------------------------------------
+# A real trainer
+# --------------------------------------------------------------------------------------------------
+def test_a_trainer_stops_where_a_rule_says_so(
+    make_trainer: Any, random_gpt2: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    """A random model is cut off at the length limit in every completion."""
+    trainer = make_trainer(
+        random_gpt2,
+        tokenizer,
+        max_steps=4,
+        logging_steps=1,
+        eval_steps=100,
+        save_steps=100,
+        max_completion_length=4,
+        preflight=False,
+        load_best_model_at_end=False,
+    )
+    callback = HealthCallback(
+        HealthArguments(health_severity={"truncated": "stop"}, health_patience=2)
+    )
+    trainer.add_callback(callback)
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert callback.stopped is not None and callback.stopped.rule == "truncated"
+    assert (tmp_path / "run" / "checkpoint-2").is_dir()
+    lines = (tmp_path / "run" / HEALTH_FILE).read_text().splitlines()
+    assert "truncated" in [json.loads(line)["rule"] for line in lines]

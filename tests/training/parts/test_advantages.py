@@ -1,0 +1,279 @@
+"""Controls act: each test fails where its control is disconnected."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2LMHeadModel
+from trl import GRPOTrainer
+
+from rookworld_rlvr.models import loading
+from rookworld_rlvr.training.control import CONTROL_STATE, ControlArguments
+from rookworld_rlvr.training.parts.advantages import Baselines
+from rookworld_rlvr.training.parts.kl import ESTIMATORS
+
+# The logged step of GRPO on RookWorld-LM: 4 prompts of 4 completions.
+LOGGED = torch.tensor(
+    [
+        [0.5092, 0.458, 0.4912, 0.706],
+        [0.145, 0.08333333, 0.17857143, 0.125],
+        [0.91, 0.91, 0.91, 0.91],
+        [0.045, -0.005, 0.195, 0.045],
+    ],
+    dtype=torch.float64,
+)
+TASKS = ["policy", "policy", "environment", "policy"]
+
+
+def test_group_mean_is_what_trl_computes() -> None:
+    found = Baselines("group_mean", 0.9, 0.3).advantages(LOGGED, TASKS)
+    for row, mine in zip(LOGGED.tolist(), found.tolist(), strict=True):
+        mean, deviation = statistics.mean(row), statistics.stdev(row)
+        assert mine == pytest.approx([(reward - mean) / (deviation + 1e-4) for reward in row])
+
+
+def test_leave_one_out_by_hand() -> None:
+    found = Baselines("leave_one_out", 0.9, 0.3).advantages(LOGGED, TASKS, "none")
+    assert found[0, 3].item() == pytest.approx(0.706 - (0.5092 + 0.458 + 0.4912) / 3)
+    assert found[3, 1].item() == pytest.approx(-0.005 - (0.045 + 0.195 + 0.045) / 3)
+    assert found[2].abs().max() == pytest.approx(0, abs=1e-12)
+
+
+def test_the_adaptive_baseline_is_the_median_of_a_wide_group_only() -> None:
+    rewards = torch.tensor([[0.0, 0.0, 0.0, 1.0], [0.1, 0.1, 0.1, 0.3]], dtype=torch.float64)
+    found = Baselines("adaptive", 0.9, spread=0.3).advantages(rewards, ["policy"] * 2, "none")
+    assert found[0].tolist() == pytest.approx([0, 0, 0, 1]), "deviation 0.5: the median"
+    assert found[1].tolist() == pytest.approx([-0.05, -0.05, -0.05, 0.15]), "0.1: the mean"
+
+
+def test_the_running_mean_is_of_the_task_and_of_before() -> None:
+    baselines = Baselines("ema", decay=0.9, spread=0.3)
+    first = torch.tensor([[0.2, 0.4], [1.0, 1.0]], dtype=torch.float64)
+    found = baselines.advantages(first, ["policy", "environment"], "none")
+    assert found.flatten().tolist() == pytest.approx([-0.1, 0.1, 0, 0]), "nothing before: the batch"
+    second = torch.tensor([[0.5, 0.7], [0.0, 1.0]], dtype=torch.float64)
+    found = baselines.advantages(second, ["policy", "environment"], "none")
+    assert found.flatten().tolist() == pytest.approx([0.2, 0.4, -1.0, 0.0])
+    assert baselines.running == pytest.approx({"policy": 0.33, "environment": 0.95})
+
+
+def test_a_reward_that_could_not_be_had_moves_nothing() -> None:
+    rewards = torch.tensor([[0.0, 1.0, torch.nan, 0.5]], dtype=torch.float64)
+    for kind in ("group_mean", "leave_one_out", "ema", "adaptive"):
+        found = Baselines(kind, 0.9, 0.3).advantages(rewards, ["policy"])
+        assert found[0, 2] == 0 and found.isfinite().all(), kind
+    found = Baselines("leave_one_out", 0.9, 0.3).advantages(rewards, ["policy"], "none")
+    assert found[0].tolist() == pytest.approx([-0.75, 0.75, 0, 0])
+
+
+def test_faults_are_found_together() -> None:
+    args = ControlArguments(
+        kl_estimator="k4", kl_control="adaptive", kl_warmup_steps=-1, baseline="mean"
+    )
+    faults = "\n".join(args.control_faults(beta=0.0))
+    for words in (
+        "kl_estimator: 'k4'",
+        "needs a kl_target",
+        "kl_warmup_steps: -1",
+        "baseline: 'mean'",
+    ):
+        assert words in faults
+    assert ControlArguments().control_faults(beta=0.0) == []
+    assert ControlArguments(kl_target=0.1).control_faults(beta=0.1)
+
+
+# --------------------------------------------------------------------------------------------------
+# In the trainer
+# --------------------------------------------------------------------------------------------------
+@pytest.fixture
+def start(random_gpt2: GPT2LMHeadModel, tmp_path: Path) -> str:
+    """A folder that policy and reference are loaded from."""
+    random_gpt2.save_pretrained(tmp_path / "start")
+    return str(tmp_path / "start")
+
+
+@pytest.fixture
+def controlled(make_trainer: Callable[..., Any], start: str, tokenizer: Any) -> Callable[..., Any]:
+    """A trainer whose policy has left its reference, and one batch as it trains on."""
+
+    def build(**options: Any) -> tuple[Any, dict[str, Any]]:
+        options = {"beta": 0.1, "max_completion_length": 12, **options}
+        trainer = make_trainer(loading.load_model(start), tokenizer, **options)
+        torch.manual_seed(1)
+        with torch.no_grad():
+            for parameter in trainer.model.parameters():
+                parameter.add_(0.05 * torch.randn_like(parameter))
+        trainer.model.train()
+        trainer.current_gradient_accumulation_steps = 1
+        inputs = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+        return trainer, inputs
+
+    return build
+
+
+def loss_and_gradient(
+    trainer: Any, compute: Callable[[], torch.Tensor]
+) -> tuple[float, torch.Tensor]:
+    trainer.model.zero_grad()
+    loss = compute()
+    loss.backward()
+    return loss.item(), trainer.model.transformer.h[0].attn.c_attn.weight.grad.clone()
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "level"),
+    [
+        *((name, "token") for name in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")),
+        *((name, "sequence") for name in ("grpo", "luspo")),
+    ],
+)
+def test_k3_is_trls_own_loss(controlled: Callable[..., Any], loss_type: str, level: str) -> None:
+    trainer, inputs = controlled(loss_type=loss_type, importance_sampling_level=level)
+    ours = loss_and_gradient(trainer, lambda: trainer._compute_loss(trainer.model, inputs))
+    trls = loss_and_gradient(
+        trainer, lambda: GRPOTrainer._compute_loss(trainer, trainer.model, inputs)
+    )
+    assert ours[0] == pytest.approx(trls[0], rel=1e-5)
+    torch.testing.assert_close(ours[1], trls[1], rtol=1e-4, atol=1e-7)
+    assert trainer._metrics["train"]["kl"][0] == pytest.approx(trainer._metrics["train"]["kl"][1])
+    with_more = trainer.kl
+    with_more.beta = 5.0
+    more = trainer._compute_loss(trainer.model, inputs).item()
+    assert abs(more - trls[0]) > 1e-3, "the coefficient in use is the controller's"
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_each_estimator_acts_on_loss_and_gradient(
+    controlled: Callable[..., Any], estimator: str
+) -> None:
+    trainer, inputs = controlled(kl_estimator=estimator, beta=1.0)
+    kl, _ = loss_and_gradient(trainer, lambda: trainer._compute_loss(trainer.model, inputs))
+    trainer.kl.beta = 0.0
+    bare, _ = loss_and_gradient(trainer, lambda: trainer._compute_loss(trainer.model, inputs))
+    logged = trainer._metrics["train"]["kl"][0]
+    assert kl - bare == pytest.approx(logged, rel=1e-3, abs=1e-6), "dapo: a mean over tokens"
+    assert abs(logged) > 1e-3
+    trainer.controls.kl_estimator = "k2" if estimator != "k2" else "k3"
+    trainer.kl.beta = 1.0
+    other, _ = loss_and_gradient(trainer, lambda: trainer._compute_loss(trainer.model, inputs))
+    assert other != pytest.approx(kl, rel=1e-6)
+
+
+def test_kl_is_logged_without_a_term_where_the_reference_is_kept(
+    controlled: Callable[..., Any],
+) -> None:
+    trainer, inputs = controlled(beta=0.0, log_reference_kl=True)
+    assert trainer.args.beta == trainer.beta == 0
+    ours = trainer._compute_loss(trainer.model, inputs).item()
+    assert trainer._metrics["train"]["kl"][0] > 1e-3
+    assert ours == GRPOTrainer._compute_loss(trainer, trainer.model, inputs).item()
+    trainer, inputs = controlled(beta=0.0)
+    assert trainer.ref_model is None and "ref_per_token_logps" not in inputs
+
+
+def test_the_bound_holds_log_ratios_and_counts_them(controlled: Callable[..., Any]) -> None:
+    trainer, inputs = controlled(kl_log_ratio_bound=0.01)
+    trainer._compute_loss(trainer.model, inputs)
+    assert trainer._metrics["train"]["kl/held_share"][0] > 0.5
+    assert trainer._metrics["train"]["kl"][0] <= 0.01**2, "k3 of 0.01 is half its square"
+
+
+@pytest.mark.parametrize("baseline", ["leave_one_out", "ema", "adaptive"])
+def test_a_baseline_changes_the_advantages_that_are_trained_on(
+    controlled: Callable[..., Any], baseline: str
+) -> None:
+    rewards = iter([0.0, 0.0, 0.0, 3.0] * 1_000)
+    options = {
+        "reward_funcs": [lambda prompts, **_: [next(rewards) for _ in prompts]],
+        "rewards": [{"name": "environment_exact"}],
+        "scale_rewards": "none",
+        "baseline_spread": 0.5,
+    }
+    _, inputs = controlled(**options)
+    assert sorted(set(inputs["advantages"].tolist())) == pytest.approx([-0.75, 2.25])
+    trainer, inputs = controlled(**options, baseline=baseline)
+    assert trainer._metrics["train"]["baseline/mean"][0] == pytest.approx(
+        {"leave_one_out": 0.75, "ema": 0.75, "adaptive": 0.0}[baseline]
+    )
+    expected = {"leave_one_out": [-1.0, 3.0], "ema": [-0.75, 2.25], "adaptive": [0.0, 3.0]}
+    assert sorted(set(inputs["advantages"].tolist())) == pytest.approx(expected[baseline])
+    if baseline == "ema":
+        trainer.baselines.running = dict.fromkeys(trainer.baselines.running, 0.25)
+        inputs = trainer._generate_and_score_completions(next(iter(trainer.get_train_dataloader())))
+        assert sorted(set(inputs["advantages"].tolist())) == pytest.approx([-0.25, 2.75])
+    assert sorted(set(trainer._logs["advantages"])) == sorted(set(inputs["advantages"].tolist()))
+
+
+def test_adaptive_kl_moves_the_coefficient_and_goes_on_after_a_resume(
+    make_trainer: Callable[..., Any], start: str, tokenizer: Any, tmp_path: Path
+) -> None:
+    options = {
+        "reward_funcs": [lambda completions, **_: [float(len(set(text))) for text in completions]],
+        "rewards": [{"name": "environment_exact"}],
+        "beta": 0.1,
+        "kl_control": "adaptive",
+        "kl_adaptation": "multiplicative",
+        "kl_target": 1e-9,
+        "kl_waits": False,
+        "learning_rate": 1e-3,
+        "lr_scheduler_type": "constant",
+        "baseline": "ema",
+        "max_completion_length": 8,
+        "save_steps": 2,
+        "eval_steps": 100,
+        "load_best_model_at_end": False,
+        "preflight": False,
+        "logging_steps": 1,
+    }
+    trainer = make_trainer(loading.load_model(start), tokenizer, **options, max_steps=3)
+    trainer.train()
+    kls = [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
+    used = [entry["kl/coefficient"] for entry in trainer.state.log_history if "kl" in entry]
+    assert kls[0] == pytest.approx(0, abs=1e-6) and kls[1] > 1e-6
+    expected = 0.1
+    for kl, coefficient in zip(kls, used, strict=True):
+        assert coefficient == pytest.approx(expected)
+        expected *= 1.5 if kl > 1.5e-9 else 1 / 1.5 if kl < 1e-9 / 1.5 else 1
+    assert trainer.kl.beta == pytest.approx(expected)
+    kept = json.loads((tmp_path / "run" / "checkpoint-2" / CONTROL_STATE).read_text())
+    assert kept["kl"]["beta"] == pytest.approx(used[2])
+    assert kept["baseline_running"]
+
+    again = make_trainer(loading.load_model(start), tokenizer, **options, max_steps=3)
+    again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    (resumed,) = [
+        entry["kl/coefficient"] for entry in again.state.log_history[-3:] if "kl" in entry
+    ]
+    assert resumed == pytest.approx(used[2])
+
+
+def test_the_learning_rate_goes_through_three_phases(
+    make_trainer: Callable[..., Any], start: str, tokenizer: Any
+) -> None:
+    trainer = make_trainer(
+        loading.load_model(start),
+        tokenizer,
+        lr_three_phases=True,
+        lr_linear_share=0.4,
+        warmup_steps=2,
+        learning_rate=1e-3,
+        max_steps=10,
+        max_completion_length=2,
+        eval_steps=100,
+        save_strategy="no",
+        load_best_model_at_end=False,
+        preflight=False,
+        logging_steps=1,
+    )
+    trainer.train()
+    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
+    half = 1e-3 * (0.05 + 0.95 / 2)
+    assert rates[:3] == pytest.approx([0, 0.5e-3, 1e-3])
+    assert rates[4] == pytest.approx(half)
+    assert rates[6:] == pytest.approx([0.5e-4, 0.375e-4, 0.25e-4, 0.125e-4])

@@ -1,0 +1,363 @@
+"""Groups without signal are kept, replaced or left out, and prompts are drawn as asked."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.models import loading
+from rookworld_rlvr.tasks.registry import task_of
+from rookworld_rlvr.tasks.scoring import score_row
+from rookworld_rlvr.training.config import RookWorldGRPOConfig
+from rookworld_rlvr.training.control import CONTROL_STATE
+from rookworld_rlvr.training.parts.groups import Round, fill, next_round, select_groups
+
+from ...conftest import launch
+from ...two_processes import TEMPERATURES
+
+REWARDS = [{"name": "environment_exact"}]
+P, E, F = "policy", "environment", "fill_in"
+
+
+def only_policy_differs(prompts: list[str], **_: Any) -> list[float]:
+    """0, 1, 0, 1, ... for policy prompts, 0.25 for every environment prompt."""
+    return [float(i % 2) if task_of(p) == P else 0.25 for i, p in enumerate(prompts)]
+
+
+# --------------------------------------------------------------------------------------------------
+# Which group stands where
+# --------------------------------------------------------------------------------------------------
+def test_places_are_filled_by_groups_of_their_task_first() -> None:
+    first = Round([P, E, P, E], [True, False, False, True])
+    extra = Round([P, E, P], [True, True, True])
+    assert fill([first, extra], 1) == [(0, 0), (1, 1), (1, 0), (0, 3)]
+    one_task = Round([E, E], [True, True])
+    assert fill([first, one_task], 1) == [(0, 0), (1, 0), (1, 1), (0, 3)], "else by any"
+    nothing = Round([E, P], [False, False])
+    assert fill([first, nothing], 1) == [(0, 0), (0, 1), (0, 2), (0, 3)], "else they stay"
+    assert fill([first, nothing, Round([P], [True])], 1)[2] == (2, 0), "and a later round may help"
+
+
+def test_no_process_takes_what_another_sampled() -> None:
+    first = Round([P, P, P, P], [False, False, True, True])
+    extra = Round([P, P], [False, True])  # the second is the second process's
+    assert fill([first, extra], processes=2) == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert fill([first, Round([P, P], [True, True])], 2) == [(1, 0), (0, 1), (0, 2), (0, 3)]
+
+
+def test_rounds_are_as_large_as_what_is_missing_asks_and_end() -> None:
+    half = Round([P] * 8, [True, False] * 4)
+    assert next_round([half], 1, most_extra=32) == 8, "4 missing at a rate of a half"
+    assert next_round([half], 1, most_extra=3) == 3
+    assert next_round([Round([P] * 8, [True] * 8)], 1, 32) == 0
+    assert next_round([Round([P] * 8, [False] * 8)], 1, 32) == 8, "never more than a batch"
+    assert next_round([half, Round([P] * 8, [True] * 4 + [False] * 4)], 1, 32) == 0
+    uneven = Round([P] * 8, [True] * 4 + [True, False, False, True])
+    assert next_round([uneven], 2, most_extra=16) == 3, "the process that misses most: 2 / 0.75"
+
+
+def test_groups_are_merged_with_their_padding() -> None:
+    def batch(width: int, length: int, groups: int, start: int) -> dict[str, torch.Tensor]:
+        rows = 2 * groups
+        ids = torch.arange(start, start + rows).unsqueeze(1)
+        return {
+            "prompt_ids": ids.expand(rows, width).clone(),
+            "prompt_mask": torch.ones(rows, width, dtype=torch.long),
+            "completion_ids": ids.expand(rows, length).clone(),
+            "completion_mask": torch.ones(rows, length, dtype=torch.long),
+            "advantages": ids.squeeze(1).float(),
+            "num_items_in_batch": torch.tensor(7),
+        }
+
+    merged = select_groups([batch(3, 4, 2, 10), batch(5, 2, 1, 20)], [(1, 0), (0, 1)], 2, 99)
+    assert merged["advantages"].tolist() == [20, 21, 12, 13]
+    assert merged["prompt_ids"][2].tolist() == [99, 99, 12, 12, 12], "prompts on the left"
+    assert merged["prompt_mask"][2].tolist() == [0, 0, 1, 1, 1]
+    assert merged["completion_ids"][0].tolist() == [20, 20, 99, 99], "completions on the right"
+    assert merged["completion_mask"][0].tolist() == [1, 1, 0, 0]
+    alone = select_groups([batch(3, 4, 2, 10), batch(5, 2, 1, 20)], [(1, 0)], 2, 99)
+    assert alone["completion_ids"].shape == (2, 2), "columns that nobody needs are gone"
+    assert alone["prompt_ids"].shape == (2, 5)
+
+
+# --------------------------------------------------------------------------------------------------
+# In the trainer
+# --------------------------------------------------------------------------------------------------
+@pytest.fixture
+def varied(make_trainer: Callable[..., Any], random_gpt2: Any, tokenizer: Any) -> Any:
+    """A trainer on mixed rows whose rewards differ for policy prompts only, and a batch."""
+
+    def build(reward: Any = only_policy_differs, **options: Any) -> tuple[Any, dict[str, Any]]:
+        options = {
+            "rewards": REWARDS,
+            "per_device_train_batch_size": 32,
+            "max_completion_length": 6,
+            **options,
+        }
+        trainer = make_trainer(random_gpt2, tokenizer, reward_funcs=[reward], **options)
+        trainer.model.train()
+        trainer.current_gradient_accumulation_steps = 1
+        torch.manual_seed(0)
+        batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+        return trainer, batch
+
+    return build
+
+
+def tasks_in(trainer: Any, batch: dict[str, Any]) -> list[str]:
+    decode = trainer.processing_class.decode
+    rows = zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)
+    return [task_of(decode(ids[mask.bool()])) for ids, mask in rows]
+
+
+def test_kept_groups_are_counted(varied: Any) -> None:
+    trainer, batch = varied()
+    silent = tasks_in(trainer, batch).count(E) / 32
+    numbers = trainer._metrics["train"]
+    assert 0 < silent < 1
+    assert numbers["zero_variance/sampled"] == numbers["zero_variance/trained"] == [silent]
+    assert numbers["zero_variance/extra_prompts"] == [0]
+    assert trainer.prompt_sampler is None, "TRL's own sampler does"
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_resampling_fills_the_batch_with_groups_that_carry_signal(varied: Any, scale: str) -> None:
+    trainer, batch = varied(zero_variance="resample", scale_rewards=scale)
+    assert batch["advantages"].abs().min() > 0.1
+    assert tasks_in(trainer, batch) == [P] * 32
+    numbers = {name: values[-1] for name, values in trainer._metrics["train"].items()}
+    assert numbers["zero_variance/trained"] == 0
+    assert numbers["zero_variance/sampled"] > 0.2
+    assert 0 < numbers["zero_variance/extra_prompts"] <= 4 * 8
+    sizes = {key: tensor.size(0) for key, tensor in batch.items() if tensor.dim()}
+    assert set(sizes.values()) == {32}
+    assert batch["num_items_in_batch"] == batch["completion_mask"].sum()
+    # 0, 1, 0, 1 in every group, so in the batch as well.
+    deviation = {"group": 0.57735, "batch": 0.50800, "none": 1 - 1e-4}[scale]
+    assert batch["advantages"].abs().tolist() == pytest.approx(
+        [0.5 / (deviation + 1e-4)] * 32, rel=1e-3
+    )
+
+
+def test_what_is_logged_is_what_is_trained_on(varied: Any) -> None:
+    trainer, batch = varied(zero_variance="resample")
+    tokenizer = trainer.processing_class
+    trained = {
+        (tokenizer.decode(p[m.bool()]), tokenizer.decode(c[n.bool()], skip_special_tokens=True))
+        for p, m, c, n in zip(
+            batch["prompt_ids"],
+            batch["prompt_mask"],
+            batch["completion_ids"],
+            batch["completion_mask"],
+            strict=True,
+        )
+    }
+    logged = set(zip(trainer._logs["prompt"], trainer._logs["completion"], strict=True))
+    assert logged == trained
+    assert sorted(trainer._logs["advantages"]) == pytest.approx(
+        sorted(batch["advantages"].tolist())
+    )
+    assert set(trainer._logs["rewards"]["only_policy_differs"]) == {0.0, 1.0}
+
+
+def test_log_probs_of_a_merged_batch_are_the_samplers(varied: Any) -> None:
+    trainer, batch = varied(zero_variance="resample", num_iterations=2, beta=0.0)
+    assert "old_per_token_logps" in batch
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    with torch.no_grad():
+        now, _, _ = trainer._get_per_token_logps_and_entropies(
+            trainer.model, ids, mask, batch["completion_ids"].size(1)
+        )
+    gap = (now - batch["old_per_token_logps"]) * batch["completion_mask"]
+    assert gap.abs().max() < 1e-4
+
+
+def test_extra_prompts_are_bounded_where_nothing_has_signal(varied: Any) -> None:
+    trainer, batch = varied(
+        lambda prompts, **_: [0.5] * len(prompts), zero_variance="resample", zero_variance_extra=1.5
+    )
+    assert trainer._metrics["train"]["zero_variance/extra_prompts"] == [12]
+    assert trainer._metrics["train"]["zero_variance/trained"] == [1]
+    assert not batch["advantages"].any() and batch["advantages"].size(0) == 32
+
+
+def test_the_threshold_decides_what_signal_is(varied: Any) -> None:
+    def weak(prompts: list[str], **_: Any) -> list[float]:
+        return [1e-3 * (i % 2) for i, _ in enumerate(prompts)]
+
+    trainer, _ = varied(weak, zero_variance="skip", zero_variance_threshold=1e-4)
+    assert trainer._metrics["train"]["zero_variance/sampled"] == [0]
+    trainer, _ = varied(weak, zero_variance="skip", zero_variance_threshold=1e-2)
+    assert trainer._metrics["train"]["zero_variance/sampled"] == [1]
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo"])
+def test_skipped_groups_are_out_of_the_loss(
+    varied: Any, random_gpt2: Any, tmp_path: Path, loss_type: str
+) -> None:
+    trainer, batch = varied(zero_variance="skip", loss_type=loss_type)
+    tasks = tasks_in(trainer, batch)
+    rows = torch.tensor([task == P for task in tasks])
+    assert not batch["completion_mask"][~rows].any() and batch["completion_mask"][rows].any()
+    batch["ref_per_token_logps"] = torch.zeros_like(batch["completion_ids"], dtype=torch.float)
+    trainer.kl.beta = 0.1  # the KL term must leave them out too
+    ours = trainer._compute_loss(trainer.model, batch)
+    alone = {key: tensor[rows] if tensor.dim() else tensor for key, tensor in batch.items()}
+    del alone["row_scale"]
+    only = trainer._compute_loss(trainer.model, alone)
+    assert ours.item() == pytest.approx(only.item(), rel=1e-4), "as if they had not been there"
+    assert trainer._metrics["train"]["zero_variance/trained"] == [0]
+    assert trainer._metrics["train"]["zero_variance/sampled"][0] > 0.2
+
+
+def test_a_batch_without_any_signal_is_skipped_whole(varied: Any) -> None:
+    trainer, batch = varied(lambda prompts, **_: [0.5] * len(prompts), zero_variance="skip")
+    loss = trainer._compute_loss(trainer.model, batch)
+    loss.backward()
+    assert loss.item() == 0
+    assert not any(p.grad.any() for p in trainer.model.parameters() if p.grad is not None)
+
+
+def test_a_mixture_holds_in_every_batch(varied: Any) -> None:
+    trainer, batch = varied(task_mixture={P: 0.75, E: 0.25})
+    assert tasks_in(trainer, batch).count(P) == 24
+    assert trainer._metrics["train"]["task/policy"] == [0.75]
+    trainer, batch = varied(task_phases=[{"steps": 1, P: 1.0}, {"steps": 1, E: 1.0}])
+    loader = iter(trainer.get_train_dataloader())
+    seen = [{row["task"] for row in next(loader)} for _ in range(4)]
+    assert seen == [{P}, {E}, {P}, {E}]
+
+
+def test_prompts_without_signal_come_less_often_and_the_memory_goes_on(
+    make_trainer: Callable[..., Any], random_gpt2: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    random_gpt2.save_pretrained(tmp_path / "start")
+    start = str(tmp_path / "start")
+    options = {
+        "rewards": REWARDS,
+        "reward_funcs": [only_policy_differs],
+        "prompt_sampling": "by_difficulty",
+        "per_device_train_batch_size": 32,
+        "max_completion_length": 2,
+        "learning_rate": 1e-3,
+        "max_steps": 24,
+        "save_steps": 12,
+        "eval_steps": 100,
+        "load_best_model_at_end": False,
+        "preflight": False,
+        "logging_steps": 1,
+    }
+    trainer = make_trainer(loading.load_model(start), tokenizer, **options)
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "zero_variance/sampled" in entry]
+    shares = [entry["zero_variance/sampled"] for entry in logs]
+    assert sum(shares[-8:]) / 8 < 0.5 * sum(shares[:3]) / 3, "half of the rows never differ"
+    assert logs[-1]["difficulty/solved"] + logs[-1]["difficulty/hopeless"] == 16
+    checkpoint = tmp_path / "run" / "checkpoint-12"
+    kept = json.loads((checkpoint / CONTROL_STATE).read_text())
+    assert kept["difficulty"]["hopeless"] or kept["difficulty"]["solved"]
+
+    again = make_trainer(loading.load_model(start), tokenizer, **options)
+    again.train(resume_from_checkpoint=str(checkpoint))
+    resumed = [e for e in again.state.log_history if "zero_variance/sampled" in e]
+    assert [e["zero_variance/sampled"] for e in resumed] == shares
+    assert again.difficulty is not None and trainer.difficulty is not None
+    assert again.difficulty.state() == trainer.difficulty.state()
+
+
+def test_faults_are_found_together() -> None:
+    def faults(**options: Any) -> str:
+        with pytest.raises(ConfigurationError) as caught:
+            RookWorldGRPOConfig(rewards=REWARDS, use_cpu=True, bf16=False, **options)
+        return str(caught.value)
+
+    found = faults(zero_variance="resampel", zero_variance_threshold=-1, zero_variance_extra=0)
+    for words in ("did you mean resample", "zero_variance_threshold: -1", "zero_variance_extra: 0"):
+        assert words in found
+    found = faults(
+        zero_variance="resample",
+        multi_objective_aggregation="normalize_then_sum",
+        prompt_sampling="by_dificulty",
+    )
+    assert "needs multi_objective_aggregation" in found
+    assert "did you mean by_difficulty" in found
+
+
+# --------------------------------------------------------------------------------------------------
+# Two processes
+# --------------------------------------------------------------------------------------------------
+def two_processes(*argv: str) -> subprocess.CompletedProcess[str]:
+    return launch("--module", "tests.two_processes", *argv)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Any]]:
+    """What each of two processes has written, by the beginning of its file's name."""
+    folder = tmp_path_factory.mktemp("two")
+    done = two_processes(str(folder))
+    assert done.returncode == 0, done.stderr[-3000:]
+    return lambda name: [
+        json.loads((folder / f"{name}{rank}.json").read_text()) for rank in range(2)
+    ]
+
+
+def test_two_processes_decide_alike_where_only_one_lacks_signal(
+    told: Callable[[str], list[Any]],
+) -> None:
+    first, second = told("process")
+    assert first == second
+    steps = [entry for entry in first["logs"] if "zero_variance/sampled" in entry]
+    assert len(steps) == 3
+    assert all(0 < entry["zero_variance/trained"] <= 0.5 for entry in steps), "the second's half"
+    assert all(entry["zero_variance/extra_prompts"] == 8 for entry in steps), "up to the bound"
+    assert first["state"]["kl"]["beta"] != 0.1 and first["state"]["difficulty"]["running"]
+    window = first["state"]["judges"]["judge"]["window"]
+    assert len(set(window)) > 12, "of both processes' completions"
+
+
+def test_two_processes_mix_three_tasks_in_one_batch(told: Callable[[str], list[Any]]) -> None:
+    first, second = told("tasks")
+    logged, rows = first["logged"], [*first["rows"], *second["rows"]]
+    assert len(first["rows"]) == len(second["rows"]) == 8
+    by_task: dict[str, list[Any]] = {}
+    for row in rows:
+        by_task.setdefault(task_of(row["prompt"]), []).append(row)
+    assert {task: len(mine) for task, mine in by_task.items()} == {E: 4, P: 4, F: 8}
+    for task, mine in by_task.items():
+        assert logged[f"task/{task}"] == len(mine) / 16
+        assert {round(row["temperature"], 6) for row in mine} == {TEMPERATURES[task]}
+        assert logged[f"sampling/temperature_{task}"] == TEMPERATURES[task]
+        assert max(row["gap"] for row in mine) <= 1e-4, "what is learnt from is what was drawn"
+
+    def scores(task: str, component: str) -> list[float]:
+        # Which moves are best does not matter to the form of an answer.
+        found = [score_row(r["prompt"], r["completion"], {"e2e4": 0}) for r in by_task[task]]
+        return [score[component] for score in found if score is not None]
+
+    letters = [len(row["completion"]) for row in by_task[F]]
+    pairs = zip(scores(F, "exact"), letters, strict=True)
+    expected = {
+        E: scores(E, "state"),
+        P: scores(P, "format"),
+        F: [exact + 0.5 * length for exact, length in pairs],
+    }
+    for task, rewards in expected.items():
+        assert logged[f"reward/{task}"] == pytest.approx(statistics.fmean(rewards), abs=1e-5)
+    # A reward's mean is over the rows of its own task.
+    assert logged["rewards/letters/mean"] == pytest.approx(statistics.fmean(letters))
+    assert len(set(letters)) > 1 and 0 < logged[f"reward/{E}"] < 1
+
+
+def test_a_reward_that_fails_on_one_process_ends_both(tmp_path: Path) -> None:
+    done = two_processes(str(tmp_path), "fail")  # a hang would end in TimeoutExpired
+    assert done.returncode != 0
+    assert done.stderr.count("a reward failed: uneven on process 1: KeyError('planted')") >= 2

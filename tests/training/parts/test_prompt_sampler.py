@@ -1,0 +1,585 @@
+"""Which prompts come, how often, and that a run that goes on sees the same ones."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import skip_first_batches
+from accelerate.data_loader import prepare_data_loader
+from datasets import Dataset
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from trl.trainer.utils import RepeatSampler
+
+from rookworld_rlvr.cli.parser import StrictParser
+from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
+from rookworld_rlvr.training.parts.mixture import Phase, PromptArguments
+from rookworld_rlvr.training.parts.prompt_sampler import DifficultyMemory, PromptSampler
+
+HALF = Fraction(1, 2)
+
+
+def rows(environment: int = 30, policy: int = 20) -> Dataset:
+    """Environment rows first, then policy rows."""
+    tasks = ["environment"] * environment + ["policy"] * policy
+    return Dataset.from_dict(
+        {"task": tasks, "prompt": [f"{task} {index}" for index, task in enumerate(tasks)]}
+    )
+
+
+def sampler(data: Dataset | None = None, batch_size: int = 8, **options: Any) -> PromptSampler:
+    repeats = {"mini_repeat_count": 1, "repeat_count": 1}
+    return PromptSampler(data or rows(), batch_size=batch_size, **{**repeats, **options})
+
+
+def phases(**options: Any) -> tuple[Phase, ...]:
+    arguments = PromptArguments(**options)
+    assert arguments.prompt_faults() == []
+    return arguments.phases()
+
+
+def tasks_of(data: Dataset, batch: list[int]) -> Counter[str]:
+    return Counter(data["task"][batch])
+
+
+# --------------------------------------------------------------------------------------------------
+# Layout
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_layout_is_that_of_trls_sampler(shuffle: bool) -> None:
+    data = rows()
+    shape = {"mini_repeat_count": 4, "batch_size": 8, "repeat_count": 3, "shuffle": shuffle}
+    theirs = list(RepeatSampler(data, **shape, seed=1))
+    ours = PromptSampler(data, **shape, seed=1)
+    found = list(ours)
+    assert len(found) == len(ours) == len(theirs)
+    for block, whole in ((1, 4), (8 * 4, 8 * 4 * 3)):
+        for start in range(0, len(found), whole):
+            parts = [
+                [indices[at : at + block] for at in range(start, start + whole, block)]
+                for indices in (found, theirs)
+            ]
+            assert all(part == repeated[0] for repeated in parts for part in repeated)
+    if not shuffle:
+        assert found == theirs
+
+
+def test_too_few_rows_are_refused() -> None:
+    with pytest.raises(RookWorldError, match=r"50 rows to train on do not fill .* of 51 prompts"):
+        sampler(batch_size=51)
+
+
+# --------------------------------------------------------------------------------------------------
+# Mixtures and phases
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("by_difficulty", [False, True])
+@pytest.mark.parametrize(
+    ("share", "batch_size"), [(0.5, 5), (0.3, 4), (0.1, 8), (1 / 3, 8), (0.35, 20), (0, 3)]
+)
+def test_shares_hold_in_every_batch_and_exactly_over_all(
+    share: float, batch_size: int, by_difficulty: bool
+) -> None:
+    data = rows()
+    found = sampler(
+        data,
+        batch_size,
+        phases=phases(task_mixture={"policy": share, "environment": 1 - share}),
+        memory=DifficultyMemory(0.1) if by_difficulty else None,
+    )
+    total = 0
+    for number in range(120):
+        batch = found.batch(number)
+        policy = tasks_of(data, batch)["policy"]
+        assert len(batch) == batch_size and abs(policy - share * batch_size) < 1
+        total += policy
+        assert abs(total - share * batch_size * (number + 1)) <= 0.5 + 1e-3
+    assert total == round(share * batch_size * 120)
+
+
+def test_tasks_are_spread_within_a_batch() -> None:
+    data = rows()
+    mixture = phases(task_mixture={"policy": 0.25, "environment": 0.75})
+    batch = sampler(data, 16, phases=mixture).batch(0)
+    assert [tasks_of(data, batch[at : at + 4])["policy"] for at in range(0, 16, 4)] == [1] * 4
+
+
+@pytest.mark.parametrize(
+    ("steps_per_batch", "expected"),
+    [
+        (1, "ppeeeppeeepp"),
+        (2, "peepepeepepe"),  # steps 0, 2, 4, 6, ...: a batch goes by the step it is drawn for
+        (HALF, "ppppeeeeeepp"),
+    ],
+)
+def test_phases_switch_at_their_step_and_come_again(
+    steps_per_batch: Fraction, expected: str
+) -> None:
+    data = rows(400, 400)
+    entries = [{"steps": 2, "policy": 1}, {"steps": 3, "environment": 1.0}]
+    found = sampler(data, phases=phases(task_phases=entries), steps_per_batch=steps_per_batch)
+    kinds = [set(tasks_of(data, found.batch(number))) for number in range(12)]
+    assert all(len(kind) == 1 for kind in kinds)
+    assert "".join(kind.pop()[0] for kind in kinds) == expected
+
+
+def test_a_last_phase_without_steps_lasts() -> None:
+    data = rows()
+    entries = [{"steps": 2, "policy": 1}, {"policy": 0.25, "environment": 0.75}]
+    found = sampler(data, phases=phases(task_phases=entries))
+    counts = [tasks_of(data, found.batch(number))["policy"] for number in range(40)]
+    assert counts == [8, 8] + [2] * 38
+
+
+def test_an_epoch_that_ends_within_a_step_counts_it_as_one() -> None:
+    found = sampler(batch_size=10, steps_per_batch=HALF)  # 5 batches, 3 steps an epoch
+    assert [found.first_step(number) for number in range(7)] == [0, 0, 1, 1, 2, 3, 3]
+    assert [found.batch_at(step) for step in range(5)] == [0, 2, 4, 5, 7]
+
+
+def test_a_task_with_a_share_has_rows() -> None:
+    mixture = phases(task_mixture={"policy": 0.5, "environment": 0.5})
+    with pytest.raises(RookWorldError, match=r"no policy rows .* share of 0.5: give such rows"):
+        sampler(rows(30, 0), phases=mixture)
+    with pytest.raises(RookWorldError, match="the column `task`"):
+        sampler(rows().remove_columns("task"), phases=mixture)
+    assert sampler(rows().remove_columns("task")).batch(0), "as the rows come, none is asked for"
+
+
+# --------------------------------------------------------------------------------------------------
+# Uniform
+# --------------------------------------------------------------------------------------------------
+def test_each_prompt_comes_once_a_pass_over_the_borders_of_epochs() -> None:
+    found = sampler()  # 50 rows, 6 batches of 8 an epoch
+    indices = list(itertools.chain(*(found.batch(number) for number in range(50))))
+    passes = [indices[at : at + 50] for at in range(0, 400, 50)]
+    assert all(sorted(part) == list(range(50)) for part in passes)
+    assert len({tuple(part) for part in passes}) == 8
+
+
+def test_each_prompt_of_a_task_comes_once_a_pass() -> None:
+    data = rows()
+    mixture = phases(task_mixture={"policy": 0.3, "environment": 0.7})
+    found = sampler(data, phases=mixture)
+    indices = list(itertools.chain(*(found.batch(number) for number in range(100))))
+    for first, last, size in ((0, 30, 30), (30, 50, 20)):
+        own = [index for index in indices if first <= index < last]
+        for at in range(0, len(own) - size, size):
+            assert sorted(own[at : at + size]) == list(range(first, last))
+
+
+@pytest.mark.parametrize("by_difficulty", [False, True])
+@pytest.mark.parametrize("batch_size", [8, 13, 30])
+def test_no_row_comes_twice_in_a_batch(batch_size: int, by_difficulty: bool) -> None:
+    memory = DifficultyMemory(0.0625)
+    data = rows()
+    memory.observe(data["prompt"][:25], [1.0] * 25, [0.0] * 25, 0.0)
+    found = sampler(data, batch_size, memory=memory if by_difficulty else None)
+    for number in range(60):
+        assert len(set(found.batch(number))) == batch_size
+
+
+@pytest.mark.parametrize("by_difficulty", [False, True])
+def test_of_too_few_rows_none_comes_much_more_often(by_difficulty: bool) -> None:
+    memory = DifficultyMemory(0.0625) if by_difficulty else None
+    mixture = phases(task_mixture={"policy": 0.5, "environment": 0.5})
+    found = sampler(rows(30, 3), 14, phases=mixture, memory=memory)
+    for number in range(40):
+        counts = Counter(row for row in found.batch(number) if row >= 30)
+        assert sorted(counts.values()) == [2, 2, 3]
+
+
+def test_other_seeds_and_other_epochs_have_other_orders() -> None:
+    found = sampler(seed=1)
+    assert list(found) != list(found)
+    assert list(sampler(seed=1)) != list(sampler(seed=2))
+
+
+# --------------------------------------------------------------------------------------------------
+# Difficulty
+# --------------------------------------------------------------------------------------------------
+def test_weights_halve_without_signal_and_come_back_with_it() -> None:
+    memory = DifficultyMemory(0.2)
+    weights = []
+    for _ in range(4):
+        memory.observe(["easy", "open"], [1.0, 0.5], [0.0, 0.3], threshold=0.01)
+        weights.append(memory.weight("easy"))
+    assert weights == [0.5, 0.25, 0.2, 0.2] and memory.weight("open") == 1
+    assert len(memory) == 1, "what weighs 1 is not kept"
+    memory.observe(["easy"], [0.7], [0.4], threshold=0.01)
+    assert memory.weight("easy") == 1 and len(memory) == 0
+
+
+def test_prompts_are_counted_by_what_they_lack() -> None:
+    memory = DifficultyMemory(0.0625)
+    memory.observe(
+        ["easy", "open", "hard", "unknown", "unscored"],
+        [1.0, 0.5, 0.0, 0.4, torch.nan],
+        [0.0, 0.3, 0.0, torch.nan, 0.0],
+        threshold=0.0,
+    )
+    assert memory.counts() == {"solved": 1, "hopeless": 1, "learning": 1}
+    assert memory.weight("unknown") == memory.weight("unscored") == 1
+    memory.observe(["hard"], [1.0], [0.0], threshold=0.0)
+    assert memory.counts() == {"solved": 2, "hopeless": 0, "learning": 0}
+
+
+def test_rewards_of_different_tasks_are_not_compared() -> None:
+    memory = DifficultyMemory(0.0625)
+    memory.observe(
+        ["a", "b", "c"], [0.9, 0.1, 0.3], [0.1, 0.1, 0.0], 0.0, ["environment", "policy", "policy"]
+    )
+    assert memory.counts()["solved"] == 1
+
+
+def test_solved_is_what_lies_above_the_running_mean_of_groups_with_signal() -> None:
+    memory = DifficultyMemory(0.0625)
+    memory.observe(["a", "b"], [0.4, 0.2], [0.0, 0.0], 0.0)
+    assert memory.counts()["solved"] == 1, "nothing had signal: above the others"
+    memory.observe(["c"], [0.5], [0.1], 0.0)
+    memory.observe(["d"], [1.0], [0.1], 0.0)
+    assert memory.running == pytest.approx({"": 0.55})
+    memory.observe(["e", "f"], [0.54, 0.56], [0.0, 0.0], 0.0)
+    assert memory.counts()["solved"] == 2
+
+
+def test_a_floor_of_one_leaves_every_weight() -> None:
+    memory = DifficultyMemory(1.0)
+    memory.observe(["easy"], [1.0], [0.0], 0.0)
+    assert memory.weight("easy") == 1 and len(memory) == 0
+    memory.load(json.loads(json.dumps(memory.state())))
+
+
+def test_what_is_remembered_survives_json() -> None:
+    data = rows()
+    memory = DifficultyMemory(0.1)
+    for size in (40, 20, 10, 5, 2):
+        rewards = [index % 2 for index in range(size)]
+        memory.observe(data["prompt"][:size], rewards, [0.0] * size, 0.0)
+    memory.observe(["open"], [0.4], [0.2], 0.0, ["policy"])
+    after = DifficultyMemory(0.1)
+    after.load(json.loads(json.dumps(memory.state())))
+    assert after.state() == memory.state() and after.counts() == memory.counts()
+    assert [after.weight(prompt) for prompt in data["prompt"]] == [
+        memory.weight(prompt) for prompt in data["prompt"]
+    ]
+    assert {after.weight(prompt) for prompt in data["prompt"]} == {1, 0.5, 0.25, 0.125, 0.1}
+    lower = DifficultyMemory(0.5)
+    lower.load(memory.state())
+    assert {lower.weight(prompt) for prompt in data["prompt"]} == {1, 0.5}
+
+
+def test_solved_prompts_come_less_often_and_come_back_with_signal() -> None:
+    data = rows(200, 200)
+    memory = DifficultyMemory(0.0625)
+    solved = data["prompt"][:200]
+    for _ in range(4):
+        memory.observe(solved, [1.0] * 200, [0.0] * 200, 0.0)
+    found = sampler(data, memory=memory, seed=3)
+
+    def share(numbers: range) -> float:
+        drawn = list(itertools.chain(*(found.batch(number) for number in numbers)))
+        return sum(index < 200 for index in drawn) / len(drawn)
+
+    assert 0.03 < share(range(200)) < 0.1, "1/17 of 1600"
+    memory.observe(solved, [0.5] * 200, [0.2] * 200, 0.0)
+    assert 0.4 < share(range(200, 400)) < 0.6
+
+
+def test_difficulty_weighs_within_a_task_only() -> None:
+    data = rows(100, 100)
+    memory = DifficultyMemory(0.0625)
+    for _ in range(4):
+        memory.observe(data["prompt"][:190], [1.0] * 190, [0.0] * 190, 0.0)
+    mixture = phases(task_mixture={"policy": 0.5, "environment": 0.5})
+    found = sampler(data, memory=memory, phases=mixture)
+    batches = [found.batch(number) for number in range(50)]
+    assert all(tasks_of(data, batch)["policy"] == 4 for batch in batches)
+    open_ = sum(index >= 190 for batch in batches for index in batch)
+    assert open_ > 0.5 * 50 * 4, "10 of 100 policy rows, most of what is drawn"
+
+
+# --------------------------------------------------------------------------------------------------
+# Extra rows
+# --------------------------------------------------------------------------------------------------
+def test_extra_rows_are_new_and_their_own_function() -> None:
+    data = rows()
+    mixture = phases(task_mixture={"policy": 0.5, "environment": 0.5})
+    found = sampler(data, phases=mixture)
+    first = found.batch(0)
+    extra = found.extra(6, step=0, round_=0, exclude=first)
+    assert tasks_of(data, extra) == {"policy": 3, "environment": 3}
+    assert len({*first, *extra}) == 14
+    texts = data["prompt"][first]
+    assert found.extra(6, step=0, round_=0, exclude=texts) == extra
+    others = [found.extra(6, step, round_) for step, round_ in ((0, 0), (0, 1), (1, 0))]
+    assert len({tuple(other) for other in others}) == 3
+    assert found.batch(1) == sampler(data, phases=mixture).batch(1), "the batches stay as they are"
+
+
+def test_extra_rows_of_given_tasks_and_of_all_that_is_left() -> None:
+    data = rows()
+    found = sampler(data)
+    assert tasks_of(data, found.extra(5, 1, 0, tasks={"policy": 5})) == {"policy": 5}
+    left = found.extra(50, 1, 0, exclude=list(range(44)))
+    assert sorted(left) == list(range(44, 50))
+    twice = Dataset.from_dict({"prompt": ["a", "b", "a", "c"]})
+    texts = twice["prompt"][sampler(twice, 2).extra(4, 0, 0, exclude=[0])]
+    assert sorted(texts) == ["b", "c"], "nor the prompt of an excluded row"
+
+
+def test_extra_rows_hold_their_shares_on_average() -> None:
+    data = rows()
+    found = sampler(data, phases=phases(task_mixture={"policy": 0.3, "environment": 0.7}))
+    policy = [tasks_of(data, found.extra(1, step, 0))["policy"] for step in range(400)]
+    assert 0.2 < sum(policy) / 400 < 0.4
+
+
+def test_extra_rows_go_by_difficulty() -> None:
+    data = rows(200, 200)
+    memory = DifficultyMemory(0.0625)
+    for _ in range(4):
+        memory.observe(data["prompt"][:200], [1.0] * 200, [0.0] * 200, 0.0)
+    found = sampler(data, memory=memory)
+    drawn = [index for step in range(50) for index in found.extra(8, step, 0)]
+    assert sum(index < 200 for index in drawn) < 0.15 * len(drawn)
+
+
+# --------------------------------------------------------------------------------------------------
+# Processes and checkpoints
+# --------------------------------------------------------------------------------------------------
+def observe(memory: DifficultyMemory, data: Dataset, batch: list[int]) -> None:
+    """Half of the rows carry signal, in another batch the others."""
+    deviations = [0.3 * ((index + sum(batch)) % 2) for index in batch]
+    memory.observe(data["prompt"][batch], [0.9] * len(batch), deviations, 0.0)
+
+
+def test_two_processes_draw_the_same() -> None:
+    data = rows()
+    found = []
+    for _ in range(2):
+        memory = DifficultyMemory(0.0625)
+        one = sampler(data, memory=memory, seed=5)
+        for number in range(30):
+            observe(memory, data, one.batch(number))
+        found.append([one.batch(number) for number in range(30, 40)])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("by_difficulty", [False, True])
+def test_a_run_that_goes_on_draws_what_it_would_have_drawn(by_difficulty: bool) -> None:
+    """As loaders do, each batch is fetched before the one before it has been observed."""
+    data = rows()
+
+    def fresh() -> tuple[PromptSampler, DifficultyMemory]:
+        memory = DifficultyMemory(0.0625)
+        mixture = phases(task_mixture={"policy": 0.4, "environment": 0.6})
+        return sampler(data, phases=mixture, memory=memory if by_difficulty else None), memory
+
+    def run(found: PromptSampler, memory: DifficultyMemory, first: int, last: int) -> list[Any]:
+        trained = []
+        ahead = found.batch(first)
+        for number in range(first, last):
+            batch, ahead = ahead, found.batch(number + 1)
+            trained.append(batch)
+            observe(memory, data, batch)
+        return trained
+
+    undisturbed = run(*fresh(), 0, 20)
+    for stop in range(1, 20):
+        found, memory = fresh()
+        assert run(found, memory, 0, stop) == undisturbed[:stop]
+        drawn, difficulty = json.loads(json.dumps([found.state(stop), memory.state()]))
+        assert set(drawn["drawn"]) == ({str(stop)} if by_difficulty else set())
+        found, memory = fresh()
+        found.load(drawn)
+        memory.load(difficulty)
+        for number in range(stop):
+            found.batch(number)  # skipped
+        assert run(found, memory, stop, 20) == undisturbed[stop:]
+
+
+def loader(found: PromptSampler, world: int, rank: int) -> Any:
+    """As accelerate prepares it, of batches of 8 over all processes."""
+    return prepare_data_loader(
+        DataLoader(range(50), batch_size=8 // world, sampler=found),
+        num_processes=world,
+        process_index=rank,
+        put_on_device=False,
+        use_seedable_sampler=True,
+    )
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_going_on_within_a_later_epoch(world: int) -> None:
+    """Of two processes accelerate tells none the epoch, once it skips; `seek` does."""
+    expected = sampler()
+    expected.set_epoch(2)
+    wanted = list(expected)[3 * 8 :]
+    for rank in range(world):
+        found = sampler()
+        left = skip_first_batches(loader(found, world, rank), 3)
+        found.seek(2 * found.steps_per_epoch + 3)
+        left.set_epoch(2)  # as transformers does
+        yielded = torch.stack(list(left)).tolist()
+        share = slice(rank * 8 // world, (rank + 1) * 8 // world)
+        assert yielded == [wanted[at : at + 8][share] for at in range(0, len(wanted), 8)]
+
+
+class _Linear(torch.nn.Module):
+    """Of one weight; notes the rows that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+        self.seen: list[list[int]] = []
+
+    def forward(self, index: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.seen.append(index.tolist())
+        return {"loss": self.weight.square().sum()}
+
+
+class _Trainer(Trainer):
+    """`transformers.Trainer` with this sampler; each step's rows are observed."""
+
+    def __init__(self, data: Dataset, **kwargs: Any) -> None:
+        self.data = data
+        self.memory = DifficultyMemory(0.0625)
+        self.prompts = sampler(data, memory=self.memory)
+        self.states: dict[int, str] = {}  # by step
+        indices = Dataset.from_dict({"index": range(len(data))})
+        super().__init__(model=_Linear(), train_dataset=indices, **kwargs)
+        self.add_callback(_Observer(self))
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> PromptSampler:
+        return self.prompts
+
+
+class _Observer(TrainerCallback):
+    def __init__(self, trainer: _Trainer) -> None:
+        self.trainer = trainer
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.prompts.seek(state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        observe(self.trainer.memory, self.trainer.data, self.trainer.model.seen[-1])
+        step = state.global_step
+        left = [self.trainer.prompts.state(step), self.trainer.memory.state()]
+        self.trainer.states[step] = json.dumps(left)
+
+
+@pytest.mark.parametrize("step", [3, 6, 15])
+def test_transformers_goes_on_with_the_same_rows(tmp_path: Path, step: int) -> None:
+    """Six steps an epoch: within the first, at its end, within the third."""
+    args = TrainingArguments(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=8,
+        max_steps=20,
+        save_steps=step,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    whole = _Trainer(rows(), args=args)
+    whole.train()
+    assert len({tuple(batch) for batch in whole.model.seen}) == 20
+    assert len(whole.memory), "difficulty has a say"
+    after = _Trainer(rows(), args=args)
+    drawn, difficulty = json.loads(whole.states[step])
+    after.prompts.load(drawn)
+    after.memory.load(difficulty)
+    after.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+    assert after.model.seen == whole.model.seen[step:]
+
+
+# --------------------------------------------------------------------------------------------------
+# Arguments
+# --------------------------------------------------------------------------------------------------
+@dataclass
+class Checked(PromptArguments):
+    """As a configuration uses them."""
+
+    def __post_init__(self) -> None:
+        if faults := self.prompt_faults():
+            raise ConfigurationError(faults)
+
+
+def test_arguments_come_from_yaml_and_from_the_command_line(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("task_mixture: {policy: 0.25, environment: 0.75}\n")
+    expected = (Phase({"environment": Fraction(3, 4), "policy": Fraction(1, 4)}),)
+    (from_yaml,) = StrictParser([Checked]).parse_strictly(["--config", str(recipe)])
+    assert from_yaml.phases() == expected
+    words = ["--task_mixture", '{"policy": 0.25, "environment": 0.75}']
+    (from_words,) = StrictParser([Checked]).parse_strictly(words)
+    assert from_words.phases() == expected
+    recipe.write_text("task_phases: [{steps: 5, policy: 1}, {environment: 1.0, policy: 0}]\n")
+    (from_yaml,) = StrictParser([Checked]).parse_strictly(["--config", str(recipe)])
+    words = ["--task_phases", '[{"steps": 5, "policy": 1}, {"environment": 1}]']
+    (from_words,) = StrictParser([Checked]).parse_strictly(words)
+    for found in (from_yaml, from_words):
+        assert found.phases() == (
+            Phase({"policy": Fraction(1)}, 5),
+            Phase({"environment": Fraction(1)}),
+        )
+    assert PromptArguments().phases() == ()
+
+
+def test_all_faults_are_found_together() -> None:
+    found = "\n".join(
+        PromptArguments(
+            task_mixture={"polcy": 0.5, "environment": -0.5},
+            task_phases=[{"policy": 1}, {"steps": 0, "policy": 0.4, "environment": 0.5}, 3],
+            prompt_sampling="by_dificulty",
+            difficulty_floor=0.0,
+        ).prompt_faults()
+    )
+    for words in (
+        "task_mixture: 'polcy' is no task; did you mean policy?",
+        "task_mixture: environment is -0.5, no share",
+        "task_phases: entry 1: has no steps; only the last may leave them out",
+        "task_phases: entry 2: steps is 0, no whole number above 0",
+        "task_phases: entry 2: the shares add up to 0.9, not to 1",
+        "task_phases: entry 3: 3 is no mapping",
+        "exclude each other",
+        "prompt_sampling: 'by_dificulty' is none; did you mean by_difficulty?",
+        "difficulty_floor: 0.0 is not in (0, 1]",
+    ):
+        assert words in found
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"task_mixture": "{policy"}, "task_mixture: '{policy' is no JSON"),
+        ({"task_mixture": "[1]"}, "no mapping of tasks to shares"),
+        ({"task_mixture": {}}, "add up to 0"),
+        ({"task_mixture": {"policy": True}}, "policy is True, no share"),
+        ({"task_mixture": {"policy": float("nan")}}, "policy is nan, no share"),
+        ({"task_mixture": {"policy": 1}}, "`tasks` leaves it out: ['environment']"),
+        ({"task_phases": []}, "no list of mappings"),
+        ({"task_phases": "{}"}, "no list of mappings"),
+        ({"task_phases": [{"steps": 1.5, "environment": 1}]}, "steps is 1.5, no whole number"),
+    ],
+)
+def test_a_fault_names_its_value(options: dict[str, Any], words: str) -> None:
+    faults = PromptArguments(**options).prompt_faults(["environment"])
+    assert len(faults) == 1 and words in faults[0]
+
+
+def test_rows_in_their_order_are_not_drawn_at_random() -> None:
+    @dataclass
+    class Ordered(PromptArguments):
+        shuffle_dataset: bool = False
+
+    assert Ordered().prompt_faults() == []
+    faults = Ordered(prompt_sampling="by_difficulty").prompt_faults()
+    assert len(faults) == 1 and "shuffle_dataset: false" in faults[0]

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from trl import ModelConfig
+
+from rookworld_rlvr.cli.checks import check_recipe
+from rookworld_rlvr.cli.parser import StrictParser
+from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.data.loading import DataArguments
+from rookworld_rlvr.engine.truth import LabelArguments
+from rookworld_rlvr.evaluation.registry import SuiteArguments
+from rookworld_rlvr.training.config import RookWorldGRPOConfig, RunArguments
+from rookworld_rlvr.training.health import HealthArguments
+
+from ..conftest import REPOSITORY
+
+GOOD: dict[str, Any] = {
+    "model_name_or_path": "rookworld-nano",
+    "rewards": [{"name": "environment_exact"}, {"name": "policy_best_move", "weight": 0.5}],
+    "bf16": False,
+    "use_cpu": True,
+    "report_to": [],
+}
+
+
+def parse(tmp_path: Path, recipe: dict[str, Any], *argv: str) -> tuple[Any, ...]:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    parser = StrictParser(
+        [
+            RunArguments,
+            DataArguments,
+            LabelArguments,
+            ModelConfig,
+            HealthArguments,
+            RookWorldGRPOConfig,
+            SuiteArguments,
+        ]
+    )
+    return parser.parse_strictly(["--config", str(path), *argv], check_recipe)
+
+
+def faults_of(tmp_path: Path, recipe: dict[str, Any], *argv: str) -> list[str]:
+    with pytest.raises(ConfigurationError) as caught:
+        parse(tmp_path, recipe, *argv)
+    return caught.value.faults
+
+
+class TestValues:
+    def test_recipe_and_overrides(self, tmp_path: Path) -> None:
+        recipe = {**GOOD, "learning_rate": "1e-6", "max_steps": 7, "lora_r": 4}
+        run, data, _, model, _, training, _ = parse(
+            tmp_path, recipe, "--max_steps", "3", "--tasks", "environment", "policy", "--dry_run"
+        )
+        assert training.learning_rate == 1e-6, "PyYAML reads 1e-6 as a text"
+        assert training.max_steps == 3
+        assert data.tasks == ["environment", "policy"]
+        assert run.dry_run is True
+        assert model.lora_r == 4
+        assert training.reward_weights == [1.0, 0.5]
+
+    def test_rewards_and_shares_can_be_given_as_json(self, tmp_path: Path) -> None:
+        _, data, _, _, _, training, _ = parse(
+            tmp_path,
+            GOOD,
+            "--rewards",
+            '[{"name": "graduated", "shaping": "linear", "weight": 2}]',
+            "--synthetic_shares",
+            '{"openings": 1.0}',
+        )
+        assert training.reward_weights == [2.0]
+        assert data.kind_shares().openings == 1.0
+
+    def test_defaults_that_differ_from_trls(self, tmp_path: Path) -> None:
+        training = parse(tmp_path, GOOD)[-2]
+        assert training.disable_dropout is True
+        assert training.remove_unused_columns is False
+        assert training.load_best_model_at_end is True
+        assert RookWorldGRPOConfig.report_to == "wandb"
+
+
+class TestFaults:
+    @pytest.mark.parametrize(
+        ("change", "argv", "words"),
+        [
+            ({"learning_rat": 1e-5}, (), ["learning_rat", "learning_rate"]),
+            ({}, ("--learning_rat", "1"), ["--learning_rat", "learning_rate"]),
+            ({"max_steps": "many"}, (), ["max_steps", "many"]),
+            ({"max_steps": 2.5}, (), ["max_steps", "2.5"]),
+            ({"dry_run": "perhaps"}, (), ["dry_run", "perhaps"]),
+            ({}, ("--max_steps", "many"), ["max_steps", "many"]),
+            ({}, ("--max_steps", "1", "2"), ["'2'", "--max_steps"]),
+            ({"rewards": [{"name": "policy_formt"}]}, (), ["policy_formt", "policy_format"]),
+            ({"rewards": None}, (), ["rewards", "environment_exact"]),
+            ({"rewards": [{"name": "graduated", "shaping": "cubic"}]}, (), ["cubic", "linear"]),
+            ({"rewards": [{"name": "graduated", "weight": "x"}]}, (), ["weight", "'x'"]),
+            ({"dataset_name": "rookworld-nano-opening"}, (), ["rookworld-nano-openings"]),
+            ({"dataset_name": "no/such/file.jsonl"}, (), ["no/such/file.jsonl"]),
+            ({"model_name_or_path": "rookworld-nan"}, (), ["rookworld-nan", "rookworld-nano"]),
+            ({"heldout_share": 1.5}, (), ["heldout_share", "1.5"]),
+            ({"tasks": ["polcy"]}, (), ["polcy", "policy"]),
+            ({"synthetic_shares": {"opening": 1.0}}, (), ["opening", "openings"]),
+            ({"synthetic_shares": {"openings": 0.5}}, (), ["add up to 0.5"]),
+            ({"metric_for_best_model": "environment/exat"}, (), ["environment/exact"]),
+            ({"disable_dropout": False}, (), ["disable_dropout"]),
+            ({"eval_on_start": False}, (), ["eval_on_start"]),
+            ({"preflight_tolerance": 0.0}, (), ["preflight_tolerance", "0.0"]),
+            ({"synthetic_rows": None}, (), ["synthetic_rows", "no value"]),
+            ({"env": [1]}, (), ["env", "[1]"]),
+            ({"load_in_4bit": True}, (), ["load_in_4bit"]),
+            ({"reward_weights": [1.0, 2.0]}, (), ["reward_weights", "rewards"]),
+            ({}, ("--rewards", "[{"), ["rewards", "JSON"]),
+            ({"rewards": "environment_exact"}, (), ["rewards", "JSON"]),
+            ({"synthetic_shares": [1]}, (), ["synthetic_shares", "[1]"]),
+            ({"rewards": [{"name": "policy_format"}]}, (), ["none judges", "environment"]),
+            ({"num_generations": 7}, (), ["num_generations"]),
+        ],
+    )
+    def test_each_names_value_and_remedy(
+        self, tmp_path: Path, change: dict[str, Any], argv: tuple[str, ...], words: list[str]
+    ) -> None:
+        found = faults_of(tmp_path, {**GOOD, **change}, *argv)
+        assert len(found) == 1, found
+        for word in words:
+            assert word in found[0]
+
+    def test_all_at_once(self, tmp_path: Path) -> None:
+        recipe = {**GOOD, "learning_rat": 1, "heldout_share": 7, "rewards": [{"name": "nope"}]}
+        found = faults_of(tmp_path, recipe, "--max_steps", "many", "--no_such_key", "1")
+        assert len(found) == 5
+
+    @pytest.mark.parametrize("text", ["a: [", "- a list", "just words", "a: 1\na: 2"])
+    def test_a_recipe_that_is_no_mapping(self, tmp_path: Path, text: str) -> None:
+        path = tmp_path / "bad.yaml"
+        path.write_text(text)
+        with pytest.raises(ConfigurationError, match=r"bad\.yaml"):
+            StrictParser([RunArguments]).parse_strictly(["--config", str(path)])
+
+    def test_a_missing_recipe_lists_its_neighbours(self, tmp_path: Path) -> None:
+        (tmp_path / "grpo_nano.yaml").write_text("{}")
+        missing = tmp_path / "grpo_nan.yaml"
+        with pytest.raises(ConfigurationError, match=r"did you mean .*grpo_nano\.yaml"):
+            StrictParser([RunArguments]).parse_strictly(["--config", str(missing)])
+
+
+def test_three_mistakes_give_one_message_and_exit_code_2(tmp_path: Path) -> None:
+    recipe = {
+        **GOOD,
+        "learning_rat": 1e-5,
+        "dataset_name": "rookworld-nano-opening",
+        "rewards": [{"name": "enviroment_exact"}],
+        "output_dir": str(tmp_path / "run"),
+    }
+    path = tmp_path / "bad.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    script = REPOSITORY / "recipes" / "grpo.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--config", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2
+    assert "3 faults" in done.stderr
+    for wrong, right in (
+        ("learning_rat", "learning_rate"),
+        ("rookworld-nano-opening", "rookworld-nano-openings"),
+        ("enviroment_exact", "environment_exact"),
+    ):
+        assert wrong in done.stderr
+        assert right in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    assert done.stdout == "", "nothing was loaded"
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,272 @@
+"""The dashboard's names, and a W&B offline run of the real recipe, read back."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from wandb.proto.wandb_internal_pb2 import Record
+
+from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.rewards.registry import REWARDS
+from rookworld_rlvr.tasks.metrics import METRICS
+from rookworld_rlvr.training.config import RookWorldGRPOConfig
+from rookworld_rlvr.training.glossary import (
+    GLOSSARY,
+    PANELS,
+    SECTIONS,
+    STEP,
+    dashboard_key,
+    explain,
+    panels,
+)
+
+from ..conftest import REPOSITORY
+from ..recipes.test_recipes import SMALL, run
+
+
+# --------------------------------------------------------------------------------------------------
+# Names
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("reward", "reward/mean"),
+        ("reward_std", "reward/std"),
+        ("reward/policy", "reward/policy"),
+        ("rewards/environment_exact/mean", "reward/environment_exact/mean"),
+        ("kl", "kl/mean"),
+        ("kl/coefficient", "kl/coefficient"),
+        ("task/policy", "task/policy"),
+        ("health/unreadable", "health/unreadable"),
+        ("engine/given_up", "health/engine/given_up"),
+        ("preflight/alone_gap", "health/preflight/alone_gap"),
+        ("eval_environment/exact", "eval/environment/exact"),
+        ("eval_overall", "eval/overall"),
+        ("eval_suites/policy/best_move", "eval/suites/policy/best_move"),
+        ("eval_runtime", "time/evaluation"),
+        ("time/elapsed", "time/elapsed"),
+        ("step_time", "time/step"),
+        ("loss", "train/loss"),
+        ("completions/mean_length", "train/completions/mean_length"),
+        ("zero_variance/trained", "train/zero_variance/trained"),
+        ("something/new", "train/something/new"),
+    ],
+)
+def test_a_trainer_s_name_leads_to_one_key(name: str, key: str) -> None:
+    assert dashboard_key(name) == key
+
+
+def test_the_sections_are_those_of_the_issue_and_the_optimiser_s() -> None:
+    assert set(SECTIONS) == {"reward", "kl", "health", "task", "eval", "time", "train"}
+    assert {metric.section for metric in GLOSSARY} == set(SECTIONS)
+    assert list(SECTIONS)[:2] == ["health", "eval"]
+
+
+def test_each_key_is_explained_once_in_one_sentence() -> None:
+    keys = [metric.key for metric in GLOSSARY]
+    assert len(set(keys)) == len(keys)
+    for metric in GLOSSARY:
+        assert re.fullmatch(r"[A-Z][^.]*(\d\.\d[^.]*)*\.", metric.meaning), metric
+
+
+def test_held_out_metrics_and_rewards_have_their_entries() -> None:
+    for name in METRICS:
+        assert explain(dashboard_key(f"eval_{name}")), name
+    for name in REWARDS:
+        entry = explain(dashboard_key(f"rewards/{name}/mean"))
+        assert entry is not None and entry.key == "reward/<reward>/mean"
+    component = explain("reward/weighted_policy/policy_best_move")
+    assert component is not None and component.key == "reward/<reward>/<component>"
+
+
+def test_a_number_of_boards_below_0_is_a_fault() -> None:
+    with pytest.raises(ConfigurationError, match="board_rows: -1 is no whole number from 0"):
+        RookWorldGRPOConfig(rewards=[{"name": "environment_exact"}], board_rows=-1, use_cpu=True)
+
+
+def test_readme_s_metrics_are_explained() -> None:
+    """Names of the trainer's log, as the README documents them."""
+    table = (REPOSITORY / "README.md").read_text().split("\n## Metrics\n")[1].split("\n## ")[0]
+    names = []
+    for cell in re.findall(r"^\| (`.*?) \|", table, re.M):
+        first, *others = re.findall(r"`([^`]+)`", cell)
+        stem = first[: first.rindex("/")] if "/" in first else first
+        names += [first, *(name if name[0] not in "/_" else stem + name for name in others)]
+    assert len(names) > 20
+    for name in names:
+        filled = re.sub(r"<\w+>", "policy", name).replace("*", "alone_gap")
+        filled = filled.replace("policy_white", "policy/best_move_white")
+        filled = filled.replace("policy_black", "policy/best_move_black")
+        assert explain(dashboard_key(filled)), name
+
+
+def test_every_number_over_steps_has_one_panel() -> None:
+    shown = [key for keys in PANELS.values() for key in keys]
+    assert len(set(shown)) == len(shown)
+    ends = {"time/train", "time/samples_per_second", "time/steps_per_second"}
+    ends |= {"train/loss_mean", "train/total_flos", STEP}
+    assert set(shown) == {m.key for m in GLOSSARY if not m.is_table} - ends
+    for section in SECTIONS:
+        for title, members in panels(section):
+            assert {metric.section for metric in members} == {section}, title
+
+
+# --------------------------------------------------------------------------------------------------
+# A run
+# --------------------------------------------------------------------------------------------------
+def records(path: Path) -> Iterator[Record]:
+    """The records of a ``.wandb`` file, in LevelDB's log format.
+
+    Source: https://github.com/google/leveldb/blob/main/doc/log_format.md; blocks of 32 KiB, before
+    each fragment its checksum (4 bytes), length (2) and type (1: whole, 2 to 4: first to last). W&B's
+    file starts with 7 bytes of its own.
+    """
+    data, place, pending = path.read_bytes(), 7, b""
+    while place + 7 <= len(data):
+        if (left := 32_768 - place % 32_768) < 7:
+            place += left
+            continue
+        length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        pending += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):
+            record = Record()
+            record.ParseFromString(pending)
+            pending = b""
+            yield record
+
+
+class OfflineRun:
+    """What a run left behind for `wandb sync`."""
+
+    def __init__(self, folder: Path) -> None:
+        (path,) = folder.glob("*.wandb")
+        self.records = list(records(path))
+        self.history = [
+            {(i.key or "/".join(i.nested_key)): json.loads(i.value_json) for i in r.history.item}
+            for r in self.records
+            if r.WhichOneof("record_type") == "history"
+        ]
+        self.config = {
+            item.key: json.loads(item.value_json)
+            for r in self.records
+            if r.WhichOneof("record_type") == "config"
+            for item in r.config.update
+        }
+
+    def keys(self) -> set[str]:
+        """Keys logged, of tables only their names."""
+        tables = {
+            key.split("/")[0] for row in self.history for key in row if key.endswith("/_type")
+        }
+        rest = {
+            key
+            for row in self.history
+            for key in row
+            if not key.startswith("_") and key.split("/")[0] not in tables
+        }
+        return rest | tables
+
+    def summary(self) -> set[str]:
+        """Keys set beside the history."""
+        return {
+            item.key
+            for r in self.records
+            if r.WhichOneof("record_type") == "summary"
+            for item in r.summary.update
+            if item.key
+        }
+
+    def artifacts(self, name: str) -> list[dict[str, Path]]:
+        """Files of each version of a table, by path within it."""
+        return [
+            {entry.path: Path(entry.local_path) for entry in r.artifact.manifest.contents}
+            for r in self.records
+            if r.WhichOneof("record_type") == "artifact" and r.artifact.name.endswith(f"-{name}")
+        ]
+
+
+@pytest.fixture(scope="module")
+def offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of the packaged recipe, two steps, with W&B and without a key."""
+    folder = tmp_path_factory.mktemp("offline")
+    small = [*SMALL, "--output_dir", "run", "--board_rows", "4", "--max_completion_length", "64"]
+    small[small.index("--report_to") + 1] = "wandb"
+    run("grpo.py", *small, cwd=folder)
+    return folder / "run"
+
+
+def only_run(folder: Path) -> OfflineRun:
+    (path,) = (folder / "wandb").glob("offline-run-*")
+    return OfflineRun(path)
+
+
+def test_every_key_of_a_run_is_documented(offline: Path) -> None:
+    keys = only_run(offline).keys() | {key for key in only_run(offline).summary() if "/" in key}
+    assert len(keys) > 60
+    assert [key for key in sorted(keys) if explain(key) is None] == []
+
+
+def test_every_documented_key_that_is_always_there_is_there(offline: Path) -> None:
+    logged = only_run(offline).keys() | only_run(offline).summary()
+    entries = {entry.key for key in logged if (entry := explain(key)) is not None}
+    assert sorted({m.key for m in GLOSSARY if m.always} - entries) == []
+    of_others = {f"eval/{name}" for name, (task, *_) in METRICS.items() if task == "fill_in"}
+    assert {f"eval/{name}" for name in METRICS} - of_others <= logged
+    assert not of_others & logged, "a run without such rows"
+    assert not any(key.startswith(("train/reward", "train/health", "train/eval")) for key in logged)
+
+
+def test_curves_have_the_trainer_s_numbers_over_its_steps(offline: Path) -> None:
+    state = json.loads((offline / "checkpoint-2" / "trainer_state.json").read_text())
+    theirs = {
+        entry["step"]: entry["rewards/environment_exact/mean"]
+        for entry in state["log_history"]
+        if "reward" in entry
+    }
+    ours = {
+        row[STEP]: row["reward/environment_exact/mean"]
+        for row in only_run(offline).history
+        if "reward/environment_exact/mean" in row
+    }
+    assert ours == pytest.approx(theirs)
+    assert sorted(ours) == [1, 2]
+    assert only_run(offline).config["recipe"]["board_rows"] == 4
+
+
+def test_tables_hold_pictures(offline: Path) -> None:
+    versions = only_run(offline).artifacts("boards")
+    assert len(versions) == 2, "one a logging step"
+    for files in versions:
+        assert sum(path.stat().st_size for path in files.values()) < 200_000
+        table = json.loads(files["boards.table.json"].read_text())
+        rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+        assert len(rows) == 4
+        for row in rows:
+            _check_row(row, files)
+
+
+def _check_row(row: dict[str, Any], files: dict[str, Path]) -> None:
+    assert row["prompt"].startswith("P:" if row["task"] == "policy" else "A:")
+    assert isinstance(row["advantage"], float)
+    judged = {name for name in REWARDS if row.get(name) is not None}
+    assert judged and all(name.startswith(row["task"]) for name in judged)
+    assert row["board"]["_type"] == "html-file"
+    path = files[row["board"]["path"]]
+    picture = path.read_text()
+    assert picture.startswith("<svg")
+    if row["task"] == "environment":
+        action = row["prompt"].split("+")[1]
+        assert f"python-chess, after {action}" in picture
+    else:
+        assert "engine " in picture or ": best" in picture, "the row's own values are the truth"
+
+
+def test_all_that_a_sync_needs_lies_in_the_run_s_folder(offline: Path) -> None:
+    for version in only_run(offline).artifacts("boards"):
+        assert all(path.is_relative_to(offline) for path in version.values())

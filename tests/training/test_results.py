@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rookworld_rlvr.cli.dry_run import broken, reference
+from rookworld_rlvr.common.stats import Proportion
+from rookworld_rlvr.data.loading import LoadedData
+from rookworld_rlvr.tasks.metrics import METRICS, evaluate_completions, headline
+from rookworld_rlvr.training.results import before_after_table, write_results
+
+
+@pytest.mark.parametrize(
+    ("successes", "n", "low", "high"),
+    [  # Wilson 95% intervals as R's prop.test(..., correct = FALSE) gives them
+        (0, 10, 0.0, 0.2775),
+        (5, 10, 0.2366, 0.7634),
+        (150, 200, 0.6857, 0.8049),
+        (10, 10, 0.7225, 1.0),
+    ],
+)
+def test_wilson_interval(successes: int, n: int, low: float, high: float) -> None:
+    assert Proportion(successes, n).interval == pytest.approx((low, high), abs=1e-4)
+
+
+def test_no_trials_know_nothing() -> None:
+    assert Proportion(0, 0).interval == (0.0, 1.0)
+
+
+def test_references_are_right_and_broken_variants_wrong(packaged: LoadedData) -> None:
+    rows = packaged.heldout
+    right = evaluate_completions(rows, [reference(row) for row in rows])
+    tasks = set(rows["task"])
+    assert set(right) == {name for name, (task, *_) in METRICS.items() if task in tasks}
+    assert tasks == {"environment", "policy"}
+    assert {result.value for result in right.values()} == {1.0}
+    wrong = evaluate_completions(rows, [broken(row) for row in rows])
+    assert wrong["environment/exact"].value == 0
+    assert wrong["policy/best_move"].value < 0.1
+    assert wrong["policy/format"].value == 1
+
+
+def test_sides_are_counted_apart(packaged: LoadedData) -> None:
+    rows = packaged.heldout
+    turns = [row["fen"].split()[1] for row in rows if row["task"] == "policy"]
+    results = evaluate_completions(rows, [reference(row) for row in rows])
+    assert results["policy/best_move_white"].n == turns.count("w")
+    assert results["policy/best_move_black"].n == turns.count("b")
+
+
+def test_the_headline_is_the_mean_of_the_tasks() -> None:
+    results = {"environment/exact": Proportion(6, 10), "policy/best_move": Proportion(1, 10)}
+    assert headline(results) == pytest.approx(0.35)
+    assert headline({"environment/exact": Proportion(6, 10)}) == pytest.approx(0.6)
+
+
+def test_table_and_results_file(tmp_path: Path) -> None:
+    before, after = (
+        {"environment/exact": Proportion(50, 100)},
+        {"environment/exact": Proportion(75, 100)},
+    )
+    table = before_after_table(before, after, "runs/x")
+    assert "environment/exact          100    50.0%    75.0%    +25.0" in table
+    assert "[40.4%, 59.6%], [65.7%, 82.5%]" in table
+    assert table.endswith("model: runs/x")
+    assert "No checkpoint beat" not in table
+    assert "No checkpoint beat the starting model" in before_after_table(after, before, "runs/x")
+    write_results(tmp_path / "r.json", before, after, steps=3)
+    content = json.loads((tmp_path / "r.json").read_text())
+    assert content["steps"] == 3
+    assert content["heldout"]["environment/exact"]["after"] == 0.75

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import chess
+import pytest
+
+from rookworld_rlvr.cli.dry_run import reference
+from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.data.loading import LoadedData
+from rookworld_rlvr.engine.truth import PolicyTruth
+from rookworld_rlvr.tasks.metrics import evaluate_completions
+from rookworld_rlvr.training.results import write_proportions
+from rookworld_rlvr.training.run_folder import (
+    HELDOUT_BEFORE,
+    close_provenance,
+    goes_on,
+    open_folder,
+    open_provenance,
+    quarantine_path,
+    resume_point,
+    starting_point,
+    write_answers,
+)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    folder = tmp_path / "run" / "checkpoint-20"
+    folder.mkdir(parents=True)
+    (folder / "trainer_state.json").write_text("{}")
+    return folder
+
+
+def test_the_last_checkpoint_a_folder_or_none(checkpoint: Path, tmp_path: Path) -> None:
+    run = checkpoint.parent
+    (run / "checkpoint-3").mkdir()
+    assert resume_point(None, run) is None
+    assert resume_point("false", run) is None
+    assert resume_point("true", run) == checkpoint
+    assert resume_point(str(checkpoint), tmp_path / "other") == checkpoint
+    assert resume_point("true", tmp_path / "other") is None
+
+
+def test_a_missing_checkpoint_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RookWorldError, match=r"no checkpoint in '.*missing'"):
+        resume_point(str(tmp_path / "missing"), tmp_path)
+
+
+def test_a_checkpoint_from_elsewhere_is_another_run(checkpoint: Path, tmp_path: Path) -> None:
+    assert goes_on(checkpoint.parent, checkpoint)
+    assert not goes_on(tmp_path / "other", checkpoint)
+    assert not goes_on(checkpoint.parent, None)
+
+
+def test_an_earlier_run_is_kept_beside_the_new_one(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "nano"
+    for text in ("one", "two", "three"):
+        open_folder(run, keep=False, resolved=text, quarantine=quarantine_path(run))
+    written = {path.parent.name: path.read_text() for path in run.parent.glob("*/*.yaml")}
+    assert written == {"nano.1": "one", "nano.2": "two", "nano": "three"}
+    open_folder(run, keep=True, resolved="four", quarantine=quarantine_path(run))
+    assert (run / "resolved_config.yaml").read_text() == "four"
+    assert not (tmp_path / "runs" / "nano.3").exists()
+
+
+def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(RookWorldError, match="no run of ours"):
+        open_folder(tmp_path, keep=False, resolved="", quarantine=tmp_path / "none")
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RookWorldError, match="output_dir: cannot write"):
+        open_folder(tmp_path / name, keep=False, resolved="", quarantine=tmp_path / "none")
+
+
+def test_the_quarantine_moves_into_the_folder(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    quarantine_path(run).write_text("a bad row\n")
+    open_folder(run, keep=False, resolved="", quarantine=quarantine_path(run))
+    assert (run / "quarantine.jsonl").read_text() == "a bad row\n"
+    assert not quarantine_path(run).exists()
+
+
+def test_a_run_that_goes_on_remembers_where_it_began(
+    checkpoint: Path, packaged: LoadedData
+) -> None:
+    run, rows = checkpoint.parent, packaged.heldout
+    assert starting_point(run, checkpoint, rows) is None, "nothing was kept"
+    before = evaluate_completions(rows, [reference(row) for row in rows])
+    write_proportions(run / HELDOUT_BEFORE, before)
+    assert starting_point(run, checkpoint, rows) == before
+    assert starting_point(run, None, rows) is None, "a new run measures anew"
+    with pytest.raises(RookWorldError, match="other held-out rows"):
+        starting_point(run, checkpoint, rows.select(range(30)))
+
+
+def test_a_runs_own_folder_is_no_checkpoint(checkpoint: Path) -> None:
+    run = checkpoint.parent
+    (run / "resolved_config.yaml").write_text("")
+    (run / "trainer_state.json").write_text("{}")  # its whole log, without an optimiser's state
+    with pytest.raises(RookWorldError, match="no checkpoint in"):
+        resume_point(str(run), run)
+    assert resume_point("true", run) == checkpoint
+
+
+def test_answers_are_kept_with_their_scores(packaged: LoadedData, tmp_path: Path) -> None:
+    rows = packaged.heldout
+    write_answers(tmp_path / "answers.jsonl", rows, [reference(row) for row in rows])
+    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert [answer["fen"] for answer in answers] == rows["fen"][:]
+    for answer in answers:
+        whole = "exact" if answer["task"] == "environment" else "best_move_hit"
+        assert answer["score"][whole] == 1
+        assert (answer["values"] is None) == (answer["task"] == "environment")
+
+
+def test_each_start_of_a_run_is_a_session(packaged: LoadedData, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint-2"
+    open_provenance(tmp_path, packaged, PolicyTruth(), processes=1)
+    open_provenance(tmp_path, packaged, PolicyTruth(), processes=2, resumed_from=checkpoint)
+    close_provenance(tmp_path, started=0.0, parameters=7)
+    first, second = json.loads((tmp_path / "provenance.json").read_text())["sessions"]
+    assert first["resumed_from"] is None and "seconds" not in first, "it was killed"
+    assert second["resumed_from"] == str(checkpoint) and second["parameters"] == 7
+    assert second["versions"]["chess"] == chess.__version__
+    assert second["data"]["heldout"] == dict(packaged.report.heldout)
+    open_provenance(tmp_path, packaged, PolicyTruth(), processes=1)
+    assert len(json.loads((tmp_path / "provenance.json").read_text())["sessions"]) == 1

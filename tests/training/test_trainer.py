@@ -1,0 +1,376 @@
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
+from transformers.activations import GELUTanh
+from trl import GRPOConfig, GRPOTrainer
+
+from rookworld_rlvr.data.loading import LoadedData
+from rookworld_rlvr.models import loading
+from rookworld_rlvr.models.decoding import complete
+from rookworld_rlvr.models.gpt2 import disable_dropout, number_positions_from_mask
+from rookworld_rlvr.rewards.registry import get_reward_funcs
+from rookworld_rlvr.tasks.metrics import evaluate_completions
+from rookworld_rlvr.training.preflight import (
+    TOLERANCE_FP32,
+    TOLERANCE_HALF,
+    Parity,
+    PreflightError,
+    measure_parity,
+    mixed_length_prompts,
+)
+from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer, save_final
+
+from ..conftest import mixed_rows
+
+MakeTrainer = Callable[..., GRPOTrainer]
+
+# The logged step of the predecessors: 4 prompts x 4 completions, and the means and deviations of
+# their log.
+LOGGED_REWARDS = [
+    [0.5092, 0.458, 0.4912, 0.706],
+    [0.145, 0.08333333, 0.17857143, 0.125],
+    [0.91, 0.91, 0.91, 0.91],
+    [0.045, -0.005, 0.195, 0.045],
+]
+LOGGED_MEANS = [0.5411, 0.13297619, 0.91, 0.07]
+LOGGED_DEVIATIONS = [0.11196, 0.03980, 0.0, 0.08660]
+# (reward - mean) / (sample deviation + 1e-4), worked out with Python's `statistics`.
+TRL_ADVANTAGES = [
+    [-0.28467, -0.74157, -0.44530, 1.47153],
+    [0.30137, -1.24426, 1.14281, -0.19992],
+    [0.0, 0.0, 0.0, 0.0],
+    [-0.28834, -0.86503, 1.44171, -0.28834],
+]
+
+
+class TestParity:
+    """The trainer's log-probs are the sampler's; plain TRL's are not."""
+
+    @pytest.mark.parametrize("beta", [0.0, 0.04])
+    def test_all_three_gaps_are_rounding(
+        self,
+        beta: float,
+        random_gpt2: GPT2LMHeadModel,
+        tokenizer: PreTrainedTokenizerBase,
+        make_trainer: MakeTrainer,
+        tmp_path: Path,
+    ) -> None:
+        random_gpt2.save_pretrained(tmp_path / "start")
+        model = loading.load_model(str(tmp_path / "start"))
+        trainer = make_trainer(model, tokenizer, beta=beta)
+        assert (trainer.ref_model is None) == (beta == 0)
+        for network in filter(None, (trainer.model, trainer.ref_model)):
+            assert isinstance(network.transformer.h[0].mlp.act, GELUTanh)
+        parity = measure_parity(trainer, mixed_length_prompts(trainer))
+        assert parity.alone_gap <= 1e-4
+        assert parity.sampler_gap <= 1e-4
+        assert abs(parity.reference_kl) <= 1e-4
+
+    def test_plain_trl_is_off_on_the_same_batch(
+        self,
+        random_gpt2: GPT2LMHeadModel,
+        tokenizer: PreTrainedTokenizerBase,
+        make_trainer: MakeTrainer,
+    ) -> None:
+        disable_dropout(random_gpt2)  # so that only the positions differ
+        plain_trainer = make_trainer(random_gpt2, tokenizer, GRPOTrainer)
+        prompts = mixed_length_prompts(plain_trainer)
+        plain = measure_parity(plain_trainer, prompts)
+        ours = measure_parity(make_trainer(random_gpt2, tokenizer), prompts)
+        print(f"plain TRL: {plain.describe()}\nours:      {ours.describe()}")
+        assert ours.alone_gap < plain.alone_gap / 100
+        assert ours.sampler_gap < plain.sampler_gap / 100
+
+    def test_positions_hold_under_lora(
+        self,
+        random_gpt2: GPT2LMHeadModel,
+        tokenizer: PreTrainedTokenizerBase,
+        make_trainer: MakeTrainer,
+    ) -> None:
+        config = LoraConfig(target_modules=["c_attn"], task_type="CAUSAL_LM", fan_in_fan_out=True)
+        trainer = make_trainer(random_gpt2, tokenizer, peft_config=config, beta=0.04)
+        parity = measure_parity(trainer, mixed_length_prompts(trainer))
+        assert parity.faults(1e-4) == []
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize(
+        ("bf16", "tolerance"), [(False, TOLERANCE_FP32), (True, TOLERANCE_HALF)]
+    )
+    def test_the_real_shape_is_within_tolerance(
+        self,
+        bf16: bool,
+        tolerance: float,
+        tokenizer: PreTrainedTokenizerBase,
+        make_trainer: MakeTrainer,
+    ) -> None:
+        """RookWorld-LM's 124M parameters, random."""
+        torch.manual_seed(0)
+        config = GPT2Config(bos_token_id=0, eos_token_id=0)
+        trainer = make_trainer(GPT2LMHeadModel(config), tokenizer, bf16=bf16)
+        parity = measure_parity(trainer, mixed_length_prompts(trainer))
+        print(f"bf16={bf16}: {parity.describe()}")
+        assert parity.faults(tolerance) == []
+
+    @pytest.mark.gpu
+    def test_the_packaged_model_is_within_tolerance_in_bf16_on_a_gpu(
+        self, tokenizer: PreTrainedTokenizerBase, make_trainer: MakeTrainer
+    ) -> None:
+        model = loading.load_model(loading.PACKAGED_MODEL)
+        trainer = make_trainer(model, tokenizer, bf16=True, use_cpu=False)
+        assert trainer.accelerator.device.type == "cuda"
+        parity = measure_parity(trainer, mixed_length_prompts(trainer))
+        print(parity.describe())
+        assert parity.faults(TOLERANCE_HALF) == []
+
+    def test_positions_hold_for_right_padding_and_a_real_end_of_text(
+        self, random_gpt2: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        """The mask alone tells padding from text: both carry the same token id."""
+        disable_dropout(random_gpt2)
+        number_positions_from_mask(random_gpt2)
+        text = [tokenizer.eos_token_id, 300, 301, tokenizer.eos_token_id, 302]
+        pad = [tokenizer.pad_token_id] * 3
+        assert tokenizer.pad_token_id == tokenizer.eos_token_id
+        alone = random_gpt2(input_ids=torch.tensor([text])).logits
+        batch = torch.tensor([pad + text, text + pad])
+        mask = torch.tensor([[0] * 3 + [1] * 5, [1] * 5 + [0] * 3])
+        padded = random_gpt2(input_ids=batch, attention_mask=mask).logits
+        torch.testing.assert_close(padded[0, 3:], alone[0], atol=1e-5, rtol=0)
+        torch.testing.assert_close(padded[1, :5], alone[0], atol=1e-5, rtol=0)
+
+    def test_dropout_is_off_in_policy_and_reference(
+        self,
+        random_gpt2: GPT2LMHeadModel,
+        tokenizer: PreTrainedTokenizerBase,
+        make_trainer: MakeTrainer,
+        tmp_path: Path,
+    ) -> None:
+        assert random_gpt2.config.resid_pdrop == 0.1
+        random_gpt2.save_pretrained(tmp_path / "start")
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "start")
+        trainer = make_trainer(model, tokenizer, beta=0.1)
+        for network in (trainer.model, trainer.ref_model):
+            rates = {m.p for m in network.modules() if isinstance(m, torch.nn.Dropout)}
+            assert rates == {0.0}
+
+
+def test_trls_constructor_and_configuration_will_do(packaged: LoadedData, tmp_path: Path) -> None:
+    """A packaged name for the model, plain `GRPOConfig`, and no more than a column of prompts."""
+    trainer = RookWorldGRPOTrainer(
+        "rookworld-nano",
+        get_reward_funcs([{"name": "environment_exact"}]),
+        args=GRPOConfig(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=4,
+            num_generations=4,
+            max_completion_length=40,
+            max_steps=1,
+            learning_rate=1e-3,
+            report_to=[],
+            bf16=False,
+            use_cpu=True,
+            save_strategy="no",
+        ),
+        train_dataset=mixed_rows(packaged.train).select_columns(["prompt"]),
+    )
+    trainer.train()
+    assert trainer.state.global_step == 1
+    assert trainer.preflight is not None
+    assert trainer.preflight.faults(1e-4) == []
+
+
+class TestPreflight:
+    def test_it_runs_first_and_is_logged(
+        self,
+        random_gpt2: GPT2LMHeadModel,
+        tokenizer: PreTrainedTokenizerBase,
+        make_trainer: MakeTrainer,
+    ) -> None:
+        trainer = make_trainer(random_gpt2, tokenizer)
+        trainer.train()
+        logged = [entry for entry in trainer.state.log_history if "preflight/alone_gap" in entry]
+        assert len(logged) == 1
+        assert logged[0]["step"] == 0
+        assert set(trainer.preflight_numbers()) == {"alone_gap", "sampler_gap", "reference_kl"}
+
+    def test_it_stops_a_run_whose_positions_are_wrong(
+        self,
+        random_gpt2: GPT2LMHeadModel,
+        tokenizer: PreTrainedTokenizerBase,
+        make_trainer: MakeTrainer,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(loading, "number_positions_from_mask", lambda network: None)
+        trainer = make_trainer(random_gpt2, tokenizer)
+        start = {name: p.clone() for name, p in trainer.model.named_parameters()}
+        with pytest.raises(PreflightError, match=r"alone_gap = .*over the tolerance of 0\.001"):
+            trainer.train()
+        for name, parameter in trainer.model.named_parameters():
+            assert torch.equal(parameter, start[name]), "stopped before the first update"
+
+    @pytest.mark.parametrize("number", [float("nan"), float("inf"), 0.2, -0.2])
+    def test_a_gap_that_is_no_number_is_a_fault(self, number: float) -> None:
+        assert Parity(0.0, number, 0.0).faults(0.1) == [f"sampler_gap = {number:.3g}"]
+
+
+def test_trls_advantages_of_the_logged_step(
+    random_gpt2: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+    make_trainer: MakeTrainer,
+    packaged: LoadedData,
+) -> None:
+    """Their log calls its advantages "TRL exact", and nearly is. The deviations that it divides by
+    were taken for population deviations; they are sample deviations, as TRL's are. What differs is
+    the 1e-4 that TRL adds to the deviation: TRL's advantages are smaller by 0.09% to 0.25%, and a
+    group without variance gets 0 where the log's division is 0 / 0.
+    """
+    rewards = [number for group in LOGGED_REWARDS for number in group]
+    trainer = make_trainer(
+        random_gpt2,
+        tokenizer,
+        reward_funcs=[lambda completions, **_: rewards],
+        rewards=[{"name": "graduated"}],
+        per_device_train_batch_size=16,
+        max_completion_length=4,
+    )
+    trainer.model.train()
+    rows = [row for row in packaged.train.select(range(4)) for _ in range(4)]
+    trls = trainer._generate_and_score_completions(rows)["advantages"].view(4, 4)
+    torch.testing.assert_close(trls, torch.tensor(TRL_ADVANTAGES), atol=2e-5, rtol=0)
+
+    for index, (group, mean, deviation) in enumerate(
+        zip(LOGGED_REWARDS, LOGGED_MEANS, LOGGED_DEVIATIONS, strict=True)
+    ):
+        assert statistics.mean(group) == pytest.approx(mean, abs=1e-6)
+        assert statistics.stdev(group) == pytest.approx(deviation, abs=1e-5)
+        if deviation == 0:
+            assert trls[index].tolist() == [0.0] * 4
+            continue
+        assert statistics.pstdev(group) != pytest.approx(deviation, rel=0.1)
+        logged = (torch.tensor(group) - mean) / deviation
+        print(f"group {index}: logged {logged.tolist()}\n         TRL    {trls[index].tolist()}")
+        ratio = torch.full((4,), deviation / (deviation + 1e-4))
+        torch.testing.assert_close(trls[index] / logged, ratio, atol=5e-4, rtol=0)
+
+
+def test_evaluation_is_greedy_and_agrees_with_the_scorer(
+    random_gpt2: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+    make_trainer: MakeTrainer,
+    packaged: LoadedData,
+) -> None:
+    model = loading.load_model(loading.PACKAGED_MODEL)
+    trainer = make_trainer(model, tokenizer, max_completion_length=64)
+    metrics = trainer.evaluate()
+    completions = complete(
+        model, tokenizer, packaged.heldout["prompt"][:], max_new_tokens=64, batch_size=1
+    )
+    alone = evaluate_completions(packaged.heldout, completions)
+    assert metrics["eval_environment/exact"] == alone["environment/exact"].value > 0
+    assert trainer.heldout == alone, "batches of 16 and of 1 decode the same text"
+
+
+def test_the_final_model_loads_plainly_with_adapters_merged(
+    random_gpt2: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+    make_trainer: MakeTrainer,
+    tmp_path: Path,
+) -> None:
+    config = LoraConfig(
+        target_modules=["c_attn"],
+        task_type="CAUSAL_LM",
+        fan_in_fan_out=True,
+        init_lora_weights=False,  # adapters that do something
+    )
+    trainer = make_trainer(random_gpt2, tokenizer, peft_config=config)
+    ids = torch.tensor([[300, 301, 302]])
+    trainer.model.eval()
+    with torch.no_grad():
+        expected = trainer.model(input_ids=ids).logits
+    save_final(trainer, tmp_path / "final")
+    assert not (tmp_path / "final" / "adapter_config.json").exists()
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "final").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(input_ids=ids).logits, expected, atol=1e-4, rtol=0)
+    assert json.loads((tmp_path / "final" / "config.json").read_text())["resid_pdrop"] == 0.0
+
+
+def test_training_raises_the_heldout_score(
+    tokenizer: PreTrainedTokenizerBase, make_trainer: MakeTrainer, packaged: LoadedData
+) -> None:
+    """The planted en passant fault is in most of the model's samples, the truth in some: a few steps
+    on double steps alone must shift the weight, on positions that were not trained on.
+    """
+    model = loading.load_model(loading.PACKAGED_MODEL)
+    rows = double_steps(packaged.train, 160)
+    trainer = make_trainer(
+        model,
+        tokenizer,
+        train_dataset=rows,
+        rewards=[{"name": "environment_exact"}, {"name": "environment_state"}],
+        per_device_train_batch_size=64,
+        num_generations=8,
+        max_completion_length=40,
+        max_steps=10,
+        learning_rate=1e-4,
+        lr_scheduler_type="constant",
+        eval_strategy="no",
+        save_strategy="no",
+        load_best_model_at_end=False,
+    )
+    heldout = double_steps(packaged.heldout, 60)
+    before = trainer.evaluate(heldout)["eval_environment/exact"]
+    trainer.train()
+    after = trainer.evaluate(heldout)["eval_environment/exact"]
+    assert after >= before + 0.15
+
+
+def double_steps(rows: Dataset, count: int) -> Dataset:
+    """Rows whose action is a pawn's double step."""
+    from rookworld_rlvr.tasks.rules import double_step_square
+
+    chosen = [
+        index
+        for index, row in enumerate(rows)
+        if row["task"] == "environment" and double_step_square(row["fen"], row["action"])
+    ]
+    return rows.select(chosen[:count])
+
+
+def test_the_phases_of_a_step_are_timed(
+    random_gpt2: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+    make_trainer: MakeTrainer,
+) -> None:
+    def slow(completions: list[str], **_: Any) -> list[float]:
+        time.sleep(0.3)
+        return [float(len(text)) for text in completions]
+
+    trainer = make_trainer(
+        random_gpt2,
+        tokenizer,
+        reward_funcs=[slow],
+        rewards=[{"name": "environment_exact"}],
+        max_steps=2,
+        logging_steps=1,
+        gradient_accumulation_steps=2,
+    )
+    trainer.train()
+    logs = [log for log in trainer.state.log_history if "step_time" in log]
+    assert len(logs) == 2
+    for log in logs:
+        phases = [log[f"time/{phase}"] for phase in ("sampling", "rewards", "update")]
+        assert sum(phases) == pytest.approx(log["step_time"])
+        assert log["time/rewards"] >= 0.3, "one batch is sampled for both parts of the step"
+        assert min(phases) > 0
