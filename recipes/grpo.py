@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from accelerate import PartialState
@@ -41,10 +42,11 @@ from rookworld_rlvr.training.run_folder import (
     open_provenance,
     quarantine_path,
     resume_point,
+    save_final,
     starting_point,
     write_answers,
 )
-from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer, save_final
+from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 from rookworld_rlvr.training.wandb import (
     RunConfigCallback,
     ShortProgressCallback,
@@ -133,8 +135,8 @@ def main(argv: Sequence[str]) -> None:
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(ShortProgressCallback)
     use_dashboard(trainer, truth, training_args.board_rows)
-    trainer.heldout_before = before  # None: measured when training begins
-    trainer.suites = suites
+    trainer.heldout.before = before  # None: measured when training begins
+    trainer.heldout.suites = suites
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     if health.stopped is not None:
         state.print(f"stopped at step {health.stopped.step}: {health.stopped.message}")
@@ -145,25 +147,25 @@ def main(argv: Sequence[str]) -> None:
     trainer.save_state()  # before the evaluation below: of the best checkpoint, not the last step
     trainer.evaluate()
     save_final(trainer, output_dir)
-    before = trainer.heldout_before
+    before = trainer.heldout.before
     assert before is not None  # eval_on_start cannot be switched off
     if trainer.accelerator.is_main_process:
-        write_answers(output_dir / ANSWERS_AFTER, data.heldout, trainer.heldout_completions)
+        write_answers(output_dir / ANSWERS_AFTER, data.heldout, trainer.heldout.completions)
         close_provenance(output_dir, started, model.num_parameters())
         write_results(
             output_dir / RESULTS,
             before,
-            trainer.heldout,
-            preflight=trainer.preflight_numbers(),
+            trainer.heldout.results,
+            preflight=asdict(trainer.preflight) if trainer.preflight else {},
             best_step=trainer.state.best_global_step,
             steps=trainer.state.global_step,
         )
         if suites:
             start = model_args.model_name_or_path
-            results = trainer.suites_before_and_after(start, left_out)
+            results = trainer.heldout.suites_before_and_after(start, left_out)
             write_json(output_dir / EVALUATION, results_document(results, [], machine()))
             print(results_text(results))
-        print(before_after_table(before, trainer.heldout, str(output_dir)))
+        print(before_after_table(before, trainer.heldout.results, str(output_dir)))
 
 
 if __name__ == "__main__":

@@ -25,8 +25,13 @@ from rookworld_rlvr.tasks.text import END_OF_TEXT
 from rookworld_rlvr.training.config import NewModelArguments, RookWorldSFTConfig, RunArguments
 from rookworld_rlvr.training.model_card import write_model_card
 from rookworld_rlvr.training.results import results_table
-from rookworld_rlvr.training.run_folder import goes_on, open_folder, quarantine_path, resume_point
-from rookworld_rlvr.training.trainer import save_final
+from rookworld_rlvr.training.run_folder import (
+    goes_on,
+    open_folder,
+    quarantine_path,
+    resume_point,
+    save_final,
+)
 from rookworld_rlvr.training.wandb import RunConfigCallback, configure_wandb
 
 RECIPE = Path(__file__).with_name("sft_nano.yaml")

@@ -25,8 +25,13 @@ from rookworld_rlvr.reports.judge import judge_report, pairs_text, report_text, 
 from rookworld_rlvr.rewards.judge import check_pair_lengths, load_judge
 from rookworld_rlvr.rewards.judge_spec import JudgeSpec
 from rookworld_rlvr.training.config import RookWorldRewardConfig, RunArguments
-from rookworld_rlvr.training.run_folder import goes_on, open_folder, quarantine_path, resume_point
-from rookworld_rlvr.training.trainer import save_final
+from rookworld_rlvr.training.run_folder import (
+    goes_on,
+    open_folder,
+    quarantine_path,
+    resume_point,
+    save_final,
+)
 from rookworld_rlvr.training.wandb import RunConfigCallback, configure_wandb
 
 RECIPE = Path(__file__).with_name("judge_nano.yaml")

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..training.parts.aggregation import log_importance
 from ..training.parts.value_head import value_error
 
 _BLOCK = re.compile(r"(?:^|\.)(h|layers)\.(\d+)\.(\w+)")
@@ -52,20 +53,19 @@ def loss_terms(
         coefficient: Of the KL term.
         values: Of the value head, ``(B, T)``, where the trainer has one.
     """
-    log_weights = trainer._log_importance(logps, inputs)  # (B, T) or (B, 1)
+    log_weights = log_importance(trainer, logps, inputs)  # (B, T) or (B, 1)
     policy, unclipped = _policy_terms(trainer, logps, log_weights, inputs)
     extra = _token_weights(trainer, entropies, inputs)
-    reference = inputs.get("ref_per_token_logps")
     kl = torch.zeros_like(logps)
-    if reference is not None and coefficient:
-        kl = coefficient * trainer._kl_terms(logps, reference, inputs)[0]
+    if "ref_per_token_logps" in inputs and coefficient:
+        kl = coefficient * trainer.parts.kl.per_token(trainer, logps, inputs)[0]
     return LossTerms(
         (policy * extra).expand_as(logps),
         (unclipped * extra).expand_as(logps),
         kl,
         log_weights.expand_as(logps),
         _value_terms(trainer, values, inputs, logps),
-        entropies if trainer._entropy_bonus_enabled else None,
+        entropies if trainer.entropy_bonus is not None else None,
     )
 
 
@@ -98,7 +98,7 @@ def _value_terms(
 ) -> torch.Tensor:
     if values is None or "returns" not in inputs:
         return torch.zeros_like(like)
-    weighted: torch.Tensor = trainer.value_args.value_coef * value_error(values, inputs)
+    weighted: torch.Tensor = trainer.args.value_coef * value_error(values, inputs)
     return weighted
 
 
@@ -142,10 +142,7 @@ def entropy_term(trainer: Any, terms: LossTerms, inputs: Mapping[str, Any]) -> t
             terms.entropy, mask, 1 - trainer.top_entropy_quantile
         )
     mean = (terms.entropy * mask).sum() / mask.sum().clamp(min=1.0)
-    coefficient = trainer.entropy_coef
-    if trainer.use_adaptive_entropy and trainer._last_world_entropy > trainer.args.entropy_target:
-        coefficient = 0.0
-    bonus: torch.Tensor = coefficient * mean / trainer.current_gradient_accumulation_steps
+    bonus: torch.Tensor = trainer.entropy_bonus * mean / trainer.current_gradient_accumulation_steps
     return -bonus
 
 

@@ -213,6 +213,10 @@ class PhaseMeter:
             phase.calls += 1
             phase.peak_memory_bytes = max(phase.peak_memory_bytes, self._peak())
 
+    def count(self, name: str, tokens: int) -> None:
+        """Add to the tokens of a phase."""
+        self.phases[name].tokens += tokens
+
     def rows(self) -> list[dict[str, Any]]:
         """The phases in the order in which they began."""
         return [phase.row() for phase in self.phases.values()]

@@ -12,7 +12,9 @@ from accelerate.utils import gather_object
 
 from ..common.stats import sign_test
 from ..tasks.metrics import HEADLINES, headline
+from ..tasks.types import TASKS
 from ..training.health import batch_health
+from ..training.parts.sampling import Sampling
 from .loss_terms import norm
 from .record import Heldout, StepRecord, TermSums
 from .trainer import DiagnosedTrainer
@@ -76,16 +78,21 @@ def setup_part(trainer: DiagnosedTrainer) -> Part:
             "optimiser": str(getattr(args.optim, "value", args.optim)),
             "loss_type": trainer.loss_type,
             "beta": trainer.args.beta,
-            "kl_estimator": trainer.controls.kl_estimator,
-            "baseline": trainer.controls.baseline,
+            "kl_estimator": trainer.args.kl_estimator,
+            "baseline": trainer.args.baseline,
             "scale_rewards": str(trainer.scale_rewards),
-            "temperature": {task: s.temperature for task, s in trainer.samplings.items()},
+            "temperature": {task: s.temperature for task, s in _samplings(trainer).items()},
             "num_generations": trainer.num_generations,
             "gradient_accumulation_steps": args.gradient_accumulation_steps,
             "max_completion_length": trainer.max_completion_length,
             "max_grad_norm": args.max_grad_norm,
         },
     }
+
+
+def _samplings(trainer: DiagnosedTrainer) -> Mapping[str, Sampling]:
+    part = trainer.parts.task_sampling
+    return dict.fromkeys(TASKS, trainer.sampling) if part is None else part.samplings
 
 
 # --------------------------------------------------------------------------------------------------
@@ -181,7 +188,7 @@ def advantages_part(trainer: DiagnosedTrainer, groups: list[Part]) -> Part:
     numbers = [math.nan if row["reward"] is None else row["reward"] for row in rows]
     return {
         "scale_rewards": str(trainer.scale_rewards),
-        "baseline": trainer.controls.baseline,
+        "baseline": trainer.args.baseline,
         "without_spread": mean(float(entry["without_spread"]) for entry in table),
         "batch": batch_health(
             torch.tensor(numbers, dtype=torch.float64),

@@ -13,16 +13,22 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from accelerate.utils import DistributedType, gather_object
+from accelerate.utils import DistributedType
 from datasets import Dataset
 from transformers import PreTrainedModel, TrainerCallback
 
 from ..models.decoding import left_pad
 from ..models.gpt2 import position_ids_from_mask
 from ..tasks.metrics import evaluate_completions
+from ..training.parts.aggregation import aggregate
+from ..training.parts.groups import Batch, Sampled, row_scale
+from ..training.parts.part import Call, whole
+from ..training.parts.sampling import rollout
+from ..training.parts.value_head import values_of
 from ..training.preflight import Parity, measure_parity, mixed_length_prompts, preflight_tolerance
 from ..training.trainer import RookWorldGRPOTrainer
 from .loss_terms import (
@@ -72,23 +78,19 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         self.reward_faults: list[RewardFault] = []
         funcs = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         super().__init__(model, [self._guarded(func) for func in funcs], *args, **kwargs)
-        self.keep_sampler_logps = True
-        self.heldout_before = {}  # a diagnosis leaves no starting point for a run to go on from
+        if not self.use_vllm:  # which gives the sampler's log-probs anyway
+            self.rollout_func = partial(rollout, keep_logps=True)
+        self.heldout.before = {}  # a diagnosis leaves no starting point for a run to go on from
         self.meter = PhaseMeter(self.accelerator.device)
         self.steps: list[StepRecord] = []
         self.heldouts: list[Heldout] = []
         self.probes: Probes | None = None
         self._repeat_batch = repeat_batch
-        self._first_batch: Any = None
+        self._first_rows: list[dict[str, Any]] | None = None
         self._generation: Generation | None = None  # the one that is trained on now
-        self._decoded: dict[str, str] = {}
-        self._in_generation = False
-        self._in_loss = False
-        self._forward: tuple[torch.Tensor, torch.Tensor | None] | None = None
-        self._value_head: torch.Tensor | None = None  # (b, T), in the forward of the loss
         self.weights_before: list[torch.Tensor] = []
         self._gradients: list[torch.Tensor | None] = []
-        self._time_backward()
+        self._watch_backward_and_clip()
         self.add_callback(RecordingCallback(self))
 
     def _guarded(self, func: Any) -> Any:
@@ -96,21 +98,26 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
             return func
         return GuardedReward(func, self.reward_faults)
 
-    def _time_backward(self) -> None:
-        backward = self.accelerator.backward
+    def _watch_backward_and_clip(self) -> None:
+        backward, clip = self.accelerator.backward, self.accelerator.clip_grad_norm_
 
         def timed(loss: torch.Tensor, **kwargs: Any) -> None:
             with self.meter.phase("backward") as phase:
                 if loss.requires_grad:
                     backward(loss, **kwargs)
                 else:
-                    self.record.without_graph = True
-                phase.tokens += self._tokens_of(self.record.batches[-1][1])
+                    self.step_record.without_graph = True
+                phase.tokens += self._tokens_of(self.step_record.batches[-1][1])
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self.keep_gradients()
+            return clip(*args, **kwargs)
 
         self.accelerator.backward = timed
+        self.accelerator.clip_grad_norm_ = watched
 
     @property
-    def record(self) -> StepRecord:
+    def step_record(self) -> StepRecord:
         """The record of the step that is taken now."""
         number: int = self.state.global_step
         while len(self.steps) <= number:
@@ -126,42 +133,37 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
     # --------------------------------------------------------------------------------------------
     # Sampling and rewards
     # --------------------------------------------------------------------------------------------
-    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        if self._repeat_batch and self.model.training:
-            self._first_batch = self._first_batch or copy.deepcopy(generation_batch)
-            generation_batch = copy.deepcopy(self._first_batch)
-        prepared: dict[str, Any] = super()._prepare_inputs(generation_batch)
-        return prepared
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """As the trainer's own, and metered."""
+        with super().phase(name), self.meter.phase(name):
+            yield
 
-    def _generate(self, prompts: list[Any]) -> Any:
-        with self.meter.phase("sampling") as phase:
-            output = super()._generate(prompts)
-            phase.tokens += sum(map(len, output[1]))
-        return output
+    def sample_round(self, inputs: list[dict[str, Any]]) -> Sampled:
+        """As the trainer's own; the meter counts the tokens."""
+        sampled = super().sample_round(inputs)
+        mask = sampled.batch["completion_mask"]
+        self.meter.count("sampling", int(mask.sum()))
+        if self.has_reference:
+            self.meter.count("reference", self._tokens_of(sampled.batch))
+        return sampled
 
-    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        with self.meter.phase("rewards"):
-            rewards: torch.Tensor = super()._calculate_rewards(*args, **kwargs)
-        return rewards
-
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        self._in_generation = True
-        try:
-            output = super()._generate_and_score_completions(inputs)
-        finally:
-            self._in_generation = False
-        if not self.model.training:
-            return output
+    def sample(self, inputs: list[dict[str, Any]]) -> Batch:
+        """As the trainer's own, kept; from the first batch's prompts again where asked for."""
+        if self._repeat_batch:
+            self._first_rows = self._first_rows or copy.deepcopy(inputs)
+            inputs = copy.deepcopy(self._first_rows)
+        output = super().sample(inputs)
         count = len(output["completion_ids"])
         output[ROW] = torch.arange(count, device=output["completion_ids"].device)
-        batch = {key: value.cpu() for key, value in output.items() if torch.is_tensor(value)}
+        log = self.completion_log()
         rewards = [
-            self._logged_here(self._logs["rewards"][n], count) for n in self.reward_func_names
+            self._logged_here(log["rewards", name], count) for name in self.reward_func_names
         ]
         self._generation = Generation(
-            batch,
+            {key: value.cpu() for key, value in output.items() if torch.is_tensor(value)},
             torch.tensor(rewards, dtype=torch.float32).T,
-            self._logged_here(self._logs["completion"], count),
+            self._logged_here(log["completion", ""], count),
         )
         return output
 
@@ -174,28 +176,6 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         first = self.accelerator.process_index * count
         return rows[first : first + count]
 
-    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._in_generation or not self._is_reference(model):
-            output = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
-            if self._in_loss:
-                self._forward = output[0], output[1]
-            return output
-        with self.meter.phase("reference") as phase:
-            output = super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
-            phase.tokens += int(args[1].sum())
-        return output
-
-    def _values(self, rows: int, length: int) -> torch.Tensor:
-        values: torch.Tensor = super()._values(rows, length)
-        if self._in_loss:
-            self._value_head = values
-        return values
-
-    def _is_reference(self, model: Any) -> bool:
-        if self.ref_model is not None:
-            return model is self.ref_model
-        return any(getattr(module, "disable_adapters", False) for module in model.modules())
-
     @staticmethod
     def _tokens_of(inputs: Mapping[str, Any]) -> int:
         return int(inputs["prompt_mask"].sum() + inputs["completion_mask"].sum())
@@ -203,42 +183,43 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
     # --------------------------------------------------------------------------------------------
     # Loss
     # --------------------------------------------------------------------------------------------
-    def _compute_loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor:
+    def loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> tuple[torch.Tensor, Call]:
+        """As the trainer's own, taken apart."""
         if not self.model.training or ROW not in inputs:
-            return super()._compute_loss(model, inputs)
-        coefficient = self.kl.coefficient(self.state.global_step)
-        self._in_loss = True
-        try:
-            with self.meter.phase("forward") as phase:
-                loss = super()._compute_loss(model, inputs)
-                phase.tokens += self._tokens_of(inputs)
-        finally:
-            self._in_loss = False
+            return super().loss(model, inputs)
+        coefficient = self._kl_coefficient(self.state.global_step)
+        with self.meter.phase("forward") as phase:
+            loss, call = super().loss(model, inputs)
+            phase.tokens += self._tokens_of(inputs)
         with self.meter.phase("diagnosis"):
-            self._take_apart(loss, inputs, coefficient)
-        return loss
+            self._take_apart(loss, call, inputs, coefficient)
+        return loss, call
+
+    def _kl_coefficient(self, step: int) -> float:
+        """Of the KL term at an optimiser step; 0 without a reference."""
+        return 0.0 if self.parts.kl is None else self.parts.kl.controller.coefficient(step)
 
     def _take_apart(
-        self, loss: torch.Tensor, inputs: Mapping[str, Any], coefficient: float
+        self, loss: torch.Tensor, call: Call, inputs: Mapping[str, Any], coefficient: float
     ) -> None:
-        assert self._forward is not None and self._generation is not None
-        (logps, entropies), self._forward = self._forward, None
-        record, generation = self.record, self._generation
+        assert call.scores is not None and self._generation is not None
+        logps, entropies = call.scores.logps, call.scores.entropies
+        record, generation = self.step_record, self._generation
         if not any(generation is known for known in record.generations):
             record.generations.append(generation)
         record.batches.append((len(record.generations) - 1, inputs))
         record.loss += loss.item()
-        terms = loss_terms(self, logps, entropies, inputs, coefficient, self._value_head)
-        self._value_head = None
+        values = values_of(call, *logps.shape) if call.values else None
+        terms = loss_terms(self, logps, entropies, inputs, coefficient, values)
         rows = inputs[ROW].cpu()
-        for name, values in (
+        for name, numbers in (
             ("policy", logps),
             ("policy_term", terms.policy),
             ("policy_term_unclipped", terms.policy_unclipped),
             ("kl_term", terms.kl),
             *((("entropy", entropies),) if entropies is not None else ()),
         ):
-            generation.write(name, rows, values)
+            generation.write(name, rows, numbers)
         is_first = self.state.global_step == 0  # gradients of later steps are not kept apart
         separately = is_first and loss.requires_grad
         self._add(record.terms, terms, inputs, coefficient, separately)
@@ -253,11 +234,11 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         policy_too: bool = False,
     ) -> None:
         """Add a batch's terms to a step's, and where wanted the gradients of each."""
-        scale = self._row_scale(inputs)
-        policy = scale * self._aggregate(terms.policy, inputs)
-        kl = scale * self._aggregate(terms.kl, inputs)
+        scale = row_scale(self.loss_type, inputs)
+        policy = scale * aggregate(self, terms.policy, inputs)
+        kl = scale * aggregate(self, terms.kl, inputs)
         entropy = scale * entropy_term(self, terms, inputs)
-        value = scale * self._aggregate(terms.value, inputs)
+        value = scale * aggregate(self, terms.value, inputs)
         mask = inputs["completion_mask"]
         tokens = int(mask.sum())
         changed = ((terms.policy - terms.policy_unclipped).abs() > 1e-12) & mask.bool()
@@ -277,7 +258,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
             ("policy_absolute_unclipped", terms.policy_unclipped),
             ("kl_absolute", terms.kl),
         ):
-            more = (scale * self._aggregate(values.detach().abs(), inputs)).item()
+            more = (scale * aggregate(self, values.detach().abs(), inputs)).item()
             setattr(sums, name, getattr(sums, name) + more)
         if separately and not self.is_sharded:
             self._add_gradients(sums, policy if policy_too else None, kl, entropy + value)
@@ -296,7 +277,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
             sums.kl_gradient = added(sums.kl_gradient, gradient_of(kl, parameters))
             sums.other_gradient = added(sums.other_gradient, gradient_of(other, parameters))
         except RuntimeError as error:  # re-entrant checkpointing knows `backward` only
-            self.record.no_separate_gradients = " ".join(str(error).split())[:200]
+            self.step_record.no_separate_gradients = " ".join(str(error).split())[:200]
             sums.policy_gradient = sums.kl_gradient = sums.other_gradient = None
 
     def _trained(self) -> list[torch.Tensor]:
@@ -310,30 +291,23 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         reference, so this is where KL shows its weight.
         """
         sums, network = TermSums(), self.accelerator.unwrap_model(self.model)
+        coefficient = 0.0 if self.parts.kl is None else self.parts.kl.controller.beta
         for index, inputs in record.batches:
             generation = record.generations[index]
-            width = inputs["completion_ids"].size(1)
-            ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-            mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
-            with self.at_temperatures(inputs.get("temperature")):
-                logps, entropies, _ = super()._get_per_token_logps_and_entropies(
-                    network, ids, mask, width, compute_entropy=True
-                )
+            logps, entropies, _ = self.log_probs(
+                network, *whole(inputs), inputs.get("temperature"), compute_entropy=True
+            )
             old = generation.tables["policy"][inputs[ROW].cpu()].to(logps.device)
             again = {**inputs, "old_per_token_logps": old.to(logps.dtype)}
-            terms = loss_terms(self, logps, entropies, again, self.kl.beta)
+            terms = loss_terms(self, logps, entropies, again, coefficient)
             self._add(
-                sums, terms, again, self.kl.beta, separately=logps.requires_grad, policy_too=True
+                sums, terms, again, coefficient, separately=logps.requires_grad, policy_too=True
             )
         record.one_step_on = sums
 
     # --------------------------------------------------------------------------------------------
     # Gradients and the update
     # --------------------------------------------------------------------------------------------
-    def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
-        self.keep_gradients()
-        return super()._clip_grad_norm(model)
-
     def keep_gradients(self) -> None:
         """Copies of weights and gradients, before the clip and the update, on the CPU."""
         with self.meter.phase("diagnosis"):
@@ -347,7 +321,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
                 self._gradients.append(
                     None if gradient is None else full(gradient).float().cpu().clone() / scale
                 )
-            self.record.gradient_norm = norm(self._gradients)
+            self.step_record.gradient_norm = norm(self._gradients)
 
     def record_update(self) -> None:
         network = self.accelerator.unwrap_model(self.model)
@@ -356,14 +330,14 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
             full(parameter.detach()).float().cpu() - before
             for (_, parameter), before in zip(named, self.weights_before, strict=True)
         ]
-        self.record.layers = layer_table(
+        self.step_record.layers = layer_table(
             [name for name, _ in named],
             self.weights_before,
             self._gradients,
             updates,
             [not parameter.requires_grad for _, parameter in named],
         )
-        self._settle_gradients(self.record)
+        self._settle_gradients(self.step_record)
         self.weights_before, self._gradients = [], []
 
     def _settle_gradients(self, record: StepRecord) -> None:
@@ -409,15 +383,11 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
         """The trainer's held-out evaluation, kept row by row."""
-        self._decoded = {}
         name = "held-out after" if self.heldouts else "held-out before"
         with self.meter.phase(name):
             metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         rows: Any = eval_dataset if eval_dataset is not None else self.eval_dataset
-        decoded: dict[str, str] = {}
-        for mine in gather_object([self._decoded]):
-            decoded.update(mine)
-        completions = [decoded[prompt] for prompt in rows["prompt"]]
+        completions = list(self.heldout.completions)
         marks = [
             {
                 name: result.value == 1
@@ -426,13 +396,8 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
             for row, text in zip(rows, completions, strict=True)
         ]
         fingerprint = hashlib.sha256("\n".join(rows["prompt"]).encode()).hexdigest()[:8]
-        self.heldouts.append(Heldout(self.heldout, completions, marks, fingerprint))
+        self.heldouts.append(Heldout(self.heldout.results, completions, marks, fingerprint))
         return metrics
-
-    def _decode(self, prompts: Sequence[str]) -> list[str]:
-        completions = super()._decode(prompts)
-        self._decoded.update(zip(prompts, completions, strict=True))
-        return completions
 
 
 class RecordingCallback(TrainerCallback):  # type: ignore[misc]
@@ -453,12 +418,12 @@ class RecordingCallback(TrainerCallback):  # type: ignore[misc]
         trainer = self.trainer
         if not trainer.weights_before:  # without a clip
             trainer.keep_gradients()
-        record = trainer.record
+        record = trainer.step_record
         network = trainer.accelerator.unwrap_model(trainer.model)
         record.gradient_norm_after_clip = norm(
             None if p.grad is None else full(p.grad).float() for p in network.parameters()
         )
-        record.learning_rate = trainer._get_learning_rate()
+        record.learning_rate = trainer.lr_scheduler.get_last_lr()[0]
         self.optimiser = trainer.meter.phase("optimiser")
         self.optimiser.__enter__()
 
@@ -531,9 +496,9 @@ def _scores(trainer: Any, rows: Sequence[Sequence[int]], length: int) -> torch.T
     """Log-probs of the last tokens ``(B, length)`` of rows that are padded on the left."""
     batch = left_pad(rows, trainer.processing_class.pad_token_id)
     device = trainer.accelerator.device
-    logps, _, _ = trainer._get_per_token_logps_and_entropies(
+    logps = trainer.log_probs(
         trainer.model, batch["input_ids"].to(device), batch["attention_mask"].to(device), length
-    )
+    ).logps
     scores: torch.Tensor = logps.float()
     return scores
 

@@ -151,3 +151,14 @@ def new_model(
         activation_function=FUSED_GELU,
     )
     return GPT2LMHeadModel(config)
+
+
+def fit(model: torch.nn.Module) -> None:
+    """Make a model right for batches that are padded on the left: no dropout, fused GELU, positions.
+
+    What `from_pretrained` could be told by keywords is done to the model, so that one that comes as an
+    object, or that TRL has loaded, is right too.
+    """
+    disable_dropout(model)
+    fuse_gelu(model)
+    number_positions_from_mask(model)

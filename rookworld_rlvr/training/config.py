@@ -12,11 +12,13 @@ from ..common.errors import ConfigurationError, close_matches, json_value
 from ..evaluation.registry import SUITE_HEADLINES
 from ..rewards.registry import check_reward_specs
 from ..tasks.metrics import TRAINING_METRICS
-from .control import ControlArguments
-from .parts.compiling import ShapeArguments
+from .parts.advantages import BaselineArguments
+from .parts.buckets import ShapeArguments
 from .parts.groups import VarianceArguments
+from .parts.kl import KLArguments
 from .parts.mixture import PromptArguments
 from .parts.sampling import SamplingArguments
+from .parts.schedule import ScheduleArguments
 from .parts.value_head import ValueArguments
 
 
@@ -72,7 +74,9 @@ class NewModelArguments:
 
 @dataclass
 class RookWorldGRPOConfig(
-    ControlArguments,
+    KLArguments,
+    BaselineArguments,
+    ScheduleArguments,
     SamplingArguments,
     ShapeArguments,
     PromptArguments,
@@ -82,10 +86,7 @@ class RookWorldGRPOConfig(
 ):
     """`trl.GRPOConfig` with RookWorld's defaults and the keys that TRL has none for.
 
-    `control.ControlArguments` and `value.ValueArguments` act on a step's loss and advantages,
-    `rollout.SamplingArguments` on how each task is sampled, `mixture.PromptArguments` on which prompts
-    a batch holds, `variance.VarianceArguments` on groups without signal, `shapes.ShapeArguments` on
-    what `torch_compile` compiles.
+    Those of the trainer's parts stand with the parts, in `training.parts`.
 
     Args:
         rewards: List of ``{"name": ..., "weight": ..., **options}``, see `rewards.get_reward_funcs`.
@@ -135,7 +136,8 @@ class RookWorldGRPOConfig(
     )
 
     def __post_init__(self) -> None:
-        faults = self._check_rewards() + self.control_faults(self.beta)
+        faults = self._check_rewards() + self.kl_faults(self.beta)
+        faults += self.baseline_faults() + self.schedule_faults()
         faults += self.sampling_faults(self) + self.prompt_faults() + self.value_faults(self)
         faults += self.shape_faults(self)
         known = (*TRAINING_METRICS, *SUITE_HEADLINES.values())

@@ -8,8 +8,7 @@ padding, while `generate` counts them from the text: the trainer's log-probs are
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,15 +16,16 @@ import torch
 from transformers import Trainer, TrainerCallback
 from trl import GRPOTrainer
 from trl.models.utils import unwrap_model_for_generation
-from trl.trainer.utils import pad
+from trl.trainer.utils import get_config_model_id, pad
 
 from ..common.errors import RookWorldError
 from ..models import loading
 from ..models.decoding import left_pad
 from ..models.gpt2 import position_ids_from_mask
-from .parts.sampling import Sampling, TaskSamplingGRPOTrainer, draw
+from .parts.sampling import Sampling, draw
 
 PREFLIGHT_ROWS = 8
+LogProbs = Callable[..., Any]
 
 
 TOLERANCE_FP32 = 1e-3
@@ -111,7 +111,9 @@ def mixed_length_prompts(trainer: GRPOTrainer, count: int = PREFLIGHT_ROWS) -> l
 
 
 @torch.no_grad()
-def measure_parity(trainer: GRPOTrainer, prompts: Sequence[str], seed: int = 0) -> Parity:
+def measure_parity(
+    trainer: GRPOTrainer, prompts: Sequence[str], seed: int = 0, log_probs: LogProbs | None = None
+) -> Parity:
     """Compare a trainer's log-probs with those of the sampler and of each row alone.
 
     Works for any `GRPOTrainer`, so that the plain one can be measured too. Every process measures the
@@ -125,6 +127,7 @@ def measure_parity(trainer: GRPOTrainer, prompts: Sequence[str], seed: int = 0) 
         trainer: Its model may be wrapped already.
         prompts: `B` texts, of different lengths.
         seed: For the completions that are sampled.
+        log_probs: How the trainer scores, as `RookWorldGRPOTrainer.log_probs`; None takes its own.
     """
     devices = [trainer.accelerator.device] if trainer.accelerator.device.type == "cuda" else []
     rows = _samplings(trainer, prompts)
@@ -134,9 +137,10 @@ def measure_parity(trainer: GRPOTrainer, prompts: Sequence[str], seed: int = 0) 
     temperatures = torch.tensor([row.temperature for row in rows], device=sequences.device)
     batch = _Batch(sequences, mask, sequences.size(1) - width, temperatures)
     kept = mask[:, width:].bool()  # (B, C)
-    ours = _trainer_logps(trainer, trainer.model, batch)
+    score = log_probs or trainer.log_probs
+    ours = _score(score, trainer.model, batch)
     alone = _logps_alone(trainer, batch)
-    reference = _reference_logps(trainer, batch)
+    reference = _reference_logps(trainer, score, batch)
     ratio = (reference - ours)[kept]
     gaps = torch.stack(
         [
@@ -161,8 +165,8 @@ class _Batch:
 
 
 def _samplings(trainer: GRPOTrainer, prompts: Sequence[str]) -> list[Sampling]:
-    if isinstance(trainer, TaskSamplingGRPOTrainer):
-        return trainer.rows_sampling(prompts)
+    if hasattr(trainer, "samplings"):
+        return trainer.samplings(prompts)
     return [Sampling(trainer.temperature, trainer.top_p, trainer.top_k or 0)] * len(prompts)
 
 
@@ -195,16 +199,9 @@ def _gather_logps(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return logits.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
-def _trainer_logps(trainer: GRPOTrainer, network: torch.nn.Module, batch: _Batch) -> torch.Tensor:
+def _score(score: LogProbs, network: torch.nn.Module, batch: _Batch) -> torch.Tensor:
     """Log-probs ``(B, C)`` as the trainer's loss takes them."""
-    with (
-        trainer.at_temperatures(batch.temperatures)
-        if isinstance(trainer, TaskSamplingGRPOTrainer)
-        else nullcontext()
-    ):
-        logps, _, _ = trainer._get_per_token_logps_and_entropies(
-            network, batch.sequences, batch.mask, batch.length
-        )
+    logps = score(network, batch.sequences, batch.mask, batch.length, batch.temperatures)[0]
     return logps.float()
 
 
@@ -230,16 +227,16 @@ def _logps_alone(trainer: GRPOTrainer, batch: _Batch) -> torch.Tensor:
     return logps
 
 
-def _reference_logps(trainer: GRPOTrainer, batch: _Batch) -> torch.Tensor:
+def _reference_logps(trainer: GRPOTrainer, score: LogProbs, batch: _Batch) -> torch.Tensor:
     if trainer.ref_model is not None:
-        return _trainer_logps(trainer, trainer.ref_model, batch)
+        return _score(score, trainer.ref_model, batch)
     network = trainer.accelerator.unwrap_model(trainer.model)
     if hasattr(network, "peft_config"):
         with network.disable_adapter():
-            return _trainer_logps(trainer, trainer.model, batch)
-    path = getattr(network.config, "_name_or_path", "")
+            return _score(score, trainer.model, batch)
+    path = get_config_model_id(network.config)
     if not path:
-        return _trainer_logps(trainer, trainer.model, batch)
+        return _score(score, trainer.model, batch)
     revision = (trainer.args.model_init_kwargs or {}).get("revision", "main")
     reference = loading.load_model(path, revision=revision, dtype=next(network.parameters()).dtype)
     reference = reference.to(batch.sequences.device).eval()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
+from transformers import PreTrainedModel, Trainer
 from transformers.trainer_utils import get_last_checkpoint
 
 from ..common.errors import RookWorldError
@@ -231,3 +232,16 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     incomplete = path.with_name(f"{path.name}.incomplete")
     incomplete.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     incomplete.replace(path)
+
+
+def save_final(trainer: Trainer, folder: Path) -> None:
+    """Save a model that plain `AutoModelForCausalLM.from_pretrained` loads, adapters merged."""
+    network = trainer.accelerator.unwrap_model(trainer.model)
+    if not hasattr(network, "peft_config"):
+        trainer.save_model(str(folder))
+        return
+    if trainer.accelerator.is_main_process:
+        merged: PreTrainedModel = network.merge_and_unload()
+        merged.save_pretrained(folder)
+        trainer.processing_class.save_pretrained(folder)
+    trainer.accelerator.wait_for_everyone()

@@ -1,76 +1,303 @@
-"""The `GRPOTrainer` subclass: only what TRL gives no option for.
+"""The `GRPOTrainer` subclass: what a step does, from top to bottom.
 
-Every forward gets position ids from its attention mask, and a preflight measures, before the first
-update, whether the trainer's log-probs are the sampler's.
+The only file that names private methods and attributes of TRL and transformers; `tests/training/
+test_canary.py` notices when they change. What a feature does stands in its part, see `parts.registry`.
 """
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import TorchDynamoPlugin
 from datasets import Dataset
+from torch.utils.data import Sampler
 from transformers import PreTrainedModel, Trainer, TrainerControl
-from trl.models.utils import unwrap_model_for_generation
+from transformers.trainer_utils import get_last_checkpoint
+from trl import GRPOTrainer
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import use_adapter
 
-from ..common.stats import Proportion
-from ..evaluation.answerers import PolicyInTraining, shared
-from ..evaluation.results import ModelResults
-from ..evaluation.suite import Suite, SuiteResult
-from ..models import loading
-from ..models.decoding import complete
-from ..models.gpt2 import disable_dropout, fuse_gelu, number_positions_from_mask
-from ..tasks.metrics import evaluate_completions, headline
-from .parts.groups import ResamplingGRPOTrainer
+from ..models import gpt2
+from ..models.loading import resolve_model_path
+from ..rewards.guard import RewardGuard
+from ..tasks.registry import task_of
+from .heldout import HeldoutEvaluation
+from .parts.advantages import weighted
+from .parts.groups import Batch, Sampled, row_scale
+from .parts.kl import reference_loaded
+from .parts.part import Call, Scores, whole
+from .parts.registry import Checkpoints, Parts
+from .parts.sampling import Sampling, rollout
+from .parts.schedule import three_phase_scheduler
+from .parts.timing import StepTimes
 from .preflight import Parity, PreflightCallback
-from .results import write_proportions
-from .run_folder import ANSWERS_BEFORE, HELDOUT_BEFORE, write_answers
-
-PHASES = ("sampling", "rewards")  # of a step; the rest is its update
 
 
-class RookWorldGRPOTrainer(ResamplingGRPOTrainer):
-    """`trl.GRPOTrainer` that is right for GPT-2, with controls; the constructor is TRL's.
+class RookWorldGRPOTrainer(GRPOTrainer):
+    """`trl.GRPOTrainer` that is right for GPT-2, with parts; the constructor is TRL's.
 
     - Position ids come from the attention mask in every forward, policy and reference.
     - Dropout is off in both, whatever the arguments and the model's configuration say; GELU is fused.
-    - `evaluate` decodes the held-out rows greedily, one completion a row, and scores them with the
-      rewards' scorer (`evaluation.evaluate_completions`), under ``eval_<metric>``; `suites` are run
-      too, under ``eval_suites/<suite>/<metric>``.
+    - `evaluate` decodes the held-out rows greedily and scores them with the rewards' scorer, under
+      ``eval_<metric>``; suites are run too, under ``eval_suites/<suite>/<metric>``.
     - A preflight runs when training begins, see `preflight.measure_parity`; switched off by
       ``args.preflight = False``.
 
     `eval_dataset` needs the columns that `data` documents.
+
+    Attributes:
+        parts: See `parts.registry.Parts`.
+        sampling: How completions are drawn where no task has its own way.
+        heldout: Held-out results, first and last.
+        preflight: What the preflight has measured; None before.
+        sampled: This process's rows of the last batch, by prompt.
+        checkpoint: What training goes on from.
+        call: What goes along with the call of TRL's that is under way; None outside of one.
     """
 
-    def __init__(self, model: str | PreTrainedModel, *args: Any, **kwargs: Any) -> None:
-        if isinstance(model, str):
-            model = loading.resolve_model_path(model)
-        super().__init__(model, *args, **kwargs)
+    def __init__(
+        self,
+        model: str | PreTrainedModel,
+        reward_funcs: Any = None,
+        args: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        self.call: Call | None = None
+        self._guard = RewardGuard()
+        model = resolve_model_path(model) if isinstance(model, str) else model
+        with reference_loaded(args):
+            super().__init__(model, self._guard.around(reward_funcs), args, **kwargs)
+        self.beta = 0.0  # TRL's own KL term: `parts.kl` takes its place
+        self.sampling = Sampling(self.temperature, self.top_p, self.top_k or 0)
+        self.parts = Parts.of(self)
+        for network in self.networks():
+            gpt2.fit(network)
+        if self.parts.task_sampling is not None:
+            self.rollout_func = rollout
+        self.heldout = HeldoutEvaluation(self)
+        self.times = StepTimes(self)
         self.preflight: Parity | None = None
-        self._train_started: float | None = None
-        self.heldout: Mapping[str, Proportion] = {}  # of the last evaluation
-        self.heldout_completions: Sequence[str] = ()  # the same
-        self.heldout_before: Mapping[str, Proportion] | None = None  # of the first in training
-        self.suites: Sequence[Suite] = ()  # run with every evaluation
-        self.suite_results: Mapping[str, SuiteResult] = {}  # of the last evaluation
-        # Of the first evaluation in training.
-        self.suite_results_before: Mapping[str, SuiteResult] | None = None
-        # This process's rows of the batch, by prompt.
-        self._sampled: dict[str, Mapping[str, Any]] = {}
-        self._phase_seconds = dict.fromkeys(PHASES, 0.0)  # of the step under way
-        for network in filter(None, (self.model, self.ref_model)):
-            disable_dropout(network)
-            fuse_gelu(network)
-            number_positions_from_mask(network)
+        self.sampled: Mapping[str, Mapping[str, Any]] = {}
+        self.checkpoint: Path | None = None
+        for part in (self.times, *self.parts):
+            self.add_callback(part)
+        self.add_callback(Checkpoints(self))
         if getattr(self.args, "preflight", True):
             self.add_callback(PreflightCallback(self))
+
+    def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
+        arguments = super()._build_accelerator_args(**kwargs)
+        if self.args.torch_compile:  # `parts.compiling` compiles what accelerate would
+            arguments["dynamo_plugin"] = TorchDynamoPlugin(backend="no")
+        return arguments
+
+    def networks(self) -> list[torch.nn.Module]:
+        """Policy and, where it is a model of its own, reference."""
+        known = [network for network in (self.model, self.ref_model) if network is not None]
+        return [self.accelerator.unwrap_model(network) for network in known]
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether log-probs of the starting model can be had: from a copy, or without the adapters."""
+        network = self.accelerator.unwrap_model(self.model)
+        return self.ref_model is not None or hasattr(network, "peft_config")
+
+    # --------------------------------------------------------------------------------------------
+    # Sampling: rounds of completions, and the groups of them that are trained on
+    # --------------------------------------------------------------------------------------------
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler:
+        if self.parts.prompts is None:
+            return super()._get_train_sampler(dataset)
+        return self.parts.prompts.open(self.train_dataset if dataset is None else dataset)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if not self.model.training:
+            return super()._generate_and_score_completions(inputs)
+        return self.sample(inputs)
+
+    def sample(self, inputs: list[dict[str, Any]]) -> Batch:
+        """A batch to train on: rounds of sampling until its groups carry signal, where asked for."""
+        groups = self.parts.groups
+        rounds = [self.sample_round(inputs)]
+        while more := groups.more(rounds):
+            rounds.append(self.sample_round(more))
+        places = groups.choose(rounds)
+        if len(rounds) > 1:
+            groups.log_chosen(rounds, places, self.completion_log())
+        self.sampled = {row["prompt"]: row for sampled in rounds for row in sampled.rows}
+        self.record(groups.metrics(rounds, places, self.completion_log()))
+        return groups.batch(rounds, places)
+
+    def sample_round(self, inputs: list[dict[str, Any]]) -> Sampled:
+        """One round: a completion a row, its rewards, its log-probs under the reference, advantages."""
+        with self.within(Call(self.temperatures([row["prompt"] for row in inputs]))) as call:
+            batch = super()._generate_and_score_completions(inputs)
+            reference = self.reference_log_probs(*whole(batch), call.temperatures)
+        if reference is not None:
+            batch["ref_per_token_logps"] = reference
+        if self.parts.task_sampling is not None:
+            batch["temperature"] = call.temperatures
+            self.record(self.parts.task_sampling.metrics())
+        assert call.rewards is not None
+        rewards = weighted(call.rewards, self.reward_weights)  # (N,)
+        prompts = list(self._logs["prompt"])[-len(rewards) :: self.num_generations]
+        tasks = [str(task_of(prompt)) for prompt in prompts]
+        advantages = self.parts.advantages(self, batch, rewards, tasks)
+        if advantages is not None:  # in place of TRL's
+            self._logs["advantages"].extend(advantages.tolist())
+        signal = self.parts.groups.assess(tasks, prompts, rewards)
+        return Sampled(inputs, batch, signal, rewards, self.completion_log(len(rewards)))
+
+    def samplings(self, prompts: Sequence[str]) -> list[Sampling]:
+        """How each of `B` prompts is sampled."""
+        part = self.parts.task_sampling
+        return [part.samplings[task_of(p)] if part else self.sampling for p in prompts]
+
+    def temperatures(self, prompts: Sequence[str]) -> torch.Tensor | None:
+        """The temperatures ``(B,)`` of prompts; None where all have the trainer's."""
+        part = self.parts.task_sampling
+        return part.temperatures(prompts, self.accelerator.device) if part else None
+
+    def whole_weights(self) -> AbstractContextManager[Any]:
+        """The policy's weights in one piece, where FSDP has them in several."""
+        return self._dist.summon_full_params(self.model_wrapped, recurse=False)
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        with self.phase("sampling"):
+            return super()._generate(prompts)
+
+    # --------------------------------------------------------------------------------------------
+    # Rewards
+    # --------------------------------------------------------------------------------------------
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        with self.phase("rewards"):
+            rewards = super()._calculate_rewards(*args, **kwargs)
+            self._guard.raise_together(self.accelerator.process_index)
+        if self.call is not None:
+            self.call.rewards = rewards
+        return rewards
+
+    # --------------------------------------------------------------------------------------------
+    # Scoring
+    # --------------------------------------------------------------------------------------------
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: torch.nn.Module,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        logits_to_keep: int,
+        batch_size: int | None = None,
+        **kwargs: Any,
+    ) -> Scores:
+        call = self.call or Call()
+        batch = (input_ids, attention_mask, logits_to_keep, call.temperatures)
+        call.scores = self.log_probs(model, *batch, batch_size=batch_size, **kwargs)
+        return call.scores
+
+    def log_probs(
+        self,
+        network: torch.nn.Module,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        length: int,
+        temperatures: torch.Tensor | None = None,
+        *,
+        batch_size: int | None = None,
+        plain: bool = False,
+        **kwargs: Any,
+    ) -> Scores:
+        """Log-probs and entropies ``(B, length)`` of the last tokens of rows ``(B, T)``, as in the loss.
+
+        At temperatures ``(B,)``, None for the trainer's; `batch_size` rows a forward, None for all;
+        `plain` pads to no bucket and compiles nothing. `kwargs` are for TRL's method.
+        """
+        score: Any = super()._get_per_token_logps_and_entropies
+        if self.parts.task_sampling is not None and temperatures is not None:
+            score = partial(self.parts.task_sampling.score, score)
+            kwargs["temperatures"] = temperatures
+        if self.parts.buckets is not None and not plain:
+            score = partial(self.parts.buckets.score, score)
+        if self.parts.compiling is not None and not plain:
+            score = partial(self.parts.compiling.score, score)
+        return Scores(*score(network, ids, mask, length, batch_size, **kwargs))
+
+    @torch.no_grad()
+    def reference_log_probs(
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        length: int,
+        temperatures: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
+        """Log-probs ``(B, C)`` under the reference; None where there is none. See `log_probs`."""
+        if not self.has_reference:
+            return None
+        score = partial(self.log_probs, batch_size=self.args.per_device_train_batch_size)
+        kwargs = self.args.gradient_checkpointing_kwargs
+        with self.phase("reference"), disable_gradient_checkpointing(self.model, kwargs):
+            if self.ref_model is not None:
+                return score(self.ref_model, ids, mask, length, temperatures).logps
+            network = self.accelerator.unwrap_model(self.model)
+            with use_adapter(network, adapter_name="ref" if "ref" in network.peft_config else None):
+                return score(self.model, ids, mask, length, temperatures).logps
+
+    # --------------------------------------------------------------------------------------------
+    # Loss and update
+    # --------------------------------------------------------------------------------------------
+    def _compute_loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor:
+        return self.loss(model, inputs)[0]
+
+    def loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> tuple[torch.Tensor, Call]:
+        """TRL's loss of a micro-batch with the parts' terms, and what went along with TRL's."""
+        if self.parts.compiling is not None:
+            self.parts.compiling.before_loss(inputs)
+        with self.within(Call(inputs.get("temperature"), "returns" in inputs)) as call:
+            loss = super()._compute_loss(model, inputs)
+        for part in self.parts:
+            term = part.term(self, call, inputs)
+            loss = loss if term is None else loss + term
+        return loss * row_scale(self.loss_type, inputs), call
+
+    @property
+    def entropy_bonus(self) -> float | None:
+        """The coefficient of TRL's entropy bonus in force now; None without a bonus."""
+        if not self._entropy_bonus_enabled:
+            return None
+        if self.use_adaptive_entropy and self._last_world_entropy > self.args.entropy_target:
+            return 0.0
+        return float(self.entropy_coef)
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """transformers' optimiser; a value head has a group of its own."""
+        optimizer = super().create_optimizer(model)
+        if self.parts.value_head is not None:
+            self.parts.value_head.group_in(optimizer, self.model if model is None else model)
+        return optimizer
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> torch.optim.lr_scheduler.LRScheduler:
+        """transformers' scheduler, or that of the three phases."""
+        if self.lr_scheduler is None:  # type: ignore[has-type]
+            self.lr_scheduler = three_phase_scheduler(
+                self.args, optimizer or self.optimizer, num_training_steps
+            )
+        return super().create_scheduler(num_training_steps, optimizer)
+
+    # --------------------------------------------------------------------------------------------
+    # Runs and held-out evaluation
+    # --------------------------------------------------------------------------------------------
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """As transformers' own; the parts go on from a checkpoint too."""
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
+        self.checkpoint = resume_from_checkpoint and Path(resume_from_checkpoint)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def evaluate(
         self,
@@ -78,175 +305,62 @@ class RookWorldGRPOTrainer(ResamplingGRPOTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Greedy held-out evaluation; every process decodes its share of the rows.
-
-        Args:
-            eval_dataset: `N` rows; the trainer's own where None.
-            ignore_keys: Unused, as nothing but text comes out.
-            metric_key_prefix: Put before each metric's name, with an underscore.
-
-        Returns:
-            Metrics in [0, 1] by name, ``<prefix>_overall`` among them.
-        """
-        started = time.perf_counter()
-        dataset = eval_dataset if eval_dataset is not None else self.eval_dataset
-        if not isinstance(dataset, Dataset):
-            raise TypeError(f"held-out rows come as one Dataset, not {type(dataset).__name__}")
-        self.heldout_completions = shared(dataset["prompt"][:], self._decode)
-        self.heldout = evaluate_completions(dataset, self.heldout_completions)
-        if self.is_in_train and self.heldout_before is None:
-            self.heldout_before = self.heldout
-            if self.accelerator.is_main_process:
-                folder = Path(self.args.output_dir)
-                write_proportions(folder / HELDOUT_BEFORE, self.heldout)
-                write_answers(folder / ANSWERS_BEFORE, dataset, self.heldout_completions)
-        metrics = {name: result.value for name, result in self.heldout.items()}
-        metrics["overall"] = headline(self.heldout)
-        metrics |= self._run_suites()
-        metrics["runtime"] = time.perf_counter() - started
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
+        """Greedy held-out evaluation, see `heldout.HeldoutEvaluation`; `ignore_keys` is unused."""
+        rows = eval_dataset if eval_dataset is not None else self.eval_dataset
+        metrics = self.heldout.run(rows, metric_key_prefix)
         # GRPOTrainer's own would log the training metrics with them.
-        Trainer.log(self, {**metrics, **self._elapsed()})
+        Trainer.log(self, {**metrics, **self.times.elapsed()})
         self.control: TrainerControl = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
         )
         return metrics
 
-    def _run_suites(self) -> dict[str, float]:
-        """Run `suites` on the policy as it stands; their metrics without groups."""
-        policy = PolicyInTraining(str(self.args.output_dir), self._decode)
-        self.suite_results = {suite.name: suite.run(policy) for suite in self.suites}
-        if self.is_in_train and self.suite_results_before is None:
-            self.suite_results_before = self.suite_results
-        return {
-            f"suites/{suite}/{metric}": found.value
-            for suite, result in self.suite_results.items()
-            for metric, found in result.metrics().items()
-            if "/" not in metric
-        }
+    # --------------------------------------------------------------------------------------------
+    # Records, logs, times
+    # --------------------------------------------------------------------------------------------
+    @contextmanager
+    def within(self, call: Call) -> Iterator[Call]:
+        """What is called in here takes from the record what its arguments have no room for."""
+        before, self.call = self.call, call
+        try:
+            yield call
+        finally:
+            self.call = before
 
-    def suites_before_and_after(
-        self, start: str, left_out: Mapping[str, str]
-    ) -> list[ModelResults]:
-        """The suites' results of the starting model, where it was measured, and of the last evaluation.
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Time a phase of a step: ``sampling``, ``rewards`` or ``reference``."""
+        return self.times.phase(name)
+
+    def record(self, numbers: Mapping[str, float]) -> None:
+        """Have numbers logged, as means, with the metrics of the step."""
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        for name, number in numbers.items():
+            metrics[name].append(number)
+
+    def latest(self, name: str) -> float | None:
+        """The number last recorded since the last log of training; None without one."""
+        return next(reversed(self._metrics["train"][name]), None)
+
+    def completion_log(self, last: int | None = None) -> dict[tuple[str, str], Any]:
+        """The columns of TRL's table of completions, of all processes, by table and name.
 
         Args:
-            start: The starting model's name.
-            left_out: Why suites were left out, by suite.
+            last: Copies of the last rows, of the columns that have as many; None for the live columns.
         """
-        measured = ((start, self.suite_results_before), (self.args.output_dir, self.suite_results))
-        return [ModelResults(str(name), r, left_out) for name, r in measured if r is not None]
-
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As transformers' own."""
-        self._train_started = time.perf_counter()
-        return super().train(*args, **kwargs)
+        columns = {(name, ""): self._logs[name] for name in ("prompt", "completion", "advantages")}
+        for table in ("rewards", "extra"):
+            columns |= {(table, name): values for name, values in self._logs[table].items()}
+        if last is None:
+            return columns
+        return {key: list(rows)[-last:] for key, rows in columns.items() if len(rows) >= last}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As TRL's own; training's seconds so far come with the metrics."""
-        super().log({**logs, **self._elapsed()}, start_time)
+        """As TRL's own; training's seconds so far, and what was compiled, come with the metrics."""
+        compiling = self.parts.compiling
+        numbers = compiling.numbers() if compiling is not None and "loss" in logs else {}
+        super().log({**logs, **self.times.elapsed(), **numbers}, start_time)
 
-    def _elapsed(self) -> dict[str, float]:
-        if self._train_started is None:
-            return {}
-        return {"time/elapsed": time.perf_counter() - self._train_started}
-
-    def preflight_numbers(self) -> dict[str, float]:
-        """The preflight's three gaps by name; empty where it did not run."""
-        return asdict(self.preflight) if self.preflight is not None else {}
-
-    def sampled_rows(self, count: int) -> list[dict[str, Any]]:
-        """Some of the completions that TRL's table of the last batch holds, with their data rows.
-
-        Args:
-            count: How many, at most; they lie as far apart as there is room. Only this process's, as
-                the truth columns of others are not here.
-
-        Returns:
-            The row's columns by name, `completion` (what was sampled), each reward (None where it does
-            not apply) and `advantage`.
-        """
-        logs = self._logs
-        mine = [place for place, prompt in enumerate(logs["prompt"]) if prompt in self._sampled]
-        chosen = mine[:: max(1, math.ceil(len(mine) / count))]
-        rewards = {name: list(logs["rewards"][name]) for name in self.reward_func_names}
-        columns = (list(logs[name]) for name in ("prompt", "completion", "advantages"))
-        prompts, completions, advantages = columns
-        return [
-            {
-                **self._sampled[prompts[place]],
-                "completion": completions[place],
-                **{
-                    name: None if math.isnan(column[place]) else column[place]
-                    for name, column in rewards.items()
-                },
-                "advantage": advantages[place],
-            }
-            for place in chosen
-        ]
-
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        self._sampled = {}
-        return super()._generate_and_score_completions(inputs)
-
-    def _calculate_rewards(self, inputs: list[dict[str, Any]], *args: Any, **kwargs: Any) -> Any:
-        self._sampled |= {row["prompt"]: row for row in inputs}  # prompts that were resampled too
-        with self._timed("rewards"):
-            return super()._calculate_rewards(inputs, *args, **kwargs)
-
-    def _generate(self, prompts: list) -> Any:
-        with self._timed("sampling"):
-            return super()._generate(prompts)
-
-    @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._phase_seconds[phase] += time.perf_counter() - started
-
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As TRL's own; the seconds of its phases are logged with those of the step."""
-        loss = super().training_step(*args, **kwargs)
-        if self._step % self.current_gradient_accumulation_steps == 0:
-            metrics = self._metrics["train"]
-            for phase, seconds in self._phase_seconds.items():
-                metrics[f"time/{phase}"].append(seconds)
-            metrics["time/update"].append(
-                metrics["step_time"][-1] - sum(self._phase_seconds.values())
-            )
-            self._phase_seconds = dict.fromkeys(PHASES, 0.0)
-        return loss
-
-    def _decode(self, prompts: Sequence[str]) -> list[str]:
-        training = self.model.training
-        self.model.eval()
-        try:
-            with unwrap_model_for_generation(
-                self.model_wrapped,
-                self.accelerator,
-                gather_deepspeed3_params=self.args.ds3_gather_for_generation,
-            ) as network:
-                return complete(
-                    network,
-                    self.processing_class,
-                    prompts,
-                    max_new_tokens=self.max_completion_length,
-                    batch_size=self.args.per_device_eval_batch_size,
-                )
-        finally:
-            self.model.train(training)
-
-
-def save_final(trainer: Trainer, folder: Path) -> None:
-    """Save a model that plain `AutoModelForCausalLM.from_pretrained` loads, adapters merged."""
-    network = trainer.accelerator.unwrap_model(trainer.model)
-    if not hasattr(network, "peft_config"):
-        trainer.save_model(str(folder))
-        return
-    if trainer.accelerator.is_main_process:
-        merged: PreTrainedModel = network.merge_and_unload()
-        merged.save_pretrained(folder)
-        trainer.processing_class.save_pretrained(folder)
-    trainer.accelerator.wait_for_everyone()
+    @staticmethod
+    def leave_out_when_saved(network: Any, names: set[str]) -> None:
+        """Keep weights out of what `save_pretrained` writes."""
+        network._keys_to_ignore_on_save = names | set(network._keys_to_ignore_on_save or ())

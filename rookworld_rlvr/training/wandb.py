@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import netrc
 import os
 import uuid
@@ -104,7 +105,7 @@ class DashboardCallback(WandbCallback):
 
     def _boards(self) -> Any:
         """A row a completion: prompt, completion, each reward, advantage, board."""
-        sampled = self.trainer.sampled_rows(self.rows)
+        sampled = sampled_rows(self.trainer, self.rows)
         policy = [index for index, row in enumerate(sampled) if row["task"] == "policy"]
         found = self.truth.values(
             [sampled[index]["fen"] for index in policy],
@@ -121,6 +122,36 @@ class DashboardCallback(WandbCallback):
                 self._wandb.Html(picture, inject=False, data_is_not_path=True),
             )
         return table
+
+
+def sampled_rows(trainer: Any, count: int) -> list[dict[str, Any]]:
+    """Some of the completions that TRL's table of the last batch holds, with their data rows.
+
+    Args:
+        trainer: The `RookWorldGRPOTrainer`.
+        count: How many, at most; they lie as far apart as there is room. Only this process's, as
+            the truth columns of others are not here.
+
+    Returns:
+        The row's columns by name, `completion` (what was sampled), each reward (None where it does
+        not apply) and `advantage`.
+    """
+    log = {key: list(column) for key, column in trainer.completion_log().items()}
+    prompts = log["prompt", ""]
+    mine = [place for place, prompt in enumerate(prompts) if prompt in trainer.sampled]
+    rewards = {name: log["rewards", name] for name in trainer.reward_func_names}
+    return [
+        {
+            **trainer.sampled[prompts[place]],
+            "completion": log["completion", ""][place],
+            **{
+                name: None if math.isnan(column[place]) else column[place]
+                for name, column in rewards.items()
+            },
+            "advantage": log["advantages", ""][place],
+        }
+        for place in mine[:: max(1, math.ceil(len(mine) / count))]
+    ]
 
 
 def use_dashboard(trainer: Any, truth: PolicyTruth, rows: int) -> None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
+
+from ...common.errors import close_matches
+from .part import Part, arguments_of
 
 BASELINES = ("group_mean", "leave_one_out", "ema", "adaptive")
 
@@ -13,7 +18,36 @@ BASELINES = ("group_mean", "leave_one_out", "ema", "adaptive")
 STD_EPSILON = 1e-4  # TRL's
 
 
-class Baselines:
+@dataclass
+class BaselineArguments:
+    """Keys for what rewards are compared with.
+
+    Args:
+        baseline: `group_mean` (TRL's), `leave_one_out` (the mean of the group's others), `ema` (a
+            running mean of the task's rewards), `adaptive` (the group's median where its deviation is
+            over `baseline_spread`, else its mean).
+        baseline_decay: Of the running mean, a generation.
+        baseline_spread: Deviation of a group's rewards over which its median is taken.
+    """
+
+    baseline: str = "group_mean"
+    baseline_decay: float = 0.9
+    baseline_spread: float = 0.3
+
+    def baseline_faults(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        faults = []
+        if self.baseline not in BASELINES:
+            close = close_matches(self.baseline, BASELINES)
+            faults.append(f"baseline: {self.baseline!r} is none{close}")
+        if not self.baseline_spread > 0:
+            faults.append(f"baseline_spread: {self.baseline_spread!r} is not above 0")
+        if not 0 <= self.baseline_decay < 1:
+            faults.append(f"baseline_decay: {self.baseline_decay!r} is not in [0, 1)")
+        return faults
+
+
+class Baseline(Part):
     """What rewards are compared with, and the advantages that follow.
 
     Args:
@@ -32,6 +66,20 @@ class Baselines:
         self.spread = spread
         self.running: dict[str, float] = {}
         self.last = math.nan
+
+    @classmethod
+    def of(cls, trainer: Any) -> Baseline | None:
+        """The part, where a trainer's arguments ask for it: TRL compares with the group's mean."""
+        args = arguments_of(trainer.args, BaselineArguments)
+        if args.baseline == "group_mean":
+            return None
+        return cls(args.baseline, args.baseline_decay, args.baseline_spread)
+
+    def state(self) -> dict[str, Any]:
+        return {"baseline_running": self.running}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.running = dict(state.get("baseline_running", {}))
 
     def advantages(
         self, rewards: torch.Tensor, tasks: Sequence[str], scale: str = "group"
@@ -87,3 +135,10 @@ def nanstd(values: torch.Tensor) -> torch.Tensor:
     count = (~values.isnan()).sum(dim=1, keepdim=True)
     squares = (values - values.nanmean(dim=1, keepdim=True)).square().nansum(dim=1, keepdim=True)
     return (squares / (count - 1).clamp(min=1)).sqrt()
+
+
+def weighted(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Rewards ``(N,)`` from those of each function ``(N, F)``, nan where no function gave one."""
+    summed = (rewards * weights.to(rewards.device)).nansum(dim=1)
+    summed[rewards.isnan().all(dim=1)] = torch.nan
+    return summed

@@ -11,21 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 import torch
-from torch.utils.data import Sampler
-from transformers import TrainerCallback
 from trl import GRPOConfig
 
 from ...common.errors import close_matches
-from ...tasks.registry import task_of
 from ..health import batch_health
 from .advantages import STD_EPSILON, nanstd
-from .mixture import PromptArguments
-from .prompt_sampler import DifficultyMemory, PromptSampler
-from .value_head import ValueGRPOTrainer
+from .difficulty import DifficultyMemory
+from .part import Part, arguments_of
+from .prompt_sampler import PromptSampling
 
 ZERO_VARIANCE = ("keep", "resample", "skip")
 
@@ -214,144 +210,140 @@ def _trim(batch: Batch) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# The trainer
+# The part
 # --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class _Sampled:
+class Sampled:
     """What one round sampled: this process's batch, and what is logged of all processes' rows."""
 
+    rows: Sequence[Mapping[str, Any]]  # of the data, this process's
     batch: Batch
     groups: Round
     rewards: torch.Tensor  # (N,)
     logs: Mapping[tuple[str, str], list[Any]]  # by table and column: N values each
 
 
-class ResamplingGRPOTrainer(ValueGRPOTrainer):
-    """`ValueGRPOTrainer` that decides which prompts and groups it trains on; the constructor is TRL's.
+class Groups(Part):
+    """Which groups are trained on.
 
-    Attributes:
-        difficulty: What is remembered of prompts, where `prompt_sampling` asks for it.
-        prompt_sampler: What draws prompts, where TRL's own sampler cannot; None until training begins.
+    Args:
+        trainer: The `RookWorldGRPOTrainer`.
+        args: The keys.
     """
 
-    def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, **kwargs: Any):
-        super().__init__(model, reward_funcs, args, **kwargs)
-        known = isinstance(args, VarianceArguments)
-        self.variance_args = args if known else VarianceArguments()
-        self.prompt_args = args if isinstance(args, PromptArguments) else PromptArguments()
-        self.difficulty: DifficultyMemory | None = None
-        if self.prompt_args.prompt_sampling == "by_difficulty":
-            self.difficulty = DifficultyMemory(self.prompt_args.difficulty_floor)
-        self.prompt_sampler: PromptSampler | None = None
-        self.add_callback(_EpochCallback(self))
+    def __init__(self, trainer: Any, args: VarianceArguments) -> None:
+        self.args = args
+        self._trainer = trainer
+        self._size = trainer.num_generations
+        self._processes = trainer.accelerator.num_processes
+        self._rank = trainer.accelerator.process_index
 
-    def _get_train_sampler(self, dataset: Any = None) -> Sampler:
-        phases = self.prompt_args.phases()
-        resamples = self.variance_args.zero_variance == "resample"
-        if not (phases or resamples or self.difficulty is not None):
-            return super()._get_train_sampler(dataset)
-        fetched = self.num_iterations * self.args.steps_per_generation
-        self.prompt_sampler = PromptSampler(
-            self.train_dataset if dataset is None else dataset,
-            mini_repeat_count=self.num_generations,
-            batch_size=self.args.generation_batch_size // self.num_generations,
-            repeat_count=fetched,
-            seed=self.args.seed,
-            steps_per_batch=Fraction(fetched, self.args.gradient_accumulation_steps),
-            phases=phases,
-            memory=self.difficulty,
-            shuffle=self.shuffle_dataset,
-        )
-        return self.prompt_sampler
+    @classmethod
+    def of(cls, trainer: Any) -> Groups:
+        """The part; every batch is made of groups, and counted."""
+        return cls(trainer, arguments_of(trainer.args, VarianceArguments))
+
+    @property
+    def resamples(self) -> bool:
+        """Whether other prompts take the place of those without signal."""
+        return self.args.zero_variance == "resample"
 
     # --------------------------------------------------------------------------------------------
     # Rounds
     # --------------------------------------------------------------------------------------------
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        if not self.model.training:
-            return super()._generate_and_score_completions(inputs)
-        rounds = [self._sample(inputs)]
-        if self.variance_args.zero_variance == "resample":
-            self._sample_more(rounds)
-        places = fill([item.groups for item in rounds], self.accelerator.num_processes)
+    def assess(self, tasks: Sequence[str], prompts: Sequence[str], rewards: torch.Tensor) -> Round:
+        """Which groups of a round carry signal; what is remembered of prompts takes note of it.
+
+        Args:
+            tasks: Of the `P` groups.
+            prompts: Of the `P` groups.
+            rewards: ``(N,)``, nan where one could not be scored.
+        """
+        groups = rewards.view(-1, self._size)
+        deviations = nanstd(groups).flatten()
+        threshold = self.args.zero_variance_threshold
+        if self._memory is not None:
+            means = groups.nanmean(dim=1).tolist()
+            self._memory.observe(prompts, means, deviations.tolist(), threshold, tasks)
+        return Round(list(tasks), (deviations > threshold).tolist())
+
+    @property
+    def _memory(self) -> DifficultyMemory | None:
+        prompts: PromptSampling | None = self._trainer.parts.prompts
+        return None if prompts is None else prompts.memory
+
+    def more(self, rounds: Sequence[Sampled]) -> list[dict[str, Any]]:
+        """This process's rows of the next round; none where nothing is missing, or enough was tried."""
+        if not self.resamples:
+            return []
+        trainer = self._trainer
+        sampler = trainer.parts.prompts.sampler
+        groups = [sampled.groups for sampled in rounds]
+        local = len(groups[0].tasks) // self._processes
+        most = math.ceil(self.args.zero_variance_extra * local)
+        count = next_round(groups, self._processes, most)
+        if not count:
+            return []
+        seen = {prompt for sampled in rounds for prompt in sampled.logs["prompt", ""]}
+        step = trainer.state.global_step
+        rows = sampler.extra(count * self._processes, step, len(rounds), exclude=seen)
+        share = len(rows) // self._processes  # 0 where the data have no other prompts
+        mine = [
+            trainer.train_dataset[row]
+            for row in rows[self._rank * share : (self._rank + 1) * share]
+        ]
+        return [row for row in mine for _ in range(self._size)]
+
+    def choose(self, rounds: Sequence[Sampled]) -> list[tuple[int, int]]:
+        """Round and index of the group that takes each place of the batch."""
+        return fill([sampled.groups for sampled in rounds], self._processes)
+
+    def batch(self, rounds: Sequence[Sampled], places: Sequence[tuple[int, int]]) -> Batch:
+        """This process's batch of the groups chosen, or without those that are to be skipped."""
         batch = self._merge(rounds, places) if len(rounds) > 1 else rounds[0].batch
-        kept = torch.tensor([rounds[number].groups.signal[index] for number, index in places])
-        skips = self.variance_args.zero_variance == "skip"
-        if skips:
-            self._leave_out(batch, kept)
-        self._count_groups(rounds, trained=1.0 if skips else kept.float().mean().item())
-        self._count_batch(rounds, places)
+        if self.args.zero_variance == "skip":
+            kept = [rounds[number].groups.signal[index] for number, index in places]
+            self._leave_out(batch, torch.tensor(kept))
         return batch
 
-    def _sample(self, inputs: list[dict[str, Any]]) -> _Sampled:
-        batch = super()._generate_and_score_completions(inputs)
-        rows = len(inputs) * self.accelerator.num_processes
-        rewards = self.rewards()  # (N,)
-        groups = rewards.view(-1, self.num_generations)
-        deviations = nanstd(groups).flatten()
-        logs = self._logged(rows)
-        prompts = logs["prompt", ""][:: self.num_generations]
-        tasks = [str(task_of(prompt)) for prompt in prompts]
-        threshold = self.variance_args.zero_variance_threshold
-        if self.difficulty is not None:
-            means = groups.nanmean(dim=1).tolist()
-            self.difficulty.observe(prompts, means, deviations.tolist(), threshold, tasks)
-        signal = (deviations > threshold).tolist()
-        return _Sampled(batch, Round(tasks, signal), rewards, logs)
-
-    def _sample_more(self, rounds: list[_Sampled]) -> None:
-        """Sample extra prompts until every place has signal, or there have been enough of them."""
-        assert self.prompt_sampler is not None
-        processes, rank = self.accelerator.num_processes, self.accelerator.process_index
-        local = len(rounds[0].groups.tasks) // processes
-        most = math.ceil(self.variance_args.zero_variance_extra * local)
-        seen = set(rounds[0].logs["prompt", ""])
-        while count := next_round([item.groups for item in rounds], processes, most):
-            rows = self.prompt_sampler.extra(
-                count * processes, self.state.global_step, len(rounds), exclude=seen
-            )
-            share = len(rows) // processes
-            if not share:  # the data have no other prompts
-                return
-            mine = [self.train_dataset[row] for row in rows[rank * share : (rank + 1) * share]]
-            rounds.append(self._sample([row for row in mine for _ in range(self.num_generations)]))
-            seen.update(rounds[-1].logs["prompt", ""])
-
-    def _merge(self, rounds: Sequence[_Sampled], places: Sequence[tuple[int, int]]) -> Batch:
-        processes, rank = self.accelerator.num_processes, self.accelerator.process_index
-        shares = [len(item.groups.tasks) // processes for item in rounds]
+    def _merge(self, rounds: Sequence[Sampled], places: Sequence[tuple[int, int]]) -> Batch:
+        trainer = self._trainer
+        shares = [len(sampled.groups.tasks) // self._processes for sampled in rounds]
         local = [
-            (number, index - rank * shares[number])
-            for number, index in places[rank * shares[0] : (rank + 1) * shares[0]]
+            (number, index - self._rank * shares[number])
+            for number, index in places[self._rank * shares[0] : (self._rank + 1) * shares[0]]
         ]
-        self._rewrite_logs(rounds, places)
-        if self.scale_rewards == "batch":
+        if trainer.scale_rewards == "batch":
             self._scale_by_whole(rounds, places)
-        batches = [item.batch for item in rounds]
-        pad_token_id = self._tokenizer.pad_token_id
-        batch = select_groups(batches, local, self.num_generations, pad_token_id)
-        return self._with_token_count(batch)
+        batches = [sampled.batch for sampled in rounds]
+        pad_token_id = trainer.processing_class.pad_token_id
+        return self._with_token_count(select_groups(batches, local, self._size, pad_token_id))
 
-    def _rows(self, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        size = self.num_generations
-        return [(number, index * size + turn) for number, index in places for turn in range(size)]
+    def rows(self, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Round and row of each completion of the groups chosen."""
+        return [
+            (number, index * self._size + turn)
+            for number, index in places
+            for turn in range(self._size)
+        ]
 
-    def _scale_by_whole(
-        self, rounds: Sequence[_Sampled], places: Sequence[tuple[int, int]]
-    ) -> None:
+    def rewards(self, rounds: Sequence[Sampled], places: Sequence[tuple[int, int]]) -> torch.Tensor:
+        """Rewards ``(N,)`` of the completions chosen."""
+        return torch.stack([rounds[number].rewards[row] for number, row in self.rows(places)])
+
+    def _scale_by_whole(self, rounds: Sequence[Sampled], places: Sequence[tuple[int, int]]) -> None:
         """TRL has divided each round by its own deviation; the batch's is that of what it holds."""
-        chosen = [rounds[number].rewards[row] for number, row in self._rows(places)]
-        whole = nanstd(torch.stack(chosen).view(1, -1)) + STD_EPSILON
-        for item in rounds:
-            own = nanstd(item.rewards.view(1, -1)) + STD_EPSILON
-            item.batch["advantages"] = item.batch["advantages"] * (own / whole).squeeze()
+        whole = nanstd(self.rewards(rounds, places).view(1, -1)) + STD_EPSILON
+        for sampled in rounds:
+            own = nanstd(sampled.rewards.view(1, -1)) + STD_EPSILON
+            sampled.batch["advantages"] = sampled.batch["advantages"] * (own / whole).squeeze()
 
     def _leave_out(self, batch: Batch, kept: torch.Tensor) -> None:
         """Mask the rows of groups that are not kept; the others share the whole of the loss."""
-        rank = self.accelerator.process_index
-        rows = kept.repeat_interleave(self.num_generations)
+        rows = kept.repeat_interleave(self._size)
         local = batch["completion_mask"].size(0)
-        mine = rows[rank * local : (rank + 1) * local].to(batch["completion_mask"].device)
+        mine = rows[self._rank * local : (self._rank + 1) * local]
+        mine = mine.to(batch["completion_mask"].device)
         batch["completion_mask"] = batch["completion_mask"] * mine.unsqueeze(1)
         scale = rows.numel() / max(int(rows.sum()), 1)
         batch["row_scale"] = torch.tensor(scale, device=mine.device)
@@ -359,98 +351,55 @@ class ResamplingGRPOTrainer(ValueGRPOTrainer):
 
     def _with_token_count(self, batch: Batch) -> Batch:
         tokens = batch["completion_mask"].sum()
-        batch["num_items_in_batch"] = self.accelerator.gather(tokens).sum()
+        batch["num_items_in_batch"] = self._trainer.accelerator.gather(tokens).sum()
         return batch
 
-    def _compute_loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor:
-        loss = super()._compute_loss(model, inputs)
-        return loss * self._row_scale(inputs)
-
-    def _row_scale(self, inputs: Mapping[str, Any]) -> Any:
-        """What a loss that is a mean over rows is multiplied by, where some rows are left out."""
-        return inputs.get("row_scale", 1) if self.loss_type in _MEAN_OVER_ROWS else 1
-
     # --------------------------------------------------------------------------------------------
-    # Logs
+    # Metrics
     # --------------------------------------------------------------------------------------------
-    def _tables(self) -> dict[tuple[str, str], Any]:
-        """The columns of TRL's table of completions, by table and name."""
-        columns = {(name, ""): self._logs[name] for name in ("prompt", "completion", "advantages")}
-        for table in ("rewards", "extra"):
-            columns |= {(table, name): values for name, values in self._logs[table].items()}
-        return columns
-
-    def _logged(self, rows: int) -> dict[tuple[str, str], list[Any]]:
-        """What was logged of the last `rows` rows."""
-        return {
-            key: list(values)[-rows:]
-            for key, values in self._tables().items()
-            if len(values) >= rows
-        }
-
-    def _rewrite_logs(self, rounds: Sequence[_Sampled], places: Sequence[tuple[int, int]]) -> None:
+    def log_chosen(
+        self,
+        rounds: Sequence[Sampled],
+        places: Sequence[tuple[int, int]],
+        log: Mapping[tuple[str, str], Any],
+    ) -> None:
         """Log the completions that are trained on, not those that came last."""
-        rows = self._rows(places)
-        for key, column in self._tables().items():
-            if all(key in item.logs for item in rounds):
-                column.extend(rounds[number].logs[key][row] for number, row in rows)
+        for key, column in log.items():
+            if all(key in sampled.logs for sampled in rounds):
+                column.extend(rounds[number].logs[key][row] for number, row in self.rows(places))
 
-    def _count_groups(self, rounds: Sequence[_Sampled], trained: float) -> None:
-        signal = [one for item in rounds for one in item.groups.signal]
-        extra = sum(len(item.groups.signal) for item in rounds[1:])
+    def metrics(
+        self,
+        rounds: Sequence[Sampled],
+        places: Sequence[tuple[int, int]],
+        log: Mapping[tuple[str, str], Any],
+    ) -> dict[str, float]:
+        """Shares of groups without signal, how prompts are going, and numbers for the health rules."""
+        signal = [one for sampled in rounds for one in sampled.groups.signal]
+        kept = torch.tensor([rounds[number].groups.signal[index] for number, index in places])
+        skips = self.args.zero_variance == "skip"
         numbers: dict[str, float] = {
             "zero_variance/sampled": 1 - sum(signal) / len(signal),
-            "zero_variance/trained": 1 - trained,
-            "zero_variance/extra_prompts": extra,
+            "zero_variance/trained": 0.0 if skips else 1 - kept.float().mean().item(),
+            "zero_variance/extra_prompts": sum(len(s.groups.signal) for s in rounds[1:]),
         }
-        if self.difficulty is not None:
-            numbers |= {f"difficulty/{kind}": n for kind, n in self.difficulty.counts().items()}
-        for name, number in numbers.items():
-            self._metrics["train"][name].append(number)
-
-    def _count_batch(self, rounds: Sequence[_Sampled], places: Sequence[tuple[int, int]]) -> None:
-        """Numbers of the batch that is trained on: of its tasks, and for the health rules."""
-        rows = self._rows(places)
-        size = self.num_generations
-        tasks = [rounds[number].groups.tasks[row // size] for number, row in rows]
-        numbers = batch_health(
-            torch.stack([rounds[number].rewards[row] for number, row in rows]).cpu(),
-            torch.tensor(list(self._logs["advantages"])),
-            list(self._logs["completion"]),
+        if self._memory is not None:
+            numbers |= {f"difficulty/{kind}": n for kind, n in self._memory.counts().items()}
+        tasks = [
+            rounds[number].groups.tasks[row // self._size] for number, row in self.rows(places)
+        ]
+        numbers |= batch_health(
+            self.rewards(rounds, places).cpu(),
+            torch.tensor(list(log["advantages", ""])),
+            list(log["completion", ""]),
             tasks,
-            size,
-            prompts=list(self._logs["prompt"]),
+            self._size,
+            prompts=list(log["prompt", ""]),
         )
         numbers |= {f"task/{task}": tasks.count(task) / len(tasks) for task in sorted(set(tasks))}
-        for name, number in numbers.items():
-            self._metrics["train"][name].append(number)
-
-    # --------------------------------------------------------------------------------------------
-    # Checkpoints
-    # --------------------------------------------------------------------------------------------
-    def control_state(self) -> dict[str, Any]:
-        """See `ControlledGRPOTrainer.control_state`; the memory of prompts, and those drawn ahead."""
-        state = super().control_state()
-        if self.difficulty is not None and self.prompt_sampler is not None:
-            state["difficulty"] = self.difficulty.state()
-            state["prompts"] = self.prompt_sampler.state(self.state.global_step)
-        return state
-
-    def load_control_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `control_state`."""
-        super().load_control_state(state)
-        if self.difficulty is not None and "difficulty" in state:
-            self.difficulty.load(state["difficulty"])
-        if self.prompt_sampler is not None and "prompts" in state:
-            self.prompt_sampler.load(state["prompts"])
+        return numbers
 
 
-class _EpochCallback(TrainerCallback):
-    """Tells the sampler its epoch, which processes that go on within one are not told otherwise."""
-
-    def __init__(self, trainer: ResamplingGRPOTrainer) -> None:
-        self.trainer = trainer
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.trainer.prompt_sampler is not None:
-            self.trainer.prompt_sampler.seek(state.global_step)
+def row_scale(loss_type: str, inputs: Mapping[str, Any]) -> Any:
+    """What a loss that is a mean over rows is multiplied by, where some rows are left out."""
+    return inputs.get("row_scale", 1) if loss_type in _MEAN_OVER_ROWS else 1

@@ -26,11 +26,16 @@ few pitfalls in KL divergence gradient estimation for RL" (2025).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from ...common.errors import close_matches
+from .aggregation import aggregate, log_importance
+from .part import Call, Part, arguments_of
 
 Estimator = Callable[[torch.Tensor], torch.Tensor]
 
@@ -211,3 +216,174 @@ _WAIT = 2  # steps that are judged as one
 
 
 _MOVED = 0.05  # share by which a KL has moved, and is not only noisy
+
+
+# --------------------------------------------------------------------------------------------------
+# The part
+# --------------------------------------------------------------------------------------------------
+@dataclass
+class KLArguments:
+    """Keys for the KL term; TRL's, a fixed `beta` times k3, by default.
+
+    Args:
+        kl_estimator: One of `ESTIMATORS`; k3 is TRL's.
+        kl_log_ratio_bound: Log-ratios to the reference are held within so many nats.
+        kl_control: `fixed`, or `adaptive` to `kl_target`, starting from `beta`.
+        kl_adaptation: `proportional` or `multiplicative`, see `KLController`.
+        kl_target: KL to hold, in nats a token.
+        kl_horizon: Completions after which a proportional correction is made in full.
+        kl_waits: Leave the coefficient alone while the KL comes nearer to the target; False takes both
+            forms as published, which overshoot where the KL answers slowly.
+        kl_warmup_steps: The coefficient rises from 0 over so many optimiser steps.
+        log_reference_kl: Keep the reference in memory to log KL, though `beta` is 0.
+    """
+
+    kl_estimator: str = "k3"
+    kl_log_ratio_bound: float = 20.0
+    kl_control: str = "fixed"
+    kl_adaptation: str = "proportional"
+    kl_target: float | None = None
+    kl_horizon: int = 10_000
+    kl_waits: bool = True
+    kl_warmup_steps: int = 0
+    log_reference_kl: bool = False
+
+    def kl_faults(self, beta: float) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        faults = [
+            f"{name}: {getattr(self, name)!r} is none{close_matches(getattr(self, name), known)}"
+            for name, known in (
+                ("kl_estimator", ESTIMATORS),
+                ("kl_control", KL_CONTROLS),
+                ("kl_adaptation", KL_ADAPTATIONS),
+            )
+            if getattr(self, name) not in known
+        ]
+        faults += [
+            f"{name}: {getattr(self, name)!r} is not above 0"
+            for name in ("kl_log_ratio_bound", "kl_horizon", "kl_target")
+            if getattr(self, name) is not None and not getattr(self, name) > 0
+        ]
+        if self.kl_warmup_steps < 0:
+            faults.append(f"kl_warmup_steps: {self.kl_warmup_steps!r} is below 0")
+        if self.kl_control == "adaptive" and (self.kl_target is None or not beta > 0):
+            faults.append(
+                "kl_control: 'adaptive' needs a kl_target, and a beta above 0 to start from"
+            )
+        if self.kl_control == "fixed" and self.kl_target is not None:
+            faults.append("kl_target: nothing holds it; give kl_control: adaptive, or leave it out")
+        return faults
+
+
+@contextmanager
+def reference_loaded(args: Any) -> Iterator[None]:
+    """Have TRL's constructor load a reference for `log_reference_kl`: it does where `beta` is not 0."""
+    if not arguments_of(args, KLArguments).log_reference_kl or args.beta:
+        yield
+        return
+    args.beta = 1.0
+    try:
+        yield
+    finally:
+        args.beta = 0.0
+
+
+class KLTerm(Part):
+    """The KL to the reference as a term of the loss, its coefficient, and what is logged of both.
+
+    Args:
+        args: The keys.
+        beta: Where the coefficient starts.
+    """
+
+    def __init__(self, args: KLArguments, beta: float) -> None:
+        self.args = args
+        self.controller = KLController(
+            beta=beta,
+            control=args.kl_control,
+            adaptation=args.kl_adaptation,
+            target=args.kl_target,
+            horizon=args.kl_horizon,
+            warmup_steps=args.kl_warmup_steps,
+            waits=args.kl_waits,
+        )
+        self._sums = torch.zeros(2, dtype=torch.float64)  # KL and number of a step's tokens
+        self._completions = 0  # of a step
+
+    @classmethod
+    def of(cls, trainer: Any) -> KLTerm | None:
+        """The part, where a trainer has a reference."""
+        if not trainer.has_reference:
+            return None
+        return cls(arguments_of(trainer.args, KLArguments), trainer.args.beta)
+
+    def per_token(
+        self, trainer: Any, logps: torch.Tensor, inputs: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """KL by token as the loss takes it, and which log-ratios were held, ``(B, T)`` each."""
+        estimator = self.args.kl_estimator
+        reference = inputs["ref_per_token_logps"]
+        kl, held = per_token_kl(logps, reference, estimator, self.args.kl_log_ratio_bound)
+        if trainer.args.use_bias_correction_kl:
+            kl = importance_weighted(kl, log_importance(trainer, logps, inputs), estimator)
+        return kl, held
+
+    def term(self, trainer: Any, call: Call, inputs: Mapping[str, Any]) -> torch.Tensor | None:
+        """The KL term of the estimator and the coefficient in use now."""
+        if inputs.get("ref_per_token_logps") is None:
+            return None
+        assert call.scores is not None
+        kl, held = self.per_token(trainer, call.scores.logps, inputs)
+        coefficient = self.controller.coefficient(trainer.state.global_step)
+        self._count(trainer, kl.detach(), held, coefficient, inputs)
+        return coefficient * aggregate(trainer, kl, inputs)
+
+    def _count(
+        self,
+        trainer: Any,
+        kl: torch.Tensor,
+        held: torch.Tensor,
+        coefficient: float,
+        inputs: Mapping[str, Any],
+    ) -> None:
+        mask = inputs["completion_mask"]
+        advantages = inputs["advantages"]
+        per_token = advantages.abs() if advantages.dim() > 1 else advantages.abs().unsqueeze(1)
+        local = torch.stack(
+            [
+                (kl * mask).sum(),
+                mask.sum(),
+                (held * mask).sum(),
+                (kl.abs() * mask).sum(),
+                (per_token * mask).sum(),
+            ]
+        ).double()
+        total = trainer.accelerator.reduce(local, reduction="sum")
+        mean = total / total[1].clamp(min=1.0)
+        ours, theirs = coefficient * mean[3].item(), mean[4].item()
+        trainer.record(
+            {
+                "kl": mean[0].item(),
+                "kl/coefficient": coefficient,
+                "kl/held_share": mean[2].item(),
+                "kl/share_of_loss": ours / (ours + theirs) if ours + theirs else 0.0,
+            }
+        )
+        if trainer.model.training:
+            self._sums += total[:2].cpu()
+            self._completions += kl.size(0) * trainer.accelerator.num_processes
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Adapt the coefficient: all processes have the same sums, so the same result."""
+        total, tokens = self._sums.tolist()
+        if tokens:  # steps that have ended are counted by now
+            self.controller.update(total / tokens, self._completions, state.global_step - 1)
+        self._sums.zero_()
+        self._completions = 0
+
+    def state(self) -> dict[str, Any]:
+        return {"kl": self.controller.state()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        if "kl" in state:
+            self.controller.load(state["kl"])

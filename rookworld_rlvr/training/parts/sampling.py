@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,13 +23,14 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
 )
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 from trl.models.utils import unwrap_model_for_generation
 
 from ...common.errors import ConfigurationError, close_matches, json_value
 from ...models.decoding import left_pad
 from ...tasks.registry import task_of
 from ...tasks.types import TASKS, Task
+from .part import Part, Scores, arguments_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,129 +266,84 @@ def _lengths(completions: torch.Tensor, ends: int | list[int], longest: Sequence
 
 
 # --------------------------------------------------------------------------------------------------
-# The trainer
+# The part
 # --------------------------------------------------------------------------------------------------
-class TaskSamplingGRPOTrainer(GRPOTrainer):
-    """`trl.GRPOTrainer` that samples and scores each row at its task's temperature.
+class TaskSampling(Part):
+    """Each row at its task's temperature, when it is sampled and when it is scored.
 
-    Attributes:
-        keep_sampler_logps: Whether batches carry the sampler's log-probs, as
-            ``sampling_per_token_logps`` ``(B, C)``; False unless someone wants to look at them.
+    Args:
+        samplings: How each task is sampled.
+        tasks: Those of the training data.
+        networks: Policy and, where it is a model of its own, reference.
+        temperature: The trainer's, by which TRL divides all logits.
     """
 
-    def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, **kwargs: Any):
-        super().__init__(model, reward_funcs, args, **kwargs)
-        self.keep_sampler_logps = False
-        given = args if isinstance(args, SamplingArguments) else SamplingArguments()
-        self.sampling = Sampling(self.temperature, self.top_p, self.top_k or 0)
-        self.samplings = given.sampling_by_task(self.sampling)
-        self.samples_by_task = given.task_sampling is not None
-        prompts = self.train_dataset["prompt"][:] if self.samples_by_task else []
-        self._tasks = sorted({task_of(prompt) for prompt in prompts})
-        self._temperatures: torch.Tensor | None = None  # (B,) of the rows that are scored next
-        self._scale: torch.Tensor | None = None  # (b, 1, 1) of the rows in the forward now
-        if self.samples_by_task:
-            for network in filter(None, (self.model, self.ref_model)):
-                backbone(self.accelerator.unwrap_model(network)).register_forward_hook(
-                    self._scale_hidden_states
-                )
-
-    def rows_sampling(self, prompts: Sequence[str]) -> list[Sampling]:
-        """How each of `B` prompts is sampled."""
-        return [self.samplings[task_of(prompt)] for prompt in prompts]
-
-    def temperatures(self, prompts: Sequence[str]) -> torch.Tensor:
-        """The temperatures ``(B,)`` of prompts."""
-        values = [row.temperature for row in self.rows_sampling(prompts)]
-        return torch.tensor(values, device=self.accelerator.device)
-
-    @contextmanager
-    def at_temperatures(self, temperatures: torch.Tensor | None) -> Iterator[None]:
-        """Score the rows of every forward in here at temperatures ``(B,)``."""
-        before = self._temperatures
-        self._temperatures = temperatures if self.samples_by_task else None
-        try:
-            yield
-        finally:
-            self._temperatures = before
-
-    # --------------------------------------------------------------------------------------------
-    # Sampling
-    # --------------------------------------------------------------------------------------------
-    def _generate(self, prompts: list) -> Any:
-        self._row_samplings = self.rows_sampling(prompts)
-        return super()._generate(prompts)
-
-    def _generate_single_turn(self, prompt_ids: list, *args: Any, **kwargs: Any) -> Any:
-        if self.use_vllm or not (self.samples_by_task or self.keep_sampler_logps):
-            return super()._generate_single_turn(prompt_ids, *args, **kwargs)
-        with (
-            unwrap_model_for_generation(
-                self.model_wrapped,
-                self.accelerator,
-                gather_deepspeed3_params=self.args.ds3_gather_for_generation,
-                generation_kwargs=self.generation_kwargs,
-                gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
-            ) as network,
-            self._dist.summon_full_params(self.model_wrapped, recurse=False),
-        ):
-            return draw(
-                network,
-                prompt_ids,
-                self._row_samplings,
-                self.generation_config,
-                self.keep_sampler_logps,
-            )
-
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        if not self.samples_by_task:
-            return super()._generate_and_score_completions(inputs)
-        temperatures = self.temperatures([row["prompt"] for row in inputs])
-        with self.at_temperatures(temperatures):
-            output = super()._generate_and_score_completions(inputs)
-        output["temperature"] = temperatures
-        mode = "train" if self.model.training else "eval"
-        # Those of the data, not of this process's rows: only the first process's metrics are logged.
-        for task in self._tasks:
-            temperature = self.samplings[task].temperature
-            self._metrics[mode][f"sampling/temperature_{task}"].append(temperature)
-        return output
-
-    # --------------------------------------------------------------------------------------------
-    # Scoring
-    # --------------------------------------------------------------------------------------------
-    def _compute_loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor:
-        with self.at_temperatures(inputs.get("temperature")):
-            return super()._compute_loss(model, inputs)
-
-    def _get_per_token_logps_and_entropies(
+    def __init__(
         self,
-        model: torch.nn.Module,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        logits_to_keep: int,
-        batch_size: int | None = None,
+        samplings: Mapping[str, Sampling],
+        tasks: Sequence[str],
+        networks: Iterable[torch.nn.Module],
+        temperature: float,
+    ) -> None:
+        self.samplings = samplings
+        self._tasks = tasks
+        self._temperature = temperature
+        self._scale: torch.Tensor | None = None  # (b, 1, 1) of the rows in the forward now
+        for network in networks:
+            backbone(network).register_forward_hook(self._scale_hidden_states)
+
+    @classmethod
+    def of(cls, trainer: Any) -> TaskSampling | None:
+        """The part, where a trainer's arguments ask for it."""
+        given = arguments_of(trainer.args, SamplingArguments)
+        if given.task_sampling is None:
+            return None
+        tasks = sorted({task_of(prompt) for prompt in trainer.train_dataset["prompt"][:]})
+        samplings = given.sampling_by_task(trainer.sampling)
+        return cls(samplings, tasks, trainer.networks(), trainer.temperature)
+
+    def temperatures(self, prompts: Sequence[str], device: torch.device) -> torch.Tensor:
+        """The temperatures ``(B,)`` of prompts."""
+        values = [self.samplings[task_of(prompt)].temperature for prompt in prompts]
+        return torch.tensor(values, device=device)
+
+    def metrics(self) -> dict[str, float]:
+        """The temperature of each task of the data.
+
+        Not of this process's rows alone: only the first process's metrics are logged.
+        """
+        return {
+            f"sampling/temperature_{task}": self.samplings[task].temperature for task in self._tasks
+        }
+
+    def score(
+        self,
+        score: Callable[..., Any],
+        network: torch.nn.Module,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        length: int,
+        batch_size: int | None,
+        temperatures: torch.Tensor,
         **kwargs: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        score = super()._get_per_token_logps_and_entropies
-        if self._temperatures is None:
-            return score(model, input_ids, attention_mask, logits_to_keep, batch_size, **kwargs)
-        # TRL's head divides all logits by one temperature. The hidden states, which the logits are
-        # linear in, are scaled so that the division by each row's own comes out.
+    ) -> Scores:
+        """Score rows ``(B, T)`` at temperatures ``(B,)`` by TRL's way of scoring, `score`.
+
+        TRL's head divides all logits by one temperature. The hidden states, which the logits are
+        linear in, are scaled so that the division by each row's own comes out.
+        """
         parts = []
-        scales = self.temperature / self._temperatures
-        step = batch_size or input_ids.size(0)
-        for start in range(0, input_ids.size(0), step):
+        scales = self._temperature / temperatures
+        step = batch_size or ids.size(0)
+        for start in range(0, ids.size(0), step):
             chunk = slice(start, start + step)
             self._scale = scales[chunk].view(-1, 1, 1)
             try:
-                parts.append(
-                    score(model, input_ids[chunk], attention_mask[chunk], logits_to_keep, **kwargs)
-                )
+                parts.append(score(network, ids[chunk], mask[chunk], length, **kwargs))
             finally:
                 self._scale = None
         logps, entropies, aux_losses = zip(*parts, strict=True)
-        return (
+        return Scores(
             torch.cat(logps),
             torch.cat(entropies) if entropies[0] is not None else None,
             torch.stack(aux_losses).mean() if aux_losses[0] is not None else None,
@@ -399,6 +354,34 @@ class TaskSamplingGRPOTrainer(GRPOTrainer):
             states = output.last_hidden_state  # (b, T, D)
             output.last_hidden_state = states * self._scale.to(states.dtype)
         return output
+
+
+def rollout(
+    prompts: Sequence[str], trainer: Any, keep_logps: bool = False
+) -> dict[str, list[list[Any]] | None]:
+    """Sample each prompt in its own way, as TRL's `rollout_func`.
+
+    Args:
+        prompts: `B` texts.
+        trainer: The `RookWorldGRPOTrainer`.
+        keep_logps: Whether the batch is to carry the sampler's log-probs, as
+            ``sampling_per_token_logps`` ``(B, C)``.
+    """
+    prompt_ids = trainer.processing_class(text=prompts)["input_ids"]
+    with (
+        unwrap_model_for_generation(
+            trainer.model_wrapped,
+            trainer.accelerator,
+            gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
+            generation_kwargs=trainer.generation_kwargs,
+            gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+        ) as network,
+        trainer.whole_weights(),
+    ):
+        ways = trainer.samplings(prompts)
+        config = trainer.generation_config
+        completion_ids, logps = draw(network, prompt_ids, ways, config, keep_logps)
+    return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": logps}
 
 
 def language_model(network: Any) -> Any:

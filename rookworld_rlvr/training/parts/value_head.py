@@ -17,8 +17,9 @@ import torch
 from trl import GRPOConfig
 
 from ...common.errors import close_matches
-from ..control import ControlledGRPOTrainer
 from .advantages import STD_EPSILON
+from .aggregation import aggregate
+from .part import Call, Part, arguments_of, checkpoint_folder, whole
 from .sampling import backbone, language_model
 
 ADVANTAGE_ESTIMATORS = ("group", "gae")
@@ -116,72 +117,68 @@ def value_error(values: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor
     return 0.5 * (values - inputs["returns"]).square() * inputs["value_mask"]
 
 
-class ValueGRPOTrainer(ControlledGRPOTrainer):
-    """`ControlledGRPOTrainer` that can estimate advantages by a value head; the constructor is TRL's.
+class ValueHead(Part):
+    """Advantages by token from a value head on the policy.
 
     The head is a part of the model (so that it is optimised, wrapped and sharded with it), is kept in
     checkpoints as ``value_head.safetensors``, and is no part of the model that is saved.
+
+    Args:
+        trainer: The `RookWorldGRPOTrainer`.
+        args: The keys.
     """
 
-    def __init__(self, model: Any, reward_funcs: Any = None, args: Any = None, **kwargs: Any):
-        super().__init__(model, reward_funcs, args, **kwargs)
-        self.value_args = args if isinstance(args, ValueArguments) else ValueArguments()
-        self.estimates_values = self.value_args.advantage_estimator == "gae"
-        self._collects_values = False
-        self._collected: list[torch.Tensor] = []  # (b, T) of each forward
-        if self.estimates_values:
-            _add_value_head(self.accelerator.unwrap_model(self.model), self._collect)
+    def __init__(self, trainer: Any, args: ValueArguments) -> None:
+        self.args = args
+        self._trainer = trainer
+        self._is_grouped = False  # the head has a group of its own in the optimiser
+        network = trainer.accelerator.unwrap_model(trainer.model)
+        owner = language_model(network)
+        weight = owner.get_output_embeddings().weight
+        head = torch.nn.Linear(weight.size(1), 1, device=weight.device, dtype=torch.float32)
+        torch.nn.init.zeros_(head.weight)
+        torch.nn.init.zeros_(head.bias)
+        owner.value_head = head
+        trainer.leave_out_when_saved(owner, {f"{VALUE_HEAD}.weight", f"{VALUE_HEAD}.bias"})
+        # Before states are scaled to temperatures.
+        backbone(network).register_forward_hook(self._read, prepend=True)
 
-    def _collect(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+    @classmethod
+    def of(cls, trainer: Any) -> ValueHead | None:
+        """The part, where a trainer's arguments ask for it."""
+        args = arguments_of(trainer.args, ValueArguments)
+        return cls(trainer, args) if args.advantage_estimator == "gae" else None
+
+    @property
+    def head(self) -> torch.nn.Linear:
+        """The head, wherever the model has been wrapped since."""
+        network = self._trainer.accelerator.unwrap_model(self._trainer.model)
+        head: torch.nn.Linear = language_model(network).value_head
+        return head
+
+    def _read(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """Read the head in a forward of the policy, where its weights are at hand when sharded."""
-        if self._collects_values:
-            head = language_model(self.accelerator.unwrap_model(self.model)).value_head
+        call: Call | None = self._trainer.call
+        if call is not None and call.reads_values:
             states = output.last_hidden_state  # (b, T, D)
-            self._collected.append(head(states.to(head.weight.dtype)).squeeze(-1).float())
-
-    def _values(self, rows: int, length: int) -> torch.Tensor:
-        """Values ``(B, C)`` before each of a completion's tokens, from the forwards since."""
-        values = torch.cat(self._collected)[:rows, -length - 1 : -1]  # without `shapes`' padding
-        self._collected = []
-        return values
+            call.values.append(self.head(states.to(self.head.weight.dtype)).squeeze(-1).float())
 
     # --------------------------------------------------------------------------------------------
     # Advantages
     # --------------------------------------------------------------------------------------------
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        output = super()._generate_and_score_completions(inputs)
-        if self.estimates_values and self.model.training:
-            first = self.accelerator.process_index * len(inputs)
-            rewards = self.rewards()[first : first + len(inputs)]
-            output.update(self._advantages_by_token(output, rewards))
-            means = output["advantages"].sum(1) / output["completion_mask"].sum(1).clamp(min=1)
-            self._logs["advantages"].extend(self.accelerator.gather(means).tolist())
-        return output
-
-    def _advantages_by_token(
-        self, batch: Mapping[str, Any], rewards: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
+    def advantages(self, batch: Mapping[str, Any], rewards: torch.Tensor) -> dict[str, Any]:
         """Advantages and returns ``(B, C)`` of completions with rewards ``(B,)``, nan for none."""
-        rows, length = batch["completion_ids"].shape
-        self._collects_values = True
-        with torch.no_grad():
-            self._get_per_token_logps_and_entropies(
-                self.model,
-                torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1),
-                torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
-                length,
-                batch_size=self.args.per_device_train_batch_size,
-            )
-        self._collects_values = False
-        values = self._values(rows, length)
-        scored = ~rewards.isnan()
-        mask = batch["completion_mask"] * scored.unsqueeze(1)
-        arguments = self.value_args
+        trainer = self._trainer
+        size = trainer.args.per_device_train_batch_size
+        with torch.no_grad(), trainer.within(Call(reads_values=True)) as call:
+            trainer.log_probs(trainer.model, *whole(batch), batch_size=size)
+        values = values_of(call, *batch["completion_ids"].shape)
+        mask = batch["completion_mask"] * (~rewards.isnan()).unsqueeze(1)
         advantages, returns = generalised_advantages(
-            rewards.nan_to_num(), values, mask, arguments.gae_gamma, arguments.gae_lambda
+            rewards.nan_to_num(), values, mask, self.args.gae_gamma, self.args.gae_lambda
         )
-        self._log_explained_variance(values, returns, mask)
-        if self.scale_rewards != "none":
+        self._record_explained_variance(values, returns, mask)
+        if trainer.scale_rewards != "none":
             advantages = self._whiten(advantages, mask)
         return {"advantages": advantages, "returns": returns, "value_mask": mask}
 
@@ -189,7 +186,7 @@ class ValueGRPOTrainer(ControlledGRPOTrainer):
         """Mean and variance over the kept tokens of all processes."""
         kept = numbers.double() * mask
         sums = torch.stack([kept.sum(), (kept**2).sum(), mask.sum().double()])
-        total, squares, count = self.accelerator.reduce(sums, reduction="sum").tolist()
+        total, squares, count = self._trainer.accelerator.reduce(sums, reduction="sum").tolist()
         mean = total / max(count, 1)
         return mean, max(squares / max(count, 1) - mean**2, 0.0)
 
@@ -197,74 +194,59 @@ class ValueGRPOTrainer(ControlledGRPOTrainer):
         mean, variance = self._moments(advantages, mask)
         return (advantages - mean) / (variance**0.5 + STD_EPSILON) * mask
 
-    def _log_explained_variance(
+    def _record_explained_variance(
         self, values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor
     ) -> None:
         """1 where the head knows the returns, 0 where it knows no more than their mean."""
         _, left = self._moments(returns - values, mask)
         _, whole = self._moments(returns, mask)
         if whole > _SMALLEST_VARIANCE:
-            self._metrics["train"]["value/explained_variance"].append(1 - left / whole)
+            self._trainer.record({"value/explained_variance": 1 - left / whole})
 
     # --------------------------------------------------------------------------------------------
-    # Loss
+    # Loss and optimiser
     # --------------------------------------------------------------------------------------------
-    def _compute_loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor:
+    def term(self, trainer: Any, call: Call, inputs: Mapping[str, Any]) -> torch.Tensor | None:
+        """The head's own loss, times its coefficient."""
         if "returns" not in inputs:
-            return super()._compute_loss(model, inputs)
-        self._collects_values = True
-        loss = super()._compute_loss(model, inputs)
-        self._collects_values = False
-        values = self._values(*inputs["completion_ids"].shape)
-        error = value_error(values, inputs)
+            return None
+        error = value_error(values_of(call, *inputs["completion_ids"].shape), inputs)
         counts = torch.stack([error.detach().sum(), inputs["value_mask"].sum().float()])
-        total, tokens = self.accelerator.reduce(counts, reduction="sum").tolist()
-        self._metrics["train"]["value/loss"].append(total / max(tokens, 1))
-        return loss + self.value_args.value_coef * self._aggregate(error, inputs)
+        total, tokens = trainer.accelerator.reduce(counts, reduction="sum").tolist()
+        trainer.record({"value/loss": total / max(tokens, 1)})
+        term: torch.Tensor = self.args.value_coef * aggregate(trainer, error, inputs)
+        return term
 
-    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """transformers' optimiser, the value head in a group of its own."""
-        optimizer = super().create_optimizer(model)
-        if self.estimates_values and not getattr(self, "_head_grouped", False):
-            owner = language_model(
-                self.accelerator.unwrap_model(self.model if model is None else model)
-            )
-            head = list(owner.value_head.parameters())
-            known = {id(parameter) for parameter in head}
-            for group in optimizer.param_groups:
-                group["params"] = [item for item in group["params"] if id(item) not in known]
-            rate = self.value_args.value_learning_rate
-            optimizer.add_param_group({"params": head, "lr": rate, "weight_decay": 0.0})
-            self._head_grouped = True
-        return optimizer
+    def group_in(self, optimizer: torch.optim.Optimizer, network: torch.nn.Module) -> None:
+        """Give the head a group of its own, with its learning rate; once."""
+        if self._is_grouped:
+            return
+        owner = language_model(self._trainer.accelerator.unwrap_model(network))
+        head = list(owner.value_head.parameters())
+        known = {id(parameter) for parameter in head}
+        for group in optimizer.param_groups:
+            group["params"] = [item for item in group["params"] if id(item) not in known]
+        rate = self.args.value_learning_rate
+        optimizer.add_param_group({"params": head, "lr": rate, "weight_decay": 0.0})
+        self._is_grouped = True
 
     # --------------------------------------------------------------------------------------------
     # Checkpoints
     # --------------------------------------------------------------------------------------------
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # A sharded checkpoint holds the head already.
-        if self.estimates_values and self.args.should_save and not self.is_fsdp_enabled:
-            head = language_model(self.accelerator.unwrap_model(self.model)).value_head
-            path = self._checkpoint_folder(trial) / VALUE_HEAD_FILE
-            safetensors.torch.save_file(head.state_dict(), path)
+        if args.should_save and not self._trainer.is_fsdp_enabled:
+            path = checkpoint_folder(args, state) / VALUE_HEAD_FILE
+            safetensors.torch.save_file(self.head.state_dict(), path)
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
-        path = Path(resume_from_checkpoint) / VALUE_HEAD_FILE
-        if self.estimates_values and path.is_file():
-            owner = language_model(self.accelerator.unwrap_model(self.model))
-            owner.value_head.load_state_dict(safetensors.torch.load_file(path))
+    def load_from(self, checkpoint: Path) -> None:
+        """Go on from a checkpoint's head, unless it was sharded with the model."""
+        trainer, path = self._trainer, checkpoint / VALUE_HEAD_FILE
+        is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
+        if path.is_file() and not is_sharded:
+            self.head.load_state_dict(safetensors.torch.load_file(path))
 
 
-def _add_value_head(network: Any, hook: Any) -> None:
-    """Give a model a head that starts from 0 and that `save_pretrained` leaves out."""
-    owner = language_model(network)
-    weight = owner.get_output_embeddings().weight
-    head = torch.nn.Linear(weight.size(1), 1, device=weight.device, dtype=torch.float32)
-    torch.nn.init.zeros_(head.weight)
-    torch.nn.init.zeros_(head.bias)
-    owner.value_head = head
-    kept_out = {f"{VALUE_HEAD}.weight", f"{VALUE_HEAD}.bias"}
-    owner._keys_to_ignore_on_save = kept_out | set(owner._keys_to_ignore_on_save or ())
-    backbone(network).register_forward_hook(hook, prepend=True)  # before states are scaled
+def values_of(call: Call, rows: int, length: int) -> torch.Tensor:
+    """Values ``(B, C)`` before each of a completion's tokens, without padding rows and columns."""
+    return torch.cat(call.values)[:rows, -length - 1 : -1]

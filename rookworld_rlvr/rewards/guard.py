@@ -1,0 +1,58 @@
+"""Rewards that raise end all processes together."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+
+from ..common.errors import RookWorldError
+
+
+class RewardGuard:
+    """Keeps what rewards raise until all processes have met.
+
+    A process that left alone would leave the others waiting for its rewards.
+    """
+
+    def __init__(self) -> None:
+        self._failures: list[tuple[str, Exception]] = []
+
+    def around(self, reward_funcs: Any) -> Any:
+        """Reward functions, guarded; models, names and coroutines are left as they are."""
+        if not isinstance(reward_funcs, list):
+            return reward_funcs
+        return [self._guarded(func) for func in reward_funcs]
+
+    def _guarded(self, func: Any) -> Any:
+        if isinstance(func, torch.nn.Module | str) or inspect.iscoroutinefunction(func):
+            return func
+
+        @functools.wraps(func)
+        def guarded(**kwargs: Any) -> Any:  # TRL gives keywords only
+            try:
+                return func(**kwargs)
+            except Exception as error:
+                self._failures.append((func.__name__, error))
+                return [None] * len(kwargs["prompts"])
+
+        return guarded
+
+    def raise_together(self, rank: int) -> None:
+        """Raise what a reward has raised on any process, on all of them.
+
+        Raises:
+            RookWorldError: All of them were; else RuntimeError.
+        """
+        mine = [
+            (f"{name} on process {rank}: {error!r}", isinstance(error, RookWorldError))
+            for name, error in self._failures
+        ]
+        failures = gather_object(mine)
+        if failures:
+            cause = self._failures[0][1] if self._failures else None
+            kind = RookWorldError if all(known for _, known in failures) else RuntimeError
+            raise kind(f"a reward failed: {'; '.join(text for text, _ in failures)}") from cause

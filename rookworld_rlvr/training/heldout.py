@@ -1,0 +1,120 @@
+"""Held-out evaluation while a model trains: rows decoded greedily, suites beside them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from trl.models.utils import unwrap_model_for_generation
+
+from ..common.stats import Proportion
+from ..evaluation.answerers import PolicyInTraining, shared
+from ..evaluation.results import ModelResults
+from ..evaluation.suite import Suite, SuiteResult
+from ..models.decoding import complete
+from ..tasks.metrics import evaluate_completions, headline
+from .results import write_proportions
+from .run_folder import ANSWERS_BEFORE, HELDOUT_BEFORE, write_answers
+
+
+class HeldoutEvaluation:
+    """Measures a trainer's policy on held-out rows and by suites; keeps the first and the last results.
+
+    Args:
+        trainer: The `RookWorldGRPOTrainer`.
+
+    Attributes:
+        results: Of the last evaluation, by metric.
+        completions: Of the last evaluation, one a row.
+        before: Results of the first evaluation in training.
+        suites: Run with every evaluation.
+        suite_results: Of the last evaluation.
+        suites_before: Of the first evaluation in training.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.folder = str(trainer.args.output_dir)
+        self.results: Mapping[str, Proportion] = {}
+        self.completions: Sequence[str] = ()
+        self.before: Mapping[str, Proportion] | None = None
+        self.suites: Sequence[Suite] = ()
+        self.suite_results: Mapping[str, SuiteResult] = {}
+        self.suites_before: Mapping[str, SuiteResult] | None = None
+
+    def run(self, rows: Any, prefix: str) -> dict[str, float]:
+        """Evaluate; every process decodes its share of the rows.
+
+        Args:
+            rows: A `Dataset` of `N` rows with the columns that `data` documents.
+            prefix: Put before each metric's name, with an underscore.
+
+        Returns:
+            Metrics in [0, 1] by name, ``<prefix>_overall`` and those of suites among them, and
+            ``<prefix>_runtime`` in seconds.
+        """
+        if not isinstance(rows, Dataset):
+            raise TypeError(f"held-out rows come as one Dataset, not {type(rows).__name__}")
+        started = time.perf_counter()
+        self.completions = shared(rows["prompt"][:], partial(decode, self.trainer))
+        self.results = evaluate_completions(rows, self.completions)
+        if self.trainer.is_in_train and self.before is None:
+            self.before = self.results
+            if self.trainer.accelerator.is_main_process:
+                write_proportions(Path(self.folder) / HELDOUT_BEFORE, self.results)
+                write_answers(Path(self.folder) / ANSWERS_BEFORE, rows, self.completions)
+        metrics = {name: result.value for name, result in self.results.items()}
+        metrics["overall"] = headline(self.results)
+        metrics |= self._run_suites()
+        metrics["runtime"] = time.perf_counter() - started
+        return {f"{prefix}_{name}": value for name, value in metrics.items()}
+
+    def _run_suites(self) -> dict[str, float]:
+        """The suites' metrics without groups."""
+        policy = PolicyInTraining(self.folder, partial(decode, self.trainer))
+        self.suite_results = {suite.name: suite.run(policy) for suite in self.suites}
+        if self.trainer.is_in_train and self.suites_before is None:
+            self.suites_before = self.suite_results
+        return {
+            f"suites/{suite}/{metric}": found.value
+            for suite, result in self.suite_results.items()
+            for metric, found in result.metrics().items()
+            if "/" not in metric
+        }
+
+    def suites_before_and_after(
+        self, start: str, left_out: Mapping[str, str]
+    ) -> list[ModelResults]:
+        """The suites' results of the starting model, where it was measured, and of the last evaluation.
+
+        Args:
+            start: The starting model's name.
+            left_out: Why suites were left out, by suite.
+        """
+        measured = ((start, self.suites_before), (self.folder, self.suite_results))
+        return [ModelResults(str(name), r, left_out) for name, r in measured if r is not None]
+
+
+def decode(trainer: Any, prompts: Sequence[str]) -> list[str]:
+    """Complete prompts with a trainer's policy, greedily, on this process."""
+    training = trainer.model.training
+    trainer.model.eval()
+    try:
+        with unwrap_model_for_generation(
+            trainer.model_wrapped,
+            trainer.accelerator,
+            gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
+        ) as network:
+            return complete(
+                network,
+                trainer.processing_class,
+                prompts,
+                max_new_tokens=trainer.max_completion_length,
+                batch_size=trainer.args.per_device_eval_batch_size,
+            )
+    finally:
+        trainer.model.train(training)

@@ -1,0 +1,179 @@
+"""Constant shapes: sequences padded to a few lengths, and batches to one number of rows."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from trl import GRPOConfig
+
+from ...common.errors import RookWorldError
+from .part import Part, Scores, arguments_of
+
+MOST_BUCKETS = 4
+_MULTIPLE = 8  # derived lengths are multiples of it, as GPUs' matrix units have them
+
+
+@dataclass
+class ShapeArguments:
+    """Keys for `torch_compile`.
+
+    Args:
+        shape_buckets: Tokens that prompt and completion together are padded up to, ascending; one graph
+            is compiled for each before training. None derives four from the prompts' lengths and
+            `max_completion_length`, where `torch_compile` is on; an empty list pads nothing, and graphs
+            are compiled as lengths come.
+        compile_warmup_steps: Optimiser steps in which an update is timed with and without compiling,
+            which makes them slower; graphs that are compiled after them are recompilations.
+    """
+
+    shape_buckets: list[int] | None = None
+    compile_warmup_steps: int = 3
+
+    def shape_faults(self, args: GRPOConfig) -> list[str]:
+        """What is wrong, one sentence each."""
+        faults = []
+        given = self.shape_buckets or []
+        if any(isinstance(item, bool) or item < 1 for item in given):
+            faults.append(f"shape_buckets: {given} are no whole numbers above 0")
+        elif sorted(set(given)) != given:
+            faults.append(f"shape_buckets: {given} do not ascend")
+        if isinstance(self.compile_warmup_steps, bool) or self.compile_warmup_steps < 1:
+            faults.append(
+                f"compile_warmup_steps: {self.compile_warmup_steps!r} is no whole number from 1"
+            )
+        compiles = args.torch_compile or args.torch_compile_backend or args.torch_compile_mode
+        launched = (os.environ.get(f"ACCELERATE_USE_{kind}") for kind in ("FSDP", "DEEPSPEED"))
+        if compiles and (args.fsdp or args.deepspeed or "true" in launched):
+            faults.append("torch_compile: compiles no sharded model; leave it out, or the sharding")
+        if compiles and dict(args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+            faults.append(
+                "torch_compile: is timed in a way that gradient_checkpointing_kwargs: {use_reentrant: "
+                "true} does not allow; set it to false"
+            )
+        return faults
+
+
+def derived_buckets(shortest: int, longest: int) -> tuple[int, ...]:
+    """Evenly spaced lengths up to the longest, so that none is padded by more than the spacing.
+
+    Args:
+        shortest: Tokens of the shortest batch there can be.
+        longest: Of the longest.
+
+    >>> derived_buckets(40, 150)
+    (72, 96, 128, 152)
+    >>> derived_buckets(60, 66)
+    (64, 72)
+    """
+    spacing = (longest - shortest) / MOST_BUCKETS
+    ends = (shortest + spacing * number for number in range(1, MOST_BUCKETS + 1))
+    return tuple(sorted({_MULTIPLE * math.ceil(end / _MULTIPLE) for end in ends}))
+
+
+def bucket_of(length: int, buckets: Sequence[int]) -> int:
+    """The smallest bucket that holds a length.
+
+    Raises:
+        RookWorldError: None does.
+
+    >>> bucket_of(97, (72, 96, 128))
+    128
+    """
+    fitting = [bucket for bucket in buckets if bucket >= length]
+    if not fitting:
+        raise RookWorldError(
+            f"shape_buckets: a prompt and its completion can have {length} tokens, the largest bucket "
+            f"has {buckets[-1]}; add {length}"
+        )
+    return min(fitting)
+
+
+def padded(batch: torch.Tensor, rows: int, length: int, value: int) -> torch.Tensor:
+    """A batch ``(B, T)`` as ``(rows, length)``: `value` on the left, and its last row again below.
+
+    A row of nothing but padding would have nothing to attend to.
+    """
+    wide = torch.nn.functional.pad(batch, (length - batch.size(1), 0), value=value)
+    return _repeat_last(wide, rows)
+
+
+def _repeat_last(batch: torch.Tensor, rows: int) -> torch.Tensor:
+    last = batch[-1:].expand(rows - batch.size(0), *batch.shape[1:])
+    return torch.cat([batch, last])
+
+
+class Buckets(Part):
+    """Log-probs from a few shapes.
+
+    Sequences are padded on the left, to a bucket, and batches with rows; what comes out has the shape
+    of what went in, so that losses and metrics know nothing of it.
+
+    Args:
+        lengths: In tokens, ascending.
+        rows: Of a forward.
+        pad_token_id: What is padded with.
+    """
+
+    def __init__(self, lengths: Sequence[int], rows: int, pad_token_id: int) -> None:
+        self.lengths = tuple(lengths)
+        self._rows = rows
+        self._pad_token_id = pad_token_id
+
+    @classmethod
+    def of(cls, trainer: Any) -> Buckets | None:
+        """The part, where a trainer's arguments ask for it.
+
+        Raises:
+            RookWorldError: No bucket holds the longest prompt and completion.
+        """
+        given = arguments_of(trainer.args, ShapeArguments).shape_buckets
+        if given == [] or (given is None and not trainer.args.torch_compile):
+            return None
+        prompts = sorted(set(trainer.train_dataset["prompt"][:]))
+        sizes = [len(ids) for ids in trainer.processing_class(prompts)["input_ids"]]
+        multiple = (
+            trainer.pad_to_multiple_of or 1
+        )  # TRL pads prompts and completions each by itself
+        longest = sum(
+            multiple * math.ceil(size / multiple)
+            for size in (max(sizes), trainer.max_completion_length)
+        )
+        lengths = tuple(given) if given else derived_buckets(min(sizes) + 1, longest)
+        bucket_of(longest, lengths)
+        return cls(
+            lengths,
+            trainer.args.per_device_train_batch_size,
+            trainer.processing_class.pad_token_id,
+        )
+
+    def score(
+        self,
+        score: Callable[..., Scores],
+        network: torch.nn.Module,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        length: int,
+        batch_size: int | None = None,
+        temperatures: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> Scores:
+        """Score rows ``(B, T)`` by another way of scoring, `score`, in constant shapes."""
+        count = ids.size(0)
+        rows = self._rows * math.ceil(count / self._rows)
+        width = bucket_of(ids.size(1), self.lengths)
+        if temperatures is not None:
+            kwargs["temperatures"] = _repeat_last(temperatures, rows)
+        logps, entropies, aux_loss = score(
+            network,
+            padded(ids, rows, width, self._pad_token_id),
+            padded(mask, rows, width, 0),
+            length,
+            self._rows,
+            **kwargs,
+        )
+        return Scores(logps[:count], None if entropies is None else entropies[:count], aux_loss)

@@ -1,0 +1,143 @@
+"""How prompts went, so that those that teach nothing come less often."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+KINDS = ("hopeless", "solved")  # of a prompt without signal
+
+
+_DECAY = 0.9  # of the running mean of rewards, an observation
+
+
+class DifficultyMemory:
+    """How prompts went: those that teach nothing weigh less, until they teach something again.
+
+    A group of completions that are all worth the same has no advantage, so its prompt carries no
+    signal: its weight halves. With signal it is 1 again. Only prompts that weigh less than 1 are kept,
+    as one number by an 8-byte hash: about 100 bytes a prompt.
+
+    Args:
+        floor: Lowest weight, in (0, 1].
+    """
+
+    def __init__(self, floor: float) -> None:
+        self.floor = floor
+        self.running: dict[str, float] = {}  # mean reward of groups with signal, by task
+        self._most = math.ceil(math.log2(1 / floor))  # halvings
+        self._entries: dict[int, int] = {}  # hash of the prompt: 2 * halvings + index in KINDS
+        self._kinds: Counter[str] = Counter()
+        self._learning = 0
+
+    def weight(self, prompt: str) -> float:
+        """Weight of a prompt in [`floor`, 1]; 1 where nothing is remembered."""
+        entry = self._entries.get(_key(prompt))
+        return 1.0 if entry is None else max(self.floor, 0.5 ** (entry // 2))
+
+    def observe(
+        self,
+        prompts: Sequence[str],
+        means: Sequence[float],
+        deviations: Sequence[float],
+        threshold: float,
+        tasks: Sequence[str] | None = None,
+    ) -> None:
+        """Remember how `P` groups went; one whose mean or deviation is nan was not scored.
+
+        Args:
+            prompts: Their texts.
+            means: Of each group's rewards.
+            deviations: Of each group's rewards.
+            threshold: Deviation up to which a group counts as without signal.
+            tasks: Of the groups, where rewards of different tasks are not to be compared.
+        """
+        names = tasks if tasks is not None else [""] * len(prompts)
+        groups = [
+            group
+            for group in zip(prompts, means, deviations, names, strict=True)
+            if math.isfinite(group[1]) and math.isfinite(group[2])
+        ]
+        with_signal = [group for group in groups if group[2] > threshold]
+        self._learning = len(with_signal)
+        self._follow([(task, mean) for _, mean, _, task in with_signal])
+        for prompt, *_ in with_signal:
+            self._forget(_key(prompt))
+        everything = _means([(task, mean) for _, mean, _, task in groups])
+        for prompt, mean, deviation, task in groups:
+            if deviation <= threshold:
+                level = self.running.get(task, everything[task])
+                self._lighten(_key(prompt), KINDS.index("solved" if mean > level else "hopeless"))
+
+    def counts(self) -> dict[str, int]:
+        """Numbers for a dashboard.
+
+        ``solved`` and ``hopeless``: prompts that weigh less than 1, by whether their mean was above
+        that of groups with signal when last seen; ``learning``: groups with signal in the last
+        observation.
+        """
+        return {
+            "solved": self._kinds["solved"],
+            "hopeless": self._kinds["hopeless"],
+            "learning": self._learning,
+        }
+
+    def __len__(self) -> int:
+        """How many prompts weigh less than 1."""
+        return len(self._entries)
+
+    def state(self) -> dict[str, Any]:
+        """Everything, for JSON: by kind one text of 16 hexadecimal digits a prompt and halving."""
+        texts: dict[str, Any] = {kind: [""] * self._most for kind in KINDS}
+        by_entry: dict[int, list[str]] = {}
+        for key, entry in sorted(self._entries.items()):
+            by_entry.setdefault(entry, []).append(f"{key:016x}")
+        for entry, keys in by_entry.items():
+            texts[KINDS[entry % 2]][entry // 2 - 1] = "".join(keys)
+        return {**texts, "running": dict(self.running), "learning": self._learning}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`; another floor than before holds from here on."""
+        self._entries = {
+            int(text[at : at + 16], 16): 2 * min(halvings, self._most) + index
+            for index, kind in enumerate(KINDS)
+            for halvings, text in enumerate(state[kind] if self._most else (), start=1)
+            for at in range(0, len(text), 16)
+        }
+        self._kinds = Counter(KINDS[entry % 2] for entry in self._entries.values())
+        self.running = dict(state["running"])
+        self._learning = state["learning"]
+
+    def _follow(self, groups: Sequence[tuple[str, float]]) -> None:
+        for task, mean in _means(groups).items():
+            before = self.running.get(task, mean)
+            self.running[task] = _DECAY * before + (1 - _DECAY) * mean
+
+    def _forget(self, key: int) -> int:
+        """The prompt's halvings until now, 0 without any."""
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return 0
+        self._kinds[KINDS[entry % 2]] -= 1
+        return entry // 2
+
+    def _lighten(self, key: int, kind: int) -> None:
+        halvings = min(self._forget(key) + 1, self._most)
+        if halvings:  # a floor of 1 leaves every weight as it is
+            self._entries[key] = 2 * halvings + kind
+            self._kinds[KINDS[kind]] += 1
+
+
+def _key(prompt: str) -> int:
+    return int.from_bytes(hashlib.blake2b(prompt.encode(), digest_size=8).digest(), "big")
+
+
+def _means(values: Sequence[tuple[str, float]]) -> dict[str, float]:
+    """Mean of the values by name."""
+    by_name: dict[str, list[float]] = {}
+    for name, value in values:
+        by_name.setdefault(name, []).append(value)
+    return {name: math.fsum(found) / len(found) for name, found in by_name.items()}

@@ -1,0 +1,121 @@
+"""The parts of a trainer, one a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from .advantages import Baseline
+from .buckets import Buckets
+from .compiling import Compiling
+from .groups import Batch, Groups
+from .judges import Judges
+from .kl import KLTerm
+from .part import Part, checkpoint_folder
+from .prompt_sampler import PromptSampling
+from .sampling import TaskSampling
+from .value_head import ValueHead
+
+PARTS_STATE = "control_state.json"
+
+
+@dataclass
+class Parts:
+    """A trainer's parts; None where the keys of one are off. Iterating gives those that are there."""
+
+    task_sampling: TaskSampling | None  # temperatures by task
+    buckets: Buckets | None  # constant shapes
+    compiling: Compiling | None  # compiled bodies
+    kl: KLTerm | None  # the KL term and its coefficient
+    baseline: Baseline | None  # what rewards are compared with
+    judges: Judges | None  # what frozen judges remember
+    value_head: ValueHead | None  # advantages by token
+    groups: Groups  # those without signal
+    prompts: PromptSampling | None  # mixtures, phases, difficulty
+
+    @classmethod
+    def of(cls, trainer: Any) -> Parts:
+        """Those that a trainer's arguments ask for."""
+        buckets = Buckets.of(trainer)
+        groups = Groups.of(trainer)
+        return cls(
+            task_sampling=TaskSampling.of(trainer),
+            buckets=buckets,
+            compiling=Compiling.of(trainer, buckets),
+            kl=KLTerm.of(trainer),
+            baseline=Baseline.of(trainer),
+            judges=Judges.of(trainer),
+            value_head=ValueHead.of(trainer),
+            groups=groups,
+            prompts=PromptSampling.of(trainer, groups.resamples),
+        )
+
+    def __iter__(self) -> Iterator[Part]:
+        values = (getattr(self, field.name) for field in fields(self))
+        return (part for part in values if part is not None)
+
+    def advantages(
+        self, trainer: Any, batch: Batch, rewards: torch.Tensor, tasks: Sequence[str]
+    ) -> torch.Tensor | None:
+        """Put a part's advantages into a batch, in place of TRL's.
+
+        Args:
+            trainer: The `RookWorldGRPOTrainer`.
+            batch: `B` completions of this process.
+            rewards: ``(N,)`` of all processes' completions, nan for none.
+            tasks: Of all processes' groups.
+
+        Returns:
+            One advantage a completion ``(N,)``, for the log; None where TRL's stay.
+        """
+        first = trainer.accelerator.process_index * len(batch["completion_ids"])
+        mine = slice(first, first + len(batch["completion_ids"]))
+        if self.value_head is not None:
+            batch.update(self.value_head.advantages(batch, rewards[mine]))
+            lengths = batch["completion_mask"].sum(1).clamp(min=1)
+            means: torch.Tensor = trainer.accelerator.gather(batch["advantages"].sum(1) / lengths)
+            return means
+        if self.baseline is None:
+            return None
+        by_group = rewards.view(-1, trainer.num_generations)
+        advantages = self.baseline.advantages(by_group, tasks, str(trainer.scale_rewards))
+        trainer.record({"baseline/mean": self.baseline.last})
+        batch["advantages"] = advantages.flatten()[mine]
+        return advantages.flatten()
+
+    def state(self) -> dict[str, Any]:
+        """What they have learnt, for a run that goes on later."""
+        return {key: value for part in self for key, value in part.state().items()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`."""
+        for part in self:
+            part.load(state)
+
+
+class Checkpoints(TrainerCallback):
+    """Keeps the parts' states in checkpoints, and brings them back.
+
+    Args:
+        trainer: The `RookWorldGRPOTrainer`.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if args.should_save:
+            path = checkpoint_folder(args, state) / PARTS_STATE
+            path.write_text(json.dumps(self.trainer.parts.state()) + "\n")
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        folder, parts = self.trainer.checkpoint, self.trainer.parts
+        if folder is not None and (folder / PARTS_STATE).is_file():
+            parts.load(json.loads((folder / PARTS_STATE).read_text()))
+        if folder is not None and parts.value_head is not None:
+            parts.value_head.load_from(folder)

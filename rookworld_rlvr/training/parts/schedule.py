@@ -1,0 +1,61 @@
+"""The learning rate in three phases, which none of transformers' schedules has: its last, linear one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .part import arguments_of
+
+_LOWEST = 0.05  # of the learning rate, where its cosine ends
+
+
+@dataclass
+class ScheduleArguments:
+    """Keys for a learning rate in three phases.
+
+    Args:
+        lr_three_phases: Instead of `lr_scheduler_type`: `warmup_steps` up, cosine down to 5%, and over
+            the last `lr_linear_share` of the steps linearly to 0.
+        lr_linear_share: See there.
+    """
+
+    lr_three_phases: bool = False
+    lr_linear_share: float = 0.1
+
+    def schedule_faults(self) -> list[str]:
+        """What is wrong with the values, one sentence each."""
+        if 0 <= self.lr_linear_share < 1:
+            return []
+        return [f"lr_linear_share: {self.lr_linear_share!r} is not in [0, 1)"]
+
+
+def three_phase_scheduler(
+    args: Any, optimizer: torch.optim.Optimizer, steps: int
+) -> torch.optim.lr_scheduler.LRScheduler | None:
+    """The scheduler of the three phases; None where a trainer's arguments do not ask for it."""
+    given = arguments_of(args, ScheduleArguments)
+    if not given.lr_three_phases:
+        return None
+    warmup = args.get_warmup_steps(steps)
+    return torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: three_phases(step, steps, warmup, given.lr_linear_share)
+    )
+
+
+def three_phases(step: int, steps: int, warmup: int, linear_share: float) -> float:
+    """Share of the learning rate at a step: up from 0, cosine down to 5%, linearly to 0.
+
+    >>> [round(three_phases(step, 100, 10, 0.2), 3) for step in (0, 5, 10, 45, 80, 90, 100)]
+    [0.0, 0.5, 1.0, 0.525, 0.05, 0.025, 0.0]
+    """
+    last = steps - round(linear_share * steps)  # where the cosine ends
+    if step < warmup:
+        return step / warmup
+    if step < last:
+        progress = (step - warmup) / max(1, last - warmup)
+        return _LOWEST + (1 - _LOWEST) * (1 + math.cos(math.pi * progress)) / 2
+    return _LOWEST * max(0, steps - step) / max(1, steps - last)
