@@ -10,7 +10,7 @@ accelerate launch recipes/evaluate.py --model_name_or_path random oracle   # cha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -21,10 +21,12 @@ from rookworld_rlvr.cli.parser import StrictParser, run_cli
 from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.common.files import check_writable, write_json
 from rookworld_rlvr.common.machine import machine
+from rookworld_rlvr.common.settings import each, setting
 from rookworld_rlvr.engine.pool import EngineArguments
 from rookworld_rlvr.evaluation.answerers import Answerer, LanguageModel
 from rookworld_rlvr.evaluation.models import ModelArguments, OracleValues, open_model
 from rookworld_rlvr.evaluation.registry import (
+    SUITES,
     SuiteArguments,
     check_training_data,
     keep_apart,
@@ -38,26 +40,23 @@ from rookworld_rlvr.tasks.scoring import Values
 
 @dataclass
 class EvaluateArguments(SuiteArguments):
-    """`SuiteArguments` of an evaluation by itself.
+    """`SuiteArguments` of an evaluation by itself."""
 
-    Args:
-        training_data: Data sets or recipes (.yaml) that models were trained on: items whose positions
-            they hold are left out, and counted.
-        output_file: Where the results go, as JSON.
-    """
-
-    suites: list[str] = field(default_factory=lambda: ["environment", "policy"])
-    training_data: list[str] = field(default_factory=list)
-    output_file: str = ""
-
-    def faults(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
-        faults = super().faults()
-        if not self.suites:
-            faults.append("suites: none; give some, environment and policy for a start")
-        return faults + [
-            fault for name in self.training_data for fault in check_training_data(name)
-        ]
+    suites: list[str] = setting(
+        ["environment", "policy"],
+        "Names of evaluation.suites.SUITES.",
+        among=SUITES,
+        of="suite",
+        filled=True,
+        remedy="give some, environment and policy for a start",
+    )
+    training_data: list[str] = setting(
+        [],
+        "Data sets or recipes (.yaml) that models were trained on: items whose positions they hold are "
+        "left out, and counted.",
+        check=each(check_training_data),
+    )
+    output_file: str = setting("", "Where the results go, as JSON.")
 
 
 def main(argv: Sequence[str]) -> None:

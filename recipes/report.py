@@ -7,32 +7,31 @@ python recipes/report.py --run runs/a --run runs/b --output_file ab.html
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from rookworld_rlvr.cli.parser import StrictParser, run_cli
-from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.common.files import check_writable
+from rookworld_rlvr.common.settings import Checked, setting
 from rookworld_rlvr.reports.run import MOST_RUNS, page, read_runs
 
 
 @dataclass
-class ReportArguments:
-    """What to report on.
+class ReportArguments(Checked):
+    """What to report on."""
 
-    Args:
-        run: The `output_dir` of each run of `recipes/grpo.py`, finished or not.
-        output_file: Where the page goes; `report.html` in the first run's folder where None.
-    """
-
-    run: list[str] = field(default_factory=list)
-    output_file: str | None = None
-
-    def __post_init__(self) -> None:
-        if not 1 <= len(self.run) <= MOST_RUNS:
-            raise ConfigurationError(
-                [f"run: {len(self.run)} folders; give 1 to {MOST_RUNS}, --run for each"]
-            )
+    run: list[str] = setting(
+        [],
+        "The output_dir of each run of recipes/grpo.py, finished or not.",
+        check=lambda runs, where: (
+            []
+            if 1 <= len(runs) <= MOST_RUNS
+            else [f"{where}: {len(runs)} folders; give 1 to {MOST_RUNS}, --run for each"]
+        ),
+    )
+    output_file: str | None = setting(
+        None, "Where the page goes; report.html in the first run's folder where None."
+    )
 
 
 def main(argv: Sequence[str]) -> None:

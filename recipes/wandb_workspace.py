@@ -18,6 +18,7 @@ import wandb
 from rookworld_rlvr.cli.parser import StrictParser, run_cli
 from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.common.files import check_writable, write_json
+from rookworld_rlvr.common.settings import setting
 from rookworld_rlvr.training.glossary import GLOSSARY, SECTIONS, STEP, Metric, panels
 from rookworld_rlvr.training.wandb import has_wandb_key
 
@@ -29,19 +30,14 @@ MISSING = (
 
 @dataclass
 class WorkspaceArguments:
-    """Where the workspace goes.
+    """Where the workspace goes."""
 
-    Args:
-        project: W&B's project, as WANDB_PROJECT has it for runs.
-        entity: User or team; None for that of the key.
-        name: Of the workspace.
-        output_file: Where the layout is written that cannot be saved at W&B.
-    """
-
-    project: str = "rookworld-rlvr"
-    entity: str | None = None
-    name: str = "RookWorld GRPO"
-    output_file: str = "runs/workspace.json"
+    project: str = setting("rookworld-rlvr", "W&B's project, as WANDB_PROJECT has it for runs.")
+    entity: str | None = setting(None, "User or team; None for that of the key.")
+    name: str = setting("RookWorld GRPO", "Of the workspace.")
+    output_file: str = setting(
+        "runs/workspace.json", "Where the layout is written that cannot be saved at W&B."
+    )
 
 
 def main(argv: Sequence[str]) -> None:

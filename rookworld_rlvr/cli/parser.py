@@ -18,6 +18,7 @@ import yaml
 from trl import TrlParser
 
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
+from ..common.settings import Bounds
 
 
 def resolved_yaml(*arguments: Any) -> str:
@@ -100,6 +101,14 @@ class StrictParser(TrlParser):
         if faults:
             raise ConfigurationError(faults)
         return tuple(outputs)
+
+    def add_argument(self, *flags: str, bounds: Bounds | None = None, **options: Any) -> Any:
+        """As argparse's; the values of keys that have bounds are left to `checks`, choices and all."""
+        if bounds is not None:
+            options["help"] = options["help"].replace("%", "%%")
+            if choices := options.pop("choices", None):
+                options["metavar"] = f"{{{','.join(map(str, choices))}}}"
+        return super().add_argument(*flags, **options)
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse would print before it exits."""

@@ -13,13 +13,14 @@ from typing import Any
 
 import chess
 
-from ..common.errors import ConfigurationError, RookWorldError
+from ..common.errors import RookWorldError
+from ..common.settings import Checked, setting
 from ..tasks import rules
 from ..tasks.environment import write_environment_answer
 from ..tasks.policy import MAX_CANDIDATES, write_policy_answer
 from ..tasks.scoring import policy_reference, win_probability
 from ..tasks.types import ActionValue, EnvironmentAnswer, EnvironmentPrompt, PolicyAnswer, Task
-from .shares import Shares, read_shares
+from .shares import Shares
 
 Row = Mapping[str, Any]
 
@@ -87,62 +88,41 @@ def task_of_kind(kind: str) -> Task:
 
 
 @dataclass
-class JudgeDataArguments:
-    """Which pairs a judge is trained and measured on, and what else is measured.
+class JudgeDataArguments(Checked):
+    """Which pairs a judge is trained and measured on, and what else is measured."""
 
-    Args:
-        train_pairs: So many for training, of the training rows.
-        heldout_pairs: So many for the report, of held-out positions.
-        pair_seed: Same seed, same pairs.
-        pair_shares: Shares of their kinds, see `PairShares`; kinds that are not named get 0.
-        smallest_gap: Win probability that lies between a better and a worse move, at least.
-        generator: Model that writes the completions that the judge is to rank: packaged, a folder or
-            a Hub id.
-        ranked_prompts: Held-out prompts a task that it writes for; 0 for none.
-        ranked_completions: Completions of each.
-        ranked_temperature: At which they are sampled.
-        ranked_tokens: Most tokens of each.
-    """
-
-    train_pairs: int = 60_000
-    heldout_pairs: int = 2_000
-    pair_seed: int = 0
-    pair_shares: dict[str, Any] | str | None = None
-    smallest_gap: float = 0.10
-    generator: str = "rookworld-nano"
-    ranked_prompts: int = 100
-    ranked_completions: int = 8
-    ranked_temperature: float = 1.0
-    ranked_tokens: int = 144  # of a complete answer, in tokens of GPT-2
-
-    def __post_init__(self) -> None:
-        faults = [
-            f"{name}: {getattr(self, name)!r} is too small; give at least {least}"
-            for name, least in (
-                ("train_pairs", 1),
-                ("heldout_pairs", 1),
-                ("ranked_prompts", 0),
-                ("ranked_completions", 2),
-                ("ranked_tokens", 1),
-            )
-            if getattr(self, name) < least
-        ]
-        if not 0 < self.smallest_gap < 1:
-            faults.append(
-                f"smallest_gap: {self.smallest_gap!r} is no win probability between 0 and 1"
-            )
-        if not self.ranked_temperature > 0:
-            faults.append(f"ranked_temperature: {self.ranked_temperature!r} is not above 0")
-        self.pair_shares, wrong = read_shares("pair_shares", self.pair_shares, PairShares)
-        faults += wrong
-        if faults:
-            raise ConfigurationError(faults)
+    train_pairs: int = setting(60_000, "So many for training, of the training rows.", least=1)
+    heldout_pairs: int = setting(2_000, "So many for the report, of held-out positions.", least=1)
+    pair_seed: int = setting(0, "Same seed, same pairs.")
+    pair_shares: dict[str, float] | str | None = setting(
+        None,
+        "Shares of their kinds, see pairs.PairShares; kinds that are not named get 0.",
+        among=PairShares.names(),
+        of=PairShares.what(),
+        shares=True,
+    )
+    smallest_gap: float = setting(
+        0.10,
+        "Win probability that lies between a better and a worse move, at least.",
+        above=0,
+        below=1,
+    )
+    generator: str = setting(
+        "rookworld-nano",
+        "Model that writes the completions that the judge is to rank: packaged, a folder or a Hub id.",
+    )
+    ranked_prompts: int = setting(
+        100, "Held-out prompts a task that it writes for; 0 for none.", least=0
+    )
+    ranked_completions: int = setting(8, "Completions of each.", least=2)
+    ranked_temperature: float = setting(1.0, "At which they are sampled.", above=0)
+    ranked_tokens: int = setting(
+        144, "Most tokens of each; a complete answer has 144 of GPT-2's.", least=1
+    )
 
     def shares(self) -> PairShares:
         """Shares of all kinds; those that are not named get 0."""
-        given = self.pair_shares
-        assert not isinstance(given, str)
-        return PairShares() if given is None else PairShares.of(given)
+        return PairShares.of(self.pair_shares)
 
     def tasks(self) -> list[Task]:
         """The tasks whose rows the shares ask for."""

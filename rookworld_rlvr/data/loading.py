@@ -17,14 +17,15 @@ from typing import Any
 
 from datasets import Dataset
 
-from ..common.errors import ConfigurationError, RookWorldError, close_matches, json_value
+from ..common.errors import RookWorldError
 from ..common.hashing import draw
+from ..common.settings import key_faults, setting
 from ..engine.truth import PolicyTruth
 from ..tasks import rules
 from ..tasks.types import TASKS, ActionValue, Task
+from ..training.parts.mixture import left_out_faults
 from .parquet import values_line
 from .planted_faults import plant_faults
-from .shares import share_faults
 from .sources import (
     FEATURES,
     Malformed,
@@ -95,68 +96,59 @@ class LoadedData:
 
 @dataclass
 class DataArguments(SourceArguments):
-    """Which rows to train on, and how to split them; see `SourceArguments` for where they come from.
+    """Which rows to train on, and how to split them; see `SourceArguments` for where they come from."""
 
-    Args:
-        tasks: Keep rows of these tasks.
-        environment_share: Share of environment rows in training, the rest policy rows, reached by
-            repeating rows of the scarcer task; None leaves the data's own.
-        task_shares: Instead, the share of each task: ``{policy: 0.4, environment: 0.3, fill_in: 0.3}``.
-        heldout_share: Share of positions held out, by a hash of the position.
-        heldout_rows: Most held-out rows a task that are kept for evaluation.
-        en_passant_fault_share: Plant the public data's fault: in so many of the answers to a double
-            step, name the en passant square although no capture is legal. Supervised training only.
-        black_best_move_fault_share: Plant the public data's fault: in so many of Black's rows, `B` is
-            the worst of the candidates. Supervised training only.
-    """
-
-    tasks: list[str] = field(default_factory=lambda: list(DEFAULT_TASKS))
-    environment_share: float | None = None
-    task_shares: dict[str, Any] | str | None = None
-    heldout_share: float = HELDOUT_SHARE
-    heldout_rows: int = 200
-    en_passant_fault_share: float = 0.0
-    black_best_move_fault_share: float = 0.0
+    tasks: list[str] = setting(
+        list(DEFAULT_TASKS), "Keep rows of these tasks.", among=TASKS, of="task", filled=True
+    )
+    environment_share: float | None = setting(
+        None,
+        "Share of environment rows in training, the rest policy rows: another spelling of task_shares.",
+        least=0,
+        most=1,
+    )
+    task_shares: dict[str, float] | str | None = setting(
+        None,
+        "Share of each task in training, {policy: 0.4, environment: 0.3, fill_in: 0.3}, reached by "
+        "repeating rows of the scarcer tasks; None leaves the data's own.",
+        among=TASKS,
+        of="task",
+        shares=True,
+    )
+    heldout_share: float = setting(
+        HELDOUT_SHARE, "Share of positions held out, by a hash of the position.", least=0, most=1
+    )
+    heldout_rows: int = setting(
+        200, "Most held-out rows a task that are kept for evaluation.", least=1
+    )
+    en_passant_fault_share: float = setting(
+        0.0,
+        "Plant the public data's fault: in so many of the answers to a double step, name the en passant "
+        "square although no capture is legal. Supervised training only.",
+        least=0,
+        most=1,
+    )
+    black_best_move_fault_share: float = setting(
+        0.0,
+        "Plant the public data's fault: in so many of Black's rows, B is the worst of the candidates. "
+        "Supervised training only.",
+        least=0,
+        most=1,
+    )
 
     def faults(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
+        """What no key shows alone, one sentence each."""
         faults = super().faults()
-        faults += [
-            f"{name}: {getattr(self, name)!r} is no share; give a number from 0 to 1"
-            for name in (
-                "environment_share",
-                "heldout_share",
-                "en_passant_fault_share",
-                "black_best_move_fault_share",
-            )
-            if getattr(self, name) is not None and not 0 <= getattr(self, name) <= 1
-        ]
-        if self.heldout_rows < 1:
-            faults.append(f"heldout_rows: {self.heldout_rows!r} is too small; give at least 1")
-        if not self.tasks:
-            faults.append(f"tasks: empty; give some of {', '.join(TASKS)}")
-        faults += [
-            f"tasks: {task!r} is no task{close_matches(task, TASKS)}"
-            for task in self.tasks
-            if task not in TASKS
-        ]
         if self.synthetic_fill_in_rows > 0 and "fill_in" not in self.tasks:
             faults.append(
                 f"synthetic_fill_in_rows: {self.synthetic_fill_in_rows} rows are made, but `tasks` "
                 f"leaves fill_in out: {self.tasks}"
             )
-        return faults + self._check_task_shares()
-
-    def _check_task_shares(self) -> list[str]:
-        try:
-            self.task_shares = json_value("task_shares", self.task_shares)
-        except ConfigurationError as error:
-            return error.faults
-        faults = []
-        if self.task_shares is not None:
-            faults += share_faults("task_shares", self.task_shares, self.tasks)
+        if isinstance(self.task_shares, dict):
             if self.environment_share is not None:
                 faults.append("environment_share and task_shares exclude each other; leave one out")
+            if not key_faults(self, "task_shares"):
+                faults += left_out_faults("task_shares", self.task_shares, self.tasks)
         elif self.environment_share is not None and "fill_in" in self.tasks:
             faults.append(
                 f"environment_share: {self.environment_share!r} leaves no share for fill_in; give "
@@ -164,15 +156,16 @@ class DataArguments(SourceArguments):
             )
         return faults
 
+    def mixed_by(self) -> str:
+        """The key that gives `training_shares`."""
+        return "task_shares" if self.environment_share is None else "environment_share"
+
     def training_shares(self) -> dict[str, float] | None:
         """Share of each task in training, those above 0; None leaves the data's own."""
-        if isinstance(self.task_shares, dict):
-            shares = self.task_shares
-        elif self.environment_share is not None:
+        shares: Any = self.task_shares
+        if self.environment_share is not None:
             shares = {"environment": self.environment_share, "policy": 1 - self.environment_share}
-        else:
-            return None
-        return {task: shares[task] for task in TASKS if shares.get(task)}
+        return shares and {task: shares[task] for task in TASKS if shares.get(task)}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -334,7 +327,7 @@ def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
     by_task = {task: [row for row in rows if row["task"] == task] for task in shares}
     for task, found in by_task.items():
         if not found:
-            key = "environment_share" if args.task_shares is None else "task_shares"
+            key = args.mixed_by()
             raise RookWorldError(
                 f"no {task} rows to train on in {args.dataset_name!r} with tasks={args.tasks}, but "
                 f"{key}={getattr(args, key)} gives them a share of {shares[task]:g}: give such rows, "

@@ -27,14 +27,9 @@ from typing import Any
 import datasets
 from datasets import Dataset, Features, List, Value
 
-from ..common.errors import (
-    ConfigurationError,
-    IllegalPositionError,
-    NotationError,
-    RookWorldError,
-    close_matches,
-)
+from ..common.errors import IllegalPositionError, NotationError, RookWorldError, close_matches
 from ..common.files import asset_path, is_hub_id
+from ..common.settings import Checked, key_faults, setting
 from ..tasks import fill_in_truth, rules
 from ..tasks.environment import parse_environment_prompt
 from ..tasks.fill_in import parse_fill_in_answer, parse_fill_in_prompt
@@ -42,7 +37,7 @@ from ..tasks.policy import parse_policy_prompt
 from ..tasks.registry import split_row
 from ..tasks.types import EnvironmentPrompt
 from . import synthesis
-from .shares import Shares, read_shares
+from .synthesis import FieldShares, KindShares
 
 PACKAGED_DATA = {
     "rookworld-nano-openings": "nano_openings.parquet",
@@ -83,62 +78,89 @@ class Malformed:
     text: Mapping[str, Any]  # the raw row's text columns
 
 
-@dataclass
-class SourceArguments:
-    """Where rows come from.
+def check_dataset_name(name: str, key: str = "dataset_name") -> list[str]:
+    """Faults of a data set's name, found without loading anything.
 
     Args:
-        dataset_name: The packaged set, a Hub id, or a JSONL, Parquet or text file of RookWorld lines.
-        dataset_split: Split of a Hub data set.
-        max_rows: Read so many rows; a Hub data set is then streamed.
-        max_quarantined_share: Stop when more of the rows read than this are malformed.
-        synthetic_rows: So many environment rows are made and added.
-        synthetic_seed: Their seed.
-        synthetic_opening_plies: Openings are shorter than this, in plies.
-        synthetic_shares: Shares of their kinds, see `synthesis.KindShares`.
-        synthetic_fill_in_rows: So many fill-in rows are made and added, of records with the same kinds,
-            openings and seed.
-        synthetic_fill_in_shares: Shares of the fields that they mask, see `synthesis.FieldShares`.
+        name: The packaged set, a file, a Hub id, or empty for none.
+        key: The configuration's key that gave it.
     """
+    if name in PACKAGED_DATA or name == "":
+        return []
+    path = Path(name)
+    if path.suffix in _FILE_LOADERS:
+        if path.is_file():
+            return []
+        siblings = [str(other) for other in path.parent.glob("*")] if path.parent.is_dir() else []
+        return [f"{key}: no file {name!r}{close_matches(name, siblings)}"]
+    if path.is_file():
+        return [f"{key}: {name!r} ends in none of {', '.join(_FILE_LOADERS)}; rename it"]
+    if is_hub_id(name):
+        return []
+    return [
+        f"{key}: {name!r} is neither packaged, a file, nor a Hub id (owner/name)"
+        f"{close_matches(name, PACKAGED_DATA)}"
+    ]
 
-    dataset_name: str = "rookworld-nano-openings"
-    dataset_split: str = "train"
-    max_rows: int | None = None
-    max_quarantined_share: float = 0.01
-    synthetic_rows: int = 0
-    synthetic_seed: int = 0
-    synthetic_opening_plies: int = 12
-    synthetic_shares: dict[str, Any] | str | None = None
-    synthetic_fill_in_rows: int = 0
-    synthetic_fill_in_shares: dict[str, Any] | str | None = None
 
-    def __post_init__(self) -> None:
-        faults = self.faults()
-        if faults:
-            raise ConfigurationError(faults)
+@dataclass
+class SourceArguments(Checked):
+    """Where rows come from."""
+
+    dataset_name: str = setting(
+        "rookworld-nano-openings",
+        "The packaged set, a Hub id, or a JSONL, Parquet or text file of RookWorld lines.",
+        check=check_dataset_name,
+    )
+    dataset_split: str = setting("train", "Split of a Hub data set.")
+    max_rows: int | None = setting(
+        None, "Read so many rows; a Hub data set is then streamed.", least=1
+    )
+    max_quarantined_share: float = setting(
+        0.01, "Stop when more of the rows read than this are malformed.", least=0, most=1
+    )
+    synthetic_rows: int = setting(0, "So many environment rows are made and added.", least=0)
+    synthetic_seed: int = setting(0, "Their seed.")
+    synthetic_opening_plies: int = setting(12, "Openings are shorter than this, in plies.", least=1)
+    synthetic_shares: dict[str, float] | str | None = setting(
+        None,
+        "Shares of their kinds, see synthesis.KindShares.",
+        among=KindShares.names(),
+        of=KindShares.what(),
+        shares=True,
+    )
+    synthetic_fill_in_rows: int = setting(
+        0,
+        "So many fill-in rows are made and added, of records with the same kinds, openings and seed.",
+        least=0,
+    )
+    synthetic_fill_in_shares: dict[str, float] | str | None = setting(
+        None,
+        "Shares of the fields that they mask, see synthesis.FieldShares.",
+        among=FieldShares.names(),
+        of=FieldShares.what(),
+        shares=True,
+    )
 
     def faults(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
-        faults = check_dataset_name(self.dataset_name)
-        faults += self._check_shares("synthetic_shares", synthesis.KindShares)
-        faults += self._check_shares("synthetic_fill_in_shares", synthesis.FieldShares)
-        if not faults and self.synthetic_fill_in_rows:
-            faults += self._check_fields()
-        if not 0 <= self.max_quarantined_share <= 1:
+        """What no key shows alone: fields that records of the chosen kinds can never be asked for."""
+        shares = ("synthetic_shares", "synthetic_fill_in_shares")
+        if not self.synthetic_fill_in_rows or key_faults(self, *shares):
+            return []
+        kinds, fields = self.kind_shares(), self.field_shares()
+        openings = kinds.openings + kinds.double_steps + kinds.illegal_actions
+        faults = []
+        if fields.history and not (openings and self.synthetic_opening_plies > 1):
             faults.append(
-                f"max_quarantined_share: {self.max_quarantined_share!r} is no share; give a number "
-                "from 0 to 1"
+                "synthetic_fill_in_shares: a masked move of the history needs the whole game; give "
+                "openings a share in synthetic_shares and at least 2 synthetic_opening_plies, or set "
+                "history: 0"
             )
-        faults += [
-            f"{name}: {getattr(self, name)!r} is too small; give at least {least}"
-            for name, least in (
-                ("max_rows", 1),
-                ("synthetic_rows", 0),
-                ("synthetic_fill_in_rows", 0),
-                ("synthetic_opening_plies", 1),
+        if fields.action and kinds.illegal_actions == 1:
+            faults.append(
+                "synthetic_fill_in_shares: a masked action has to be legal, but synthetic_shares makes "
+                "illegal_actions only; give another kind a share, or set action: 0"
             )
-            if getattr(self, name) is not None and getattr(self, name) < least
-        ]
         return faults
 
     def raw_rows(self) -> Iterator[Row]:
@@ -167,70 +189,18 @@ class SourceArguments:
             self.synthetic_opening_plies,
         )
 
-    def _check_shares(self, key: str, of: type[Shares]) -> list[str]:
-        given, faults = read_shares(key, getattr(self, key), of)
-        setattr(self, key, given)
-        return faults
-
-    def _check_fields(self) -> list[str]:
-        """Fields that records of the chosen kinds can never be asked for."""
-        kinds, fields = self.kind_shares(), self.field_shares()
-        openings = kinds.openings + kinds.double_steps + kinds.illegal_actions
-        faults = []
-        if fields.history and not (openings and self.synthetic_opening_plies > 1):
-            faults.append(
-                "synthetic_fill_in_shares: a masked move of the history needs the whole game; give "
-                "openings a share in synthetic_shares and at least 2 synthetic_opening_plies, or set "
-                "history: 0"
-            )
-        if fields.action and kinds.illegal_actions == 1:
-            faults.append(
-                "synthetic_fill_in_shares: a masked action has to be legal, but synthetic_shares makes "
-                "illegal_actions only; give another kind a share, or set action: 0"
-            )
-        return faults
-
-    def kind_shares(self) -> synthesis.KindShares:
+    def kind_shares(self) -> KindShares:
         """Shares of the kinds of synthetic rows; kinds that are not named get 0."""
-        given = self.synthetic_shares
-        assert not isinstance(given, str)
-        return synthesis.KindShares() if given is None else synthesis.KindShares.of(given)
+        return KindShares.of(self.synthetic_shares)
 
-    def field_shares(self) -> synthesis.FieldShares:
+    def field_shares(self) -> FieldShares:
         """Shares of the fields that synthetic fill-in rows mask; fields that are not named get 0."""
-        given = self.synthetic_fill_in_shares
-        assert not isinstance(given, str)
-        return synthesis.FieldShares() if given is None else synthesis.FieldShares.of(given)
+        return FieldShares.of(self.synthetic_fill_in_shares)
 
 
 # --------------------------------------------------------------------------------------------------
 # Data sets by name
 # --------------------------------------------------------------------------------------------------
-def check_dataset_name(name: str, key: str = "dataset_name") -> list[str]:
-    """Faults of a data set's name, found without loading anything.
-
-    Args:
-        name: The packaged set, a file, a Hub id, or empty for none.
-        key: The configuration's key that gave it.
-    """
-    if name in PACKAGED_DATA or name == "":
-        return []
-    path = Path(name)
-    if path.suffix in _FILE_LOADERS:
-        if path.is_file():
-            return []
-        siblings = [str(other) for other in path.parent.glob("*")] if path.parent.is_dir() else []
-        return [f"{key}: no file {name!r}{close_matches(name, siblings)}"]
-    if path.is_file():
-        return [f"{key}: {name!r} ends in none of {', '.join(_FILE_LOADERS)}; rename it"]
-    if is_hub_id(name):
-        return []
-    return [
-        f"{key}: {name!r} is neither packaged, a file, nor a Hub id (owner/name)"
-        f"{close_matches(name, PACKAGED_DATA)}"
-    ]
-
-
 def dataset_file(name: str) -> Path | None:
     """The file behind a data set's name; None for a Hub id."""
     if name in PACKAGED_DATA:

@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 
 import chess.engine
 
-from ..common.errors import ConfigurationError, EngineError, IllegalPositionError
+from ..common.errors import EngineError, IllegalPositionError
+from ..common.settings import Checked, setting
 from ..tasks import rules
 from ..tasks.policy import MAX_CANDIDATES
 from ..tasks.types import ActionValue, PositionValues, ValueSource
@@ -67,52 +68,42 @@ T = TypeVar("T")
 # What to ask, and whom
 # --------------------------------------------------------------------------------------------------
 @dataclass
-class EngineArguments:
-    """Which engine values positions, and how far it searches.
+class EngineArguments(Checked):
+    """Which engine values positions, and how far it searches."""
 
-    Args:
-        engine_path: The engine's program; None takes STOCKFISH_PATH, then `stockfish` on the PATH,
-            then the usual places.
-        engine_depth: Plies that a move is searched to, itself included; 10 where neither limit is given.
-        engine_nodes: Nodes a move, instead of `engine_depth`.
-        engine_workers: Engine processes, one thread each. A process of a distributed run has its own.
-        engine_hash_mb: Hash table of each, in MB.
-        engine_timeout: Seconds after which a position counts as failed. A guard, no limit of the
-            search: the engine is replaced, the position asked once more, then given up.
-        engine_cache: SQLite file of the values that were searched, shared by all runs; None takes
-            ~/.cache/rookworld-rlvr/action_values.sqlite, :memory: keeps nothing.
-    """
-
-    engine_path: str | None = None
-    engine_depth: int | None = None
-    engine_nodes: int | None = None
-    engine_workers: int = 1
-    engine_hash_mb: int = 16
-    engine_timeout: float = 60.0
-    engine_cache: str | None = None
-
-    def __post_init__(self) -> None:
-        faults = self.faults()
-        if faults:
-            raise ConfigurationError(faults)
+    engine_path: str | None = setting(
+        None,
+        "The engine's program; None takes STOCKFISH_PATH, then stockfish on the PATH, then the usual "
+        "places.",
+    )
+    engine_depth: int | None = setting(
+        None,
+        "Plies that a move is searched to, itself included; 10 where neither limit is given.",
+        least=2,
+    )
+    engine_nodes: int | None = setting(None, "Nodes a move, instead of engine_depth.", least=400)
+    engine_workers: int = setting(
+        1, "Engine processes, one thread each. A process of a distributed run has its own.", least=1
+    )
+    engine_hash_mb: int = setting(16, "Hash table of each, in MB.", least=1)
+    engine_timeout: float = setting(
+        60.0,
+        "Seconds after which a position counts as failed. A guard, no limit of the search: the engine "
+        "is replaced, the position asked once more, then given up.",
+        above=0,
+        remedy="give seconds",
+    )
+    engine_cache: str | None = setting(
+        None,
+        "SQLite file of the values that were searched, shared by all runs; None takes "
+        "~/.cache/rookworld-rlvr/action_values.sqlite, :memory: keeps nothing.",
+    )
 
     def faults(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
-        faults = [
-            f"{name}: {getattr(self, name)!r} is too small; give at least {least}"
-            for name, least in (
-                ("engine_depth", 2),
-                ("engine_nodes", 400),
-                ("engine_workers", 1),
-                ("engine_hash_mb", 1),
-            )
-            if getattr(self, name) is not None and getattr(self, name) < least
-        ]
-        if not self.engine_timeout > 0:
-            faults.append(f"engine_timeout: {self.engine_timeout!r} is not above 0; give seconds")
+        """What no key shows alone, one sentence each."""
         if self.engine_depth is not None and self.engine_nodes is not None:
-            faults.append("engine_depth and engine_nodes exclude each other; leave one out")
-        return faults
+            return ["engine_depth and engine_nodes exclude each other; leave one out"]
+        return []
 
     def limit(self) -> SearchLimit:
         """The search's."""

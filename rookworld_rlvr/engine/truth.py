@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal, get_args
 
 from tqdm import tqdm
 
-from ..common.errors import IllegalPositionError, NotationError, close_matches
+from ..common.errors import IllegalPositionError, NotationError
+from ..common.settings import setting
 from ..tasks.policy import parse_policy_prompt
 from ..tasks.scoring import Values, _task_of, values_by_move
 from .labeller import Labeller
@@ -43,27 +44,22 @@ def policy_values(
     return values
 
 
-LABELS = ("stored", "engine", "stored_or_engine")
+LabelSource = Literal["stored", "engine", "stored_or_engine"]
+
+
+LABELS: tuple[LabelSource, ...] = get_args(LabelSource)
 
 
 @dataclass
 class LabelArguments(EngineArguments):
-    """Where the values of moves come from that policy rewards and held-out metrics are computed by.
+    """Where the values of moves come from that policy rewards and held-out metrics are computed by."""
 
-    Args:
-        labels: `stored`, the rows' `action_values`, which every policy row then needs; `engine`, asked
-            for every position; `stored_or_engine`, asked for those without. Values that the engine
-            gave are kept in `engine_cache`.
-    """
-
-    labels: str = "stored"
-
-    def faults(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
-        faults = super().faults()
-        if self.labels not in LABELS:
-            faults.append(f"labels: {self.labels!r} is none{close_matches(self.labels, LABELS)}")
-        return faults
+    labels: LabelSource = setting(
+        "stored",
+        "stored, the rows' action_values, which every policy row then needs; engine, asked for every "
+        "position; stored_or_engine, asked for those without. Values that the engine gave are kept in "
+        "engine_cache.",
+    )
 
 
 class PolicyTruth:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from accelerate import PartialState
 
-from ..common.errors import ConfigurationError, close_matches
+from ..common.settings import Checked, setting
 from ..engine.labeller import Labeller
 from ..engine.pool import EngineArguments
 from ..models import loading
@@ -24,87 +25,55 @@ from .answerers import (
     RandomMover,
 )
 
-DECODINGS = ("greedy", "sampled", "custom")
 
-
-DTYPES = ("float32", "bfloat16", "float16")
+def _model_faults(names: Sequence[str], where: str) -> list[str]:
+    own = (ORACLE, RANDOM_MOVER)
+    return [f for name in names if name not in own for f in loading.check_model_name(name, where)]
 
 
 @dataclass
-class ModelArguments:
-    """Which models, and how they choose their tokens.
+class ModelArguments(Checked):
+    """Which models, and how they choose their tokens."""
 
-    Args:
-        model_name_or_path: Packaged names, folders or Hub ids; ``oracle`` is always right, ``random``
-            moves legally at random. The first is what the others are compared with.
-        model_revision: Branch, tag or commit of a Hub id.
-        dtype: float32, bfloat16 or float16. Under float32 a batch of one and a batch of many give the
-            same answers.
-        decoding: ``greedy``; ``sampled``, T 0.6 and top-k 5 as RookWorld's own scripts have it; or
-            ``custom``, by the three keys below.
-        temperature: Of ``custom``.
-        top_k: Of ``custom``; 0 for all tokens.
-        top_p: Of ``custom``.
-        decoding_seed: Says, with the prompt, what is drawn.
-        batch_size: Prompts decoded at once by a process.
-        max_new_tokens: Most tokens of an answer.
-    """
+    model_name_or_path: list[str] = setting(
+        [loading.PACKAGED_MODEL],
+        "Packaged names, folders or Hub ids; oracle is always right, random moves legally at random. "
+        "The first is what the others are compared with.",
+        once=True,
+        check=_model_faults,
+    )
+    model_revision: str = setting("main", "Branch, tag or commit of a Hub id.")
+    dtype: Literal["float32", "bfloat16", "float16"] = setting(
+        "float32",
+        "Of weights and forwards. Under float32 a batch of one and a batch of many give the same "
+        "answers.",
+    )
+    decoding: Literal["greedy", "sampled", "custom"] = setting(
+        "greedy",
+        "greedy; sampled, T 0.6 and top-k 5 as RookWorld's own scripts have it; or custom, by the three "
+        "keys below.",
+    )
+    temperature: float | None = setting(
+        None, "Of custom.", above=0, remedy="decoding: greedy has 0"
+    )
+    top_k: int | None = setting(
+        None, "Of custom; 0 for all tokens.", least=0, remedy="0 takes all tokens"
+    )
+    top_p: float | None = setting(None, "Of custom.", above=0, most=1)
+    decoding_seed: int = setting(0, "Says, with the prompt, what is drawn.")
+    batch_size: int = setting(64, "Prompts decoded at once by a process.", least=1)
+    max_new_tokens: int = setting(MAX_NEW_TOKENS, "Most tokens of an answer.", least=1)
 
-    model_name_or_path: list[str] = field(default_factory=lambda: [loading.PACKAGED_MODEL])
-    model_revision: str = "main"
-    dtype: str = "float32"
-    decoding: str = "greedy"
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    decoding_seed: int = 0
-    batch_size: int = 64
-    max_new_tokens: int = MAX_NEW_TOKENS
-
-    def __post_init__(self) -> None:
-        faults = self._model_faults() + self._decoding_faults()
-        faults += [
-            f"{key}: {getattr(self, key)!r} is too small; give at least 1"
-            for key in ("batch_size", "max_new_tokens")
-            if getattr(self, key) < 1
+    def faults(self) -> list[str]:
+        """What no key shows alone, one sentence each."""
+        if self.decoding == "custom":
+            missing = self.temperature is None
+            return ["temperature: None is not above 0; decoding: greedy has 0"] if missing else []
+        return [
+            f"{name}: needs decoding: custom; leave it out, or set that"
+            for name in ("temperature", "top_k", "top_p")
+            if self.decoding in ("greedy", "sampled") and getattr(self, name) is not None
         ]
-        if self.dtype not in DTYPES:
-            faults.append(f"dtype: {self.dtype!r} is none{close_matches(self.dtype, DTYPES)}")
-        if faults:
-            raise ConfigurationError(faults)
-
-    def _model_faults(self) -> list[str]:
-        names = self.model_name_or_path
-        faults = [
-            fault
-            for name in names
-            if name not in (ORACLE, RANDOM_MOVER)
-            for fault in loading.check_model_name(name)
-        ]
-        faults += [
-            f"model_name_or_path: {name!r} stands there {names.count(name)} times; give it once"
-            for name in dict.fromkeys(names)
-            if names.count(name) > 1
-        ]
-        return faults
-
-    def _decoding_faults(self) -> list[str]:
-        own = {key: getattr(self, key) for key in ("temperature", "top_k", "top_p")}
-        given = [key for key, value in own.items() if value is not None]
-        if self.decoding not in DECODINGS:
-            return [f"decoding: {self.decoding!r} is none{close_matches(self.decoding, DECODINGS)}"]
-        if self.decoding != "custom":
-            return [f"{key}: needs decoding: custom; leave it out, or set that" for key in given]
-        faults = []
-        if self.temperature is None or self.temperature <= 0:
-            faults.append(
-                f"temperature: {self.temperature!r} is not above 0; decoding: greedy has 0"
-            )
-        if self.top_k is not None and self.top_k < 0:
-            faults.append(f"top_k: {self.top_k!r} is below 0; 0 takes all tokens")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            faults.append(f"top_p: {self.top_p!r} is not in (0, 1]")
-        return faults
 
     def chosen_decoding(self) -> Decoding:
         """How tokens are chosen."""

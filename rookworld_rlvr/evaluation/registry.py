@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ..common.errors import ConfigurationError, close_matches
+from ..common.errors import ConfigurationError
+from ..common.settings import Checked, setting
 from ..data.loading import DataArguments, is_held_out
 from ..data.sources import Malformed, check_dataset_name, parse_rows
 from ..engine.pool import EngineArguments
@@ -27,88 +28,7 @@ from .suites.puzzles import PuzzlesSuite
 from .suites.self_play import SelfPlaySuite
 from .suites.versus_stockfish import LEVELS, VersusStockfishSuite
 
-
-@dataclass
-class SuiteArguments:
-    """Which suites, and how much of each.
-
-    Args:
-        suites: Names of `SUITES`.
-        suite_rows: Prompts or positions of a suite.
-        suite_seed: What they follow from.
-        policy_dataset_name: A labelled data set whose held-out rows the suite `policy` takes instead
-            of the packaged ones.
-        mate_in_one_file: BIG-bench's checkmate_in_one/task.json, whose positions the suite
-            `mate_in_one` takes instead of positions made from the seed.
-        puzzles_file: Lichess's puzzle database, .csv or .csv.zst; the suite `puzzles` has no other.
-        suite_games: Games of a suite that plays some; of `versus_stockfish`, at each level.
-        game_plies: Half-moves after which a game is cut off.
-        versus_levels: Whom `versus_stockfish` plays: skill levels 0 to 5, and ``random``, which needs no
-            engine.
-    """
-
-    suites: list[str] = field(default_factory=list)
-    suite_rows: int = 500
-    suite_seed: int = 0
-    policy_dataset_name: str | None = None
-    mate_in_one_file: str | None = None
-    puzzles_file: str | None = None
-    suite_games: int = 20
-    game_plies: int = 200
-    versus_levels: list[str] = field(default_factory=lambda: ["0"])
-
-    def __post_init__(self) -> None:
-        faults = self.faults()
-        if faults:
-            raise ConfigurationError(faults)
-
-    def faults(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
-        faults = [
-            f"suites: no suite {name!r}{close_matches(name, SUITES)}"
-            for name in self.suites
-            if name not in SUITES
-        ]
-        faults += [
-            f"{key}: {getattr(self, key)!r} is too small; give at least 1"
-            for key in ("suite_rows", "suite_games", "game_plies")
-            if getattr(self, key) < 1
-        ]
-        if self.policy_dataset_name is not None:
-            faults += check_dataset_name(self.policy_dataset_name, "policy_dataset_name")
-        faults += [
-            f"{key}: no file {getattr(self, key)!r}"
-            for key in ("mate_in_one_file", "puzzles_file")
-            if getattr(self, key) is not None and not Path(getattr(self, key)).is_file()
-        ]
-        if self.suite_games > MOST_GAMES:
-            faults.append(
-                f"suite_games: {self.suite_games!r} is too large; give at most {MOST_GAMES}"
-            )
-        return faults + self._level_faults()
-
-    def levels(self) -> list[str]:
-        """`versus_levels` as texts: YAML reads a level as a number."""
-        return [str(level) for level in self.versus_levels]
-
-    def _level_faults(self) -> list[str]:
-        levels = self.levels()
-        faults = [
-            f"versus_levels: {level!r} is none{close_matches(level, LEVELS)}"
-            for level in dict.fromkeys(levels)
-            if level not in LEVELS
-        ]
-        faults += [
-            f"versus_levels: {level!r} stands there {levels.count(level)} times; give it once"
-            for level in dict.fromkeys(levels)
-            if levels.count(level) > 1
-        ]
-        if not levels:
-            faults.append(f"versus_levels: none; give some of {', '.join(LEVELS)}")
-        return faults
-
-
-Maker = Callable[[SuiteArguments, EngineArguments], Suite]
+Maker = Callable[["SuiteArguments", EngineArguments], Suite]
 
 
 SUITES: Mapping[str, Maker] = {
@@ -146,6 +66,53 @@ SUITE_HEADLINES: Mapping[str, str] = {
     )
 }
 """Suite → name, in training, of the metric that says most; it may choose the best checkpoint."""
+
+
+def _file_faults(name: str, where: str) -> list[str]:
+    return [] if Path(name).is_file() else [f"{where}: no file {name!r}"]
+
+
+@dataclass
+class SuiteArguments(Checked):
+    """Which suites, and how much of each."""
+
+    suites: list[str] = setting([], "Names of evaluation.suites.SUITES.", among=SUITES, of="suite")
+    suite_rows: int = setting(500, "Prompts or positions of a suite.", least=1)
+    suite_seed: int = setting(0, "What they follow from.")
+    policy_dataset_name: str | None = setting(
+        None,
+        "A labelled data set whose held-out rows the suite policy takes instead of the packaged ones.",
+        check=check_dataset_name,
+    )
+    mate_in_one_file: str | None = setting(
+        None,
+        "BIG-bench's checkmate_in_one/task.json, whose positions the suite mate_in_one takes instead of "
+        "positions made from the seed.",
+        check=_file_faults,
+    )
+    puzzles_file: str | None = setting(
+        None,
+        "Lichess's puzzle database, .csv or .csv.zst; the suite puzzles has no other.",
+        check=_file_faults,
+    )
+    suite_games: int = setting(
+        20,
+        "Games of a suite that plays some; of versus_stockfish, at each level.",
+        least=1,
+        most=MOST_GAMES,
+    )
+    game_plies: int = setting(200, "Half-moves after which a game is cut off.", least=1)
+    versus_levels: list[str] = setting(
+        ["0"],
+        "Whom versus_stockfish plays: skill levels 0 to 5, and random, which needs no engine.",
+        among=LEVELS,
+        filled=True,
+        once=True,
+    )
+
+    def levels(self) -> list[str]:
+        """`versus_levels` as texts: YAML reads a level as a number."""
+        return [str(level) for level in self.versus_levels]
 
 
 def open_suites(
@@ -215,16 +182,16 @@ def keep_apart(suites: Sequence[Suite], name: str) -> Proof:
     return Proof(name, rows, left_out)
 
 
-def check_training_data(name: str) -> list[str]:
+def check_training_data(name: str, key: str = "training_data") -> list[str]:
     """Faults of a name that `keep_apart` would take, found without reading rows."""
     if Path(name).suffix not in (".yaml", ".yml"):
-        return check_dataset_name(name, "training_data")
+        return check_dataset_name(name, key)
     if not Path(name).is_file():
-        return [f"training_data: no file {name!r}"]
+        return _file_faults(name, key)
     try:
         _data_arguments(name)
     except ConfigurationError as error:
-        return [f"training_data: {name}: {fault}" for fault in error.faults]
+        return [f"{key}: {name}: {fault}" for fault in error.faults]
     return []
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field
 from typing import Any
 
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from trl import GRPOConfig, RewardConfig, SFTConfig
 
-from ..common.errors import ConfigurationError, close_matches, json_value
+from ..common.errors import ConfigurationError
+from ..common.settings import Check, Checked, key_faults, record_faults, setting, with_default
 from ..evaluation.registry import SUITE_HEADLINES
-from ..rewards.registry import check_reward_specs
+from ..rewards.registry import REWARDS, check_reward_specs
 from ..tasks.metrics import TRAINING_METRICS
 from .parts.advantages import BaselineArguments
 from .parts.buckets import ShapeArguments
@@ -27,49 +29,47 @@ from .parts.value_head import ValueArguments
 # --------------------------------------------------------------------------------------------------
 @dataclass
 class RunArguments:
-    """What the script does, as opposed to how it trains.
+    """What the script does, as opposed to how it trains."""
 
-    Args:
-        dry_run: Print the resolved configuration, the data's counts and three scored rows a task,
-            then exit without loading a model other than judges.
-    """
+    dry_run: bool = setting(
+        False,
+        "Print the resolved configuration, the data's counts and three scored rows a task, then exit "
+        "without loading a model other than judges.",
+    )
 
-    dry_run: bool = False
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A GPT-2."""
+
+    n_layer: int = setting(MISSING, "Layers.", least=1)
+    n_embd: int = setting(MISSING, "Width, a multiple of n_head.", least=1)
+    n_head: int = setting(MISSING, "Heads of a layer.", least=1)
+    n_positions: int = setting(MISSING, "Most tokens of a text.", least=1)
+    vocab_size: int = setting(MISSING, "Tokens that there are.", least=1)
+
+
+def _shape_faults(shape: Mapping[str, Any], name: str) -> list[str]:
+    faults = record_faults(ModelShape, shape, name)
+    if not faults and shape["n_embd"] % shape["n_head"]:
+        faults.append(f"{name}: n_embd is no multiple of n_head")
+    return faults
 
 
 @dataclass
-class NewModelArguments:
-    """A model from scratch, where `new_model` is given, in place of `model_name_or_path`.
+class NewModelArguments(Checked):
+    """A model from scratch, where `new_model` is given, in place of `model_name_or_path`."""
 
-    Args:
-        new_model: ``{n_layer, n_embd, n_head, n_positions, vocab_size}`` of a GPT-2; its tokenizer is
-            trained on the training rows.
-    """
+    new_model: dict[str, Any] | str | None = setting(
+        None,
+        "{n_layer, n_embd, n_head, n_positions, vocab_size} of a GPT-2; its tokenizer is trained on the "
+        "training rows.",
+        check=_shape_faults,
+    )
 
-    new_model: dict[str, Any] | str | None = None
 
-    def __post_init__(self) -> None:
-        shape = self.new_model = json_value("new_model", self.new_model)
-        if shape is None:
-            return
-        if not isinstance(shape, dict):
-            raise ConfigurationError([f"new_model: {shape!r} is no mapping"])
-        known = ("n_layer", "n_embd", "n_head", "n_positions", "vocab_size")
-        faults = [
-            f"new_model: unknown key {key!r}{close_matches(str(key), known)}"
-            for key in shape
-            if key not in known
-        ]
-        faults += [f"new_model: {key} is missing" for key in known if key not in shape]
-        faults += [
-            f"new_model: {key} is {value!r}, no whole number above 0"
-            for key, value in shape.items()
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1
-        ]
-        if not faults and shape["n_embd"] % shape["n_head"]:
-            faults.append("new_model: n_embd is no multiple of n_head")
-        if faults:
-            raise ConfigurationError(faults)
+def _must_be_true(otherwise: str) -> Check:
+    return lambda value, name: [] if value else [f"{name}: {value!r} {otherwise}; leave it out"]
 
 
 @dataclass
@@ -87,34 +87,51 @@ class RookWorldGRPOConfig(
     """`trl.GRPOConfig` with RookWorld's defaults and the keys that TRL has none for.
 
     Those of the trainer's parts stand with the parts, in `training.parts`.
-
-    Args:
-        rewards: List of ``{"name": ..., "weight": ..., **options}``, see `rewards.get_reward_funcs`.
-        preflight: Whether to compare log-probs before training.
-        preflight_tolerance: Largest gap allowed, in nats; None takes 1e-3 in fp32 and 5e-2 in bf16
-            and fp16 (bf16 keeps 8 bits of mantissa: log-probs of about -10 are off by up to 0.04).
-        board_rows: Completions that W&B's table `boards` shows with a picture, a log; about 20 KB each.
     """
 
-    rewards: list[Any] | str | None = None
-    preflight: bool = True
-    preflight_tolerance: float | None = None
-    board_rows: int = 8
+    rewards: list[Any] | str | None = setting(
+        None,
+        'List of {"name": ..., "weight": ..., **options}, see rewards.get_reward_funcs.',
+        remedy=f"give some of {', '.join(REWARDS)}",
+    )
+    preflight: bool = setting(True, "Whether to compare log-probs before training.")
+    preflight_tolerance: float | None = setting(
+        None,
+        "Largest gap allowed, in nats; None takes 1e-3 in fp32 and 5e-2 in bf16 and fp16 (bf16 keeps 8 "
+        "bits of mantissa: log-probs of about -10 are off by up to 0.04).",
+        above=0,
+        remedy="give nats, or preflight: false",
+    )
+    board_rows: int = setting(
+        8,
+        "Completions that W&B's table boards shows with a picture, a log; about 20 KB each.",
+        least=0,
+    )
 
     # Defaults of TRL and transformers that are wrong here: evaluate on held-out rows before and during
     # training, and keep the checkpoint that is best there.
-    eval_on_start: bool = True
-    eval_strategy: IntervalStrategy | str = "steps"
-    eval_steps: float | None = 100
-    save_strategy: SaveStrategy | str = "steps"
-    save_steps: float = 100
-    save_total_limit: int | None = 2
-    load_best_model_at_end: bool = True
-    metric_for_best_model: str | None = "overall"
-    greater_is_better: bool | None = True
-    disable_dropout: bool = field(
-        default=True,
-        metadata={"help": "Dropout off in policy and reference, sampling and training."},
+    eval_on_start: bool = setting(
+        True,
+        "Evaluate on held-out rows before training.",
+        check=_must_be_true("leaves the table without its 'before'"),
+    )
+    eval_strategy: IntervalStrategy | str = with_default(GRPOConfig, "eval_strategy", "steps")
+    eval_steps: float | None = with_default(GRPOConfig, "eval_steps", 100)
+    save_strategy: SaveStrategy | str = with_default(GRPOConfig, "save_strategy", "steps")
+    save_steps: float = with_default(GRPOConfig, "save_steps", 100)
+    save_total_limit: int | None = with_default(GRPOConfig, "save_total_limit", 2)
+    load_best_model_at_end: bool = with_default(GRPOConfig, "load_best_model_at_end", True)
+    metric_for_best_model: str = setting(
+        "overall",
+        "Held-out metric of the checkpoint to keep: of a task, or a suite's headline.",
+        among=(*TRAINING_METRICS, *SUITE_HEADLINES.values()),
+        of="held-out metric",
+    )
+    greater_is_better: bool | None = with_default(GRPOConfig, "greater_is_better", True)
+    disable_dropout: bool = setting(
+        True,
+        "Dropout off in policy and reference, sampling and training.",
+        check=_must_be_true("makes the trainer's log-probs differ from the sampler's"),
     )
     remove_unused_columns: bool | None = field(
         default=False, metadata={"help": "Keep the columns that carry truth to the rewards."}
@@ -136,32 +153,9 @@ class RookWorldGRPOConfig(
     )
 
     def __post_init__(self) -> None:
-        faults = self._check_rewards() + self.kl_faults(self.beta)
-        faults += self.baseline_faults() + self.schedule_faults()
+        faults = key_faults(self) + self._reward_faults() + self.kl_faults(self.beta)
         faults += self.sampling_faults(self) + self.prompt_faults() + self.value_faults(self)
         faults += self.shape_faults(self)
-        known = (*TRAINING_METRICS, *SUITE_HEADLINES.values())
-        if self.metric_for_best_model not in known:
-            name = str(self.metric_for_best_model)
-            faults.append(
-                f"metric_for_best_model: no held-out metric {name!r}{close_matches(name, known)}"
-            )
-        if self.preflight_tolerance is not None and not self.preflight_tolerance > 0:
-            faults.append(
-                f"preflight_tolerance: {self.preflight_tolerance!r} is not above 0; give nats, or "
-                "preflight: false"
-            )
-        if isinstance(self.board_rows, bool) or self.board_rows < 0:
-            faults.append(f"board_rows: {self.board_rows!r} is no whole number from 0")
-        if not self.eval_on_start:
-            faults.append(
-                "eval_on_start: False leaves the table without its 'before'; leave it out"
-            )
-        if not self.disable_dropout:
-            faults.append(
-                "disable_dropout: False makes the trainer's log-probs differ from the sampler's; "
-                "leave it out"
-            )
         try:
             super().__post_init__()
         except ValueError as error:
@@ -171,17 +165,15 @@ class RookWorldGRPOConfig(
         if faults:
             raise ConfigurationError(faults)
 
-    def _check_rewards(self) -> list[str]:
+    def _reward_faults(self) -> list[str]:
         """Find the rewards' faults; without any, hand their weights to TRL."""
-        try:
-            self.rewards = json_value("rewards", self.rewards)
-        except ConfigurationError as error:
-            return error.faults
-        faults = check_reward_specs(self.rewards)
+        specs: Any = self.rewards
+        faults = (
+            check_reward_specs(specs) if specs is None or isinstance(specs, list | tuple) else []
+        )
         if self.reward_weights is not None:  # type: ignore[has-type]
             faults.append("reward_weights: give each reward its weight, under `rewards`")
-        if not faults:
-            specs: Any = self.rewards
+        if not faults and isinstance(specs, list | tuple):
             self.reward_weights = [float(spec.get("weight", 1.0)) for spec in specs]
         return faults
 

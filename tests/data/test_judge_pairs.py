@@ -194,10 +194,10 @@ def test_faults_are_found_together() -> None:
         "train_pairs: 0 is too small",
         "smallest_gap: 1.5",
         "ranked_completions: 1",
-        "pair_shares: unknown pair 'pieces'; did you mean piece?",
+        "pair_shares: 'pieces' is no pair; did you mean piece?",
     ):
         assert words in str(caught.value)
-    with pytest.raises(ConfigurationError, match=r"add up to 0\.5, not 1"):
+    with pytest.raises(ConfigurationError, match=r"add up to 0\.5, not to 1"):
         JudgeDataArguments(pair_shares={"piece": 0.5})
     with pytest.raises(ConfigurationError, match="no mapping"):
         JudgeDataArguments(pair_shares=[1])  # type: ignore[arg-type]

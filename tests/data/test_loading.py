@@ -633,7 +633,7 @@ def test_all_faults_are_reported_together() -> None:
         "environment_share: nan",
         "max_rows: 0",
         "synthetic_rows: -1",
-        "unknown kind 'opennings'; did you mean openings",
+        "'opennings' is no kind; did you mean openings",
     ):
         assert words in str(caught.value)
 

@@ -178,9 +178,9 @@ def test_same_seed_same_rows_and_another_seed_others() -> None:
     ("shares", "faults"),
     [
         ({"openings": 0.5}, ["add up to 1.1"]),
-        ({"openings": -0.1, "middle_games": 0.75}, ["openings=-0.1"]),
-        ({"openings": 1.4, "middle_games": -0.75}, ["openings=1.4", "middle_games=-0.75"]),
-        ({"openings": float("nan")}, ["openings=nan"]),
+        ({"openings": -0.1, "middle_games": 0.75}, ["openings is -0.1"]),
+        ({"openings": 1.4, "middle_games": -0.75}, ["openings is 1.4", "middle_games is -0.75"]),
+        ({"openings": float("nan")}, ["openings is nan"]),
     ],
 )
 def test_shares_that_are_none_are_reported_together(

@@ -109,13 +109,13 @@ def test_all_faults_of_an_entry_are_reported_and_nothing_is_loaded() -> None:
     for words in (
         "weight inf of judge_small",
         "no option 'modle'; did you mean model?",
-        "judge_small has no model",
-        "batch_size of judge_small is 0",
-        "dtype of judge_small is 'float23'; did you mean float",
-        "scale of judge_small is 'sigmod'; did you mean sigmoid?",
-        "window of judge_small is True",
-        "window of judge_small is for scale: zscore",
-        "tasks of judge_small names 'policies', no task; did you mean policy?",
+        "judge_small: model: missing; give a folder",
+        "judge_small: batch_size: 0 is too small",
+        "judge_small: dtype: 'float23' is none; did you mean float",
+        "judge_small: scale: 'sigmod' is none; did you mean sigmoid?",
+        "judge_small: window: True is no whole number",
+        "judge_small: window is for scale: zscore",
+        "judge_small: tasks: 'policies' is no task; did you mean policy?",
     ):
         assert words in faults
     assert check_reward_specs([{"name": "judge", "model": "no/where"}]) == []

@@ -447,8 +447,11 @@ def test_masked_ranks_are_often_touched_by_the_action() -> None:
     ("options", "words"),
     [
         ({"synthetic_fill_in_shares": {"actoin": 1.0}}, "did you mean action"),
-        ({"synthetic_fill_in_shares": {"action": 0.5}}, "shares of fields add up to 0.5"),
-        ({"synthetic_fill_in_shares": {"action": "much"}}, "no number"),
+        (
+            {"synthetic_fill_in_shares": {"action": 0.5}},
+            "synthetic_fill_in_shares: the shares add up to 0.5",
+        ),
+        ({"synthetic_fill_in_shares": {"action": "much"}}, "is 'much', no share"),
         ({"synthetic_fill_in_shares": [1]}, "no mapping of fields"),
         ({"synthetic_fill_in_rows": -1}, "synthetic_fill_in_rows: -1"),
         ({"synthetic_shares": {"game_ends": 1.0}}, "needs the whole game"),

@@ -9,15 +9,15 @@ from __future__ import annotations
 import hashlib
 import itertools
 from array import array
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from ...common.errors import ConfigurationError, RookWorldError
+from ...common.errors import RookWorldError
+from ...common.settings import Checked, each, setting
 from ...engine.labeller import Labeller
 from ...tasks import rules
 from ...tasks.policy import parse_policy_answer
@@ -30,62 +30,50 @@ AUDIT_VERSION = 1
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 
 
+def _evaluation_faults(name: str, where: str) -> list[str]:
+    return check_dataset_name(name, where) if name else [f"{where}: an empty name; leave it out"]
+
+
 @dataclass
-class AuditArguments:
-    """Which rows to audit, and against what.
+class AuditArguments(Checked):
+    """Which rows to audit, and against what."""
 
-    Args:
-        dataset_name: The packaged set, a Hub id, or a JSONL, Parquet or text file of RookWorld lines.
-        dataset_splits: Splits of a Hub data set; their shared positions are counted.
-        evaluation_names: Sets that models are evaluated on; positions shared with them are counted.
-        evaluation_split: Split of evaluation sets from the Hub.
-        max_rows: Read so many rows of each split of `dataset_name`; a Hub data set is then streamed.
-        engine_sample: Have so many policy rows valued by the engine; 0 needs none.
-        output_file: Write what was counted there, as JSON.
-    """
+    dataset_name: str = setting(
+        "",
+        "The packaged set, a Hub id, or a JSONL, Parquet or text file of RookWorld lines.",
+        filled=True,
+        check=check_dataset_name,
+        remedy="give a Hub id, a file or a packaged name",
+    )
+    dataset_splits: list[str] = setting(
+        ["train"],
+        "Splits of a Hub data set; their shared positions are counted.",
+        filled=True,
+        once=True,
+    )
+    evaluation_names: list[str] = setting(
+        [],
+        "Sets that models are evaluated on; positions shared with them are counted.",
+        check=each(_evaluation_faults),
+    )
+    evaluation_split: str = setting("train", "Split of evaluation sets from the Hub.")
+    max_rows: int | None = setting(
+        None,
+        "Read so many rows of each split of dataset_name; a Hub data set is then streamed.",
+        least=1,
+    )
+    engine_sample: int = setting(
+        0, "Have so many policy rows valued by the engine; 0 needs none.", least=0
+    )
+    output_file: str | None = setting(None, "Write what was counted there, as JSON.")
 
-    dataset_name: str = ""
-    dataset_splits: list[str] = field(default_factory=lambda: ["train"])
-    evaluation_names: list[str] = field(default_factory=list)
-    evaluation_split: str = "train"
-    max_rows: int | None = None
-    engine_sample: int = 0
-    output_file: str | None = None
-
-    def __post_init__(self) -> None:
-        faults = check_dataset_name(self.dataset_name)
-        if not self.dataset_name:
-            faults.append("dataset_name: missing; give a Hub id, a file or a packaged name")
-        for name in self.evaluation_names:
-            faults += check_dataset_name(name, "evaluation_names")
-        if "" in self.evaluation_names:
-            faults.append("evaluation_names: an empty name; leave it out")
-        faults += self._check_splits()
-        faults += [
-            f"{key}: {number!r} is too small; give at least {least}"
-            for key, number, least in (
-                ("max_rows", self.max_rows, 1),
-                ("engine_sample", self.engine_sample, 0),
-            )
-            if number is not None and number < least
-        ]
-        if faults:
-            raise ConfigurationError(faults)
-
-    def _check_splits(self) -> list[str]:
-        splits = self.dataset_splits
-        if not splits:
-            return ["dataset_splits: empty; give at least one"]
-        faults = [
-            f"dataset_splits: {split!r} stands twice"
-            for split, times in Counter(splits).items()
-            if times > 1
-        ]
-        if splits != ["train"] and self.dataset_name and dataset_file(self.dataset_name):
-            faults.append(
-                f"dataset_splits: {self.dataset_name!r} is one file without splits; leave it out"
-            )
-        return faults
+    def faults(self) -> list[str]:
+        """What no key shows alone, one sentence each."""
+        if self.dataset_splits in ([], ["train"]) or not self.dataset_name:
+            return []
+        if dataset_file(self.dataset_name) is None:
+            return []
+        return [f"dataset_splits: {self.dataset_name!r} is one file without splits; leave it out"]
 
 
 # --------------------------------------------------------------------------------------------------

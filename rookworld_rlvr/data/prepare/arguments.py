@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from ...common.errors import ConfigurationError, close_matches, json_value
 from ...common.files import is_hub_id
-from ...engine.truth import LabelArguments
+from ...common.settings import setting, with_default
+from ...engine.truth import LabelArguments, LabelSource
 from ...tasks import rules
 from ...tasks.policy import write_policy_prompt
 from ...tasks.rules import PHASES
@@ -22,64 +21,53 @@ from ..sources import Row, SourceArguments
 from .repair import REPAIRS
 
 
+def _parquet_faults(name: str, where: str) -> list[str]:
+    if Path(name).suffix == ".parquet":
+        return []
+    return [f"{where}: {name!r} is no name of a .parquet file; give one"]
+
+
+def _phase_faults(shares: Mapping[str, float], where: str) -> list[str]:
+    if any(share > 0 for share in shares.values() if isinstance(share, int | float)):
+        return []
+    return [f"{where}: {shares!r} are no shares; give numbers from 0, one above it"]
+
+
 @dataclass
 class PrepareArguments(SourceArguments):
-    """The data set to make; see `SourceArguments` for the rows that it is made of.
+    """The data set to make; see `SourceArguments` for the rows that it is made of."""
 
-    Args:
-        output_file: Parquet file to write.
-        synthetic_policy_rows: So many random openings are added as policy rows, their answers written
-            from the values.
-        synthetic_policy_plies: Their longest game, in plies.
-        synthetic_policy_phases: Instead, shares of phases: ``{middlegame: 0.5, endgame: 0.5}``.
-        synthetic_heldout_share: Synthetic rows of all tasks take positions of this held-out share only:
-            a test set.
-        repairs: Names of `repair.REPAIRS`.
-        num_proc: Worker processes, each with `engine_workers` engines.
-        push_to_hub: Whether to upload the file and a data card.
-        hub_dataset_id: Where to; needed for `push_to_hub`.
-        hub_private: Whether a repository that is made for it is private.
-    """
-
-    dataset_name: str = ""
-    output_file: str = ""
-    synthetic_policy_rows: int = 0
-    synthetic_policy_plies: int = 6
-    synthetic_policy_phases: dict[str, Any] | str | None = None
-    synthetic_heldout_share: float | None = None
-    repairs: list[str] = field(default_factory=list)
-    num_proc: int = 1
-    push_to_hub: bool = False
-    hub_dataset_id: str | None = None
-    hub_private: bool = False
+    dataset_name: str = with_default(SourceArguments, "dataset_name", "")
+    output_file: str = setting("", "Parquet file to write.", check=_parquet_faults)
+    synthetic_policy_rows: int = setting(
+        0,
+        "So many random openings are added as policy rows, their answers written from the values.",
+        least=0,
+    )
+    synthetic_policy_plies: int = setting(6, "Their longest game, in plies.", least=1)
+    synthetic_policy_phases: dict[str, float] | str | None = setting(
+        None,
+        "Instead, shares of phases: {middlegame: 0.5, endgame: 0.5}.",
+        among=PHASES,
+        of="phase",
+        least=0,
+        check=_phase_faults,
+    )
+    synthetic_heldout_share: float | None = setting(
+        None,
+        "Synthetic rows of all tasks take positions of this held-out share only: a test set.",
+        above=0,
+        most=1,
+    )
+    repairs: list[str] = setting([], "Names of repair.REPAIRS.", among=REPAIRS)
+    num_proc: int = setting(1, "Worker processes, each with engine_workers engines.", least=1)
+    push_to_hub: bool = setting(False, "Whether to upload the file and a data card.")
+    hub_dataset_id: str | None = setting(None, "Where to; needed for push_to_hub.")
+    hub_private: bool = setting(False, "Whether a repository that is made for it is private.")
 
     def faults(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
+        """What no key shows alone, one sentence each."""
         faults = super().faults()
-        if Path(self.output_file).suffix != ".parquet":
-            faults.append(
-                f"output_file: {self.output_file!r} is no name of a .parquet file; give one"
-            )
-        faults += [
-            f"{name}: {getattr(self, name)!r} is too small; give at least {least}"
-            for name, least in (
-                ("synthetic_policy_rows", 0),
-                ("synthetic_policy_plies", 1),
-                ("num_proc", 1),
-            )
-            if getattr(self, name) < least
-        ]
-        faults += self._check_phases()
-        share = self.synthetic_heldout_share
-        if share is not None and not 0 < share <= 1:
-            faults.append(
-                f"synthetic_heldout_share: {share!r} is no share above 0; give a number up to 1"
-            )
-        faults += [
-            f"repairs: {name!r} is none{close_matches(name, REPAIRS)}"
-            for name in self.repairs
-            if name not in REPAIRS
-        ]
         made = self.synthetic_rows, self.synthetic_policy_rows, self.synthetic_fill_in_rows
         if not (self.dataset_name or any(made)):
             faults.append("dataset_name: missing, and no synthetic rows to make; give one of them")
@@ -90,35 +78,15 @@ class PrepareArguments(SourceArguments):
             )
         return faults
 
-    def _check_phases(self) -> list[str]:
-        key = "synthetic_policy_phases"
-        try:
-            shares = self.synthetic_policy_phases = json_value(key, self.synthetic_policy_phases)
-        except ConfigurationError as error:
-            return error.faults
-        if shares is None:
-            return []
-        if not isinstance(shares, dict):
-            return [f"{key}: {shares!r} is no mapping of phases to shares"]
-        faults = [
-            f"{key}: unknown phase {phase!r}{close_matches(str(phase), PHASES)}"
-            for phase in shares
-            if phase not in PHASES
-        ]
-        bad = [v for v in shares.values() if isinstance(v, bool) or not isinstance(v, int | float)]
-        if bad or min(shares.values(), default=0) < 0 or sum(shares.values()) <= 0:
-            faults.append(f"{key}: {shares!r} are no shares; give numbers from 0, one above it")
-        return faults
-
 
 @dataclass
 class PrepareLabelArguments(LabelArguments):
     """`LabelArguments` with another default: rows that have values keep them."""
 
-    labels: str = "stored_or_engine"
+    labels: LabelSource = with_default(LabelArguments, "labels", "stored_or_engine")
 
     def faults(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
+        """What is wrong where workers share the values, one sentence each."""
         faults = super().faults()
         if self.engine_cache == ":memory:":
             faults.append("engine_cache: workers meet in the cache; give a file, not ':memory:'")

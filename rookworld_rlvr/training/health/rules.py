@@ -10,17 +10,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from ...common.errors import ConfigurationError, close_matches, json_value
+from ...common.settings import Checked, setting
 from . import readings
 from .readings import Measure, Reading
 
 Severity = Literal["info", "warning", "stop"]
 
 
-SEVERITIES: tuple[Severity, ...] = ("info", "warning", "stop")
-
-
 OFF = "off"
+
+
+Loudness = Literal["off", "info", "warning", "stop", False]  # YAML reads a bare `off` as false
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,84 +400,53 @@ RULES: Mapping[str, Rule] = _by_name(
 # Arguments
 # --------------------------------------------------------------------------------------------------
 @dataclass
-class HealthArguments:
-    """What the health monitor looks for, and how loud it is; see `RULES`.
+class HealthArguments(Checked):
+    """What the health monitor looks for, and how loud it is; see `RULES`."""
 
-    Args:
-        health: Whether to watch the run at all.
-        health_severity: ``{rule: off, info, warning or stop}``, in place of a rule's own severity.
-        health_bounds: ``{rule: number}``, in place of a rule's own bound; shares are in [0, 1].
-        health_patience: Logs in a row that a condition must hold for before it is raised, where chance
-            could make it hold once; and that it must be gone for before it can be raised again.
-    """
-
-    health: bool = True
-    health_severity: dict[str, Any] | str | None = None
-    health_bounds: dict[str, Any] | str | None = None
-    health_patience: int = 3
-
-    def __post_init__(self) -> None:
-        faults: list[str] = []
-        severities = self._read("health_severity", faults)
-        self._bounds = self._read("health_bounds", faults)
-        # YAML reads a bare `off` as false.
-        self._severities = {
-            name: OFF if value is False else value for name, value in severities.items()
-        }
-        faults += self._severity_faults() + self._bound_faults()
-        if self.health_patience < 1:
-            faults.append(
-                f"health_patience: {self.health_patience!r} is too small; give at least 1"
-            )
-        if faults:
-            raise ConfigurationError(faults)
+    health: bool = setting(True, "Whether to watch the run at all.")
+    health_severity: dict[str, Loudness] | str | None = setting(
+        None,
+        "{rule: off, info, warning or stop}, in place of a rule's own severity.",
+        among=RULES,
+        of="rule",
+    )
+    health_bounds: dict[str, float] | str | None = setting(
+        None,
+        "{rule: number}, in place of a rule's own bound; shares are in [0, 1].",
+        among=RULES,
+        of="rule",
+    )
+    health_patience: int = setting(
+        3,
+        "Logs in a row that a condition must hold for before it is raised, where chance could make it "
+        "hold once; and that it must be gone for before it can be raised again.",
+        least=1,
+    )
 
     def severity(self, rule: str) -> Severity | None:
         """How loud a rule is; None where it is off."""
-        severity = self._severities.get(rule, RULES[rule].severity)
-        return None if severity == OFF else cast(Severity, severity)
+        severity = _given(self.health_severity).get(rule, RULES[rule].severity)
+        return None if severity in (OFF, False) else cast(Severity, severity)
 
     def bound(self, rule: str) -> float | None:
         """A rule's bound; None where it has no number."""
-        bound = self._bounds.get(rule, RULES[rule].bound)
+        bound = _given(self.health_bounds).get(rule, RULES[rule].bound)
         return None if bound is None else float(bound)
 
-    def _read(self, key: str, faults: list[str]) -> dict[str, Any]:
-        """The mapping under a key without the rules that there are not; faults are added."""
-        try:
-            value = json_value(key, getattr(self, key))
-        except ConfigurationError as error:
-            faults += error.faults
-            return {}
-        setattr(self, key, value)
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            faults.append(f"{key}: {value!r} is no mapping of rules to values")
-            return {}
-        faults += [
-            f"{key}: no rule {name!r}{close_matches(str(name), RULES)}"
-            for name in value
-            if name not in RULES
-        ]
-        return {name: item for name, item in value.items() if name in RULES}
-
-    def _severity_faults(self) -> list[str]:
-        known = (OFF, *SEVERITIES)
-        return [
-            f"health_severity: {value!r} of {name} is none{close_matches(str(value), known)}"
-            for name, value in self._severities.items()
-            if value not in known
-        ]
-
-    def _bound_faults(self) -> list[str]:
+    def faults(self) -> list[str]:
+        """Bounds that their rules do not take, one sentence each."""
         faults = []
-        for name, value in self._bounds.items():
-            if RULES[name].bound is None:
+        for name, value in _given(self.health_bounds).items():
+            if name not in RULES or isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            rule = RULES[name]
+            if rule.bound is None:
                 faults.append(f"health_bounds: {name} has no bound to set; see health_severity")
-            elif isinstance(value, bool) or not isinstance(value, int | float):
-                faults.append(f"health_bounds: {value!r} of {name} is no number")
-            elif not math.isfinite(value) or (RULES[name].share and not 0 <= value <= 1):
-                kind = "share; give a number from 0 to 1" if RULES[name].share else "finite number"
+            elif not math.isfinite(value) or (rule.share and not 0 <= value <= 1):
+                kind = "share; give a number from 0 to 1" if rule.share else "finite number"
                 faults.append(f"health_bounds: {value!r} of {name} is no {kind}")
         return faults
+
+
+def _given(rules: Any) -> Mapping[str, Any]:
+    return rules if isinstance(rules, Mapping) else {}

@@ -5,53 +5,39 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from ...common.errors import close_matches
+from ...common.settings import setting
 from .part import Part, arguments_of
 
-BASELINES = ("group_mean", "leave_one_out", "ema", "adaptive")
-
+BaselineKind = Literal["group_mean", "leave_one_out", "ema", "adaptive"]
 
 STD_EPSILON = 1e-4  # TRL's
 
 
 @dataclass
 class BaselineArguments:
-    """Keys for what rewards are compared with.
+    """Keys for what rewards are compared with."""
 
-    Args:
-        baseline: `group_mean` (TRL's), `leave_one_out` (the mean of the group's others), `ema` (a
-            running mean of the task's rewards), `adaptive` (the group's median where its deviation is
-            over `baseline_spread`, else its mean).
-        baseline_decay: Of the running mean, a generation.
-        baseline_spread: Deviation of a group's rewards over which its median is taken.
-    """
-
-    baseline: str = "group_mean"
-    baseline_decay: float = 0.9
-    baseline_spread: float = 0.3
-
-    def baseline_faults(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
-        faults = []
-        if self.baseline not in BASELINES:
-            close = close_matches(self.baseline, BASELINES)
-            faults.append(f"baseline: {self.baseline!r} is none{close}")
-        if not self.baseline_spread > 0:
-            faults.append(f"baseline_spread: {self.baseline_spread!r} is not above 0")
-        if not 0 <= self.baseline_decay < 1:
-            faults.append(f"baseline_decay: {self.baseline_decay!r} is not in [0, 1)")
-        return faults
+    baseline: BaselineKind = setting(
+        "group_mean",
+        "What rewards are compared with: group_mean (TRL's), leave_one_out (the mean of the group's "
+        "others), ema (a running mean of the task's rewards), adaptive (the group's median where its "
+        "deviation is over baseline_spread, else its mean).",
+    )
+    baseline_decay: float = setting(0.9, "Of the running mean, a generation.", least=0, below=1)
+    baseline_spread: float = setting(
+        0.3, "Deviation of a group's rewards over which its median is taken.", above=0
+    )
 
 
 class Baseline(Part):
     """What rewards are compared with, and the advantages that follow.
 
     Args:
-        kind: One of `BASELINES`.
+        kind: What they are compared with, see `ControlArguments.baseline`.
         decay: Of the running mean.
         spread: Deviation over which ``adaptive`` takes the median.
 
@@ -60,7 +46,7 @@ class Baseline(Part):
         last: Mean over the prompts of what rewards were last compared with.
     """
 
-    def __init__(self, kind: str, decay: float, spread: float) -> None:
+    def __init__(self, kind: BaselineKind, decay: float, spread: float) -> None:
         self.kind = kind
         self.decay = decay
         self.spread = spread

@@ -12,40 +12,41 @@ import torch
 from trl import GRPOConfig
 
 from ...common.errors import RookWorldError
+from ...common.settings import setting
 from .part import Part, Scores, arguments_of
 
 MOST_BUCKETS = 4
 _MULTIPLE = 8  # derived lengths are multiples of it, as GPUs' matrix units have them
 
 
+def _ascending(buckets: Sequence[int], name: str) -> list[str]:
+    lengths = [bucket for bucket in buckets if bucket > 0]
+    return [f"{name}: {buckets} do not ascend"] if sorted(set(lengths)) != lengths else []
+
+
 @dataclass
 class ShapeArguments:
-    """Keys for `torch_compile`.
+    """Keys for `torch_compile`."""
 
-    Args:
-        shape_buckets: Tokens that prompt and completion together are padded up to, ascending; one graph
-            is compiled for each before training. None derives four from the prompts' lengths and
-            `max_completion_length`, where `torch_compile` is on; an empty list pads nothing, and graphs
-            are compiled as lengths come.
-        compile_warmup_steps: Optimiser steps in which an update is timed with and without compiling,
-            which makes them slower; graphs that are compiled after them are recompilations.
-    """
-
-    shape_buckets: list[int] | None = None
-    compile_warmup_steps: int = 3
+    shape_buckets: list[int] | None = setting(
+        None,
+        "Tokens that prompt and completion together are padded up to, ascending; one graph is compiled "
+        "for each before training. None derives four from the prompts' lengths and "
+        "max_completion_length, where torch_compile is on; an empty list pads nothing, and graphs are "
+        "compiled as lengths come.",
+        least=1,
+        check=_ascending,
+    )
+    compile_warmup_steps: int = setting(
+        3,
+        "Optimiser steps in which an update is timed with and without compiling, which makes them "
+        "slower; graphs that are compiled after them are recompilations.",
+        least=1,
+    )
 
     def shape_faults(self, args: GRPOConfig) -> list[str]:
-        """What is wrong, one sentence each."""
+        """What no key shows alone, one sentence each."""
         faults = []
-        given = self.shape_buckets or []
-        if any(isinstance(item, bool) or item < 1 for item in given):
-            faults.append(f"shape_buckets: {given} are no whole numbers above 0")
-        elif sorted(set(given)) != given:
-            faults.append(f"shape_buckets: {given} do not ascend")
-        if isinstance(self.compile_warmup_steps, bool) or self.compile_warmup_steps < 1:
-            faults.append(
-                f"compile_warmup_steps: {self.compile_warmup_steps!r} is no whole number from 1"
-            )
         compiles = args.torch_compile or args.torch_compile_backend or args.torch_compile_mode
         launched = (os.environ.get(f"ACCELERATE_USE_{kind}") for kind in ("FSDP", "DEEPSPEED"))
         if compiles and (args.fsdp or args.deepspeed or "true" in launched):

@@ -11,20 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from trl import GRPOConfig
 
-from ...common.errors import close_matches
+from ...common.settings import setting
 from ..health import batch_health
 from .advantages import STD_EPSILON, nanstd
 from .difficulty import DifficultyMemory
 from .part import Part, arguments_of
 from .prompt_sampler import PromptSampling
-
-ZERO_VARIANCE = ("keep", "resample", "skip")
-
 
 # TRL's losses that take a mean over completions, empty ones among them.
 _MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
@@ -35,32 +32,26 @@ Batch = dict[str, torch.Tensor]
 
 @dataclass
 class VarianceArguments:
-    """Keys for groups without signal.
+    """Keys for groups without signal."""
 
-    Args:
-        zero_variance: `keep` (TRL), `resample` (other prompts take their place) or `skip` (they are
-            left out of the loss, KL term and all).
-        zero_variance_threshold: Deviation of a group's rewards up to which it has no signal.
-        zero_variance_extra: Most extra prompts of `resample`, in multiples of a batch's.
-    """
-
-    zero_variance: str = "keep"
-    zero_variance_threshold: float = 1e-6
-    zero_variance_extra: float = 4.0
+    zero_variance: Literal["keep", "resample", "skip"] = setting(
+        "keep",
+        "Groups without signal: keep (TRL), resample (other prompts take their place) or skip (they are "
+        "left out of the loss, KL term and all).",
+    )
+    zero_variance_threshold: float = setting(
+        1e-6, "Deviation of a group's rewards up to which it has no signal.", least=0
+    )
+    zero_variance_extra: float = setting(
+        4.0, "Most extra prompts of resample, in multiples of a batch's.", above=0
+    )
 
     def variance_faults(self, args: GRPOConfig, processes: int) -> list[str]:
-        """What is wrong, one sentence each."""
-        faults = []
-        if self.zero_variance not in ZERO_VARIANCE:
-            close = close_matches(self.zero_variance, ZERO_VARIANCE)
-            faults.append(f"zero_variance: {self.zero_variance!r} is none{close}")
-        if not self.zero_variance_threshold >= 0:
-            faults.append(f"zero_variance_threshold: {self.zero_variance_threshold!r} is below 0")
-        if not self.zero_variance_extra > 0:
-            faults.append(f"zero_variance_extra: {self.zero_variance_extra!r} is not above 0")
+        """What no key shows alone, one sentence each."""
+        faults: list[str] = []
         if self.zero_variance == "keep":
             return faults
-        if getattr(args, "advantage_estimator", "group") != "group":
+        if args.advantage_estimator != "group":
             faults.append(
                 f"zero_variance: {self.zero_variance!r} judges groups, and gae needs none; take keep"
             )

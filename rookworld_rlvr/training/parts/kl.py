@@ -29,15 +29,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from ...common.errors import close_matches
+from ...common.settings import setting
 from .aggregation import aggregate, log_importance
 from .part import Call, Part, arguments_of
 
 Estimator = Callable[[torch.Tensor], torch.Tensor]
+
+
+KLEstimator = Literal["k1", "k2", "k3", "reverse", "forward", "symmetric"]
+
+
+KLControl = Literal["fixed", "adaptive"]
+
+
+KLAdaptation = Literal["proportional", "multiplicative"]
 
 
 def _k1(x: torch.Tensor) -> torch.Tensor:
@@ -69,7 +78,7 @@ def _symmetric(x: torch.Tensor) -> torch.Tensor:
     return (_reverse(x) + _forward(x)) / 2
 
 
-ESTIMATORS: Mapping[str, Estimator] = {
+ESTIMATORS: Mapping[KLEstimator, Estimator] = {
     "k1": _k1,
     "k2": _k2,
     "k3": _k3,
@@ -80,14 +89,14 @@ ESTIMATORS: Mapping[str, Estimator] = {
 
 
 def per_token_kl(
-    logps: torch.Tensor, reference_logps: torch.Tensor, estimator: str, bound: float
+    logps: torch.Tensor, reference_logps: torch.Tensor, estimator: KLEstimator, bound: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """KL of each sampled token, and where its log-ratio was out of bounds.
 
     Args:
         logps: Of the policy, ``(B, T)``, with gradient.
         reference_logps: Of the reference, ``(B, T)``.
-        estimator: A name of `ESTIMATORS`.
+        estimator: Of `ESTIMATORS`.
         bound: Log-ratios are held within ±bound nats, so that `exp` stays finite; a token held there
             has no gradient.
 
@@ -100,14 +109,14 @@ def per_token_kl(
 
 
 def importance_weighted(
-    kl: torch.Tensor, log_weights: torch.Tensor, estimator: str
+    kl: torch.Tensor, log_weights: torch.Tensor, estimator: KLEstimator
 ) -> torch.Tensor:
     """KL ``(B, T)`` weighed by how much likelier a token is now than when it was sampled.
 
     Args:
         kl: Of `per_token_kl`.
         log_weights: Log-probs of the policy less those when it sampled, ``(B, T)`` or ``(B, 1)``.
-        estimator: A name of `ESTIMATORS`.
+        estimator: Of `ESTIMATORS`.
     """
     weights = log_weights.exp()
     return kl * (weights if estimator in ("k1", "k2", "k3") else weights.detach())
@@ -116,10 +125,6 @@ def importance_weighted(
 # --------------------------------------------------------------------------------------------------
 # Controllers of the coefficient
 # --------------------------------------------------------------------------------------------------
-KL_CONTROLS = ("fixed", "adaptive")
-
-
-KL_ADAPTATIONS = ("proportional", "multiplicative")
 
 
 @dataclass
@@ -138,8 +143,8 @@ class KLController:
 
     Args:
         beta: Where the coefficient starts.
-        control: One of `KL_CONTROLS`; ``fixed`` leaves it there.
-        adaptation: One of `KL_ADAPTATIONS`.
+        control: ``fixed`` leaves it there.
+        adaptation: See above.
         target: KL to hold, in nats a token.
         horizon: Completions after which a proportional correction is made in full.
         warmup_steps: The coefficient in use rises from 0 over so many steps.
@@ -151,8 +156,8 @@ class KLController:
     """
 
     beta: float
-    control: str = "fixed"
-    adaptation: str = "proportional"
+    control: KLControl = "fixed"
+    adaptation: KLAdaptation = "proportional"
     target: float | None = None
     horizon: int = 10_000
     warmup_steps: int = 0
@@ -223,49 +228,35 @@ _MOVED = 0.05  # share by which a KL has moved, and is not only noisy
 # --------------------------------------------------------------------------------------------------
 @dataclass
 class KLArguments:
-    """Keys for the KL term; TRL's, a fixed `beta` times k3, by default.
+    """Keys for the KL term; TRL's, a fixed `beta` times k3, by default."""
 
-    Args:
-        kl_estimator: One of `ESTIMATORS`; k3 is TRL's.
-        kl_log_ratio_bound: Log-ratios to the reference are held within so many nats.
-        kl_control: `fixed`, or `adaptive` to `kl_target`, starting from `beta`.
-        kl_adaptation: `proportional` or `multiplicative`, see `KLController`.
-        kl_target: KL to hold, in nats a token.
-        kl_horizon: Completions after which a proportional correction is made in full.
-        kl_waits: Leave the coefficient alone while the KL comes nearer to the target; False takes both
-            forms as published, which overshoot where the KL answers slowly.
-        kl_warmup_steps: The coefficient rises from 0 over so many optimiser steps.
-        log_reference_kl: Keep the reference in memory to log KL, though `beta` is 0.
-    """
-
-    kl_estimator: str = "k3"
-    kl_log_ratio_bound: float = 20.0
-    kl_control: str = "fixed"
-    kl_adaptation: str = "proportional"
-    kl_target: float | None = None
-    kl_horizon: int = 10_000
-    kl_waits: bool = True
-    kl_warmup_steps: int = 0
-    log_reference_kl: bool = False
+    kl_estimator: KLEstimator = setting("k3", "How KL to the reference is estimated; k3 is TRL's.")
+    kl_log_ratio_bound: float = setting(
+        20.0, "Log-ratios to the reference are held within so many nats.", above=0
+    )
+    kl_control: KLControl = setting("fixed", "fixed, or adaptive to kl_target, starting from beta.")
+    kl_adaptation: KLAdaptation = setting(
+        "proportional", "How an adaptive coefficient follows the KL, see kl.KLController."
+    )
+    kl_target: float | None = setting(None, "KL to hold, in nats a token.", above=0)
+    kl_horizon: int = setting(
+        10_000, "Completions after which a proportional correction is made in full.", above=0
+    )
+    kl_waits: bool = setting(
+        True,
+        "Leave the coefficient alone while the KL comes nearer to the target; false takes both forms as "
+        "published, which overshoot where the KL answers slowly.",
+    )
+    kl_warmup_steps: int = setting(
+        0, "The coefficient rises from 0 over so many optimiser steps.", least=0
+    )
+    log_reference_kl: bool = setting(
+        False, "Keep the reference in memory to log KL, though beta is 0."
+    )
 
     def kl_faults(self, beta: float) -> list[str]:
-        """What is wrong with the values, one sentence each."""
-        faults = [
-            f"{name}: {getattr(self, name)!r} is none{close_matches(getattr(self, name), known)}"
-            for name, known in (
-                ("kl_estimator", ESTIMATORS),
-                ("kl_control", KL_CONTROLS),
-                ("kl_adaptation", KL_ADAPTATIONS),
-            )
-            if getattr(self, name) not in known
-        ]
-        faults += [
-            f"{name}: {getattr(self, name)!r} is not above 0"
-            for name in ("kl_log_ratio_bound", "kl_horizon", "kl_target")
-            if getattr(self, name) is not None and not getattr(self, name) > 0
-        ]
-        if self.kl_warmup_steps < 0:
-            faults.append(f"kl_warmup_steps: {self.kl_warmup_steps!r} is below 0")
+        """What no key shows alone, one sentence each."""
+        faults = []
         if self.kl_control == "adaptive" and (self.kl_target is None or not beta > 0):
             faults.append(
                 "kl_control: 'adaptive' needs a kl_target, and a beta above 0 to start from"

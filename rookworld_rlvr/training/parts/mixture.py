@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
-from ...common.errors import ConfigurationError, close_matches, json_value
-from ...data.shares import share_faults
+from ...common.settings import key_faults, setting, share_faults
 from ...tasks.types import TASKS
-
-SAMPLINGS = ("uniform", "by_difficulty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,65 +19,83 @@ class Phase:
     steps: int | None = None  # optimiser steps; None lasts to the end
 
 
+def _phase_faults(entries: Any, name: str) -> list[str]:
+    if not entries:
+        return [f"{name}: {entries!r} is no list of mappings with steps and shares"]
+    faults = []
+    for number, entry in enumerate(entries, start=1):
+        where = f"{name}: entry {number}"
+        if not isinstance(entry, Mapping):
+            faults.append(f"{where}: {entry!r} is no mapping of steps and shares")
+            continue
+        steps = entry.get("steps")
+        if "steps" not in entry:
+            if number < len(entries):
+                faults.append(f"{where}: has no steps; only the last may leave them out")
+        elif isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+            faults.append(f"{where}: steps is {steps!r}, no whole number above 0")
+        shares = {task: share for task, share in entry.items() if task != "steps"}
+        faults += share_faults(where, shares, TASKS, "task")
+    return faults
+
+
 @dataclass
 class PromptArguments:
-    """Keys for which prompts a batch holds; off by default.
+    """Keys for which prompts a batch holds; off by default."""
 
-    Args:
-        task_mixture: Share of each task in every batch, ``{policy: 0.5, environment: 0.5}``; None
-            takes rows as they come.
-        task_phases: Mixtures one after the other and then from the start again, each with the
-            optimiser steps that it lasts: ``[{steps: 100, policy: 1}, {steps: 50, environment: 1}]``.
-            A last one without `steps` lasts to the end.
-        prompt_sampling: ``uniform``: each prompt once before any comes again; ``by_difficulty``:
-            prompts whose completions were all worth the same come less often, see
-            `difficulty.DifficultyMemory`.
-        difficulty_floor: How much less often at most: the lowest weight, in (0, 1].
-    """
-
-    task_mixture: dict[str, Any] | str | None = None
-    task_phases: list[Any] | str | None = None
-    prompt_sampling: str = "uniform"
-    difficulty_floor: float = 0.0625
+    task_mixture: dict[str, float] | str | None = setting(
+        None,
+        "Share of each task in every batch, {policy: 0.5, environment: 0.5}: task_phases of one phase. "
+        "None takes rows as they come.",
+        among=TASKS,
+        of="task",
+        shares=True,
+    )
+    task_phases: list[Any] | str | None = setting(
+        None,
+        "Mixtures one after the other and then from the start again, each with the optimiser steps "
+        "that it lasts: [{steps: 100, policy: 1}, {steps: 50, environment: 1}]. A last one without "
+        "steps lasts to the end.",
+        check=_phase_faults,
+    )
+    prompt_sampling: Literal["uniform", "by_difficulty"] = setting(
+        "uniform",
+        "uniform: each prompt once before any comes again; by_difficulty: prompts whose completions "
+        "were all worth the same come less often, see difficulty.DifficultyMemory.",
+    )
+    difficulty_floor: float = setting(
+        0.0625, "How much less often at most: the lowest weight, in (0, 1].", above=0, most=1
+    )
 
     def prompt_faults(self, tasks: Sequence[str] | None = None) -> list[str]:
-        """What is wrong with the values, one sentence each; reads those that came as JSON text.
+        """What no key shows alone, one sentence each.
 
         Args:
             tasks: Those that are trained at all, where they are known.
         """
         faults = []
-        for name in ("task_mixture", "task_phases"):
-            try:
-                setattr(self, name, json_value(name, getattr(self, name)))
-            except ConfigurationError as error:
-                faults += error.faults
-        if self.task_mixture is not None and not isinstance(self.task_mixture, str):
-            faults += share_faults("task_mixture", self.task_mixture, tasks)
-        if self.task_phases is not None and not isinstance(self.task_phases, str):
-            faults += _phase_faults(self.task_phases, tasks)
         if self.task_mixture is not None and self.task_phases is not None:
             faults.append("task_mixture and task_phases exclude each other; leave one out")
-        if self.prompt_sampling not in SAMPLINGS:
-            faults.append(
-                f"prompt_sampling: {self.prompt_sampling!r} is none"
-                f"{close_matches(str(self.prompt_sampling), SAMPLINGS)}"
-            )
-        elif self.prompt_sampling != "uniform" and not getattr(self, "shuffle_dataset", True):
+        if self.prompt_sampling == "by_difficulty" and not getattr(self, "shuffle_dataset", True):
             faults.append(
                 f"prompt_sampling: {self.prompt_sampling!r} draws at random; leave "
                 "shuffle_dataset: false out"
             )
-        if not 0 < self.difficulty_floor <= 1:
-            faults.append(f"difficulty_floor: {self.difficulty_floor!r} is not in (0, 1]")
+        if tasks is not None and not key_faults(self, "task_mixture", "task_phases"):
+            for where, mixture in self._mixtures().items():
+                faults += left_out_faults(where, mixture, tasks)
         return faults
 
     def phases(self) -> tuple[Phase, ...]:
-        """The mixtures in order, once `prompt_faults` has found nothing; empty without any."""
+        """The mixtures in order, once nothing is wrong with them; empty without any."""
+        return tuple(map(_phase, self._mixtures().values()))
+
+    def _mixtures(self) -> dict[str, Mapping[str, Any]]:
+        """`task_phases` by the words for each; `task_mixture` is another spelling of a single one."""
         if isinstance(self.task_mixture, dict):
-            return (_phase(self.task_mixture),)
-        entries = self.task_phases if isinstance(self.task_phases, list) else []
-        return tuple(_phase(entry) for entry in entries)
+            return {"task_mixture": self.task_mixture}
+        entries: Any = self.task_phases or ()
+        return {f"task_phases: entry {at}": entry for at, entry in enumerate(entries, start=1)}
 
 
 def _phase(entry: Mapping[str, Any]) -> Phase:
@@ -94,21 +109,16 @@ def _phase(entry: Mapping[str, Any]) -> Phase:
     return Phase({task: share / total for task, share in shares.items()}, entry.get("steps"))
 
 
-def _phase_faults(entries: Any, tasks: Sequence[str] | None) -> list[str]:
-    if not isinstance(entries, list) or not entries:
-        return [f"task_phases: {entries!r} is no list of mappings with steps and shares"]
-    faults = []
-    for number, entry in enumerate(entries, start=1):
-        where = f"task_phases: entry {number}"
-        if not isinstance(entry, Mapping):
-            faults.append(f"{where}: {entry!r} is no mapping of steps and shares")
-            continue
-        steps = entry.get("steps")
-        if "steps" not in entry:
-            if number < len(entries):
-                faults.append(f"{where}: has no steps; only the last may leave them out")
-        elif isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            faults.append(f"{where}: steps is {steps!r}, no whole number above 0")
-        shares = {key: value for key, value in entry.items() if key != "steps"}
-        faults += share_faults(where, shares, tasks)
-    return faults
+def left_out_faults(where: str, shares: Mapping[str, Any], tasks: Sequence[str]) -> list[str]:
+    """Which tasks have a share though they are not trained, one sentence each.
+
+    Args:
+        where: The configuration's key that gave the shares.
+        shares: By task; other keys are passed over.
+        tasks: Those that are trained at all.
+    """
+    return [
+        f"{where}: {task} has a share of {shares[task]:g}, but `tasks` leaves it out: {list(tasks)}"
+        for task in shares
+        if task in TASKS and shares[task] and task not in tasks
+    ]

@@ -26,7 +26,7 @@ from transformers import (
 from trl import GRPOConfig
 from trl.models.utils import unwrap_model_for_generation
 
-from ...common.errors import ConfigurationError, close_matches, json_value
+from ...common.settings import record_faults, setting
 from ...models.decoding import left_pad
 from ...tasks.registry import task_of
 from ...tasks.types import TASKS, Task
@@ -35,47 +35,19 @@ from .part import Part, Scores, arguments_of
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How completions are drawn.
+    """How completions are drawn."""
 
-    Args:
-        temperature: Logits are divided by it.
-        top_p: Only the likeliest tokens that have this probability together are drawn; 1 for all.
-        top_k: Only so many of the likeliest tokens are drawn; 0 for all.
-        max_completion_length: Most tokens of a completion; None for the trainer's bound.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    max_completion_length: int | None = None
-
-    def faults(self, name: str, longest: int | None) -> list[str]:
-        """What is wrong with the values, one sentence each."""
-        faults = [
-            f"{name}: {key} is {value!r}, {wanted}"
-            for key, value, wanted, right in (
-                ("temperature", self.temperature, "not above 0", _number(self.temperature, 0)),
-                ("top_p", self.top_p, "not in (0, 1]", _number(self.top_p, 0) and self.top_p <= 1),
-                ("top_k", self.top_k, "no whole number from 0", _whole(self.top_k, 0)),
-            )
-            if not right
-        ]
-        length = self.max_completion_length
-        if length is not None and not _whole(length, 1):
-            faults.append(f"{name}: max_completion_length is {length!r}, no whole number from 1")
-        elif length is not None and longest is not None and length > longest:
-            faults.append(
-                f"{name}: max_completion_length is {length}, over the trainer's {longest}; raise that"
-            )
-        return faults
-
-
-def _number(value: Any, above: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > above
-
-
-def _whole(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    temperature: float = setting(1.0, "Logits are divided by it.", above=0)
+    top_p: float = setting(
+        1.0,
+        "Only the likeliest tokens that have this probability together are drawn; 1 for all.",
+        above=0,
+        most=1,
+    )
+    top_k: int = setting(0, "Only so many of the likeliest tokens are drawn; 0 for all.", least=0)
+    max_completion_length: int | None = setting(
+        None, "Most tokens of a completion; None for the trainer's bound.", least=1
+    )
 
 
 TASK_SAMPLING: Mapping[Task, Sampling] = {
@@ -87,36 +59,52 @@ TASK_SAMPLING: Mapping[Task, Sampling] = {
 any."""
 
 
+def _sampling_faults(given: Mapping[Any, Any], name: str) -> list[str]:
+    faults = []
+    for task, options in given.items():
+        if task in TASKS and not isinstance(options, Mapping):
+            faults.append(f"{name}: {task}: {options!r} is no mapping; write {{}} for the defaults")
+        elif task in TASKS:
+            faults += record_faults(Sampling, options, f"{name}: {task}")
+    return faults
+
+
 @dataclass
 class SamplingArguments:
-    """Keys for sampling each task in its own way.
+    """Keys for sampling each task in its own way."""
 
-    Args:
-        task_sampling: ``{task: {temperature, top_p, top_k, max_completion_length}}``; a task that is
-            named takes what it leaves out from `TASK_SAMPLING`, one that is not is sampled as the
-            trainer's own keys say. None samples all tasks alike.
-    """
-
-    task_sampling: dict[str, Any] | str | None = None
+    task_sampling: dict[str, Any] | str | None = setting(
+        None,
+        "{task: {temperature, top_p, top_k, max_completion_length}}; a task that is named takes what it "
+        "leaves out from rollout.TASK_SAMPLING, one that is not is sampled as the trainer's own keys "
+        "say. None samples all tasks alike.",
+        among=TASKS,
+        of="task",
+        check=_sampling_faults,
+    )
 
     def sampling_faults(self, args: GRPOConfig) -> list[str]:
-        """What is wrong, one sentence each; without any, `task_sampling` is a mapping or None."""
-        try:
-            given = self.task_sampling = json_value("task_sampling", self.task_sampling)
-        except ConfigurationError as error:
-            return error.faults
-        if given is None:
-            return []
+        """What no key shows alone, one sentence each."""
+        given = self.task_sampling
         if not isinstance(given, Mapping):
-            return [f"task_sampling: {given!r} is no mapping of tasks to their options"]
+            return []
         faults = [
-            f"task_sampling: {key} draws completions elsewhere, alike for all tasks; leave one out"
-            for key in ("use_vllm", "use_transformers_continuous_batching")
-            if getattr(args, key, False)
+            f"task_sampling: {name} draws completions elsewhere, alike for all tasks; leave one out"
+            for name in ("use_vllm", "use_transformers_continuous_batching")
+            if getattr(args, name, False)
         ]
-        for task, options in given.items():
-            faults += _check_sampling(str(task), options, args.max_completion_length)
-        return faults
+        longest = args.max_completion_length
+        lengths = {
+            task: options.get("max_completion_length")
+            for task, options in given.items()
+            if isinstance(options, Mapping)
+        }
+        return faults + [
+            f"task_sampling: {task}: max_completion_length is {length}, over the trainer's {longest}; "
+            "raise that"
+            for task, length in lengths.items()
+            if isinstance(length, int) and longest is not None and length > longest
+        ]
 
     def sampling_by_task(self, default: Sampling) -> dict[Task, Sampling]:
         """How each task is sampled; `default` for those that `task_sampling` does not name."""
@@ -127,19 +115,6 @@ class SamplingArguments:
             else default
             for task in TASKS
         }
-
-
-def _check_sampling(task: str, options: Any, longest: int | None) -> list[str]:
-    name = f"task_sampling: {task}"
-    if task not in TASKS:
-        return [f"task_sampling: no task {task!r}{close_matches(task, TASKS)}"]
-    if not isinstance(options, Mapping):
-        return [f"{name}: {options!r} is no mapping; write {{}} for the defaults"]
-    known = [field.name for field in dataclasses.fields(Sampling)]
-    unknown = [key for key in options if key not in known]
-    if unknown:
-        return [f"{name}: no option {key!r}{close_matches(str(key), known)}" for key in unknown]
-    return dataclasses.replace(TASK_SAMPLING[task], **options).faults(name, longest)  # type: ignore[index]
 
 
 # --------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...common.settings import setting
 from .part import arguments_of
 
 _LOWEST = 0.05  # of the learning rate, where its cosine ends
@@ -15,22 +16,14 @@ _LOWEST = 0.05  # of the learning rate, where its cosine ends
 
 @dataclass
 class ScheduleArguments:
-    """Keys for a learning rate in three phases.
+    """Keys for a learning rate in three phases."""
 
-    Args:
-        lr_three_phases: Instead of `lr_scheduler_type`: `warmup_steps` up, cosine down to 5%, and over
-            the last `lr_linear_share` of the steps linearly to 0.
-        lr_linear_share: See there.
-    """
-
-    lr_three_phases: bool = False
-    lr_linear_share: float = 0.1
-
-    def schedule_faults(self) -> list[str]:
-        """What is wrong with the values, one sentence each."""
-        if 0 <= self.lr_linear_share < 1:
-            return []
-        return [f"lr_linear_share: {self.lr_linear_share!r} is not in [0, 1)"]
+    lr_three_phases: bool = setting(
+        False,
+        "Instead of lr_scheduler_type: warmup_steps up, cosine down to 5%, and over the last "
+        "lr_linear_share of the steps linearly to 0.",
+    )
+    lr_linear_share: float = setting(0.1, "See lr_three_phases.", least=0, below=1)
 
 
 def three_phase_scheduler(

@@ -10,20 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import safetensors.torch
 import torch
 from trl import GRPOConfig
 
-from ...common.errors import close_matches
+from ...common.settings import setting
 from .advantages import STD_EPSILON
 from .aggregation import aggregate
 from .part import Call, Part, arguments_of, checkpoint_folder, whole
 from .sampling import backbone, language_model
-
-ADVANTAGE_ESTIMATORS = ("group", "gae")
-
 
 VALUE_HEAD = "value_head"
 
@@ -36,52 +33,41 @@ _SMALLEST_VARIANCE = 1e-8  # of returns; below, they are all the same but for ro
 
 @dataclass
 class ValueArguments:
-    """Keys for advantages by token.
+    """Keys for advantages by token."""
 
-    Args:
-        advantage_estimator: `group` (what `baseline` says, one advantage a completion) or `gae`.
-        gae_gamma: Discount a token.
-        gae_lambda: 1 takes the completion's reward less the value, which has no bias; lower values
-            trust the value head more, which has less variance.
-        value_coef: Of the value head's loss, half the squared error, in the whole; its gradient
-            reaches the policy's layers.
-        value_learning_rate: Of the head alone, which starts from 0; the policy keeps `learning_rate`.
-    """
-
-    advantage_estimator: str = "group"
-    gae_gamma: float = 1.0
-    gae_lambda: float = 0.95
-    value_coef: float = 0.1
-    value_learning_rate: float = 1e-3
+    advantage_estimator: Literal["group", "gae"] = setting(
+        "group", "group (what baseline says, one advantage a completion) or gae."
+    )
+    gae_gamma: float = setting(1.0, "Discount a token.", least=0, most=1)
+    gae_lambda: float = setting(
+        0.95,
+        "1 takes the completion's reward less the value, which has no bias; lower values trust the "
+        "value head more, which has less variance.",
+        least=0,
+        most=1,
+    )
+    value_coef: float = setting(
+        0.1,
+        "Of the value head's loss, half the squared error, in the whole; its gradient reaches the "
+        "policy's layers.",
+        least=0,
+    )
+    value_learning_rate: float = setting(
+        1e-3, "Of the head alone, which starts from 0; the policy keeps learning_rate.", above=0
+    )
 
     def value_faults(self, args: GRPOConfig) -> list[str]:
-        """What is wrong, one sentence each."""
-        name = self.advantage_estimator
-        if name not in ADVANTAGE_ESTIMATORS:
-            return [
-                f"advantage_estimator: {name!r} is none{close_matches(name, ADVANTAGE_ESTIMATORS)}"
-            ]
-        faults = [
-            f"{key}: {getattr(self, key)!r} is not in [0, 1]"
-            for key in ("gae_gamma", "gae_lambda")
-            if not 0 <= getattr(self, key) <= 1
-        ]
-        if not self.value_coef >= 0:
-            faults.append(f"value_coef: {self.value_coef!r} is below 0")
-        if not self.value_learning_rate > 0:
-            faults.append(f"value_learning_rate: {self.value_learning_rate!r} is not above 0")
-        if name == "group":
-            return faults
+        """What no key shows alone, one sentence each."""
+        if self.advantage_estimator != "gae":
+            return []
         clashes = {
             f"loss_type: {args.loss_type}": args.loss_type == "vespo",
             "off_policy_mask_threshold": args.off_policy_mask_threshold is not None,
-            f"baseline: {getattr(args, 'baseline', None)}": (
-                getattr(args, "baseline", "group_mean") != "group_mean"
-            ),
+            f"baseline: {args.baseline}": args.baseline != "group_mean",
         }
-        return faults + [
-            f"{key} takes one advantage a completion, gae has one a token; leave one out"
-            for key, clash in clashes.items()
+        return [
+            f"{name} takes one advantage a completion, gae has one a token; leave one out"
+            for name, clash in clashes.items()
             if clash
         ]
 

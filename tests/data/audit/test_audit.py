@@ -733,7 +733,7 @@ def test_all_faults_are_reported_together() -> None:
     for words in (
         "dataset_name: 'rookworld-nano-opening'",
         "did you mean rookworld-nano-openings",
-        "dataset_splits: 'test' stands twice",
+        "dataset_splits: 'test' stands there 2 times",
         "evaluation_names: no file 'nothing.txt'",
         "evaluation_names: an empty name",
         "max_rows: 0",

@@ -554,7 +554,7 @@ def test_bad_values_are_reported_together(tmp_path: Path) -> None:
         "mate_in_one_file: no file",
     ):
         assert words in str(caught.value)
-    with pytest.raises(ConfigurationError, match="versus_levels: none"):
+    with pytest.raises(ConfigurationError, match="versus_levels: empty"):
         SuiteArguments(versus_levels=[])
     assert SuiteArguments(versus_levels=[0, "random"]).levels() == ["0", "random"]  # type: ignore[list-item]
 

@@ -504,14 +504,14 @@ def test_all_faults_are_reported_together() -> None:
             health_patience=0,
         )
     assert caught.value.faults == [
-        "health_severity: no rule 'truncatd'; did you mean truncated?",
-        "health_bounds: no rule 'zero_varianc'; did you mean zero_variance or zero_variance_most?",
-        "health_severity: 'warn' of unreadable is none; did you mean warning?",
+        "health_severity: 'truncatd' is no rule; did you mean truncated?",
+        "health_severity: unreadable: 'warn' is none; did you mean warning?",
+        "health_bounds: 'zero_varianc' is no rule; did you mean zero_variance or zero_variance_most?",
+        "health_bounds: unreadable: 'half' is no number",
+        "health_patience: 0 is too small; give at least 1",
         "health_bounds: 10 of truncated is no share; give a number from 0 to 1",
-        "health_bounds: 'half' of unreadable is no number",
         "health_bounds: inf of advantage_std is no finite number",
         "health_bounds: gradient_not_finite has no bound to set; see health_severity",
-        "health_patience: 0 is too small; give at least 1",
     ]
     with pytest.raises(ConfigurationError) as caught:
         HealthArguments(health_severity="{truncated", health_bounds="[1]")

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from rookworld_rlvr.training.control import CONTROL_STATE, ControlArguments
 from transformers import GPT2LMHeadModel
 from trl import GRPOTrainer
 
+from rookworld_rlvr.common.settings import key_faults
 from rookworld_rlvr.models import loading
-from rookworld_rlvr.training.control import CONTROL_STATE, ControlArguments
 from rookworld_rlvr.training.parts.advantages import Baselines
 from rookworld_rlvr.training.parts.kl import ESTIMATORS
 
@@ -76,7 +77,7 @@ def test_faults_are_found_together() -> None:
     args = ControlArguments(
         kl_estimator="k4", kl_control="adaptive", kl_warmup_steps=-1, baseline="mean"
     )
-    faults = "\n".join(args.control_faults(beta=0.0))
+    faults = "\n".join(key_faults(args) + args.control_faults(beta=0.0))
     for words in (
         "kl_estimator: 'k4'",
         "needs a kl_target",
@@ -84,7 +85,8 @@ def test_faults_are_found_together() -> None:
         "baseline: 'mean'",
     ):
         assert words in faults
-    assert ControlArguments().control_faults(beta=0.0) == []
+    good = ControlArguments()
+    assert key_faults(good) + good.control_faults(beta=0.0) == []
     assert ControlArguments(kl_target=0.1).control_faults(beta=0.1)
 
 

@@ -91,10 +91,10 @@ def numbers(trainer: Any, name: str) -> list[float]:
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
-        ({"shape_buckets": [64, 0]}, "shape_buckets: [64, 0] are no whole numbers above 0"),
+        ({"shape_buckets": [64, 0]}, "shape_buckets: 0 is too small; give at least 1"),
         ({"shape_buckets": [64, 32]}, "shape_buckets: [64, 32] do not ascend"),
         ({"shape_buckets": [64, 64]}, "shape_buckets: [64, 64] do not ascend"),
-        ({"compile_warmup_steps": 0}, "compile_warmup_steps: 0 is no whole number from 1"),
+        ({"compile_warmup_steps": 0}, "compile_warmup_steps: 0 is too small; give at least 1"),
     ],
 )
 def test_bad_values_are_faults(options: dict[str, Any], fault: str) -> None:

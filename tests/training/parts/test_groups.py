@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from rookworld_rlvr.training.control import CONTROL_STATE
 
 from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.tasks.registry import task_of
 from rookworld_rlvr.tasks.scoring import score_row
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
-from rookworld_rlvr.training.control import CONTROL_STATE
 from rookworld_rlvr.training.parts.groups import Round, fill, next_round, select_groups
 
 from ...conftest import launch

@@ -21,6 +21,7 @@ from trl.trainer.utils import RepeatSampler
 
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
+from rookworld_rlvr.common.settings import key_faults
 from rookworld_rlvr.training.parts.mixture import Phase, PromptArguments
 from rookworld_rlvr.training.parts.prompt_sampler import DifficultyMemory, PromptSampler
 
@@ -508,7 +509,7 @@ class Checked(PromptArguments):
     """As a configuration uses them."""
 
     def __post_init__(self) -> None:
-        if faults := self.prompt_faults():
+        if faults := key_faults(self) + self.prompt_faults():
             raise ConfigurationError(faults)
 
 
@@ -534,14 +535,13 @@ def test_arguments_come_from_yaml_and_from_the_command_line(tmp_path: Path) -> N
 
 
 def test_all_faults_are_found_together() -> None:
-    found = "\n".join(
-        PromptArguments(
-            task_mixture={"polcy": 0.5, "environment": -0.5},
-            task_phases=[{"policy": 1}, {"steps": 0, "policy": 0.4, "environment": 0.5}, 3],
-            prompt_sampling="by_dificulty",
-            difficulty_floor=0.0,
-        ).prompt_faults()
+    arguments = PromptArguments(
+        task_mixture={"polcy": 0.5, "environment": -0.5},
+        task_phases=[{"policy": 1}, {"steps": 0, "policy": 0.4, "environment": 0.5}, 3],
+        prompt_sampling="by_dificulty",  # type: ignore[arg-type]
+        difficulty_floor=0.0,
     )
+    found = "\n".join(key_faults(arguments) + arguments.prompt_faults())
     for words in (
         "task_mixture: 'polcy' is no task; did you mean policy?",
         "task_mixture: environment is -0.5, no share",
@@ -566,12 +566,13 @@ def test_all_faults_are_found_together() -> None:
         ({"task_mixture": {"policy": float("nan")}}, "policy is nan, no share"),
         ({"task_mixture": {"policy": 1}}, "`tasks` leaves it out: ['environment']"),
         ({"task_phases": []}, "no list of mappings"),
-        ({"task_phases": "{}"}, "no list of mappings"),
+        ({"task_phases": "{}"}, "task_phases: {} is no list"),
         ({"task_phases": [{"steps": 1.5, "environment": 1}]}, "steps is 1.5, no whole number"),
     ],
 )
 def test_a_fault_names_its_value(options: dict[str, Any], words: str) -> None:
-    faults = PromptArguments(**options).prompt_faults(["environment"])
+    arguments = PromptArguments(**options)
+    faults = key_faults(arguments) + arguments.prompt_faults(["environment"])
     assert len(faults) == 1 and words in faults[0]
 
 

@@ -188,10 +188,10 @@ def test_faults_are_found_together() -> None:
         )
     faults = str(caught.value)
     for words in (
-        "no task 'polcy'; did you mean policy?",
-        "temperature is 0, not above 0",
-        "top_p is 2, not in (0, 1]",
-        "top_k is -1",
+        "'polcy' is no task; did you mean policy?",
+        "temperature: 0 is not above 0",
+        "top_p: 2 is not in (0, 1]",
+        "top_k: -1 is too small",
         "max_completion_length is 64, over the trainer's 32",
     ):
         assert words in faults

@@ -1,0 +1,278 @@
+"""Keys of a configuration: declared, documented and bounded at their fields, and checked by that alone.
+
+A value that is one of several is a `Literal`; all other bounds are a field's `Bounds`. What looks at two
+keys is written by hand, in `Checked.faults`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from .errors import ConfigurationError, close_matches, json_value
+
+BOUNDS = "bounds"  # in a field's metadata, beside `help`
+
+
+_TOLERANCE = 1e-6  # of the sum of shares
+
+
+Check = Callable[[Any, str], list[str]]
+"""Takes a value and the key that gave it; what is wrong, one sentence each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a value has to be beside its type; of a list or mapping, what each item has to be.
+
+    Args:
+        above: A number is above it.
+        least: A number is not below it.
+        below: A number is below it.
+        most: A number is not above it.
+        among: The names that there are: of a text, of a list's items, of a mapping's keys.
+        of: What they are names of.
+        shares: A mapping's values are in [0, 1] and add up to 1.
+        filled: A text or list is not empty.
+        once: A list holds nothing twice.
+        check: Says what else is wrong with a value of the right type.
+        remedy: What to do about a value that is out of bounds.
+    """
+
+    above: float | None = None
+    least: float | None = None
+    below: float | None = None
+    most: float | None = None
+    among: Collection[str] | None = None
+    of: str = ""
+    shares: bool = False
+    filled: bool = False
+    once: bool = False
+    check: Check | None = None
+    remedy: str = ""
+
+
+def setting(default: Any, help: str, **bounds: Any) -> Any:
+    """A field with its documentation and its bounds.
+
+    Args:
+        default: As for `dataclasses.field`, `MISSING` included; each instance gets a list of its own.
+        help: What ``--help`` says.
+        bounds: See `Bounds`.
+    """
+    metadata = {"help": help, BOUNDS: Bounds(**bounds)}
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def with_default(kind: type, name: str, default: Any) -> Any:
+    """A field of another dataclass with another default; its documentation and bounds stay."""
+    (inherited,) = (item for item in dataclasses.fields(kind) if item.name == name)
+    return field(default=default, metadata=inherited.metadata)
+
+
+class Checked:
+    """A dataclass of keys that reports everything that is wrong with it when it is made."""
+
+    def __post_init__(self) -> None:
+        faults = key_faults(self) + self.faults()
+        if faults:
+            raise ConfigurationError(faults)
+
+    def faults(self) -> list[str]:
+        """What no key shows alone, one sentence each."""
+        return []
+
+
+# --------------------------------------------------------------------------------------------------
+# What is wrong
+# --------------------------------------------------------------------------------------------------
+def key_faults(record: Any, *only: str) -> list[str]:
+    """What is wrong with a configuration's keys, one sentence each; with names, with these keys.
+
+    A list or mapping that may also be a text, as the command line gives it, is read as JSON and put in
+    its place.
+    """
+    faults = []
+    for name, hint, bounds, _ in _keys(type(record)):
+        if only and name not in only:
+            continue
+        value = getattr(record, name)
+        if str in _kinds(hint) and _form(hint) in (dict, list):
+            try:
+                value = json_value(name, value)
+            except ConfigurationError as error:
+                faults += error.faults
+                continue
+            setattr(record, name, value)
+        faults += _value_faults(name, value, hint, bounds)
+    return faults
+
+
+def record_faults(kind: type, given: Mapping[Any, Any], where: str) -> list[str]:
+    """What is wrong with a mapping that is to become a dataclass of keys, one sentence each."""
+    keys = {name: rest for name, *rest in _keys(kind)}
+    faults = [
+        f"{where}: no option {name!r}{close_matches(str(name), keys)}"
+        for name in given
+        if name not in keys
+    ]
+    for name, (hint, bounds, is_required) in keys.items():
+        if name in given:
+            faults += _value_faults(f"{where}: {name}", given[name], hint, bounds)
+        elif is_required:
+            faults.append(_fault(f"{where}: {name}: missing", bounds.remedy))
+    return faults
+
+
+def share_faults(where: str, shares: Any, among: Collection[str], of: str) -> list[str]:
+    """What is wrong with shares by name, one sentence each.
+
+    Args:
+        where: The configuration's key that gave them.
+        shares: Numbers by name.
+        among: The names that there are.
+        of: What they are names of.
+    """
+    if not isinstance(shares, Mapping):
+        return [f"{where}: {shares!r} is no mapping of {of}s to shares"]
+    faults = _name_faults(where, shares, among, of)
+    faults += [
+        f"{where}: {name} is {share!r}, no share; give a number from 0 to 1"
+        for name, share in shares.items()
+        if name in among and not (_is_number(share, float) and 0 <= share <= 1)
+    ]
+    if not faults and not abs(sum(shares.values()) - 1) <= _TOLERANCE:
+        faults.append(f"{where}: the shares add up to {sum(shares.values()):g}, not to 1")
+    return faults
+
+
+def each(check: Check) -> Check:
+    """The check of a list whose items are checked one by one."""
+    return lambda values, name: [fault for value in values for fault in check(value, name)]
+
+
+# --------------------------------------------------------------------------------------------------
+# By type
+# --------------------------------------------------------------------------------------------------
+def _keys(kind: type) -> Iterator[tuple[str, Any, Bounds, bool]]:
+    """Name, type, bounds, and whether there is no default, of all fields that were made by `setting`."""
+    hints = get_type_hints(kind)
+    for item in dataclasses.fields(kind):
+        if BOUNDS in item.metadata:
+            is_required = item.default is MISSING and item.default_factory is MISSING
+            yield item.name, hints[item.name], item.metadata[BOUNDS], is_required
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _form(hint: Any) -> Any:
+    """The first of a union's types, without its parameters: a container comes before its spelling."""
+    return get_origin(_kinds(hint)[0]) or _kinds(hint)[0]
+
+
+def _value_faults(name: str, value: Any, hint: Any, bounds: Bounds) -> list[str]:
+    if value is None and NoneType in _kinds(hint):
+        return []
+    kind, form = _kinds(hint)[0], _form(hint)
+    if form is dict:
+        if not isinstance(value, Mapping):
+            of = f" of {bounds.of}s to {'shares' if bounds.shares else 'values'}"
+            return [f"{name}: {value!r} is no mapping{of if bounds.of else ''}"]
+        faults = _mapping_faults(name, value, kind, bounds)
+    elif form in (list, tuple):
+        if not isinstance(value, list | tuple):
+            return [_fault(f"{name}: {value!r} is no list", bounds.remedy)]
+        faults = _list_faults(name, value, kind, bounds)
+    elif faults := _item_faults(name, value, kind, bounds):
+        return faults
+    return faults + (bounds.check(value, name) if bounds.check else [])
+
+
+def _mapping_faults(name: str, value: Mapping[Any, Any], kind: Any, bounds: Bounds) -> list[str]:
+    if bounds.shares:
+        return share_faults(name, value, bounds.among or (), bounds.of)
+    among = value if bounds.among is None else bounds.among
+    of_item = dataclasses.replace(bounds, among=None, of="")
+    return _name_faults(name, value, among, bounds.of) + [
+        fault
+        for at, item in value.items()
+        if at in among
+        for fault in _item_faults(f"{name}: {at}", item, get_args(kind)[1], of_item)
+    ]
+
+
+def _list_faults(name: str, value: Sequence[Any], kind: Any, bounds: Bounds) -> list[str]:
+    if not value and bounds.filled:
+        some = f"some of {', '.join(bounds.among)}" if bounds.among else "at least one"
+        return [_fault(f"{name}: empty", bounds.remedy or f"give {some}")]
+    texts = [str(item) for item in value]  # YAML reads some names as numbers
+    of_item = dict(zip(texts, value, strict=True))
+    faults = [
+        fault
+        for item in of_item.values()
+        for fault in _item_faults(name, item, get_args(kind)[0], bounds)
+    ]
+    return faults + [
+        f"{name}: {text!r} stands there {texts.count(text)} times; give it once"
+        for text in of_item
+        if bounds.once and texts.count(text) > 1
+    ]
+
+
+def _name_faults(where: str, names: Collection[Any], among: Collection[str], of: str) -> list[str]:
+    return [
+        f"{where}: {name!r} is {f'no {of}' if of else 'none'}{close_matches(str(name), among)}"
+        for name in names
+        if str(name) not in among
+    ]
+
+
+def _item_faults(name: str, value: Any, kind: Any, bounds: Bounds) -> list[str]:
+    """Of a value that holds no others."""
+    if bounds.among is not None:
+        return _name_faults(name, [value], bounds.among, bounds.of)
+    if get_origin(kind) is Literal:
+        known = [item for item in get_args(kind) if isinstance(item, str)]
+        return [] if value in get_args(kind) else _name_faults(name, [value], known, bounds.of)
+    if kind in (int, float):
+        return _number_faults(name, value, kind, bounds)
+    if bounds.filled and not isinstance(value, str):
+        return [_fault(f"{name}: {value!r} is no text", bounds.remedy)]
+    return [_fault(f"{name}: missing", bounds.remedy)] if bounds.filled and not value else []
+
+
+def _number_faults(name: str, value: Any, kind: type, bounds: Bounds) -> list[str]:
+    whole = "whole " if kind is int else ""
+    if not _is_number(value, kind):
+        return [_fault(f"{name}: {value!r} is no {whole}number", bounds.remedy)]
+    low = bounds.least if bounds.above is None else bounds.above
+    high = bounds.most if bounds.below is None else bounds.below
+    is_above = low is None or (value >= low if bounds.above is None else value > low)
+    is_below = high is None or (value <= high if bounds.below is None else value < high)
+    if is_above and is_below:
+        return []
+    if low is not None and high is not None and not whole:
+        opening, closing = "[("[bounds.above is not None], "])"[bounds.below is not None]
+        reason, remedy = f"is not in {opening}{low:g}, {high:g}{closing}", ""
+    elif bounds.above is not None and not is_above:
+        reason, remedy = f"is not above {low}", ""
+    elif not is_above:
+        reason, remedy = "is too small", f"give at least {low}"
+    else:
+        reason, remedy = "is too large", f"give at most {high}"
+    return [_fault(f"{name}: {value!r} {reason}", bounds.remedy or remedy)]
+
+
+def _is_number(value: Any, kind: type) -> bool:
+    return isinstance(value, int | kind) and not isinstance(value, bool)
+
+
+def _fault(what: str, remedy: str) -> str:
+    return f"{what}; {remedy}" if remedy else what

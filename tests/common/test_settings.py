@@ -1,0 +1,201 @@
+"""Keys that are declared with their bounds: each kind of bound, and all faults at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+import pkgutil
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+import rookworld_rlvr
+from rookworld_rlvr.cli.parser import StrictParser
+from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.common.settings import (
+    Checked,
+    each,
+    key_faults,
+    record_faults,
+    setting,
+    with_default,
+)
+
+from ..conftest import recipe
+
+COLOURS = {"red": 1, "green": 2, "blue": 3}
+
+
+@dataclass(frozen=True)
+class Bulb:
+    socket: Literal["E14", "E27"] = setting(MISSING, "Where it fits.", remedy="look at the lamp")
+    kelvin: int | None = setting(None, "Its warmth.", least=1_000)
+
+
+@dataclass
+class Lamp(Checked):
+    """A dataclass with a key of each kind."""
+
+    mode: Literal["steady", "blinking"] = setting("steady", "How it shines.")
+    watts: float = setting(5.0, "What it takes.", above=0, remedy="give watts")
+    dimmed: float = setting(0.0, "By how much, 100% is off.", least=0, most=1)
+    duty: float | None = setting(None, "Share of a period that it is on.", above=0, below=1)
+    gain: float = setting(1.0, "Of its amplifier.", least=0)
+    hours: int = setting(1, "For how long.", least=1, most=24)
+    colours: list[str] = setting(
+        ["red"], "It shows them in turn.", among=COLOURS, filled=True, once=True
+    )
+    delays: list[int] | None = setting(None, "Between them, in seconds.", least=0)
+    shares: dict[str, float] | str | None = setting(
+        None, "Of its colours.", among=COLOURS, of="colour", shares=True
+    )
+    levels: dict[str, int] | str | None = setting(None, "Of its colours.", among=COLOURS, least=1)
+    label: str = setting("lamp", "What it is called.", filled=True, remedy="give a word")
+    words: list[str] = setting(
+        [],
+        "On its base.",
+        check=each(lambda word, name: [f"{name}: {word}"] if "!" in word else []),
+    )
+    note: str = "no key of ours"
+
+    def faults(self) -> list[str]:
+        return ["label and note are alike; change one"] if self.label == self.note else []
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"mode": "stedy"}, "mode: 'stedy' is none; did you mean steady?"),
+        ({"watts": 0}, "watts: 0 is not above 0; give watts"),
+        ({"watts": math.nan}, "watts: nan is not above 0; give watts"),
+        ({"watts": True}, "watts: True is no number; give watts"),
+        ({"watts": "5"}, "watts: '5' is no number; give watts"),
+        ({"dimmed": 1.5}, "dimmed: 1.5 is not in [0, 1]"),
+        ({"dimmed": math.nan}, "dimmed: nan is not in [0, 1]"),
+        ({"duty": 1}, "duty: 1 is not in (0, 1)"),
+        ({"gain": -0.5}, "gain: -0.5 is too small; give at least 0"),
+        ({"hours": 0}, "hours: 0 is too small; give at least 1"),
+        ({"hours": 25}, "hours: 25 is too large; give at most 24"),
+        ({"hours": 1.0}, "hours: 1.0 is no whole number"),
+        ({"colours": ["gren"]}, "colours: 'gren' is none; did you mean green?"),
+        ({"colours": []}, "colours: empty; give some of red, green, blue"),
+        ({"colours": ["red"] * 3}, "colours: 'red' stands there 3 times; give it once"),
+        ({"delays": [1, -1]}, "delays: -1 is too small; give at least 0"),
+        ({"delays": 3}, "delays: 3 is no list"),
+        ({"shares": "{"}, "shares: '{' is no JSON"),
+        ({"shares": [1]}, "shares: [1] is no mapping of colours to shares"),
+        ({"shares": {"rde": 1}}, "shares: 'rde' is no colour; did you mean red?"),
+        ({"shares": {"red": 2}}, "shares: red is 2, no share; give a number from 0 to 1"),
+        ({"shares": '{"red": 0.5}'}, "shares: the shares add up to 0.5, not to 1"),
+        ({"levels": {"red": 0}}, "levels: red: 0 is too small; give at least 1"),
+        ({"levels": {"rde": 1}}, "levels: 'rde' is none; did you mean red?"),
+        ({"label": ""}, "label: missing; give a word"),
+        ({"words": ["a", "b!"]}, "words: b!"),
+    ],
+)
+def test_each_bound_names_the_value_and_the_remedy(options: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Lamp(**options)
+    (found,) = caught.value.faults
+    assert found.startswith(fault)
+
+
+def test_all_faults_are_found_at_once() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Lamp(
+            mode="blinkin", watts=-1, colours=["rde", "red", "red"], shares={"blu": 1}, note="lamp"
+        )
+    assert caught.value.faults == [
+        "mode: 'blinkin' is none; did you mean blinking?",
+        "watts: -1 is not above 0; give watts",
+        "colours: 'rde' is none; did you mean red?",
+        "colours: 'red' stands there 2 times; give it once",
+        "shares: 'blu' is no colour; did you mean blue?",
+        "label and note are alike; change one",
+    ]
+
+
+def test_good_values_are_kept_and_json_is_read() -> None:
+    lamp = Lamp(duty=None, watts=5, shares='{"red": 0.5, "blue": 0.5}', levels=None)
+    assert lamp.shares == {"red": 0.5, "blue": 0.5} and lamp.watts == 5 and key_faults(lamp) == []
+    assert Lamp().colours is not Lamp().colours
+
+
+def test_another_default_keeps_help_and_bounds() -> None:
+    @dataclass
+    class Torch(Lamp):
+        watts: float = with_default(Lamp, "watts", 1.0)
+
+    assert Torch().watts == 1.0
+    with pytest.raises(ConfigurationError, match="give watts"):
+        Torch(watts=0)
+
+
+def test_a_mapping_that_is_to_become_a_record() -> None:
+    assert record_faults(Bulb, {"socket": "E27"}, "bulb") == []
+    assert record_faults(Bulb, {"kelvin": 10, "soket": "E27"}, "bulb") == [
+        "bulb: no option 'soket'; did you mean socket?",
+        "bulb: socket: missing; look at the lamp",
+        "bulb: kelvin: 10 is too small; give at least 1000",
+    ]
+
+
+@pytest.mark.parametrize("source", ["recipe", "command line"])
+def test_choices_are_checked_with_all_the_rest(tmp_path: Path, source: str) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("mode: blinkin\nwatts: 0\nmood: 1\n" if source == "recipe" else "{}")
+    words = [] if source == "recipe" else "--mode blinkin --watts 0 --mood 1".split()
+    with pytest.raises(ConfigurationError) as caught:
+        StrictParser([Lamp]).parse_strictly(["--config", str(recipe), *words])
+    unknown, *others = caught.value.faults
+    assert "did you mean mode" in unknown
+    assert others[:2] == [
+        "mode: 'blinkin' is none; did you mean blinking?",
+        "watts: 0.0 is not above 0; give watts",
+    ]
+
+
+def test_help_shows_what_a_key_does_and_its_choices(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        StrictParser([Lamp]).parse_strictly(["--help"])
+    assert caught.value.code == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for words in ("{steady,blinking} How it shines.", "By how much, 100% is off. (default: 0.0)"):
+        assert words in shown
+
+
+# --------------------------------------------------------------------------------------------------
+# The keys of the package
+# --------------------------------------------------------------------------------------------------
+NOT_DECLARED = {"DiagnoseArguments", "SweepArguments"}  # their keys are documented in docstrings
+
+
+def configurations() -> list[type]:
+    """The dataclasses of keys: of the package, and of the scripts that have some of their own."""
+    found = [
+        module.name for module in pkgutil.walk_packages(rookworld_rlvr.__path__, "rookworld_rlvr.")
+    ]
+    modules = [importlib.import_module(name) for name in found]
+    modules += [recipe(name) for name in ("evaluate", "report", "wandb_workspace")]
+    return [
+        kind
+        for module in modules
+        for name, kind in vars(module).items()
+        if name.endswith(("Arguments", "Config", "Spec", "Sampling", "ModelShape"))
+        and kind.__module__ == module.__name__
+        and dataclasses.is_dataclass(kind)
+        and name not in NOT_DECLARED
+    ]
+
+
+def test_every_key_of_ours_says_what_it_does() -> None:
+    kinds = configurations()
+    assert len(kinds) > 20
+    for kind in kinds:
+        for item in dataclasses.fields(kind):
+            if item.name in vars(kind).get("__annotations__", {}):
+                assert item.metadata.get("help"), f"{kind.__name__}.{item.name}"
+        assert "Args:" not in (kind.__doc__ or ""), f"{kind.__name__} documents its keys twice"
