@@ -23,9 +23,9 @@ from ..common.settings import key_faults, setting
 from ..engine.truth import PolicyTruth
 from ..tasks import rules
 from ..tasks.types import TASKS, ActionValue, Task
-from ..training.parts.mixture import left_out_faults
 from .parquet import values_line
 from .planted_faults import plant_faults
+from .shares import left_out_faults
 from .sources import (
     FEATURES,
     Malformed,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from ..common.errors import ConfigurationError
 from ..common.settings import share_faults
+from ..tasks.types import TASKS
 
 
 @dataclass(frozen=True)
@@ -37,3 +39,18 @@ class Shares:
     def as_dict(self) -> dict[str, float]:
         """Shares by name."""
         return {name: getattr(self, name) for name in self.names()}
+
+
+def left_out_faults(where: str, shares: Mapping[str, Any], tasks: Sequence[str]) -> list[str]:
+    """Which tasks have a share though they are not trained, one sentence each.
+
+    Args:
+        where: The configuration's key that gave the shares.
+        shares: By task; other keys are passed over.
+        tasks: Those that are trained at all.
+    """
+    return [
+        f"{where}: {task} has a share of {shares[task]:g}, but `tasks` leaves it out: {list(tasks)}"
+        for task in shares
+        if task in TASKS and shares[task] and task not in tasks
+    ]

@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from ...common.settings import key_faults, setting, share_faults
+from ...data.shares import left_out_faults
 from ...tasks.types import TASKS
 
 
@@ -107,18 +108,3 @@ def _phase(entry: Mapping[str, Any]) -> Phase:
     }
     total = sum(shares.values())
     return Phase({task: share / total for task, share in shares.items()}, entry.get("steps"))
-
-
-def left_out_faults(where: str, shares: Mapping[str, Any], tasks: Sequence[str]) -> list[str]:
-    """Which tasks have a share though they are not trained, one sentence each.
-
-    Args:
-        where: The configuration's key that gave the shares.
-        shares: By task; other keys are passed over.
-        tasks: Those that are trained at all.
-    """
-    return [
-        f"{where}: {task} has a share of {shares[task]:g}, but `tasks` leaves it out: {list(tasks)}"
-        for task in shares
-        if task in TASKS and shares[task] and task not in tasks
-    ]
