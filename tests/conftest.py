@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import os
+import runpy
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -31,6 +35,7 @@ from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
 REPOSITORY = Path(__file__).parents[1]
+RECIPES = REPOSITORY / "recipes"
 REWARDS = [{"name": "environment_exact"}, {"name": "environment_state"}, {"name": "graduated"}]
 
 
@@ -40,7 +45,6 @@ def _nothing_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rookworld_rlvr.engine.cache.default_cache_path", lambda: ":memory:")
     for name in ("WANDB_API_KEY", "WANDB_RUN_ID", "WANDB_DIR", "WANDB_MODE", "WANDB_PROJECT"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 @pytest.fixture(scope="session")
@@ -67,11 +71,36 @@ def chromium() -> tuple[str, str]:
 
 def recipe(name: str) -> Any:
     """A script of `recipes/` as a module: in this process it starts at once."""
-    sys.path.insert(0, str(REPOSITORY / "recipes"))
+    sys.path.insert(0, str(RECIPES))
     try:
         return importlib.import_module(name)
     finally:
         sys.path.pop(0)
+
+
+def script(name: str, *argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """A script of `recipes/` run as a user runs it, in this process, where all is imported already.
+
+    An exception that it lets through is raised: what a user would see as a traceback.
+    """
+    out, err = io.StringIO(), io.StringIO()
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    try:
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            patch.chdir(cwd)
+            patch.setattr(sys, "argv", [str(RECIPES / name), *argv])
+            patch.setattr(sys, "path", [str(RECIPES), *sys.path])
+            with pytest.raises(SystemExit) as ended:
+                runpy.run_path(str(RECIPES / name), run_name="__main__")
+    finally:
+        signal.signal(signal.SIGTERM, on_sigterm)
+    code = ended.value.code
+    assert isinstance(code, int)
+    return subprocess.CompletedProcess([name, *argv], code, out.getvalue(), err.getvalue())
 
 
 def launch(

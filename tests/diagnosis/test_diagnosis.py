@@ -111,6 +111,7 @@ def test_recording_changes_no_weight(
         trainer.train()
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
         ends.append((losses, trainer.model.transformer.h[0].mlp.c_fc.weight.detach().clone()))
+    # To the last bit: the same shapes in the same process, and that is what is promised.
     assert ends[0][0] == ends[1][0]
     assert torch.equal(ends[0][1], ends[1][1])
 

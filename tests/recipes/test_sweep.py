@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -20,8 +19,8 @@ from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.cli.sweep import SweepArguments, Trial, TrialTable, ranking, read_score
 from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 
-from ..conftest import REPOSITORY
-from ..recipes.test_recipes import RECIPES, SMALL
+from ..conftest import RECIPES, REPOSITORY, script
+from ..recipes.test_recipes import SMALL
 
 METRIC = {"name": "eval/overall", "goal": "maximize"}
 SHIPPED = sorted(RECIPES.glob("sweep_*.yaml"))
@@ -33,14 +32,8 @@ def sweep(parameters: dict[str, Any], method: str = "random", **keys: Any) -> Sw
 
 
 def agent(*argv: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(RECIPES / "sweep.py"), *argv],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=REPOSITORY,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    """The agent in this process; its trials are processes."""
+    return script("sweep.py", *argv, cwd=REPOSITORY)
 
 
 def write_sweep(path: Path, parameters: dict[str, Any], **keys: Any) -> None:
@@ -139,7 +132,6 @@ def test_all_faults_at_once_before_the_first_trial(tmp_path: Path) -> None:
     assert "unknown option --lerning_rate; did you mean learning_rate" in done.stderr
     assert "'mode'" in done.stderr
     assert done.stderr.count("lerning_rate") == 1, "each fault once, whatever the number of trials"
-    assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
 
 

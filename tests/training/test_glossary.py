@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from rookworld_rlvr.training.glossary import (
 )
 
 from ..conftest import REPOSITORY
-from ..recipes.test_recipes import SMALL, run
+from ..recipes.test_recipes import SMALL, run_apart
 
 
 # --------------------------------------------------------------------------------------------------
@@ -191,13 +192,16 @@ class OfflineRun:
         ]
 
 
+WITH_WANDB = [*SMALL, "--output_dir", "run", "--board_rows", "4", "--max_completion_length", "64"]
+WITH_WANDB[WITH_WANDB.index("--report_to") + 1] = "wandb"
+
+
 @pytest.fixture(scope="module")
 def offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of the packaged recipe, two steps, with W&B and without a key."""
     folder = tmp_path_factory.mktemp("offline")
-    small = [*SMALL, "--output_dir", "run", "--board_rows", "4", "--max_completion_length", "64"]
-    small[small.index("--report_to") + 1] = "wandb"
-    run("grpo.py", *small, cwd=folder)
+    printed = run_apart("grpo.py", *WITH_WANDB, cwd=folder)
+    assert "W&B runs offline; its files are in run/wandb" in printed
     return folder / "run"
 
 
@@ -270,3 +274,16 @@ def _check_row(row: dict[str, Any], files: dict[str, Path]) -> None:
 def test_all_that_a_sync_needs_lies_in_the_run_s_folder(offline: Path) -> None:
     for version in only_run(offline).artifacts("boards"):
         assert all(path.is_relative_to(offline) for path in version.values())
+
+
+def test_a_resumed_run_goes_on_with_its_id(offline: Path, tmp_path: Path) -> None:
+    shutil.copytree(offline, tmp_path / "run")
+    first = (offline / "wandb_run_id.txt").read_text()
+    more = ["--max_steps", "3", "--resume_from_checkpoint", "true"]
+    run_apart("grpo.py", *WITH_WANDB, *more, cwd=tmp_path)
+    assert (tmp_path / "run" / "wandb_run_id.txt").read_text() == first
+    folders = [path.name for path in (tmp_path / "run" / "wandb").glob("offline-run-*")]
+    assert len(folders) == 2
+    assert all(name.endswith(first) for name in folders)
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["steps"] == 3
+    assert not (tmp_path / "run.1").exists(), "a resumed run stays where it is"

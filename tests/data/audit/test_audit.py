@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +23,7 @@ from rookworld_rlvr.data.sources import parse_raw
 from rookworld_rlvr.tasks.types import FILL_IN_FIELDS, ActionValue, PositionValues, ValueSource
 
 from ...conftest import REPOSITORY
+from ...conftest import script as run_script
 
 Row = dict[str, Any]
 
@@ -794,7 +793,7 @@ def test_the_script_prints_a_table_and_writes_json(
     ):
         assert row in [" ".join(line.split()) for line in printed.splitlines()], row
     table = printed.split("What to do")[0].splitlines()
-    assert {len(line) for line in table if line.endswith("%")} == {74}  # one below the other
+    assert len({len(line) for line in table if line.endswith("%")}) == 1  # one below the other
     assert printed.index("What to do") < printed.index("--repairs environment duplicates")
     result = json.loads(output.read_text())
     assert list(key_paths({**result, "rows": {**result["rows"], "malformed_reasons": {}}})) == (
@@ -858,16 +857,10 @@ def test_bad_input_is_an_error_of_this_package(
 
 
 def test_bad_input_gives_one_message_and_exit_code_2(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--dataset_name", "no such set"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
+    done = run_script("audit_data.py", "--dataset_name", "no such set", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("audit_data.py: 1 fault in the configuration:\n")
     assert "'no such set' is neither packaged, a file, nor a Hub id" in done.stderr
-    assert "Traceback" not in done.stderr
     assert not done.stdout
     assert not list(tmp_path.iterdir())
 

@@ -314,7 +314,7 @@ def test_two_processes_decide_alike_where_only_one_lacks_signal(
     told: Callable[[str], list[Any]],
 ) -> None:
     first, second = told("process")
-    assert first == second
+    assert first == second, "to the last bit, weights too: else processes drift apart"
     steps = [entry for entry in first["logs"] if "zero_variance/sampled" in entry]
     assert len(steps) == 3
     assert all(0 < entry["zero_variance/trained"] <= 0.5 for entry in steps), "the second's half"
