@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from rookworld_rlvr.rewards.judge_spec import judge_spec
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks.registry import task_of
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
+from rookworld_rlvr.training.parts.sampling import rollout
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
 from .conftest import mixed_rows, tiny_judge
@@ -89,7 +91,7 @@ def main(argv: Sequence[str]) -> None:
     ]
     parameter = next(trainer.model.parameters())
     result = {
-        "state": trainer.control_state(),
+        "state": trainer.parts.state(),
         "logs": logs,
         "weights": parameter.double().sum().item(),
     }
@@ -138,7 +140,7 @@ def three_tasks(folder: Path, data: LoadedData) -> dict[str, Any]:
         eval_dataset=data.heldout,
         processing_class=loading.load_tokenizer(loading.PACKAGED_MODEL),
     )
-    trainer.keep_sampler_logps = True
+    trainer.rollout_func = partial(rollout, keep_logps=True)
     rows = watch_rows(trainer)
     trainer.train()
     (logged,) = (entry for entry in trainer.state.log_history if "reward" in entry)
@@ -148,16 +150,11 @@ def three_tasks(folder: Path, data: LoadedData) -> dict[str, Any]:
 def watch_rows(trainer: RookWorldGRPOTrainer) -> list[dict[str, Any]]:
     """The rows of every loss to come: texts, temperature, gap to the sampler's log-probs in nats."""
     rows: list[dict[str, Any]] = []
-    scored: list[Any] = []
-    score, loss = trainer._get_per_token_logps_and_entropies, trainer._compute_loss
-
-    def keep(*words: Any, **options: Any) -> Any:
-        scored.append(score(*words, **options))
-        return scored[-1]
+    loss = trainer.loss
 
     def watch(model: Any, batch: dict[str, Any]) -> Any:
-        value = loss(model, batch)
-        gaps = (scored[-1][0].detach() - batch["sampling_per_token_logps"]).abs()
+        value, call = loss(model, batch)
+        gaps = (call.scores.logps.detach() - batch["sampling_per_token_logps"]).abs()
         for index, gap in enumerate(gaps * batch["completion_mask"]):
             texts = {
                 name: trainer.processing_class.decode(
@@ -168,9 +165,9 @@ def watch_rows(trainer: RookWorldGRPOTrainer) -> list[dict[str, Any]]:
             }
             numbers = {"gap": gap.max().item(), "temperature": batch["temperature"][index].item()}
             rows.append({**texts, **numbers})
-        return value
+        return value, call
 
-    trainer._get_per_token_logps_and_entropies, trainer._compute_loss = keep, watch
+    trainer.loss = watch
     return rows
 
 

@@ -15,7 +15,7 @@ from trl import ModelConfig
 
 from ..common.errors import RookWorldError
 from ..common.files import asset_path, is_hub_id
-from .gpt2 import disable_dropout, fuse_gelu
+from . import gpt2
 
 PACKAGED_MODEL = "rookworld-nano"
 
@@ -84,8 +84,8 @@ def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
         model = AutoModelForCausalLM.from_pretrained(resolve_model_path(name), **kwargs)
     except (OSError, ValueError) as error:
         raise _cannot_load("model", name, error) from error
-    disable_dropout(model)
-    fuse_gelu(model)
+    gpt2.disable_dropout(model)
+    gpt2.fuse_gelu(model)
     return model
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from rookworld_rlvr.diagnosis.record import GuardedReward, PhaseMeter, RewardFau
 from rookworld_rlvr.diagnosis.sections import loss_terms_part
 from rookworld_rlvr.diagnosis.trainer import DiagnosedTrainer
 from rookworld_rlvr.models import loading
+from rookworld_rlvr.training.parts.sampling import rollout
 
 MakeTrainer = Callable[..., Any]
 STEP: dict[str, Any] = {
@@ -107,7 +109,7 @@ def test_recording_changes_no_weight(
         trainer = make_trainer(
             loading.load_model(start), tokenizer, **{**STEP, "kind": kind, "max_steps": 2}
         )
-        trainer.keep_sampler_logps = True
+        trainer.rollout_func = partial(rollout, keep_logps=True)
         trainer.train()
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
         ends.append((losses, trainer.model.transformer.h[0].mlp.c_fc.weight.detach().clone()))

@@ -623,7 +623,7 @@ def test_suites_run_with_every_evaluation_and_choose_the_best_checkpoint(
         metric_for_best_model="suites/environment/exact",
     )
     suite = EnvironmentSuite(16, seed=0)
-    trainer.suites = [suite]
+    trainer.heldout.suites = [suite]
     trainer.train()
     name = "eval_suites/environment/exact"
     logged = {log["step"]: log[name] for log in trainer.state.log_history if name in log}
@@ -635,7 +635,9 @@ def test_suites_run_with_every_evaluation_and_choose_the_best_checkpoint(
     assert trainer.state.best_metric == max(steps.values())
     assert steps[trainer.state.best_global_step] == max(steps.values())
     trainer.evaluate()
-    (first, last) = trainer.suites_before_and_after("rookworld-nano", {"puzzles": "no file"})
+    (first, last) = trainer.heldout.suites_before_and_after(
+        "rookworld-nano", {"puzzles": "no file"}
+    )
     assert first.suites["environment"].metrics()["exact"] == before
     assert last.suites["environment"].metrics()["exact"].value == max(steps.values())
     assert last.left_out == {"puzzles": "no file"}

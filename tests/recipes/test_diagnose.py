@@ -19,7 +19,7 @@ import yaml
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.diagnosis import PARTS, Diagnosis
 from rookworld_rlvr.diagnosis.page import page
-from rookworld_rlvr.models import loading
+from rookworld_rlvr.models import gpt2, loading
 
 from ..conftest import REPOSITORY, launch, script
 
@@ -216,7 +216,7 @@ def test_dropout_left_on(diagnose: Diagnose, monkeypatch: pytest.MonkeyPatch) ->
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.1
 
-    monkeypatch.setattr(loading, "disable_dropout", leave_on)
+    monkeypatch.setattr(gpt2, "disable_dropout", leave_on)
     code, content = diagnose()
     assert code == 1
     assert content["findings"]["cause"] == "dropout_active"
@@ -227,7 +227,7 @@ def test_dropout_left_on(diagnose: Diagnose, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_position_ids_ignored(diagnose: Diagnose, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "number_positions_from_mask", lambda model: None)
+    monkeypatch.setattr(gpt2, "number_positions_from_mask", lambda model: None)
     code, content = diagnose()
     assert code == 1
     assert content["findings"]["cause"] == "positions_ignored"

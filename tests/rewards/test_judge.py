@@ -462,7 +462,7 @@ def test_a_judge_stays_as_it_is_while_the_policy_learns(
     state = json.loads((tmp_path / "run" / "checkpoint-3" / "control_state.json").read_text())
     assert len(reward.window) == 24 and state["judges"]["judge_a"]["window"] == list(reward.window)
     reward.window.clear()
-    trainer.load_control_state(state)
+    trainer.parts.load(state)
     assert list(reward.window) == state["judges"]["judge_a"]["window"]
 
 

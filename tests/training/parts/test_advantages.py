@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from rookworld_rlvr.training.control import CONTROL_STATE, ControlArguments
 from transformers import GPT2LMHeadModel
 from trl import GRPOTrainer
 
 from rookworld_rlvr.common.settings import key_faults
 from rookworld_rlvr.models import loading
-from rookworld_rlvr.training.parts.advantages import Baselines
-from rookworld_rlvr.training.parts.kl import ESTIMATORS
+from rookworld_rlvr.training.parts.advantages import Baseline, BaselineArguments
+from rookworld_rlvr.training.parts.kl import ESTIMATORS, KLArguments
+from rookworld_rlvr.training.parts.registry import PARTS_STATE
 
 # The logged step of GRPO on RookWorld-LM: 4 prompts of 4 completions.
 LOGGED = torch.tensor(
@@ -33,14 +33,14 @@ TASKS = ["policy", "policy", "environment", "policy"]
 
 
 def test_group_mean_is_what_trl_computes() -> None:
-    found = Baselines("group_mean", 0.9, 0.3).advantages(LOGGED, TASKS)
+    found = Baseline("group_mean", 0.9, 0.3).advantages(LOGGED, TASKS)
     for row, mine in zip(LOGGED.tolist(), found.tolist(), strict=True):
         mean, deviation = statistics.mean(row), statistics.stdev(row)
         assert mine == pytest.approx([(reward - mean) / (deviation + 1e-4) for reward in row])
 
 
 def test_leave_one_out_by_hand() -> None:
-    found = Baselines("leave_one_out", 0.9, 0.3).advantages(LOGGED, TASKS, "none")
+    found = Baseline("leave_one_out", 0.9, 0.3).advantages(LOGGED, TASKS, "none")
     assert found[0, 3].item() == pytest.approx(0.706 - (0.5092 + 0.458 + 0.4912) / 3)
     assert found[3, 1].item() == pytest.approx(-0.005 - (0.045 + 0.195 + 0.045) / 3)
     assert found[2].abs().max() == pytest.approx(0, abs=1e-12)
@@ -48,13 +48,13 @@ def test_leave_one_out_by_hand() -> None:
 
 def test_the_adaptive_baseline_is_the_median_of_a_wide_group_only() -> None:
     rewards = torch.tensor([[0.0, 0.0, 0.0, 1.0], [0.1, 0.1, 0.1, 0.3]], dtype=torch.float64)
-    found = Baselines("adaptive", 0.9, spread=0.3).advantages(rewards, ["policy"] * 2, "none")
+    found = Baseline("adaptive", 0.9, spread=0.3).advantages(rewards, ["policy"] * 2, "none")
     assert found[0].tolist() == pytest.approx([0, 0, 0, 1]), "deviation 0.5: the median"
     assert found[1].tolist() == pytest.approx([-0.05, -0.05, -0.05, 0.15]), "0.1: the mean"
 
 
 def test_the_running_mean_is_of_the_task_and_of_before() -> None:
-    baselines = Baselines("ema", decay=0.9, spread=0.3)
+    baselines = Baseline("ema", decay=0.9, spread=0.3)
     first = torch.tensor([[0.2, 0.4], [1.0, 1.0]], dtype=torch.float64)
     found = baselines.advantages(first, ["policy", "environment"], "none")
     assert found.flatten().tolist() == pytest.approx([-0.1, 0.1, 0, 0]), "nothing before: the batch"
@@ -67,17 +67,16 @@ def test_the_running_mean_is_of_the_task_and_of_before() -> None:
 def test_a_reward_that_could_not_be_had_moves_nothing() -> None:
     rewards = torch.tensor([[0.0, 1.0, torch.nan, 0.5]], dtype=torch.float64)
     for kind in ("group_mean", "leave_one_out", "ema", "adaptive"):
-        found = Baselines(kind, 0.9, 0.3).advantages(rewards, ["policy"])
+        found = Baseline(kind, 0.9, 0.3).advantages(rewards, ["policy"])
         assert found[0, 2] == 0 and found.isfinite().all(), kind
-    found = Baselines("leave_one_out", 0.9, 0.3).advantages(rewards, ["policy"], "none")
+    found = Baseline("leave_one_out", 0.9, 0.3).advantages(rewards, ["policy"], "none")
     assert found[0].tolist() == pytest.approx([-0.75, 0.75, 0, 0])
 
 
 def test_faults_are_found_together() -> None:
-    args = ControlArguments(
-        kl_estimator="k4", kl_control="adaptive", kl_warmup_steps=-1, baseline="mean"
-    )
-    faults = "\n".join(key_faults(args) + args.control_faults(beta=0.0))
+    args = KLArguments(kl_estimator="k4", kl_control="adaptive", kl_warmup_steps=-1)
+    found = key_faults(args) + args.kl_faults(beta=0.0)
+    faults = "\n".join(found + key_faults(BaselineArguments(baseline="mean")))
     for words in (
         "kl_estimator: 'k4'",
         "needs a kl_target",
@@ -85,9 +84,9 @@ def test_faults_are_found_together() -> None:
         "baseline: 'mean'",
     ):
         assert words in faults
-    good = ControlArguments()
-    assert key_faults(good) + good.control_faults(beta=0.0) == []
-    assert ControlArguments(kl_target=0.1).control_faults(beta=0.1)
+    good = KLArguments()
+    assert key_faults(good) + good.kl_faults(beta=0.0) == []
+    assert KLArguments(kl_target=0.1).kl_faults(beta=0.1)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -138,14 +137,15 @@ def loss_and_gradient(
 def test_k3_is_trls_own_loss(controlled: Callable[..., Any], loss_type: str, level: str) -> None:
     trainer, inputs = controlled(loss_type=loss_type, importance_sampling_level=level)
     ours = loss_and_gradient(trainer, lambda: trainer._compute_loss(trainer.model, inputs))
+    trainer.beta = trainer.args.beta  # off in our trainer, whose part takes its place
     trls = loss_and_gradient(
         trainer, lambda: GRPOTrainer._compute_loss(trainer, trainer.model, inputs)
     )
     assert ours[0] == pytest.approx(trls[0], rel=1e-5)
     torch.testing.assert_close(ours[1], trls[1], rtol=1e-4, atol=1e-7)
     assert trainer._metrics["train"]["kl"][0] == pytest.approx(trainer._metrics["train"]["kl"][1])
-    with_more = trainer.kl
-    with_more.beta = 5.0
+    trainer.beta = 0.0
+    trainer.parts.kl.controller.beta = 5.0
     more = trainer._compute_loss(trainer.model, inputs).item()
     assert abs(more - trls[0]) > 1e-3, "the coefficient in use is the controller's"
 
@@ -156,13 +156,13 @@ def test_each_estimator_acts_on_loss_and_gradient(
 ) -> None:
     trainer, inputs = controlled(kl_estimator=estimator, beta=1.0)
     kl, _ = loss_and_gradient(trainer, lambda: trainer._compute_loss(trainer.model, inputs))
-    trainer.kl.beta = 0.0
+    trainer.parts.kl.controller.beta = 0.0
     bare, _ = loss_and_gradient(trainer, lambda: trainer._compute_loss(trainer.model, inputs))
     logged = trainer._metrics["train"]["kl"][0]
     assert kl - bare == pytest.approx(logged, rel=1e-3, abs=1e-6), "dapo: a mean over tokens"
     assert abs(logged) > 1e-3
-    trainer.controls.kl_estimator = "k2" if estimator != "k2" else "k3"
-    trainer.kl.beta = 1.0
+    trainer.parts.kl.args.kl_estimator = "k2" if estimator != "k2" else "k3"
+    trainer.parts.kl.controller.beta = 1.0
     other, _ = loss_and_gradient(trainer, lambda: trainer._compute_loss(trainer.model, inputs))
     assert other != pytest.approx(kl, rel=1e-6)
 
@@ -171,7 +171,7 @@ def test_kl_is_logged_without_a_term_where_the_reference_is_kept(
     controlled: Callable[..., Any],
 ) -> None:
     trainer, inputs = controlled(beta=0.0, log_reference_kl=True)
-    assert trainer.args.beta == trainer.beta == 0
+    assert trainer.args.beta == 0
     ours = trainer._compute_loss(trainer.model, inputs).item()
     assert trainer._metrics["train"]["kl"][0] > 1e-3
     trls = GRPOTrainer._compute_loss(trainer, trainer.model, inputs).item()
@@ -207,7 +207,8 @@ def test_a_baseline_changes_the_advantages_that_are_trained_on(
     expected = {"leave_one_out": [-1.0, 3.0], "ema": [-0.75, 2.25], "adaptive": [0.0, 3.0]}
     assert sorted(set(inputs["advantages"].tolist())) == pytest.approx(expected[baseline])
     if baseline == "ema":
-        trainer.baselines.running = dict.fromkeys(trainer.baselines.running, 0.25)
+        running = trainer.parts.baseline.running
+        trainer.parts.baseline.running = dict.fromkeys(running, 0.25)
         inputs = trainer._generate_and_score_completions(next(iter(trainer.get_train_dataloader())))
         assert sorted(set(inputs["advantages"].tolist())) == pytest.approx([-0.25, 2.75])
     assert sorted(set(trainer._logs["advantages"])) == sorted(set(inputs["advantages"].tolist()))
@@ -243,8 +244,8 @@ def test_adaptive_kl_moves_the_coefficient_and_goes_on_after_a_resume(
     for kl, coefficient in zip(kls, used, strict=True):
         assert coefficient == pytest.approx(expected)
         expected *= 1.5 if kl > 1.5e-9 else 1 / 1.5 if kl < 1e-9 / 1.5 else 1
-    assert trainer.kl.beta == pytest.approx(expected)
-    kept = json.loads((tmp_path / "run" / "checkpoint-2" / CONTROL_STATE).read_text())
+    assert trainer.parts.kl.controller.beta == pytest.approx(expected)
+    kept = json.loads((tmp_path / "run" / "checkpoint-2" / PARTS_STATE).read_text())
     assert kept["kl"]["beta"] == pytest.approx(used[2])
     assert kept["baseline_running"]
 

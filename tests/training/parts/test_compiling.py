@@ -17,6 +17,7 @@ from rookworld_rlvr.models.gpt2 import new_model
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.health import HealthArguments, HealthCallback
 from rookworld_rlvr.training.health.monitor import HEALTH_FILE
+from rookworld_rlvr.training.parts.buckets import Buckets
 from rookworld_rlvr.training.parts.compiling import Payoff
 
 REWARDS = [{"name": "environment_exact"}]
@@ -118,7 +119,7 @@ def test_the_largest_bucket_must_hold_the_longest_text(build: Callable[..., Any]
 
 def test_without_compiling_nothing_is_padded(build: Callable[..., Any]) -> None:
     trainer = build()
-    assert trainer.buckets == () and trainer.compiled is None
+    assert trainer.parts.buckets is None and trainer.parts.compiling is None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -150,16 +151,17 @@ def test_padding_changes_neither_loss_nor_gradients_nor_metrics(
         for weight in trainer.model.parameters():
             weight.add_(0.01 * torch.randn_like(weight))
     width = batch["prompt_ids"].size(1) + batch["completion_ids"].size(1)
+    pad = trainer.processing_class.pad_token_id
     shapes = []
     hook = trainer.model.base_model.register_forward_hook(
         lambda *passed: shapes.append(tuple(passed[2].last_hidden_state.shape[:2]))
     )
     for loss_type in [kind for kind in LOSS_TYPES if estimator == "group" or kind != "vespo"]:
         trainer.loss_type = loss_type
-        trainer.buckets = ()
+        trainer.parts.buckets = None
         loss, gradients, metrics = loss_and_gradients(trainer, batch)
         assert gradients.abs().max() > 1e-3
-        trainer.buckets = (width - 3, width + 29, width + 60)
+        trainer.parts.buckets = Buckets((width - 3, width + 29, width + 60), 8, pad)
         shapes.clear()
         loss_padded, gradients_padded, metrics_padded = loss_and_gradients(trainer, batch)
         assert shapes == [(8, width + 29)]
@@ -182,15 +184,12 @@ def test_a_batch_of_too_few_rows_is_filled_up(build: Callable[..., Any]) -> None
         lambda *passed: shapes.append(tuple(passed[2].last_hidden_state.shape[:2]))
     )
     scores = []
-    for buckets in ((), (64,)):
-        trainer.buckets = buckets
-        with trainer.at_temperatures(temperatures), torch.no_grad():
+    for buckets in (None, Buckets([64], 8, trainer.processing_class.pad_token_id)):
+        trainer.parts.buckets = buckets
+        with torch.no_grad():
             scores.append(
-                trainer._get_per_token_logps_and_entropies(
-                    trainer.model, ids, mask, 10, compute_entropy=True
-                )
+                trainer.log_probs(trainer.model, ids, mask, 10, temperatures, compute_entropy=True)
             )
-            assert trainer._temperatures is temperatures
     assert shapes == [(11, 30), (8, 64), (8, 64)]
     (logps, entropies, _), (logps_padded, entropies_padded, _) = scores
     torch.testing.assert_close(logps_padded, logps, atol=1e-5, rtol=1e-5)
@@ -212,7 +211,7 @@ def test_with_buckets_nothing_is_compiled_after_the_warmup_and_as_much_is_learnt
     trainer.train()
     assert len(set(trainer.lengths)) > 2
     # The policy with gradient, and the reference, whose graph the preflight shares.
-    assert numbers(trainer, "compile/graphs") == [2 * len(trainer.buckets)] * 5
+    assert numbers(trainer, "compile/graphs") == [2 * len(trainer.parts.buckets.lengths)] * 5
     assert numbers(trainer, "compile/recompilations") == [0] * 5
     assert numbers(trainer, "compile/seconds")[0] > 0
     assert len(numbers(trainer, "compile/speedup")) == 4, "from the end of the warm-up on"
@@ -282,7 +281,7 @@ def test_inductor_compiles_once_a_bucket(build: Callable[..., Any]) -> None:
     options = {**COMPILED, "torch_compile_backend": "inductor", "shape_buckets": None}
     trainer = build(**options, **SHORT_RUN, beta=0.1, gradient_accumulation_steps=2)
     trainer.train()
-    assert trainer.buckets == (24, 32, 40, 48), "from prompts of 15 to 34 tokens"
+    assert trainer.parts.buckets.lengths == (24, 32, 40, 48), "from prompts of 15 to 34 tokens"
     assert trainer.preflight.alone_gap < 1e-3
     assert numbers(trainer, "compile/recompilations") == [0] * 5
-    assert trainer.payoff.compiling > 1
+    assert trainer.parts.compiling.payoff.compiling > 1

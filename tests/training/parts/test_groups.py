@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from rookworld_rlvr.training.control import CONTROL_STATE
 
 from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.models import loading
@@ -19,6 +18,8 @@ from rookworld_rlvr.tasks.registry import task_of
 from rookworld_rlvr.tasks.scoring import score_row
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.parts.groups import Round, fill, next_round, select_groups
+from rookworld_rlvr.training.parts.part import whole
+from rookworld_rlvr.training.parts.registry import PARTS_STATE
 
 from ...conftest import launch
 from ...two_processes import TEMPERATURES
@@ -125,7 +126,7 @@ def test_kept_groups_are_counted(varied: Any) -> None:
     assert 0 < silent < 1
     assert numbers["zero_variance/sampled"] == numbers["zero_variance/trained"] == [silent]
     assert numbers["zero_variance/extra_prompts"] == [0]
-    assert trainer.prompt_sampler is None, "TRL's own sampler does"
+    assert trainer.parts.prompts is None, "TRL's own sampler does"
 
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
@@ -171,12 +172,8 @@ def test_what_is_logged_is_what_is_trained_on(varied: Any) -> None:
 def test_log_probs_of_a_merged_batch_are_the_samplers(varied: Any) -> None:
     trainer, batch = varied(zero_variance="resample", num_iterations=2, beta=0.0)
     assert "old_per_token_logps" in batch
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     with torch.no_grad():
-        now, _, _ = trainer._get_per_token_logps_and_entropies(
-            trainer.model, ids, mask, batch["completion_ids"].size(1)
-        )
+        now = trainer.log_probs(trainer.model, *whole(batch)).logps
     gap = (now - batch["old_per_token_logps"]) * batch["completion_mask"]
     assert gap.abs().max() < 1e-4
 
@@ -209,7 +206,7 @@ def test_skipped_groups_are_out_of_the_loss(
     rows = torch.tensor([task == P for task in tasks])
     assert not batch["completion_mask"][~rows].any() and batch["completion_mask"][rows].any()
     batch["ref_per_token_logps"] = torch.zeros_like(batch["completion_ids"], dtype=torch.float)
-    trainer.kl.beta = 0.1  # the KL term must leave them out too
+    trainer.parts.kl.controller.beta = 0.1  # the KL term must leave them out too
     ours = trainer._compute_loss(trainer.model, batch)
     alone = {key: tensor[rows] if tensor.dim() else tensor for key, tensor in batch.items()}
     del alone["row_scale"]
@@ -263,15 +260,14 @@ def test_prompts_without_signal_come_less_often_and_the_memory_goes_on(
     assert sum(shares[-8:]) / 8 < 0.5 * sum(shares[:3]) / 3, "half of the rows never differ"
     assert logs[-1]["difficulty/solved"] + logs[-1]["difficulty/hopeless"] == 16
     checkpoint = tmp_path / "run" / "checkpoint-12"
-    kept = json.loads((checkpoint / CONTROL_STATE).read_text())
+    kept = json.loads((checkpoint / PARTS_STATE).read_text())
     assert kept["difficulty"]["hopeless"] or kept["difficulty"]["solved"]
 
     again = make_trainer(loading.load_model(start), tokenizer, **options)
     again.train(resume_from_checkpoint=str(checkpoint))
     resumed = [e for e in again.state.log_history if "zero_variance/sampled" in e]
     assert [e["zero_variance/sampled"] for e in resumed] == shares
-    assert again.difficulty is not None and trainer.difficulty is not None
-    assert again.difficulty.state() == trainer.difficulty.state()
+    assert again.parts.prompts.memory.state() == trainer.parts.prompts.memory.state()
 
 
 def test_faults_are_found_together() -> None:

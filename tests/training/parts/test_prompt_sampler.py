@@ -22,8 +22,9 @@ from trl.trainer.utils import RepeatSampler
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 from rookworld_rlvr.common.settings import key_faults
+from rookworld_rlvr.training.parts.difficulty import DifficultyMemory
 from rookworld_rlvr.training.parts.mixture import Phase, PromptArguments
-from rookworld_rlvr.training.parts.prompt_sampler import DifficultyMemory, PromptSampler
+from rookworld_rlvr.training.parts.prompt_sampler import PromptSampler
 
 HALF = Fraction(1, 2)
 

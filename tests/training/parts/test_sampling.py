@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +19,14 @@ from transformers import (
 from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.tasks.registry import task_of
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
-from rookworld_rlvr.training.parts.sampling import TASK_SAMPLING, RowSampler, Sampling, draw
+from rookworld_rlvr.training.parts.part import whole
+from rookworld_rlvr.training.parts.sampling import (
+    TASK_SAMPLING,
+    RowSampler,
+    Sampling,
+    draw,
+    rollout,
+)
 from rookworld_rlvr.training.preflight import measure_parity, mixed_length_prompts
 
 BOTH = {"policy": {}, "environment": {}}
@@ -83,7 +91,7 @@ def sampled(make_trainer: Callable[..., Any], random_gpt2: Any, tokenizer: Any) 
 
     def build(**options: Any) -> tuple[Any, dict[str, Any]]:
         trainer = make_trainer(random_gpt2, tokenizer, **{"rewards": REWARDS, **options})
-        trainer.keep_sampler_logps = True
+        trainer.rollout_func = partial(rollout, keep_logps=True)
         trainer.model.train()
         trainer.current_gradient_accumulation_steps = 1
         batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
@@ -94,16 +102,8 @@ def sampled(make_trainer: Callable[..., Any], random_gpt2: Any, tokenizer: Any) 
 
 def gaps(trainer: Any, batch: dict[str, Any]) -> torch.Tensor:
     """Largest |trainer's - sampler's log-prob| of each row ``(B,)``, scored as the loss does."""
-    kept = {}
-    score = type(trainer)._get_per_token_logps_and_entropies
-
-    def keep(*args: Any, **kwargs: Any) -> Any:
-        kept["output"] = score(trainer, *args, **kwargs)
-        return kept["output"]
-
-    trainer._get_per_token_logps_and_entropies = keep
-    trainer._compute_loss(trainer.model, batch)
-    ours = kept["output"][0].detach()
+    _, call = trainer.loss(trainer.model, batch)
+    ours = call.scores.logps.detach()
     gap = (ours - batch["sampling_per_token_logps"]).abs() * batch["completion_mask"]
     return gap.amax(dim=1)
 
@@ -126,14 +126,11 @@ def test_without_it_all_rows_have_the_trainers_temperature(sampled: Any) -> None
 
 def test_log_probs_in_chunks_are_those_of_the_whole(sampled: Any) -> None:
     trainer, batch = sampled(task_sampling=BOTH)
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-    with torch.no_grad(), trainer.at_temperatures(batch["temperature"]):
-        width = batch["completion_ids"].size(1)
-        score = trainer._get_per_token_logps_and_entropies
-        whole = score(trainer.model, ids, mask, width, compute_entropy=True)
-        parts = score(trainer.model, ids, mask, width, batch_size=3, compute_entropy=True)
-    for one, other in zip(whole[:2], parts[:2], strict=True):
+    rows = (*whole(batch), batch["temperature"])
+    with torch.no_grad():
+        at_once = trainer.log_probs(trainer.model, *rows, compute_entropy=True)
+        parts = trainer.log_probs(trainer.model, *rows, batch_size=3, compute_entropy=True)
+    for one, other in zip(at_once[:2], parts[:2], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 

@@ -51,6 +51,12 @@ def test_advantages_are_the_papers(gamma: float, lam: float) -> None:
         assert not advantages[row, length:].any() and not returns[row, length:].any()
 
 
+def last_rewards(trainer: Any) -> torch.Tensor:
+    """Those of the only reward function, as they were logged, ``(N,)``."""
+    (name,) = trainer.reward_func_names
+    return torch.tensor(list(trainer.completion_log()["rewards", name]))
+
+
 @pytest.fixture
 def valued(make_trainer: Callable[..., Any], random_gpt2: Any, tokenizer: Any) -> Any:
     """A trainer by gae, and one batch as it trains on."""
@@ -69,7 +75,7 @@ def valued(make_trainer: Callable[..., Any], random_gpt2: Any, tokenizer: Any) -
 
 def test_without_a_value_yet_every_token_has_its_completions_reward(valued: Any) -> None:
     trainer, batch = valued(scale_rewards="none", gae_lambda=1.0)
-    rewards = trainer.rewards()
+    rewards = last_rewards(trainer)
     mask = batch["completion_mask"]
     assert batch["advantages"].shape == mask.shape
     found = sorted(set(batch["advantages"][mask.bool()].tolist()))
@@ -88,7 +94,7 @@ def test_an_unscored_completion_moves_neither_policy_nor_head(valued: Any) -> No
     scores = iter([1.0, None, 0.0, 3.0] * 100)
     trainer, batch = valued(lambda prompts, **_: [next(scores) for _ in prompts])
     unscored = batch["value_mask"].sum(1) == 0
-    assert unscored.sum() == trainer.rewards().isnan().sum() == 2
+    assert unscored.sum() == last_rewards(trainer).isnan().sum() == 2
     assert not batch["advantages"][unscored].any()
     assert batch["advantages"].isfinite().all()
 
@@ -100,7 +106,7 @@ def test_the_heads_loss_is_in_the_loss_and_reaches_head_and_policy(valued: Any) 
     head = trainer.model.value_head
     assert head.weight.grad.abs().max() > 0 and head.bias.grad.abs().max() > 0
     with_head = trainer.model.transformer.h[0].mlp.c_fc.weight.grad.clone()
-    trainer.value_args.value_coef = 0.0
+    trainer.parts.value_head.args.value_coef = 0.0
     trainer.model.zero_grad()
     bare = trainer._compute_loss(trainer.model, batch)
     bare.backward()
@@ -111,7 +117,7 @@ def test_the_heads_loss_is_in_the_loss_and_reaches_head_and_policy(valued: Any) 
         (0.5 * batch["returns"].square() * mask).sum().item() / mask.sum().item(), rel=1e-5
     )
     torch.nn.init.normal_(head.weight)  # a head of zeros sends no gradient further down
-    trainer.value_args.value_coef = 0.5
+    trainer.parts.value_head.args.value_coef = 0.5
     trainer.model.zero_grad()
     trainer._compute_loss(trainer.model, batch).backward()
     down = trainer.model.transformer.h[0].mlp.c_fc.weight.grad
@@ -123,10 +129,16 @@ def test_values_are_of_the_states_before_each_token_whatever_the_temperature(val
         task_sampling={"policy": {"temperature": 0.5}, "environment": {"temperature": 2.0}}
     )
     torch.nn.init.normal_(trainer.model.value_head.weight, std=0.1)
-    advantages = trainer._advantages_by_token(batch, torch.zeros(batch["prompt_ids"].size(0)))
+    advantages = trainer.parts.value_head.advantages(
+        batch, torch.zeros(batch["prompt_ids"].size(0))
+    )
     returns = advantages["returns"]
-    trainer.value_args.gae_lambda = 0.0  # then an error and the value make the next value
-    one = trainer._advantages_by_token(batch, torch.zeros(batch["prompt_ids"].size(0)))["returns"]
+    trainer.parts.value_head.args.gae_lambda = (
+        0.0  # then an error and the value make the next value
+    )
+    one = trainer.parts.value_head.advantages(batch, torch.zeros(batch["prompt_ids"].size(0)))[
+        "returns"
+    ]
     assert not torch.equal(one, returns)
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
