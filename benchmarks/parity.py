@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from typing import Any
 from dataclasses import asdict
 
 from trl import GRPOTrainer
@@ -60,7 +61,11 @@ def measure(kind: type[GRPOTrainer], rows: object, folder: str) -> Parity:
         train_dataset=rows,
         processing_class=loading.load_tokenizer(loading.PACKAGED_MODEL),
     )
-    return measure_parity(trainer, mixed_length_prompts(trainer))
+
+    def log_probs(network: Any, ids: Any, mask: Any, length: int, _: Any) -> Any:
+        return trainer._get_per_token_logps_and_entropies(network, ids, mask, length)
+
+    return measure_parity(trainer, mixed_length_prompts(trainer), log_probs=log_probs)
 
 
 if __name__ == "__main__":

@@ -87,7 +87,11 @@ class TestParity:
         disable_dropout(random_gpt2)  # so that only the positions differ
         plain_trainer = make_trainer(random_gpt2, tokenizer, GRPOTrainer)
         prompts = mixed_length_prompts(plain_trainer)
-        plain = measure_parity(plain_trainer, prompts)
+
+        def log_probs(network: Any, ids: Any, mask: Any, length: int, _: Any) -> Any:
+            return plain_trainer._get_per_token_logps_and_entropies(network, ids, mask, length)
+
+        plain = measure_parity(plain_trainer, prompts, log_probs=log_probs)
         ours = measure_parity(make_trainer(random_gpt2, tokenizer), prompts)
         print(f"plain TRL: {plain.describe()}\nours:      {ours.describe()}")
         assert ours.alone_gap < plain.alone_gap / 100
@@ -278,11 +282,11 @@ def test_evaluation_is_greedy_and_agrees_with_the_scorer(
         model, tokenizer, packaged.heldout["prompt"][:], max_new_tokens=64, batch_size=1
     )
     alone = evaluate_completions(packaged.heldout, completions)
-    assert metrics["eval_environment/exact"] == trainer.heldout["environment/exact"].value > 0
+    assert metrics["eval_environment/exact"] == trainer.heldout.results["environment/exact"].value > 0
     # Batches of 16 and of 1 decode the same text, but where two tokens are alike but for rounding:
     # here the two best are once 1e-5 apart, and a processor may choose the other in one answer.
-    assert trainer.heldout.keys() == alone.keys()
-    for name, result in trainer.heldout.items():
+    assert trainer.heldout.results.keys() == alone.keys()
+    for name, result in trainer.heldout.results.items():
         assert result.n == alone[name].n
         assert abs(result.successes - alone[name].successes) <= 1, name
 
