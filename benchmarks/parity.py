@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from typing import Any
 from dataclasses import asdict
+from typing import Any
 
 from trl import GRPOTrainer
 

@@ -1,7 +1,6 @@
-"""The `GRPOTrainer` subclass: what a step does, from top to bottom.
+"""The `GRPOTrainer` subclass: what a step does, from top to bottom; features are `parts`.
 
-The only file that names private methods and attributes of TRL and transformers; `tests/training/
-test_canary.py` notices when they change. What a feature does stands in its part, see `parts.registry`.
+The only file that names privates of TRL and transformers: `tests/training/test_canary.py` watches them.
 """
 
 from __future__ import annotations
@@ -48,12 +47,8 @@ class RookWorldGRPOTrainer(GRPOTrainer):
     - A preflight runs when training begins, see `preflight.measure_parity`; switched off by
       ``args.preflight = False``.
 
-    `eval_dataset` needs the columns that `data` documents.
-
     Attributes:
-        parts: See `parts.registry.Parts`.
         sampling: How completions are drawn where no task has its own way.
-        heldout: Held-out results, first and last.
         preflight: What the preflight has measured; None before.
         sampled: This process's rows of the last batch, by prompt.
         checkpoint: What training goes on from.
@@ -161,7 +156,7 @@ class RookWorldGRPOTrainer(GRPOTrainer):
     def temperatures(self, prompts: Sequence[str]) -> torch.Tensor | None:
         """The temperatures ``(B,)`` of prompts; None where all have the trainer's."""
         part = self.parts.task_sampling
-        return part.temperatures(prompts, self.accelerator.device) if part else None
+        return part and part.temperatures(prompts, self.accelerator.device)
 
     def whole_weights(self) -> AbstractContextManager[Any]:
         """The policy's weights in one piece, where FSDP has them in several."""
@@ -171,9 +166,6 @@ class RookWorldGRPOTrainer(GRPOTrainer):
         with self.phase("sampling"):
             return super()._generate(prompts)
 
-    # --------------------------------------------------------------------------------------------
-    # Rewards
-    # --------------------------------------------------------------------------------------------
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         with self.phase("rewards"):
             rewards = super()._calculate_rewards(*args, **kwargs)
@@ -247,7 +239,7 @@ class RookWorldGRPOTrainer(GRPOTrainer):
                 return score(self.model, ids, mask, length, temperatures).logps
 
     # --------------------------------------------------------------------------------------------
-    # Loss and update
+    # Loss, update, run
     # --------------------------------------------------------------------------------------------
     def _compute_loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor:
         return self.loss(model, inputs)[0]
@@ -289,9 +281,6 @@ class RookWorldGRPOTrainer(GRPOTrainer):
             )
         return super().create_scheduler(num_training_steps, optimizer)
 
-    # --------------------------------------------------------------------------------------------
-    # Runs and held-out evaluation
-    # --------------------------------------------------------------------------------------------
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As transformers' own; the parts go on from a checkpoint too."""
         if resume_from_checkpoint is True:
@@ -316,7 +305,7 @@ class RookWorldGRPOTrainer(GRPOTrainer):
         return metrics
 
     # --------------------------------------------------------------------------------------------
-    # Records, logs, times
+    # What the parts and the diagnosis ask for
     # --------------------------------------------------------------------------------------------
     @contextmanager
     def within(self, call: Call) -> Iterator[Call]:
@@ -339,14 +328,10 @@ class RookWorldGRPOTrainer(GRPOTrainer):
 
     def latest(self, name: str) -> float | None:
         """The number last recorded since the last log of training; None without one."""
-        return next(reversed(self._metrics["train"][name]), None)
+        return next(reversed(self._metrics["train"].get(name, ())), None)
 
     def completion_log(self, last: int | None = None) -> dict[tuple[str, str], Any]:
-        """The columns of TRL's table of completions, of all processes, by table and name.
-
-        Args:
-            last: Copies of the last rows, of the columns that have as many; None for the live columns.
-        """
+        """TRL's table of completions by table and column; or copies of its last rows."""
         columns = {(name, ""): self._logs[name] for name in ("prompt", "completion", "advantages")}
         for table in ("rewards", "extra"):
             columns |= {(table, name): values for name, values in self._logs[table].items()}

@@ -282,7 +282,9 @@ def test_evaluation_is_greedy_and_agrees_with_the_scorer(
         model, tokenizer, packaged.heldout["prompt"][:], max_new_tokens=64, batch_size=1
     )
     alone = evaluate_completions(packaged.heldout, completions)
-    assert metrics["eval_environment/exact"] == trainer.heldout.results["environment/exact"].value > 0
+    assert (
+        metrics["eval_environment/exact"] == trainer.heldout.results["environment/exact"].value > 0
+    )
     # Batches of 16 and of 1 decode the same text, but where two tokens are alike but for rounding:
     # here the two best are once 1e-5 apart, and a processor may choose the other in one answer.
     assert trainer.heldout.results.keys() == alone.keys()
