@@ -1,3 +1,17 @@
-"""GRPO with verifiable chess rewards for RookWorld-LM, on TRL."""
+"""GRPO with verifiable chess rewards for RookWorld-LM, on TRL.
+
+Public names: `rewards.get_reward_funcs`, `training.RookWorldGRPOTrainer`, `training.RookWorldGRPOConfig`
+and `models.resolve_model_path`; each is importable without the rest. Rooms are loaded when they are
+first asked for.
+"""
+
+import importlib
+from typing import Any
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("models", "rewards", "training"):
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,95 @@
+"""Notices when TRL or transformers change what the trainer overrides or reads beside their public names.
+
+`make canary` runs this and the trainer's tests against the newest versions that pip finds.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trl
+from trl import GRPOTrainer
+
+from rookworld_rlvr.training import trainer as module
+from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
+
+PACKAGE = Path(module.__file__).parents[1]
+
+# Parameters of each private method that is overridden, as of TRL 1.16 and transformers 5.23, and the
+# parts that stand on it.
+OVERRIDDEN: dict[str, tuple[str, str]] = {
+    "_build_accelerator_args": ("self, kwargs", "compiling"),
+    "_get_train_sampler": ("self, dataset", "prompt_sampler"),
+    "_generate": ("self, prompts", "timing"),
+    "_generate_and_score_completions": ("self, inputs", "groups, sampling, advantages, value_head"),
+    "_calculate_rewards": (
+        "self, inputs, prompts, completions, completion_ids_list",
+        "groups, advantages, and rewards.guard",
+    ),
+    "_get_per_token_logps_and_entropies": (
+        "self, model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, "
+        "compute_aux_loss, pixel_values, image_grid_thw, num_images, pixel_attention_mask, "
+        "spatial_shapes, num_tiles, image_sizes, token_type_ids, mm_token_type_ids, image_position_ids",
+        "sampling, buckets, compiling, kl, value_head",
+    ),
+    "_compute_loss": ("self, model, inputs", "kl, value_head, groups, compiling"),
+}
+
+# Private attributes that are read or written, and the parts that stand on them.
+ATTRIBUTES = {
+    "_metrics": "every part that records numbers, and timing",
+    "_logs": "groups, and the table of boards in training.wandb",
+    "_dist": "sampling",
+    "_entropy_bonus_enabled": "the diagnosis's loss terms",
+    "_last_world_entropy": "the diagnosis's loss terms",
+}
+OF_MODELS = {"_keys_to_ignore_on_save": "value_head"}
+
+
+def parameters(method: Any) -> str:
+    return ", ".join(inspect.signature(method).parameters)
+
+
+@pytest.mark.parametrize("name", OVERRIDDEN)
+def test_a_private_method_takes_what_it_took(name: str) -> None:
+    known, parts = OVERRIDDEN[name]
+    theirs = getattr(GRPOTrainer, name, None)
+    advice = f"TRL {trl.__version__}: look at the override in training/trainer.py, and at parts {parts}"
+    assert theirs is not None, f"{name} is gone. {advice}"
+    assert parameters(theirs) == known, f"{name} takes other parameters. {advice}"
+
+
+def test_private_attributes_are_there(
+    make_trainer: Callable[..., Any], random_gpt2: Any, tokenizer: Any
+) -> None:
+    trainer = make_trainer(random_gpt2, tokenizer)
+    for owner, names in ((trainer, ATTRIBUTES), (random_gpt2, OF_MODELS)):
+        for name, parts in names.items():
+            advice = f"TRL {trl.__version__}: look at training/trainer.py, and at parts {parts}"
+            assert hasattr(owner, name), f"{name} is gone. {advice}"
+
+
+def test_nothing_else_is_overridden_or_read() -> None:
+    private = {name for name in vars(RookWorldGRPOTrainer) if name[0] == "_" and name[:2] != "__"}
+    assert {name for name in private if hasattr(GRPOTrainer, name)} == OVERRIDDEN.keys()
+    known = {*OVERRIDDEN, *ATTRIBUTES, *OF_MODELS, *private, "_guard"}
+    tree = ast.parse(inspect.getsource(module))
+    read = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    assert {name for name in read if name[0] == "_" and name[:2] != "__"} <= known
+
+
+def test_no_other_file_names_them() -> None:
+    names = {*OVERRIDDEN, *ATTRIBUTES, *OF_MODELS} - {"_metrics", "_generate"}
+    for path in PACKAGE.rglob("*.py"):
+        if path != Path(module.__file__):
+            words = {
+                node.attr if isinstance(node, ast.Attribute) else node.name
+                for node in ast.walk(ast.parse(path.read_text()))
+                if isinstance(node, ast.Attribute | ast.FunctionDef)
+            }
+            assert not words & names, path
