@@ -5,7 +5,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart diagnose test test-slow lint clean
+.PHONY: help quickstart diagnose test test-slow canary lint clean
 
 help: ## Show these lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,13 +22,20 @@ test: $(INSTALLED) ## Run the tests that take seconds; ARGS="-k rules" picks som
 test-slow: $(INSTALLED) ## Run the tests that take minutes
 	$(BIN)/python -m pytest -m "slow and not gpu" $(ARGS)
 
+canary: ## Run the trainer's tests against the newest TRL and transformers, in a venv of their own
+	test -d .venv-canary || $(PYTHON) -m venv .venv-canary
+	.venv-canary/bin/python -m pip install -q -c constraints.txt torch
+	.venv-canary/bin/python -m pip install -q -e '.[dev]'
+	.venv-canary/bin/python -m pip install -q --upgrade trl transformers  # whatever pyproject.toml pins
+	OMP_NUM_THREADS=1 .venv-canary/bin/python -m pytest -m "not slow and not gpu" tests/training $(ARGS)
+
 lint: $(INSTALLED) ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 clean: ## Remove .venv, caches and builds; runs/ stays
-	rm -rf .venv build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-canary build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last: an install that was interrupted is done again.
