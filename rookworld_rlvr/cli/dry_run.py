@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from ..data.loading import LoadedData, action_values_of
@@ -27,16 +28,12 @@ def dry_run_text(
     funcs = get_reward_funcs(specs, truth)
     lines = [*data.report.lines()]
     for task in TASKS:
-        shown = 0
-        for row in data.train:
-            if shown == ROWS_SHOWN:
-                break
-            if row["task"] == task:
-                shown += 1
-                lines += ["", f"{task} row {shown}: {row['prompt']!r}"]
-                for kind, text in (("reference", reference(row)), ("broken", broken(row))):
-                    lines.append(f"  {kind:<9} {text!r}")
-                    lines.append(f"            {_rewards(row, text, funcs)}")
+        rows = (row for row in data.train if row["task"] == task)
+        for place, row in enumerate(islice(rows, ROWS_SHOWN), 1):
+            lines += ["", f"{task} row {place}: {row['prompt']!r}"]
+            for kind, text in (("reference", reference(row)), ("broken", broken(row))):
+                lines.append(f"  {kind:<9} {text!r}")
+                lines.append(f"            {_rewards(row, text, funcs)}")
     return "\n".join(lines)
 
 

@@ -124,7 +124,6 @@ def _largest_gap(ours: list[float] | None, theirs: list[float] | None) -> float 
 def completions_part(groups: list[Part]) -> Part:
     """What was sampled, its log-probs side by side, and their gaps, in nats."""
     rows = [row for group in groups for row in group["completions"]]
-    trained = [row for row in rows if row["policy"] is not None]
     texts = [[row["text"] for row in group["completions"]] for group in groups]
     pairs = [[a == b for a, b in combinations(group, 2)] for group in texts]
     return {
@@ -133,11 +132,13 @@ def completions_part(groups: list[Part]) -> Part:
         "ended_share": mean(None if r["ended"] is None else float(r["ended"]) for r in rows),
         "identical_groups": mean(float(len(set(group)) == 1) for group in texts),
         "identical_pairs": mean(sum(same) / len(same) for same in pairs if same),
-        "sampler_gap_largest": max((r["sampler_gap"] or 0.0 for r in trained), default=None)
-        if any(row["sampler"] for row in rows)
-        else None,
-        "reference_gap_largest": max((r["reference_gap"] or 0.0 for r in trained), default=None)
-        if any(row["reference"] for row in rows)
-        else None,
+        "sampler_gap_largest": _largest(rows, "sampler"),
+        "reference_gap_largest": _largest(rows, "reference"),
         "groups": groups,
     }
+
+
+def _largest(rows: list[Part], name: str) -> float | None:
+    """The largest gap of the rows that were trained on; None where nobody knows the other side."""
+    gaps = [row[f"{name}_gap"] or 0.0 for row in rows if row["policy"] is not None]
+    return max(gaps, default=None) if any(row[name] for row in rows) else None

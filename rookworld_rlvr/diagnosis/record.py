@@ -114,18 +114,13 @@ class GuardedReward:
         try:
             return self._call(prompts, completions, columns)
         except Exception as error:  # whatever a reward raises is what this is for
-            found = self._row_by_row(prompts, completions, columns)
-            if all(fault is None for _, fault in found):
-                quoted = f"{type(error).__name__}: {error}"
-                self._note(prompts[0], completions[0], quoted, 0)
-                return [None] * len(prompts)
-            faulty = [index for index, (_, fault) in enumerate(found) if fault is not None]
-            first = faulty[0]
-            self._note(prompts[first], completions[first], str(found[first][1]), len(faulty))
-            return [number for number, _ in found]
-
-    def _note(self, prompt: str, completion: str, error: str, rows: int) -> None:
-        self.faults.append(RewardFault(self.__name__, prompt, completion, error, rows))
+            found = [self._row(i, prompts, completions, columns) for i in range(len(prompts))]
+            faulty = [(row, fault) for row, (_, fault) in enumerate(found) if fault is not None]
+            row, fault = faulty[0] if faulty else (0, f"{type(error).__name__}: {error}")
+            self.faults.append(
+                RewardFault(self.__name__, prompts[row], completions[row], fault, len(faulty))
+            )
+            return [number if faulty else None for number, _ in found]
 
     def _call(
         self, prompts: Sequence[str], completions: Sequence[str], columns: Mapping[str, Any]
@@ -135,24 +130,23 @@ class GuardedReward:
             raise ValueError(f"{len(rewards)} rewards for {len(prompts)} completions")
         return rewards
 
-    def _row_by_row(
-        self, prompts: Sequence[str], completions: Sequence[str], columns: Mapping[str, Any]
-    ) -> list[tuple[float | None, str | None]]:
-        found: list[tuple[float | None, str | None]] = []
-        for index in range(len(prompts)):
-            mine = {
-                key: [value[index]]
-                if isinstance(value, list) and len(value) == len(prompts)
-                else value
-                for key, value in columns.items()
-                if key not in ("log_metric", "log_extra")  # the batch would be logged twice
-            }
-            try:
-                number = self._call([prompts[index]], [completions[index]], mine)[0]
-                found.append((number, None))
-            except Exception as error:
-                found.append((None, f"{type(error).__name__}: {error}"))
-        return found
+    def _row(
+        self,
+        index: int,
+        prompts: Sequence[str],
+        completions: Sequence[str],
+        columns: Mapping[str, Any],
+    ) -> tuple[float | None, str | None]:
+        """The reward of one row by itself, or what it raises."""
+        mine = {
+            key: [value[index]] if isinstance(value, list) and len(value) == len(prompts) else value
+            for key, value in columns.items()
+            if key not in ("log_metric", "log_extra")  # the batch would be logged twice
+        }
+        try:
+            return self._call([prompts[index]], [completions[index]], mine)[0], None
+        except Exception as error:
+            return None, f"{type(error).__name__}: {error}"
 
 
 _STATUS = Path("/proc/self/status")

@@ -15,7 +15,6 @@ from ..training.health import HealthArguments
 from . import sections
 from .completions import completion_groups, completions_part
 from .findings import find, has_stop
-from .sections import clean
 from .trainer import DiagnosedTrainer
 
 PARTS: Mapping[str, str] = {
@@ -40,6 +39,24 @@ RESULT_HTML = "diagnosis.html"
 
 
 VERSION = 1  # of the JSON file's form
+
+
+_OVERRIDES: Mapping[str, tuple[str, str]] = {
+    "warmup_steps": ("0", "so that the step is taken with the recipe's learning rate"),
+    "lr_scheduler_type": ("constant", "the same, for every repetition"),
+    "lr_three_phases": ("false", "the same"),
+    "kl_warmup_steps": ("0", "so that the KL term has the recipe's beta"),
+    "log_reference_kl": ("true", "so that the reference's log-probs are there, at any beta"),
+    "preflight": ("false", "parity is measured and reported, and does not end the run"),
+    "logging_steps": ("1", "every step is reported"),
+    "logging_strategy": ("steps", "the same"),
+    "eval_strategy": ("no", "held-out rows are evaluated before and after"),
+    "save_strategy": ("no", "nothing is saved"),
+    "load_best_model_at_end": ("false", "the same"),
+    "report_to": ("none", "nothing is sent"),
+    "log_completions": ("false", "completions are in the report"),
+    "disable_tqdm": ("true", "one step needs no bar"),
+}
 
 
 @dataclass
@@ -75,26 +92,8 @@ class DiagnoseArguments:
 
     def overrides(self) -> dict[str, tuple[str, str]]:
         """Keys of the recipe that a diagnosis sets: key → value, and why."""
-        return {
-            "max_steps": (str(max(1, self.overfit_single_batch)), "as many as are diagnosed"),
-            "warmup_steps": ("0", "so that the step is taken with the recipe's learning rate"),
-            "lr_scheduler_type": ("constant", "the same, for every repetition"),
-            "lr_three_phases": ("false", "the same"),
-            "kl_warmup_steps": ("0", "so that the KL term has the recipe's beta"),
-            "log_reference_kl": (
-                "true",
-                "so that the reference's log-probs are there, at any beta",
-            ),
-            "preflight": ("false", "parity is measured and reported, and does not end the run"),
-            "logging_steps": ("1", "every step is reported"),
-            "logging_strategy": ("steps", "the same"),
-            "eval_strategy": ("no", "held-out rows are evaluated before and after"),
-            "save_strategy": ("no", "nothing is saved"),
-            "load_best_model_at_end": ("false", "the same"),
-            "report_to": ("none", "nothing is sent"),
-            "log_completions": ("false", "completions are in the report"),
-            "disable_tqdm": ("true", "one step needs no bar"),
-        }
+        steps = str(max(1, self.overfit_single_batch))
+        return {"max_steps": (steps, "as many as are diagnosed"), **_OVERRIDES}
 
     def words(self) -> list[str]:
         """The same as words of a command line, for behind the user's."""
@@ -209,7 +208,9 @@ def run_diagnosis(
     repeated = sections.repetitions(trainer.steps) if len(trainer.steps) > 1 else []
     parts["findings"] = find(parts, trainer.state.log_history, health, repeated)
     phases = {"memory": trainer.meter.memory_kind, "rows": trainer.meter.rows()}
-    return Diagnosis(recipe, clean(parts), clean(phases), clean(repeated))
+    return Diagnosis(
+        recipe, sections.clean(parts), sections.clean(phases), sections.clean(repeated)
+    )
 
 
 def output_folder(argv: Sequence[str], recipe: str) -> Path:

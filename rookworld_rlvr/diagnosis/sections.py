@@ -66,9 +66,7 @@ def setup_part(trainer: DiagnosedTrainer) -> Part:
             "processes": trainer.accelerator.num_processes,
         },
         "parity": {
-            "alone_gap": probes.parity.alone_gap,
-            "sampler_gap": probes.parity.sampler_gap,
-            "reference_kl": probes.parity.reference_kl,
+            **asdict(probes.parity),
             "position_gap": probes.position_gap,
             "tolerance": probes.tolerance,
         },
@@ -214,10 +212,7 @@ def loss_terms_part(trainer: DiagnosedTrainer, record: StepRecord, groups: list[
     size = terms.policy_absolute + terms.kl_absolute + abs(terms.entropy) + terms.value
     gap = abs(ours - record.loss)
     by_process = {
-        "policy": terms.policy,
-        "kl": terms.kl,
-        "entropy": terms.entropy,
-        "value": terms.value,
+        **{name: getattr(terms, name) for name in ("policy", "kl", "entropy", "value")},
         "sum": ours,
         "loss": record.loss,
         "relative_gap": gap / size if size else gap,
@@ -318,6 +313,9 @@ def repetitions(steps: Sequence[StepRecord]) -> list[Part]:
     ]
 
 
+# --------------------------------------------------------------------------------------------------
+# Arithmetic
+# --------------------------------------------------------------------------------------------------
 def clean(value: Any) -> Any:
     """Numbers at six digits, None where one is not finite; containers through and through.
 
@@ -335,14 +333,18 @@ def clean(value: Any) -> Any:
 
 def mean(numbers: Iterable[float | None]) -> float | None:
     """The mean of those that there are; None without any."""
-    known = [n for n in numbers if n is not None and not math.isnan(n)]
+    known = _known(numbers)
     return sum(known) / len(known) if known else None
 
 
 def sample_deviation(numbers: Iterable[float | None]) -> float | None:
     """Sample deviation, as TRL's; None for fewer than two."""
-    known = [n for n in numbers if n is not None and not math.isnan(n)]
+    known = _known(numbers)
     if len(known) < 2:
         return None
     centre = sum(known) / len(known)
     return math.sqrt(sum((n - centre) ** 2 for n in known) / (len(known) - 1))
+
+
+def _known(numbers: Iterable[float | None]) -> list[float]:
+    return [n for n in numbers if n is not None and not math.isnan(n)]

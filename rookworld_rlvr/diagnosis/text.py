@@ -12,7 +12,19 @@ from rich.table import Table
 from rich.text import Text
 
 from ..common.errors import RookWorldError
-from .lines import LINES, completion_numbers, megabytes, number, side_by_side
+from .lines import (
+    GROUP_HEADS,
+    LINES,
+    PROMPT_HEADS,
+    completion_numbers,
+    flags,
+    group_rows,
+    megabytes,
+    number,
+    override_rows,
+    prompt_rows,
+    side_by_side,
+)
 from .page import page
 from .run import PARTS, RESULT_HTML, RESULT_JSON, Diagnosis
 
@@ -86,25 +98,16 @@ def _styled(text: str, label: str) -> Text:
 # --------------------------------------------------------------------------------------------------
 def _details(key: str, part: Part) -> Iterator[RenderableType]:
     if key == "setup":
-        yield _table(
-            ("set by the diagnosis", "value", "why"),
-            [(o["key"], o["value"], o["why"]) for o in part.get("overrides", ())],
-        )
+        yield _table(("set by the diagnosis", "value", "why"), override_rows(part))
     elif key == "completions":
         for group in _one_of_each_task(part["groups"]):
             yield Text(f"\n{group['prompt']}", style="bold")
             yield _completions(group)
             yield _tokens(group["completions"][0])
     elif key == "advantages":
-        yield _groups(part["groups"])
+        yield _table(GROUP_HEADS, group_rows(part, 8))
     elif key == "loss_terms":
-        yield _table(
-            ("prompt", "task", "policy gradient a token", "KL a token"),
-            [
-                (str(p["group"]), p["task"], number(p["policy"]), number(p["kl"]))
-                for p in part["prompts"]
-            ],
-        )
+        yield _table(PROMPT_HEADS, prompt_rows(part, ".3g"))
     elif key == "gradients":
         yield _layers(part["layers"])
 
@@ -126,15 +129,9 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 
 def _completions(group: Part) -> Table:
-    rows = [
-        (
-            _shortened(c["text"]),
-            *completion_numbers(c),
-        )
-        for c in group["completions"]
-    ]
-    heads = ("completion", "reward", "adv.", "sampler", "policy", "ref.")
-    return _table((*heads, "to sampler", "to ref."), rows)
+    heads = ("completion", "reward", "adv.", "sampler", "policy", "ref.", "to sampler", "to ref.")
+    rows = [(_shortened(c["text"]), *completion_numbers(c)) for c in group["completions"]]
+    return _table(heads, rows)
 
 
 def _shortened(text: str) -> str:
@@ -151,20 +148,6 @@ def _tokens(completion: Part) -> Table:
     return _table(("token", "sampler", "policy", "reference", "policy term", "KL term"), rows)
 
 
-def _groups(groups: Sequence[Part]) -> Table:
-    rows = [
-        (
-            f"{g['group']} {g['task']}",
-            number(g["mean"]),
-            number(g["deviation"]),
-            " ".join(number(r, ".2f") for r in g["rewards"][:8]),
-            " ".join(number(a, "+.2f") for a in g["advantages"][:8]),
-        )
-        for g in groups
-    ]
-    return _table(("group", "mean", "deviation", "rewards", "advantages"), rows)
-
-
 def _layers(layers: Sequence[Part]) -> Table:
     rows = [
         (
@@ -172,16 +155,11 @@ def _layers(layers: Sequence[Part]) -> Table:
             f"{layer['parameters']:,}",
             number(layer["gradient_norm"]),
             number(layer["update_to_weight"], ".1e"),
-            _flags(layer),
+            " ".join(flags(layer)),
         )
         for layer in layers
     ]
     return _table(("layer", "parameters", "gradient norm", "update / weight", ""), rows)
-
-
-def _flags(layer: Part) -> str:
-    flags = ("frozen", layer["frozen_parameters"]), ("zero", layer["zero"])
-    return " ".join(name for name, is_so in (*flags, ("not finite", layer["non_finite"])) if is_so)
 
 
 def _phases(phases: Part) -> Table:

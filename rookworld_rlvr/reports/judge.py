@@ -12,6 +12,7 @@ from typing import Any
 from datasets import Dataset
 
 from ..common.errors import RookWorldError
+from ..common.html import render
 from ..common.stats import Estimate, Proportion, estimate
 from ..data.judge_pairs import JudgeDataArguments, Pair
 from ..models import loading
@@ -19,7 +20,7 @@ from ..models.decoding import Decoding, complete
 from ..rewards.judge import Judge
 from ..rewards.registry import REWARDS
 from ..tasks.scoring import score_row, values_by_move
-from ..training.model_card import how_it_was_made
+from ..training.results import write_card
 
 BINS = 10
 
@@ -212,54 +213,7 @@ def _interval(result: Estimate) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------------
 def report_text(report: Mapping[str, Any]) -> str:
     """The report as Markdown tables."""
-    pairs = report["pairs"]
-    lines = [
-        "| held-out pairs | n | right | 95% interval |",
-        "| --- | --- | --- | --- |",
-        _row("all", pairs, "accuracy"),
-        *(_row(f"`{kind}`", item, "accuracy") for kind, item in pairs["by_kind"].items()),
-        "",
-        f"Ties, counted as wrong: {pairs['ties']}. Expected calibration error: "
-        f"{report['calibration']['expected_calibration_error']:.3f}.",
-        *_too_long_lines(pairs["too_long"]),
-        "",
-        "| confidence | n | mean | share right |",
-        "| --- | --- | --- | --- |",
-        *(
-            f"| {row['low']:.2f} to {row['high']:.2f} | {row['n']} | {row['confidence']:.3f} "
-            f"| {row['right']:.3f} |"
-            for row in report["calibration"]["bins"]
-        ),
-    ]
-    return "\n".join([*lines, *_ranking_lines(report.get("ranking"))])
-
-
-def _too_long_lines(count: int) -> list[str]:
-    return ["", f"Left out, longer than the judge's positions: {count} pairs."] if count else []
-
-
-def _row(name: str, item: Mapping[str, Any], key: str) -> str:
-    return f"| {name} | {item['n']} | {item[key]:.1%} | [{item['low']:.1%}, {item['high']:.1%}] |"
-
-
-def _ranking_lines(ranked: Mapping[str, Any] | None) -> list[str]:
-    if ranked is None:
-        return []
-    lines = [
-        "",
-        f"Kendall's τ-b by prompt between the judge and the verifiable reward ({ranked['reward']}), "
-        f"over {ranked['completions']} completions of `{ranked['generator']}` at temperature "
-        f"{ranked['temperature']:g}:",
-        "",
-        "| task | prompts | τ | 95% interval | left out, without variance |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for task, item in ranked["by_task"].items():
-        numbers = (
-            f"{item['tau']:.2f} | [{item['low']:.2f}, {item['high']:.2f}]" if item["n"] else "- | -"
-        )
-        lines.append(f"| {task} | {item['n']} | {numbers} | {item['without_variance']} |")
-    return lines
+    return str(render("judge_report.md", **{"ranking": None, **report})).rstrip("\n")
 
 
 def pairs_text(pairs: Sequence[Pair]) -> str:
@@ -291,30 +245,13 @@ def write_judge_card(
         command: What was run.
         started: Seconds since the epoch.
     """
-    text = _CARD.format(
-        parameters=parameters, origin=recipe.get("model_name_or_path"), results=report_text(report)
+    write_card(
+        folder,
+        "judge_card.md",
+        recipe,
+        command,
+        started,
+        parameters=parameters,
+        origin=recipe.get("model_name_or_path"),
+        results=report_text(report),
     )
-    made = how_it_was_made(recipe, command, started)
-    (folder / "README.md").write_text(text + made, encoding="utf-8")
-
-
-_CARD = """---
-license: gpl-3.0
-library_name: transformers
-pipeline_tag: text-classification
-tags: [chess, gpt2, reward-model]
----
-
-# A judge of RookWorld answers from `recipes/train_judge.py`
-
-A sequence classifier of {parameters:,} parameters with one score, trained from {origin} by TRL's
-`RewardTrainer`: the higher of two scores is that of the right answer (`A:` prompts) or of the better
-move (`P:` prompts). It reads prompt and completion as one text with the end token behind it. As a
-reward: `- {{name: judge, weight: 0.5, model: <this folder>, scale: sigmoid}}`.
-
-{results}
-
-Pairs are of positions that were not trained on; the truth is python-chess's and, for moves, the data's
-values. A judge is right about the faults that it has seen: reward beside it something that can be
-verified, and watch the health rule `judge_against_truth`.
-"""

@@ -1,11 +1,10 @@
-"""Which held-out answers are worth a look: the best, the worst, the most changed, with their boards."""
+"""Which held-out answers are worth a look: the best, the worst, the most changed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ...tasks.boards import answer_board
 from ...tasks.scoring import weighted_policy
 from ...tasks.types import TASKS, Score
 from .record import Answer, AnswerPair
@@ -48,8 +47,8 @@ def choose(pairs: Sequence[AnswerPair], count: int) -> list[Choice]:
         orders = {
             "most gained": sorted((p for p in mine if change(p) > 0), key=change, reverse=True),
             "most lost": sorted((p for p in mine if change(p) < 0), key=change),
-            "worst": sorted(mine, key=_after),
-            "best": sorted(mine, key=_after, reverse=True),
+            "worst": sorted(mine, key=lambda pair: quality(pair.after)),
+            "best": sorted(mine, key=lambda pair: quality(pair.after), reverse=True),
         }
         seen: list[AnswerPair] = []
         for title, order in orders.items():
@@ -73,12 +72,3 @@ def quality(answer: Answer) -> float:
 def change(pair: AnswerPair) -> float:
     """By how much training has made an answer better, in [-1, 1]."""
     return quality(pair.after) - quality(pair.before)
-
-
-def _after(pair: AnswerPair) -> float:
-    return quality(pair.after)
-
-
-def board(answer: Answer) -> str:
-    """The answer beside the truth, as SVG."""
-    return answer_board(answer, answer["completion"], answer["values"])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from markupsafe import Markup
 
 from ...common.stats import Proportion
 from ...tasks.metrics import TRAINING_METRICS
 from ...training.glossary import dashboard_key, explain
-from .plots import COLOURS, Series, plot
+from .plots import Series, plot
 from .record import RunRecord
 
 
@@ -18,36 +21,24 @@ class Panel:
 
     Args:
         title: Of the plot.
-        metrics: Names in the trainer's log; a name that ends with ``*`` stands for all that begin so
-            and end with `suffix`.
-        suffix: Of the names that a ``*`` stands for.
+        metrics: Names in the trainer's log; ``*`` stands for any letters.
         is_share: Whether the values are shares.
         absent: Why no run may have them, a sentence; empty where every run does.
     """
 
     title: str
     metrics: tuple[str, ...]
-    suffix: str = ""
     is_share: bool = False
     absent: str = ""
 
     def names(self, runs: Iterable[RunRecord]) -> list[str]:
         """The metrics that were logged, in the order of `metrics`."""
-        logged = {name for run in runs for logs in run.history for name in logs}
-        names: list[str] = []
-        for metric in self.metrics:
-            if metric.endswith("*"):
-                start = metric[:-1]
-                names += sorted(
-                    n for n in logged if n.startswith(start) and n.endswith(self.suffix)
-                )
-            elif metric in logged:
-                names.append(metric)
-        return names
+        logged = sorted({name for run in runs for logs in run.history for name in logs})
+        return [n for metric in self.metrics for n in logged if fnmatchcase(n, metric)]
 
 
 PANELS: Sequence[Panel] = (
-    Panel("Reward by component", ("rewards/*",), suffix="/mean"),
+    Panel("Reward by component", ("rewards/*/mean",)),
     Panel("Reward by task, weights applied", ("reward", "reward/*")),
     Panel(
         "KL to the reference, nats a token",
@@ -71,26 +62,21 @@ PANELS: Sequence[Panel] = (
 )
 
 
-def heldout_plots(runs: Sequence[RunRecord]) -> str:
+def heldout_plots(runs: Sequence[RunRecord]) -> list[Markup]:
     """Held-out shares over steps, one plot a metric, with the 95% Wilson interval of their rows."""
     plots = []
     for metric in TRAINING_METRICS:
         lines = [_heldout(run, metric, place) for place, run in enumerate(runs)]
         note = "" if metric != "overall" else "A mean of shares, so without a band. "
         plots.append(plot(metric, lines, note + _meaning(f"eval_{metric}"), is_share=True))
-    return "".join(plots)
-
-
-def training_plots(runs: Sequence[RunRecord]) -> str:
-    """The panels: one plot each for one run, one plot a metric where runs are laid over each other."""
-    return "".join(_panel(panel, runs) for panel in PANELS)
+    return list(filter(None, plots))
 
 
 def _heldout(run: RunRecord, metric: str, place: int) -> Series:
     points = run.points(f"eval_{metric}")
     rows = run.rows.get(metric)
     band = [interval(value, rows) for _, value in points] if rows else ()
-    return Series(run.name, points, band, place % COLOURS)
+    return Series(run.name, points, band, place)
 
 
 def interval(share: float, rows: int) -> tuple[float, float]:
@@ -103,25 +89,27 @@ def interval(share: float, rows: int) -> tuple[float, float]:
     return Proportion(round(share * rows), rows).interval
 
 
-def _panel(panel: Panel, runs: Sequence[RunRecord]) -> str:
-    groups = _alike(panel.names(runs), runs)
-    if not groups:
-        return f'<p class="note">{panel.absent}</p>' if panel.absent else ""
-    if len(runs) == 1:
-        lines = [
-            Series(_label(panel, group), runs[0].points(group[0]), colour=place % COLOURS)
-            for place, group in enumerate(groups)
-        ]
-        return plot(panel.title, lines, is_share=panel.is_share)
-    drawn = ""
-    for group in groups:
-        lines = [
-            Series(run.name, run.points(group[0]), colour=place % COLOURS)
-            for place, run in enumerate(runs)
-        ]
-        title = panel.title if len(groups) == 1 else f"{panel.title}: {_label(panel, group)}"
-        drawn += plot(title, lines, _meaning(group[0]), panel.is_share)
-    return drawn
+def training_plots(runs: Sequence[RunRecord]) -> Iterator[Markup]:
+    """The panels: one plot each for one run, one plot a metric where runs are laid over each other."""
+    for panel in PANELS:
+        groups = _alike(panel.names(runs), runs)
+        labels = [" = ".join(_short(panel, name) for name in group) for group in groups]
+        if not groups and panel.absent:
+            yield Markup('<p class="note">{}</p>').format(panel.absent)
+        elif len(runs) == 1:
+            lines = [
+                Series(label, runs[0].points(group[0]), colour=place)
+                for place, (label, group) in enumerate(zip(labels, groups, strict=True))
+            ]
+            yield plot(panel.title, lines, is_share=panel.is_share)
+        else:
+            for label, (name, *_) in zip(labels, groups, strict=True):
+                title = panel.title if len(groups) == 1 else f"{panel.title}: {label}"
+                lines = [
+                    Series(run.name, run.points(name), colour=place)
+                    for place, run in enumerate(runs)
+                ]
+                yield plot(title, lines, _meaning(name), panel.is_share)
 
 
 def _alike(names: Sequence[str], runs: Sequence[RunRecord]) -> list[list[str]]:
@@ -137,15 +125,11 @@ def _alike(names: Sequence[str], runs: Sequence[RunRecord]) -> list[list[str]]:
     return groups
 
 
-def _label(panel: Panel, names: Sequence[str]) -> str:
-    return " = ".join(_short(panel, name) for name in names)
-
-
 def _short(panel: Panel, name: str) -> str:
     """A name without what all the names of a panel share."""
-    for metric in panel.metrics:
-        if metric.endswith("*") and name.startswith(metric[:-1]):
-            return name.removeprefix(metric[:-1]).removesuffix(panel.suffix)
+    for start, star, end in (metric.partition("*") for metric in panel.metrics):
+        if star and name.startswith(start):
+            return name.removeprefix(start).removesuffix(end)
     return "all" if name == "reward" else name
 
 

@@ -129,13 +129,14 @@ def read_run(folder: Path, name: str) -> RunRecord:
         reason = " ".join(str(error).split())
         raise RookWorldError(f"run: {str(config)!r} cannot be read ({reason})") from error
     run = RunRecord(name, values if isinstance(values, dict) else {})
-    _read_provenance(run, folder)
+    unknown = f"There is no {PROVENANCE}: versions, machine, command and duration are not known."
+    run.sessions = _read(run, folder / PROVENANCE, {}, unknown).get("sessions", ())
     _read_history(run, folder)
     _read_results(run, folder)
     _read_answers(run, folder)
-    _read_findings(run, folder)
-    if (folder / EVALUATION).is_file():
-        run.evaluation = _content(run, folder / EVALUATION, _json, None)
+    unwatched = f"There is no {HEALTH_FILE}: the run's health was not watched."
+    run.health = _read(run, folder / HEALTH_FILE, None, unwatched, _json_lines)
+    run.evaluation = _read(run, folder / EVALUATION, None)
     return run
 
 
@@ -150,23 +151,22 @@ def _json_lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def _content(run: RunRecord, path: Path, read: Callable[[Path], Any], nothing: Any) -> Any:
-    """What a reader makes of a file; `nothing`, and a sentence, where the file is broken."""
+def _read(
+    run: RunRecord,
+    path: Path,
+    nothing: Any,
+    absent: str = "",
+    read: Callable[[Path], Any] = _json,
+) -> Any:
+    """What a reader makes of a file; `nothing`, and a sentence, where it is absent or broken."""
+    if not path.is_file():
+        run.missing += [absent] if absent else []
+        return nothing
     try:
         return read(path)
     except (OSError, ValueError, TypeError) as error:
         run.missing.append(f"{path.name} cannot be read ({error}).")
         return nothing
-
-
-def _read_provenance(run: RunRecord, folder: Path) -> None:
-    path = folder / PROVENANCE
-    if not path.is_file():
-        run.missing.append(
-            f"There is no {PROVENANCE}: versions, machine, command and duration are not known."
-        )
-        return
-    run.sessions = _content(run, path, _json, {}).get("sessions", ())
 
 
 def _read_history(run: RunRecord, folder: Path) -> None:
@@ -179,7 +179,7 @@ def _read_history(run: RunRecord, folder: Path) -> None:
             return
         path = checkpoints[-1]
         run.missing.append(f"The curves end with {path.parent.name}, the last one saved.")
-    run.history = _content(run, path, _json, {}).get("log_history", ())
+    run.history = _read(run, path, {}).get("log_history", ())
 
 
 def _checkpoint_step(path: Path) -> int:
@@ -188,14 +188,12 @@ def _checkpoint_step(path: Path) -> int:
 
 
 def _read_results(run: RunRecord, folder: Path) -> None:
-    if (folder / HELDOUT_BEFORE).is_file():
-        run.before = _content(run, folder / HELDOUT_BEFORE, read_proportions, {})
-    else:
-        run.missing.append(f"There is no {HELDOUT_BEFORE}: held-out rows were not counted.")
+    uncounted = f"There is no {HELDOUT_BEFORE}: held-out rows were not counted."
+    run.before = _read(run, folder / HELDOUT_BEFORE, {}, uncounted, read_proportions)
     if not (folder / RESULTS).is_file():
         run.missing.append(f"There is no {RESULTS}: the run did not come to its end.")
         return
-    results = {"heldout": {}, **_content(run, folder / RESULTS, _json, {})}
+    results = {"heldout": {}, **_read(run, folder / RESULTS, {})}
     run.before, run.after = (heldout_results(results, when) for when in ("before", "after"))
     run.results = {key: value for key, value in results.items() if key != "heldout"}
 
@@ -208,16 +206,8 @@ def _read_answers(run: RunRecord, folder: Path) -> None:
             f"There is no {' and no '.join(absent)}, so answers before and after are not compared."
         )
         return
-    before, after = (_content(run, path, _json_lines, []) for path in paths)
+    before, after = (_read(run, path, [], read=_json_lines) for path in paths)
     if [answer["prompt"] for answer in before] != [answer["prompt"] for answer in after]:
         run.missing.append("The answers before and after are to different rows.")
         return
     run.answers = [AnswerPair(*pair) for pair in zip(before, after, strict=True)]
-
-
-def _read_findings(run: RunRecord, folder: Path) -> None:
-    path = folder / HEALTH_FILE
-    if path.is_file():
-        run.health = _content(run, path, _json_lines, None)
-    else:
-        run.missing.append(f"There is no {HEALTH_FILE}: the run's health was not watched.")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...common.html import details, name, table, text
+from markupsafe import Markup
+
+from ...common.html import name, render
 from ...evaluation.results import SCHEMA_VERSION, decoding_text
 from .published import published
 from .record import RunRecord
@@ -13,73 +15,61 @@ from .record import RunRecord
 Model = Mapping[str, Any]
 
 
-def section(runs: Sequence[RunRecord]) -> str:
+_ESTIMATE = Markup("<b>{value:.4g}</b> <small>[{low:.4g}, {high:.4g}], n {n}</small>")
+
+
+_PAIRED = Markup(
+    "<b>{difference:+.4g}</b> <small>[{low:+.4g}, {high:+.4g}], p {p:.2g} ({test})</small>"
+)
+
+
+def section(runs: Sequence[RunRecord]) -> Markup:
     """A table a suite and run; empty where no folder has an ``evaluation.json``."""
-    told = [run for run in runs if run.evaluation is not None]
-    return "".join(_evaluation(run) for run in told)
+    told = [(run.name, run.evaluation) for run in runs if run.evaluation is not None]
+    return render("run_suites.html", told=[(run, _evaluation(content)) for run, content in told])
 
 
-def _evaluation(run: RunRecord) -> str:
-    content = run.evaluation or {}
-    head = f"<h3>{text(run.name)}</h3>"
-    if content.get("schema_version") != SCHEMA_VERSION:
-        found = text(content.get("schema_version"))
-        return (
-            f"{head}<p>evaluation.json has schema version {found}; this report reads version "
-            f"{SCHEMA_VERSION}.</p>"
-        )
+def _evaluation(content: Mapping[str, Any]) -> dict[str, Any]:
+    found = content.get("schema_version")
+    if found != SCHEMA_VERSION:
+        return {"unread": f"has schema version {found}; this report reads version {SCHEMA_VERSION}"}
     models = [content, *content.get("compared", ())]
-    names = list(dict.fromkeys(suite for model in models for suite in model["suites"]))
-    tables = "".join(_suite(suite, models) for suite in names)
-    reasons = "".join(
-        f"<li>{text(model['model'])}, {text(suite)}: {text(reason)}</li>"
+    left_out = [
+        f"{model['model']}, {suite}: {reason}"
         for model in models
         for suite, reason in model["left_out"].items()
-    )
-    left_out = f"<p>Left out:</p><ul>{reasons}</ul>" if reasons else ""
-    return head + tables + left_out
+    ]
+    return {"suites": list(_suites(models)), "left_out": left_out}
 
 
-def _suite(suite: str, models: Sequence[Model]) -> str:
-    """All models in columns; the parts of a metric (by ply, by kind of move) below, on demand."""
-    having = [model for model in models if suite in model["suites"]]
-    result = having[0]["suites"][suite]
-    metrics = list(dict.fromkeys(m for model in having for m in model["suites"][suite]["metrics"]))
-    wholes = [metric for metric in metrics if "/" not in metric]
-    parts = [metric for metric in metrics if "/" in metric]
-    heads = ["metric"]
-    for model in having:
-        heads += [model["model"]] + (["change"] if suite in model.get("paired", {}) else [])
-    rows = f"{result['n']} rows, seed {result['seed']}"
-    caption = f"{suite}, version {result['version']}, {rows}, {decoding_text(result['decoding'])}"
-    found = table([_row(suite, m, having) for m in wholes], (*heads, "published"), caption)
-    if not parts:
-        return found
-    below = table([_row(suite, m, having) for m in parts], (*heads, "published"))
-    return found + details(f"{suite} by kind", below)
+def _suites(models: Sequence[Model]) -> Iterator[dict[str, Any]]:
+    """All models in columns; the parts of a metric (by ply, by kind of move) apart."""
+    for suite in dict.fromkeys(suite for model in models for suite in model["suites"]):
+        having = [model for model in models if suite in model["suites"]]
+        results = [model["suites"][suite] for model in having]
+        first, heads = results[0], ["metric"]
+        for model in having:
+            heads += [model["model"]] + (["change"] if suite in model.get("paired", {}) else [])
+        rows = {m: _row(suite, m, having) for result in results for m in result["metrics"]}
+        yield {
+            "name": suite,
+            "caption": f"{suite}, version {first['version']}, {first['n']} rows, seed "
+            f"{first['seed']}, {decoding_text(first['decoding'])}",
+            "heads": [*heads, "published"],
+            "wholes": [row for metric, row in rows.items() if "/" not in metric],
+            "parts": [row for metric, row in rows.items() if "/" in metric],
+        }
 
 
-def _row(suite: str, metric: str, models: Sequence[Model]) -> tuple[str, ...]:
+def _row(suite: str, metric: str, models: Sequence[Model]) -> list[Markup]:
     cells = [name(metric)]
     for model in models:
-        cells.append(_estimate(model["suites"][suite]["metrics"].get(metric)))
+        cells.append(_filled(_ESTIMATE, model["suites"][suite]["metrics"].get(metric)))
         if suite in model.get("paired", {}):
-            cells.append(_paired(model["paired"][suite].get(metric)))
+            cells.append(_filled(_PAIRED, model["paired"][suite].get(metric)))
     notes = models[0]["suites"][suite].get("notes", {})
-    return (*cells, published(f"{suite}:{metric}", notes))
+    return [*cells, published(f"{suite}:{metric}", notes)]
 
 
-def _estimate(value: Mapping[str, Any] | None) -> str:
-    if value is None:
-        return "-"
-    numbers = [value["value"], value["low"], value["high"]]
-    return f"<b>{numbers[0]:.4g}</b> <small>[{numbers[1]:.4g}, {numbers[2]:.4g}], n {value['n']}</small>"
-
-
-def _paired(value: Mapping[str, Any] | None) -> str:
-    if value is None:
-        return "-"
-    return (
-        f"<b>{value['difference']:+.4g}</b> <small>[{value['low']:+.4g}, {value['high']:+.4g}], "
-        f"p {value['p']:.2g} ({text(value['test'])})</small>"
-    )
+def _filled(form: Markup, value: Mapping[str, Any] | None) -> Markup:
+    return Markup("-") if value is None else form.format(**value)
