@@ -16,9 +16,24 @@ from typing import Any
 
 import grpo
 
+try:
+    import optuna
+except ImportError:
+    print("sweep.py: Optuna is not installed; pip install -c constraints.txt -e .", file=sys.stderr)
+    raise SystemExit(2) from None
+
 from rookworld_rlvr.cli.checks import check_recipe
 from rookworld_rlvr.cli.parser import StrictParser, run_cli
-from rookworld_rlvr.cli.sweep import SweepArguments, TrialTable, describe, ranking, run_trial
+from rookworld_rlvr.cli.sweep import (
+    SweepArguments,
+    describe,
+    ended,
+    minutes,
+    open_study,
+    outcome,
+    ranking,
+    run_trial,
+)
 from rookworld_rlvr.common.errors import ConfigurationError
 
 SWEEP = Path(__file__).with_name("sweep_nano.yaml")
@@ -28,30 +43,28 @@ def main(argv: Sequence[str]) -> None:
     ################
     # Sweep
     ################
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # what it would say is said below
     (sweep,) = StrictParser([SweepArguments], SWEEP).parse_strictly(argv)
-    trials = sweep.trials()
-    check_trials(sweep, trials)
-    table = TrialTable(sweep)
+    metric, goal = sweep.metric["name"], sweep.metric["goal"]
+    check_trials(sweep, sweep.trials())
+    study = open_study(sweep)
 
     ################
     # Trials
     ################
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as for Ctrl-C: the trial ends too
-    done = {trial.number for trial in table.trials}
-    for number, values in enumerate(trials):
-        if number in done:
-            continue
-        print(f"trial {number + 1} of {len(trials)}: {describe(values)}", flush=True)
-        trial = run_trial(sweep, number, values)
-        table.add(trial)
-        outcome = trial.failure or f"{sweep.metric['name']} {trial.score:.4f}"
-        print(f"    {outcome} ({trial.seconds / 60:.1f} minutes)", flush=True)
+    for word in (signal.SIGINT, signal.SIGTERM):  # the trial ends too, and is run again next time
+        signal.signal(word, lambda number, _: sys.exit(128 + number))
+    for number in range(len(ended(study)), sweep.total):
+        study.sampler = sweep.sampler(number)
+        trial = study.ask(sweep.space)
+        print(f"trial {number + 1} of {sweep.total}: {describe(trial.params)}", flush=True)
+        result = run_trial(sweep, study, trial)
+        print(f"    {outcome(result, metric)} ({minutes(result):.1f} minutes)", flush=True)
 
     ################
     # Ranking
     ################
-    shown = [trial for trial in table.trials if trial.number < len(trials)]
-    print(ranking(shown, sweep.metric["name"], sweep.metric["goal"]))
+    print(ranking(ended(study), metric, goal))
 
 
 def check_trials(sweep: SweepArguments, trials: Sequence[dict[str, Any]]) -> None:

@@ -1,8 +1,8 @@
-"""W&B's sweep files, run without its server: trials drawn, run one after the other, ranked.
+"""W&B's sweep files, run by Optuna without W&B's server: one trial after the other, then a ranking.
 
 A sweep file is W&B's (https://docs.wandb.ai/guides/sweeps/define-sweep-configuration), so that `wandb
-sweep` takes the same one. Of its methods `grid` and `random` are here; `bayes` needs the server. W&B's
-own package for this, `sweeps` 0.3.0, asks for numpy below 2, which this package cannot have.
+sweep` takes the same one. Optuna draws the parameters, says which trials to stop early, and keeps the
+study in a SQLite file, from which a sweep goes on after a kill.
 """
 
 from __future__ import annotations
@@ -13,24 +13,28 @@ import math
 import random
 import subprocess
 import sys
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import optuna
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import FrozenTrial, TrialState
+from transformers.trainer_utils import get_last_checkpoint
 
 from ..common.errors import ConfigurationError, RookWorldError, close_matches, json_value
 from ..tasks.metrics import TRAINING_METRICS, headline
 from ..training.results import heldout_results
 from ..training.run_folder import RESULTS
 
-METHODS = ("grid", "random")
+METHODS = ("grid", "random", "bayes")
 
 
-DISTRIBUTIONS = ("constant", "categorical", "uniform", "int_uniform", "log_uniform_values")
+STUDY_FILE = "study.db"
 
 
-TRIALS_FILE = "trials.jsonl"
+POLL_SECONDS = 5.0  # between two looks at what a running trial has measured
 
 
 _PREFIX = "eval/"
@@ -39,7 +43,7 @@ _PREFIX = "eval/"
 _COMMAND = ("${env}", "${interpreter}", "${program}", "${args}")  # W&B's own default
 
 
-_ALWAYS = {"output_dir": "every trial has its own"}
+_FAILURE = "failure"  # why a trial failed; one that was interrupted has no reason, and is run again
 
 
 Values = Mapping[str, Any]
@@ -51,17 +55,20 @@ class SweepArguments:
 
     Args:
         program: The script, from the folder that the agent is started in.
-        method: `grid`, every combination, or `random`.
+        method: `grid`, every combination, in a shuffled order; `random`; or `bayes`, Optuna's TPE.
         metric: ``{name: eval/overall, goal: maximize}``; a held-out metric, of the best checkpoint.
         parameters: Recipe key → ``{value: …}``, ``{values: […]}``, or ``{min: …, max: …}`` with a
             `distribution`: uniform, int_uniform, log_uniform_values.
+        early_terminate: ``{type: hyperband, min_iter: 3, eta: 3}``: of the trials that reach
+            evaluation 3 (then 9, 27, …), one in three goes on, by Optuna's successive halving. The
+            evaluation before training is the first; each is seen when a checkpoint is saved.
         command: As W&B has it, with ``${env}``, ``${interpreter}``, ``${program}`` and ``${args}``.
         name: Of the sweep.
         description: For a dashboard.
         project: For W&B's server.
         entity: For W&B's server.
         count: Trials in all, those of earlier starts among them; a grid may leave it out.
-        seed: Of the random draws; trial `n` is the same whatever the count.
+        seed: Of the draws; the same sweep draws the same, also if it was killed and goes on.
         output_dir: Folder of the trials; ``runs/<name>`` where it is not given.
     """
 
@@ -69,6 +76,7 @@ class SweepArguments:
     method: str = "random"
     metric: dict[str, Any] | str | None = None
     parameters: dict[str, Any] | str | None = None
+    early_terminate: dict[str, Any] | str | None = None
     command: list[str] | None = None
     name: str = "sweep"
     description: str | None = None
@@ -77,20 +85,27 @@ class SweepArguments:
     count: int | None = None
     seed: int = 0
     output_dir: str | None = None
+    space: dict[str, Any] = field(init=False, default_factory=dict)  # Optuna's distributions
 
     def __post_init__(self) -> None:
         faults = self._method_faults()
-        for key in ("metric", "parameters"):
+
+        def attempt(name: str, make: Callable[..., Any], *given: Any) -> Any:
             try:
-                setattr(self, key, json_value(key, getattr(self, key)))
-            except ConfigurationError as error:
-                faults += error.faults
+                return make(*given)
+            except ValueError as error:
+                faults.extend(getattr(error, "faults", [f"{name}: {error}"]))
+
+        for key in ("metric", "parameters", "early_terminate"):
+            setattr(self, key, attempt(key, json_value, key, getattr(self, key)))
         faults += _metric_faults(self.metric)
+        attempt("early_terminate", pruner, self.early_terminate)
         if not isinstance(self.parameters, Mapping) or not self.parameters:
             faults.append("parameters: missing or no mapping of recipe keys to their values")
         else:
             for key, spec in self.parameters.items():
-                faults += _parameter_faults(str(key), spec, self.method)
+                given = (key, spec, self.method)
+                self.space[key] = attempt(f"parameters: {key}", distribution, *given)
         if "${program}" not in (self.command or _COMMAND):
             faults.append("command: no ${program} in it; write it where the script's name stands")
         if faults:
@@ -98,17 +113,12 @@ class SweepArguments:
 
     def _method_faults(self) -> list[str]:
         faults = []
-        if self.method == "bayes":
-            faults.append(
-                "method: 'bayes' is drawn by W&B's server: `wandb sweep FILE`, then `wandb agent`; "
-                "without it there are grid and random"
-            )
-        elif self.method not in METHODS:
+        if self.method not in METHODS:
             faults.append(f"method: {self.method!r} is none{close_matches(self.method, METHODS)}")
         if self.count is not None and self.count < 1:
             faults.append(f"count: {self.count} is not above 0")
-        if self.method == "random" and self.count is None:
-            faults.append("count: missing; a random sweep has no end of its own")
+        if self.method in ("random", "bayes") and self.count is None:
+            faults.append(f"count: missing; a {self.method} sweep has no end of its own")
         return faults
 
     @property
@@ -116,32 +126,34 @@ class SweepArguments:
         """Where the trials go."""
         return Path(self.output_dir or f"runs/{self.name}")
 
-    def trials(self) -> list[dict[str, Any]]:
-        """The parameters of every trial, in order."""
-        specs: Any = self.parameters
+    @property
+    def total(self) -> int:
+        """How many trials there are in all."""
+        if self.method != "grid":
+            return self.count or 0
+        size = math.prod(len(choice.choices) for choice in self.space.values())
+        return min(self.count or size, size)
+
+    def sampler(self, number: int) -> optuna.samplers.BaseSampler:
+        """What draws the trial that `number` others went before.
+
+        Each has a seed of its own: with one for all, a sweep that goes on would draw its first trials
+        again.
+        """
         if self.method == "grid":
-            every = itertools.product(*(_choices(spec) for spec in specs.values()))
-            drawn = [dict(zip(specs, values, strict=True)) for values in every]
-            return drawn[: self.count]
-        return [self._draw(specs, number) for number in range(self.count or 0)]
+            return _Grid({key: choice.choices for key, choice in self.space.items()}, self.seed)
+        seed = random.Random(f"{self.seed}:{number}").getrandbits(32)
+        if self.method == "bayes":
+            return optuna.samplers.TPESampler(seed=seed)
+        return optuna.samplers.RandomSampler(seed)
 
-    def _draw(self, specs: Mapping[str, Any], number: int) -> dict[str, Any]:
-        source = random.Random(f"{self.seed}:{number}")
-        return {key: _draw(spec, source) for key, spec in specs.items()}
-
-    def words(self, values: Values) -> list[str]:
-        """The command of a trial, as `wandb agent` writes it."""
-        meanings = {
-            "${env}": ["/usr/bin/env"],
-            "${interpreter}": [sys.executable],
-            "${program}": [self.program],
-            "${args}": [f"--{key}={value}" for key, value in values.items()],
-        }
-        return [
-            word
-            for part in self.command or _COMMAND
-            for word in meanings.get(str(part), [str(part)])
-        ]
+    def trials(self) -> list[dict[str, Any]]:
+        """The parameters of every trial, in order; of `bayes`, as long as no result is known."""
+        study, drawn = optuna.create_study(), []
+        for number in range(self.total):
+            study.sampler = self.sampler(number)
+            drawn.append(study.ask(self.space).params)
+        return drawn
 
     def arguments(self, values: Values, folder: Path) -> list[str]:
         """What of a trial's command the script sees."""
@@ -149,17 +161,31 @@ class SweepArguments:
         return words[words.index(self.program) + 1 :]
 
     def command_of(self, values: Values, folder: Path) -> list[str]:
-        """A trial's command, with a folder of its own."""
-        return [*self.words(values), f"--output_dir={folder}"]
+        """A trial's command, as `wandb agent` writes it, with a folder of its own."""
+        meanings = {
+            "${env}": ["/usr/bin/env"],
+            "${interpreter}": [sys.executable],
+            "${program}": [self.program],
+            "${args}": [f"--{key}={value}" for key, value in values.items()],
+        }
+        words = (meanings.get(part, [part]) for part in map(str, self.command or _COMMAND))
+        return [*itertools.chain.from_iterable(words), f"--output_dir={folder}"]
 
 
 # --------------------------------------------------------------------------------------------------
-# Parameters
+# From W&B's words to Optuna's
 # --------------------------------------------------------------------------------------------------
+class _Grid(optuna.samplers.GridSampler):
+    """Optuna's, which otherwise ends a loop of Optuna's own after the last trial."""
+
+    def after_trial(self, *args: Any) -> None:
+        """Nothing: the trials are counted."""
+
+
 def _metric_faults(metric: Any) -> list[str]:
     if not isinstance(metric, Mapping) or not isinstance(metric.get("name"), str):
         return ["metric: missing or no mapping; write {name: eval/overall, goal: maximize}"]
-    faults = []
+    faults = [f"metric: {key!r} is not supported" for key in metric if key not in ("name", "goal")]
     known = [_PREFIX + name for name in TRAINING_METRICS]
     if metric["name"] not in known:
         close = close_matches(metric["name"], known)
@@ -170,145 +196,153 @@ def _metric_faults(metric: Any) -> list[str]:
     return faults
 
 
-def _distribution(spec: Mapping[str, Any]) -> str:
-    """The one that is named, or the one that W&B takes for the keys that are there."""
-    if "distribution" in spec:
-        return str(spec["distribution"])
-    if "value" in spec:
-        return "constant"
-    if "values" in spec:
-        return "categorical"
-    whole = all(isinstance(spec.get(key), int) for key in ("min", "max"))
-    return "int_uniform" if whole else "uniform"
+def distribution(key: str, spec: Any, method: str) -> optuna.distributions.BaseDistribution:
+    """What a parameter is drawn from.
 
-
-def _parameter_faults(key: str, spec: Any, method: str) -> list[str]:
-    name = f"parameters: {key}"
-    if key in _ALWAYS:
-        return [f"{name}: {_ALWAYS[key]}; leave it out"]
+    Raises:
+        ValueError: Optuna finds a fault, or there is no such distribution.
+    """
+    if key == "output_dir":
+        raise ValueError("every trial has its own; leave it out")
     if not isinstance(spec, Mapping):
-        return [f"{name}: {spec!r} is no mapping; write {{value: {spec!r}}}"]
-    kind = _distribution(spec)
-    if kind not in DISTRIBUTIONS:
-        return [f"{name}: no distribution {kind!r} here{close_matches(kind, DISTRIBUTIONS)}"]
-    if kind == "constant":
-        return [] if "value" in spec else [f"{name}: no value"]
-    if kind == "categorical":
-        values = spec.get("values")
-        return [] if isinstance(values, list) and values else [f"{name}: no list of values"]
+        raise ValueError(f"{spec!r} is no mapping; write {{value: {spec!r}}}")
+    kind = spec.get("distribution")
+    keys = spec.keys() - {"distribution"}
+    if keys == {"value"} and kind in (None, "constant"):
+        return CategoricalDistribution([spec["value"]])
+    if keys == {"values"} and kind in (None, "categorical") and isinstance(spec["values"], list):
+        return CategoricalDistribution(spec["values"])
+    if keys != {"min", "max"} or kind not in (None, "uniform", "int_uniform", "log_uniform_values"):
+        raise ValueError(
+            f"{dict(spec)} is not supported; give value, a list of values, or min and max with "
+            "distribution uniform, int_uniform or log_uniform_values"
+        )
     if method == "grid":
-        return [f"{name}: a grid has no {kind}; give values"]
-    return _range_faults(name, spec, kind)
-
-
-def _range_faults(name: str, spec: Mapping[str, Any], kind: str) -> list[str]:
-    low, high = spec.get("min"), spec.get("max")
-    wanted: Any = int if kind == "int_uniform" else (int, float)
-    if not all(isinstance(bound, wanted) and not isinstance(bound, bool) for bound in (low, high)):
-        return [f"{name}: min {low!r} and max {high!r} are no two numbers (1e-6 is written 1.0e-6)"]
-    if not low < high:  # type: ignore[operator]
-        return [f"{name}: min {low!r} is not below max {high!r}"]
-    if kind == "log_uniform_values" and not low > 0:  # type: ignore[operator]
-        return [f"{name}: min {low!r} is not above 0, so it has no logarithm"]
-    return []
-
-
-def _choices(spec: Mapping[str, Any]) -> Sequence[Any]:
-    return [spec["value"]] if "value" in spec else list(spec["values"])
-
-
-def _draw(spec: Mapping[str, Any], source: random.Random) -> Any:
-    kind = _distribution(spec)
-    if kind in ("constant", "categorical"):
-        return source.choice(_choices(spec))
+        raise ValueError("a grid has no range; give values")
     low, high = spec["min"], spec["max"]
-    if kind == "int_uniform":
-        return source.randint(low, high)
-    if kind == "uniform":
-        return source.uniform(low, high)
-    return math.exp(source.uniform(math.log(low), math.log(high)))
+    types = {type(low), type(high)}
+    if not types <= ({int} if kind == "int_uniform" else {int, float}):
+        raise ValueError(
+            f"min {low!r} and max {high!r} are no two numbers (1e-6 is written 1.0e-6)"
+        )
+    if kind == "int_uniform" or (kind is None and types == {int}):
+        return IntDistribution(low, high)
+    return FloatDistribution(low, high, log=kind == "log_uniform_values")
+
+
+def pruner(spec: Any) -> optuna.pruners.BasePruner:
+    """What stops trials early.
+
+    W&B's hyperband stops trials at ``min_iter * eta**k`` evaluations: it is one bracket of successive
+    halving, not the several of Optuna's Hyperband.
+
+    Raises:
+        ValueError: Optuna finds a fault, or there is no such way of stopping.
+    """
+    match {"eta": 3, **spec} if isinstance(spec, Mapping) else spec:
+        case None:
+            return optuna.pruners.NopPruner()
+        case {"type": "hyperband", "min_iter": int(first), "eta": int(eta), **rest} if not rest:
+            return optuna.pruners.SuccessiveHalvingPruner(first, eta)
+    raise ValueError(f"{spec!r} is not supported; write {{type: hyperband, min_iter: 3, eta: 3}}")
 
 
 # --------------------------------------------------------------------------------------------------
 # Trials
 # --------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """What became of a trial."""
-
-    number: int
-    parameters: dict[str, Any]
-    score: float | None  # the sweep's metric; None where the trial failed
-    seconds: float
-    failure: str | None  # one sentence
-
-
-class TrialTable:
-    """The trials that are done, a line of JSON each; written as soon as one is, so a kill loses none.
-
-    Args:
-        sweep: Whose trials they are.
+def open_study(sweep: SweepArguments) -> optuna.Study:
+    """The study in the sweep's folder; a trial that was running when it was left is queued again.
 
     Raises:
         RookWorldError: The folder holds the trials of another sweep.
     """
-
-    def __init__(self, sweep: SweepArguments) -> None:
-        self.path = sweep.folder / TRIALS_FILE
-        self.trials: list[Trial] = []
-        identity = {
-            key: getattr(sweep, key)
-            for key in ("program", "method", "metric", "parameters", "command", "seed")
-        }
-        lines = self._lines()
-        if not lines:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text(json.dumps({"sweep": identity}) + "\n", encoding="utf-8")
-            return
-        if json.loads(lines[0]) != {"sweep": identity}:
-            raise RookWorldError(
-                f"{self.path} holds the trials of a sweep with other keys or another seed; give "
-                "another --output_dir"
-            )
-        self.trials = [Trial(**json.loads(line)) for line in lines[1:]]
-
-    def _lines(self) -> list[str]:
-        """Whole lines; what a kill left of the last one is cut off."""
-        if not self.path.is_file():
-            return []
-        text = self.path.read_text(encoding="utf-8")
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:
-            self.path.write_text(whole, encoding="utf-8")
-        return whole.splitlines()
-
-    def add(self, trial: Trial) -> None:
-        """Keep one more."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(trial)) + "\n")
-        self.trials.append(trial)
-
-
-def run_trial(sweep: SweepArguments, number: int, values: Values) -> Trial:
-    """Run a trial as a process of its own; its output goes into a file beside its folder."""
-    folder = sweep.folder / f"trial-{number:03}"
-    log = folder.with_suffix(".log")
-    started = time.monotonic()
-    with log.open("w", encoding="utf-8") as output:
-        done = subprocess.run(
-            sweep.command_of(values, folder), stdout=output, stderr=subprocess.STDOUT, check=False
+    metric: Any = sweep.metric
+    path = sweep.folder / STUDY_FILE
+    sweep.folder.mkdir(parents=True, exist_ok=True)
+    study = optuna.create_study(
+        storage=f"sqlite:///{path}",
+        study_name="sweep",
+        direction=metric["goal"],
+        pruner=pruner(sweep.early_terminate),
+        load_if_exists=True,
+    )
+    keys = ("program", "method", "metric", "parameters", "early_terminate", "command", "seed")
+    identity = json.dumps({key: getattr(sweep, key) for key in keys})
+    if study.user_attrs.get("sweep", identity) != identity:
+        raise RookWorldError(
+            f"{path} holds the trials of a sweep with other keys or another seed; give another "
+            "--output_dir"
         )
-    score, failure = None, None
-    if done.returncode:
-        lines = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
-        failure = f"exit code {done.returncode}, see {log}: {lines[-1] if lines else 'no output'}"
+    study.set_user_attr("sweep", identity)
+    for trial in study.get_trials(states=[TrialState.RUNNING]):
+        trial.state, trial.intermediate_values = TrialState.WAITING, {}
+        study.add_trial(trial)  # a copy, which keeps its place in a grid
+        study.tell(trial.number, state=TrialState.FAIL)
+    return study
+
+
+def ended(study: optuna.Study) -> list[FrozenTrial]:
+    """The trials that were scored, pruned or failed; not those that were interrupted."""
+    states = (TrialState.COMPLETE, TrialState.PRUNED)
+    return [
+        trial for trial in study.trials if trial.state in states or _FAILURE in trial.user_attrs
+    ]
+
+
+def run_trial(sweep: SweepArguments, study: optuna.Study, trial: optuna.Trial) -> FrozenTrial:
+    """Run a trial as a process of its own; its output goes into a file beside its folder."""
+    metric: Any = sweep.metric
+    folder = sweep.folder / f"trial-{trial.number:03}"
+    log = folder.with_suffix(".log")
+    command = sweep.command_of(trial.params, folder)
+    with (
+        log.open("w", encoding="utf-8") as output,
+        subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process,
+    ):
+        try:
+            pruned = _watch(process, trial, folder, metric["name"])
+        finally:
+            process.terminate()
+    if pruned:
+        return study.tell(trial, state=TrialState.PRUNED)
+    if process.returncode:
+        said = log.read_text(encoding="utf-8").strip() or "no output"
+        failure = f"exit code {process.returncode}, see {log}: {said.splitlines()[-1]}"
     else:
-        metric: Any = sweep.metric
         try:
             score = read_score(folder / RESULTS, metric["name"])
         except (OSError, KeyError, ValueError) as error:
             failure = f"no {metric['name']} in {folder / RESULTS} ({error!r})"
-    return Trial(number, dict(values), score, time.monotonic() - started, failure)
+        else:
+            return study.tell(trial, score)
+    trial.set_user_attr(_FAILURE, failure)
+    return study.tell(trial, state=TrialState.FAIL)
+
+
+def _watch(process: subprocess.Popen[Any], trial: optuna.Trial, folder: Path, metric: str) -> bool:
+    """Tell Optuna what a trial measures until it ends; whether it is to be stopped early."""
+    seen = 0
+    while True:
+        try:
+            process.wait(POLL_SECONDS)
+            return False
+        except subprocess.TimeoutExpired:
+            for value in evaluations(folder, metric)[seen:]:
+                seen += 1
+                trial.report(value, seen)
+                if trial.should_prune():
+                    return True
+
+
+def evaluations(folder: Path, metric: str) -> list[float]:
+    """A held-out metric in the log of a run's last checkpoint, in the order of measuring."""
+    try:
+        checkpoint = Path(get_last_checkpoint(str(folder)) or folder)
+        state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # none yet, half written, or just deleted
+        return []
+    key = metric.replace(_PREFIX, "eval_", 1)
+    return [logs[key] for logs in state["log_history"] if key in logs]
 
 
 def read_score(path: Path, metric: str) -> float:
@@ -322,22 +356,38 @@ def read_score(path: Path, metric: str) -> float:
     return headline(after) if name == "overall" else after[name].value
 
 
-def ranking(trials: Iterable[Trial], metric: str, goal: str) -> str:
-    """A table, the best trial first; those that failed below, with the reason."""
-    trials = list(trials)
-    scored = [trial for trial in trials if trial.score is not None]
-    scored.sort(key=lambda trial: trial.score or 0.0, reverse=goal == "maximize")
+# --------------------------------------------------------------------------------------------------
+# Ranking
+# --------------------------------------------------------------------------------------------------
+def ranking(trials: Sequence[FrozenTrial], metric: str, goal: str) -> str:
+    """A table, the best trial first; those that were pruned or failed below, with the reason."""
+    scored = [trial for trial in trials if trial.state is TrialState.COMPLETE]
+    scored.sort(key=lambda trial: trial.value or 0.0, reverse=goal == "maximize")
     lines = [f"{'rank':>4}{'trial':>7}{metric:>20}{'minutes':>9}   parameters"]
     lines += [
-        f"{rank:>4}{trial.number:>7}{trial.score:>20.4f}{trial.seconds / 60:>9.1f}   "
-        f"{describe(trial.parameters)}"
+        f"{rank:>4}{trial.number:>7}{trial.value:>20.4f}{minutes(trial):>9.1f}   "
+        f"{describe(trial.params)}"
         for rank, trial in enumerate(scored, 1)
     ]
-    failed = [trial for trial in trials if trial.score is None]
-    if failed:
-        lines += ["", f"failed, not scored: {len(failed)}"]
-        lines += [f"{trial.number:>11}   {trial.failure}" for trial in failed]
+    for state, title in ((TrialState.PRUNED, "pruned"), (TrialState.FAIL, "failed, not scored")):
+        others = [trial for trial in trials if trial.state is state]
+        if others:
+            lines += ["", f"{title}: {len(others)}"]
+            lines += [f"{trial.number:>11}   {outcome(trial, metric)}" for trial in others]
     return "\n".join(lines)
+
+
+def outcome(trial: FrozenTrial, metric: str) -> str:
+    """What became of a trial, in one sentence."""
+    if _FAILURE in trial.user_attrs:
+        return str(trial.user_attrs[_FAILURE])
+    early = f", stopped early at evaluation {trial.last_step}"
+    return f"{metric} {trial.value:.4f}{early if trial.state is TrialState.PRUNED else ''}"
+
+
+def minutes(trial: FrozenTrial) -> float:
+    """How long a trial took."""
+    return trial.duration.total_seconds() / 60 if trial.duration else 0.0
 
 
 def describe(values: Values) -> str:

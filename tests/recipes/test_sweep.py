@@ -11,23 +11,37 @@ import time
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 import yaml
+from optuna.trial import FrozenTrial, TrialState
 from wandb.sdk.launch.sweeps.utils import create_sweep_command_args, load_sweep_config
 
+from rookworld_rlvr.cli import sweep as sweeps
 from rookworld_rlvr.cli.parser import StrictParser
-from rookworld_rlvr.cli.sweep import SweepArguments, Trial, TrialTable, ranking, read_score
+from rookworld_rlvr.cli.sweep import (
+    STUDY_FILE,
+    SweepArguments,
+    ended,
+    evaluations,
+    open_study,
+    pruner,
+    ranking,
+    read_score,
+    run_trial,
+)
 from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 
 from ..conftest import RECIPES, REPOSITORY, script
 from ..recipes.test_recipes import SMALL
 
 METRIC = {"name": "eval/overall", "goal": "maximize"}
+HYPERBAND = {"type": "hyperband", "min_iter": 2}
 SHIPPED = sorted(RECIPES.glob("sweep_*.yaml"))
 
 
 def sweep(parameters: dict[str, Any], method: str = "random", **keys: Any) -> SweepArguments:
-    keys = {"metric": METRIC, "count": 5 if method == "random" else None, **keys}
+    keys = {"metric": METRIC, "count": None if method == "grid" else 5, **keys}
     return SweepArguments(method=method, parameters=parameters, **keys)
 
 
@@ -57,10 +71,10 @@ def write_sweep(path: Path, parameters: dict[str, Any], **keys: Any) -> None:
 # --------------------------------------------------------------------------------------------------
 # Draws
 # --------------------------------------------------------------------------------------------------
-def test_a_grid_is_every_combination_the_last_key_fastest() -> None:
+def test_a_grid_is_every_combination() -> None:
     drawn = sweep({"beta": {"values": [0, 0.1]}, "seed": {"values": [1, 2]}}, "grid").trials()
     pairs = [(values["beta"], values["seed"]) for values in drawn]
-    assert pairs == [(0, 1), (0, 2), (0.1, 1), (0.1, 2)]
+    assert sorted(pairs) == [(0, 1), (0, 2), (0.1, 1), (0.1, 2)]
     assert len(sweep({"seed": {"values": [1, 2, 3]}}, "grid", count=2).trials()) == 2
 
 
@@ -138,23 +152,39 @@ def test_all_faults_at_once_before_the_first_trial(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"method": "bayes"}, "W&B's server"),
+        ({"method": "bayes", "count": None}, "a bayes sweep has no end"),
         ({"method": "gird"}, "did you mean grid"),
         ({"count": None}, "count: missing"),
         ({"count": 0}, "not above 0"),
         ({"metric": {"name": "eval/overal", "goal": "maximize"}}, "did you mean eval/overall"),
         ({"metric": {"name": "eval/overall"}}, "goal is None"),
+        ({"metric": {**METRIC, "target": 0.9}}, "'target' is not supported"),
         ({"metric": None}, "metric: missing"),
+        ({"early_terminate": {"type": "envelope"}}, "write {type: hyperband, min_iter: 3"),
+        ({"early_terminate": {**HYPERBAND, "strict": True}}, "'strict': True} is not supported"),
+        ({"early_terminate": {"type": "hyperband", "max_iter": 27, "s": 2}}, "is not supported"),
+        ({"early_terminate": {**HYPERBAND, "min_iter": 0}}, "`min_resource >= 1`"),
+        ({"early_terminate": "hyperband"}, "early_terminate: 'hyperband' is no JSON"),
         ({"parameters": {}}, "parameters: missing"),
         ({"parameters": {"beta": 0.1}}, "write {value: 0.1}"),
-        ({"parameters": {"beta": {"values": []}}}, "no list of values"),
-        ({"parameters": {"beta": {"min": 1}}}, "no two numbers"),
+        ({"parameters": {"beta": {"values": []}}}, "one or more elements"),
+        ({"parameters": {"beta": {"values": "0.1"}}}, "give value, a list of values"),
+        ({"parameters": {"beta": {"min": 1}}}, "give value, a list of values"),
+        (
+            {"parameters": {"beta": {"min": 0.0, "max": 1.0, "q": 0.1}}},
+            "'q': 0.1} is not supported",
+        ),
+        (
+            {"parameters": {"beta": {"values": [1, 2], "probabilities": [0.1, 0.9]}}},
+            "not supported",
+        ),
+        ({"parameters": {"beta": {"distribution": "int_uniform", "min": 0, "max": 1.5}}}, "no two"),
         ({"parameters": {"beta": {"min": "1e-6", "max": 1.0}}}, "1e-6 is written 1.0e-6"),
-        ({"parameters": {"beta": {"min": 2.0, "max": 1.0}}}, "not below max"),
-        ({"parameters": {"beta": {"distribution": "normal"}}}, "no distribution 'normal'"),
+        ({"parameters": {"beta": {"min": 2.0, "max": 1.0}}}, "`low <= high` must hold"),
+        ({"parameters": {"beta": {"distribution": "normal"}}}, "'normal'} is not supported"),
         (
             {"parameters": {"beta": {"distribution": "log_uniform_values", "min": 0, "max": 1}}},
-            "no logarithm",
+            "`low > 0` must hold",
         ),
         ({"method": "grid", "parameters": {"beta": {"min": 0.0, "max": 1.0}}}, "a grid has no"),
         ({"parameters": {"output_dir": {"value": "x"}}}, "every trial has its own"),
@@ -167,6 +197,14 @@ def test_faults_of_a_sweep_file(keys: dict[str, Any], words: str) -> None:
     assert words in str(caught.value)
 
 
+def test_without_optuna_one_message_and_exit_code_2(tmp_path: Path) -> None:
+    (tmp_path / "optuna.py").write_text("raise ImportError('not here')\n")
+    done = agent(PYTHONPATH=os.pathsep.join((str(tmp_path), str(REPOSITORY))))
+    assert done.returncode == 2
+    assert "Optuna is not installed; pip install" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_an_unknown_key_of_the_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "sweep.yaml"
     write_sweep(path, {"beta": {"value": 0}}, metod="grid")
@@ -177,55 +215,160 @@ def test_an_unknown_key_of_the_file_is_named(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------
 # Trials
 # --------------------------------------------------------------------------------------------------
-def test_a_table_goes_on_after_a_kill_and_belongs_to_one_sweep(tmp_path: Path) -> None:
-    arguments = sweep({"beta": {"values": [0, 1]}}, output_dir=str(tmp_path / "s"))
-    table = TrialTable(arguments)
-    table.add(Trial(0, {"beta": 0}, 0.5, 60.0, None))
-    with table.path.open("a") as file:
-        file.write('{"number": 1, "para')  # killed as it wrote
-    again = TrialTable(arguments)
-    again.add(Trial(1, {"beta": 1}, None, 60.0, "exit code 1"))
-    assert [trial.score for trial in TrialTable(arguments).trials] == [0.5, None]
-    other = sweep({"beta": {"values": [0, 2]}}, output_dir=str(tmp_path / "s"))
-    with pytest.raises(RookWorldError, match="another --output_dir"):
-        TrialTable(other)
+def test_a_study_goes_on_and_belongs_to_one_sweep(tmp_path: Path) -> None:
+    parameters, out = {"beta": {"min": 0.0, "max": 1.0}}, str(tmp_path / "s")
+    arguments = sweep(parameters, output_dir=out, early_terminate={**HYPERBAND, "eta": 2})
+    study = open_study(arguments)
+    for number in range(2):  # the second is interrupted
+        study.sampler = arguments.sampler(number)
+        trial = study.ask(arguments.space)
+        trial.report(0.5, 1)
+        if number == 0:
+            study.tell(trial, 0.5)
+    study = open_study(arguments)
+    assert [trial.number for trial in ended(study)] == [0]
+    drawn = [study.trials[0].params["beta"]]
+    for number in range(1, arguments.total):
+        study.sampler = arguments.sampler(number)
+        trial = study.ask(arguments.space)
+        drawn.append(trial.params["beta"])
+        trial.report(0.1, 1)  # none of what it had measured before is left
+        study.tell(trial, 0.1)
+    assert drawn == [values["beta"] for values in arguments.trials()], "as without the interruption"
+    assert [trial.number for trial in ended(study)] == [0, 2, 3, 4, 5]
+    assert study.trials[2].intermediate_values == {1: 0.1}
+    for keys in ({"seed": 1}, {"parameters": {"beta": {"min": 0.0, "max": 2.0}}}):
+        with pytest.raises(RookWorldError, match="another --output_dir"):
+            open_study(sweep(**{"parameters": parameters, "output_dir": out, **keys}))
+
+
+@pytest.mark.parametrize("interrupted", [0, 1, 3])
+def test_an_interrupted_grid_has_every_combination_once(tmp_path: Path, interrupted: int) -> None:
+    parameters = {
+        "beta": {"values": [0, 0.1]},
+        "seed": {"values": [1, 2]},
+        "bf16": {"value": False},
+    }
+    arguments = sweep(parameters, "grid", output_dir=str(tmp_path / "s"))
+    study = open_study(arguments)
+    while len(ended(study)) < arguments.total:
+        study.sampler = arguments.sampler(len(ended(study)))
+        trial = study.ask(arguments.space)
+        if trial.number == interrupted:
+            study = open_study(arguments)
+        else:
+            study.tell(trial, 0.5)
+    found = [tuple(trial.params.items()) for trial in ended(study)]
+    assert len(study.trials) == 5 and len(set(found)) == len(found) == 4
+
+
+def test_bayes_draws_where_the_results_are_good() -> None:
+    parameters = {"beta": {"min": 0.0, "max": 1.0}, "baseline": {"values": ["mode", "ema"]}}
+    arguments = sweep(parameters, "bayes", count=40)
+    study = optuna.create_study(direction="maximize")
+    for number in range(arguments.total):
+        study.sampler = arguments.sampler(number)
+        trial = study.ask(arguments.space)
+        study.tell(trial, -abs(trial.params["beta"] - 0.3) - (trial.params["baseline"] == "mode"))
+    late = [trial.params for trial in study.trials[20:]]
+    assert sum(abs(params["beta"] - 0.3) < 0.15 for params in late) > 12, "a third at random"
+    assert sum(params["baseline"] == "ema" for params in late) > 12
+    assert [trial.params for trial in study.trials[:10]] == arguments.trials()[:10]
+
+
+def test_hyperband_stops_what_is_not_among_the_best_at_its_evaluations() -> None:
+    rule = pruner({"type": "hyperband", "min_iter": 2, "eta": 2})
+    study = optuna.create_study(direction="maximize", pruner=rule)
+    stopped = []
+    for quality in (0.5, 0.6, 0.4, 0.7):
+        trial = study.ask()
+        for evaluation in range(1, 5):
+            trial.report(quality, evaluation)
+            if trial.should_prune():
+                stopped.append((trial.number, evaluation))
+                break
+        study.tell(trial, quality)
+    assert stopped == [(2, 2)]
+
+
+def test_evaluations_are_those_of_the_last_checkpoint(tmp_path: Path) -> None:
+    assert evaluations(tmp_path / "none", "eval/overall") == []
+    log = [{"eval_overall": 0.1, "step": 0}, {"loss": 1.0}, {"eval_overall": 0.2}]
+    for step, history in ((5, log[:1]), (10, log)):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        state = tmp_path / f"checkpoint-{step}" / "trainer_state.json"
+        state.write_text(json.dumps({"log_history": history}))
+    assert evaluations(tmp_path, "eval/overall") == [0.1, 0.2]
+    state.write_text('{"log_his')  # is being written
+    assert evaluations(tmp_path, "eval/overall") == []
 
 
 def test_the_ranking_goes_by_the_goal_and_scores_no_failure() -> None:
-    trials = [Trial(n, {"beta": n}, score, 90.0, None) for n, score in enumerate((0.2, 0.5, 0.3))]
-    trials.append(Trial(3, {"beta": 3}, None, 1.0, "exit code 1, see x: boom"))
-    text = ranking(trials, "eval/overall", "maximize")
-    order = [line.split()[1] for line in text.splitlines()[1:4]]
-    assert order == ["1", "2", "0"]
-    assert text.splitlines()[-1].split() == ["3", *"exit code 1, see x: boom".split()]
-    worst = ranking(trials, "eval/overall", "minimize").splitlines()[1]
+    study = optuna.create_study(direction="maximize")
+    for value in (0.2, 0.5, 0.3):
+        study.tell(study.ask(), value)
+    trial = study.ask()
+    trial.report(0.1, 2)
+    study.tell(trial, state=TrialState.PRUNED)
+    trial = study.ask()
+    trial.set_user_attr("failure", "exit code 1, see x: boom")
+    study.tell(trial, state=TrialState.FAIL)
+    study.tell(study.ask(), state=TrialState.FAIL)  # interrupted
+    lines = ranking(ended(study), "eval/overall", "maximize").splitlines()
+    assert [line.split()[1] for line in lines[1:4]] == ["1", "2", "0"]
+    assert lines[5:7] == [
+        "pruned: 1",
+        " " * 10 + "3   eval/overall 0.1000, stopped early at evaluation 2",
+    ]
+    assert lines[8] == "failed, not scored: 1"
+    assert lines[9].split() == ["4", *"exit code 1, see x: boom".split()]
+    assert len(lines) == 10
+    worst = ranking(ended(study), "eval/overall", "minimize").splitlines()[1]
     assert worst.split()[:3] == ["1", "0", "0.2000"]
 
 
-def test_real_trials_are_scored_by_their_held_out_rows_and_a_failure_is_none(
-    tmp_path: Path,
-) -> None:
+def test_real_trials_are_scored_and_go_on_after_a_kill(tmp_path: Path) -> None:
     path, out = tmp_path / "sweep.yaml", tmp_path / "out"
     models = ["rookworld-nano", "nobody/nothing"]  # found to be missing when it is loaded
     write_sweep(path, {"model_name_or_path": {"values": models}})
-    done = agent("--config", str(path), "--output_dir", str(out))
-    assert done.returncode == 0, done.stderr[-2000:]
-    heldout = json.loads((out / "trial-000" / "results.json").read_text())["heldout"]
-    by_hand = (heldout["environment/exact"]["after"] + heldout["policy/best_move"]["after"]) / 2
-    right, failed = (
-        json.loads(line) for line in (out / "trials.jsonl").read_text().split("\n")[1:3]
+    argv = [f"--config={path}", f"--output_dir={out}"]
+    process = subprocess.Popen(
+        [sys.executable, str(RECIPES / "sweep.py"), *argv],
+        cwd=REPOSITORY,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,  # a group of its own, so that the trial is killed with it
     )
-    assert right["score"] == pytest.approx(by_hand)
-    assert read_score(out / "trial-000" / "results.json", "eval/policy/best_move") == pytest.approx(
+    _wait_for(lambda: (out / "trial-001.log").is_file() and _processes(out))
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+    done = agent(*argv)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "trial 1 of 2" not in done.stdout and "trial 2 of 2" in done.stdout
+    first, killed, again = trials_of(out)
+    assert killed.state is TrialState.FAIL and killed.params == again.params != first.params
+    right, failed = sorted((first, again), key=lambda trial: trial.state is TrialState.FAIL)
+
+    folder = out / f"trial-{right.number:03}"
+    assert yaml.safe_load((folder / "resolved_config.yaml").read_text())["max_steps"] == 1
+    heldout = json.loads((folder / "results.json").read_text())["heldout"]
+    by_hand = (heldout["environment/exact"]["after"] + heldout["policy/best_move"]["after"]) / 2
+    before = (heldout["environment/exact"]["before"] + heldout["policy/best_move"]["before"]) / 2
+    assert right.value == pytest.approx(by_hand)
+    assert read_score(folder / "results.json", "eval/policy/best_move") == pytest.approx(
         heldout["policy/best_move"]["after"]
     )
-    assert failed["score"] is None
-    assert "exit code 2" in failed["failure"] and "nobody/nothing" in failed["failure"]
-    assert "failed, not scored: 1" in done.stdout
-    again = agent("--config", str(path), "--output_dir", str(out))
-    assert "trial 1 of 2" not in again.stdout, "both are done"
-    assert f"{by_hand:.4f}" in again.stdout
-    assert not (out / "trial-000.1").exists()
+    assert evaluations(folder, "eval/overall") == pytest.approx([before, by_hand])
+    assert failed.state is TrialState.FAIL
+    failure = failed.user_attrs["failure"]
+    assert "exit code 2" in failure and "nobody/nothing" in failure
+
+    ended_already = agent(*argv).stdout
+    assert "of 2" not in ended_already, "both are done"
+    table = ended_already.splitlines()
+    assert table[1].split()[:3] == ["1", str(right.number), f"{by_hand:.4f}"]
+    assert table[2:4] == ["", "failed, not scored: 1"]
+    assert len(table) == 5, "no word of the trial that was killed"
 
 
 def test_a_trial_ends_with_its_agent(tmp_path: Path) -> None:
@@ -240,7 +383,38 @@ def test_a_trial_ends_with_its_agent(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 143
     _wait_for(lambda: not _processes(out))
-    assert len((out / "trials.jsonl").read_text().splitlines()) == 1, "the sweep, and no trial"
+    assert [trial.state for trial in trials_of(out)] == [TrialState.RUNNING], "to be run again"
+
+
+def test_a_running_trial_is_stopped_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweeps, "POLL_SECONDS", 0.2)
+    script = tmp_path / "train.py"  # it logs its seed as the metric, and would not end
+    script.write_text(
+        "import json, pathlib, sys, time\n"
+        "words = dict(word.removeprefix('--').split('=') for word in sys.argv[1:])\n"
+        "folder = pathlib.Path(words['output_dir']) / 'checkpoint-1'\n"
+        "folder.mkdir(parents=True)\n"
+        "history = {'log_history': [{'eval_overall': int(words['seed'])}] * 2}\n"
+        "(folder / 'trainer_state.json').write_text(json.dumps(history))\n"
+        "time.sleep(600)\n"
+    )
+    out = tmp_path / "out"
+    arguments = sweep(
+        {"seed": {"value": 1}}, program=str(script), output_dir=str(out), early_terminate=HYPERBAND
+    )
+    study = open_study(arguments)
+    better = study.ask()
+    better.report(2, 2)
+    assert not better.should_prune()
+    study.tell(better, 2)
+    trial = run_trial(arguments, study, study.ask(arguments.space))
+    assert trial.state is TrialState.PRUNED and trial.intermediate_values == {1: 1, 2: 1}
+    assert not _processes(out)
+
+
+def trials_of(folder: Path) -> list[FrozenTrial]:
+    """What a sweep's study holds."""
+    return optuna.load_study(study_name="sweep", storage=f"sqlite:///{folder / STUDY_FILE}").trials
 
 
 def _processes(folder: Path) -> list[str]:
@@ -255,8 +429,8 @@ def _processes(folder: Path) -> list[str]:
 
 
 def _wait_for(condition: Any) -> None:
-    for _ in range(600):
+    for _ in range(3000):
         if condition():
             return
         time.sleep(0.1)
-    raise AssertionError("waited for a minute")
+    raise AssertionError("waited for five minutes")

@@ -59,7 +59,9 @@ def parameters(method: Any) -> str:
 def test_a_private_method_takes_what_it_took(name: str) -> None:
     known, parts = OVERRIDDEN[name]
     theirs = getattr(GRPOTrainer, name, None)
-    advice = f"TRL {trl.__version__}: look at the override in training/trainer.py, and at parts {parts}"
+    advice = (
+        f"TRL {trl.__version__}: look at the override in training/trainer.py, and at parts {parts}"
+    )
     assert theirs is not None, f"{name} is gone. {advice}"
     assert parameters(theirs) == known, f"{name} takes other parameters. {advice}"
 

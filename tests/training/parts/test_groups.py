@@ -18,6 +18,7 @@ from rookworld_rlvr.tasks.registry import task_of
 from rookworld_rlvr.tasks.scoring import score_row
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.parts.groups import Round, fill, next_round, select_groups
+from rookworld_rlvr.training.parts.kl import KLArguments, KLTerm
 from rookworld_rlvr.training.parts.part import whole
 from rookworld_rlvr.training.parts.registry import PARTS_STATE
 
@@ -206,7 +207,7 @@ def test_skipped_groups_are_out_of_the_loss(
     rows = torch.tensor([task == P for task in tasks])
     assert not batch["completion_mask"][~rows].any() and batch["completion_mask"][rows].any()
     batch["ref_per_token_logps"] = torch.zeros_like(batch["completion_ids"], dtype=torch.float)
-    trainer.parts.kl.controller.beta = 0.1  # the KL term must leave them out too
+    trainer.parts.kl = KLTerm(KLArguments(), beta=0.1)  # the KL term must leave them out too
     ours = trainer._compute_loss(trainer.model, batch)
     alone = {key: tensor[rows] if tensor.dim() else tensor for key, tensor in batch.items()}
     del alone["row_scale"]
