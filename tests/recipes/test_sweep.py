@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -199,7 +200,13 @@ def test_faults_of_a_sweep_file(keys: dict[str, Any], words: str) -> None:
 
 def test_without_optuna_one_message_and_exit_code_2(tmp_path: Path) -> None:
     (tmp_path / "optuna.py").write_text("raise ImportError('not here')\n")
-    done = agent(PYTHONPATH=os.pathsep.join((str(tmp_path), str(REPOSITORY))))
+    done = subprocess.run(
+        [sys.executable, str(RECIPES / "sweep.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(REPOSITORY)))},
+    )
     assert done.returncode == 2
     assert "Optuna is not installed; pip install" in done.stderr
     assert "Traceback" not in done.stderr
