@@ -35,9 +35,13 @@ from rookworld_rlvr.engine.pool import EngineArguments, find_engine
 from rookworld_rlvr.engine.truth import PolicyTruth
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import left_pad
-from rookworld_rlvr.rewards.registry import REWARDS, get_reward_funcs
-from rookworld_rlvr.tasks.policy import MAX_CANDIDATES, parse_policy_answer, write_policy_prompt
-from rookworld_rlvr.tasks.scoring import win_probability
+from rookworld_rlvr.rewards.registry import get_reward_funcs, known_rewards
+from rookworld_rlvr.tasks.policy import (
+    MAX_CANDIDATES,
+    parse_policy_answer,
+    win_probability,
+    write_policy_prompt,
+)
 from rookworld_rlvr.tasks.types import MATE_CP, PolicyPrompt
 
 DEPTH = 10
@@ -103,7 +107,7 @@ def rewards(batches: Sequence[Sequence[str]], path: str) -> bool:
             one_by_one(engine, fens, completions)
             slow += time.perf_counter() - started
         args = EngineArguments(engine_depth=DEPTH, engine_cache=":memory:")
-        names = [name for name, reward in REWARDS.items() if reward.tasks == ("policy",)]
+        names = [name for name, reward in known_rewards().items() if reward.tasks == ("policy",)]
         with Labeller(args) as labeller:
             truth = PolicyTruth("engine", labeller)
             funcs = get_reward_funcs([{"name": name} for name in names], truth)

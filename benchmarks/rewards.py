@@ -16,12 +16,11 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
-from rookworld_rlvr.cli.dry_run import reference
 from rookworld_rlvr.data import synthesis
 from rookworld_rlvr.data.loading import DataArguments, load_data
-from rookworld_rlvr.rewards import registry
-from rookworld_rlvr.rewards.registry import REWARDS, get_reward_funcs
-from rookworld_rlvr.tasks import fill_in_truth, rules, scoring
+from rookworld_rlvr.rewards.registry import get_reward_funcs, known_rewards
+from rookworld_rlvr.tasks import environment, fill_in, rules
+from rookworld_rlvr.tasks.registry import TASKS
 
 GROUP = 8
 PROMPTS = 1_500
@@ -44,7 +43,7 @@ def main() -> None:
     print(f"groups of {GROUP}, {PROMPTS} prompts a run, {REPEATS} runs, one core")
     print(f"{'rewards':<26}{'number':>8}{'completions/s':>16}   (median of runs)")
     for task in rows:
-        names = [name for name, reward in REWARDS.items() if reward.tasks == (task,)]
+        names = [name for name, reward in known_rewards().items() if reward.tasks == (task,)]
         for label, chosen in [(f"{task} rewards", names), *((name, [name]) for name in names)]:
             rate = measure(rows[task], get_reward_funcs([{"name": name} for name in chosen]))
             print(f"{label:<26}{len(chosen):>8}{rate:>16,.0f}")
@@ -59,7 +58,10 @@ def measure(rows: Sequence[dict[str, Any]], funcs: Sequence[Callable[..., Any]])
         rng = random.Random(run)
         columns = {key: [row[key] for row in batch] for key in ("fen", "action", "action_values")}
         prompts = [row["prompt"] for row in batch]
-        completions = [variant(reference(row), i % GROUP, rng) for i, row in enumerate(batch)]
+        completions = [
+            variant(TASKS[row["task"]].reference(row), i % GROUP, rng)
+            for i, row in enumerate(batch)
+        ]
         clear_caches()
         started = time.perf_counter()
         for func in funcs:
@@ -79,9 +81,8 @@ def variant(text: str, number: int, rng: random.Random) -> str:
 def clear_caches() -> None:
     """Forget boards and scores, so that nothing is known at the start of a run."""
     rules.transition.cache_clear()
-    fill_in_truth.truth.cache_clear()
-    scoring.clear_cache()
-    registry.clear_cache()
+    environment.clear_cache()
+    fill_in.clear_cache()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from trl import ModelConfig
@@ -17,7 +17,7 @@ from ..engine.truth import LabelArguments
 from ..evaluation.registry import SUITE_HEADLINES, SuiteArguments
 from ..models.loading import check_model_name
 from ..rewards.registry import tasks_of
-from ..tasks.types import TASKS
+from ..tasks.registry import TASKS
 from ..training.config import (
     NewModelArguments,
     RookWorldGRPOConfig,
@@ -136,9 +136,9 @@ def check_recipe(
     return faults
 
 
-def check_labels(args: LabelArguments, tasks: Sequence[str]) -> list[str]:
+def check_labels(args: LabelArguments, tasks: Iterable[str]) -> list[str]:
     """The engine's absence, where it is certain to be asked."""
-    if args.labels == "engine" and "policy" in tasks:
+    if args.labels == "engine" and any(TASKS[task].needs_values for task in tasks):
         try:
             find_engine(args.engine_path)
         except EngineError as error:

@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial, TrialState
 from transformers.trainer_utils import get_last_checkpoint
 
 from ..common.errors import ConfigurationError, RookWorldError, close_matches, json_value
-from ..tasks.metrics import TRAINING_METRICS, headline
+from ..tasks.metrics import headline, training_metrics
 from ..training.results import heldout_results
 from ..training.run_folder import RESULTS
 
@@ -186,7 +186,7 @@ def _metric_faults(metric: Any) -> list[str]:
     if not isinstance(metric, Mapping) or not isinstance(metric.get("name"), str):
         return ["metric: missing or no mapping; write {name: eval/overall, goal: maximize}"]
     faults = [f"metric: {key!r} is not supported" for key in metric if key not in ("name", "goal")]
-    known = [_PREFIX + name for name in TRAINING_METRICS]
+    known = [_PREFIX + name for name in training_metrics()]
     if metric["name"] not in known:
         close = close_matches(metric["name"], known)
         faults.append(f"metric: no held-out metric {metric['name']!r}{close}")

@@ -7,9 +7,6 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import torch
-from trl.scripts.utils import get_git_commit_hash
-
 from .. import __version__
 
 PACKAGES = (
@@ -33,6 +30,8 @@ def machine() -> dict[str, Any]:
     `threads` (of torch), `devices` (names of accelerators, none on a CPU), `commit` (of the
     repository that the package lies in; None where it was installed from elsewhere).
     """
+    import torch  # heavy, and nothing else of this room needs it
+
     return {
         "versions": {"rookworld-rlvr": __version__, **_versions()},
         "python": platform.python_version(),
@@ -64,5 +63,7 @@ def _versions() -> dict[str, str]:
 
 
 def _commit() -> str | None:
+    from trl.scripts.utils import get_git_commit_hash
+
     found: str | None = get_git_commit_hash("rookworld_rlvr")
     return None if found is None or found.startswith("Error") else found  # TRL's word for no git

@@ -59,13 +59,15 @@ def setting(default: Any, help: str, **bounds: Any) -> Any:
     """A field with its documentation and its bounds.
 
     Args:
-        default: As for `dataclasses.field`, `MISSING` included; each instance gets a list of its own.
+        default: As for `dataclasses.field`, `MISSING` included; each instance gets a list of its own,
+            or what a function gives.
         help: What ``--help`` says.
         bounds: See `Bounds`.
     """
     metadata = {"help": help, BOUNDS: Bounds(**bounds)}
-    if isinstance(default, list):
-        return field(default_factory=default.copy, metadata=metadata)
+    if isinstance(default, list) or callable(default):
+        factory = default if callable(default) else default.copy
+        return field(default_factory=factory, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 

@@ -16,10 +16,15 @@ import chess
 from ..common.errors import RookWorldError
 from ..common.settings import Checked, setting
 from ..tasks import rules
-from ..tasks.environment import write_environment_answer
-from ..tasks.policy import MAX_CANDIDATES, write_policy_answer
-from ..tasks.scoring import policy_reference, win_probability
-from ..tasks.types import ActionValue, EnvironmentAnswer, EnvironmentPrompt, PolicyAnswer, Task
+from ..tasks.environment import ENVIRONMENT, write_environment_answer
+from ..tasks.policy import (
+    MAX_CANDIDATES,
+    POLICY,
+    policy_reference,
+    win_probability,
+    write_policy_answer,
+)
+from ..tasks.types import ActionValue, EnvironmentAnswer, EnvironmentPrompt, PolicyAnswer
 from .shares import Shares
 
 Row = Mapping[str, Any]
@@ -82,9 +87,9 @@ class PairShares(Shares):
 POLICY_KINDS = ("best_move", "policy_answer")
 
 
-def task_of_kind(kind: str) -> Task:
+def task_of_kind(kind: str) -> str:
     """The task whose rows a kind of pairs is made of."""
-    return "policy" if kind in POLICY_KINDS else "environment"
+    return POLICY.name if kind in POLICY_KINDS else ENVIRONMENT.name
 
 
 @dataclass
@@ -124,7 +129,7 @@ class JudgeDataArguments(Checked):
         """Shares of all kinds; those that are not named get 0."""
         return PairShares.of(self.pair_shares)
 
-    def tasks(self) -> list[Task]:
+    def tasks(self) -> list[str]:
         """The tasks whose rows the shares ask for."""
         kinds = [kind for kind, share in self.shares().as_dict().items() if share]
         return sorted({task_of_kind(kind) for kind in kinds})
@@ -185,9 +190,9 @@ class _Maker:
         )
 
     def _answers(self, row: Row) -> _Answers | None:
-        if task_of_kind(self.kind) == "environment":
-            return _environment_answers(row, self.kind, self.rng)
-        return _POLICY[self.kind](row, self.smallest_gap, self.rng)
+        if self.kind in POLICY_KINDS:
+            return _POLICY[self.kind](row, self.smallest_gap, self.rng)
+        return _environment_answers(row, self.kind, self.rng)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -279,16 +284,8 @@ def _reward(
     prompt: EnvironmentPrompt, truth: EnvironmentAnswer, rng: random.Random
 ) -> EnvironmentAnswer:
     return replace(
-        truth, reward=rng.choice([reward for reward in _REWARDS if reward != truth.reward])
+        truth, reward=rng.choice([reward for reward in rules.REWARDS if reward != truth.reward])
     )
-
-
-_REWARDS = (
-    rules.REWARD_CONTINUES,
-    rules.REWARD_CHECKMATE,
-    rules.REWARD_DRAW,
-    rules.REWARD_ILLEGAL,
-)
 
 
 def _flags(

@@ -22,7 +22,11 @@ from ..common.hashing import draw
 from ..common.settings import key_faults, setting
 from ..engine.truth import PolicyTruth
 from ..tasks import rules
-from ..tasks.types import TASKS, ActionValue, Task
+from ..tasks.environment import ENVIRONMENT
+from ..tasks.fill_in import FILL_IN
+from ..tasks.policy import POLICY
+from ..tasks.registry import TASKS
+from ..tasks.types import ActionValue
 from .parquet import values_line
 from .planted_faults import plant_faults
 from .shares import left_out_faults
@@ -41,7 +45,9 @@ HELDOUT_SHARE = 0.1
 """Of positions; the evaluation suites' test positions lie in this share."""
 
 
-DEFAULT_TASKS: tuple[Task, ...] = ("environment", "policy")
+def default_tasks() -> list[str]:
+    """The tasks that are trained where `tasks` is not given."""
+    return [name for name, task in TASKS.items() if task.is_default]
 
 
 @dataclass(slots=True)
@@ -66,7 +72,7 @@ class DataReport:
             *(
                 f"{task:<12} train {self.train[task]:>8}   held out {self.heldout[task]:>6}"
                 for task in TASKS
-                if task in DEFAULT_TASKS or self.train[task] + self.heldout[task]
+                if TASKS[task].is_default or self.train[task] + self.heldout[task]
             ),
             f"quarantined           {self.quarantined.total():>8}{reasons}",
             *(f"{task} rows left out by `tasks` {n:>8}" for task, n in self.left_out.items()),
@@ -86,8 +92,10 @@ class LoadedData:
     report: DataReport
 
     def policy_rows(self) -> tuple[int, int]:
-        """How many policy rows there are, and how many of them carry no `action_values`."""
-        return self.report.train["policy"] + self.report.heldout["policy"], self.report.unlabelled
+        """How many rows need values, and how many of them carry no `action_values`."""
+        counted = (self.report.train, self.report.heldout)
+        rows = sum(c[name] for c in counted for name, task in TASKS.items() if task.needs_values)
+        return rows, self.report.unlabelled
 
     def prompts(self) -> list[str]:
         """The different prompts of both splits."""
@@ -99,7 +107,7 @@ class DataArguments(SourceArguments):
     """Which rows to train on, and how to split them; see `SourceArguments` for where they come from."""
 
     tasks: list[str] = setting(
-        list(DEFAULT_TASKS), "Keep rows of these tasks.", among=TASKS, of="task", filled=True
+        lambda: default_tasks(), "Keep rows of these tasks.", among=TASKS, of="task", filled=True
     )
     environment_share: float | None = setting(
         None,
@@ -139,7 +147,7 @@ class DataArguments(SourceArguments):
     def faults(self) -> list[str]:
         """What no key shows alone, one sentence each."""
         faults = super().faults()
-        if self.synthetic_fill_in_rows > 0 and "fill_in" not in self.tasks:
+        if self.synthetic_fill_in_rows > 0 and FILL_IN.name not in self.tasks:
             faults.append(
                 f"synthetic_fill_in_rows: {self.synthetic_fill_in_rows} rows are made, but `tasks` "
                 f"leaves fill_in out: {self.tasks}"
@@ -149,7 +157,7 @@ class DataArguments(SourceArguments):
                 faults.append("environment_share and task_shares exclude each other; leave one out")
             if not key_faults(self, "task_shares"):
                 faults += left_out_faults("task_shares", self.task_shares, self.tasks)
-        elif self.environment_share is not None and "fill_in" in self.tasks:
+        elif self.environment_share is not None and FILL_IN.name in self.tasks:
             faults.append(
                 f"environment_share: {self.environment_share!r} leaves no share for fill_in; give "
                 "task_shares instead"
@@ -164,7 +172,8 @@ class DataArguments(SourceArguments):
         """Share of each task in training, those above 0; None leaves the data's own."""
         shares: Any = self.task_shares
         if self.environment_share is not None:
-            shares = {"environment": self.environment_share, "policy": 1 - self.environment_share}
+            share = self.environment_share
+            shares = {ENVIRONMENT.name: share, POLICY.name: 1 - share}
         return shares and {task: shares[task] for task in TASKS if shares.get(task)}
 
 
@@ -203,7 +212,7 @@ def load_data(args: DataArguments, quarantine_file: Path | None = None) -> Loade
     unique = _deduplicate(rows)
     report.duplicates = len(rows) - len(unique)
     report.unlabelled = sum(
-        row["task"] == "policy" and row["action_values"] is None for row in unique
+        TASKS[row["task"]].needs_values and row["action_values"] is None for row in unique
     )
     train: list[Row] = []
     heldout: list[Row] = []
@@ -264,7 +273,7 @@ def label_heldout(data: LoadedData, truth: PolicyTruth) -> LoadedData:
     if truth.labeller is None:
         return data
     rows = data.heldout.to_list()
-    policy = [row for row in rows if row["task"] == "policy"]
+    policy = [row for row in rows if TASKS[row["task"]].needs_values]
     found = truth.values(
         [row["fen"] for row in policy],
         [row["action_values"] for row in policy],
@@ -272,9 +281,9 @@ def label_heldout(data: LoadedData, truth: PolicyTruth) -> LoadedData:
     )
     for row, values in zip(policy, found, strict=True):
         row["action_values"] = values and action_values_column(values)
-    kept = [row for row in rows if row["task"] != "policy" or row["action_values"]]
+    kept = [row for row in rows if row["action_values"] or not TASKS[row["task"]].needs_values]
     report = replace(data.report, heldout=Counter(row["task"] for row in kept))
-    if policy and not report.heldout["policy"]:
+    if policy and not any(report.heldout[row["task"]] for row in policy):
         raise RookWorldError(
             f"the engine gave up on all {len(policy)} held-out policy rows, the last time for "
             f"{list(truth.labeller.given_up.values())[-1]}; give another engine, or a larger "

@@ -6,7 +6,8 @@ from typing import Any
 
 from ..common.hashing import draw
 from ..tasks import rules
-from ..tasks.policy import parse_policy_answer, write_policy_answer
+from ..tasks.environment import ENVIRONMENT
+from ..tasks.policy import POLICY, parse_policy_answer, write_policy_answer
 from ..tasks.types import PolicyAnswer
 
 Row = dict[str, Any]
@@ -15,12 +16,12 @@ Row = dict[str, Any]
 def plant_faults(
     rows: list[Row], en_passant_share: float, black_best_move_share: float
 ) -> list[Row]:
-    """Give shares of the rows the fault of their task, see `with_fault`; fill-in rows have none.
+    """Give shares of the rows the fault of their task, see `with_fault`; those of other tasks have none.
 
     A hash of the prompt decides, so a row is right every time that it is repeated, or wrong every
     time.
     """
-    shares = {"environment": en_passant_share, "policy": black_best_move_share}
+    shares = {ENVIRONMENT.name: en_passant_share, POLICY.name: black_best_move_share}
     if not any(shares.values()):
         return rows
     return [
@@ -35,13 +36,19 @@ def with_fault(row: Row) -> Row:
     Environment: the answer to a pawn's double step names the en passant square, capture or not.
     Policy: Black's `B` is the candidate with the lowest evaluation.
     """
-    if row["task"] == "policy":
-        answer = parse_policy_answer(row["completion"])
-        if row["fen"].split()[1] != "b" or len(answer.moves) != len(answer.evaluations):
-            return row
-        worst = min(zip(answer.evaluations, answer.moves, strict=True))[1]
-        wrong = PolicyAnswer(answer.moves, answer.evaluations, worst)
-        return {**row, "completion": write_policy_answer(wrong)}
+    return _FAULTS[row["task"]](row)
+
+
+def _worst_as_best(row: Row) -> Row:
+    answer = parse_policy_answer(row["completion"])
+    if row["fen"].split()[1] != "b" or len(answer.moves) != len(answer.evaluations):
+        return row
+    worst = min(zip(answer.evaluations, answer.moves, strict=True))[1]
+    wrong = PolicyAnswer(answer.moves, answer.evaluations, worst)
+    return {**row, "completion": write_policy_answer(wrong)}
+
+
+def _idle_en_passant(row: Row) -> Row:
     square = rules.double_step_square(row["fen"], row["action"])
     if square is None:
         return row
@@ -49,3 +56,6 @@ def with_fault(row: Row) -> Row:
     fields = fen.split(" ")
     fields[3] = square
     return {**row, "completion": " ".join(fields) + "+" + rest}
+
+
+_FAULTS = {ENVIRONMENT.name: _idle_en_passant, POLICY.name: _worst_as_best}

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from ..common.errors import ConfigurationError
 from ..common.settings import share_faults
-from ..tasks.types import TASKS
+from ..tasks.registry import TASKS
 
 
 @dataclass(frozen=True)

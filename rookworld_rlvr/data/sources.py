@@ -2,7 +2,7 @@
 
 A parsed row has the columns
 
-- `task`: ``environment``, ``policy`` or ``fill_in``;
+- `task`: ``environment``, ``policy``, ``fill_in`` or another of `tasks.registry`;
 - `prompt`, `completion`: text as `notation` writes it; the completion is the data's, not the truth;
 - `fen`, `action`, `history`: the prompt's fields; action and history are empty for policy rows, and
   nothing is masked in those of fill-in rows;
@@ -30,11 +30,8 @@ from datasets import Dataset, Features, List, Value
 from ..common.errors import IllegalPositionError, NotationError, RookWorldError, close_matches
 from ..common.files import asset_path, is_hub_id
 from ..common.settings import Checked, key_faults, setting
-from ..tasks import fill_in_truth, rules
-from ..tasks.environment import parse_environment_prompt
-from ..tasks.fill_in import parse_fill_in_answer, parse_fill_in_prompt
-from ..tasks.policy import parse_policy_prompt
-from ..tasks.registry import split_row
+from ..tasks import rules
+from ..tasks.registry import TASKS, split_row
 from ..tasks.types import EnvironmentPrompt
 from . import synthesis
 from .synthesis import FieldShares, KindShares
@@ -303,48 +300,20 @@ def parse_raw(raw: Mapping[str, Any]) -> Row:
     if not isinstance(text, str):
         raise NotationError("the column holds no text", str(text))
     task, prompt, completion = split_row(text)
-    if task == "policy":
-        fen = parse_policy_prompt(prompt).fen
-        environment = EnvironmentPrompt(fen, "", ())
-        values = _check_action_values(fen, raw.get("action_values"))
-    elif task == "fill_in":
-        environment = _true_record(prompt, completion)
-        values = None
-    else:
-        environment = parse_environment_prompt(prompt)
-        rules.board_of(environment.fen)
-        values = None
-    return {
-        "task": task,
-        "prompt": prompt,
-        "completion": completion,
-        "fen": environment.fen,
-        "action": environment.action,
-        "history": list(environment.history),
-        "action_values": values,
-    }
+    position = TASKS[task].check(prompt, completion)
+    values = raw.get("action_values") if TASKS[task].needs_values else None
+    if values is not None:
+        values = _checked_values(position.fen, values)
+    return TASKS[task].row(prompt, completion, position, values)
 
 
-def _true_record(prompt: str, completion: str) -> EnvironmentPrompt:
-    """What a fill-in row asked the environment, the mask filled in."""
-    masked = parse_fill_in_prompt(prompt)
-    answer = parse_fill_in_answer(masked.field, completion)
-    fill_in_truth.check_answer(masked, answer)
-    return fill_in_truth.filled(masked, answer)[0]
-
-
-def _check_action_values(fen: str, values: Any) -> list[dict[str, Any]] | None:
-    legal = rules.legal_moves(fen)
-    if not legal:
-        raise NotationError("a policy prompt's position has no legal move to choose", fen)
-    if values is None:
-        return None
+def _checked_values(fen: str, values: Any) -> list[dict[str, Any]]:
     try:
         moves = [str(value["move"]) for value in values]
         worths = [operator.index(value["cp"]) for value in values]
     except (KeyError, TypeError) as error:
         raise NotationError("action_values are no list of move and cp", fen) from error
-    if sorted(moves) != sorted(legal):
+    if sorted(moves) != sorted(rules.legal_moves(fen)):
         raise NotationError("action_values do not name every legal move once", fen)
     if worths != sorted(worths, reverse=True):
         raise NotationError("action_values are not ordered best first", fen)

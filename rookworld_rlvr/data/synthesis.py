@@ -17,8 +17,9 @@ import chess
 
 from ..common.errors import NotationError
 from ..tasks import fill_in_truth, rules
-from ..tasks.environment import write_environment_answer, write_environment_prompt
-from ..tasks.fill_in import (
+from ..tasks.environment import ENVIRONMENT, write_environment_prompt
+from ..tasks.fill_in import FILL_IN
+from ..tasks.fill_in_text import (
     FEN_COLUMNS,
     FEN_FIELDS,
     FILL_IN_COLUMNS,
@@ -129,16 +130,9 @@ def prompt_of(board: chess.Board, action: str) -> EnvironmentPrompt:
 
 
 def environment_row(prompt: EnvironmentPrompt) -> dict[str, Any]:
-    """A row of the columns that `data` documents, with python-chess's answer."""
-    return {
-        "task": "environment",
-        "prompt": write_environment_prompt(prompt),
-        "completion": write_environment_answer(rules.transition(prompt.fen, prompt.action)),
-        "fen": prompt.fen,
-        "action": prompt.action,
-        "history": list(prompt.history),
-        "action_values": None,
-    }
+    """A row of the columns that `sources` documents, with python-chess's answer."""
+    text = write_environment_prompt(prompt)
+    return ENVIRONMENT.row(text, ENVIRONMENT.truth(text), prompt)
 
 
 def fill_in_rows(
@@ -190,15 +184,7 @@ def fill_in_row(
         fill_in_truth.check_answer(prompt, hidden)
     except NotationError:
         return None
-    return {
-        "task": "fill_in",
-        "prompt": write_fill_in_prompt(prompt),
-        "completion": write_fill_in_answer(hidden),
-        "fen": asked.fen,
-        "action": asked.action,
-        "history": list(asked.history),
-        "action_values": None,
-    }
+    return FILL_IN.row(write_fill_in_prompt(prompt), write_fill_in_answer(hidden), asked)
 
 
 def _places(

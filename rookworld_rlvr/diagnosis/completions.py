@@ -11,11 +11,7 @@ import torch
 from accelerate.utils import gather_object
 
 from ..common.errors import NotationError
-from ..tasks import fill_in_truth
-from ..tasks.environment import parse_environment_prompt
-from ..tasks.fill_in import parse_fill_in_prompt
-from ..tasks.policy import parse_policy_prompt
-from ..tasks.registry import task_of
+from ..tasks.registry import TASKS, task_of
 from .record import Generation, StepRecord
 from .sections import mean
 from .trainer import DiagnosedTrainer
@@ -42,16 +38,10 @@ def _position(prompt: str) -> Part:
     """The task, and the board of a prompt where it can be read."""
     task = task_of(prompt)
     try:
-        if task == "policy":
-            return {"task": task, "fen": parse_policy_prompt(prompt).fen, "action": None}
-        if task == "fill_in":
-            record = parse_fill_in_prompt(prompt)
-            environment, _ = fill_in_truth.filled(record, fill_in_truth.truth(record)[0])
-        else:
-            environment = parse_environment_prompt(prompt)
+        position = TASKS[task].position(prompt)
     except NotationError:
         return {"task": task, "fen": None, "action": None}
-    return {"task": task, "fen": environment.fen, "action": environment.action}
+    return {"task": task, "fen": position.fen, "action": position.action or None}
 
 
 def _rows(trainer: DiagnosedTrainer, generation: Generation) -> list[Part]:

@@ -10,7 +10,7 @@ from typing import Any
 from datasets import Dataset
 
 from ..common.errors import ConfigurationError
-from ..tasks.types import TASKS
+from ..tasks.registry import TASKS
 from ..training.health import HealthArguments
 from . import sections
 from .completions import completion_groups, completions_part

@@ -11,10 +11,10 @@ import torch
 from accelerate.utils import gather_object
 
 from ..common.stats import sign_test
-from ..tasks.metrics import HEADLINES, headline
-from ..tasks.types import TASKS
+from ..tasks.metrics import headline, headlines
+from ..tasks.registry import TASKS
+from ..tasks.task import Sampling
 from ..training.health import batch_health
-from ..training.parts.sampling import Sampling
 from .loss_terms import norm
 from .record import Heldout, StepRecord, TermSums
 from .trainer import DiagnosedTrainer
@@ -112,7 +112,7 @@ def heldout_part(heldout: Heldout) -> Part:
 def heldout_after_part(before: Heldout, after: Heldout) -> Part:
     """The same, and each task's headline metric compared row by row."""
     changes = {}
-    for name in HEADLINES.values():
+    for name in headlines().values():
         pairs = [
             (old[name], new[name])
             for old, new in zip(before.marks, after.marks, strict=True)

@@ -11,17 +11,17 @@ from tqdm import tqdm
 
 from ..common.errors import IllegalPositionError, NotationError
 from ..common.settings import setting
-from ..tasks.policy import parse_policy_prompt
-from ..tasks.scoring import Values, _task_of, values_by_move
+from ..tasks.registry import TASKS, task_of
+from ..tasks.scoring import Values, values_by_move
 from .labeller import Labeller
 from .pool import EngineArguments, position_asked
 
 
 @lru_cache(maxsize=4_096)
-def _policy_position(text: str) -> str | None:
-    """The FEN of a policy prompt, or None where it is malformed or has no legal move."""
+def _valued_position(prompt: str) -> str | None:
+    """The FEN of a prompt that needs values; None where it is malformed or has no legal move."""
     try:
-        fen = parse_policy_prompt(text).fen
+        fen = TASKS[task_of(prompt)].position(prompt).fen
         position_asked(fen)
     except (NotationError, IllegalPositionError):
         return None
@@ -31,12 +31,14 @@ def _policy_position(text: str) -> str | None:
 def policy_values(
     truth: PolicyTruth, prompts: Sequence[str], column: Sequence[Any], applies: Sequence[bool]
 ) -> list[Values | None]:
-    """What the moves are worth, asked for all of a batch's policy prompts at once."""
+    """What the moves are worth, asked for all of a batch's prompts that need it at once."""
     values: list[Values | None] = [None] * len(prompts)
     fens = {
         index: fen
         for index, prompt in enumerate(prompts)
-        if applies[index] and _task_of(prompt) == "policy" and (fen := _policy_position(prompt))
+        if applies[index]
+        and TASKS[task_of(prompt)].needs_values
+        and (fen := _valued_position(prompt))
     }
     found = truth.values(list(fens.values()), [column[index] for index in fens])
     for index, by_move in zip(fens, found, strict=True):

@@ -6,23 +6,17 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from itertools import combinations, product
 from typing import Any
 
-import chess
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..common.errors import RookWorldError
 from ..models.decoding import GREEDY, Decoding, complete
-from ..tasks import fill_in_truth, rules
-from ..tasks.environment import parse_environment_prompt, write_environment_answer
-from ..tasks.fill_in import fen_parts, parse_fill_in_prompt, write_fill_in_answer
-from ..tasks.policy import MAX_CANDIDATES, parse_policy_prompt, write_policy_answer
-from ..tasks.registry import task_of
-from ..tasks.scoring import Values, policy_reference
-from ..tasks.types import ActionValue, FillInField, FillInPrompt, PolicyAnswer
+from ..tasks.registry import TASKS, task_of
+from ..tasks.scoring import Values
+from ..tasks.task import Task
 
 ORACLE, RANDOM_MOVER = "oracle", "random"
 
@@ -161,46 +155,27 @@ class Oracle(Answerer):
         Raises:
             RookWorldError: A position's values cannot be had, or nothing fits a masked record.
         """
+        tasks = [TASKS[task_of(prompt)] for prompt in prompts]
         fens = [
-            parse_policy_prompt(prompt).fen for prompt in prompts if task_of(prompt) == "policy"
+            task.position(prompt).fen
+            for task, prompt in zip(tasks, prompts, strict=True)
+            if task.needs_values
         ]
         values = dict(zip(fens, self._values(fens), strict=True)) if fens else {}
-        return [_truth(prompt, values) for prompt in prompts]
+        return [_truth(*pair, values) for pair in zip(tasks, prompts, strict=True)]
 
 
-def _truth(prompt: str, known: Mapping[str, Values | None]) -> str:
-    task = task_of(prompt)
-    if task == "policy":
-        return _policy_truth(prompt, known)
-    if task == "environment":
-        return _environment_truth(prompt)
-    return write_fill_in_answer(fill_in_truth.truth(parse_fill_in_prompt(prompt))[0])
-
-
-def _policy_truth(prompt: str, known: Mapping[str, Values | None]) -> str:
-    fen = parse_policy_prompt(prompt).fen
-    values = known[fen]
-    if values is None:
-        raise RookWorldError(
-            f"model_name_or_path: the oracle knows no values of the moves in {fen!r}; install an "
-            "engine, or leave the oracle out"
-        )
-    ordered = sorted(values.items(), key=lambda item: -item[1])
-    return write_policy_answer(
-        policy_reference(fen, [ActionValue(move, cp) for move, cp in ordered])
-    )
-
-
-def _environment_truth(prompt: str) -> str:
-    asked = parse_environment_prompt(prompt)
-    return write_environment_answer(rules.transition(asked.fen, asked.action))
+def _truth(task: Task, prompt: str, known: Mapping[str, Values | None]) -> str:
+    fen = task.position(prompt).fen if task.needs_values else None
+    truth = task.truth(prompt, None if fen is None else known[fen])
+    if truth is None:
+        what = f"values of the moves in {fen!r}; install an engine, or" if fen else "answer;"
+        raise RookWorldError(f"model_name_or_path: the oracle knows no {what} leave the oracle out")
+    return truth
 
 
 class RandomMover(Answerer):
-    """Legal moves at random, all worth nothing: what chance gives.
-
-    To an environment prompt it answers as if a random legal move had been the action; what a fill-in
-    prompt hides it takes from `guesses`.
+    """Legal moves at random, all worth nothing: what chance gives, see `Task.guess`.
 
     Args:
         seed: An answer follows from seed and prompt alone.
@@ -214,55 +189,7 @@ class RandomMover(Answerer):
 
     def answers(self, prompts: Sequence[str]) -> list[str]:
         """See `Answerer`."""
-        return [self._answer(prompt, random.Random(f"{self._seed} {prompt}")) for prompt in prompts]
-
-    @staticmethod
-    def _answer(prompt: str, draw: random.Random) -> str:
-        task = task_of(prompt)
-        if task == "fill_in":
-            record = parse_fill_in_prompt(prompt)
-            return write_fill_in_answer(draw.choice(guesses(record)))
-        if task == "environment":
-            fen = parse_environment_prompt(prompt).fen
-            action = draw.choice(rules.legal_moves(fen))
-            return write_environment_answer(rules.transition(fen, action))
-        moves = rules.legal_moves(parse_policy_prompt(prompt).fen)
-        named = tuple(draw.sample(moves, min(MAX_CANDIDATES, len(moves))))
-        return write_policy_answer(PolicyAnswer(named, (0.0,) * len(named), draw.choice(moves)))
-
-
-def guesses(prompt: FillInPrompt) -> Sequence[str]:
-    """What chance has to choose from where a record hides a field: texts of its form.
-
-    A legal move, the state after one, a rank of the other board; of the other fields every value, of
-    the clocks those below 100.
-    """
-    if prompt.field == "action":
-        return rules.legal_moves(prompt.state)
-    if prompt.field == "history":
-        return _moves_after(prompt.history[: prompt.part])
-    if prompt.field == "next_state":
-        moves = rules.legal_moves(prompt.state)
-        return [rules.transition(prompt.state, move).fen for move in moves]
-    if prompt.field == "rank":
-        other = prompt.next_state if prompt.column == "state" else prompt.state
-        return fen_parts(other)[:8]
-    return _VALUES[prompt.field]
-
-
-def _moves_after(history: Sequence[str]) -> list[str]:
-    """The legal moves after others from the standard start."""
-    board = chess.Board()
-    for move in history:
-        board.push_uci(move)
-    return [move.uci() for move in board.legal_moves]
-
-
-_VALUES: Mapping[FillInField, Sequence[str]] = {
-    "side_to_move": "wb",
-    "castling": ["".join(held) or "-" for n in range(5) for held in combinations("KQkq", n)],
-    "en_passant": ["-", *map("".join, product("abcdefgh", "36"))],
-    "clocks": [str(number) for number in range(100)],
-    "reward": ["0.001", "0.5", "1.0", "-1.0"],
-    "flags": "01",
-}
+        return [
+            TASKS[task_of(prompt)].guess(prompt, random.Random(f"{self._seed} {prompt}"))
+            for prompt in prompts
+        ]

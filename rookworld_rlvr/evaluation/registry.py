@@ -16,7 +16,7 @@ from ..data.loading import DataArguments, is_held_out
 from ..data.sources import Malformed, check_dataset_name, parse_rows
 from ..engine.pool import EngineArguments
 from ..tasks import rules
-from ..tasks.types import TASKS
+from ..tasks.registry import TASKS
 from .games import MOST_GAMES
 from .suite import Suite, SuiteUnavailableError
 from .suites.closed_loop import ClosedLoopSuite
@@ -32,20 +32,24 @@ Maker = Callable[["SuiteArguments", EngineArguments], Suite]
 
 
 SUITES: Mapping[str, Maker] = {
-    "environment": lambda args, _: EnvironmentSuite(args.suite_rows, args.suite_seed),
-    "policy": lambda args, _: PolicySuite(
+    EnvironmentSuite.name: lambda args, _: EnvironmentSuite(args.suite_rows, args.suite_seed),
+    PolicySuite.name: lambda args, _: PolicySuite(
         args.suite_rows, args.suite_seed, args.policy_dataset_name
     ),
-    "fill_in": lambda args, _: FillInSuite(args.suite_rows, args.suite_seed),
-    "mate_in_one": lambda args, _: MateInOneSuite(
+    FillInSuite.name: lambda args, _: FillInSuite(args.suite_rows, args.suite_seed),
+    MateInOneSuite.name: lambda args, _: MateInOneSuite(
         args.suite_rows, args.suite_seed, args.mate_in_one_file
     ),
-    "puzzles": lambda args, _: PuzzlesSuite(args.suite_rows, args.suite_seed, args.puzzles_file),
-    "self_play": lambda args, _: SelfPlaySuite(args.suite_games, args.game_plies, args.suite_seed),
-    "closed_loop": lambda args, _: ClosedLoopSuite(
+    PuzzlesSuite.name: lambda args, _: PuzzlesSuite(
+        args.suite_rows, args.suite_seed, args.puzzles_file
+    ),
+    SelfPlaySuite.name: lambda args, _: SelfPlaySuite(
         args.suite_games, args.game_plies, args.suite_seed
     ),
-    "versus_stockfish": lambda args, engine_args: VersusStockfishSuite(
+    ClosedLoopSuite.name: lambda args, _: ClosedLoopSuite(
+        args.suite_games, args.game_plies, args.suite_seed
+    ),
+    VersusStockfishSuite.name: lambda args, engine_args: VersusStockfishSuite(
         args.levels(), args.suite_games, args.game_plies, args.suite_seed, engine_args
     ),
 }

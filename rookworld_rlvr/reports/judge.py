@@ -17,9 +17,10 @@ from ..common.stats import Estimate, Proportion, estimate
 from ..data.judge_pairs import JudgeDataArguments, Pair
 from ..models import loading
 from ..models.decoding import Decoding, complete
+from ..rewards.composites import graduated
 from ..rewards.judge import Judge
-from ..rewards.registry import REWARDS
-from ..tasks.scoring import score_row, values_by_move
+from ..tasks.registry import score_row
+from ..tasks.scoring import values_by_move
 from ..training.results import write_card
 
 BINS = 10
@@ -175,7 +176,7 @@ def _tau_of_row(judge: Judge, row: Mapping[str, Any], completions: Sequence[str]
         score_row(row["prompt"], text, values_by_move(row["action_values"])) for text in completions
     ]
     scores = judge.scores([row["prompt"]] * len(completions), completions)
-    number = REWARDS["graduated"].number
+    number = graduated
     both = [
         (score, number(truth, shaping="continuous"))
         for score, truth in zip(scores, scored, strict=True)

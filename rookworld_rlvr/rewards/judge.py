@@ -34,10 +34,8 @@ from ..common.errors import RookWorldError
 from ..engine.truth import PolicyTruth, policy_values
 from ..models import loading
 from ..models.gpt2 import fuse_gelu
-from ..tasks.metrics import HEADLINES, METRICS
-from ..tasks.registry import task_of
-from ..tasks.scoring import Values, score_row
-from ..tasks.types import Task
+from ..tasks.registry import TASKS, score_row, task_of
+from ..tasks.scoring import Values
 from .judge_spec import JudgeSpec
 
 _HEAD = "ForSequenceClassification"
@@ -408,7 +406,7 @@ class JudgeReward:
 class _Judged:
     """What one completion got."""
 
-    task: Task
+    task: str
     text: str
     score: float | None  # None: the text is too long
     truth: float | None  # 1 where its task's headline metric counts it as right; None: no truth
@@ -427,8 +425,8 @@ def _truth(prompt: str, completion: str, values: Values | None) -> float | None:
     score = score_row(prompt, completion, values)
     if score is None:
         return None
-    _, _, component = METRICS[HEADLINES[task_of(prompt)]]
-    return float(score[component] == 1)
+    task = TASKS[task_of(prompt)]
+    return float(score[task.metrics[task.headline].component] == 1)
 
 
 def _spread(values: Collection[float]) -> tuple[float, float]:

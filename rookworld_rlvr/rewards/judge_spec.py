@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any, Literal
 
 from ..common.settings import record_faults, setting
-from ..tasks.types import TASKS, Task
+from ..tasks.registry import TASKS
 
 _NAME = re.compile(r"judge(_[a-z0-9]+)*")
 
@@ -44,8 +44,12 @@ class JudgeSpec:
         "Scores of all processes that zscore looks back over, this batch's among them.",
         least=2,
     )
-    tasks: tuple[Task, ...] = setting(
-        TASKS, "Whose rows it judges; the others get None.", among=TASKS, of="task", filled=True
+    tasks: tuple[str, ...] = setting(
+        lambda: tuple(TASKS),
+        "Whose rows it judges; the others get None.",
+        among=TASKS,
+        of="task",
+        filled=True,
     )
 
 

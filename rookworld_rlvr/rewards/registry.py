@@ -1,4 +1,4 @@
-"""Reward functions in TRL's signature, over `scoring`, in one registry; judges stand beside them.
+"""Reward functions in TRL's signature, over the tasks' scorers, in one registry; judges beside them.
 
 A reward takes ``prompts``, ``completions`` and the data set's columns as keywords, all of length `B`,
 and returns `B` numbers, or None for a row that it does not apply to: a row of another task, or one
@@ -10,13 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from ..common.errors import ConfigurationError, close_matches
-from ..engine.truth import PolicyTruth, _policy_position, policy_values
-from ..tasks import scoring
-from ..tasks.scoring import _environment_prompt, _fill_in_prompt, _task_of, score_row
-from ..tasks.types import Score, Task
+from ..engine.truth import PolicyTruth, policy_values
+from ..tasks.environment import ENVIRONMENT
+from ..tasks.policy import POLICY
+from ..tasks.registry import TASKS, score_row, task_of
+from ..tasks.types import Score
+from . import composites
 from .judge_spec import is_judge, judge_faults, judge_spec
 
 RewardFunc = Callable[..., list[float | None]]
@@ -36,38 +39,32 @@ class Reward:
         composite: Made of several components, which are then logged beside it.
     """
 
-    tasks: tuple[Task, ...]
+    tasks: tuple[str, ...]
     number: Callable[..., float]
     options: Mapping[str, tuple[Any, ...]]
     composite: bool = False
 
 
-def _component(task: Task, name: str) -> Reward:
-    return Reward((task,), lambda score: score[name], {})
-
-
-REWARDS: Mapping[str, Reward] = {
-    "environment_exact": _component("environment", "exact"),  # 0 or 1
-    "environment_state": _component("environment", "state"),  # [0, 1]
-    "environment_outcome": _component("environment", "outcome"),  # [0, 1]
-    "environment_format": _component("environment", "format"),  # 0 or 1
-    "policy_best_move": _component("policy", "best_move"),  # [0, 1]
-    "policy_regret": _component("policy", "regret"),  # [0, 1]
-    "policy_rank": _component("policy", "rank"),  # [0, 1]
-    "policy_candidates": _component("policy", "candidates"),  # [0, 1]
-    "policy_evaluation": _component("policy", "evaluation"),  # [0, 1]
-    "policy_legality": _component("policy", "legality"),  # [0, 1]
-    "policy_consistency": _component("policy", "consistency"),  # [0, 1]
-    "policy_format": _component("policy", "format"),  # 0 or 1
-    "fill_in_exact": _component("fill_in", "exact"),  # 0 or 1
-    "fill_in_similarity": _component("fill_in", "similarity"),  # [0, 1], below 1 unless exact
-    "fill_in_format": _component("fill_in", "format"),  # 0 or 1
-    "weighted_policy": Reward(("policy",), scoring.weighted_policy, {}, True),  # [0, 1]
+COMPOSITES: Mapping[str, Reward] = {
+    "weighted_policy": Reward((POLICY.name,), composites.weighted_policy, {}, True),
     "graduated": Reward(
-        ("environment", "policy"), scoring.graduated, {"shaping": scoring.SHAPINGS}, True
-    ),  # [-0.3, 1]
-    "asymmetric": Reward(("environment",), scoring.asymmetric, {}, True),  # [-1, 1]
+        (ENVIRONMENT.name, POLICY.name),
+        composites.graduated,
+        {"shaping": composites.SHAPINGS},
+        True,
+    ),
+    "asymmetric": Reward((ENVIRONMENT.name,), composites.asymmetric, {}, True),
 }
+
+
+def known_rewards() -> dict[str, Reward]:
+    """Every reward by name: the components that each task makes rewards of, then the composites."""
+    components = {
+        f"{task.name}_{component}": Reward((task.name,), itemgetter(component), {})
+        for task in TASKS.values()
+        for component in task.rewards
+    }
+    return {**components, **COMPOSITES}
 
 
 def get_reward_funcs(specs: Sequence[Spec], truth: PolicyTruth | None = None) -> list[RewardFunc]:
@@ -107,7 +104,7 @@ def _open(spec: Spec, truth: PolicyTruth) -> RewardFunc:
 def check_reward_specs(specs: Any) -> list[str]:
     """Faults of a list of reward specifications, one sentence each."""
     if not isinstance(specs, list | tuple) or not specs:
-        return ["rewards: missing or no list; give some of " + ", ".join(REWARDS)]
+        return ["rewards: missing or no list; give some of " + ", ".join(known_rewards())]
     faults = []
     names = []
     for spec in specs:
@@ -122,8 +119,9 @@ def check_reward_specs(specs: Any) -> list[str]:
 
 def _check_reward_spec(spec: Spec) -> list[str]:
     name = spec["name"]
-    if name not in REWARDS and not is_judge(name):
-        known = (*REWARDS, "judge")
+    rewards = known_rewards()
+    if name not in rewards and not is_judge(name):
+        known = (*rewards, "judge")
         return [f"rewards: unknown reward {name!r}{close_matches(name, known)}"]
     faults = []
     weight = spec.get("weight", 1.0)
@@ -134,47 +132,38 @@ def _check_reward_spec(spec: Spec) -> list[str]:
     for key, value in spec.items():
         if key in ("name", "weight"):
             continue
-        allowed = REWARDS[name].options.get(key)
+        allowed = rewards[name].options.get(key)
         if allowed is None:
-            known = ("name", "weight", *REWARDS[name].options)
+            known = ("name", "weight", *rewards[name].options)
             faults.append(f"rewards: {name} has no option {key!r}{close_matches(str(key), known)}")
         elif value not in allowed:
             faults.append(f"rewards: {key} of {name} is {value!r}, none of {', '.join(allowed)}")
     return faults
 
 
-def tasks_of(specs: Sequence[Spec]) -> set[Task]:
+def tasks_of(specs: Sequence[Spec]) -> set[str]:
     """The tasks that at least one of the rewards judges."""
     return {task for spec in specs for task in _tasks(spec)}
 
 
-def _tasks(spec: Spec) -> tuple[Task, ...]:
+def _tasks(spec: Spec) -> tuple[str, ...]:
     name = spec["name"]
-    return judge_spec(spec).tasks if is_judge(name) else REWARDS[name].tasks
+    return judge_spec(spec).tasks if is_judge(name) else known_rewards()[name].tasks
 
 
 def _log_components(
-    prefix: str, scores: Sequence[Score | None], log_metric: Callable[[str, float], None]
+    prefix: str, scores: Mapping[str, list[Score]], log_metric: Callable[[str, float], None]
 ) -> None:
     """Log the mean of every component that went into a composite reward, by task."""
-    for task, marker in (("environment", "fields"), ("policy", "legality")):
-        mine = [s.components for s in scores if s is not None and marker in s.components]
-        for component in mine[0] if mine else ():
-            mean = math.fsum(components[component] for components in mine) / len(mine)
+    for task, mine in scores.items():
+        for component in mine[0].components if mine else ():
+            mean = math.fsum(score[component] for score in mine) / len(mine)
             log_metric(f"{prefix}/{task}_{component}", mean)
-
-
-def clear_cache() -> None:
-    """Forget the prompts kept, for measurements."""
-    _task_of.cache_clear()
-    _environment_prompt.cache_clear()
-    _fill_in_prompt.cache_clear()
-    _policy_position.cache_clear()
 
 
 def _reward_func(spec: Spec, truth: PolicyTruth) -> RewardFunc:
     name = spec["name"]
-    reward = REWARDS[name]
+    reward = known_rewards()[name]
     options = {key: spec.get(key, allowed[0]) for key, allowed in reward.options.items()}
 
     def reward_func(
@@ -185,7 +174,8 @@ def _reward_func(spec: Spec, truth: PolicyTruth) -> RewardFunc:
         **columns: Any,
     ) -> list[float | None]:
         column = action_values if action_values is not None else [None] * len(prompts)
-        applies = [_task_of(prompt) in reward.tasks for prompt in prompts]
+        tasks = [task_of(prompt) for prompt in prompts]
+        applies = [task in reward.tasks for task in tasks]
         values = policy_values(truth, prompts, column, applies)
         scores = [
             score_row(prompt, completion, by_move) if mine else None
@@ -201,9 +191,13 @@ def _reward_func(spec: Spec, truth: PolicyTruth) -> RewardFunc:
             if truth.labeller is not None:
                 log_metric("engine/given_up", len(truth.labeller.given_up))
             if reward.composite:
-                _log_components(f"rewards/{name}", scores, log_metric)
+                by_task: dict[str, list[Score]] = {task: [] for task in reward.tasks}
+                for task, score in zip(tasks, scores, strict=True):
+                    if score is not None:
+                        by_task[task].append(score)
+                _log_components(f"rewards/{name}", by_task, log_metric)
         return [None if score is None else reward.number(score, **options) for score in scores]
 
     reward_func.__name__ = name
-    reward_func.__doc__ = f"Reward `{name}`, see `rookworld_rlvr.rewards.REWARDS`."
+    reward_func.__doc__ = f"Reward `{name}`, see `rookworld_rlvr.rewards.registry.known_rewards`."
     return reward_func

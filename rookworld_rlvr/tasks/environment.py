@@ -1,10 +1,32 @@
-"""The environment task: simulate one move."""
+"""The environment task: simulate one move.
+
+The truth is python-chess's.
+"""
 
 from __future__ import annotations
 
-from ..common.errors import NotationError
-from .text import ENVIRONMENT_PREFIX, MAX_HISTORY, clean, parse_decimal, parse_fen, write_decimal
-from .types import EnvironmentAnswer, EnvironmentPrompt
+import random
+from collections.abc import Sequence
+from functools import lru_cache
+from types import MappingProxyType
+
+import chess
+from rapidfuzz.distance import Levenshtein
+
+from ..common.errors import IllegalPositionError, NotationError
+from . import boards, rules
+from .scoring import BELOW_EXACT, Values, unreadable
+from .task import Metric, Row, Sampling, Task
+from .text import (
+    ENVIRONMENT_PREFIX,
+    MAX_HISTORY,
+    clean,
+    expand_placement,
+    parse_decimal,
+    parse_fen,
+    write_decimal,
+)
+from .types import EnvironmentAnswer, EnvironmentPrompt, Score
 
 
 def write_environment_prompt(prompt: EnvironmentPrompt) -> str:
@@ -58,3 +80,216 @@ def parse_environment_answer(text: str) -> EnvironmentAnswer:
     return EnvironmentAnswer(
         parse_fen(fields[0]), parse_decimal(fields[1]), fields[2] == "1", fields[3] == "1"
     )
+
+
+# --------------------------------------------------------------------------------------------------
+# Scores
+# --------------------------------------------------------------------------------------------------
+ENVIRONMENT_COMPONENTS = ("format", "exact", "state", "outcome", "fields", "closeness")
+
+
+# An unchanged board has only two wrong squares of 64: the power spreads the upper end of the range.
+_SQUARES_POWER = 8
+
+
+_LONGEST_CACHED = 2_000  # characters
+
+
+def score_environment(fen: str, action: str, completion: str) -> Score:
+    """Score an environment answer against python-chess.
+
+    Components:
+
+    - `format`: 1 where the four fields parse.
+    - `exact`: 1 where the whole answer is right: six FEN fields, reward, both flags.
+    - `state`: 1 where the next state is right, else at most 0.95 by squares and fields right.
+    - `outcome`: share of reward value and the two flags that is right.
+    - `fields`: share right of the nine fields: six of the FEN, reward, two flags.
+    - `closeness`: 1 minus the normalised edit distance between the two FENs.
+
+    Args:
+        fen: The position, readable and legal.
+        action: The action as the prompt has it.
+        completion: What the policy wrote.
+
+    Raises:
+        IllegalPositionError: `fen` is no position. Nothing in `completion` raises.
+    """
+    if len(completion) > _LONGEST_CACHED:
+        return _score_environment(fen, action, completion)
+    return _cached_score_environment(fen, action, completion)
+
+
+def _score_environment(fen: str, action: str, completion: str) -> Score:
+    truth = rules.transition(fen, action)
+    try:
+        answer = parse_environment_answer(completion)
+    except NotationError:
+        return unreadable(ENVIRONMENT_COMPONENTS)
+    return _compare_environment(answer, truth)
+
+
+# The reward functions of a run ask for the same scores one after the other.
+_cached_score_environment = lru_cache(maxsize=16_384)(_score_environment)
+
+
+def clear_cache() -> None:
+    """Forget the prompts and scores kept, for measurements."""
+    _judged_prompt.cache_clear()
+    _cached_score_environment.cache_clear()
+
+
+def _compare_environment(answer: EnvironmentAnswer, truth: EnvironmentAnswer) -> Score:
+    fields, true_fields = answer.fen.split(" "), truth.fen.split(" ")
+    right = [mine == true for mine, true in zip(fields, true_fields, strict=True)]
+    suffix = [
+        answer.reward == truth.reward,
+        answer.terminated == truth.terminated,
+        answer.truncated == truth.truncated,
+    ]
+    state = 1.0 if all(right) else _state_shape(fields[0], true_fields[0], right[1:])
+    return Score(
+        MappingProxyType(
+            {
+                "format": 1.0,
+                "exact": float(all(right) and all(suffix)),
+                "state": state,
+                "outcome": sum(suffix) / 3,
+                "fields": (sum(right) + sum(suffix)) / 9,
+                "closeness": Levenshtein.normalized_similarity(answer.fen, truth.fen),
+            }
+        )
+    )
+
+
+def _state_shape(placement: str, true_placement: str, right: Sequence[bool]) -> float:
+    """Below 1: three parts squares, two parts the five other fields."""
+    squares = 1.0
+    if placement != true_placement:
+        mine, true = map(expand_placement, (placement, true_placement))
+        squares = (sum(map(str.__eq__, mine, true)) / 64) ** _SQUARES_POWER
+    return BELOW_EXACT * (0.6 * squares + 0.4 * sum(right) / len(right))
+
+
+@lru_cache(maxsize=4_096)
+def _judged_prompt(text: str) -> EnvironmentPrompt | None:
+    """The prompt, or None where it is malformed or no position: its fault, not the completion's."""
+    try:
+        prompt = parse_environment_prompt(text)
+        rules.transition(prompt.fen, prompt.action)
+    except (NotationError, IllegalPositionError):
+        return None
+    return prompt
+
+
+# --------------------------------------------------------------------------------------------------
+# The task
+# --------------------------------------------------------------------------------------------------
+class EnvironmentTask(Task):
+    """``A: state+action+history+``, then ``next_state+reward+terminated+truncated``."""
+
+    name = "environment"
+    prefix = ENVIRONMENT_PREFIX
+    ability = "simulates the board (`A:` prompts)"
+    components = ENVIRONMENT_COMPONENTS
+    rewards = ("exact", "state", "outcome", "format")
+    metrics = MappingProxyType({name: Metric(name) for name in ("exact", "state", "format")})
+    quality_words = "mean of next state and outcome"
+    sampling = Sampling(temperature=0.95, top_p=0.95)  # what RookWorld-LM's authors settled on
+    is_default = True
+
+    def split(self, row: str) -> tuple[str, str]:
+        """See `Task`."""
+        fields = row.split("+", 3)
+        if len(fields) < 4:
+            raise NotationError("fewer than seven fields in the environment row", row)
+        prompt = parse_environment_prompt("+".join(fields[:3]) + "+")
+        answer = parse_environment_answer(fields[3])
+        return write_environment_prompt(prompt), write_environment_answer(answer)
+
+    def parse_answer(self, prompt: str, completion: str) -> EnvironmentAnswer:
+        """See `Task`."""
+        return parse_environment_answer(completion)
+
+    def position(self, prompt: str) -> EnvironmentPrompt:
+        """See `Task`."""
+        return parse_environment_prompt(prompt)
+
+    def score(self, prompt: str, completion: str, values: Values | None = None) -> Score | None:
+        """See `Task`."""
+        asked = _judged_prompt(prompt)
+        return None if asked is None else score_environment(asked.fen, asked.action, completion)
+
+    def truth(self, prompt: str, values: Values | None = None) -> str:
+        """See `Task`."""
+        asked = parse_environment_prompt(prompt)
+        return write_environment_answer(rules.transition(asked.fen, asked.action))
+
+    def broken(self, row: Row) -> str:
+        """The other side to move."""
+        text = self.reference(row)
+        turn = " w " if " w " in text else " b "
+        return text.replace(turn, " b " if turn == " w " else " w ", 1)
+
+    def guess(self, prompt: str, draw: random.Random) -> str:
+        """As if a random legal move had been the action."""
+        fen = parse_environment_prompt(prompt).fen
+        return write_environment_answer(rules.transition(fen, draw.choice(rules.legal_moves(fen))))
+
+    def quality(self, score: Score) -> float:
+        """See `Task`."""
+        return (score["state"] + score["outcome"]) / 2
+
+    def board(self, row: Row, completion: str, values: Values | None = None) -> str:
+        """See `Task`: the predicted board, and beside it the true one.
+
+        Wrong squares are red on the left and green on the right; what else is wrong stands below.
+        """
+        truth = rules.transition(row["fen"], row["action"])
+        turn = rules.board_of(row["fen"]).turn
+        true_placement = boards.placement_of(truth.fen)
+        arrows = boards.action_arrows(row["action"])
+        try:
+            answer = parse_environment_answer(completion)
+        except NotationError as error:
+            words = f"unreadable: {error.reason}"
+            drawn = [
+                boards.blank("unreadable"),
+                boards.draw_board(boards.pieces(true_placement), turn, arrows),
+            ]
+            return boards.picture(drawn, [words, f"python-chess, after {row['action']}"], words)
+        placement = boards.placement_of(answer.fen)
+        wrong = [s for s in chess.SQUARES if placement[s] != true_placement[s]]
+        drawn = [
+            boards.draw_board(
+                boards.pieces(placement), turn, fill=dict.fromkeys(wrong, boards.WRONG + "b0")
+            ),
+            boards.draw_board(
+                boards.pieces(true_placement),
+                turn,
+                arrows,
+                dict.fromkeys(wrong, boards.TRUTH + "b0"),
+            ),
+        ]
+        words = _faults(answer, truth, len(wrong))
+        return boards.picture(drawn, [words, f"python-chess, after {row['action']}"], words)
+
+
+_FIELDS = ("board", "side to move", "castling", "en passant", "halfmoves", "move number")
+
+
+def _faults(answer: EnvironmentAnswer, truth: EnvironmentAnswer, squares: int) -> str:
+    """What of an answer is wrong, in one line."""
+    pairs = zip(_FIELDS, answer.fen.split(" "), truth.fen.split(" "), strict=True)
+    names = [name for name, mine, true in pairs if mine != true and name != "board"]
+    names += [
+        name
+        for name in ("reward", "terminated", "truncated")
+        if getattr(answer, name) != getattr(truth, name)
+    ]
+    if squares:
+        names.insert(0, f"{squares} square{'s' if squares > 1 else ''}")
+    return f"wrong: {', '.join(names)}" if names else "right"
+
+
+ENVIRONMENT = EnvironmentTask()

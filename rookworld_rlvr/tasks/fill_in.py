@@ -1,212 +1,267 @@
-"""The fill-in task: restore what is hidden in an environment record."""
+"""The fill-in task: restore what is hidden in an environment record.
+
+Its text stands in `fill_in_text`, its truth, which is every answer that fits, in `fill_in_truth`.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import combinations, product
+from types import MappingProxyType
+
+import chess
+from rapidfuzz.distance import Levenshtein
 
 from ..common.errors import NotationError
-from .text import (
-    _CASTLING,
-    _COUNTER,
-    _EN_PASSANT,
-    FILL_IN_PREFIX,
-    MAX_HISTORY,
-    _parse_rank,
-    clean,
-    parse_decimal,
-    parse_fen,
-    parse_move,
-    write_decimal,
+from . import boards, fill_in_truth, rules
+from .fill_in_text import (
+    MASK,
+    fen_parts,
+    parse_fill_in_answer,
+    parse_fill_in_prompt,
+    write_fill_in_answer,
+    write_fill_in_prompt,
 )
-from .types import FillInField, FillInPrompt
-
-MASK = "[MASK]"
-
-
-FILL_IN_COLUMNS = (
-    "state",
-    "action",
-    "history",
-    "next_state",
-    "reward",
-    "terminated",
-    "truncated",
+from .scoring import BELOW_EXACT, Values, unreadable
+from .task import Metric, Row, Sampling, Task
+from .text import FILL_IN_PREFIX
+from .types import (
+    FILL_IN_FIELDS,
+    EnvironmentPrompt,
+    FillInField,
+    FillInPrompt,
+    Score,
 )
 
-
-FEN_COLUMNS = ("state", "next_state")
-
-
-FEN_FIELDS: tuple[FillInField, ...] = (
-    *(("rank",) * 8),  # from the eighth down
-    "side_to_move",
-    "castling",
-    "en_passant",
-    "clocks",  # half moves
-    "clocks",  # full moves
-)
+FILL_IN_COMPONENTS = ("format", "exact", "similarity")
 
 
-_COLUMN_FIELDS: Mapping[str, FillInField] = {
-    "action": "action",
-    "next_state": "next_state",
-    "reward": "reward",
-    "terminated": "flags",
-    "truncated": "flags",
+# --------------------------------------------------------------------------------------------------
+# Scores
+# --------------------------------------------------------------------------------------------------
+def score_fill_in(prompt: FillInPrompt, completion: str) -> Score:
+    """Score what was written for a mask against every answer that fits, see `fill_in_truth`.
+
+    Components:
+
+    - `format`: 1 where the completion has the form of the field.
+    - `exact`: 1 where it is one of the answers that fit.
+    - `similarity`: 1 where exact, else 0.95 times 1 minus the normalised edit distance to the nearest
+      answer.
+
+    Args:
+        prompt: The masked record.
+        completion: What the policy wrote; nothing in it raises.
+
+    Raises:
+        NotationError: No answer fits, see `fill_in_truth.truth`.
+    """
+    fitting = fill_in_truth.truth(prompt)
+    try:
+        answer = parse_fill_in_answer(prompt.field, completion)
+    except NotationError:
+        return unreadable(FILL_IN_COMPONENTS)
+    exact = answer in fitting
+    nearest = max(Levenshtein.normalized_similarity(answer, right) for right in fitting)
+    similarity = 1.0 if exact else BELOW_EXACT * nearest
+    components = {"format": 1.0, "exact": float(exact), "similarity": similarity}
+    return Score(MappingProxyType(components))
+
+
+@lru_cache(maxsize=4_096)
+def _judged_prompt(text: str) -> FillInPrompt | None:
+    """The prompt, or None where it is malformed or nothing fits: its fault, not the completion's."""
+    try:
+        prompt = parse_fill_in_prompt(text)
+        fill_in_truth.truth(prompt)
+    except NotationError:
+        return None
+    return prompt
+
+
+def clear_cache() -> None:
+    """Forget the prompts and answers kept, for measurements."""
+    _judged_prompt.cache_clear()
+    fill_in_truth.truth.cache_clear()
+
+
+# --------------------------------------------------------------------------------------------------
+# Chance
+# --------------------------------------------------------------------------------------------------
+def guesses(prompt: FillInPrompt) -> Sequence[str]:
+    """What chance has to choose from where a record hides a field: texts of its form.
+
+    A legal move, the state after one, a rank of the other board; of the other fields every value, of
+    the clocks those below 100.
+    """
+    if prompt.field == "action":
+        return rules.legal_moves(prompt.state)
+    if prompt.field == "history":
+        return _moves_after(prompt.history[: prompt.part])
+    if prompt.field == "next_state":
+        moves = rules.legal_moves(prompt.state)
+        return [rules.transition(prompt.state, move).fen for move in moves]
+    if prompt.field == "rank":
+        other = prompt.next_state if prompt.column == "state" else prompt.state
+        return fen_parts(other)[:8]
+    return _VALUES[prompt.field]
+
+
+def _moves_after(history: Sequence[str]) -> list[str]:
+    """The legal moves after others from the standard start."""
+    board = chess.Board()
+    for move in history:
+        board.push_uci(move)
+    return [move.uci() for move in board.legal_moves]
+
+
+_VALUES: Mapping[FillInField, Sequence[str]] = {
+    "side_to_move": "wb",
+    "castling": ["".join(held) or "-" for n in range(5) for held in combinations("KQkq", n)],
+    "en_passant": ["-", *map("".join, product("abcdefgh", "36"))],
+    "clocks": [str(number) for number in range(100)],
+    "reward": ["0.001", "0.5", "1.0", "-1.0"],
+    "flags": "01",
 }
 
 
-_UNMASKED = (*(("8",) * 8), "w", "-", "-", "0", "1")  # of the right form, by part of a FEN
-
-
-def fen_parts(fen: str) -> tuple[str, ...]:
-    """The 13 parts of a FEN: eight ranks from the eighth down, side, castling, en passant, two clocks.
-
-    >>> fen_parts("8/8/8/8/8/4k3/8/4K3 w - - 0 1")[5:9]
-    ('4k3', '8', '4K3', 'w')
-    """
-    placement, *rest = fen.split(" ")
-    return (*placement.split("/"), *rest)
-
-
-def join_fen(parts: Sequence[str]) -> str:
-    """The FEN of `fen_parts`."""
-    return " ".join(("/".join(parts[:8]), *parts[8:]))
-
-
-def write_fill_in_prompt(prompt: FillInPrompt) -> str:
+# --------------------------------------------------------------------------------------------------
+# The task
+# --------------------------------------------------------------------------------------------------
+class FillInTask(Task):
     """``F: state+action+history+next_state+reward+terminated+truncated+``, the mask in it."""
-    return f"{FILL_IN_PREFIX} {'+'.join(fill_in_columns(prompt))}+"
+
+    name = "fill_in"
+    prefix = FILL_IN_PREFIX
+    ability = "fills in what is hidden of a record (`F:` prompts)"
+    components = FILL_IN_COMPONENTS
+    rewards = ("exact", "similarity", "format")
+    metrics = MappingProxyType(
+        {
+            "exact": Metric("exact"),
+            **{f"exact_{field}": Metric("exact", field) for field in FILL_IN_FIELDS},
+            "format": Metric("format"),
+        }
+    )
+    quality_words = "similarity to the nearest answer that fits"
+    sampling = Sampling(temperature=0.95, top_p=0.95)  # as the environment, whose records it hides
+
+    def split(self, row: str) -> tuple[str, str]:
+        """See `Task`."""
+        fields = row.split("+", 7)
+        if len(fields) < 8:
+            raise NotationError("fewer than eight fields in the fill-in row", row)
+        prompt = parse_fill_in_prompt("+".join(fields[:7]) + "+")
+        answer = parse_fill_in_answer(prompt.field, fields[7])
+        return write_fill_in_prompt(prompt), write_fill_in_answer(answer)
+
+    def parse_answer(self, prompt: str, completion: str) -> str:
+        """See `Task`; the form is that of what the prompt hides."""
+        return parse_fill_in_answer(parse_fill_in_prompt(prompt).field, completion)
+
+    def position(self, prompt: str) -> EnvironmentPrompt:
+        """See `Task`; the mask is filled in with an answer that fits."""
+        record = parse_fill_in_prompt(prompt)
+        return fill_in_truth.filled(record, fill_in_truth.truth(record)[0])[0]
+
+    def check(self, prompt: str, completion: str) -> EnvironmentPrompt:
+        """See `Task`; the mask is filled in with the row's answer, which has to fit."""
+        record = parse_fill_in_prompt(prompt)
+        answer = parse_fill_in_answer(record.field, completion)
+        fill_in_truth.check_answer(record, answer)
+        return fill_in_truth.filled(record, answer)[0]
+
+    def part(self, row: Row) -> str:
+        """The field that is hidden."""
+        return parse_fill_in_prompt(row["prompt"]).field
+
+    def score(self, prompt: str, completion: str, values: Values | None = None) -> Score | None:
+        """See `Task`."""
+        record = _judged_prompt(prompt)
+        return None if record is None else score_fill_in(record, completion)
+
+    def truth(self, prompt: str, values: Values | None = None) -> str:
+        """See `Task`; the first of the answers that fit."""
+        return write_fill_in_answer(fill_in_truth.truth(parse_fill_in_prompt(prompt))[0])
+
+    def reference(self, row: Row) -> str:
+        """The data's own, which was checked when the row was read."""
+        return str(row["completion"])
+
+    def broken(self, row: Row) -> str:
+        """An answer of the right form that does not fit; the mask, where all of them do."""
+        record = parse_fill_in_prompt(row["prompt"])
+        fits = fill_in_truth.answers(record)
+        wrong = (guess for guess in guesses(record) if guess not in fits)
+        return write_fill_in_answer(next(wrong, MASK))
+
+    def guess(self, prompt: str, draw: random.Random) -> str:
+        """One of `guesses`."""
+        return write_fill_in_answer(draw.choice(guesses(parse_fill_in_prompt(prompt))))
+
+    def quality(self, score: Score) -> float:
+        """See `Task`."""
+        return score["similarity"]
+
+    def board(self, row: Row, completion: str, values: Values | None = None) -> str:
+        """See `Task`: the record filled in with the answer, and beside it with one that fits.
+
+        The board is the next state's where that is hidden or a part of it, else the state's. Wrong
+        squares are red on the left and green on the right, a hidden action is an arrow in the colour of
+        its side; what else is hidden stands below.
+        """
+        record = parse_fill_in_prompt(row["prompt"])
+        fits = fill_in_truth.answers(record)
+        if not fits:
+            words = f"no {_field(record)} fits the record"
+            return boards.picture([boards.blank("nothing fits")], [words], words)
+        try:
+            answer = parse_fill_in_answer(record.field, completion)
+        except NotationError as error:
+            words, best = f"unreadable: {error.reason}", fits[0]
+            drawn = [
+                boards.blank("unreadable"),
+                _record_board(record, fits[0], fits[0], boards.TRUTH),
+            ]
+        else:
+            best = answer if answer in fits else fits[0]
+            words = f"{'right' if answer in fits else 'wrong'}: {_field(record)} {answer}"
+            drawn = [
+                _record_board(record, answer, best, boards.MODEL, boards.WRONG),
+                _record_board(record, best, answer, boards.TRUTH, boards.TRUTH),
+            ]
+        others = f", or {len(fits) - 1} more" if len(fits) > 1 else ""
+        return boards.picture(drawn, [words, f"fits: {best}{others}"], words)
 
 
-def fill_in_columns(prompt: FillInPrompt) -> tuple[str, ...]:
-    """The texts of the seven columns, in the order of `FILL_IN_COLUMNS`."""
-    history = " ".join(prompt.history)
-    flags = prompt.terminated, prompt.truncated
-    return (prompt.state, prompt.action, history, prompt.next_state, prompt.reward, *flags)
+def _field(record: FillInPrompt) -> str:
+    return record.field.replace("_", " ")
 
 
-def parse_fill_in_prompt(text: str) -> FillInPrompt:
-    """Read a fill-in prompt and find what is masked.
-
-    ``[MASK]`` stands for the action (and for the last move of the history, which is the action), the
-    whole next state, one of the 13 parts of either FEN, another move of the history, the reward, or a
-    flag. Everything else has the form of an environment row.
-
-    Raises:
-        NotationError: Not seven columns, one of them malformed, or no mask, several, or one that
-            stands for something else.
-    """
-    body = clean(text)
-    columns = [column.strip(" ") for column in body.removeprefix(FILL_IN_PREFIX).split("+")]
-    if not body.startswith(FILL_IN_PREFIX) or len(columns) != 8 or columns[7]:
-        raise NotationError("not the seven fields of a fill-in prompt behind 'F:'", body)
-    masked = [
-        name for name, column in zip(FILL_IN_COLUMNS, columns, strict=False) if MASK in column
-    ]
-    history = tuple(item for item in columns[2].split(" ") if item)
-    if masked == ["action", "history"] and history[-1] == MASK and body.count(MASK) == 2:
-        masked = ["action"]
-    elif not masked:
-        raise NotationError(f"no {MASK} in the fill-in prompt", body)
-    elif len(masked) > 1 or body.count(MASK) > 1:
-        raise NotationError(f"more than one {MASK} in the fill-in prompt", body)
-    elif masked == ["action"]:
-        raise NotationError(f"the action is {MASK}, the last move of the history is not", body)
-    if len(history) > MAX_HISTORY:
-        raise NotationError(f"more than {MAX_HISTORY} moves of history", body)
-    field, part = _masked_part(masked[0], columns[FILL_IN_COLUMNS.index(masked[0])], history)
-    state, next_state = (_parse_masked_fen(columns[index]) for index in (0, 3))
-    reward, terminated, truncated = map(_parse_masked, _SUFFIX_FIELDS, columns[4:7])
-    suffix = reward, terminated, truncated
-    return FillInPrompt(state, columns[1], history, next_state, *suffix, field, masked[0], part)
+def _record_board(
+    record: FillInPrompt, answer: str, other: str, colour: str, mark: str = ""
+) -> str:
+    """The board of a record as one answer fills it in, marked where another differs."""
+    asked, fen = _record_position(record, answer)
+    mine, theirs = boards.placement_of(fen), boards.placement_of(_record_position(record, other)[1])
+    fill = dict.fromkeys((s for s in chess.SQUARES if mine[s] != theirs[s]), f"{mark}b0")
+    arrows = boards.action_arrows(asked.action)
+    if record.field == "action":
+        illegal = rules.transition(asked.fen, asked.action).truncated
+        arrows = [boards.Arrow(asked.action, colour, 7, dashed=illegal)]
+    # Seen from the true side to move, whatever the answer says.
+    true, _ = _record_position(record, fill_in_truth.answers(record)[0])
+    return boards.draw_board(
+        boards.pieces(mine), rules.side_to_move(true.fen) == "white", arrows, fill
+    )
 
 
-def write_fill_in_answer(answer: str) -> str:
-    """A space, which keeps the answer's tokens apart from the prompt's, and the answer.
-
-    >>> write_fill_in_answer("e2e4")
-    ' e2e4'
-    """
-    return f" {answer}"
+def _record_position(record: FillInPrompt, answer: str) -> tuple[EnvironmentPrompt, str]:
+    """What the environment was asked in a record that is filled in, and the FEN that is drawn."""
+    asked, answered = fill_in_truth.filled(record, answer)
+    return asked, answered.fen if record.column == "next_state" else asked.fen
 
 
-def parse_fill_in_answer(field: FillInField, text: str) -> str:
-    """Read what was behind the mask, by its form alone, as a record writes it.
-
-    >>> parse_fill_in_answer("reward", " 1 ")
-    '1.0'
-
-    Raises:
-        NotationError: The text has not the form of the field.
-    """
-    return _ANSWER_PARSERS[field](clean(text))
-
-
-def _split_fill_in_row(row: str) -> tuple[str, str]:
-    fields = row.split("+", 7)
-    if len(fields) < 8:
-        raise NotationError("fewer than eight fields in the fill-in row", row)
-    prompt = parse_fill_in_prompt("+".join(fields[:7]) + "+")
-    answer = parse_fill_in_answer(prompt.field, fields[7])
-    return write_fill_in_prompt(prompt), write_fill_in_answer(answer)
-
-
-def _masked_part(
-    column: str, text: str, history: tuple[str, ...]
-) -> tuple[FillInField, int | None]:
-    """What the mask stands for, and which part of its column it is."""
-    if text == MASK and column in _COLUMN_FIELDS:
-        return _COLUMN_FIELDS[column], None
-    if column in FEN_COLUMNS:
-        parts = re.split(" +|/", text)
-        if len(parts) == len(FEN_FIELDS) and MASK in parts:
-            return FEN_FIELDS[parts.index(MASK)], parts.index(MASK)
-    if column == "history" and MASK in history:
-        if history[-1] == MASK:
-            raise NotationError(f"{MASK} hides the last move of the history, not the action", text)
-        return "history", history.index(MASK)
-    raise NotationError(f"{MASK} stands for no field, nor part of one, of column {column}", text)
-
-
-def _parse_masked_fen(text: str) -> str:
-    """`parse_fen` for a FEN that may be masked, in part or as a whole."""
-    if text == MASK:
-        return text
-    if MASK not in text:
-        return parse_fen(text)
-    parts = re.split(" +|/", text)  # 13 of them, or `_masked_part` had refused the mask
-    at = parts.index(MASK)
-    shown = fen_parts(parse_fen(text.replace(MASK, _UNMASKED[at])))
-    return join_fen((*shown[:at], MASK, *shown[at + 1 :]))
-
-
-def _parse_masked(field: FillInField, text: str) -> str:
-    return text if text == MASK else _ANSWER_PARSERS[field](text)
-
-
-def _of_form(pattern: re.Pattern[str], reason: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if not pattern.fullmatch(text):
-            raise NotationError(reason, text)
-        return text
-
-    return parse
-
-
-_SUFFIX_FIELDS: tuple[FillInField, ...] = ("reward", "flags", "flags")
-
-
-_ANSWER_PARSERS: Mapping[FillInField, Callable[[str], str]] = {
-    "action": parse_move,
-    "next_state": parse_fen,
-    "rank": _parse_rank,
-    "side_to_move": _of_form(re.compile("[wb]"), "a side to move is neither 'w' nor 'b'"),
-    "castling": _of_form(_CASTLING, "castling rights are none of '-' and 'KQkq' in order"),
-    "en_passant": _of_form(_EN_PASSANT, "an en passant square is none of rank 3 or 6"),
-    "clocks": _of_form(_COUNTER, "a clock is no whole number"),
-    "history": parse_move,
-    "reward": lambda text: write_decimal(parse_decimal(text)),
-    "flags": _of_form(re.compile("[01]"), "a flag is neither 0 nor 1"),
-}
+FILL_IN = FillInTask()

@@ -35,7 +35,7 @@ from .environment import (
     write_environment_answer,
     write_environment_prompt,
 )
-from .fill_in import (
+from .fill_in_text import (
     FEN_COLUMNS,
     FILL_IN_COLUMNS,
     MASK,
@@ -87,7 +87,7 @@ def check_answer(prompt: FillInPrompt, answer: str) -> None:
 
     Args:
         prompt: The masked record.
-        answer: As `notation.parse_fill_in_answer` returns it.
+        answer: As `fill_in_text.parse_fill_in_answer` returns it.
 
     Raises:
         NotationError: As `truth` does, or the answer is not one of those that fit.
@@ -119,7 +119,7 @@ def fits(prompt: FillInPrompt, answer: str) -> bool:
 
     Args:
         prompt: The masked record.
-        answer: As `notation.parse_fill_in_answer` returns it.
+        answer: As `fill_in_text.parse_fill_in_answer` returns it.
     """
     try:
         asked, answered = filled(prompt, answer)
@@ -144,7 +144,7 @@ def filled(prompt: FillInPrompt, answer: str) -> tuple[EnvironmentPrompt, Enviro
 
     Args:
         prompt: The masked record.
-        answer: As `notation.parse_fill_in_answer` returns it.
+        answer: As `fill_in_text.parse_fill_in_answer` returns it.
     """
     columns = dict(zip(FILL_IN_COLUMNS, fill_in_columns(prompt), strict=True))
     if prompt.field == "action":
@@ -168,7 +168,7 @@ def mask(
     Args:
         asked: What the environment was asked.
         answered: What it answered.
-        column: One of `notation.FILL_IN_COLUMNS`.
+        column: One of `fill_in_text.FILL_IN_COLUMNS`.
         part: Of a FEN or of the history, see `FillInPrompt`; None hides the column.
 
     Raises:
@@ -300,20 +300,12 @@ def _candidates(prompt: FillInPrompt) -> Iterable[str]:
     if prompt.field == "history":
         return _hidden_moves(prompt)
     if prompt.field == "reward":
-        return map(notation.write_decimal, _REWARDS)
+        return map(notation.write_decimal, rules.REWARDS)
     if prompt.field == "flags":
         return "01"
     if prompt.column == "next_state":
         return _next_parts(prompt)
     return _state_parts(prompt)
-
-
-_REWARDS = (
-    rules.REWARD_CONTINUES,
-    rules.REWARD_CHECKMATE,
-    rules.REWARD_DRAW,
-    rules.REWARD_ILLEGAL,
-)
 
 
 def _moves(prompt: FillInPrompt) -> Iterator[str]:

@@ -1,12 +1,24 @@
-"""The policy task: analyse a position."""
+"""The policy task: analyse a position.
+
+The truth is what an engine says all legal moves are worth.
+"""
 
 from __future__ import annotations
 
+import math
+import random
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 
 from ..common.errors import NotationError
+from . import boards, rules
+from .boards import Arrow, position_board
+from .scoring import Values, unreadable
+from .task import Metric, Row, Sampling, Task
 from .text import POLICY_PREFIX, clean, parse_decimal, parse_fen, parse_move, write_decimal
-from .types import PolicyAnswer, PolicyPrompt
+from .types import MATE_CP, ActionValue, EnvironmentPrompt, PolicyAnswer, PolicyPrompt, Score
 
 MAX_CANDIDATES = 5
 
@@ -51,7 +63,7 @@ def write_policy_answer(answer: PolicyAnswer) -> str:
 def parse_policy_answer(text: str) -> PolicyAnswer:
     """Read the three sections ``M: E: B:``.
 
-    As many evaluations as moves are not asked for here: `scoring` judges consistency.
+    As many evaluations as moves are not asked for here: `score_policy` judges consistency.
 
     Raises:
         NotationError: A section is missing, out of order or empty, or holds what is no move or
@@ -73,3 +85,267 @@ def parse_policy_answer(text: str) -> PolicyAnswer:
     for move in (*moves, *best):
         parse_move(move)
     return PolicyAnswer(tuple(moves), tuple(map(parse_decimal, evaluations)), best[0])
+
+
+# --------------------------------------------------------------------------------------------------
+# Scores
+# --------------------------------------------------------------------------------------------------
+POLICY_COMPONENTS = (
+    "format",
+    "best_move",
+    "best_move_hit",
+    "regret",
+    "rank",
+    "candidates",
+    "evaluation",
+    "legality",
+    "consistency",
+)
+
+
+def win_probability(cp: float) -> float:
+    """Expected score of the side to move, in [0, 1], by the Lichess formula.
+
+    Args:
+        cp: Centipawns from the side to move; mates as ±(100000 - moves) reach the limits.
+
+    Source: https://lichess.org/page/accuracy
+
+    >>> win_probability(0)
+    0.5
+    """
+    return 0.5 + 0.5 * (2 / (1 + math.exp(-0.00368208 * max(-MATE_CP, min(MATE_CP, cp)))) - 1)
+
+
+def move_accuracy(loss: float) -> float:
+    """Quality of a move by the win probability that it loses, in [0, 1].
+
+    Lichess's accuracy: a loss of 0.1 gives 0.64, of 0.2 gives 0.40, of 0.5 gives 0.09.
+
+    Args:
+        loss: Win probability of the best move less that of the move played, in [0, 1].
+
+    Source: https://lichess.org/page/accuracy
+    """
+    if loss <= 0:
+        return 1.0
+    percent = 103.1668100711649 * math.exp(-0.04354415386753951 * 100 * loss) - 3.166924740191411
+    return max(0.0, min(1.0, percent / 100))
+
+
+def score_policy(values: Mapping[str, int], completion: str) -> Score:
+    """Score a policy answer against the values of all legal moves.
+
+    Components:
+
+    - `format`: 1 where the three sections parse.
+    - `best_move`: `move_accuracy` of `B`; illegal 0.
+    - `best_move_hit`: 1 where no legal move is worth more than `B`.
+    - `regret`: 1 minus the win probability that `B` loses against the best move; illegal 0.
+    - `rank`: share of the legal moves that are not better than `B`, itself among them; illegal 0.
+    - `candidates`: share of the engine's top five (or of all legal moves, where fewer) named in `M`;
+      moves as good as the fifth count as top.
+    - `evaluation`: accuracy of `E`, see `_evaluation`.
+    - `legality`: share of the moves named in `M` and `B` that are legal.
+    - `consistency`: share of: `B` in `M`; `B` has the highest `E`; as many `E` as `M`; no move twice.
+
+    Args:
+        values: Centipawns from the side to move by move, for every legal move; not empty.
+        completion: What the policy wrote; nothing in it raises.
+    """
+    try:
+        answer = parse_policy_answer(completion)
+    except NotationError:
+        return unreadable(POLICY_COMPONENTS)
+    best = max(values.values())
+    named = (*answer.moves, answer.best_move)
+    cp = values.get(answer.best_move)
+    loss = 1.0 if cp is None else win_probability(best) - win_probability(cp)
+    return Score(
+        MappingProxyType(
+            {
+                "format": 1.0,
+                "best_move": move_accuracy(loss),
+                "best_move_hit": float(cp == best),
+                "regret": 1 - loss,
+                "rank": _rank(values, cp),
+                "candidates": _candidates(values, answer),
+                "evaluation": _evaluation(values, answer),
+                "legality": sum(move in values for move in named) / len(named),
+                "consistency": _consistency(answer),
+            }
+        )
+    )
+
+
+def _rank(values: Mapping[str, int], cp: int | None) -> float:
+    return 0.0 if cp is None else sum(other <= cp for other in values.values()) / len(values)
+
+
+def _candidates(values: Mapping[str, int], answer: PolicyAnswer) -> float:
+    wanted = min(MAX_CANDIDATES, len(values))
+    threshold = sorted(values.values(), reverse=True)[wanted - 1]
+    hits = sum(values.get(move, -math.inf) >= threshold for move in set(answer.moves))
+    return min(hits, wanted) / wanted
+
+
+def _evaluation(values: Mapping[str, int], answer: PolicyAnswer) -> float:
+    """Mean over the moves named of two accuracies: in pawns, 1 / (1 + error), and in win probability.
+
+    An illegal move, a move without evaluation and an evaluation without move give 0.
+    """
+    accuracies = (
+        0.5 / (1 + abs(pawns - values[move] / 100))
+        + 0.5 * (1 - abs(win_probability(100 * pawns) - win_probability(values[move])))
+        for move, pawns in zip(answer.moves, answer.evaluations, strict=False)
+        if move in values
+    )
+    return sum(accuracies) / max(len(answer.moves), len(answer.evaluations))
+
+
+def _consistency(answer: PolicyAnswer) -> float:
+    named = answer.best_move in answer.moves
+    index = answer.moves.index(answer.best_move) if named else len(answer.evaluations)
+    highest = index < len(answer.evaluations) and (
+        answer.evaluations[index] == max(answer.evaluations)
+    )
+    paired = len(answer.moves) == len(answer.evaluations)
+    distinct = len(set(answer.moves)) == len(answer.moves)
+    return (named + highest + paired + distinct) / 4
+
+
+def policy_reference(fen: str, values: Sequence[ActionValue]) -> PolicyAnswer:
+    """The right answer to a policy prompt, as the data's generator writes it but with the right `B`.
+
+    Args:
+        fen: The position; it seeds the order of `M`, so the same position gives the same text.
+        values: All legal moves, best first.
+    """
+    top = list(values[:MAX_CANDIDATES])
+    random.Random(fen).shuffle(top)
+    return PolicyAnswer(
+        moves=tuple(value.move for value in top),
+        evaluations=tuple(value.cp / 100 for value in top),
+        best_move=values[0].move,
+    )
+
+
+_QUALITY = {"best_move": 0.5, "candidates": 0.3, "evaluation": 0.2}
+
+
+# --------------------------------------------------------------------------------------------------
+# The task
+# --------------------------------------------------------------------------------------------------
+class PolicyTask(Task):
+    """``P: FEN`` and its padding, then `` M: moves E: evaluations B: move``."""
+
+    name = "policy"
+    prefix = POLICY_PREFIX
+    ability = "plays chess (`P:` prompts)"
+    components = POLICY_COMPONENTS
+    rewards = (
+        "best_move",
+        "regret",
+        "rank",
+        "candidates",
+        "evaluation",
+        "legality",
+        "consistency",
+        "format",
+    )
+    metrics = MappingProxyType(
+        {
+            "best_move": Metric("best_move_hit"),
+            "best_move_white": Metric("best_move_hit", "w"),
+            "best_move_black": Metric("best_move_hit", "b"),
+            "all_legal": Metric("legality"),
+            "format": Metric("format"),
+        }
+    )
+    headline = "best_move"
+    quality_words = "0.5 best move, 0.3 candidates, 0.2 evaluation"
+    sampling = Sampling(temperature=0.5, top_p=0.9)  # what RookWorld-LM's authors settled on
+    needs_values = True
+    is_default = True
+
+    def split(self, row: str) -> tuple[str, str]:
+        """See `Task`."""
+        head, mark, tail = row.partition(" M:")
+        if not mark:
+            raise NotationError("no section 'M:' in the policy row", row)
+        answer = parse_policy_answer("M:" + tail)
+        return write_policy_prompt(parse_policy_prompt(head)), write_policy_answer(answer)
+
+    def parse_answer(self, prompt: str, completion: str) -> PolicyAnswer:
+        """See `Task`."""
+        return parse_policy_answer(completion)
+
+    def check(self, prompt: str, completion: str) -> EnvironmentPrompt:
+        """See `Task`."""
+        position = self.position(prompt)
+        if not rules.legal_moves(position.fen):
+            raise NotationError(
+                "a policy prompt's position has no legal move to choose", position.fen
+            )
+        return position
+
+    def score(self, prompt: str, completion: str, values: Values | None = None) -> Score | None:
+        """See `Task`."""
+        return score_policy(values, completion) if values else None
+
+    def truth(self, prompt: str, values: Values | None = None) -> str | None:
+        """See `Task`."""
+        if values is None:
+            return None
+        ordered = [
+            ActionValue(move, cp) for move, cp in sorted(values.items(), key=lambda item: -item[1])
+        ]
+        return write_policy_answer(policy_reference(parse_policy_prompt(prompt).fen, ordered))
+
+    def broken(self, row: Row) -> str:
+        """The worst move as the best."""
+        answer = parse_policy_answer(self.reference(row))
+        worst = row["action_values"][-1]["move"] if row["action_values"] else "a1a1"
+        return write_policy_answer(replace(answer, best_move=worst))
+
+    def guess(self, prompt: str, draw: random.Random) -> str:
+        """Legal moves, all worth nothing."""
+        moves = rules.legal_moves(parse_policy_prompt(prompt).fen)
+        named = tuple(draw.sample(moves, min(MAX_CANDIDATES, len(moves))))
+        return write_policy_answer(PolicyAnswer(named, (0.0,) * len(named), draw.choice(moves)))
+
+    def quality(self, score: Score) -> float:
+        """Half the best move, 30% candidates, 20% evaluations, as this package's predecessors."""
+        return math.fsum(weight * score[name] for name, weight in _QUALITY.items())
+
+    def board(self, row: Row, completion: str, values: Values | None = None) -> str:
+        """See `Task`: the position, the model's moves and the engine's best."""
+        try:
+            answer = parse_policy_answer(completion)
+        except NotationError as error:
+            best = _best(values)
+            arrows = [Arrow(best, boards.TRUTH, 13)] if best else []
+            words = f"unreadable: {error.reason}"
+            return position_board(row["fen"], arrows, caption=words)
+        best = _best(values, answer.best_move)
+        legal = rules.legal_moves(row["fen"])
+        arrows = [Arrow(best, boards.TRUTH, 13)] if best else []
+        arrows += [
+            Arrow(move, boards.MODEL, width, dashed=move not in legal)
+            for move, width in (*((move, 3) for move in answer.moves), (answer.best_move, 7))
+        ]
+        words = f"B {answer.best_move}" + ("" if answer.best_move in legal else " (illegal)")
+        if best is not None:
+            words += ": best" if best == answer.best_move else f", engine {best}"
+        return position_board(row["fen"], arrows, caption=words)
+
+
+def _best(values: Mapping[str, int] | None, answer: str | None = None) -> str | None:
+    """The move that is worth most; the answer, where none is worth more."""
+    if not values:
+        return None
+    best = max(values, key=values.__getitem__)
+    return answer if answer is not None and values.get(answer) == values[best] else best
+
+
+POLICY = PolicyTask()

@@ -46,6 +46,9 @@ REWARD_DRAW = 0.5
 REWARD_ILLEGAL = -1.0
 
 
+REWARDS = (REWARD_CONTINUES, REWARD_CHECKMATE, REWARD_DRAW, REWARD_ILLEGAL)
+
+
 def board_of(fen: str) -> chess.Board:
     """The position of a FEN.
 

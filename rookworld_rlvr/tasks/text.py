@@ -1,4 +1,4 @@
-"""The only grammar of ``P:``, ``A:`` and ``F:`` text, in both directions.
+"""What the grammars of ``P:``, ``A:`` and ``F:`` text share, in both directions.
 
 A row is one line of RookWorld data. It splits into a prompt and a completion::
 
@@ -12,7 +12,7 @@ A row is one line of RookWorld data. It splits into a prompt and a completion::
     |--------------------------- prompt --------------------------||-----|
 
 The prompt of a fill-in row is an environment row in which ``[MASK]`` stands for one field or part of
-one, see `parse_fill_in_prompt`; the completion is what was there.
+one, see `fill_in_text.parse_fill_in_prompt`; the completion is what was there.
 
 Reading is strict about fields and their order, and indifferent to how many spaces stand between
 them. Writing pads as the public data pads. The policy prompt carries its padding but for the last

@@ -10,12 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Task = Literal["environment", "policy", "fill_in"]
-
-
-TASKS: tuple[Task, ...] = ("environment", "policy", "fill_in")
-
-
 FillInField = Literal[
     "action",
     "next_state",
@@ -61,8 +55,8 @@ class EnvironmentPrompt:
     """``A: state+action+history+``: simulate one move."""
 
     fen: str
-    action: str  # UCI where it is readable; the text as it stands where it is not
-    history: tuple[str, ...]  # up to ten actions, oldest first, the current action last
+    action: str = ""  # UCI where it is readable; the text as it stands where it is not
+    history: tuple[str, ...] = ()  # up to ten actions, oldest first, the current action last
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from typing import Any
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from trl import GRPOConfig, RewardConfig, SFTConfig
 
-from ..common.errors import ConfigurationError
+from ..common.errors import ConfigurationError, close_matches
 from ..common.settings import Check, Checked, key_faults, record_faults, setting, with_default
 from ..evaluation.registry import SUITE_HEADLINES
-from ..rewards.registry import REWARDS, check_reward_specs
-from ..tasks.metrics import TRAINING_METRICS
+from ..rewards.registry import check_reward_specs, known_rewards
+from ..tasks.metrics import training_metrics
 from .parts.advantages import BaselineArguments
 from .parts.buckets import ShapeArguments
 from .parts.groups import VarianceArguments
@@ -68,6 +68,13 @@ class NewModelArguments(Checked):
     )
 
 
+def _metric_faults(value: str | None, name: str) -> list[str]:
+    known = (*training_metrics(), *SUITE_HEADLINES.values())
+    if value in known:
+        return []
+    return [f"{name}: {value!r} is no held-out metric{close_matches(str(value), known)}"]
+
+
 def _must_be_true(otherwise: str) -> Check:
     return lambda value, name: [] if value else [f"{name}: {value!r} {otherwise}; leave it out"]
 
@@ -92,7 +99,7 @@ class RookWorldGRPOConfig(
     rewards: list[Any] | str | None = setting(
         None,
         'List of {"name": ..., "weight": ..., **options}, see rewards.get_reward_funcs.',
-        remedy=f"give some of {', '.join(REWARDS)}",
+        remedy=f"give some of {', '.join(known_rewards())}",
     )
     preflight: bool = setting(True, "Whether to compare log-probs before training.")
     preflight_tolerance: float | None = setting(
@@ -124,8 +131,7 @@ class RookWorldGRPOConfig(
     metric_for_best_model: str = setting(
         "overall",
         "Held-out metric of the checkpoint to keep: of a task, or a suite's headline.",
-        among=(*TRAINING_METRICS, *SUITE_HEADLINES.values()),
-        of="held-out metric",
+        check=_metric_faults,
     )
     greater_is_better: bool | None = with_default(GRPOConfig, "greater_is_better", True)
     disable_dropout: bool = setting(

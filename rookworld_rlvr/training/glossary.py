@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..tasks.types import TASKS
+from ..tasks.registry import TASKS
 
 SECTIONS: Mapping[str, str] = {
     "health": "Health: is this run worth going on with",
@@ -122,7 +122,7 @@ def explain(key: str) -> Metric | None:
     >>> explain("reward/graduated/mean").key
     'reward/<reward>/mean'
     """
-    fitting = [metric for metric in GLOSSARY if re.match(metric.pattern, key)]
+    fitting = [metric for metric in (*GLOSSARY, _OTHER_TASK) if re.match(metric.pattern, key)]
     return min(fitting, key=lambda metric: metric.key.count("<"), default=None)
 
 
@@ -134,6 +134,9 @@ def panels(section: str) -> list[tuple[str, list[Metric]]]:
         for title, keys in PANELS.items()
         if by_key[keys[0]].section == section
     ]
+
+
+_OTHER_TASK = Metric("eval/<task>/<metric>", "A held-out metric of a task that is registered.")
 
 
 GLOSSARY: tuple[Metric, ...] = (

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..common.stats import Proportion
 from ..data.loading import LoadedData
-from ..tasks.types import Task
+from ..tasks.registry import TASKS
 from .results import results_table, write_card
 
 
@@ -32,6 +32,7 @@ def write_model_card(
         command: What was run.
         started: Seconds since the epoch.
     """
+    playing_first = sorted(TASKS.values(), key=lambda task: not task.needs_values)
     write_card(
         folder,
         "model_card.md",
@@ -40,16 +41,9 @@ def write_model_card(
         started,
         parameters=parameters,
         abilities=" and ".join(
-            what for task, what in _ABILITIES.items() if data.report.train[task]
+            task.ability for task in playing_first if data.report.train[task.name]
         ),
         results=results_table(results),
         values=data.report.values or "whose source the data set does not say",
         origin="from scratch" if recipe.get("new_model") else recipe.get("model_name_or_path"),
     )
-
-
-_ABILITIES: Mapping[Task, str] = {
-    "policy": "plays chess (`P:` prompts)",
-    "environment": "simulates the board (`A:` prompts)",
-    "fill_in": "fills in what is hidden of a record (`F:` prompts)",
-}

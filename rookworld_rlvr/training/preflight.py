@@ -22,7 +22,8 @@ from ..common.errors import RookWorldError
 from ..models import loading
 from ..models.decoding import left_pad
 from ..models.gpt2 import position_ids_from_mask
-from .parts.sampling import Sampling, draw
+from ..tasks.task import Sampling
+from .parts.sampling import draw
 
 PREFLIGHT_ROWS = 8
 LogProbs = Callable[..., Any]

@@ -24,7 +24,8 @@ from ..common.stats import Proportion
 from ..data.loading import LoadedData
 from ..engine.truth import PolicyTruth
 from ..tasks.metrics import evaluate_completions
-from ..tasks.scoring import score_row, values_by_move
+from ..tasks.registry import score_row
+from ..tasks.scoring import values_by_move
 from .results import read_proportions
 
 RESOLVED_CONFIG = "resolved_config.yaml"

@@ -25,13 +25,14 @@ from ..models import gpt2
 from ..models.loading import resolve_model_path
 from ..rewards.guard import RewardGuard
 from ..tasks.registry import task_of
+from ..tasks.task import Sampling
 from .heldout import HeldoutEvaluation
 from .parts.advantages import weighted
 from .parts.groups import Batch, Sampled, row_scale
 from .parts.kl import reference_loaded
 from .parts.part import Call, Scores, whole
 from .parts.registry import Checkpoints, Parts
-from .parts.sampling import Sampling, rollout
+from .parts.sampling import rollout
 from .parts.schedule import three_phase_scheduler
 from .parts.timing import StepTimes
 from .preflight import Parity, PreflightCallback

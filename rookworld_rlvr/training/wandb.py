@@ -15,7 +15,7 @@ from transformers.integrations import WandbCallback
 from transformers.trainer_callback import ProgressCallback
 
 from ..engine.truth import PolicyTruth
-from ..tasks import boards
+from ..tasks.registry import TASKS
 from .glossary import STEP, dashboard_key
 
 _SHOWN = ("reward", "reward_std", "frac_reward_zero_std", "kl", "entropy", "grad_norm", "loss")
@@ -106,16 +106,17 @@ class DashboardCallback(WandbCallback):
     def _boards(self) -> Any:
         """A row a completion: prompt, completion, each reward, advantage, board."""
         sampled = sampled_rows(self.trainer, self.rows)
-        policy = [index for index, row in enumerate(sampled) if row["task"] == "policy"]
+        tasks = [TASKS[row["task"]] for row in sampled]
+        valued = [index for index, task in enumerate(tasks) if task.needs_values]
         found = self.truth.values(
-            [sampled[index]["fen"] for index in policy],
-            [sampled[index]["action_values"] for index in policy],
+            [sampled[index]["fen"] for index in valued],
+            [sampled[index]["action_values"] for index in valued],
         )
-        values = dict(zip(policy, found, strict=True))
+        values = dict(zip(valued, found, strict=True))
         names = ("task", "prompt", "completion", *self.trainer.reward_func_names, "advantage")
         table = self._wandb.Table(columns=["step", *names, "board"])
         for index, row in enumerate(sampled):
-            picture = boards.answer_board(row, row["completion"], values.get(index))
+            picture = tasks[index].board(row, row["completion"], values.get(index))
             table.add_data(
                 self.trainer.state.global_step,
                 *(row[name] for name in names),

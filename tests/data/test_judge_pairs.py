@@ -18,8 +18,8 @@ from rookworld_rlvr.data.judge_pairs import (
 )
 from rookworld_rlvr.data.loading import LoadedData, is_held_out
 from rookworld_rlvr.tasks import text as notation
-from rookworld_rlvr.tasks.policy import parse_policy_answer
-from rookworld_rlvr.tasks.scoring import score_environment, score_policy, win_probability
+from rookworld_rlvr.tasks.environment import score_environment
+from rookworld_rlvr.tasks.policy import parse_policy_answer, score_policy, win_probability
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"

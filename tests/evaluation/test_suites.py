@@ -44,7 +44,7 @@ from rookworld_rlvr.tasks.environment import (
     write_environment_answer,
     write_environment_prompt,
 )
-from rookworld_rlvr.tasks.fill_in import parse_fill_in_answer
+from rookworld_rlvr.tasks.fill_in_text import parse_fill_in_answer
 from rookworld_rlvr.tasks.policy import parse_policy_answer
 from rookworld_rlvr.tasks.registry import join_row
 from rookworld_rlvr.tasks.types import EnvironmentPrompt

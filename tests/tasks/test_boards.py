@@ -10,6 +10,7 @@ import pytest
 
 from rookworld_rlvr.common.errors import IllegalPositionError
 from rookworld_rlvr.tasks import boards
+from rookworld_rlvr.tasks.registry import TASKS
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
@@ -24,6 +25,18 @@ def read(picture: str) -> ElementTree.Element:
     assert root.tag == f"{SVG}svg"
     assert len(picture) < 40_000
     return root
+
+
+def policy_board(fen: str, completion: str, values: dict[str, int] | None = None) -> str:
+    return TASKS["policy"].board({"fen": fen}, completion, values)
+
+
+def environment_boards(fen: str, action: str, completion: str) -> str:
+    return TASKS["environment"].board({"fen": fen, "action": action}, completion)
+
+
+def fill_in_boards(prompt: str, completion: str) -> str:
+    return TASKS["fill_in"].board({"prompt": prompt}, completion)
 
 
 def words(picture: str) -> str:
@@ -66,7 +79,7 @@ def test_it_is_seen_from_the_side_to_move() -> None:
 
 def test_a_policy_answer_has_its_moves_and_the_engine_s_best() -> None:
     answer = " M: e2e4 d2d4 g1f3 E: 0.3 0.3 0.2 B: d2d4"
-    picture = boards.policy_board(START, answer, {"e2e4": 35, "d2d4": 30, "a2a3": -10})
+    picture = policy_board(START, answer, {"e2e4": 35, "d2d4": 30, "a2a3": -10})
     widths = [float(line.get("stroke-width", 0)) for line in lines(picture, "#1f5fbf")]
     assert len(widths) == 4
     assert max(widths[:3]) < widths[3], "M thin, B strong"
@@ -76,12 +89,12 @@ def test_a_policy_answer_has_its_moves_and_the_engine_s_best() -> None:
 
 
 def test_a_move_as_good_as_the_best_is_the_best() -> None:
-    picture = boards.policy_board(START, " M: d2d4 E: 0.3 B: d2d4", {"e2e4": 30, "d2d4": 30})
+    picture = policy_board(START, " M: d2d4 E: 0.3 B: d2d4", {"e2e4": 30, "d2d4": 30})
     assert words(picture) == "B d2d4: best"
 
 
 def test_an_illegal_move_is_dashed_and_named() -> None:
-    picture = boards.policy_board(START, " M: e2e4 a1a1 E: 0.3 B: e2e5")
+    picture = policy_board(START, " M: e2e4 a1a1 E: 0.3 B: e2e5")
     dashed = [line.get("stroke-dasharray") is not None for line in lines(picture, "#1f5fbf")]
     assert dashed == [False, True]
     assert len(list(read(picture).iter(f"{SVG}circle"))) == 6, "a1a1 goes nowhere; queens have five"
@@ -90,7 +103,7 @@ def test_an_illegal_move_is_dashed_and_named() -> None:
 
 def test_an_environment_answer_has_its_wrong_squares_marked() -> None:
     d4 = AFTER_E4.replace("4P3/8/PPPP1PPP", "3P4/8/PPP1PPPP").replace(" b ", " w ")
-    picture = boards.environment_boards(START, "e2e4", f"{d4}+0.001+0+0")
+    picture = environment_boards(START, "e2e4", f"{d4}+0.001+0+0")
     # d4, e4, d2, e2: files 3 and 4, ranks 4 and 2.
     squares = {(x, y) for x in ("135", "180") for y in ("180", "270")}
     assert marked(picture, "#d42a1e") == squares
@@ -100,10 +113,10 @@ def test_an_environment_answer_has_its_wrong_squares_marked() -> None:
 
 
 def test_a_right_one_is_called_right() -> None:
-    picture = boards.environment_boards(START, "e2e4", f"{AFTER_E4}+0.001+0+0")
+    picture = environment_boards(START, "e2e4", f"{AFTER_E4}+0.001+0+0")
     assert marked(picture, "#d42a1e") == set()
     assert words(picture).startswith("right ")
-    suffix = boards.environment_boards(START, "e2e4", f"{AFTER_E4}+0.5+1+0")
+    suffix = environment_boards(START, "e2e4", f"{AFTER_E4}+0.5+1+0")
     assert words(suffix).startswith("wrong: reward, terminated ")
 
 
@@ -111,28 +124,28 @@ def test_a_right_one_is_called_right() -> None:
     "text", ["", "rubbish <&>", "M: B:", f"{START}+1", "\x00\ud800", "9" * 5000]
 )
 def test_what_cannot_be_read_says_so(text: str) -> None:
-    policy = boards.policy_board(START, text, {"e2e4": 30})
+    policy = policy_board(START, text, {"e2e4": 30})
     assert words(policy).startswith("unreadable")
     assert len(lines(policy, "#1c8f4d")) == 1, "the engine's move stands there all the same"
-    environment = boards.environment_boards(START, "e2e4", text)
+    environment = environment_boards(START, "e2e4", text)
     assert words(environment).startswith("unreadable")
     assert pieces(environment) == 32, "the true board alone"
 
 
 def test_a_board_that_is_no_position_is_drawn_as_it_was_written() -> None:
     written = "KKKKKKKK/8/8/8/8/8/8/1111111k w - - 0 1+0.001+0+0"
-    assert pieces(boards.environment_boards(START, "zz", written)) == 9 + 32
+    assert pieces(environment_boards(START, "zz", written)) == 9 + 32
 
 
 def test_a_prompt_that_is_no_position_is_an_error() -> None:
     with pytest.raises(IllegalPositionError):
-        boards.policy_board("8/8/8/8/8/8/8/8 w - - 0 1", "")
+        policy_board("8/8/8/8/8/8/8/8 w - - 0 1", "")
 
 
-def test_the_row_s_task_decides() -> None:
-    row = {"task": "environment", "fen": START, "action": "e2e4"}
-    assert "python-chess, after e2e4" in words(boards.answer_board(row, "x"))
-    assert pieces(boards.answer_board({**row, "task": "policy"}, "x")) == 32
+def test_the_task_decides() -> None:
+    row = {"fen": START, "action": "e2e4"}
+    assert "python-chess, after e2e4" in words(TASKS["environment"].board(row, "x"))
+    assert pieces(TASKS["policy"].board(row, "x")) == 32
 
 
 # --------------------------------------------------------------------------------------------------
@@ -143,19 +156,19 @@ ACTION = f"F: {START}+[MASK]+[MASK]+{AFTER_E4}+0.001+0+0+"
 
 
 def test_a_rank_that_is_filled_in_wrong_is_marked() -> None:
-    picture = boards.fill_in_boards(RANK, " 3P4")
+    picture = fill_in_boards(RANK, " 3P4")
     # d4 and e4 of the next state: files 3 and 4, rank 4.
     squares = {("135", "180"), ("180", "180")}
     assert marked(picture, "#d42a1e") == marked(picture, "#1c8f4d") == squares
     assert words(picture) == "wrong: rank 3P4 fits: 4P3"
     assert len(lines(picture, "#5b6470")) == 2, "the action, on both boards"
-    right = boards.fill_in_boards(RANK, " 4P3")
+    right = fill_in_boards(RANK, " 4P3")
     assert words(right) == "right: rank 4P3 fits: 4P3"
     assert not marked(right, "#d42a1e") and pieces(right) == 64
 
 
 def test_a_hidden_action_is_an_arrow_on_each_board() -> None:
-    picture = boards.fill_in_boards(ACTION, " e2e5")
+    picture = fill_in_boards(ACTION, " e2e5")
     (mine,), (true,) = lines(picture, "#1f5fbf"), lines(picture, "#1c8f4d")
     assert mine.get("stroke-dasharray") is not None and true.get("stroke-dasharray") is None
     assert pieces(picture) == 64 and not marked(picture, "#d42a1e")
@@ -164,14 +177,14 @@ def test_a_hidden_action_is_an_arrow_on_each_board() -> None:
 
 def test_what_else_is_hidden_stands_below() -> None:
     flag = f"F: {START}+e2e4+e2e4+{AFTER_E4}+0.001+0+[MASK]+"
-    assert words(boards.fill_in_boards(flag, " 1")) == "wrong: flags 1 fits: 0"
+    assert words(fill_in_boards(flag, " 1")) == "wrong: flags 1 fits: 0"
     castling = (
         "F: r3k2r/8/8/8/8/8/8/R3K2R w KQkq - 0 20+[MASK]+[MASK]+"
         "r3k2r/8/8/8/8/8/8/R4RK1 b kq - 1 20+0.001+0+0+"
     )
     nowhere = castling.replace("R4RK1", "R4R1K")
-    assert words(boards.fill_in_boards(nowhere, "e1h1")) == "nothing fits no action fits the record"
-    picture = boards.fill_in_boards(castling, "e1h1")
+    assert words(fill_in_boards(nowhere, "e1h1")) == "nothing fits no action fits the record"
+    picture = fill_in_boards(castling, "e1h1")
     assert words(picture) == "right: action e1h1 fits: e1h1, or 1 more"
     assert lines(picture, "#1f5fbf")[0].get("stroke-dasharray") is None
 
@@ -179,6 +192,6 @@ def test_what_else_is_hidden_stands_below() -> None:
 @pytest.mark.parametrize("text", ["", "rubbish <&>", f"{START}+1", "\x00\ud800", "9" * 5000])
 @pytest.mark.parametrize("prompt", [RANK, ACTION])
 def test_a_fill_in_answer_that_cannot_be_read_says_so(prompt: str, text: str) -> None:
-    picture = boards.answer_board({"task": "fill_in", "prompt": prompt}, text)
+    picture = TASKS["fill_in"].board({"prompt": prompt}, text)
     assert words(picture).startswith("unreadable")
     assert pieces(picture) == 32, "the true board alone"

@@ -22,17 +22,17 @@ from rookworld_rlvr.data.prepare.repair import repair_row
 from rookworld_rlvr.data.sources import Malformed, parse_raw, parse_row, raw_rows
 from rookworld_rlvr.data.synthesis import FieldShares, KindShares, fill_in_rows
 from rookworld_rlvr.rewards.registry import get_reward_funcs
-from rookworld_rlvr.tasks import fill_in_truth, scoring
+from rookworld_rlvr.tasks import fill_in_truth
 from rookworld_rlvr.tasks import text as notation
 from rookworld_rlvr.tasks.environment import parse_environment_answer, parse_environment_prompt
-from rookworld_rlvr.tasks.fill_in import (
+from rookworld_rlvr.tasks.fill_in import score_fill_in
+from rookworld_rlvr.tasks.fill_in_text import (
     fen_parts,
     parse_fill_in_answer,
     parse_fill_in_prompt,
     write_fill_in_prompt,
 )
-from rookworld_rlvr.tasks.registry import join_row, split_row
-from rookworld_rlvr.tasks.scoring import score_row
+from rookworld_rlvr.tasks.registry import join_row, score_row, split_row
 from rookworld_rlvr.tasks.types import FILL_IN_FIELDS, EnvironmentAnswer, EnvironmentPrompt
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
@@ -362,7 +362,7 @@ def test_an_answer_of_another_form_has_all_components_0(field: Any, text: str) -
     with pytest.raises(NotationError):
         parse_fill_in_answer(field, text)
     row = next(fill_in_rows(2, FieldShares.of({field: 1})))
-    score = scoring.score_fill_in(parse_fill_in_prompt(row["prompt"]), text)
+    score = score_fill_in(parse_fill_in_prompt(row["prompt"]), text)
     assert set(score.components.values()) == {0.0}
 
 

@@ -19,7 +19,7 @@ from rookworld_rlvr.common.errors import NotationError
 from rookworld_rlvr.data import synthesis
 from rookworld_rlvr.data.sources import parse_row
 from rookworld_rlvr.rewards.registry import get_reward_funcs
-from rookworld_rlvr.tasks import rules, scoring
+from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks import text as notation
 from rookworld_rlvr.tasks.environment import (
     parse_environment_answer,
@@ -27,10 +27,14 @@ from rookworld_rlvr.tasks.environment import (
     write_environment_answer,
     write_environment_prompt,
 )
-from rookworld_rlvr.tasks.fill_in import parse_fill_in_answer, parse_fill_in_prompt
+from rookworld_rlvr.tasks.fill_in_text import parse_fill_in_answer, parse_fill_in_prompt
 from rookworld_rlvr.tasks.policy import (
+    move_accuracy,
     parse_policy_answer,
     parse_policy_prompt,
+    policy_reference,
+    score_policy,
+    win_probability,
     write_policy_answer,
     write_policy_prompt,
 )
@@ -417,7 +421,7 @@ def test_the_reference_analysis_is_perfect_for_every_policy_reward(
     )
     cps.sort(reverse=True)
     values = [ActionValue(move, cp) for move, cp in zip(moves, cps, strict=True)]
-    answer = write_policy_answer(scoring.policy_reference(board.fen(), values))
+    answer = write_policy_answer(policy_reference(board.fen(), values))
     prompt = write_policy_prompt(PolicyPrompt(board.fen()))
     column = [[{"move": value.move, "cp": value.cp} for value in values]]
     for name in RANGES:
@@ -434,7 +438,7 @@ def test_a_better_move_is_never_worse_by_regret_rank_or_quality(
 ) -> None:
     one, other = (data.draw(st.sampled_from(sorted(values))) for _ in range(2))
     scores = [
-        scoring.score_policy(values, f"M: {move} E: 0.0 B: {move}")
+        score_policy(values, f"M: {move} E: 0.0 B: {move}")
         for move in sorted((one, other), key=values.__getitem__)
     ]
     for name in ("regret", "rank", "best_move", "best_move_hit"):
@@ -448,12 +452,12 @@ def test_a_better_move_is_never_worse_by_regret_rank_or_quality(
 
 @given(st.integers(-100_000, 100_000), st.integers(-100_000, 100_000))
 def test_win_probability_is_symmetric_and_grows(one: int, other: int) -> None:
-    assert scoring.win_probability(one) + scoring.win_probability(-one) == pytest.approx(1)
+    assert win_probability(one) + win_probability(-one) == pytest.approx(1)
     if one < other:
-        assert scoring.win_probability(one) <= scoring.win_probability(other)
+        assert win_probability(one) <= win_probability(other)
 
 
 @given(st.floats(0, 1), st.floats(0, 1))
 def test_losing_more_is_never_better(one: float, other: float) -> None:
     less, more = sorted((one, other))
-    assert 0 <= scoring.move_accuracy(more) <= scoring.move_accuracy(less) <= 1
+    assert 0 <= move_accuracy(more) <= move_accuracy(less) <= 1

@@ -7,8 +7,16 @@ import math
 import pytest
 
 from rookworld_rlvr.common.errors import IllegalPositionError
-from rookworld_rlvr.tasks import scoring
-from rookworld_rlvr.tasks.policy import write_policy_answer
+from rookworld_rlvr.rewards import composites
+from rookworld_rlvr.tasks.environment import ENVIRONMENT_COMPONENTS, score_environment
+from rookworld_rlvr.tasks.policy import (
+    POLICY_COMPONENTS,
+    move_accuracy,
+    policy_reference,
+    score_policy,
+    win_probability,
+    write_policy_answer,
+)
 from rookworld_rlvr.tasks.types import ActionValue, Score
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
@@ -29,11 +37,11 @@ PERFECT = "M: g2g4 f2f4 h1g1 h2h4 g2g3 E: 1.0 1.0 0.0 0.5 0.0 B: g2g4"
 
 
 def environment(completion: str) -> Score:
-    return scoring.score_environment(START, "e2e4", completion)
+    return score_environment(START, "e2e4", completion)
 
 
 def policy(completion: str) -> Score:
-    return scoring.score_policy(VALUES, completion)
+    return score_policy(VALUES, completion)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -41,13 +49,13 @@ def policy(completion: str) -> Score:
 # --------------------------------------------------------------------------------------------------
 def test_the_right_answer_has_every_component_1() -> None:
     score = environment(AFTER_E4 + GOES_ON)
-    assert dict(score.components) == dict.fromkeys(scoring.ENVIRONMENT_COMPONENTS, 1.0)
+    assert dict(score.components) == dict.fromkeys(ENVIRONMENT_COMPONENTS, 1.0)
 
 
 @pytest.mark.parametrize("completion", ["", "hello", AFTER_E4, AFTER_E4 + "+nan+0+0"])
 def test_an_unreadable_answer_has_every_component_0(completion: str) -> None:
     score = environment(completion)
-    assert dict(score.components) == dict.fromkeys(scoring.ENVIRONMENT_COMPONENTS, 0.0)
+    assert dict(score.components) == dict.fromkeys(ENVIRONMENT_COMPONENTS, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -118,14 +126,14 @@ def test_nothing_right_but_readable() -> None:
 
 
 def test_an_illegal_action_is_answered_by_the_unchanged_state() -> None:
-    score = scoring.score_environment(START, "e2e5", f"{START}+-1.0+0+1")
+    score = score_environment(START, "e2e5", f"{START}+-1.0+0+1")
     assert score["exact"] == 1.0
-    assert scoring.score_environment(START, "e2e5", AFTER_E4 + GOES_ON)["exact"] == 0.0
+    assert score_environment(START, "e2e5", AFTER_E4 + GOES_ON)["exact"] == 0.0
 
 
 def test_a_position_that_is_none_is_the_callers_error() -> None:
     with pytest.raises(IllegalPositionError):
-        scoring.score_environment("8/8/8/8/8/8/8/8 w - - 0 1", "e2e4", AFTER_E4 + GOES_ON)
+        score_environment("8/8/8/8/8/8/8/8 w - - 0 1", "e2e4", AFTER_E4 + GOES_ON)
 
 
 def test_long_completions_score_as_short_ones() -> None:
@@ -153,7 +161,7 @@ def test_long_completions_score_as_short_ones() -> None:
     ],
 )
 def test_win_probability(cp: float, probability: float) -> None:
-    assert scoring.win_probability(cp) == pytest.approx(probability, abs=1e-6)
+    assert win_probability(cp) == pytest.approx(probability, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -170,19 +178,19 @@ def test_win_probability(cp: float, probability: float) -> None:
     ],
 )
 def test_move_accuracy(loss: float, accuracy: float) -> None:
-    assert scoring.move_accuracy(loss) == pytest.approx(accuracy, abs=1e-6)
+    assert move_accuracy(loss) == pytest.approx(accuracy, abs=1e-6)
 
 
 # --------------------------------------------------------------------------------------------------
 # Policy
 # --------------------------------------------------------------------------------------------------
 def test_the_perfect_analysis_has_every_component_1() -> None:
-    assert dict(policy(PERFECT).components) == dict.fromkeys(scoring.POLICY_COMPONENTS, 1.0)
+    assert dict(policy(PERFECT).components) == dict.fromkeys(POLICY_COMPONENTS, 1.0)
 
 
 @pytest.mark.parametrize("completion", ["", "hello", "M: g2g4 E: inf B: g2g4", "B: g2g4"])
 def test_an_unreadable_analysis_has_every_component_0(completion: str) -> None:
-    assert dict(policy(completion).components) == dict.fromkeys(scoring.POLICY_COMPONENTS, 0.0)
+    assert dict(policy(completion).components) == dict.fromkeys(POLICY_COMPONENTS, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -224,13 +232,13 @@ def test_regret_and_rank_of_the_best_move(best: str, regret: float, rank: float)
 
 def test_a_lost_mate_costs_all_of_the_regret_and_a_place_in_rank() -> None:
     values = {"a1a8": 99_999, "b1b8": 99_995, "c1c8": -99_998}
-    scores = [scoring.score_policy(values, f"M: a1a8 E: 0.0 B: {move}") for move in values]
+    scores = [score_policy(values, f"M: a1a8 E: 0.0 B: {move}") for move in values]
     assert [score["regret"] for score in scores] == pytest.approx([1.0, 1.0, 0.0])
     assert [score["rank"] for score in scores] == pytest.approx([1.0, 2 / 3, 1 / 3])
 
 
 def test_the_only_move_is_of_the_first_rank_however_bad() -> None:
-    score = scoring.score_policy({"h8h7": -99_999}, "M: h8h7 E: 0.0 B: h8h7")
+    score = score_policy({"h8h7": -99_999}, "M: h8h7 E: 0.0 B: h8h7")
     assert (score["regret"], score["rank"]) == (1.0, 1.0)
 
 
@@ -249,20 +257,18 @@ def test_the_only_move_is_of_the_first_rank_however_bad() -> None:
     ],
 )
 def test_weighted_policy(completion: str, number: float) -> None:
-    assert scoring.weighted_policy(policy(completion)) == pytest.approx(number, abs=1e-6)
+    assert composites.weighted_policy(policy(completion)) == pytest.approx(number, abs=1e-6)
 
 
 def test_the_order_of_the_values_is_no_matter() -> None:
     values = dict(reversed(VALUES.items()))
     for completion in (PERFECT, "M: g2g4 h2h4 E: 2.0 0.5 B: h2h4"):
-        assert scoring.score_policy(values, completion) == policy(completion)
+        assert score_policy(values, completion) == policy(completion)
 
 
 def test_any_mate_wins_but_only_the_quickest_is_a_hit() -> None:
     values = {"a1a8": 99_999, "b1b8": 99_995, "c1c8": -99_998}
-    quick, slow, mated = (
-        scoring.score_policy(values, f"M: a1a8 E: 999.99 B: {move}") for move in values
-    )
+    quick, slow, mated = (score_policy(values, f"M: a1a8 E: 999.99 B: {move}") for move in values)
     assert (quick["best_move"], quick["best_move_hit"]) == (1.0, 1.0)
     assert (slow["best_move"], slow["best_move_hit"]) == (1.0, 0.0)
     assert (mated["best_move"], mated["best_move_hit"]) == (0.0, 0.0)
@@ -292,7 +298,7 @@ def test_where_fewer_than_five_are_legal_all_of_them_are_the_top(
     moves: str, overlap: float
 ) -> None:
     values = {"h2h4": 20, "h2h3": 10, "a1b1": -10}  # 8/8/8/8/8/1k6/7P/K7 w - - 0 1
-    score = scoring.score_policy(values, f"M: {moves} E: 0.0 B: h2h4")
+    score = score_policy(values, f"M: {moves} E: 0.0 B: h2h4")
     assert score["candidates"] == pytest.approx(overlap)
 
 
@@ -353,7 +359,7 @@ def test_consistency_is_the_share_of_four_rules(completion: str, share: float) -
 def test_the_reference_is_the_engines_top_five_with_the_right_best_move() -> None:
     values = [ActionValue(move, cp) for move, cp in VALUES.items()]
     fen = "7k/8/8/8/8/8/5PPP/7K w - - 0 1"
-    answer = scoring.policy_reference(fen, values)
+    answer = policy_reference(fen, values)
     assert answer.best_move == "f2f4"
     assert dict(zip(answer.moves, answer.evaluations, strict=True)) == {
         "f2f4": 1.0,
@@ -362,21 +368,21 @@ def test_the_reference_is_the_engines_top_five_with_the_right_best_move() -> Non
         "f2f3": 0.0,
         "g2g3": 0.0,
     }
-    assert answer == scoring.policy_reference(fen, values)
+    assert answer == policy_reference(fen, values)
     score = policy(write_policy_answer(answer))
-    assert dict(score.components) == dict.fromkeys(scoring.POLICY_COMPONENTS, 1.0)
+    assert dict(score.components) == dict.fromkeys(POLICY_COMPONENTS, 1.0)
 
 
 def test_the_order_of_the_reference_follows_from_the_position() -> None:
     values = [ActionValue(move, cp) for move, cp in VALUES.items()]
-    orders = {scoring.policy_reference(f"position {n}", values).moves for n in range(20)}
+    orders = {policy_reference(f"position {n}", values).moves for n in range(20)}
     assert len(orders) > 10  # of 120; the best move does not always stand first
 
 
 def test_pawns_written_by_the_reference_are_perfect_on_the_ladder() -> None:
     # 100 * (cp / 100) is not always cp in binary; a perfect answer is perfect all the same.
     numbers = {
-        cp: scoring.graduated(scoring.score_policy({"e2e4": cp}, f"M: e2e4 E: {cp / 100} B: e2e4"))
+        cp: composites.graduated(score_policy({"e2e4": cp}, f"M: e2e4 E: {cp / 100} B: e2e4"))
         for cp in (-99_999, *range(-1_200, 1_201), 99_999)
     }
     assert [cp for cp, number in numbers.items() if number != 1] == []
@@ -423,11 +429,11 @@ def test_ladder_of_the_environment(
     completion: str, graduated: float, linear: float, binary: float, continuous: float
 ) -> None:
     score = environment(completion)
-    assert scoring.graduated(score) == graduated
-    assert scoring.graduated(score, "graduated") == graduated
-    assert scoring.graduated(score, "linear") == pytest.approx(linear, abs=1e-6)
-    assert scoring.graduated(score, "binary") == binary
-    assert scoring.graduated(score, "continuous") == pytest.approx(continuous, abs=1e-6)
+    assert composites.graduated(score) == graduated
+    assert composites.graduated(score, "graduated") == graduated
+    assert composites.graduated(score, "linear") == pytest.approx(linear, abs=1e-6)
+    assert composites.graduated(score, "binary") == binary
+    assert composites.graduated(score, "continuous") == pytest.approx(continuous, abs=1e-6)
 
 
 @pytest.mark.parametrize(("completion", "graduated", "linear", "binary"), POLICY_LADDER)
@@ -435,10 +441,10 @@ def test_ladder_of_the_policy(
     completion: str, graduated: float, linear: float, binary: float
 ) -> None:
     score = policy(completion)
-    assert scoring.graduated(score) == graduated
-    assert scoring.graduated(score, "binary") == binary
+    assert composites.graduated(score) == graduated
+    assert composites.graduated(score, "binary") == binary
     for shaping in ("linear", "continuous"):  # the components of the policy are continuous already
-        assert scoring.graduated(score, shaping) == pytest.approx(linear, abs=1e-6)
+        assert composites.graduated(score, shaping) == pytest.approx(linear, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -456,11 +462,11 @@ def test_ladder_of_the_policy(
     ],
 )
 def test_a_wrong_state_costs_more_than_a_wrong_suffix(completion: str, number: float) -> None:
-    assert scoring.asymmetric(environment(completion)) == pytest.approx(number)
+    assert composites.asymmetric(environment(completion)) == pytest.approx(number)
 
 
 def test_a_state_with_nothing_in_common_approaches_the_floor() -> None:
-    number = scoring.asymmetric(
+    number = composites.asymmetric(
         environment("nnnnnnnn/" * 7 + "nnnnnnnn w kq h6 999999 999999+9+1+1")
     )
     assert -1 < number < -0.6

@@ -13,8 +13,8 @@ import pytest
 from wandb.proto.wandb_internal_pb2 import Record
 
 from rookworld_rlvr.common.errors import ConfigurationError
-from rookworld_rlvr.rewards.registry import REWARDS
-from rookworld_rlvr.tasks.metrics import METRICS
+from rookworld_rlvr.rewards.registry import known_rewards
+from rookworld_rlvr.tasks.metrics import metrics
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.glossary import (
     GLOSSARY,
@@ -76,9 +76,9 @@ def test_each_key_is_explained_once_in_one_sentence() -> None:
 
 
 def test_held_out_metrics_and_rewards_have_their_entries() -> None:
-    for name in METRICS:
+    for name in metrics():
         assert explain(dashboard_key(f"eval_{name}")), name
-    for name in REWARDS:
+    for name in known_rewards():
         entry = explain(dashboard_key(f"rewards/{name}/mean"))
         assert entry is not None and entry.key == "reward/<reward>/mean"
     component = explain("reward/weighted_policy/policy_best_move")
@@ -220,8 +220,8 @@ def test_every_documented_key_that_is_always_there_is_there(offline: Path) -> No
     logged = only_run(offline).keys() | only_run(offline).summary()
     entries = {entry.key for key in logged if (entry := explain(key)) is not None}
     assert sorted({m.key for m in GLOSSARY if m.always} - entries) == []
-    of_others = {f"eval/{name}" for name, (task, *_) in METRICS.items() if task == "fill_in"}
-    assert {f"eval/{name}" for name in METRICS} - of_others <= logged
+    of_others = {f"eval/{name}" for name, (task, _) in metrics().items() if task.name == "fill_in"}
+    assert {f"eval/{name}" for name in metrics()} - of_others <= logged
     assert not of_others & logged, "a run without such rows"
     assert not any(key.startswith(("train/reward", "train/health", "train/eval")) for key in logged)
 
@@ -258,7 +258,7 @@ def test_tables_hold_pictures(offline: Path) -> None:
 def _check_row(row: dict[str, Any], files: dict[str, Path]) -> None:
     assert row["prompt"].startswith("P:" if row["task"] == "policy" else "A:")
     assert isinstance(row["advantage"], float)
-    judged = {name for name in REWARDS if row.get(name) is not None}
+    judged = {name for name in known_rewards() if row.get(name) is not None}
     assert judged and all(name.startswith(row["task"]) for name in judged)
     assert row["board"]["_type"] == "html-file"
     path = files[row["board"]["path"]]

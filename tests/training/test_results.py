@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from rookworld_rlvr.cli.dry_run import broken, reference
 from rookworld_rlvr.common.stats import Proportion
 from rookworld_rlvr.data.loading import LoadedData
-from rookworld_rlvr.tasks.metrics import METRICS, evaluate_completions, headline
+from rookworld_rlvr.tasks.metrics import evaluate_completions, headline, metrics
+from rookworld_rlvr.tasks.registry import TASKS
 from rookworld_rlvr.training.results import before_after_table, write_results
 
 
@@ -31,12 +31,12 @@ def test_no_trials_know_nothing() -> None:
 
 def test_references_are_right_and_broken_variants_wrong(packaged: LoadedData) -> None:
     rows = packaged.heldout
-    right = evaluate_completions(rows, [reference(row) for row in rows])
+    right = evaluate_completions(rows, [TASKS[row["task"]].reference(row) for row in rows])
     tasks = set(rows["task"])
-    assert set(right) == {name for name, (task, *_) in METRICS.items() if task in tasks}
+    assert set(right) == {name for name, (task, _) in metrics().items() if task.name in tasks}
     assert tasks == {"environment", "policy"}
     assert {result.value for result in right.values()} == {1.0}
-    wrong = evaluate_completions(rows, [broken(row) for row in rows])
+    wrong = evaluate_completions(rows, [TASKS[row["task"]].broken(row) for row in rows])
     assert wrong["environment/exact"].value == 0
     assert wrong["policy/best_move"].value < 0.1
     assert wrong["policy/format"].value == 1
@@ -45,7 +45,7 @@ def test_references_are_right_and_broken_variants_wrong(packaged: LoadedData) ->
 def test_sides_are_counted_apart(packaged: LoadedData) -> None:
     rows = packaged.heldout
     turns = [row["fen"].split()[1] for row in rows if row["task"] == "policy"]
-    results = evaluate_completions(rows, [reference(row) for row in rows])
+    results = evaluate_completions(rows, [TASKS[row["task"]].reference(row) for row in rows])
     assert results["policy/best_move_white"].n == turns.count("w")
     assert results["policy/best_move_black"].n == turns.count("b")
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import chess
 import pytest
 
-from rookworld_rlvr.cli.dry_run import reference
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.engine.truth import PolicyTruth
 from rookworld_rlvr.tasks.metrics import evaluate_completions
+from rookworld_rlvr.tasks.registry import TASKS
 from rookworld_rlvr.training.results import write_proportions
 from rookworld_rlvr.training.run_folder import (
     HELDOUT_BEFORE,
@@ -92,7 +92,7 @@ def test_a_run_that_goes_on_remembers_where_it_began(
 ) -> None:
     run, rows = checkpoint.parent, packaged.heldout
     assert starting_point(run, checkpoint, rows) is None, "nothing was kept"
-    before = evaluate_completions(rows, [reference(row) for row in rows])
+    before = evaluate_completions(rows, [TASKS[row["task"]].reference(row) for row in rows])
     write_proportions(run / HELDOUT_BEFORE, before)
     assert starting_point(run, checkpoint, rows) == before
     assert starting_point(run, None, rows) is None, "a new run measures anew"
@@ -111,7 +111,9 @@ def test_a_runs_own_folder_is_no_checkpoint(checkpoint: Path) -> None:
 
 def test_answers_are_kept_with_their_scores(packaged: LoadedData, tmp_path: Path) -> None:
     rows = packaged.heldout
-    write_answers(tmp_path / "answers.jsonl", rows, [reference(row) for row in rows])
+    write_answers(
+        tmp_path / "answers.jsonl", rows, [TASKS[row["task"]].reference(row) for row in rows]
+    )
     answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert [answer["fen"] for answer in answers] == rows["fen"][:]
     for answer in answers:

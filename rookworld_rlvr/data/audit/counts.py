@@ -23,12 +23,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...common.stats import Proportion
-from ...tasks import rules, scoring
-from ...tasks.environment import parse_environment_answer
-from ...tasks.fill_in import parse_fill_in_prompt
-from ...tasks.policy import parse_policy_answer
+from ...tasks import rules
+from ...tasks.environment import ENVIRONMENT, parse_environment_answer
+from ...tasks.fill_in import FILL_IN
+from ...tasks.policy import POLICY, parse_policy_answer, score_policy
+from ...tasks.registry import TASKS
 from ...tasks.scoring import values_by_move
-from ...tasks.types import FILL_IN_FIELDS, TASKS, FillInField, PolicyAnswer, Task
+from ...tasks.types import FILL_IN_FIELDS, PolicyAnswer
 from ..sources import Malformed, Row
 
 SIDES = ("white", "black")
@@ -122,10 +123,10 @@ class Counts:
         self.sample: list[Row] = []
         self._sample_size = sample_size
         self._rng = random.Random(0)
-        self.tasks: dict[str, Counter[Task]] = {side: Counter() for side in SIDES}
+        self.tasks: dict[str, Counter[str]] = {side: Counter() for side in SIDES}
         self.malformed: Counter[str] = Counter()
         self.environment = Means()
-        self.fill_in: Counter[FillInField] = Counter()  # rows by hidden field
+        self.fill_in: Counter[str] = Counter()  # rows by hidden field
         self.policy = Means()
         self.best = {side: Means() for side in SIDES}
         self.values = {basis: {side: Means() for side in SIDES} for basis in BASES}
@@ -139,12 +140,14 @@ class Counts:
             return
         self.tasks[side_to_move(row["fen"])][row["task"]] += 1
         self.prompts.add(idle_en_passant=names_idle_en_passant(row["fen"]))
-        if row["task"] == "environment":
+        if row["task"] == ENVIRONMENT.name:
             self.environment.add(**environment_differences(row))
-            return
-        if row["task"] == "fill_in":
-            self.fill_in[parse_fill_in_prompt(row["prompt"]).field] += 1
-            return
+        elif row["task"] == FILL_IN.name:
+            self.fill_in[FILL_IN.part(row)] += 1
+        elif row["task"] == POLICY.name:
+            self._add_policy(row)
+
+    def _add_policy(self, row: Row) -> None:
         self.policy.add(
             labelled=row["action_values"] is not None, without_answer=not row["completion"]
         )
@@ -188,7 +191,7 @@ class Counts:
         """Compare a policy row with the values of all legal moves, in centipawns."""
         side = side_to_move(row["fen"])
         answer = parse_policy_answer(row["completion"])
-        score = scoring.score_policy(values, row["completion"])
+        score = score_policy(values, row["completion"])
         means = self.values[basis][side]
         own = [values[move] for move in answer.moves if move in values]
         means.add(

@@ -20,7 +20,9 @@ from ...common.errors import RookWorldError
 from ...common.settings import Checked, each, setting
 from ...engine.labeller import Labeller
 from ...tasks import rules
-from ...tasks.policy import parse_policy_answer
+from ...tasks.environment import ENVIRONMENT
+from ...tasks.fill_in import FILL_IN
+from ...tasks.policy import POLICY, parse_policy_answer
 from ..sources import Malformed, Row, check_dataset_name, dataset_file, parse_rows, raw_rows
 from .counts import Counts
 
@@ -107,9 +109,9 @@ def audit(args: AuditArguments, labeller: Labeller | None = None) -> dict[str, A
         "splits": args.dataset_splits,
         "max_rows": args.max_rows,
         "rows": counts.rows_result(),
-        "policy": counts.policy_result() | {"engine": engine},
-        "environment": counts.environment_result(),
-        "fill_in": counts.fill_in_result(),
+        POLICY.name: counts.policy_result() | {"engine": engine},
+        ENVIRONMENT.name: counts.environment_result(),
+        FILL_IN.name: counts.fill_in_result(),
         "duplicates": _duplicates_result(list(splits.values())),
         "overlap": {
             "splits": [
@@ -194,7 +196,7 @@ class RowHashes:
 
 def _answer_text(row: Row) -> str:
     """What an answer says: the order of the candidates says nothing."""
-    if row["task"] != "policy" or not row["completion"]:
+    if row["task"] != POLICY.name or not row["completion"]:
         return str(row["completion"])
     answer = parse_policy_answer(row["completion"])
     pairs = sorted(itertools.zip_longest(answer.moves, map(str, answer.evaluations), fillvalue=""))

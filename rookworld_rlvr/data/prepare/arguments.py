@@ -12,9 +12,9 @@ from ...common.files import is_hub_id
 from ...common.settings import setting, with_default
 from ...engine.truth import LabelArguments, LabelSource
 from ...tasks import rules
-from ...tasks.policy import write_policy_prompt
+from ...tasks.policy import POLICY, write_policy_prompt
 from ...tasks.rules import PHASES
-from ...tasks.types import PolicyPrompt
+from ...tasks.types import EnvironmentPrompt, PolicyPrompt
 from .. import synthesis
 from ..loading import is_held_out
 from ..sources import Row, SourceArguments
@@ -107,8 +107,7 @@ def made_rows(args: PrepareArguments) -> Iterator[Row]:
         if (key := rules.position_key(fen)) not in seen:
             seen.add(key)
             prompt = write_policy_prompt(PolicyPrompt(fen))
-            row = {"task": "policy", "prompt": prompt, "completion": "", "fen": fen}
-            yield {**row, "action": "", "history": [], "action_values": None}
+            yield POLICY.row(prompt, "", EnvironmentPrompt(fen))
     prompts = (prompt for prompt in args.made_prompts() if is_wanted(prompt.fen))
     yield from map(synthesis.environment_row, islice(prompts, args.synthetic_rows))
     masked = (row for row in args.made_fill_in_rows() if is_wanted(row["fen"]))

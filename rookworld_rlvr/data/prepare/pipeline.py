@@ -23,7 +23,7 @@ from ...engine.cache import ValueCache
 from ...engine.labeller import Labeller
 from ...engine.pool import cache_path, position_asked
 from ...engine.truth import LabelArguments
-from ...tasks.registry import join_row
+from ...tasks.registry import TASKS, join_row
 from ...tasks.types import ValueSource
 from ..parquet import read_provenance
 from ..sources import (
@@ -274,7 +274,7 @@ def _positions_to_value(rows: Dataset, labels: str) -> Iterator[str]:
 
 def _is_asked(row: Mapping[str, Any], labels: str) -> bool:
     """Whether a row's values come from the engine, where one is asked at all."""
-    return row["task"] == "policy" and (labels == "engine" or row["action_values"] is None)
+    return TASKS[row["task"]].needs_values and (labels == "engine" or row["action_values"] is None)
 
 
 def _value_missing(missing: Sequence[str], args: LabelArguments, num_proc: int) -> dict[str, str]:
@@ -332,7 +332,7 @@ def finish_rows(
     report.rows["written"] += len(finished)
     values = zip(rows["task"], finished["action_values"], strict=True)
     report.rows["policy rows without values"] += sum(
-        task == "policy" and found is None for task, found in values
+        TASKS[task].needs_values and found is None for task, found in values
     )
     return finished.select_columns(["text", "action_values"])
 

@@ -6,10 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...tasks import rules
-from ...tasks.environment import parse_environment_answer, write_environment_answer
-from ...tasks.policy import MAX_CANDIDATES, parse_policy_answer, write_policy_answer
-from ...tasks.scoring import policy_reference
+from ...tasks.environment import ENVIRONMENT, parse_environment_answer
+from ...tasks.policy import (
+    MAX_CANDIDATES,
+    POLICY,
+    parse_policy_answer,
+    policy_reference,
+    write_policy_answer,
+)
 from ...tasks.types import ActionValue, PolicyAnswer
 from ..loading import action_values_of
 
@@ -17,7 +21,7 @@ REPAIRS: Mapping[str, str] = {
     "candidates": "M rewritten to the best five moves where it names others, and E and B with it",
     "evaluations": "E rewritten to what the moves of M are worth, in pawns from the side to move",
     "best_move": "B re-chosen: the best of the moves of M",
-    "environment": "environment answers recomputed by python-chess",
+    ENVIRONMENT.name: "environment answers recomputed by python-chess",
     "duplicates": "rows dropped whose prompt stands before",
 }
 """What each name of `repairs` does."""
@@ -35,17 +39,18 @@ class Repaired:
 def repair_row(row: Mapping[str, Any], repairs: Sequence[str]) -> Repaired:
     """Repair one row's answer.
 
-    A policy row that has no answer yet gets the right one, where it has values. A fill-in row has
-    nothing to repair: one whose answer does not fit is not read (`sources.parse_raw`).
+    A policy row that has no answer yet gets the right one, where it has values. A row of another task
+    has nothing to repair: a fill-in answer that does not fit is not read (`sources.parse_raw`).
 
     Args:
         row: Of the columns that `sources` documents.
         repairs: Names of `REPAIRS`; ``duplicates`` is none of a single row.
     """
-    if row["task"] == "environment":
-        return _repair_environment(row, repairs)
-    if row["task"] == "fill_in":
-        return Repaired(row["completion"])
+    repair = _TASK_REPAIRS.get(row["task"])
+    return repair(row, repairs) if repair else Repaired(row["completion"])
+
+
+def _repair_policy(row: Mapping[str, Any], repairs: Sequence[str]) -> Repaired:
     wanted = [name for name in ("candidates", "evaluations", "best_move") if name in repairs]
     if row["action_values"] is None:
         return Repaired(
@@ -69,11 +74,11 @@ def repair_row(row: Mapping[str, Any], repairs: Sequence[str]) -> Repaired:
 
 
 def _repair_environment(row: Mapping[str, Any], repairs: Sequence[str]) -> Repaired:
-    if "environment" not in repairs:
+    if ENVIRONMENT.name not in repairs:
         return Repaired(row["completion"])
-    truth = write_environment_answer(rules.transition(row["fen"], row["action"]))
+    truth = ENVIRONMENT.truth(row["prompt"])
     same = parse_environment_answer(row["completion"]) == (parse_environment_answer(truth))
-    return Repaired(row["completion"] if same else truth, () if same else ("environment",))
+    return Repaired(row["completion"] if same else truth, () if same else (ENVIRONMENT.name,))
 
 
 def _repair_candidates(
@@ -115,3 +120,6 @@ _POLICY_REPAIRS = {
     "evaluations": _repair_evaluations,
     "best_move": _repair_best_move,
 }
+
+
+_TASK_REPAIRS = {ENVIRONMENT.name: _repair_environment, POLICY.name: _repair_policy}

@@ -14,7 +14,7 @@ from ...common.errors import NotationError
 from ...data.sources import SourceArguments, parse_rows
 from ...tasks import rules
 from ...tasks import text as notation
-from ...tasks.environment import parse_environment_answer
+from ...tasks.environment import ENVIRONMENT, parse_environment_answer
 from ...tasks.types import EnvironmentAnswer, EnvironmentPrompt
 from ..answerers import Answerer
 from ..suite import Metric, Observations, Suite, SuiteResult
@@ -159,7 +159,7 @@ def heldout_prompts() -> dict[str, EnvironmentPrompt]:
     return {
         row["prompt"]: EnvironmentPrompt(row["fen"], row["action"], tuple(row["history"]))
         for row in source
-        if row["task"] == "environment"
+        if row["task"] == ENVIRONMENT.name
     }
 
 

@@ -12,8 +12,14 @@ from ...data.loading import HELDOUT_SHARE, is_held_out
 from ...data.parquet import values_line
 from ...data.sources import PACKAGED_DATA, SourceArguments, dataset_file, parse_rows
 from ...tasks import rules
-from ...tasks.policy import parse_policy_answer, write_policy_prompt
-from ...tasks.scoring import Values, score_policy, values_by_move, win_probability
+from ...tasks.policy import (
+    POLICY,
+    parse_policy_answer,
+    score_policy,
+    win_probability,
+    write_policy_prompt,
+)
+from ...tasks.scoring import Values, values_by_move
 from ...tasks.types import PolicyAnswer, PolicyPrompt
 from ..answerers import Answerer
 from ..suite import Metric, Observations, Suite, SuiteResult, SuiteUnavailableError
@@ -165,7 +171,7 @@ def _heldout_values(names: Iterable[str]) -> dict[str, Values]:
     for name in names:
         rows: Any = parse_rows(SourceArguments(dataset_name=name).raw_rows())
         for row in rows:
-            if not isinstance(row, dict) or row["task"] != "policy":
+            if not isinstance(row, dict) or row["task"] != POLICY.name:
                 continue  # a malformed row is the data's business, not the suite's
             values = values_by_move(row["action_values"])
             if values and is_held_out(row["fen"], HELDOUT_SHARE):

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...tasks.scoring import weighted_policy
-from ...tasks.types import TASKS, Score
+from ...tasks.registry import TASKS
+from ...tasks.types import Score
 from .record import Answer, AnswerPair
-
-QUALITY: Mapping[str, str] = {
-    "environment": "mean of next state and outcome",
-    "policy": "0.5 best move, 0.3 candidates, 0.2 evaluation",
-    "fill_in": "similarity to the nearest answer that fits",
-}
-"""Task → what its answers are ordered by, of the components in [0, 1]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +53,8 @@ def choose(pairs: Sequence[AnswerPair], count: int) -> list[Choice]:
 
 
 def quality(answer: Answer) -> float:
-    """How good an answer is, in [0, 1], see `QUALITY`."""
-    score = answer["score"]
-    if answer["task"] == "policy":
-        return weighted_policy(Score(score))
-    if answer["task"] == "fill_in":
-        return float(score["similarity"])
-    return float(score["state"] + score["outcome"]) / 2
+    """How good an answer is, in [0, 1], see `Task.quality`."""
+    return TASKS[answer["task"]].quality(Score(answer["score"]))
 
 
 def change(pair: AnswerPair) -> float:

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from markupsafe import Markup
 
 from ...common.stats import Proportion
-from ...tasks.metrics import TRAINING_METRICS
+from ...tasks.metrics import training_metrics
 from ...training.glossary import dashboard_key, explain
 from .plots import Series, plot
 from .record import RunRecord
@@ -65,7 +65,7 @@ PANELS: Sequence[Panel] = (
 def heldout_plots(runs: Sequence[RunRecord]) -> list[Markup]:
     """Held-out shares over steps, one plot a metric, with the 95% Wilson interval of their rows."""
     plots = []
-    for metric in TRAINING_METRICS:
+    for metric in training_metrics():
         lines = [_heldout(run, metric, place) for place, run in enumerate(runs)]
         note = "" if metric != "overall" else "A mean of shares, so without a band. "
         plots.append(plot(metric, lines, note + _meaning(f"eval_{metric}"), is_share=True))

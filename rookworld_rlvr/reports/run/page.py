@@ -9,8 +9,8 @@ from markupsafe import Markup
 
 from ...common.html import name, prose, render
 from ...common.stats import Proportion
-from ...tasks.boards import answer_board
-from ...tasks.metrics import HEADLINES, headline
+from ...tasks.metrics import headline, headlines
+from ...tasks.registry import TASKS
 from . import answers, suites
 from .curves import heldout_plots, training_plots
 from .plots import COLOURS, Dot, intervals
@@ -43,7 +43,7 @@ def page(runs: Sequence[RunRecord]) -> str:
         heldout_plots=heldout_plots(runs),
         training_plots=list(training_plots(runs)) if any(run.history for run in runs) else [],
         quality=answers.quality,
-        qualities=answers.QUALITY,
+        qualities={name: task.quality_words for name, task in TASKS.items()},
         boards=[(run.name, list(_boards(run, len(with_answers)))) for run in with_answers],
         preflight=_preflight,
         findings=_findings,
@@ -61,7 +61,7 @@ def _sentence(run: RunRecord) -> str:
     if not run.finished:
         last = max((logs["step"] for logs in run.history), default=0)
         return f"did not come to its end, logged up to step {last}{alarms}."
-    metrics = [metric for metric in HEADLINES.values() if metric in run.after]
+    metrics = [metric for metric in headlines().values() if metric in run.after]
     before, after = headline(run.before), headline(run.after)
     best, steps = run.results.get("best_step"), run.results.get("steps")
     model = f"checkpoint of step {best} of {steps}" if best else f"{steps} steps"
@@ -264,7 +264,8 @@ def _boards(run: RunRecord, runs: int) -> Iterator[tuple[answers.Choice, list[An
 
 def _board(answer: Answer) -> Markup:
     """The answer beside the truth."""
-    return Markup(answer_board(answer, answer["completion"], answer["values"]))
+    task = TASKS[answer["task"]]
+    return Markup(task.board(answer, answer["completion"], answer["values"]))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -13,10 +13,7 @@ import torch
 from tqdm import tqdm
 from transformers import TrainerCallback
 
-from ...common.errors import NotationError
-from ...tasks.environment import parse_environment_answer
-from ...tasks.fill_in import parse_fill_in_answer, parse_fill_in_prompt
-from ...tasks.policy import parse_policy_answer
+from ...tasks.registry import TASKS
 from .readings import History, Reading
 from .rules import RULES, HealthArguments, Rule, Severity
 
@@ -46,7 +43,7 @@ def batch_health(
         completions: `N` texts, as the policy wrote them.
         tasks: Of the `N` completions.
         num_generations: Completions a prompt.
-        readable: Of a task and a completion, whether the grammar reads it; None takes `notation`'s.
+        readable: Of a task and a completion, whether the grammar reads it; None takes the task's.
         prompts: What the `N` completions answer: the form of a fill-in answer is that of what the
             prompt hides. None where no row is of that task.
 
@@ -75,8 +72,10 @@ def batch_health(
     flat = advantages.detach().double().flatten()
     answers = list(zip(tasks, completions, prompts or [""] * count, strict=True))
     read = {
-        answer: readable(*answer[:2]) if readable else _is_readable(*answer)
-        for answer in set(answers)
+        (task, text, prompt): readable(task, text)
+        if readable
+        else TASKS[task].is_readable(prompt, text)
+        for task, text, prompt in set(answers)
     }
     groups = [
         set(completions[first : first + num_generations])
@@ -96,21 +95,6 @@ def batch_health(
         mine = torch.tensor([name == task for name in tasks], device=rewards.device)
         numbers[f"reward/{task}"] = rewards[mine].nanmean().item()
     return numbers
-
-
-def _is_readable(task: str, completion: str, prompt: str) -> bool:
-    """What the component `format` of `scoring` says, without scoring the rest."""
-    try:
-        if task == "fill_in":
-            field = parse_fill_in_prompt(prompt).field
-            parse_fill_in_answer(field, completion)
-        elif task == "policy":
-            parse_policy_answer(completion)
-        else:
-            parse_environment_answer(completion)
-    except NotationError:
-        return False
-    return True
 
 
 # --------------------------------------------------------------------------------------------------

@@ -14,11 +14,8 @@ from numbers import Real
 from typing import Any
 
 from ...evaluation.registry import SUITE_HEADLINES
-from ...tasks.metrics import HEADLINES
-from ...tasks.types import TASKS, Task
-
-HELDOUT: Mapping[Task, str] = {task: f"eval_{name}" for task, name in HEADLINES.items()}
-
+from ...tasks.metrics import headlines
+from ...tasks.registry import TASKS
 
 _RECENT = 10  # logs that a trend is seen over
 
@@ -217,7 +214,8 @@ def reward_up_heldout_down(history: History, bound: float) -> Reading | None:
 
 def forgetting(history: History, bound: float) -> Reading | None:
     """The task that has fallen most on held-out rows while another held its own."""
-    falls = {task: fall for task in HELDOUT if (fall := _heldout_fall(history, HELDOUT[task]))}
+    metrics = {task: f"eval_{name}" for task, name in headlines().items()}
+    falls = {task: fall for task in metrics if (fall := _heldout_fall(history, metrics[task]))}
     if len(falls) < 2:
         return None
     task = max(falls, key=lambda task: falls[task].points)
@@ -226,7 +224,7 @@ def forgetting(history: History, bound: float) -> Reading | None:
         other: f"{before:.3f} to {falls[other].now:.3f}"
         for other in falls
         if other != task
-        and (before := dict(history.series[HELDOUT[other]]).get(fall.step)) is not None
+        and (before := dict(history.series[metrics[other]]).get(fall.step)) is not None
         and falls[other].now >= before
     }
     others = " and ".join(f"{other} went from {numbers}" for other, numbers in held.items())
@@ -316,7 +314,7 @@ def judge_against_truth(history: History, bound: float) -> Reading | None:
     return max(found, key=lambda reading: (reading.broken, reading.value), default=None)
 
 
-def _batches_against(history: History, name: str, task: Task, bound: float) -> Reading | None:
+def _batches_against(history: History, name: str, task: str, bound: float) -> Reading | None:
     """Of the completions that the judge has scored: five logs now against the best five before."""
     scores, truths = f"judge/{name}/mean_{task}", f"judge/{name}/truth_{task}"
     if history.get(scores) is None or history.get(truths) is None:
@@ -339,20 +337,21 @@ def _batches_against(history: History, name: str, task: Task, bound: float) -> R
     return Reading(fall, fall > bound and rise > 0, detail)
 
 
-def _heldout_against(history: History, name: str, task: Task, bound: float) -> Reading | None:
+def _heldout_against(history: History, name: str, task: str, bound: float) -> Reading | None:
     """Overall accuracy, of few rows, is surer than a task's; the task's must have fallen with it."""
     fall = _heldout_fall(history, "eval_overall")
     rise = _trend(history, f"judge/{name}/mean_{task}", fall.step) if fall else None
-    now = history.get(HELDOUT[task])
+    metric = f"eval_{headlines()[task]}"
+    now = history.get(metric)
     if fall is None or rise is None or now is None:
         return None
-    before = dict(history.series[HELDOUT[task]]).get(fall.step)
+    before = dict(history.series[metric]).get(fall.step)
     fell = before is not None and now < before
     detail = f"{_has_risen(name, task, rise, fall.step)} while held-out overall accuracy"
     return Reading(fall.points, fall.points > bound and rise > 0 and fell, detail)
 
 
-def _has_risen(name: str, task: Task, rise: float, step: int) -> str:
+def _has_risen(name: str, task: str, rise: float, step: int) -> str:
     return f"the score of {name} for {task} answers has risen by {rise:.3g} since step {step}"
 
 

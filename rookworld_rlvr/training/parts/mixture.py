@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ...common.settings import key_faults, setting, share_faults
 from ...data.shares import left_out_faults
-from ...tasks.types import TASKS
+from ...tasks.registry import TASKS
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from ...common.errors import RookWorldError
-from ...tasks.types import TASKS
+from ...tasks.registry import TASKS
 from .difficulty import DifficultyMemory
 from .mixture import Phase, PromptArguments
 from .part import Part, arguments_of

@@ -28,35 +28,9 @@ from trl.models.utils import unwrap_model_for_generation
 
 from ...common.settings import record_faults, setting
 from ...models.decoding import left_pad
-from ...tasks.registry import task_of
-from ...tasks.types import TASKS, Task
+from ...tasks.registry import TASKS, task_of
+from ...tasks.task import Sampling
 from .part import Part, Scores, arguments_of
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How completions are drawn."""
-
-    temperature: float = setting(1.0, "Logits are divided by it.", above=0)
-    top_p: float = setting(
-        1.0,
-        "Only the likeliest tokens that have this probability together are drawn; 1 for all.",
-        above=0,
-        most=1,
-    )
-    top_k: int = setting(0, "Only so many of the likeliest tokens are drawn; 0 for all.", least=0)
-    max_completion_length: int | None = setting(
-        None, "Most tokens of a completion; None for the trainer's bound.", least=1
-    )
-
-
-TASK_SAMPLING: Mapping[Task, Sampling] = {
-    "policy": Sampling(temperature=0.5, top_p=0.9),
-    "environment": Sampling(temperature=0.95, top_p=0.95),
-    "fill_in": Sampling(temperature=0.95, top_p=0.95),  # as the environment, whose records it hides
-}
-"""What RookWorld-LM's authors settled on for the first two; the values of a task that is named without
-any."""
 
 
 def _sampling_faults(given: Mapping[Any, Any], name: str) -> list[str]:
@@ -76,7 +50,7 @@ class SamplingArguments:
     task_sampling: dict[str, Any] | str | None = setting(
         None,
         "{task: {temperature, top_p, top_k, max_completion_length}}; a task that is named takes what it "
-        "leaves out from rollout.TASK_SAMPLING, one that is not is sampled as the trainer's own keys "
+        "leaves out from its Task.sampling, one that is not is sampled as the trainer's own keys "
         "say. None samples all tasks alike.",
         among=TASKS,
         of="task",
@@ -106,11 +80,11 @@ class SamplingArguments:
             if isinstance(length, int) and longest is not None and length > longest
         ]
 
-    def sampling_by_task(self, default: Sampling) -> dict[Task, Sampling]:
+    def sampling_by_task(self, default: Sampling) -> dict[str, Sampling]:
         """How each task is sampled; `default` for those that `task_sampling` does not name."""
         given: Any = self.task_sampling or {}
         return {
-            task: dataclasses.replace(TASK_SAMPLING[task], **given[task])
+            task: dataclasses.replace(TASKS[task].sampling, **given[task])
             if task in given
             else default
             for task in TASKS

@@ -10,7 +10,7 @@ from typing import Any
 import chess
 import pytest
 
-from rookworld_rlvr.cli.dry_run import broken, dry_run_text, reference
+from rookworld_rlvr.cli.dry_run import dry_run_text
 from rookworld_rlvr.data.loading import (
     HELDOUT_SHARE,
     DataArguments,
@@ -24,8 +24,9 @@ from rookworld_rlvr.evaluation.suites.fill_in import FillInSuite, judge
 from rookworld_rlvr.reports.run.answers import choose, quality
 from rookworld_rlvr.reports.run.record import AnswerPair
 from rookworld_rlvr.tasks import fill_in_truth, rules
-from rookworld_rlvr.tasks.fill_in import parse_fill_in_prompt, write_fill_in_answer
+from rookworld_rlvr.tasks.fill_in_text import parse_fill_in_prompt, write_fill_in_answer
 from rookworld_rlvr.tasks.metrics import evaluate_completions, headline
+from rookworld_rlvr.tasks.registry import TASKS
 from rookworld_rlvr.tasks.types import FILL_IN_FIELDS, FillInPrompt
 
 START = chess.STARTING_FEN
@@ -223,13 +224,13 @@ def test_the_packaged_rows_hold_no_test_position(tmp_path: Path) -> None:
 def test_held_out_rows_are_counted_by_field(data: LoadedData) -> None:
     rows = data.heldout
     fields = Counter(parse_fill_in_prompt(prompt).field for prompt in rows["prompt"])
-    right = evaluate_completions(rows, [reference(row) for row in rows])
+    right = evaluate_completions(rows, [TASKS[row["task"]].reference(row) for row in rows])
     assert {result.value for result in right.values()} == {1.0}
     assert right["fill_in/exact"].n == right["fill_in/format"].n == len(rows)
     counted = {field: right[f"fill_in/exact_{field}"].n for field in fields}
     assert counted == fields
     assert headline(right) == 1
-    wrong = evaluate_completions(rows, [broken(row) for row in rows])
+    wrong = evaluate_completions(rows, [TASKS[row["task"]].broken(row) for row in rows])
     assert wrong["fill_in/exact"].value == 0
     assert wrong["fill_in/format"].value > 0.95, "readable, but for records with one legal move"
     # A right answer to the actions, and nothing else.

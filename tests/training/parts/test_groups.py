@@ -14,8 +14,7 @@ import torch
 
 from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.models import loading
-from rookworld_rlvr.tasks.registry import task_of
-from rookworld_rlvr.tasks.scoring import score_row
+from rookworld_rlvr.tasks.registry import score_row, task_of
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.parts.groups import Round, fill, next_round, select_groups
 from rookworld_rlvr.training.parts.kl import KLArguments, KLTerm

@@ -17,16 +17,11 @@ from transformers import (
 )
 
 from rookworld_rlvr.common.errors import ConfigurationError
-from rookworld_rlvr.tasks.registry import task_of
+from rookworld_rlvr.tasks.registry import TASKS, task_of
+from rookworld_rlvr.tasks.task import Sampling
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.parts.part import whole
-from rookworld_rlvr.training.parts.sampling import (
-    TASK_SAMPLING,
-    RowSampler,
-    Sampling,
-    draw,
-    rollout,
-)
+from rookworld_rlvr.training.parts.sampling import RowSampler, draw, rollout
 from rookworld_rlvr.training.preflight import measure_parity, mixed_length_prompts
 
 BOTH = {"policy": {}, "environment": {}}
@@ -173,8 +168,8 @@ def test_the_preflight_covers_the_tasks_temperatures(
 
 
 def test_the_defaults_are_what_the_authors_settled_on() -> None:
-    assert TASK_SAMPLING["policy"] == Sampling(0.5, 0.9)
-    assert TASK_SAMPLING["environment"] == Sampling(0.95, 0.95)
+    assert TASKS["policy"].sampling == Sampling(0.5, 0.9)
+    assert TASKS["environment"].sampling == Sampling(0.95, 0.95)
 
 
 def test_faults_are_found_together() -> None:

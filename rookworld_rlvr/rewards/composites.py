@@ -1,0 +1,71 @@
+"""Rewards that make one number of several components; each says its range."""
+
+from __future__ import annotations
+
+import math
+
+from ..tasks.policy import POLICY
+from ..tasks.types import Score
+
+SHAPINGS = ("graduated", "linear", "binary", "continuous")
+
+
+UNREADABLE = -0.3
+
+
+_POLICY_QUALITY = ("best_move", "candidates", "evaluation", "legality", "consistency")
+
+
+def graduated(score: Score, shaping: str = "graduated") -> float:
+    """One number of [-0.3, 1] for an environment or policy answer; unreadable answers get -0.3.
+
+    With `q`, the share of fields right (environment) or the mean of the five policy components:
+
+    - ``graduated``: the ladder 0.2 format only (q = 0), 0.4 some fields right, 0.6 most (q >= 0.5),
+      0.8 near perfect (q >= 0.85: one field wrong), 1.0 exact (q = 1).
+    - ``linear``: 0.2 + 0.8 q.
+    - ``binary``: 1 where exact, else 0.
+    - ``continuous``: as ``linear``, but a field nearly right counts in part: for the environment
+      q is 0.8 state + 0.2 outcome.
+
+    Args:
+        score: Of `score_environment` or `score_policy`.
+        shaping: One of `SHAPINGS`.
+    """
+    if not score["format"]:
+        return UNREADABLE
+    quality = _quality(score, partial=shaping == "continuous")
+    if shaping == "binary":
+        return float(quality == 1)
+    if shaping != "graduated":
+        return 0.2 + 0.8 * quality
+    for least, rung in ((1.0, 1.0), (0.85, 0.8), (0.5, 0.6)):
+        if quality >= least:
+            return rung
+    return 0.4 if quality > 0 else 0.2
+
+
+def _quality(score: Score, partial: bool) -> float:
+    if "fields" not in score.components:
+        return math.fsum(score[name] for name in _POLICY_QUALITY) / len(_POLICY_QUALITY)
+    if score["exact"]:
+        return 1.0
+    return 0.8 * score["state"] + 0.2 * score["outcome"] if partial else score["fields"]
+
+
+def asymmetric(score: Score) -> float:
+    """One number of [-1, 1] for an environment answer: a wrong state costs more than a suffix.
+
+    1 where exact; 0.6 to 0.87 where the state is right and the suffix is not; from -1 to below 0 by
+    edit distance of the FENs where the state is wrong; -1 where unreadable.
+    """
+    if score["exact"]:
+        return 1.0
+    if score["state"] == 1:
+        return 0.6 + 0.4 * score["outcome"]
+    return score["closeness"] - 1
+
+
+def weighted_policy(score: Score) -> float:
+    """One number of [0, 1] for a policy answer: half the best move, 30% candidates, 20% evaluations."""
+    return POLICY.quality(score)

@@ -1,0 +1,181 @@
+"""A task of one file: the number of legal moves. The package knows nothing of it but its registry."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
+
+from rookworld_rlvr.cli.dry_run import dry_run_text
+from rookworld_rlvr.common.errors import ConfigurationError, NotationError
+from rookworld_rlvr.data.audit.run import AuditArguments, audit
+from rookworld_rlvr.data.loading import DataArguments, LoadedData, load_data, require_truth
+from rookworld_rlvr.data.synthesis import environment_prompts, environment_row
+from rookworld_rlvr.diagnosis.completions import _position
+from rookworld_rlvr.evaluation.answerers import Oracle
+from rookworld_rlvr.rewards.registry import get_reward_funcs, known_rewards, tasks_of
+from rookworld_rlvr.tasks import rules
+from rookworld_rlvr.tasks.metrics import evaluate_completions, training_metrics
+from rookworld_rlvr.tasks.registry import TASKS, join_row, register, split_row, task_of
+from rookworld_rlvr.tasks.scoring import Values, unreadable
+from rookworld_rlvr.tasks.task import Sampling, Task
+from rookworld_rlvr.tasks.text import clean, parse_fen
+from rookworld_rlvr.tasks.types import Score
+from rookworld_rlvr.training.glossary import dashboard_key, explain
+from rookworld_rlvr.training.parts.sampling import Sampling as TrainersSampling
+
+START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+REWARDS = [{"name": "legal_moves_exact"}, {"name": "environment_exact"}]
+
+
+class LegalMoves(Task):
+    """``N: FEN``, and how many moves are legal there."""
+
+    name = "legal_moves"
+    prefix = "N:"
+    ability = "counts legal moves (`N:` prompts)"
+    sampling = Sampling(temperature=0.7, max_completion_length=1)
+
+    def split(self, row: str) -> tuple[str, str]:
+        fen, _, number = row.removeprefix(self.prefix).rpartition(" ")
+        return f"{self.prefix} {parse_fen(fen)}", f" {self.parse_answer('', number)}"
+
+    def parse_answer(self, prompt: str, completion: str) -> int:
+        if not clean(completion).isdecimal():
+            raise NotationError("no number of moves", completion)
+        return int(clean(completion))
+
+    def truth(self, prompt: str, values: Values | None = None) -> str:
+        return f" {len(rules.legal_moves(self.position(prompt).fen))}"
+
+    def score(self, prompt: str, completion: str, values: Values | None = None) -> Score | None:
+        if not self.is_readable(prompt, completion):
+            return unreadable(self.components)
+        right = self.parse_answer(prompt, completion) == int(self.truth(prompt))
+        return Score({"format": 1.0, "exact": float(right)})
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> Iterator[None]:
+    register(LegalMoves())
+    yield
+    del TASKS["legal_moves"]
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> LoadedData:
+    """Kings on the a-file, with five moves each, and as many environment rows, from one file."""
+    fens = [
+        f"{'8/' * above}K7{'/8' * (7 - above)} w - - 0 1".replace("8", f"{file}k{7 - file}", 1)
+        for above in range(2, 7)
+        for file in range(3, 7)
+    ]
+    rows = [f"N: {fen} {len(rules.legal_moves(fen))}" for fen in fens]
+    assert {row[-1] for row in rows} == {"5"}
+    made = (
+        environment_row(prompt) for prompt, _ in zip(environment_prompts(0), rows, strict=False)
+    )
+    rows += [join_row(row["prompt"], row["completion"]) for row in made]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in rows))
+    data = load_data(
+        DataArguments(
+            dataset_name=str(file), tasks=["environment", "legal_moves"], heldout_share=0.3
+        )
+    )
+    require_truth(data, ["legal_moves"])
+    assert not data.report.quarantined and data.report.train["legal_moves"] > 8
+    return data
+
+
+def test_it_trains_with_its_reward_metric_and_sampling(
+    loaded: LoadedData,
+    random_gpt2: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+    make_trainer: Callable[..., Any],
+) -> None:
+    (five,) = tokenizer(" 5")["input_ids"]
+    answer = random_gpt2.lm_head.weight.data[five]
+    random_gpt2.transformer.ln_f.bias.data += 7 * answer / answer.square().sum()  # now and then
+    before = random_gpt2.transformer.wte.weight.detach().clone()
+    trainer = make_trainer(
+        random_gpt2,
+        tokenizer,
+        train_dataset=loaded.train,
+        rewards=REWARDS,
+        task_sampling={"legal_moves": {}},
+        metric_for_best_model="legal_moves/exact",
+        per_device_train_batch_size=32,
+        max_steps=3,
+        logging_steps=1,
+        eval_strategy="steps",
+        eval_steps=3,
+        save_strategy="no",
+        load_best_model_at_end=False,
+    )
+    trainer.eval_dataset = loaded.heldout
+    trainer.train()
+    assert not torch.equal(trainer.model.transformer.wte.weight, before)
+    logs = trainer.state.log_history
+    assert trainer.state.global_step == 3
+    rewarded = [log.get("rewards/legal_moves_exact/mean") for log in logs if "reward" in log]
+    assert len(rewarded) == 3 and sum(filter(None, rewarded)) > 0, rewarded
+    assert {log.get("sampling/temperature_legal_moves", 0.7) for log in logs} == {0.7}
+    assert any("sampling/temperature_legal_moves" in log for log in logs)
+    heldout = [log for log in logs if "eval_legal_moves/exact" in log]
+    assert len(heldout) == 2  # before the first step, after the last
+    assert all("eval_environment/exact" in log for log in heldout)
+    assert any("reward/legal_moves" in log for log in logs)
+    for name in {name for log in logs for name in log if "legal_moves" in name}:
+        assert explain(dashboard_key(name)), name
+
+
+def test_its_text_is_told_apart_by_its_prefix() -> None:
+    row = f"N: {START} 20"
+    assert task_of(row) == "legal_moves"
+    assert split_row(f" {row} <|endoftext|>") == ("legal_moves", f"N: {START}", " 20")
+    with pytest.raises(NotationError, match="no number of moves"):
+        split_row(f"N: {START} many")
+
+
+def test_its_names_follow_from_it() -> None:
+    assert list(known_rewards())[15] == "legal_moves_exact", "after the other tasks' components"
+    assert tasks_of(REWARDS) == {"legal_moves", "environment"}
+    assert training_metrics()[-1] == "legal_moves/exact"
+    assert TrainersSampling is Sampling
+
+
+def test_what_reads_all_tasks_reads_it(loaded: LoadedData, tmp_path: Path) -> None:
+    """The report of loading, the dry run, the oracle, a diagnosis and an audit."""
+    rows = [row for row in loaded.train if row["task"] == "legal_moves"]
+    prompts = [row["prompt"] for row in rows]
+    right = evaluate_completions(rows, Oracle(lambda fens: []).answers(prompts))
+    assert {name: (result.value, result.n) for name, result in right.items()} == {
+        "legal_moves/exact": (1.0, len(rows))
+    }
+    text = dry_run_text(loaded, REWARDS)
+    assert text.count("legal_moves_exact 1.000") == text.count("legal_moves_exact 0.000") == 3
+    assert any(line.startswith("legal_moves  train") for line in loaded.report.lines())
+    assert _position(f"N: {START}") == {"task": "legal_moves", "fen": START, "action": None}
+    assert TASKS["legal_moves"].board(rows[0], " 20").startswith("<svg")
+    counted = audit(AuditArguments(dataset_name=str(tmp_path / "rows.jsonl")))["rows"]
+    assert (counted["white"]["legal_moves"], counted["black"]["legal_moves"]) == (20, 0)
+    (exact,) = get_reward_funcs([{"name": "legal_moves_exact"}])
+    assert exact([f"N: {START}", "P: x"], [" 20", " 20"]) == [1.0, None]
+
+
+def test_a_name_or_prefix_that_is_taken_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="is that of 'legal_moves'"):
+        register(LegalMoves())
+
+
+def test_a_task_s_rewards_and_metrics_are_components_of_its_scores() -> None:
+    for task in TASKS.values():
+        measured = {metric.component for metric in task.metrics.values()}
+        assert measured | set(task.rewards) <= set(task.components)
+        assert task.headline in task.metrics
