@@ -61,9 +61,9 @@ def stockfish() -> str:
 @pytest.fixture(scope="session")
 def chromium() -> tuple[str, str]:
     """Paths of a browser and its driver. CI installs both, and does not let this be skipped."""
-    paths = shutil.which("chromium"), shutil.which("chromedriver")
-    if None not in paths:
-        return paths
+    browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if browser and driver:
+        return browser, driver
     if os.environ.get("ROOKWORLD_REQUIRE_BROWSER"):
         raise FileNotFoundError("no chromium or no chromedriver on the PATH")
     pytest.skip("no chromium or no chromedriver (apt-get install chromium chromium-driver)")

@@ -52,7 +52,12 @@ def policy_text(move: str) -> str:
 
 def oracle(labeller: Labeller) -> Oracle:
     """An oracle whose engine goes on running."""
-    return Oracle(lambda fens: [values and values.by_move() for values in labeller.values(fens)])
+
+    def values(fens: Sequence[str]) -> list[Mapping[str, int] | None]:
+        found = labeller.values(fens)
+        return [None if values is None else values.by_move() for values in found]
+
+    return Oracle(values)
 
 
 def shallow(stockfish: str, depth: int) -> Labeller:

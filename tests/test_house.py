@@ -6,9 +6,10 @@ from graphlib import TopologicalSorter
 
 from .conftest import REPOSITORY
 
-LEVELS = ("common", "tasks", "engine models", "data rewards", "evaluation", "training")
-LEVELS += ("diagnosis reports cli",)  # rooms of one level do not import each other
-LEVEL = {room: level for level, rooms in enumerate(LEVELS, 1) for room in rooms.split()}
+LEVELS = (
+    "common | tasks | engine models | data rewards | evaluation | training | diagnosis reports cli"
+)
+LEVEL = {room: level for level, rooms in enumerate(LEVELS.split("|"), 1) for room in rooms.split()}
 FILES = [p.relative_to(REPOSITORY) for p in (REPOSITORY / "rookworld_rlvr").rglob("*.py")]
 NAMES = {".".join(p.with_suffix("").parts).removesuffix(".__init__"): p for p in FILES}
 TREES = {name: ast.parse((REPOSITORY / path).read_text()) for name, path in NAMES.items()}

@@ -186,6 +186,7 @@ def configurations() -> list[type]:
         for name, kind in vars(module).items()
         if name.endswith(("Arguments", "Config", "Spec", "Sampling", "ModelShape"))
         and kind.__module__ == module.__name__
+        and isinstance(kind, type)
         and dataclasses.is_dataclass(kind)
         and name not in NOT_DECLARED
     ]

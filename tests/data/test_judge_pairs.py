@@ -41,7 +41,7 @@ def environment_row(fen: str, action: str) -> dict[str, Any]:
     }
 
 
-POLICY_ROW = {
+POLICY_ROW: dict[str, Any] = {
     "task": "policy",
     "prompt": "P: 7k/8/8/8/8/8/5PPP/7K w - - 0 1",
     "completion": " M: h2h3 E: 9.0 B: h2h3",

@@ -452,7 +452,7 @@ def test_synthetic_rows_carry_the_truth_and_come_on_top(tmp_path: Path) -> None:
 
 def test_loading_twice_gives_the_same_rows_in_the_same_order(tmp_path: Path) -> None:
     name = jsonl(tmp_path / "rows.jsonl", raw_rows(20))
-    options = {"environment_share": 0.6, "en_passant_fault_share": 0.5}
+    options: dict[str, Any] = {"environment_share": 0.6, "en_passant_fault_share": 0.5}
     one, again = load(name, **options), load(name, **options)
     assert one.train.to_list() == again.train.to_list()
     assert one.heldout.to_list() == again.heldout.to_list()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -283,4 +284,8 @@ def test_plots_hold_their_numbers_and_nothing_else_of_the_text() -> None:
     assert histogram([0.0, 0.0, 1.0], "numbers", bins=2).count("<rect") == 2
     assert "<title>0: 2</title>" in histogram([0.0, 0.0, 1.0], "numbers", bins=2)
     assert histogram([], "none") == curve([1.0], "one point") == ""
-    assert 'points="0.0,56.0 120.0,30.0 240.0,4.0"' in curve([0.0, 0.5, 1.0], "rising")
+    (drawn,) = re.findall(r'points="([^"]*)"', curve([0.0, 0.5, 1.0], "rising"))
+    places = [[float(number) for number in pair.split(",")] for pair in drawn.split()]
+    for rises, (first, middle, last) in zip((1, -1), zip(*places, strict=True), strict=True):
+        assert rises * first < rises * last, "to the right, and upwards"
+        assert middle == pytest.approx((first + last) / 2)

@@ -125,7 +125,7 @@ def test_lines_say_whom_the_values_are_of_and_what_was_given_up() -> None:
 def test_no_engine_is_looked_for_where_none_is_needed(
     monkeypatch: pytest.MonkeyPatch, key: str, labels: str, policy_rows: int, unlabelled: int
 ) -> None:
-    options = {"engine_path": "/no/such/engine"} if key == "engine_path" else {}
+    options: dict[str, Any] = {"engine_path": "/no/such/engine"} if key == "engine_path" else {}
     monkeypatch.setenv("STOCKFISH_PATH", "/no/such/engine")
     truth = PolicyTruth.open(LabelArguments(labels=labels, **options), policy_rows, unlabelled)
     assert truth.labeller is None

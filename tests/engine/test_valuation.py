@@ -119,7 +119,7 @@ def test_mates_are_those_of_a_search_of_all_moves_at_once(
     near = {
         move: score.score(mate_score=100_000)
         for move, score in seen.items()
-        if score.is_mate() and abs(score.mate()) <= 2
+        if score.is_mate() and abs(score.mate() or 0) <= 2
     }
     mine = valued(deep, fen).by_move()
     assert near
@@ -371,7 +371,7 @@ def test_only_the_last_info_of_a_search_is_heard() -> None:
 
     protocol = asyncio.run(protocol_in_a_loop())
     heard: list[str] = []
-    protocol._line_received = heard.append  # type: ignore[method-assign]
+    protocol._line_received = heard.append  # type: ignore[method-assign, assignment]
     written = (
         b"info string network\ninfo depth 1 score cp 5\ninfo depth 2 score cp 7\r\n"
         b"info depth 3 currmove e2e4\nbestmove e2e4\nreadyok\ninfo depth 1 score cp 9\nbestmove"

@@ -270,8 +270,8 @@ def test_what_the_oracle_and_chance_get_in_the_policy_task() -> None:
     oracle = {name: value.value for name, value in suite.run(Oracle(values)).metrics().items()}
     best_is_least = ("invalid", "centipawn_loss", "win_probability_loss", "evaluation_mae")
     for name, value in oracle.items():
-        expected = 0 if name.startswith(best_is_least) else 1
-        assert value == pytest.approx(expected, abs=1e-9), name
+        best = 0 if name.startswith(best_is_least) else 1
+        assert value == pytest.approx(best, abs=1e-9), name
     chances = [
         sum(cp == max(values.values()) for cp in values.values()) / len(values)
         for values in suite.values.values()

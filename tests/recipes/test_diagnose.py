@@ -25,7 +25,7 @@ from ..conftest import REPOSITORY, launch, script
 
 SCRIPT = REPOSITORY / "recipes" / "diagnose.py"
 NANO = REPOSITORY / "recipes" / "grpo_nano.yaml"
-SMALL = "--use_cpu --diagnose_heldout_rows 60 --per_device_train_batch_size 32".split()
+SMALL = "--use_cpu --diagnose_heldout_rows 24 --per_device_train_batch_size 32".split()
 Diagnose = Callable[..., tuple[int, dict[str, Any]]]
 
 
@@ -166,7 +166,7 @@ def test_gradients_add_up_and_every_layer_moves(content: dict[str, Any]) -> None
 def test_heldout_rows_are_the_same_before_and_after(content: dict[str, Any]) -> None:
     before, after = content["heldout_before"], content["heldout_after"]
     assert before["fingerprint"] == after["fingerprint"]
-    assert before["rows"] == after["rows"] == 60
+    assert before["rows"] == after["rows"] == 24
     for name, pair in after["paired"].items():
         change = after["metrics"][name]["value"] - before["metrics"][name]["value"]
         net = pair["wrong_to_right"] - pair["right_to_wrong"]
@@ -271,7 +271,7 @@ def test_identical_completions(diagnose: Diagnose) -> None:
 
 
 def test_learning_rate_far_too_high(diagnose: Diagnose) -> None:
-    code, content = diagnose("--learning_rate", "1e-2")
+    code, content = diagnose("--learning_rate", "1e-2", "--diagnose_heldout_rows", "60")
     assert code == 1
     fell = rules(content)["heldout_fell"]
     assert fell["keys"][0] == remedy(content) == "learning_rate"

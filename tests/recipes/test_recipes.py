@@ -25,7 +25,7 @@ GRPO = sorted(RECIPES.glob("grpo_*.yaml"))
 GRPO.remove(RECIPES / "grpo_judge.yaml")  # needs a judge: see test_judge.py
 SMALL = """
     --model_name_or_path rookworld-nano --dataset_name rookworld-nano-openings
-    --synthetic_rows 100 --heldout_rows 6 --max_steps 2
+    --max_rows 2000 --synthetic_rows 100 --heldout_rows 6 --max_steps 2
     --per_device_train_batch_size 16 --gradient_accumulation_steps 1
     --num_generations 8 --max_completion_length 16 --eval_steps 1 --save_steps 1 --logging_steps 1
     --dtype float32 --bf16 false --use_cpu --report_to none --dataloader_pin_memory false
@@ -155,7 +155,7 @@ def test_a_recipe_names_the_one_that_makes_its_model(
 
 
 def test_a_dry_run_loads_no_model_and_leaves_nothing(tmp_path: Path) -> None:
-    printed = run("grpo.py", "--dry_run", cwd=tmp_path)
+    printed = run("grpo.py", "--dry_run", "--max_rows", "2000", cwd=tmp_path)
     assert "max_steps: " in printed
     assert re.search(r"train/held-out overlap +0 positions", printed)
     assert len(re.findall(r"^environment row \d", printed, re.M)) == 3

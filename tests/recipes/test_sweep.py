@@ -33,7 +33,7 @@ from rookworld_rlvr.cli.sweep import (
 )
 from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 
-from ..conftest import RECIPES, REPOSITORY, script
+from ..conftest import RECIPES, REPOSITORY, recipe, script
 from ..recipes.test_recipes import SMALL
 
 METRIC = {"name": "eval/overall", "goal": "maximize"}
@@ -126,12 +126,9 @@ def test_a_shipped_sweep_is_wandb_s_format_and_its_trials_parse(
     assert content is not None
     content["parameters"] |= {"use_cpu": {"value": True}, "bf16": {"value": False}}
     monkeypatch.chdir(REPOSITORY)
-    monkeypatch.syspath_prepend(str(RECIPES))
-    from sweep import check_trials  # a recipe, found as a script finds its neighbours
-
     arguments = SweepArguments(**content, count=30)
     trials = arguments.trials()
-    check_trials(arguments, trials)
+    recipe("sweep").check_trials(arguments, trials)
     for key, spec in content["parameters"].items():
         if "values" in spec:
             assert {trial[key] for trial in trials} == set(spec["values"])
@@ -244,7 +241,11 @@ def test_a_study_goes_on_and_belongs_to_one_sweep(tmp_path: Path) -> None:
     assert drawn == [values["beta"] for values in arguments.trials()], "as without the interruption"
     assert [trial.number for trial in ended(study)] == [0, 2, 3, 4, 5]
     assert study.trials[2].intermediate_values == {1: 0.1}
-    for keys in ({"seed": 1}, {"parameters": {"beta": {"min": 0.0, "max": 2.0}}}):
+    others: list[dict[str, Any]] = [
+        {"seed": 1},
+        {"parameters": {"beta": {"min": 0.0, "max": 2.0}}},
+    ]
+    for keys in others:
         with pytest.raises(RookWorldError, match="another --output_dir"):
             open_study(sweep(**{"parameters": parameters, "output_dir": out, **keys}))
 

@@ -101,6 +101,7 @@ def test_without_a_network_the_layout_is_kept_too(tmp_path: Path) -> None:
             **os.environ,
             "HOME": str(tmp_path),
             "WANDB_API_KEY": "k" * 40,
+            "WANDB_HTTP_TIMEOUT": "1",  # in place of half a minute
             "WANDB_BASE_URL": "http://127.0.0.1:9",  # the port of the protocol "discard"
         },
     )

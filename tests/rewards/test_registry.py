@@ -497,7 +497,7 @@ def test_no_list_of_rewards_is_a_fault(specs: Any) -> None:
 
 
 def test_all_faults_are_reported_together() -> None:
-    specs = [
+    specs: list[dict[str, Any]] = [
         {"name": "policy_formt"},
         {"name": "graduated", "shaping": "cubic", "wait": 1},
         {"name": "asymmetric"},

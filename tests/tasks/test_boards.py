@@ -51,10 +51,19 @@ def lines(picture: str, colour: str) -> list[ElementTree.Element]:
     return [line for line in read(picture).iter(f"{SVG}line") if line.get("stroke") == colour]
 
 
-def marked(picture: str, colour: str) -> set[tuple[str, str]]:
-    """Corners of the squares that are filled."""
+def square(x: str | None, y: str | None) -> str:
+    """The square under a point, named as with White below."""
+    column, row = (
+        int(float(x or "") // chess.svg.SQUARE_SIZE),
+        int(float(y or "") // chess.svg.SQUARE_SIZE),
+    )
+    return chess.square_name(chess.square(column, 7 - row))
+
+
+def marked(picture: str, colour: str) -> set[str]:
+    """The squares that are filled."""
     return {
-        (rect.get("x", ""), rect.get("y", ""))
+        square(rect.get("x"), rect.get("y"))
         for rect in read(picture).iter(f"{SVG}rect")
         if rect.get("fill") == colour
     }
@@ -72,9 +81,9 @@ def test_a_position_is_python_chess_s_drawing() -> None:
 
 def test_it_is_seen_from_the_side_to_move() -> None:
     (line,) = lines(boards.position_board(BLACK, [boards.Arrow("a4a3", "#123456")]), "#123456")
-    # With Black below, file a is on the right and rank 4 is the fourth from above.
-    assert (line.get("x1"), line.get("y1")) == ("337.5", "157.5")
-    assert line.get("x2") == "337.5"
+    # With Black below, a4 is where h5 is with White below, and a3 where h6 is.
+    assert square(line.get("x1"), line.get("y1")) == "h5"
+    assert square(line.get("x2"), line.get("y2")) == "h6"
 
 
 def test_a_policy_answer_has_its_moves_and_the_engine_s_best() -> None:
@@ -84,7 +93,7 @@ def test_a_policy_answer_has_its_moves_and_the_engine_s_best() -> None:
     assert len(widths) == 4
     assert max(widths[:3]) < widths[3], "M thin, B strong"
     (best,) = lines(picture, "#1c8f4d")
-    assert best.get("x1") == "202.5", "file e"
+    assert square(best.get("x1"), best.get("y1")) == "e2"
     assert words(picture) == "B d2d4, engine e2e4"
 
 
@@ -104,8 +113,7 @@ def test_an_illegal_move_is_dashed_and_named() -> None:
 def test_an_environment_answer_has_its_wrong_squares_marked() -> None:
     d4 = AFTER_E4.replace("4P3/8/PPPP1PPP", "3P4/8/PPP1PPPP").replace(" b ", " w ")
     picture = environment_boards(START, "e2e4", f"{d4}+0.001+0+0")
-    # d4, e4, d2, e2: files 3 and 4, ranks 4 and 2.
-    squares = {(x, y) for x in ("135", "180") for y in ("180", "270")}
+    squares = {"d4", "e4", "d2", "e2"}
     assert marked(picture, "#d42a1e") == squares
     assert marked(picture, "#1c8f4d") == squares
     assert pieces(picture) == 64, "32 pieces on each of two boards"
@@ -157,8 +165,7 @@ ACTION = f"F: {START}+[MASK]+[MASK]+{AFTER_E4}+0.001+0+0+"
 
 def test_a_rank_that_is_filled_in_wrong_is_marked() -> None:
     picture = fill_in_boards(RANK, " 3P4")
-    # d4 and e4 of the next state: files 3 and 4, rank 4.
-    squares = {("135", "180"), ("180", "180")}
+    squares = {"d4", "e4"}  # of the next state
     assert marked(picture, "#d42a1e") == marked(picture, "#1c8f4d") == squares
     assert words(picture) == "wrong: rank 3P4 fits: 4P3"
     assert len(lines(picture, "#5b6470")) == 2, "the action, on both boards"

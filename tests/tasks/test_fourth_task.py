@@ -27,7 +27,6 @@ from rookworld_rlvr.tasks.task import Sampling, Task
 from rookworld_rlvr.tasks.text import clean, parse_fen
 from rookworld_rlvr.tasks.types import Score
 from rookworld_rlvr.training.glossary import dashboard_key, explain
-from rookworld_rlvr.training.parts.sampling import Sampling as TrainersSampling
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 REWARDS = [{"name": "legal_moves_exact"}, {"name": "environment_exact"}]
@@ -147,7 +146,6 @@ def test_its_names_follow_from_it() -> None:
     assert list(known_rewards())[15] == "legal_moves_exact", "after the other tasks' components"
     assert tasks_of(REWARDS) == {"legal_moves", "environment"}
     assert training_metrics()[-1] == "legal_moves/exact"
-    assert TrainersSampling is Sampling
 
 
 def test_what_reads_all_tasks_reads_it(loaded: LoadedData, tmp_path: Path) -> None:

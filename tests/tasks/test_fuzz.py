@@ -7,6 +7,7 @@ import math
 import os
 import random
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 
@@ -53,7 +54,7 @@ from rookworld_rlvr.tasks.types import (
 EXAMPLES = os.environ.get("FUZZ_EXAMPLES")
 settings.register_profile(
     "rookworld",
-    max_examples=int(EXAMPLES or 150),
+    max_examples=int(EXAMPLES or 80),
     derandomize=EXAMPLES is None,
     database=None,
     deadline=None,
@@ -128,8 +129,8 @@ def assert_scored(completion: str) -> None:
             assert values is None or number in values, name
         assert REWARDS[name](**batch) == numbers, name
     for reward in SHAPED.values():
-        *judged, fill_in = reward(**batch)
-        assert all(number is not None and -0.3 <= number <= 1 for number in judged)
+        *shaped, fill_in = reward(**batch)
+        assert all(number is not None and -0.3 <= number <= 1 for number in shaped)
         assert fill_in is None
 
 
@@ -251,7 +252,7 @@ def test_any_prompt_is_judged_or_has_no_truth(prompt: str) -> None:
 
 @given(st.one_of(st.text(max_size=200), mutated(RIGHT_STATE), mutated(RIGHT_ANALYSIS)))
 def test_a_parser_raises_no_other_error_than_its_own(text: str) -> None:
-    for parse in (
+    parsers: list[Callable[[str], object]] = [
         split_row,
         parse_policy_prompt,
         parse_policy_answer,
@@ -262,7 +263,8 @@ def test_a_parser_raises_no_other_error_than_its_own(text: str) -> None:
         notation.parse_fen,
         notation.parse_move,
         notation.parse_decimal,
-    ):
+    ]
+    for parse in parsers:
         with contextlib.suppress(NotationError):
             parse(text)
 
@@ -298,7 +300,7 @@ def test_any_record_and_any_completion_is_scored_or_has_no_truth() -> None:
             assert numbers == [None] * 3 and spoilt
             outcomes["no truth"] += 1
         else:
-            form, exact, similarity = numbers
+            form, exact, similarity = (number for number in numbers if number is not None)
             assert form in (0, 1) and exact in (0, 1) and 0 <= similarity <= 1
             assert (similarity == 1) == (exact == 1) <= form
             outcomes[f"exact {exact:g}"] += 1

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ from rookworld_rlvr.engine.pool import EngineArguments
 from rookworld_rlvr.tasks.policy import parse_policy_answer
 from rookworld_rlvr.tasks.registry import split_row
 
-from ...conftest import REPOSITORY, script
+from ...conftest import REPOSITORY, recipe, script
 
 SCRIPT = REPOSITORY / "recipes" / "prepare_data.py"
 ENVIRONMENT = (
@@ -67,7 +68,10 @@ def prepare(tmp_path: Path, lines: list[str], **options: Any) -> tuple[Table, Pr
     """The story of `recipes/prepare_data.py` in this process, at depth 2."""
     source_file = tmp_path / "rows.txt"
     source_file.write_text("\n".join(lines) + "\n")
-    label_options = {"engine_depth": 2, "engine_cache": str(tmp_path / "values.sqlite")}
+    label_options: dict[str, Any] = {
+        "engine_depth": 2,
+        "engine_cache": str(tmp_path / "values.sqlite"),
+    }
     for key in ("labels", "engine_depth", "engine_path", "engine_timeout"):
         if key in options:
             label_options[key] = options.pop(key)
@@ -230,18 +234,19 @@ def test_shards_put_together_are_the_whole(tmp_path: Path, shards: int) -> None:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Table]:
     """Rows, and what a run that nothing happens to makes of them."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    (folder / "rows.txt").write_text("\n".join([ENVIRONMENT, *policy_lines(60)]) + "\n")
-    with start(folder, folder / "rows.txt") as process:
-        printed, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, printed
+    (folder / "rows.txt").write_text("\n".join([ENVIRONMENT, *policy_lines(36)]) + "\n")
+    recipe("prepare_data").main(argv(folder, folder / "rows.txt"))
     return folder / "rows.txt", pq.read_table(folder / "out.parquet").to_pylist()
 
 
+def argv(folder: Path, rows: Path) -> list[str]:
+    files = ["--dataset_name", str(rows), "--output_file", str(folder / "out.parquet")]
+    return [*files, "--engine_cache", str(folder / "values.sqlite"), "--engine_depth", "8"]
+
+
 def start(folder: Path, rows: Path) -> subprocess.Popen[str]:
-    argv = ["--dataset_name", str(rows), "--output_file", str(folder / "out.parquet")]
-    argv += ["--engine_cache", str(folder / "values.sqlite"), "--engine_depth", "8"]
     return subprocess.Popen(
-        [sys.executable, str(SCRIPT), *argv, "--num_proc", "2"],
+        [sys.executable, str(SCRIPT), *argv(folder, rows), "--num_proc", "2"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -256,6 +261,10 @@ def valued(folder: Path) -> int:
             return int(cache.execute("SELECT COUNT(*) FROM action_values").fetchone()[0])
     except sqlite3.OperationalError:
         return 0
+
+
+def has_valued(folder: Path, positions: int) -> bool:
+    return valued(folder) >= positions
 
 
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
@@ -279,8 +288,8 @@ def engines(process: subprocess.Popen[str]) -> Iterator[psutil.Process]:
 def test_killed_engines_are_replaced(tmp_path: Path, undisturbed: tuple[Path, Table]) -> None:
     rows, expected = undisturbed
     with start(tmp_path, rows) as process:
-        for done in (5, 20, 35):
-            wait_until(lambda done=done: valued(tmp_path) >= done, process)
+        for done in (3, 12, 20):
+            wait_until(partial(has_valued, tmp_path, done), process)
             wait_until(lambda: any(engines(process)), process)
             next(engines(process)).kill()
         printed, _ = process.communicate(timeout=300)
@@ -292,7 +301,7 @@ def test_killed_engines_are_replaced(tmp_path: Path, undisturbed: tuple[Path, Ta
 def test_a_killed_worker_is_made_good(tmp_path: Path, undisturbed: tuple[Path, Table]) -> None:
     rows, expected = undisturbed
     with start(tmp_path, rows) as process:
-        wait_until(lambda: valued(tmp_path) >= 10, process)
+        wait_until(partial(has_valued, tmp_path, 6), process)
         worker = next(engines(process)).parent()
         assert worker is not None and worker.pid != process.pid
         worker.kill()
@@ -311,12 +320,12 @@ def test_a_killed_worker_is_made_good(tmp_path: Path, undisturbed: tuple[Path, T
 def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, undisturbed: tuple[Path, Table]) -> None:
     rows, expected = undisturbed
     with start(tmp_path, rows) as process:
-        wait_until(lambda: valued(tmp_path) >= 15, process)
+        wait_until(partial(has_valued, tmp_path, 8), process)
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
     assert not (tmp_path / "out.parquet").exists()
     before = valued(tmp_path)
-    assert 15 <= before < len(expected) - 1
+    assert 8 <= before < len(expected) - 1
     with start(tmp_path, rows) as process:
         printed, _ = process.communicate(timeout=300)
     assert process.returncode == 0, printed

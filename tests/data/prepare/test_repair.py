@@ -16,7 +16,7 @@ from rookworld_rlvr.tasks.types import PolicyAnswer, PolicyPrompt
 
 # White: a1a8 mates. The pawn's two moves are equal, the king's are worst.
 FEN = "6k1/5ppp/8/8/8/8/7P/R6K w - - 0 1"
-VALUES = [
+VALUES: list[dict[str, Any]] = [
     *({"move": "a1a8", "cp": 99_999}, {"move": "a1a7", "cp": 500}, {"move": "a1e1", "cp": 450}),
     *({"move": "h2h3", "cp": 300}, {"move": "h2h4", "cp": 300}, {"move": "a1b1", "cp": 300}),
     {"move": "h1g1", "cp": -20},

@@ -503,16 +503,18 @@ def test_all_faults_are_reported_together() -> None:
             },
             health_patience=0,
         )
-    assert caught.value.faults == [
-        "health_severity: 'truncatd' is no rule; did you mean truncated?",
-        "health_severity: unreadable: 'warn' is none; did you mean warning?",
-        "health_bounds: 'zero_varianc' is no rule; did you mean zero_variance or zero_variance_most?",
-        "health_bounds: unreadable: 'half' is no number",
-        "health_patience: 0 is too small; give at least 1",
-        "health_bounds: 10 of truncated is no share; give a number from 0 to 1",
-        "health_bounds: inf of advantage_std is no finite number",
-        "health_bounds: gradient_not_finite has no bound to set; see health_severity",
+    named = [
+        ("health_severity", "'truncatd'", "did you mean truncated?"),
+        ("health_severity", "unreadable", "'warn'", "did you mean warning?"),
+        ("health_bounds", "'zero_varianc'", "did you mean zero_variance"),
+        ("health_bounds", "unreadable", "'half'", "no number"),
+        ("health_patience", "0", "at least 1"),
+        ("health_bounds", "10 of truncated", "from 0 to 1"),
+        ("health_bounds", "inf of advantage_std", "finite"),
+        ("health_bounds", "gradient_not_finite", "health_severity"),
     ]
+    for fault, words in zip(caught.value.faults, named, strict=True):
+        assert all(word in fault for word in words), fault
     with pytest.raises(ConfigurationError) as caught:
         HealthArguments(health_severity="{truncated", health_bounds="[1]")
     first, second = caught.value.faults
@@ -560,10 +562,9 @@ def test_findings_are_printed_and_written_down(
     assert run.file.read_text() == "", "a healthy run leaves an empty file"
     run.log(10, {**HEALTHY, **BAD})
     (written,) = run.written()
-    message = (
-        "50% of the completions were cut off, over 10%; raise max_completion_length (a "
-        "GPT-2-tokenised answer takes up to 144 tokens)"
-    )
+    message = written["message"]
+    for word in ("50%", "over 10%", "max_completion_length"):
+        assert word in message
     assert written == {
         "rule": "truncated",
         "severity": "warning",

@@ -106,7 +106,7 @@ def test_bad_values_are_faults(options: dict[str, Any], fault: str) -> None:
 
 def test_a_sharded_model_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
-    options = {"rewards": REWARDS, "use_cpu": True}
+    options: dict[str, Any] = {"rewards": REWARDS, "use_cpu": True}
     RookWorldGRPOConfig(**options)
     with pytest.raises(ConfigurationError, match="torch_compile: compiles no sharded model"):
         RookWorldGRPOConfig(**options, torch_compile_backend="eager")

@@ -58,7 +58,12 @@ def tasks_of(data: Dataset, batch: list[int]) -> Counter[str]:
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_the_layout_is_that_of_trls_sampler(shuffle: bool) -> None:
     data = rows()
-    shape = {"mini_repeat_count": 4, "batch_size": 8, "repeat_count": 3, "shuffle": shuffle}
+    shape: dict[str, Any] = {
+        "mini_repeat_count": 4,
+        "batch_size": 8,
+        "repeat_count": 3,
+        "shuffle": shuffle,
+    }
     theirs = list(RepeatSampler(data, **shape, seed=1))
     ours = PromptSampler(data, **shape, seed=1)
     found = list(ours)
@@ -411,7 +416,7 @@ def test_a_run_that_goes_on_draws_what_it_would_have_drawn(by_difficulty: bool) 
 def loader(found: PromptSampler, world: int, rank: int) -> Any:
     """As accelerate prepares it, of batches of 8 over all processes."""
     return prepare_data_loader(
-        DataLoader(range(50), batch_size=8 // world, sampler=found),
+        DataLoader(range(50), batch_size=8 // world, sampler=found),  # type: ignore[arg-type]
         num_processes=world,
         process_index=rank,
         put_on_device=False,

@@ -24,7 +24,7 @@ from rookworld_rlvr.training.parts.part import whole
 from rookworld_rlvr.training.parts.sampling import RowSampler, draw, rollout
 from rookworld_rlvr.training.preflight import measure_parity, mixed_length_prompts
 
-BOTH = {"policy": {}, "environment": {}}
+BOTH: dict[str, dict[str, Any]] = {"policy": {}, "environment": {}}
 REWARDS = [{"name": "graduated"}]
 
 
