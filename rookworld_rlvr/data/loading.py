@@ -242,7 +242,7 @@ def require_truth(data: LoadedData, tasks: Sequence[str], labels: str = "stored"
     Args:
         data: What was loaded.
         tasks: Those that the recipe trains.
-        labels: One of `labels.LABELS`.
+        labels: One of `engine.truth.LABELS`.
 
     Raises:
         RookWorldError: Some policy rows carry no `action_values` and no engine is to be asked, or a

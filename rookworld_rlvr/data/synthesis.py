@@ -72,7 +72,7 @@ class KindShares(Shares):
 
 @dataclass(frozen=True)
 class FieldShares(Shares):
-    """Shares of what is masked in fill-in rows, by `records.FILL_IN_FIELDS`.
+    """Shares of what is masked in fill-in rows, by `tasks.types.FILL_IN_FIELDS`.
 
     Fields of a FEN are masked in the state and in the next state alike.
     """

@@ -382,7 +382,7 @@ def _attach_values(rows: Sequence[Row], args: LabelArguments, source: ValueSourc
 def provenance(
     args: PrepareArguments, source: ValueSource | None, report: PrepareReport
 ) -> dict[str, Any]:
-    """What is worth knowing of the rows, for `provenance.write_parquet`."""
+    """What is worth knowing of the rows, for `data.parquet.write_parquet`."""
     before = read_provenance(dataset_file(args.dataset_name)) if args.dataset_name else None
     return {
         "dataset_name": args.dataset_name,

@@ -37,7 +37,7 @@ Answer = Mapping[str, Any]
 class AnswerPair:
     """A held-out row that was answered before and after training."""
 
-    before: Answer  # the keys that `runs.write_answers` gives
+    before: Answer  # the keys that `run_folder.write_answers` gives
     after: Answer
 
 

@@ -236,7 +236,7 @@ class KLArguments:
     )
     kl_control: KLControl = setting("fixed", "fixed, or adaptive to kl_target, starting from beta.")
     kl_adaptation: KLAdaptation = setting(
-        "proportional", "How an adaptive coefficient follows the KL, see kl.KLController."
+        "proportional", "How an adaptive coefficient follows the KL, see training/parts/kl.py."
     )
     kl_target: float | None = setting(None, "KL to hold, in nats a token.", above=0)
     kl_horizon: int = setting(
