@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> None:
     known: dict[str, Values] = {}
     for suite in suites:
         if isinstance(suite, PolicySuite):
-            known |= suite.values
+            known |= suite.items
     values = OracleValues(known, engine_args)
     results = []
     for name in model_args.model_name_or_path:

@@ -8,6 +8,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from .errors import RookWorldError
 
 
@@ -49,6 +51,11 @@ def _unwritable(path: Path, error: OSError) -> RookWorldError:
 def asset_path(name: str) -> str:
     """Path of a packaged file or folder."""
     return str(Path(str(files("rookworld_rlvr"))) / "assets" / name)
+
+
+def read_asset(name: str) -> Any:
+    """Content of a packaged YAML file."""
+    return yaml.safe_load(Path(asset_path(name)).read_text(encoding="utf-8"))
 
 
 def is_hub_id(name: str) -> bool:

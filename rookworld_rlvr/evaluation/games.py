@@ -89,7 +89,7 @@ def openings(count: int, seed: int) -> list[chess.Board]:
     return list(found.values())
 
 
-class GameSuite(Suite):
+class GameSuite(Suite[chess.Board]):
     """A suite whose items are games.
 
     Args:
@@ -99,27 +99,20 @@ class GameSuite(Suite):
     """
 
     def __init__(self, starts: Mapping[str, chess.Board], plies: int, seed: int) -> None:
-        self._starts = dict(starts)
-        self._plies = plies
-        self._seed = seed
+        notes = {
+            "starts": f"held-out positions after {OPENING_PLIES} random plies",
+            "game_plies": plies,
+        }
+        super().__init__(starts, seed, notes)
+        self.plies = plies
 
     def positions(self) -> dict[str, str]:
         """See `Suite`."""
-        return {name: board.fen() for name, board in self._starts.items()}
+        return {name: board.fen() for name, board in self.items.items()}
 
-    def leave_out(self, items: Iterable[str]) -> None:
-        """See `Suite`."""
-        for item in items:
-            del self._starts[item]
-
-    def _games(self) -> list[Game]:
-        return [Game(name, board.copy()) for name, board in self._starts.items()]
-
-    def _notes(self) -> dict[str, object]:
-        return {
-            "starts": f"held-out positions after {OPENING_PLIES} random plies",
-            "game_plies": self._plies,
-        }
+    def games(self) -> list[Game]:
+        """New games, one an item."""
+        return [Game(name, board.copy()) for name, board in self.items.items()]
 
 
 def by_position(boards: Iterable[chess.Board]) -> dict[str, chess.Board]:

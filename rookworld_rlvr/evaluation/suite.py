@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from ..common.errors import RookWorldError
 from ..common.stats import Estimate, Kind, Paired, estimate, paired
@@ -116,31 +116,67 @@ class SuiteResult:
         return {name: result for name, result in results.items() if result is not None}
 
 
-class Suite(ABC):
+Item = TypeVar("Item")
+
+
+Judged = tuple[str, Mapping[str, float], Iterable[str]]
+"""An item's name, its values by metric, and the groups that it belongs to."""
+
+
+class Suite(ABC, Generic[Item]):
     """Items made once, and asked of any number of models.
 
     Making one raises `SuiteUnavailableError` where its engine or file is missing.
+
+    Args:
+        items: By name, as results and other models know them.
+        seed: What they follow from.
+        notes: See `SuiteResult`.
 
     Attributes:
         name: Of the suite, as `--suites` takes it.
         version: Raised with every change of items, prompts or scoring.
         metrics: What it measures, by name.
         headline: The metric that says most; the higher, the better.
+        grouped: The metrics that are split by group.
     """
 
     name: ClassVar[str]
     version: ClassVar[int]
     metrics: ClassVar[Mapping[str, Metric]]
     headline: ClassVar[str]
+    grouped: ClassVar[Collection[str]] = ()
+
+    def __init__(
+        self, items: Mapping[str, Item], seed: int, notes: Mapping[str, Any] | None = None
+    ) -> None:
+        self.items = dict(items)
+        self.seed = seed
+        self.notes = dict(notes or {})
 
     @abstractmethod
     def positions(self) -> dict[str, str]:
         """The test position (FEN) of each item; a game's is the one that it starts from."""
 
     @abstractmethod
+    def judged(self, model: Answerer) -> Iterable[Judged]:
+        """Ask a model about all items, and judge what it says."""
+
+    def groups(self) -> Iterable[str]:
+        """The groups in the order in which results have them."""
+        return ()
+
     def leave_out(self, items: Iterable[str]) -> None:
         """Drop items, as their positions stand in a training set."""
+        for item in items:
+            del self.items[item]
 
-    @abstractmethod
     def run(self, model: Answerer) -> SuiteResult:
-        """Ask a model, and judge what it says."""
+        """Ask a model, and gather what its answers are worth."""
+        seen = Observations(self.metrics, self.groups())
+        for item, values, groups in self.judged(model):
+            for metric, value in values.items():
+                seen.add(item, metric, value, groups if metric in self.grouped else ())
+        return SuiteResult(
+            self.version, len(self.items), self.seed, model.decoding, seen, notes=self.notes
+        )

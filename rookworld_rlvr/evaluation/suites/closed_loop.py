@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ from ...tasks.environment import parse_environment_answer, write_environment_pro
 from ...tasks.types import EnvironmentAnswer, EnvironmentPrompt
 from ..answerers import Answerer
 from ..games import Game, GameSuite, Reply, ask_moves, by_position, openings
-from ..suite import Metric, Observations, SuiteResult
+from ..suite import Judged, Metric
 
 MOVE_ERRORS = ("illegal_move", "unreadable_move")
 
@@ -94,18 +94,13 @@ class ClosedLoopSuite(GameSuite):
     def __init__(self, games: int, plies: int, seed: int) -> None:
         super().__init__(by_position(openings(games, seed)), plies, seed)
 
-    def run(self, model: Answerer) -> SuiteResult:
+    def judged(self, model: Answerer) -> Iterator[Judged]:
         """See `Suite`."""
-        loops = [Loop(game) for game in self._games()]
+        loops = [Loop(game) for game in self.games()]
         while running := [loop for loop in loops if loop.running]:
-            _step(model, running, self._plies)
-        seen = Observations(self.metrics)
+            _step(model, running, self.plies)
         for loop in loops:
-            for metric, value in judge(loop).items():
-                seen.add(loop.game.name, metric, value)
-        return SuiteResult(
-            self.version, len(loops), self._seed, model.decoding, seen, notes=self._notes()
-        )
+            yield loop.game.name, judge(loop), ()
 
 
 def _step(model: Answerer, running: Sequence[Loop], most: int) -> None:

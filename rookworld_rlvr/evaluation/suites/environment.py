@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import chess
@@ -17,7 +17,7 @@ from ...tasks import text as notation
 from ...tasks.environment import ENVIRONMENT, parse_environment_answer
 from ...tasks.types import EnvironmentAnswer, EnvironmentPrompt
 from ..answerers import Answerer
-from ..suite import Metric, Observations, Suite, SuiteResult
+from ..suite import Judged, Metric, Suite
 
 DATASET = "rookworld-evaluation"
 
@@ -40,7 +40,7 @@ KINDS = ("castling", "en_passant", "promotion", "capture", "check", "mate", "qui
 LENIENT_FIELDS = 4  # board, side to move, castling, en passant: the clocks are left out
 
 
-class EnvironmentSuite(Suite):
+class EnvironmentSuite(Suite[EnvironmentPrompt]):
     """Packaged prompts of all kinds, their positions from the held-out tenth.
 
     Args:
@@ -70,27 +70,22 @@ class EnvironmentSuite(Suite):
     grouped = ("exact", "next_state_exact")  # by move number and kind of move
 
     def __init__(self, rows: int, seed: int) -> None:
-        self._seed = seed
-        self._prompts = _prompts(rows, seed)
+        super().__init__(_prompts(rows, seed), seed)
 
     def positions(self) -> dict[str, str]:
         """See `Suite`."""
-        return {item: prompt.fen for item, prompt in self._prompts.items()}
+        return {item: prompt.fen for item, prompt in self.items.items()}
 
-    def leave_out(self, items: Iterable[str]) -> None:
+    def groups(self) -> Iterable[str]:
         """See `Suite`."""
-        for item in items:
-            del self._prompts[item]
+        return (*MOVES, LAST_MOVES, *KINDS)
 
-    def run(self, model: Answerer) -> SuiteResult:
+    def judged(self, model: Answerer) -> Iterator[Judged]:
         """See `Suite`."""
-        completions = model.answers(list(self._prompts))
-        seen = Observations(self.metrics, (*MOVES, LAST_MOVES, *KINDS))
-        for (item, prompt), completion in zip(self._prompts.items(), completions, strict=True):
+        completions = model.answers(list(self.items))
+        for (item, prompt), completion in zip(self.items.items(), completions, strict=True):
             groups = [_moves(prompt.fen), *kinds(prompt.fen, prompt.action)]
-            for metric, value in judge(prompt, completion).items():
-                seen.add(item, metric, value, groups if metric in self.grouped else ())
-        return SuiteResult(self.version, len(self._prompts), self._seed, model.decoding, seen)
+            yield item, judge(prompt, completion), groups
 
 
 def judge(prompt: EnvironmentPrompt, completion: str) -> dict[str, float]:

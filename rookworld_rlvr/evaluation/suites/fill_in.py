@@ -12,11 +12,11 @@ from ...tasks.fill_in import score_fill_in
 from ...tasks.fill_in_text import parse_fill_in_prompt
 from ...tasks.types import FILL_IN_FIELDS, EnvironmentPrompt, FillInField, FillInPrompt
 from ..answerers import Answerer
-from ..suite import Metric, Observations, Suite, SuiteResult
+from ..suite import Judged, Metric, Suite
 from .environment import heldout_prompts
 
 
-class FillInSuite(Suite):
+class FillInSuite(Suite[Row]):
     """Records of the packaged environment prompts, each field hidden equally often.
 
     Their positions are those of the suite `environment`, from the held-out tenth.
@@ -39,27 +39,21 @@ class FillInSuite(Suite):
     grouped = ("exact",)  # by hidden field
 
     def __init__(self, rows: int, seed: int) -> None:
-        self._seed = seed
-        self._rows = dict(_items(rows, seed))
+        super().__init__(dict(_items(rows, seed)), seed)
 
     def positions(self) -> dict[str, str]:
         """See `Suite`."""
-        return {item: row["fen"] for item, row in self._rows.items()}
+        return {item: row["fen"] for item, row in self.items.items()}
 
-    def leave_out(self, items: Iterable[str]) -> None:
+    def groups(self) -> Iterable[str]:
         """See `Suite`."""
-        for item in items:
-            del self._rows[item]
+        return FILL_IN_FIELDS
 
-    def run(self, model: Answerer) -> SuiteResult:
+    def judged(self, model: Answerer) -> Iterator[Judged]:
         """See `Suite`."""
-        completions = model.answers(list(self._rows))
-        seen = Observations(self.metrics, FILL_IN_FIELDS)
-        for item, completion in zip(self._rows, completions, strict=True):
+        for item, completion in zip(self.items, model.answers(list(self.items)), strict=True):
             prompt = parse_fill_in_prompt(item)
-            for metric, value in judge(prompt, completion).items():
-                seen.add(item, metric, value, [prompt.field] if metric in self.grouped else ())
-        return SuiteResult(self.version, len(self._rows), self._seed, model.decoding, seen)
+            yield item, judge(prompt, completion), [prompt.field]
 
 
 def judge(prompt: FillInPrompt, completion: str) -> dict[str, float]:

@@ -18,7 +18,7 @@ from ...data.loading import HELDOUT_SHARE, is_held_out
 from ...tasks import rules
 from ..answerers import Answerer
 from ..games import Reply, ask_moves
-from ..suite import Metric, Observations, Suite, SuiteResult, SuiteUnavailableError
+from ..suite import Judged, Metric, Suite, SuiteUnavailableError
 
 _MOVE_NUMBER = re.compile(r"^[0-9]+\.+")
 
@@ -31,7 +31,7 @@ class MatePosition:
     reference: str
 
 
-class MateInOneSuite(Suite):
+class MateInOneSuite(Suite[MatePosition]):
     """Positions made from a seed, half of them of games, half small endgames, all from the held-out
     tenth; or those of BIG-bench's task `checkmate_in_one`.
 
@@ -59,37 +59,28 @@ class MateInOneSuite(Suite):
     grouped = ("mate",)  # by side to move
 
     def __init__(self, rows: int, seed: int, file: str | None = None) -> None:
-        self._seed = seed
-        self._notes: dict[str, Any] = {}
         if file is None:
-            self._positions = _made(rows, seed)
-        else:
-            found, malformed = read_task(Path(file))
-            self._notes = {"file": file, "examples": len(found), "malformed": dict(malformed)}
-            chosen = set(random.Random(seed).sample(sorted(found), min(rows, len(found))))
-            self._positions = {item: found[item] for item in found if item in chosen}
+            super().__init__(_made(rows, seed), seed)
+            return
+        found, malformed = read_task(Path(file))
+        chosen = set(random.Random(seed).sample(sorted(found), min(rows, len(found))))
+        notes = {"file": file, "examples": len(found), "malformed": dict(malformed)}
+        super().__init__({item: found[item] for item in found if item in chosen}, seed, notes)
 
     def positions(self) -> dict[str, str]:
         """See `Suite`."""
-        return {item: position.fen for item, position in self._positions.items()}
+        return {item: position.fen for item, position in self.items.items()}
 
-    def leave_out(self, items: Iterable[str]) -> None:
+    def groups(self) -> Iterable[str]:
         """See `Suite`."""
-        for item in items:
-            del self._positions[item]
+        return rules.SIDES
 
-    def run(self, model: Answerer) -> SuiteResult:
+    def judged(self, model: Answerer) -> Iterator[Judged]:
         """See `Suite`."""
-        positions = self._positions.values()
-        replies = ask_moves(model, [rules.board_of(position.fen) for position in positions])
-        seen = Observations(self.metrics, rules.SIDES)
-        for item, position, reply in zip(self._positions, positions, replies, strict=True):
-            group = rules.side_to_move(position.fen)
-            for metric, value in judge(position, reply).items():
-                seen.add(item, metric, value, (group,) if metric in self.grouped else ())
-        return SuiteResult(
-            self.version, len(positions), self._seed, model.decoding, seen, notes=self._notes
-        )
+        boards = [rules.board_of(position.fen) for position in self.items.values()]
+        replies = ask_moves(model, boards)
+        for (item, position), reply in zip(self.items.items(), replies, strict=True):
+            yield item, judge(position, reply), [rules.side_to_move(position.fen)]
 
 
 def judge(position: MatePosition, reply: Reply) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from ...common.errors import NotationError
@@ -22,7 +22,7 @@ from ...tasks.policy import (
 from ...tasks.scoring import Values, values_by_move
 from ...tasks.types import PolicyAnswer, PolicyPrompt
 from ..answerers import Answerer
-from ..suite import Metric, Observations, Suite, SuiteResult, SuiteUnavailableError
+from ..suite import Judged, Metric, Suite, SuiteUnavailableError
 
 MOST_CP = 1_000  # a centipawn loss is at most this, as on lichess.org: a mate is no 1,000 pawns
 
@@ -30,7 +30,7 @@ MOST_CP = 1_000  # a centipawn loss is at most this, as on lichess.org: a mate i
 DECIDED_CP = 50  # the sign of a smaller value says little
 
 
-class PolicySuite(Suite):
+class PolicySuite(Suite[Values]):
     """Positions with the values of all legal moves, a third of them from each phase of the game.
 
     Args:
@@ -71,39 +71,30 @@ class PolicySuite(Suite):
     grouped = ("legal", "best_move", "win_probability_loss")  # by side to move and phase
 
     def __init__(self, rows: int, seed: int, dataset_name: str | None = None) -> None:
-        self._seed = seed
-        self._names = [dataset_name] if dataset_name else list(PACKAGED_DATA)
-        known = _heldout_values(self._names)
+        names = [dataset_name] if dataset_name else list(PACKAGED_DATA)
+        known = _heldout_values(names)
         if not known:
             raise SuiteUnavailableError(
                 f"no held-out policy row of {dataset_name!r} carries action_values; label it with "
                 "recipes/prepare_data.py"
             )
-        self.values = _balanced(known, rows, seed)
+        sources = {values_line(dataset_file(name)) or "unknown" for name in names}
+        super().__init__(_balanced(known, rows, seed), seed, {"values": sorted(sources)})
 
     def positions(self) -> dict[str, str]:
         """See `Suite`."""
-        return {fen: fen for fen in self.values}
+        return {fen: fen for fen in self.items}
 
-    def leave_out(self, items: Iterable[str]) -> None:
+    def groups(self) -> Iterable[str]:
         """See `Suite`."""
-        for item in items:
-            del self.values[item]
+        return (*rules.SIDES, *rules.PHASES)
 
-    def run(self, model: Answerer) -> SuiteResult:
+    def judged(self, model: Answerer) -> Iterator[Judged]:
         """See `Suite`."""
-        prompts = [write_policy_prompt(PolicyPrompt(fen)) for fen in self.values]
+        prompts = [write_policy_prompt(PolicyPrompt(fen)) for fen in self.items]
         completions = model.answers(prompts)
-        seen = Observations(self.metrics, (*rules.SIDES, *rules.PHASES))
-        for (fen, values), completion in zip(self.values.items(), completions, strict=True):
-            groups = [rules.side_to_move(fen), rules.phase(fen)]
-            for metric, value in judge(values, completion).items():
-                seen.add(fen, metric, value, groups if metric in self.grouped else ())
-        sources = [values_line(dataset_file(name)) or "unknown" for name in self._names]
-        notes = {"values": sorted(set(sources))}
-        return SuiteResult(
-            self.version, len(self.values), self._seed, model.decoding, seen, notes=notes
-        )
+        for (fen, values), completion in zip(self.items.items(), completions, strict=True):
+            yield fen, judge(values, completion), [rules.side_to_move(fen), rules.phase(fen)]
 
 
 def judge(values: Values, completion: str) -> dict[str, float]:

@@ -18,7 +18,7 @@ from ...common.hashing import draw
 from ...tasks import rules
 from ..answerers import Answerer
 from ..games import ask_moves
-from ..suite import Metric, Observations, Suite, SuiteResult, SuiteUnavailableError
+from ..suite import Judged, Metric, Suite, SuiteUnavailableError
 
 COLUMNS = ("PuzzleId", "FEN", "Moves", "Rating", "Themes")
 
@@ -57,7 +57,7 @@ class Puzzle:
     themes: tuple[str, ...]
 
 
-class PuzzlesSuite(Suite):
+class PuzzlesSuite(Suite[Puzzle]):
     """Puzzles drawn from a file by their ids and a seed.
 
     A line is played out as far as the model finds it, the opponent's moves from the file. As on
@@ -86,33 +86,25 @@ class PuzzlesSuite(Suite):
     def __init__(self, rows: int, seed: int, file: str | None) -> None:
         if file is None:
             raise SuiteUnavailableError(f"no puzzles are packaged; {_WHAT_TO_GIVE}")
-        self._seed = seed
         puzzles, malformed = read_puzzles(file, rows, seed)
-        self._puzzles = {puzzle.name: puzzle for puzzle in puzzles}
-        self._notes = {"file": file, "malformed": dict(malformed)}
+        notes = {"file": file, "malformed": dict(malformed)}
+        super().__init__({puzzle.name: puzzle for puzzle in puzzles}, seed, notes)
 
     def positions(self) -> dict[str, str]:
         """See `Suite`; those of the first moves."""
-        return {name: puzzle.fen for name, puzzle in self._puzzles.items()}
+        return {name: puzzle.fen for name, puzzle in self.items.items()}
 
-    def leave_out(self, items: Iterable[str]) -> None:
+    def groups(self) -> Iterable[str]:
         """See `Suite`."""
-        for item in items:
-            del self._puzzles[item]
+        return (*(name for _, name in BANDS), TOP_BAND, *common_themes(self.items.values()))
 
-    def run(self, model: Answerer) -> SuiteResult:
+    def judged(self, model: Answerer) -> Iterator[Judged]:
         """See `Suite`."""
-        puzzles = list(self._puzzles.values())
+        puzzles = list(self.items.values())
         themes = common_themes(puzzles)
-        bands = [*(name for _, name in BANDS), TOP_BAND]
-        seen = Observations(self.metrics, [*bands, *themes])
         for puzzle, values in zip(puzzles, solve(model, puzzles), strict=True):
             groups = [band(puzzle.rating), *(theme for theme in themes if theme in puzzle.themes)]
-            for metric, value in values.items():
-                seen.add(puzzle.name, metric, value, groups if metric in self.grouped else ())
-        return SuiteResult(
-            self.version, len(puzzles), self._seed, model.decoding, seen, notes=self._notes
-        )
+            yield puzzle.name, values, groups
 
 
 def solve(model: Answerer, puzzles: Sequence[Puzzle]) -> list[dict[str, float]]:

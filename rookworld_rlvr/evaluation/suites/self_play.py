@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from ..answerers import Answerer
 from ..games import Game, GameSuite, ask_moves, by_position, openings, play_out
-from ..suite import Metric, Observations, SuiteResult
+from ..suite import Judged, Metric
 
 
 class SelfPlaySuite(GameSuite):
@@ -43,19 +43,14 @@ class SelfPlaySuite(GameSuite):
     def __init__(self, games: int, plies: int, seed: int) -> None:
         super().__init__(by_position(openings(games, seed)), plies, seed)
 
-    def run(self, model: Answerer) -> SuiteResult:
+    def judged(self, model: Answerer) -> Iterator[Judged]:
         """See `Suite`."""
-        games = self._games()
+        games = self.games()
         play_out(
-            games, lambda running: ask_moves(model, [game.board for game in running]), self._plies
+            games, lambda running: ask_moves(model, [game.board for game in running]), self.plies
         )
-        seen = Observations(self.metrics)
         for game in games:
-            for metric, value in judge(game).items():
-                seen.add(game.name, metric, value)
-        return SuiteResult(
-            self.version, len(games), self._seed, model.decoding, seen, notes=self._notes()
-        )
+            yield game.name, judge(game), ()
 
 
 def judge(game: Game) -> dict[str, float]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import chess
@@ -16,7 +16,7 @@ from ...engine.pool import EngineArguments
 from ..answerers import Answerer
 from ..games import Game, GameSuite, Reply, ask_moves, openings, play_out
 from ..stockfish_player import SKILL_LEVELS, SkilledEngine, random_move
-from ..suite import Metric, Observations, SuiteResult, SuiteUnavailableError
+from ..suite import Judged, Metric, Observations, SuiteResult, SuiteUnavailableError
 
 RANDOM_LEVEL = "random"
 
@@ -71,6 +71,7 @@ class VersusStockfishSuite(GameSuite):
         "capped": Metric("share", "the game was cut off at `game_plies` half-moves"),
         "half_moves": Metric("mean", "legal moves of both sides since the starting position"),
     }
+    grouped = tuple(metrics)  # by level
 
     def __init__(
         self,
@@ -89,39 +90,39 @@ class VersusStockfishSuite(GameSuite):
                 name = f"{pairing.group} {chess.COLOR_NAMES[pairing.side]} {board.fen()}"
                 starts[name], self._pairings[name] = board, pairing
         super().__init__(starts, plies, seed)
-        self._engine_args = engine_args
-        self._engine_name = None
+        self._engine_args = None
         if set(levels) - {RANDOM_LEVEL}:
             try:
                 with SkilledEngine(engine_args) as engine:
-                    self._engine_name = engine.name
+                    self._engine_args = engine_args
+                    self.notes["engine"] = f"{engine.name}, depth 1 + level; it chooses by chance"
             except EngineError as error:
                 raise SuiteUnavailableError(
                     f"{error}; or versus_levels: {RANDOM_LEVEL}, which needs none"
                 ) from error
 
-    def run(self, model: Answerer) -> SuiteResult:
+    def groups(self) -> list[str]:
+        """See `Suite`; the levels."""
+        return list(dict.fromkeys(pairing.group for pairing in self._pairings.values()))
+
+    def judged(self, model: Answerer) -> Iterator[Judged]:
         """See `Suite`.
 
         Raises:
             EngineError: See `SkilledEngine`.
         """
-        games = self._games()
-        with SkilledEngine(self._engine_args) if self._engine_name else nullcontext() as engine:
-            play_out(games, lambda running: self._replies(model, engine, running), self._plies)
-        groups = list(dict.fromkeys(pairing.group for pairing in self._pairings.values()))
-        seen = Observations(self.metrics, groups)
+        games = self.games()
+        with SkilledEngine(self._engine_args) if self._engine_args else nullcontext() as engine:
+            play_out(games, lambda running: self._replies(model, engine, running), self.plies)
         for game in games:
             pairing = self._pairings[game.name]
-            for metric, value in judge(game, pairing.side).items():
-                seen.add(game.name, metric, value, (pairing.group,))
-        estimates, notes = _ratings(seen, groups)
-        notes |= self._notes()
-        if self._engine_name:
-            notes["engine"] = f"{self._engine_name}, depth 1 + level; it chooses by chance"
-        return SuiteResult(
-            self.version, len(games), self._seed, model.decoding, seen, estimates, notes
-        )
+            yield game.name, judge(game, pairing.side), [pairing.group]
+
+    def run(self, model: Answerer) -> SuiteResult:
+        """See `Suite`; with ratings, which no mean over games gives."""
+        result = super().run(model)
+        estimates, notes = _ratings(result.observations, self.groups())
+        return replace(result, estimates=estimates, notes={**notes, **self.notes})
 
     def _replies(
         self, model: Answerer, engine: SkilledEngine | None, running: Sequence[Game]
@@ -133,7 +134,7 @@ class VersusStockfishSuite(GameSuite):
             if game.board.turn == pairing.side:
                 mine[game.name] = game.board
             elif pairing.level == RANDOM_LEVEL:
-                replies[game.name] = Reply(True, random_move(game.board, self._seed))
+                replies[game.name] = Reply(True, random_move(game.board, self.seed))
             else:
                 skilled[game.name] = (int(pairing.level), game.board)
         replies |= zip(mine, ask_moves(model, list(mine.values())), strict=True)

@@ -7,8 +7,9 @@ no I/O.
 from __future__ import annotations
 
 import math
+import operator
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -86,22 +87,12 @@ Measure = Callable[[History, float], Reading | None]
 # --------------------------------------------------------------------------------------------------
 # One log, and trends
 # --------------------------------------------------------------------------------------------------
-def over(*names: str) -> Measure:
-    """The first of the metrics that is logged is above the bound."""
+def compared(is_broken: Callable[[float, float], bool], metrics: Sequence[str]) -> Measure:
+    """How the first of the metrics that is logged compares with the bound."""
 
     def measure(history: History, bound: float) -> Reading | None:
-        value = history.get(*names)
-        return None if value is None else Reading(value, value > bound)
-
-    return measure
-
-
-def under(name: str) -> Measure:
-    """The metric is below the bound."""
-
-    def measure(history: History, bound: float) -> Reading | None:
-        value = history.get(name)
-        return None if value is None else Reading(value, value < bound)
+        value = history.get(*metrics)
+        return None if value is None else Reading(value, is_broken(value, bound))
 
     return measure
 
@@ -111,10 +102,10 @@ def kl_share_low(history: History, bound: float) -> Reading | None:
     # is the reference, so its share is 0 whatever the coefficient.
     if history.get("kl/coefficient") == 0 or history.step <= 1:
         return None
-    return under("kl/share_of_loss")(history, bound)
+    return compared(operator.lt, ["kl/share_of_loss"])(history, bound)
 
 
-def without_truth(history: History, bound: float) -> Reading | None:
+def reward_failures(history: History, bound: float) -> Reading | None:
     """The reward function that misses the truth most often."""
     shares = {
         name: value
@@ -131,11 +122,6 @@ def without_truth(history: History, bound: float) -> Reading | None:
 def gradient_not_finite(history: History, bound: float) -> Reading | None:
     norm = history.now.get("grad_norm")
     return None if norm is None else Reading(norm, not math.isfinite(norm))
-
-
-def gradient_zero(history: History, bound: float) -> Reading | None:
-    norm = history.get("grad_norm")
-    return None if norm is None else Reading(norm, norm <= bound)
 
 
 def gradient_clipped(history: History, bound: float) -> Reading | None:
