@@ -71,10 +71,11 @@ def main(argv: Sequence[str]) -> None:
             raise KeyError("planted")
         return [float(i % 2) if rank == 0 else 0.5 for i, _ in enumerate(completions)]
 
+    fewer: dict[str, Any] = {"max_rows": 2_000, "synthetic_rows": 100} if fails else {}
     data = load_data(
         DataArguments(
             tasks=[*TEMPERATURES],
-            max_rows=2_000 if fails else None,
+            **fewer,
             heldout_rows=8,
             synthetic_fill_in_rows=60,
         )

@@ -155,7 +155,8 @@ def test_a_recipe_names_the_one_that_makes_its_model(
 
 
 def test_a_dry_run_loads_no_model_and_leaves_nothing(tmp_path: Path) -> None:
-    printed = run("grpo.py", "--dry_run", "--max_rows", "2000", cwd=tmp_path)
+    small = "--max_rows 2000 --synthetic_rows 100".split()
+    printed = run("grpo.py", "--dry_run", *small, cwd=tmp_path)
     assert "max_steps: " in printed
     assert re.search(r"train/held-out overlap +0 positions", printed)
     assert len(re.findall(r"^environment row \d", printed, re.M)) == 3

@@ -567,9 +567,10 @@ def launch_two(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return launch(script, "--output_file", "results.json", *words, cwd=folder)
 
 
-def test_two_processes_play_the_games_of_one(tmp_path: Path, stockfish: str) -> None:
+def test_two_processes_answer_and_play_as_one_does(tmp_path: Path, stockfish: str) -> None:
     engine = misbehaving(tmp_path, stockfish, "dies", when="False")
-    names = ("mate_in_one", "self_play", "closed_loop", "versus_stockfish")
+    names = ["environment", "policy", "fill_in", "mate_in_one"]
+    names += ["self_play", "closed_loop", "versus_stockfish"]
     words = f"--suite_rows 5 --suite_games 3 --game_plies 8 --suite_seed {SURE} --max_new_tokens 70"
     done = launch_two(
         tmp_path,
@@ -577,11 +578,15 @@ def test_two_processes_play_the_games_of_one(tmp_path: Path, stockfish: str) -> 
         *("--engine_path", engine),
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads((tmp_path / "results.json").read_text())["suites"]
+    assert done.stdout.count("environment (version") == 1, "printed once"
+    document = json.loads((tmp_path / "results.json").read_text())
+    assert document["provenance"]["versions"]["trl"]
+    found = document["suites"]
+    assert found.keys() == set(names)
     # One engine to be looked at and one to play, both of the main process.
     assert len((tmp_path / "pids").read_text().split()) == 2
     arguments = SuiteArguments(
-        list(names),
+        names,
         suite_rows=5,
         suite_games=3,
         game_plies=8,
@@ -592,7 +597,9 @@ def test_two_processes_play_the_games_of_one(tmp_path: Path, stockfish: str) -> 
         "rookworld-nano", ModelArguments(max_new_tokens=70), OracleValues({}, NO_ENGINE)
     )
     for suite in open_suites(arguments, NO_ENGINE)[0]:
-        for name, value in suite.run(model).metrics().items():
+        metrics = suite.run(model).metrics()
+        assert found[suite.name]["n"] > 0 and metrics
+        for name, value in metrics.items():
             if suite.name != "versus_stockfish" or name.endswith("/random"):
                 assert found[suite.name]["metrics"][name] == asdict(value), name
     assert found["versus_stockfish"]["metrics"]["score/stockfish_0"]["n"] == 3
