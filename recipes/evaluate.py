@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate import PartialState
@@ -108,7 +109,7 @@ def main(argv: Sequence[str]) -> None:
             print(f"\nresults: {args.output_file}")
 
 
-def run(suite: Suite, model: Answerer) -> SuiteResult:
+def run(suite: Suite[Any], model: Answerer) -> SuiteResult:
     """Run a suite behind a progress bar of the prompts that this process has answered."""
     hidden = not PartialState().is_main_process
     with tqdm(desc=f"{model.name}: {suite.name}", unit="prompt", disable=hidden) as bar:

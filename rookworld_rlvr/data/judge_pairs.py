@@ -7,9 +7,11 @@ Everything follows from a seed; kinds are drawn independently, so shares hold fo
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import cycle, islice, permutations
+from typing import Any, NamedTuple
 
 import chess
 
@@ -25,14 +27,11 @@ from ..tasks.policy import (
     write_policy_answer,
 )
 from ..tasks.types import ActionValue, EnvironmentAnswer, EnvironmentPrompt, PolicyAnswer
+from .loading import action_values_of
+from .planted_faults import with_fen_field
 from .shares import Shares
 
 Row = Mapping[str, Any]
-
-
-_Corruption = Callable[
-    [EnvironmentPrompt, EnvironmentAnswer, random.Random], EnvironmentAnswer | None
-]
 
 
 _Answers = tuple[str, str]  # chosen, rejected
@@ -84,12 +83,9 @@ class PairShares(Shares):
     policy_answer: float = 0.10
 
 
-POLICY_KINDS = ("best_move", "policy_answer")
-
-
 def task_of_kind(kind: str) -> str:
     """The task whose rows a kind of pairs is made of."""
-    return POLICY.name if kind in POLICY_KINDS else ENVIRONMENT.name
+    return POLICY.name if kind in _POLICY else ENVIRONMENT.name
 
 
 @dataclass
@@ -102,9 +98,7 @@ class JudgeDataArguments(Checked):
     pair_shares: dict[str, float] | str | None = setting(
         None,
         "Shares of their kinds, see pairs.PairShares; kinds that are not named get 0.",
-        among=PairShares.names(),
-        of=PairShares.what(),
-        shares=True,
+        **PairShares.bounds(),
     )
     smallest_gap: float = setting(
         0.10,
@@ -131,8 +125,8 @@ class JudgeDataArguments(Checked):
 
     def tasks(self) -> list[str]:
         """The tasks whose rows the shares ask for."""
-        kinds = [kind for kind, share in self.shares().as_dict().items() if share]
-        return sorted({task_of_kind(kind) for kind in kinds})
+        shares = self.shares().as_dict()
+        return sorted({task_of_kind(kind) for kind, share in shares.items() if share})
 
 
 # --------------------------------------------------------------------------------------------------
@@ -153,73 +147,66 @@ def make_pairs(
     Raises:
         RookWorldError: A kind that is to have a share finds no row that it can be made of.
     """
-    by_task: dict[str, list[Row]] = {}
+    by_task: defaultdict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        by_task.setdefault(row["task"], []).append(row)
+        by_task[row["task"]].append(row)
     kinds = shares.as_dict()
-    makers = {
-        kind: _Maker(kind, by_task.get(task_of_kind(kind), []), smallest_gap, seed)
+    pairs = {
+        kind: _pairs(kind, by_task[task_of_kind(kind)], smallest_gap, seed)
         for kind, share in kinds.items()
         if share
     }
     rng = random.Random(f"{seed} kinds of pairs")
     drawn = rng.choices(list(kinds), list(kinds.values()), k=count)
-    return [makers[kind].next() for kind in drawn]
+    return [next(pairs[kind]) for kind in drawn]
 
 
-class _Maker:
-    """Pairs of one kind, from the rows of its task in turn."""
-
-    def __init__(self, kind: str, rows: Sequence[Row], smallest_gap: float, seed: int) -> None:
-        self.kind = kind
-        self.smallest_gap = smallest_gap
-        self.rng = random.Random(f"{seed} {kind}")
-        self.rows = self.rng.sample(rows, len(rows))
-        self.place = 0
-
-    def next(self) -> Pair:
-        for _ in self.rows:
-            row = self.rows[self.place % len(self.rows)]
-            self.place += 1
-            answers = self._answers(row)
+def _pairs(kind: str, rows: Sequence[Row], gap: float, seed: int) -> Iterator[Pair]:
+    """Pairs of one kind, from the rows of its task in turn, without end."""
+    rng = random.Random(f"{seed} {kind}")
+    in_turn = cycle(rng.sample(rows, len(rows)))
+    while True:
+        for row in islice(in_turn, len(rows)):
+            answers = (
+                _environment_answers(row, kind, rng)
+                if kind in CORRUPTIONS
+                else _POLICY[kind](row, gap, rng)
+            )
             if answers is not None:
-                return Pair(self.kind, row["prompt"], *answers)
-        raise RookWorldError(
-            f"pair_shares: {self.kind!r} finds no row among {len(self.rows)} of its task that it can "
-            "be made of; give more rows or synthetic_rows, or leave that kind out"
-        )
-
-    def _answers(self, row: Row) -> _Answers | None:
-        if self.kind in POLICY_KINDS:
-            return _POLICY[self.kind](row, self.smallest_gap, self.rng)
-        return _environment_answers(row, self.kind, self.rng)
+                yield Pair(kind, row["prompt"], *answers)
+                break
+        else:
+            raise RookWorldError(
+                f"pair_shares: {kind!r} finds no row among {len(rows)} of its task that it can be "
+                "made of; give more rows or synthetic_rows, or leave that kind out"
+            )
 
 
 # --------------------------------------------------------------------------------------------------
 # Environment: the right answer, and one with a single fault
 # --------------------------------------------------------------------------------------------------
+class _Step(NamedTuple):
+    """A step of the environment that is to be answered wrongly, in a way that `rng` chooses."""
+
+    prompt: EnvironmentPrompt
+    truth: EnvironmentAnswer
+    rng: random.Random
+
+
 def _environment_answers(row: Row, kind: str, rng: random.Random) -> _Answers | None:
     prompt = EnvironmentPrompt(row["fen"], row["action"], tuple(row["history"]))
     truth = rules.transition(prompt.fen, prompt.action)
-    wrong = CORRUPTIONS[kind](prompt, truth, rng)
+    wrong = CORRUPTIONS[kind](_Step(prompt, truth, rng))
     if wrong is None or wrong == truth:
         return None
     return write_environment_answer(truth), write_environment_answer(wrong)
 
 
-def _with_fen_field(answer: EnvironmentAnswer, index: int, text: str) -> EnvironmentAnswer:
-    parts = answer.fen.split(" ")
-    parts[index] = text
-    return replace(answer, fen=" ".join(parts))
-
-
-def _piece(
-    prompt: EnvironmentPrompt, truth: EnvironmentAnswer, rng: random.Random
-) -> EnvironmentAnswer:
-    board = chess.Board(truth.fen)
+def _piece(step: _Step) -> EnvironmentAnswer:
+    rng, board = step.rng, chess.Board(step.truth.fen)
     occupied = list(chess.SquareSet(board.occupied))
     empty = list(~chess.SquareSet(board.occupied))
-    near = _squares_of(prompt.action) if rng.random() < 0.5 else ()
+    near = _squares_of(step.prompt.action) if rng.random() < 0.5 else ()
     start = rng.choice([square for square in occupied if square in near] or occupied)
     target = rng.choice([square for square in empty if square in near] or empty)
     piece = board.piece_at(start)
@@ -232,7 +219,7 @@ def _piece(
         board.remove_piece_at(start)
     if change != "removed":
         board.set_piece_at(target, piece)
-    return _with_fen_field(truth, 0, board.board_fen())
+    return with_fen_field(step.truth, 0, board.board_fen())
 
 
 def _squares_of(action: str) -> tuple[int, ...]:
@@ -244,73 +231,56 @@ def _squares_of(action: str) -> tuple[int, ...]:
     return (move.from_square, move.to_square)
 
 
-def _side_to_move(
-    prompt: EnvironmentPrompt, truth: EnvironmentAnswer, rng: random.Random
-) -> EnvironmentAnswer:
-    return _with_fen_field(truth, 1, "b" if truth.fen.split(" ")[1] == "w" else "w")
+def _side_to_move(step: _Step) -> EnvironmentAnswer:
+    return with_fen_field(step.truth, 1, "b" if step.truth.fen.split(" ")[1] == "w" else "w")
 
 
-def _castling(
-    prompt: EnvironmentPrompt, truth: EnvironmentAnswer, rng: random.Random
-) -> EnvironmentAnswer:
-    turned = rng.choice("KQkq")
-    rights = truth.fen.split(" ")[2]
+def _castling(step: _Step) -> EnvironmentAnswer:
+    turned = step.rng.choice("KQkq")
+    rights = step.truth.fen.split(" ")[2]
     now = "".join(right for right in "KQkq" if (right in rights) != (right == turned))
-    return _with_fen_field(truth, 2, now or "-")
+    return with_fen_field(step.truth, 2, now or "-")
 
 
-def _en_passant(
-    prompt: EnvironmentPrompt, truth: EnvironmentAnswer, rng: random.Random
-) -> EnvironmentAnswer | None:
-    square = rules.double_step_square(prompt.fen, prompt.action)
-    if square is None or truth.truncated:
+def _en_passant(step: _Step) -> EnvironmentAnswer | None:
+    square = rules.double_step_square(step.prompt.fen, step.prompt.action)
+    if square is None or step.truth.truncated:
         return None
-    named = truth.fen.split(" ")[3]
-    return _with_fen_field(truth, 3, square if named == "-" else "-")
+    named = step.truth.fen.split(" ")[3]
+    return with_fen_field(step.truth, 3, square if named == "-" else "-")
 
 
-def _clocks(
-    prompt: EnvironmentPrompt, truth: EnvironmentAnswer, rng: random.Random
-) -> EnvironmentAnswer:
-    index = rng.choice((4, 5))
-    right, before = int(truth.fen.split(" ")[index]), int(prompt.fen.split(" ")[index])
+def _clocks(step: _Step) -> EnvironmentAnswer:
+    index = step.rng.choice((4, 5))
+    right, before = (int(fen.split(" ")[index]) for fen in (step.truth.fen, step.prompt.fen))
     wrong = {before, before + 1, right + 1, right - 1, 0 if index == 4 else right + 2}
-    return _with_fen_field(
-        truth, index, str(rng.choice(sorted(n for n in wrong if n != right and n >= 0)))
-    )
+    text = str(step.rng.choice(sorted(n for n in wrong if n != right and n >= 0)))
+    return with_fen_field(step.truth, index, text)
 
 
-def _reward(
-    prompt: EnvironmentPrompt, truth: EnvironmentAnswer, rng: random.Random
-) -> EnvironmentAnswer:
-    return replace(
-        truth, reward=rng.choice([reward for reward in rules.REWARDS if reward != truth.reward])
-    )
+def _reward(step: _Step) -> EnvironmentAnswer:
+    others = [reward for reward in rules.REWARDS if reward != step.truth.reward]
+    return replace(step.truth, reward=step.rng.choice(others))
 
 
-def _flags(
-    prompt: EnvironmentPrompt, truth: EnvironmentAnswer, rng: random.Random
-) -> EnvironmentAnswer:
-    if rng.random() < 0.5:
-        return replace(truth, terminated=not truth.terminated)
-    return replace(truth, truncated=not truth.truncated)
+def _flags(step: _Step) -> EnvironmentAnswer:
+    if step.rng.random() < 0.5:
+        return replace(step.truth, terminated=not step.truth.terminated)
+    return replace(step.truth, truncated=not step.truth.truncated)
 
 
-def _stale_state(
-    prompt: EnvironmentPrompt, truth: EnvironmentAnswer, rng: random.Random
-) -> EnvironmentAnswer | None:
-    return replace(truth, fen=rules.canonical_fen(prompt.fen))
+def _stale_state(step: _Step) -> EnvironmentAnswer:
+    return replace(step.truth, fen=rules.canonical_fen(step.prompt.fen))
 
 
-def _other_move(
-    prompt: EnvironmentPrompt, truth: EnvironmentAnswer, rng: random.Random
-) -> EnvironmentAnswer | None:
-    moves = rules.legal_moves(prompt.fen)
-    answers = (rules.transition(prompt.fen, move) for move in rng.sample(moves, len(moves)))
-    return next((answer for answer in answers if answer.fen != truth.fen), None)
+def _other_move(step: _Step) -> EnvironmentAnswer | None:
+    fen = step.prompt.fen
+    moves = rules.legal_moves(fen)
+    answers = (rules.transition(fen, move) for move in step.rng.sample(moves, len(moves)))
+    return next((answer for answer in answers if answer.fen != step.truth.fen), None)
 
 
-CORRUPTIONS: Mapping[str, _Corruption] = {
+CORRUPTIONS: Mapping[str, Callable[[_Step], EnvironmentAnswer | None]] = {
     "piece": _piece,
     "side_to_move": _side_to_move,
     "castling": _castling,
@@ -328,12 +298,11 @@ CORRUPTIONS: Mapping[str, _Corruption] = {
 # Policy: a better and a worse move
 # --------------------------------------------------------------------------------------------------
 def _best_move(row: Row, gap: float, rng: random.Random) -> _Answers | None:
-    values = _values(row)
-    chances = [win_probability(value.cp) for value in values]
+    values = action_values_of(row["action_values"] or ())
+    chances = [(value, win_probability(value.cp)) for value in values]
     pairs = [
         (better, worse)
-        for better, chance in zip(values, chances, strict=True)
-        for worse, other in zip(values, chances, strict=True)
+        for (better, chance), (worse, other) in permutations(chances, 2)
         if chance - other >= gap
     ]
     if not pairs:
@@ -346,7 +315,7 @@ def _best_move(row: Row, gap: float, rng: random.Random) -> _Answers | None:
 
 
 def _policy_answer(row: Row, gap: float, rng: random.Random) -> _Answers | None:
-    values = _values(row)
+    values = action_values_of(row["action_values"] or ())
     limit = win_probability(values[0].cp) - gap if values else 0.0
     worse = [value for value in values if win_probability(value.cp) <= limit]
     if not worse:
@@ -360,12 +329,6 @@ _POLICY: Mapping[str, Callable[[Row, float, random.Random], _Answers | None]] = 
     "best_move": _best_move,
     "policy_answer": _policy_answer,
 }
-
-
-def _values(row: Row) -> list[ActionValue]:
-    """The values of the row's legal moves, best first; empty where it carries none."""
-    values = [ActionValue(item["move"], item["cp"]) for item in row["action_values"] or ()]
-    return sorted(values, key=lambda value: -value.cp)
 
 
 def _answer(named: Sequence[ActionValue], best: ActionValue) -> str:

@@ -9,9 +9,10 @@ fine-tuning is no test for GRPO.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,9 @@ from .sources import (
     Malformed,
     Row,
     SourceArguments,
-    check_quarantine,
     dataset_file,
     parse_rows,
-    write_quarantine,
+    quarantine,
 )
 
 HELDOUT_SHARE = 0.1
@@ -164,10 +164,6 @@ class DataArguments(SourceArguments):
             )
         return faults
 
-    def mixed_by(self) -> str:
-        """The key that gives `training_shares`."""
-        return "task_shares" if self.environment_share is None else "environment_share"
-
     def training_shares(self) -> dict[str, float] | None:
         """Share of each task in training, those above 0; None leaves the data's own."""
         shares: Any = self.task_shares
@@ -191,20 +187,12 @@ def load_data(args: DataArguments, quarantine_file: Path | None = None) -> Loade
         RookWorldError: The data cannot be read, too much of it is malformed, or nothing is left.
     """
     report = DataReport(values=values_line(dataset_file(args.dataset_name)))
-    rows: list[Row] = []
-    malformed: list[Malformed] = []
-    for row in parse_rows(args.raw_rows()):
-        if isinstance(row, Malformed):
-            malformed.append(row)
-        else:
-            rows.append(row)
-    report.read = len(rows) + len(malformed)
+    parsed = list(parse_rows(args.raw_rows()))
+    malformed = [row for row in parsed if isinstance(row, Malformed)]
+    report.read = len(parsed)
     report.quarantined.update(row.reason for row in malformed)
-    if quarantine_file is not None:
-        write_quarantine(malformed, quarantine_file)
-    check_quarantine(
-        malformed, report.read, args.dataset_name, args.max_quarantined_share, quarantine_file
-    )
+    quarantine(malformed, len(parsed), args, quarantine_file)
+    rows = [row for row in parsed if not isinstance(row, Malformed)]
     rows += args.made_rows()
 
     report.left_out.update(row["task"] for row in rows if row["task"] not in args.tasks)
@@ -218,7 +206,8 @@ def load_data(args: DataArguments, quarantine_file: Path | None = None) -> Loade
     heldout: list[Row] = []
     for row in unique:
         (heldout if is_held_out(row["fen"], args.heldout_share) else train).append(row)
-    heldout = _first_of_each_task(heldout, args.heldout_rows)
+    places = defaultdict[str, Iterator[int]](count)  # among the rows of its task, from 0
+    heldout = [row for row in heldout if next(places[row["task"]]) < args.heldout_rows]
     report.train.update(row["task"] for row in train)
     report.heldout.update(row["task"] for row in heldout)
     report.overlap = len(_positions(train) & _positions(heldout))
@@ -227,10 +216,11 @@ def load_data(args: DataArguments, quarantine_file: Path | None = None) -> Loade
     train = _mix(train, args)
     for name, split in (("training", train), ("held-out", heldout)):
         if not split:
+            held = ", ".join(sorted(report.left_out))
             raise RookWorldError(
                 f"no {name} rows in {args.dataset_name!r} with tasks={args.tasks} and "
                 f"heldout_share={args.heldout_share}: give more rows or another share"
-                + _tasks_left_out(report.left_out)
+                + (f", or name in `tasks` what the data hold: {held}" if held else "")
             )
     train = plant_faults(train, args.en_passant_fault_share, args.black_best_move_fault_share)
     return LoadedData(_dataset(train), _dataset(heldout), report)
@@ -304,16 +294,6 @@ def _positions(rows: Iterable[Row]) -> set[str]:
     return {rules.position_key(row["fen"]) for row in rows}
 
 
-def _first_of_each_task(rows: Iterable[Row], most: int) -> list[Row]:
-    seen: Counter[str] = Counter()
-    kept = []
-    for row in rows:
-        seen[row["task"]] += 1
-        if seen[row["task"]] <= most:
-            kept.append(row)
-    return kept
-
-
 def _deduplicate(rows: Sequence[Row]) -> list[Row]:
     """The first row of each prompt, at the place of its last one; a labelled row goes first."""
     unique: dict[tuple[str, str], Row] = {}
@@ -336,7 +316,7 @@ def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
     by_task = {task: [row for row in rows if row["task"] == task] for task in shares}
     for task, found in by_task.items():
         if not found:
-            key = args.mixed_by()
+            key = "task_shares" if args.environment_share is None else "environment_share"
             raise RookWorldError(
                 f"no {task} rows to train on in {args.dataset_name!r} with tasks={args.tasks}, but "
                 f"{key}={getattr(args, key)} gives them a share of {shares[task]:g}: give such rows, "
@@ -347,25 +327,8 @@ def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
     return [
         row
         for task, found in by_task.items()
-        for row in (
-            found
-            if task == fullest
-            else _repeat(found, round(whole * (shares[task] / shares[fullest])))
-        )
+        for row in islice(cycle(found), round(whole * (shares[task] / shares[fullest])))
     ]
-
-
-def _tasks_left_out(left_out: Mapping[str, int]) -> str:
-    """The end of a message about missing rows; empty where `tasks` has left none out."""
-    return (
-        f", or name in `tasks` what the data hold: {', '.join(sorted(left_out))}"
-        if left_out
-        else ""
-    )
-
-
-def _repeat(rows: list[Row], count: int) -> list[Row]:
-    return [rows[index % len(rows)] for index in range(count)]
 
 
 def action_values_column(values: Mapping[str, int]) -> list[dict[str, Any]]:

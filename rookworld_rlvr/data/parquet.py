@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,13 @@ def write_parquet(path: Path, tables: Iterable[pa.Table], provenance: Mapping[st
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     incomplete = path.with_name(f"{path.name}.incomplete")
-    writer: pq.ParquetWriter | None = None
-    try:
-        for table in tables:
-            note = {_KEY: json.dumps(provenance).encode()}
-            schema = table.schema.with_metadata({**(table.schema.metadata or {}), **note})
-            writer = writer or pq.ParquetWriter(incomplete, schema, compression="zstd")
+    tables = iter(tables)
+    first = next(tables)
+    note = {_KEY: json.dumps(provenance).encode()}
+    schema = first.schema.with_metadata({**(first.schema.metadata or {}), **note})
+    with pq.ParquetWriter(incomplete, schema, compression="zstd") as writer:
+        for table in chain([first], tables):
             writer.write_table(table.cast(schema))
-    finally:
-        if writer is not None:
-            writer.close()
     incomplete.replace(path)
 
 
@@ -56,16 +54,11 @@ def merge_parquet(parts: Sequence[Path], path: Path) -> dict[str, Any]:
         for group, numbers in note["counts"].items():
             counts[group].update(numbers)
     merged = {**notes[0], "counts": {group: dict(numbers) for group, numbers in counts.items()}}
-    write_parquet(path, _tables(parts), merged)
+    batches = (batch for part in parts for batch in pq.ParquetFile(part).iter_batches(20_000))
+    write_parquet(path, (pa.Table.from_batches([batch]) for batch in batches), merged)
     for part in parts:
         part.unlink()
     return merged
-
-
-def _tables(parts: Sequence[Path]) -> Iterator[pa.Table]:
-    for part in parts:
-        for batch in pq.ParquetFile(part).iter_batches(20_000):
-            yield pa.Table.from_batches([batch])
 
 
 def data_card(provenance: Mapping[str, Any]) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 from ..common.hashing import draw
 from ..tasks import rules
-from ..tasks.environment import ENVIRONMENT
+from ..tasks.environment import ENVIRONMENT, parse_environment_answer, write_environment_answer
 from ..tasks.policy import POLICY, parse_policy_answer, write_policy_answer
-from ..tasks.types import PolicyAnswer
-
-Row = dict[str, Any]
+from ..tasks.types import EnvironmentAnswer
+from .sources import Row
 
 
 def plant_faults(
@@ -44,18 +43,22 @@ def _worst_as_best(row: Row) -> Row:
     if row["fen"].split()[1] != "b" or len(answer.moves) != len(answer.evaluations):
         return row
     worst = min(zip(answer.evaluations, answer.moves, strict=True))[1]
-    wrong = PolicyAnswer(answer.moves, answer.evaluations, worst)
-    return {**row, "completion": write_policy_answer(wrong)}
+    return {**row, "completion": write_policy_answer(replace(answer, best_move=worst))}
 
 
 def _idle_en_passant(row: Row) -> Row:
     square = rules.double_step_square(row["fen"], row["action"])
     if square is None:
         return row
-    fen, rest = row["completion"].split("+", 1)
-    fields = fen.split(" ")
-    fields[3] = square
-    return {**row, "completion": " ".join(fields) + "+" + rest}
+    wrong = with_fen_field(parse_environment_answer(row["completion"]), 3, square)
+    return {**row, "completion": write_environment_answer(wrong)}
 
 
 _FAULTS = {ENVIRONMENT.name: _idle_en_passant, POLICY.name: _worst_as_best}
+
+
+def with_fen_field(answer: EnvironmentAnswer, index: int, text: str) -> EnvironmentAnswer:
+    """The answer with another of its FEN's six fields."""
+    fields = answer.fen.split(" ")
+    fields[index] = text
+    return replace(answer, fen=" ".join(fields))

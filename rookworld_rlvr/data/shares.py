@@ -36,6 +36,11 @@ class Shares:
         """What has a share."""
         return [field.name for field in fields(cls)]
 
+    @classmethod
+    def bounds(cls) -> dict[str, Any]:
+        """Of a key that gives the shares, see `settings.Bounds`."""
+        return {"among": cls.names(), "of": cls.what(), "shares": True}
+
     def as_dict(self) -> dict[str, float]:
         """Shares by name."""
         return {name: getattr(self, name) for name in self.names()}

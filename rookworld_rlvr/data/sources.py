@@ -17,10 +17,10 @@ from __future__ import annotations
 import json
 import operator
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ from ..common.files import asset_path, is_hub_id
 from ..common.settings import Checked, key_faults, setting
 from ..tasks import rules
 from ..tasks.registry import TASKS, split_row
-from ..tasks.types import EnvironmentPrompt
 from . import synthesis
 from .synthesis import FieldShares, KindShares
 
@@ -120,11 +119,7 @@ class SourceArguments(Checked):
     synthetic_seed: int = setting(0, "Their seed.")
     synthetic_opening_plies: int = setting(12, "Openings are shorter than this, in plies.", least=1)
     synthetic_shares: dict[str, float] | str | None = setting(
-        None,
-        "Shares of their kinds, see synthesis.KindShares.",
-        among=KindShares.names(),
-        of=KindShares.what(),
-        shares=True,
+        None, "Shares of their kinds, see synthesis.KindShares.", **KindShares.bounds()
     )
     synthetic_fill_in_rows: int = setting(
         0,
@@ -134,9 +129,7 @@ class SourceArguments(Checked):
     synthetic_fill_in_shares: dict[str, float] | str | None = setting(
         None,
         "Shares of the fields that they mask, see synthesis.FieldShares.",
-        among=FieldShares.names(),
-        of=FieldShares.what(),
-        shares=True,
+        **FieldShares.bounds(),
     )
 
     def faults(self) -> list[str]:
@@ -164,27 +157,15 @@ class SourceArguments(Checked):
         """The data set's rows, see `raw_rows`."""
         return raw_rows(self.dataset_name, self.dataset_split, self.max_rows)
 
-    def made_rows(self) -> Iterator[Row]:
-        """The synthetic rows: environment rows, then fill-in rows."""
-        environment = map(
-            synthesis.environment_row, islice(self.made_prompts(), self.synthetic_rows)
-        )
-        return chain(environment, islice(self.made_fill_in_rows(), self.synthetic_fill_in_rows))
-
-    def made_prompts(self) -> Iterator[EnvironmentPrompt]:
-        """The prompts of synthetic rows, without end."""
-        return synthesis.environment_prompts(
-            self.synthetic_seed, self.kind_shares(), self.synthetic_opening_plies
-        )
-
-    def made_fill_in_rows(self) -> Iterator[Row]:
-        """The synthetic fill-in rows, without end."""
-        return synthesis.fill_in_rows(
-            self.synthetic_seed,
-            self.field_shares(),
-            self.kind_shares(),
-            self.synthetic_opening_plies,
-        )
+    def made_rows(self, is_wanted: Callable[[str], bool] = lambda fen: True) -> Iterator[Row]:
+        """The synthetic rows of wanted positions: environment rows, then fill-in rows."""
+        seed, kinds, plies = self.synthetic_seed, self.kind_shares(), self.synthetic_opening_plies
+        prompts = synthesis.environment_prompts(seed, kinds, plies)
+        asked = (prompt for prompt in prompts if is_wanted(prompt.fen))
+        yield from map(synthesis.environment_row, islice(asked, self.synthetic_rows))
+        rows = synthesis.fill_in_rows(seed, self.field_shares(), kinds, plies)
+        masked = (row for row in rows if is_wanted(row["fen"]))
+        yield from islice(masked, self.synthetic_fill_in_rows)
 
     def kind_shares(self) -> KindShares:
         """Shares of the kinds of synthetic rows; kinds that are not named get 0."""
@@ -218,8 +199,7 @@ def raw_rows(name: str, split: str = "train", max_rows: int | None = None) -> It
     """
     if name:
         with _loading(name):
-            rows: Iterable[Row] = _open_dataset(name, split, streaming=max_rows is not None)
-            yield from islice(rows, max_rows)
+            yield from islice(_open_dataset(name, split, max_rows is not None), max_rows)
 
 
 def raw_dataset(name: str, split: str = "train", max_rows: int | None = None) -> Dataset:
@@ -228,7 +208,7 @@ def raw_dataset(name: str, split: str = "train", max_rows: int | None = None) ->
         return Dataset.from_list(list(raw_rows(name, split, max_rows)))
     with _loading(name):
         rows: Dataset = _open_dataset(name, split, streaming=False)
-    return rows if max_rows is None else rows.select(range(min(max_rows, len(rows))))
+    return rows.select(range(len(rows))[:max_rows])
 
 
 @contextmanager
@@ -323,38 +303,35 @@ def _checked_values(fen: str, values: Any) -> list[dict[str, Any]]:
 # --------------------------------------------------------------------------------------------------
 # Quarantine
 # --------------------------------------------------------------------------------------------------
-def write_quarantine(rows: Sequence[Malformed], path: Path) -> None:
-    """Malformed rows with their reasons, as JSON lines; no file where there are none."""
-    if not rows:
-        path.unlink(missing_ok=True)  # of an earlier try, whose data have been mended since
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = [{"row": row.number, "reason": row.message, **row.text} for row in rows]
-    lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in content)
-    path.write_text("".join(lines), encoding="utf-8")
-
-
-def check_quarantine(
-    malformed: Sequence[Malformed], read: int, name: str, most: float, path: Path | None
+def quarantine(
+    malformed: Sequence[Malformed], read: int, args: SourceArguments, path: Path | None
 ) -> None:
-    """Stop where too much of a data set is malformed.
+    """Write malformed rows with their reasons, as JSON lines, and stop where they are too many.
 
     Args:
-        malformed: What was found.
+        malformed: What was found; without any there is no file.
         read: Rows read, malformed or not.
-        name: The data set's.
-        most: The share that is let pass, `max_quarantined_share`.
-        path: Where the rows were written.
+        args: Which data set it was, and how much of it may be malformed.
+        path: Where the rows go.
 
     Raises:
         RookWorldError: More than that share is malformed.
     """
-    if not malformed or len(malformed) / read <= most:
+    if not malformed:
+        if path:
+            path.unlink(missing_ok=True)  # of an earlier try, whose data have been mended since
         return
-    reasons = Counter(row.reason for row in malformed)
-    where = f"; see {path}" if path else ""
-    raise RookWorldError(
-        f"{len(malformed)} of {read} rows of {name!r} are malformed, more than "
-        f"max_quarantined_share={most}: {dict(reasons.most_common(5))}; the first one, row "
-        f"{malformed[0].number}: {malformed[0].message}{where}. Mend the data or raise the share"
-    )
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = [{"row": row.number, "reason": row.message, **row.text} for row in malformed]
+        lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in content)
+        path.write_text("".join(lines), encoding="utf-8")
+    if len(malformed) / read > args.max_quarantined_share:
+        reasons = Counter(row.reason for row in malformed)
+        where = f"; see {path}" if path else ""
+        raise RookWorldError(
+            f"{len(malformed)} of {read} rows of {args.dataset_name!r} are malformed, more than "
+            f"max_quarantined_share={args.max_quarantined_share}: {dict(reasons.most_common(5))}; the "
+            f"first one, row {malformed[0].number}: {malformed[0].message}{where}. Mend the data or "
+            "raise the share"
+        )

@@ -40,9 +40,6 @@ _Maker = Callable[[], EnvironmentPrompt | None]
 _Chooser = Callable[[random.Random, chess.Board], str | None]
 
 
-_Predicate = Callable[[chess.Board, chess.Move], bool]
-
-
 _LONGEST_GAME = 200
 
 
@@ -103,23 +100,23 @@ def environment_prompts(
     rng = random.Random(seed)
     kinds = (shares or KindShares()).as_dict()
     only_openings = kinds["openings"] + kinds["double_steps"] + kinds["illegal_actions"] == 1
+
+    def step(choose: _Chooser, *plies: int) -> EnvironmentPrompt | None:
+        board = _random_game(rng, rng.randrange(*plies))
+        action = choose(rng, board)
+        return None if action is None else prompt_of(board, action)
+
     makers: Mapping[str, _Maker] = {
-        "openings": lambda: _step(rng, _random_game(rng, rng.randrange(opening_plies)), _any_move),
-        "double_steps": lambda: _step(
-            rng, _random_game(rng, rng.randrange(opening_plies)), _double_step
-        ),
+        "openings": lambda: step(_any_move, opening_plies),
+        "double_steps": lambda: step(_double_step, opening_plies),
         "special_moves": lambda: _special(rng),
         "game_ends": lambda: _game_end(rng),
-        "illegal_actions": lambda: _step(
-            rng,
-            _random_game(rng, rng.randrange(opening_plies if only_openings else 80)),
-            _illegal_action,
-        ),
-        "middle_games": lambda: _step(rng, _random_game(rng, rng.randrange(8, 120)), _any_move),
+        "illegal_actions": lambda: step(_illegal_action, opening_plies if only_openings else 80),
+        "middle_games": lambda: step(_any_move, 8, 120),
     }
     names, weights = list(kinds), list(kinds.values())
     while True:
-        kind = rng.choices(names, weights)[0]
+        (kind,) = rng.choices(names, weights)
         yield _until_found(makers[kind])
 
 
@@ -155,14 +152,9 @@ def fill_in_rows(
     prompts = environment_prompts(rng.getrandbits(32), kinds, opening_plies)
     shares = (fields or FieldShares()).as_dict()
     while True:
-        field = rng.choices(FILL_IN_FIELDS, [shares[name] for name in FILL_IN_FIELDS])[0]
-        yield _until_found(partial(_next_fill_in_row, rng, prompts, field))
-
-
-def _next_fill_in_row(
-    rng: random.Random, prompts: Iterator[EnvironmentPrompt], field: FillInField
-) -> dict[str, Any] | None:
-    return fill_in_row(rng, next(prompts), field)
+        (field,) = rng.choices(FILL_IN_FIELDS, [shares[name] for name in FILL_IN_FIELDS])
+        rows = (fill_in_row(rng, asked, field) for asked in prompts)
+        yield _until_found(rows.__next__)
 
 
 def fill_in_row(
@@ -280,11 +272,6 @@ def _eager_move(rng: random.Random, board: chess.Board) -> chess.Move:
 # --------------------------------------------------------------------------------------------------
 # One row of a kind; None where this try found none
 # --------------------------------------------------------------------------------------------------
-def _step(rng: random.Random, board: chess.Board, choose: _Chooser) -> EnvironmentPrompt | None:
-    action = choose(rng, board)
-    return None if action is None else prompt_of(board, action)
-
-
 def _until_found(make: Callable[[], T | None]) -> T:
     """Try again until there is a row; what is wanted stays the same, so that shares hold."""
     for _ in range(_TRIES):
@@ -292,6 +279,17 @@ def _until_found(make: Callable[[], T | None]) -> T:
         if found is not None:
             return found
     raise RuntimeError(f"no row found in {_TRIES} tries")
+
+
+def _random_play(rng: random.Random) -> Iterator[chess.Board]:
+    """The board of a random game before each of its moves."""
+    board = chess.Board()
+    for _ in range(_LONGEST_GAME):
+        moves = list(board.legal_moves)
+        if not moves:
+            return
+        yield board
+        board.push(rng.choice(moves))
 
 
 def _random_game(rng: random.Random, plies: int) -> chess.Board:
@@ -336,37 +334,23 @@ def _illegal_action(rng: random.Random, board: chess.Board) -> str | None:
 
 def _special(rng: random.Random) -> EnvironmentPrompt:
     """Play at random until the wanted kind of move is there."""
-    wanted = rng.choice((_is_castling, _is_en_passant, _is_promotion, _is_under_promotion))
-    return _until_found(lambda: _special_game(rng, wanted))
+    is_wanted = rng.choice(
+        (
+            chess.Board.is_castling,
+            chess.Board.is_en_passant,
+            lambda board, move: move.promotion == chess.QUEEN,
+            lambda board, move: move.promotion not in (None, chess.QUEEN),
+        )
+    )
 
+    def game() -> EnvironmentPrompt | None:
+        for board in _random_play(rng):
+            found = [move for move in board.legal_moves if is_wanted(board, move)]
+            if found:
+                return prompt_of(board, rng.choice(found).uci())
+        return None
 
-def _special_game(rng: random.Random, wanted: _Predicate) -> EnvironmentPrompt | None:
-    board = chess.Board()
-    for _ in range(_LONGEST_GAME):
-        moves = list(board.legal_moves)
-        if not moves:
-            return None
-        found = [move for move in moves if wanted(board, move)]
-        if found:
-            return prompt_of(board, rng.choice(found).uci())
-        board.push(rng.choice(moves))
-    return None
-
-
-def _is_castling(board: chess.Board, move: chess.Move) -> bool:
-    return board.is_castling(move)
-
-
-def _is_en_passant(board: chess.Board, move: chess.Move) -> bool:
-    return board.is_en_passant(move)
-
-
-def _is_promotion(board: chess.Board, move: chess.Move) -> bool:
-    return move.promotion == chess.QUEEN
-
-
-def _is_under_promotion(board: chess.Board, move: chess.Move) -> bool:
-    return move.promotion is not None and move.promotion != chess.QUEEN
+    return _until_found(game)
 
 
 def _game_end(rng: random.Random) -> EnvironmentPrompt:
@@ -418,24 +402,12 @@ def _endgame(rng: random.Random, wanted: chess.Termination) -> chess.Board:
 # --------------------------------------------------------------------------------------------------
 # A mate in one; None where this try found none
 # --------------------------------------------------------------------------------------------------
-_EDGE = list(
-    chess.SquareSet(
-        chess.BB_RANK_1 | chess.BB_RANK_8 | chess.BB_FILE_A | chess.BB_FILE_H,
-    )
-)
+_EDGE = list(chess.SquareSet(chess.BB_BACKRANKS | chess.BB_FILE_A | chess.BB_FILE_H))
 
 
 def _mate_in_game(rng: random.Random, wanted: Callable[[str], bool]) -> str | None:
-    board = chess.Board()
-    for _ in range(_LONGEST_GAME):
-        moves = list(board.legal_moves)
-        if not moves:
-            return None
-        fen = board.fen()
-        if wanted(fen) and rules.mating_moves(fen):
-            return fen
-        board.push(rng.choice(moves))
-    return None
+    fens = (board.fen() for board in _random_play(rng))
+    return next((fen for fen in fens if wanted(fen) and rules.mating_moves(fen)), None)
 
 
 def _mate_in_endgame(rng: random.Random, wanted: Callable[[str], bool]) -> str | None:

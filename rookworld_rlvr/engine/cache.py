@@ -6,6 +6,7 @@ import os
 import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from ..common.errors import RookWorldError
 from ..tasks.types import ActionValue, PositionValues, ValueSource
@@ -38,76 +39,62 @@ class ValueCache:
     several machines.
 
     Args:
-        path: The file; made where it is missing. ``:memory:`` keeps nothing.
+        path: The file, made where it is missing; None for `default_cache_path`. ``:memory:`` keeps
+            nothing.
         source: Whose values they are.
+
+    Attributes:
+        path: The file's.
 
     Raises:
         RookWorldError: The file cannot be written, or is no such cache. So do the methods.
     """
 
-    def __init__(self, path: str | Path, source: ValueSource) -> None:
-        self._path = os.path.expanduser(path)
+    def __init__(self, path: str | Path | None, source: ValueSource) -> None:
+        self.path = os.path.expanduser(path or default_cache_path())
         self._source = source
         try:
-            if self._path != ":memory:":
-                Path(self._path).parent.mkdir(parents=True, exist_ok=True)
+            if self.path != ":memory:":
+                Path(self.path).parent.mkdir(parents=True, exist_ok=True)
             # The event loop's thread writes, the caller's reads, never at once.
             self._file = sqlite3.connect(
-                self._path, timeout=_WAIT_S, isolation_level=None, check_same_thread=False
+                self.path, timeout=_WAIT_S, isolation_level=None, check_same_thread=False
             )
             self._file.execute("PRAGMA synchronous = NORMAL")
             self._file.executescript(_SCHEMA)
-            self._source_id = self._register(source)
         except (OSError, sqlite3.Error) as error:
             raise self._fault(error) from error
+        key = (source.engine, source.limit)
+        self._ask("INSERT OR IGNORE INTO sources (engine, search) VALUES (?, ?)", *key)
+        (self._id,) = self._ask("SELECT id FROM sources WHERE engine = ? AND search = ?", *key)
 
     def get(self, positions: Iterable[str]) -> dict[str, PositionValues]:
         """The values of those positions that are known."""
-        found = {}
-        try:
-            for position in positions:
-                row = self._file.execute(
-                    "SELECT depth, moves FROM action_values WHERE source = ? AND position = ?",
-                    (self._source_id, position),
-                ).fetchone()
-                if row is not None:
-                    found[position] = self._read(*row)
-        except sqlite3.Error as error:
-            raise self._fault(error) from error
-        return found
+        query = "SELECT depth, moves FROM action_values WHERE source = ? AND position = ?"
+        rows = ((position, self._ask(query, self._id, position)) for position in positions)
+        return {position: self._read(*row) for position, row in rows if row is not None}
 
     def missing(self, positions: Iterable[str]) -> list[str]:
         """Those positions that are not known, in their order."""
         query = "SELECT 1 FROM action_values WHERE source = ? AND position = ?"
-        try:
-            return [
-                position
-                for position in positions
-                if self._file.execute(query, (self._source_id, position)).fetchone() is None
-            ]
-        except sqlite3.Error as error:
-            raise self._fault(error) from error
+        return [position for position in positions if not self._ask(query, self._id, position)]
 
     def put(self, position: str, values: PositionValues) -> None:
         """Keep a position's values; those that another process has put before stay."""
         moves = " ".join(f"{value.move} {value.cp}" for value in values.values)
-        try:
-            self._file.execute(
-                "INSERT OR IGNORE INTO action_values VALUES (?, ?, ?, ?)",
-                (self._source_id, position, values.depth, moves),
-            )
-        except sqlite3.Error as error:
-            raise self._fault(error) from error
+        query = "INSERT OR IGNORE INTO action_values VALUES (?, ?, ?, ?)"
+        self._ask(query, self._id, position, values.depth, moves)
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
-    def _register(self, source: ValueSource) -> int:
-        key = (source.engine, source.limit)
-        self._file.execute("INSERT OR IGNORE INTO sources (engine, search) VALUES (?, ?)", key)
-        rows = self._file.execute("SELECT id FROM sources WHERE engine = ? AND search = ?", key)
-        return int(rows.fetchone()[0])
+    def _ask(self, query: str, *values: str | int) -> Any:
+        """The first row of what the file answers, None without any."""
+        try:
+            return self._file.execute(query, values).fetchone()
+        except sqlite3.Error as error:
+            raise self._fault(error) from error
 
     def _read(self, depth: int, moves: str) -> PositionValues:
         words = moves.split(" ")
@@ -117,6 +104,6 @@ class ValueCache:
 
     def _fault(self, error: Exception) -> RookWorldError:
         return RookWorldError(
-            f"engine_cache: cannot use {self._path!r} ({error}); give another path, or ':memory:' to "
+            f"engine_cache: cannot use {self.path!r} ({error}); give another path, or ':memory:' to "
             "keep nothing"
         )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ..common.errors import RookWorldError
 from ..tasks.types import PositionValues
 from .cache import ValueCache
-from .pool import _KEPT, EngineArguments, EnginePool, cache_path, position_asked
+from .pool import EngineArguments, EnginePool, position_asked
 
 
 class Labeller:
-    """Values of positions: from memory, from the cache on disk, else from the engine.
+    """Values of positions: from the cache on disk, else from the engine.
 
     Close it, or use it as a context manager. It does not survive a fork: open one in each process.
 
@@ -31,11 +31,10 @@ class Labeller:
     def __init__(self, args: EngineArguments) -> None:
         self._pool = EnginePool(args)
         try:
-            self._cache = ValueCache(cache_path(args), self._pool.source)
+            self._cache = ValueCache(args.engine_cache, self._pool.source)
         except RookWorldError:
             self._pool.close()
             raise
-        self._kept: dict[str, PositionValues] = {}
         self._lock = threading.Lock()
         self.source = self._pool.source
         self.searched = 0
@@ -61,7 +60,7 @@ class Labeller:
         """
         positions = [position_asked(fen) for fen in fens]
         with self._lock:
-            known = self._known(dict.fromkeys(positions))
+            known = self._cache.get(dict.fromkeys(positions))
             waiting = [
                 position
                 for position in dict.fromkeys(positions)
@@ -76,23 +75,12 @@ class Labeller:
                     on_value()
 
             self._pool.values(waiting, keep)
-            self._keep(known)
         return [known.get(position) for position in positions]
 
     def close(self) -> None:
         """End the engine's processes and close the cache."""
         self._pool.close()
         self._cache.close()
-
-    def _known(self, positions: Iterable[str]) -> dict[str, PositionValues]:
-        known = {p: self._kept[p] for p in positions if p in self._kept}
-        return known | self._cache.get(p for p in positions if p not in known)
-
-    def _keep(self, known: Mapping[str, PositionValues]) -> None:
-        """Several rewards ask for the same positions, one after the other."""
-        if len(self._kept) + len(known) > _KEPT:
-            self._kept.clear()
-        self._kept.update(known)
 
     def __enter__(self) -> Labeller:
         return self

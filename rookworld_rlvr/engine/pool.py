@@ -1,6 +1,6 @@
-"""Stockfish: a pool of processes, and the values of positions from memory, disk or the pool.
+"""Stockfish: a pool of processes that value positions.
 
-How a position is valued is the business of `search`; what is kept on disk, of `value_cache`.
+How a position is valued is the business of `valuation`; what is kept on disk, of `cache`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL
@@ -24,7 +24,6 @@ from ..common.settings import Checked, setting
 from ..tasks import rules
 from ..tasks.policy import MAX_CANDIDATES
 from ..tasks.types import ActionValue, PositionValues, ValueSource
-from .cache import default_cache_path
 from .valuation import LastInfoProtocol, NonsenseError, SearchLimit, value_moves
 
 logger = logging.getLogger(__name__)
@@ -56,9 +55,6 @@ _REAP_S = 5.0  # for a killed process to be gone
 
 
 _MOST_IN_A_ROW = 5  # positions given up, then the engine itself is at fault
-
-
-_KEPT = 4_096  # positions in memory
 
 
 T = TypeVar("T")
@@ -112,11 +108,6 @@ class EngineArguments(Checked):
         return SearchLimit("depth", self.engine_depth or DEFAULT_DEPTH)
 
 
-def cache_path(args: EngineArguments) -> Path:
-    """The file of the values that were searched."""
-    return Path(args.engine_cache) if args.engine_cache else default_cache_path()
-
-
 def find_engine(path: str | None = None) -> str:
     """The engine's program. A path that was given is never passed over for another.
 
@@ -129,7 +120,7 @@ def find_engine(path: str | None = None) -> str:
     for key, given in (("engine_path", path), (PATH_VARIABLE, os.environ.get(PATH_VARIABLE))):
         if given:
             return _executable(key, given)
-    found = shutil.which("stockfish") or next(filter(_may_run, USUAL_PLACES), None)
+    found = shutil.which("stockfish") or next(filter(shutil.which, USUAL_PLACES), None)
     if found is None:
         raise EngineError(
             f"no chess engine found: 'stockfish' is neither on the PATH nor in "
@@ -151,10 +142,6 @@ def _executable(key: str, given: str) -> str:
     raise EngineError(f"{key}: no program {given!r}; {_HOW_TO_INSTALL}")
 
 
-def _may_run(path: str) -> bool:
-    return shutil.which(path) is not None
-
-
 def position_asked(fen: str) -> str:
     """The FEN under which a position's values are searched and kept.
 
@@ -173,23 +160,18 @@ def position_asked(fen: str) -> str:
 # --------------------------------------------------------------------------------------------------
 # A process
 # --------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class _Process:
-    """An engine that has said what it is."""
-
-    transport: asyncio.SubprocessTransport
-    protocol: chess.engine.Protocol
+class _Process(LastInfoProtocol):
+    """An engine that can say what it is, and be killed."""
 
     @classmethod
     async def start(cls, path: str, hash_mb: int) -> _Process:
         # A process group of its own: Ctrl-C is for the program that asks, which then ends the engine.
-        transport, protocol = await LastInfoProtocol.popen(path, stderr=DEVNULL, setpgrp=True)
-        process = cls(transport, protocol)
+        _, process = await cls.popen(path, stderr=DEVNULL, setpgrp=True)
         try:
-            await protocol.initialize()
+            await process.initialize()
             wanted = {"Threads": 1, "Hash": hash_mb}
-            await protocol.configure({k: v for k, v in wanted.items() if k in protocol.options})
-            await protocol.ping()
+            await process.configure({k: v for k, v in wanted.items() if k in process.options})
+            await process.ping()
         except BaseException:
             await process.end()
             raise
@@ -197,17 +179,15 @@ class _Process:
 
     async def end(self) -> None:
         """Kill it, and wait for its end: a loop that is closed earlier leaves a zombie."""
+        assert self.transport is not None
         self.transport.close()
-        await asyncio.wait([self.protocol.returncode], timeout=_REAP_S)
+        await asyncio.wait([self.returncode], timeout=_REAP_S)
 
     def identity(self) -> str:
         """Name and the options that values depend on."""
-        names = [name for name in ("EvalFile", "Hash", "Threads") if name in self.protocol.options]
-        set_here: Mapping[str, Any] = self.protocol.config  # type: ignore[attr-defined]
-        options = (
-            f"{name} {set_here.get(name, self.protocol.options[name].default)}" for name in names
-        )
-        return f"{self.protocol.id.get('name', 'unnamed engine')} ({', '.join(options)})"
+        names = [name for name in ("EvalFile", "Hash", "Threads") if name in self.options]
+        options = (f"{name} {self.config.get(name, self.options[name].default)}" for name in names)
+        return f"{self.id.get('name', 'unnamed engine')} ({', '.join(options)})"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -330,7 +310,7 @@ class EnginePool:
                 process = self._processes[slot] = self._processes[slot] or await self._start()
                 moves = await self._search(process, position)
             except (TimeoutError, chess.engine.EngineError, EngineError, NonsenseError) as error:
-                reason = self._reason(error)
+                reason = str(error)
                 logger.warning("engine replaced at %s (try %d of 2): %s", position, attempt, reason)
                 await self._discard(slot)
             except asyncio.CancelledError:  # in the middle of a search
@@ -344,8 +324,8 @@ class EnginePool:
         return None
 
     async def _search(self, process: _Process, position: str) -> dict[chess.Move, tuple[int, int]]:
-        search = asyncio.create_task(value_moves(process.protocol, position, self._limit))
-        ended = process.protocol.returncode
+        search = asyncio.create_task(value_moves(process, position, self._limit))
+        ended = process.returncode
         # Either: python-chess waits on for a process that dies before its search has begun.
         either: list[asyncio.Future[Any]] = [search, ended]
         try:
@@ -356,18 +336,13 @@ class EnginePool:
                 return search.result()
             if ended.done():
                 raise EngineError(f"engine process died (exit code: {ended.result()})")
-            raise TimeoutError
+            raise TimeoutError(f"no answer within {self._args.engine_timeout:g} s")
         finally:
             if not search.done():
                 # In this order: python-chess fails where a search that was cancelled loses its process.
                 await process.end()
                 search.cancel()
                 await asyncio.gather(search, return_exceptions=True)
-
-    def _reason(self, error: Exception) -> str:
-        if isinstance(error, TimeoutError):
-            return f"no answer within {self._args.engine_timeout:g} s"
-        return str(error)
 
     async def _start(self) -> _Process:
         """Start a process.

@@ -32,7 +32,6 @@ def policy_values(
     truth: PolicyTruth, prompts: Sequence[str], column: Sequence[Any], applies: Sequence[bool]
 ) -> list[Values | None]:
     """What the moves are worth, asked for all of a batch's prompts that need it at once."""
-    values: list[Values | None] = [None] * len(prompts)
     fens = {
         index: fen
         for index, prompt in enumerate(prompts)
@@ -41,9 +40,8 @@ def policy_values(
         and (fen := _valued_position(prompt))
     }
     found = truth.values(list(fens.values()), [column[index] for index in fens])
-    for index, by_move in zip(fens, found, strict=True):
-        values[index] = by_move
-    return values
+    values = dict(zip(fens, found, strict=True))
+    return [values.get(index) for index in range(len(prompts))]
 
 
 LabelSource = Literal["stored", "engine", "stored_or_engine"]

@@ -9,7 +9,6 @@ import pytest
 
 from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 from rookworld_rlvr.data.judge_pairs import (
-    POLICY_KINDS,
     JudgeDataArguments,
     Pair,
     PairShares,
@@ -172,7 +171,7 @@ def test_pairs_of_the_packaged_rows(packaged: LoadedData) -> None:
         row = rows[pair.prompt]
         assert is_held_out(row["fen"], 0.1)
         assert row["task"] == task_of_kind(pair.kind)
-        if pair.kind not in POLICY_KINDS:
+        if task_of_kind(pair.kind) == "environment":
             chosen, wrong = (
                 score_environment(row["fen"], row["action"], text)
                 for text in (pair.chosen, pair.rejected)

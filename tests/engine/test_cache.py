@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rookworld_rlvr.common.errors import RookWorldError
-from rookworld_rlvr.engine import pool
+from rookworld_rlvr.engine import cache as cache_module
 from rookworld_rlvr.engine.cache import ValueCache, default_cache_path
 from rookworld_rlvr.engine.labeller import Labeller
 from rookworld_rlvr.tasks.types import ActionValue, PositionValues, ValueSource
@@ -94,8 +94,8 @@ def test_memory_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 # --------------------------------------------------------------------------------------------------
 WRITER = """
 import itertools, sys
-from rookworld_rlvr.records import ActionValue, PositionValues, ValueSource
-from rookworld_rlvr.value_cache import ValueCache
+from rookworld_rlvr.engine.cache import ValueCache
+from rookworld_rlvr.tasks.types import ActionValue, PositionValues, ValueSource
 
 path, engine, limit, name, count = sys.argv[1:]
 source = ValueSource(engine, limit)
@@ -264,7 +264,7 @@ def test_two_labellers_at_once_share_what_they_find(stockfish: str, file: Path) 
 def test_values_go_to_the_default_file_where_none_is_named(
     stockfish: str, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "default_cache_path", lambda: file)
+    monkeypatch.setattr(cache_module, "default_cache_path", lambda: file)
     with Labeller(engine_arguments(stockfish, engine_cache=None)) as labeller:
         labeller.values(POSITIONS[:1])
         cache = ValueCache(file, labeller.source)

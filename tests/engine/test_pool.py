@@ -198,10 +198,7 @@ def test_a_position_that_stands_twice_is_asked_once(stockfish: str, truth: Truth
         assert labeller.values([]) == []
 
 
-def test_values_that_memory_has_no_room_for_are_found_again(
-    monkeypatch: pytest.MonkeyPatch, stockfish: str, truth: Truth
-) -> None:
-    monkeypatch.setattr(engine, "_KEPT", 2)
+def test_values_that_were_searched_are_found_again(stockfish: str, truth: Truth) -> None:
     with Labeller(engine_arguments(stockfish)) as labeller:
         for position in POSITIONS * 2:
             assert labeller.values([position]) == [truth[position]]
@@ -471,7 +468,8 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
 PROGRAM = """
 import signal
 import sys
-from rookworld_rlvr.engine import EngineArguments, Labeller
+from rookworld_rlvr.engine.labeller import Labeller
+from rookworld_rlvr.engine.pool import EngineArguments
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 labeller = Labeller(EngineArguments(

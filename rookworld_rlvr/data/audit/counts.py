@@ -16,6 +16,7 @@ An answer counts where the majority of rows is clear: its 95% Wilson interval ex
 
 from __future__ import annotations
 
+import operator
 import random
 import statistics
 from collections import Counter, defaultdict
@@ -28,12 +29,10 @@ from ...tasks.environment import ENVIRONMENT, parse_environment_answer
 from ...tasks.fill_in import FILL_IN
 from ...tasks.policy import POLICY, parse_policy_answer, score_policy
 from ...tasks.registry import TASKS
+from ...tasks.rules import SIDES
 from ...tasks.scoring import values_by_move
 from ...tasks.types import FILL_IN_FIELDS, PolicyAnswer
 from ..sources import Malformed, Row
-
-SIDES = ("white", "black")
-
 
 BASES = ("engine", "action_values", "material")  # of the view of E, the first that decides counts
 
@@ -60,17 +59,17 @@ AGREEMENT = (
 )
 
 
-FEN_FIELDS = (
+DIFFERENCES = (
     "board",
     "side_to_move",
     "castling_rights",
     "en_passant",
     "halfmove_clock",
     "fullmove_number",
+    "reward",
+    "terminated",
+    "truncated",
 )
-
-
-DIFFERENCES = (*FEN_FIELDS, "reward", "terminated", "truncated")
 
 
 MOST_PAWNS = 10.0
@@ -123,27 +122,29 @@ class Counts:
         self.sample: list[Row] = []
         self._sample_size = sample_size
         self._rng = random.Random(0)
+        self.rows = Means()
         self.tasks: dict[str, Counter[str]] = {side: Counter() for side in SIDES}
-        self.malformed: Counter[str] = Counter()
+        self.reasons: Counter[str] = Counter()  # of malformed rows
         self.environment = Means()
-        self.fill_in: Counter[str] = Counter()  # rows by hidden field
+        self.fill_in = Means()  # by hidden field
         self.policy = Means()
         self.best = {side: Means() for side in SIDES}
         self.values = {basis: {side: Means() for side in SIDES} for basis in BASES}
-        self.prompts = Means()
         self.votes = Means()  # for E from the side to move, by basis
 
     def add(self, row: Row | Malformed) -> None:
         """Count one row."""
+        self.rows.add(malformed=isinstance(row, Malformed))
         if isinstance(row, Malformed):
-            self.malformed[row.reason] += 1
+            self.reasons[row.reason] += 1
             return
-        self.tasks[side_to_move(row["fen"])][row["task"]] += 1
-        self.prompts.add(idle_en_passant=names_idle_en_passant(row["fen"]))
+        self.tasks[rules.side_to_move(row["fen"])][row["task"]] += 1
+        self.rows.add(idle_en_passant_in_prompt=names_idle_en_passant(row["fen"]))
         if row["task"] == ENVIRONMENT.name:
             self.environment.add(**environment_differences(row))
         elif row["task"] == FILL_IN.name:
-            self.fill_in[FILL_IN.part(row)] += 1
+            hidden = FILL_IN.part(row)
+            self.fill_in.add(**{field: field == hidden for field in FILL_IN_FIELDS})
         elif row["task"] == POLICY.name:
             self._add_policy(row)
 
@@ -160,7 +161,7 @@ class Counts:
             self.compare(row, values, "action_values")
 
     def _add_answer(self, row: Row) -> None:
-        side = side_to_move(row["fen"])
+        side = rules.side_to_move(row["fen"])
         answer = parse_policy_answer(row["completion"])
         legal = rules.legal_moves(row["fen"])
         self.policy.add(
@@ -189,7 +190,7 @@ class Counts:
 
     def compare(self, row: Row, values: Mapping[str, int], basis: str) -> None:
         """Compare a policy row with the values of all legal moves, in centipawns."""
-        side = side_to_move(row["fen"])
+        side = rules.side_to_move(row["fen"])
         answer = parse_policy_answer(row["completion"])
         score = score_policy(values, row["completion"])
         means = self.values[basis][side]
@@ -210,14 +211,12 @@ class Counts:
 
     def rows_result(self) -> dict[str, Any]:
         """Rows by task and side to move, malformed rows by reason."""
-        good = sum(self.tasks["white"].values()) + sum(self.tasks["black"].values())
-        bad = self.malformed.total()
-        reasons = sorted(self.malformed.items(), key=lambda item: (-item[1], item[0]))
+        reasons = sorted(self.reasons.items(), key=lambda item: (-item[1], item[0]))
         return {
-            "read": good + bad,
-            "malformed": {"rows": bad, "share": bad / (good + bad) if good + bad else None},
+            "read": self.rows.of("malformed").n,
+            "malformed": self.rows.rows("malformed"),
             "malformed_reasons": dict(reasons),
-            "idle_en_passant_in_prompt": self.prompts.rows("idle_en_passant"),
+            "idle_en_passant_in_prompt": self.rows.rows("idle_en_passant_in_prompt"),
             **{side: {task: self.tasks[side][task] for task in TASKS} for side in SIDES},
         }
 
@@ -273,16 +272,9 @@ class Counts:
 
     def fill_in_result(self) -> dict[str, Any]:
         """Fill-in rows by hidden field; all of them fit, or they count as malformed."""
-        rows = self.fill_in.total()
         return {
-            "rows": rows,
-            "fields": {
-                field: {
-                    "rows": self.fill_in[field],
-                    "share": self.fill_in[field] / rows if rows else None,
-                }
-                for field in FILL_IN_FIELDS
-            },
+            "rows": self.fill_in.of("action").n,
+            "fields": {field: self.fill_in.rows(field) for field in FILL_IN_FIELDS},
         }
 
 
@@ -299,11 +291,6 @@ def _ballot(votes: Proportion) -> dict[str, int]:
 # --------------------------------------------------------------------------------------------------
 # One row
 # --------------------------------------------------------------------------------------------------
-def side_to_move(fen: str) -> str:
-    """``white`` or ``black``."""
-    return "white" if fen.split(" ")[1] == "w" else "black"
-
-
 def names_idle_en_passant(fen: str) -> bool:
     """Whether a FEN names an en passant square where no capture is legal."""
     return fen.split(" ")[3] != rules.position_key(fen).split(" ")[3]
@@ -345,7 +332,7 @@ def material_balance(fen: str) -> int:
     white = sum(
         _PIECE_PAWNS.get(piece.lower(), 0) * (1 if piece.isupper() else -1) for piece in placement
     )
-    return white if side_to_move(fen) == "white" else -white
+    return white if rules.side_to_move(fen) == "white" else -white
 
 
 def material_vote(fen: str, answer: PolicyAnswer) -> bool | None:
@@ -362,15 +349,14 @@ def environment_differences(row: Row) -> dict[str, bool]:
     """Where an environment row differs from python-chess, by kind, and whether it is ``right``."""
     answer = parse_environment_answer(row["completion"])
     truth = rules.transition(row["fen"], row["action"])
-    fields, true_fields = answer.fen.split(" "), truth.fen.split(" ")
-    differs = dict(zip(FEN_FIELDS, map(str.__ne__, fields, true_fields), strict=True))
-    differs["reward"] = answer.reward != truth.reward
-    differs["terminated"] = answer.terminated != truth.terminated
-    differs["truncated"] = answer.truncated != truth.truncated
-    right = not any(differs.values())
+    fields, true_fields = (
+        (*said.fen.split(" "), said.reward, said.terminated, said.truncated)
+        for said in (answer, truth)
+    )
+    differs = dict(zip(DIFFERENCES, map(operator.ne, fields, true_fields), strict=True))
     return {
         **differs,
-        "right": right,
+        "right": not any(differs.values()),
         # The truth names the one square where a capture is legal: any other is idle.
         "en_passant_without_capture": differs["en_passant"] and fields[3] != "-",
         "history_without_action": row["history"][-1:] != [row["action"]],

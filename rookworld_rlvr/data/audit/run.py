@@ -29,9 +29,6 @@ from .counts import Counts
 AUDIT_VERSION = 1
 
 
-Hashes = np.ndarray[Any, np.dtype[np.uint64]]
-
-
 def _evaluation_faults(name: str, where: str) -> list[str]:
     return check_dataset_name(name, where) if name else [f"{where}: an empty name; leave it out"]
 
@@ -100,8 +97,7 @@ def audit(args: AuditArguments, labeller: Labeller | None = None) -> dict[str, A
         splits[split] = RowHashes()
         for row in _read(args.dataset_name, split, args.max_rows):
             counts.add(row)
-            if not isinstance(row, Malformed):
-                splits[split].add(row)
+            splits[split].add(row)
     engine = _ask_engine(counts, labeller) if args.engine_sample and labeller else None
     return {
         "audit_version": AUDIT_VERSION,
@@ -115,7 +111,7 @@ def audit(args: AuditArguments, labeller: Labeller | None = None) -> dict[str, A
         "duplicates": _duplicates_result(list(splits.values())),
         "overlap": {
             "splits": [
-                _overlap(*pair, splits[pair[0]].positions, splits[pair[1]].positions)
+                _overlap(*pair, splits[pair[0]], splits[pair[1]])
                 for pair in itertools.combinations(splits, 2)
             ],
             "evaluation": list(_evaluation_overlaps(args, splits)),
@@ -147,20 +143,16 @@ def _evaluation_overlaps(
 ) -> Iterator[dict[str, Any]]:
     for name in args.evaluation_names:
         hashes = RowHashes()
-        malformed = 0
         for row in _read(name, args.evaluation_split):
-            if isinstance(row, Malformed):
-                malformed += 1
-            else:
-                hashes.add(row)
+            hashes.add(row)
         if not hashes.positions:
             raise RookWorldError(
                 f"evaluation_names: no row of {name!r} can be read as a RookWorld row, so its "
                 "overlap cannot be counted; give another file, or leave it out"
             )
         for split in splits:
-            overlap = _overlap(split, name, splits[split].positions, hashes.positions)
-            yield overlap | {"malformed_of_second": malformed}
+            overlap = _overlap(split, name, splits[split], hashes)
+            yield overlap | {"malformed_of_second": hashes.malformed}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -172,26 +164,26 @@ def hash_of(text: str) -> int:
 
 
 class RowHashes:
-    """Position, prompt and answer of each row of a split."""
+    """Position, prompt and answer of each row of a split, and how many could not be read."""
 
     def __init__(self) -> None:
+        self.malformed = 0
         self.positions, self.prompts, self.answers = array("Q"), array("Q"), array("Q")
 
-    def add(self, row: Row) -> None:
+    def add(self, row: Row | Malformed) -> None:
         """Keep one row's."""
+        if isinstance(row, Malformed):
+            self.malformed += 1
+            return
         self.positions.append(hash_of(rules.position_key(row["fen"])))
         self.prompts.append(hash_of(row["prompt"]))
         self.answers.append(hash_of(_answer_text(row)))
 
     def duplicates(self) -> tuple[int, int]:
         """Rows whose prompt stood before, and those of them that answer it otherwise than the first."""
-        prompts, answers = _numpy(self.prompts), _numpy(self.answers)
-        order = np.argsort(prompts, kind="stable")  # of the same prompt, the first row stays first
-        prompts, answers = prompts[order], answers[order]
-        new = np.ones(len(prompts), dtype=bool)
-        new[1:] = prompts[1:] != prompts[:-1]
-        first = np.maximum.accumulate(np.where(new, np.arange(len(new)), 0))
-        return int((~new).sum()), int((answers != answers[first]).sum())
+        answers = np.array(self.answers)
+        _, first, same = np.unique(self.prompts, return_index=True, return_inverse=True)
+        return len(answers) - len(first), int((answers != answers[first][same]).sum())
 
 
 def _answer_text(row: Row) -> str:
@@ -206,14 +198,15 @@ def _answer_text(row: Row) -> str:
 def _duplicates_result(splits: Sequence[RowHashes]) -> dict[str, Any]:
     found = [split.duplicates() for split in splits]
     total = sum(len(split.prompts) for split in splits)
-    result: dict[str, Any] = {}
-    for name, rows in zip(("within_a_split", "conflicting"), zip(*found, strict=True), strict=True):
-        result[name] = {"rows": sum(rows), "share": sum(rows) / total if total else None}
-    return result
+    repeated, conflicting = map(sum, zip(*found, strict=True))
+    return {
+        name: {"rows": rows, "share": rows / total if total else None}
+        for name, rows in (("within_a_split", repeated), ("conflicting", conflicting))
+    }
 
 
-def _overlap(first: str, second: str, positions: array[int], others: array[int]) -> dict[str, Any]:
-    one, other = _numpy(positions), _numpy(others)
+def _overlap(first: str, second: str, rows: RowHashes, others: RowHashes) -> dict[str, Any]:
+    one, other = np.array(rows.positions), np.array(others.positions)
     return {
         "first": first,
         "second": second,
@@ -221,7 +214,3 @@ def _overlap(first: str, second: str, positions: array[int], others: array[int])
         "rows_of_first": int(np.isin(one, other).sum()),
         "rows_of_second": int(np.isin(other, one).sum()),
     }
-
-
-def _numpy(hashes: array[int]) -> Hashes:
-    return np.frombuffer(hashes, dtype=np.uint64) if hashes else np.empty(0, dtype=np.uint64)

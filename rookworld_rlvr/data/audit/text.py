@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ...tasks.rules import SIDES
 from ..prepare.repair import REPAIRS
-from .counts import SIDES
 
 MOSTLY = 0.9  # B is the highest E in 99% of White's rows of the public data, in 0% of Black's
 
@@ -228,30 +228,27 @@ def perspective_findings(policy: Mapping[str, Any]) -> Iterator[Finding]:
 
 def best_move_findings(policy: Mapping[str, Any]) -> Iterator[Finding]:
     """Of `B` beside the row's own `E`."""
-    for side in filter(lambda side: _is_best_move_wrong(policy, side), SIDES):
+    for side in SIDES:
         best, worst = _best_and_worst(policy, side)
-        yield Finding(
-            f"{side.capitalize()}'s B is the worst of its five in {worst:.0%} and the best in "
-            f"{best:.0%} of {_number(policy[side]['distinct_evaluations'], 'row')} with distinct "
-            f"E: do not train on {side.capitalize()}'s B as it stands",
-            ("best_move",),
-        )
+        if best < MOSTLY:
+            yield Finding(
+                f"{side.capitalize()}'s B is the worst of its five in {worst:.0%} and the best in "
+                f"{best:.0%} of {_number(policy[side]['distinct_evaluations'], 'row')} with distinct "
+                f"E: do not train on {side.capitalize()}'s B as it stands",
+                ("best_move",),
+            )
 
 
-def _is_best_move_wrong(policy: Mapping[str, Any], side: str) -> bool:
-    best, _ = _best_and_worst(policy, side)
-    return best is not None and best < MOSTLY
-
-
-def _best_and_worst(policy: Mapping[str, Any], side: str) -> tuple[float | None, float | None]:
+def _best_and_worst(policy: Mapping[str, Any], side: str) -> tuple[float, float]:
     """Shares of rows whose `B` has the best and the worst `E` for the side to move.
 
-    None without rows, and for Black where nobody knows whose view `E` is in.
+    1 and 0 without rows, and for Black where nobody knows whose view `E` is in: nothing is wrong then.
     """
     shares = policy[side]["best_is_argmax_e"], policy[side]["best_is_argmin_e"]
-    if side == "white" or policy["evaluation_perspective"] == "side_to_move":
-        return shares
-    return shares[::-1] if policy["evaluation_perspective"] == "white" else (None, None)
+    perspective = "side_to_move" if side == "white" else policy["evaluation_perspective"]
+    if perspective is None or None in shares:
+        return 1.0, 0.0
+    return shares if perspective == "side_to_move" else shares[::-1]
 
 
 def value_findings(policy: Mapping[str, Any]) -> Iterator[Finding]:
@@ -263,7 +260,7 @@ def value_findings(policy: Mapping[str, Any]) -> Iterator[Finding]:
             whose = f"{side.capitalize()}'s"
             best, named = counts["best_is_best_of_five"], counts["top_five_named"]
             error = counts["evaluation_error_pawns"]
-            if best is not None and best < HALF and not _is_best_move_wrong(policy, side):
+            if best is not None and best < HALF and _best_and_worst(policy, side)[0] >= MOSTLY:
                 yield Finding(
                     f"{whose} B is the best of its five in {best:.0%} {of}", ("best_move",)
                 )

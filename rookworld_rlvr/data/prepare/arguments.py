@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from ...common.files import is_hub_id
@@ -108,10 +107,7 @@ def made_rows(args: PrepareArguments) -> Iterator[Row]:
             seen.add(key)
             prompt = write_policy_prompt(PolicyPrompt(fen))
             yield POLICY.row(prompt, "", EnvironmentPrompt(fen))
-    prompts = (prompt for prompt in args.made_prompts() if is_wanted(prompt.fen))
-    yield from map(synthesis.environment_row, islice(prompts, args.synthetic_rows))
-    masked = (row for row in args.made_fill_in_rows() if is_wanted(row["fen"]))
-    yield from islice(masked, args.synthetic_fill_in_rows)
+    yield from args.made_rows(is_wanted)
 
 
 def _made_positions(args: PrepareArguments) -> Iterator[str]:

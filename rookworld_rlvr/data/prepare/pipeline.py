@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,20 +21,20 @@ from datasets import Dataset, Features, Value, concatenate_datasets
 from ...common.errors import RookWorldError
 from ...engine.cache import ValueCache
 from ...engine.labeller import Labeller
-from ...engine.pool import cache_path, position_asked
+from ...engine.pool import position_asked
 from ...engine.truth import LabelArguments
 from ...tasks.registry import TASKS, join_row
 from ...tasks.types import ValueSource
+from ..loading import action_values_column
 from ..parquet import read_provenance
 from ..sources import (
     FEATURES,
     Malformed,
     Row,
-    check_quarantine,
     dataset_file,
     parse_row,
+    quarantine,
     raw_dataset,
-    write_quarantine,
 )
 from .arguments import PrepareArguments, made_rows
 from .repair import repair_row
@@ -48,10 +48,7 @@ _DEATHS = 5  # of workers that are made good before the run gives up
 _BATCH = 8  # positions that a worker takes at once
 
 
-_FAULT = {"number": Value("int64"), "reason": Value("string"), "message": Value("string")}
-
-
-_PARSED = Features({**FEATURES, **_FAULT, "raw": Value("string")})
+_PARSED = Features({**FEATURES, "malformed": Value("string")})  # `Malformed` as JSON, or None
 
 
 _FINISHED = Features(
@@ -67,27 +64,18 @@ _FINISHED = Features(
 # --------------------------------------------------------------------------------------------------
 # Counts
 # --------------------------------------------------------------------------------------------------
-@dataclass(slots=True)
+@dataclass
 class PrepareReport:
     """What was done, counted."""
 
     rows: Counter[str] = field(default_factory=Counter)  # read, quarantined, duplicates, written
     positions: Counter[str] = field(default_factory=Counter)  # valued, known before, given up
     repaired: Counter[str] = field(default_factory=Counter)  # rows by repair
-    refused: Counter[str] = field(default_factory=Counter)  # rows by repair that could not be made
-
-    def as_dict(self) -> dict[str, dict[str, int]]:
-        """The counts for a file."""
-        return {
-            "rows": dict(self.rows),
-            "positions": dict(self.positions),
-            "repaired": dict(self.repaired),
-            "not_repairable": dict(self.refused),
-        }
+    not_repairable: Counter[str] = field(default_factory=Counter)  # rows by repair that failed
 
 
 def report_lines(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """The counts of `PrepareReport.as_dict` as lines for a terminal."""
+    """The counts of a `PrepareReport` as lines for a terminal."""
     return [
         f"{f'{group}, {name}'.replace('_', ' '):<34}{count:>10,}"
         for group, numbers in counts.items()
@@ -127,9 +115,11 @@ def read_rows(
         report.rows["made"] += last - first
     rows = concatenate_datasets(parts)
     if "duplicates" in args.repairs:
-        kept = list(_first_indices(zip(rows["task"], rows["prompt"], strict=True)))
-        report.repaired["duplicates"] += len(rows) - len(kept)
-        rows = rows.select(kept)
+        first_of: dict[tuple[str, str], int] = {}
+        for index, key in enumerate(zip(rows["task"], rows["prompt"], strict=True)):
+            first_of.setdefault(key, index)
+        report.repaired["duplicates"] += len(rows) - len(first_of)
+        rows = rows.select(list(first_of.values()))
     return rows
 
 
@@ -146,48 +136,30 @@ def _parse(
         with_indices=True,
         fn_kwargs={"first": first},
     )
-    bad = [index for index, reason in enumerate(rows["reason"]) if reason is not None]
-    malformed = [_malformed(row) for row in rows.select(bad)]
+    found = rows["malformed"]
+    malformed = [Malformed(**json.loads(text)) for text in found if text is not None]
     report.rows["read"] += len(rows)
     report.rows["quarantined"] += len(malformed)
-    write_quarantine(malformed, path)
-    check_quarantine(malformed, len(rows), args.dataset_name, args.max_quarantined_share, path)
-    good = sorted(set(range(len(rows))) - set(bad))
+    quarantine(malformed, len(rows), args, path)
+    good = [index for index, text in enumerate(found) if text is None]
     return rows.select(good).select_columns(list(FEATURES))
 
 
-def _parse_batch(
-    batch: Mapping[str, list[Any]], indices: Sequence[int], first: int
-) -> dict[str, list[Any]]:
+def _parse_batch(batch: pa.Table, indices: Sequence[int], first: int) -> pa.Table:
     parsed = []
-    for position, index in enumerate(indices):
-        raw = {key: values[position] for key, values in batch.items()}
+    for index, raw in zip(indices, batch.to_pylist(), strict=True):
         if raw.get("text") == "":
             continue  # an empty line of a text file
         row = parse_row(first + index, raw)
         if isinstance(row, Malformed):
-            fault = {"number": row.number, "reason": row.reason, "message": row.message}
-            parsed.append({**fault, "raw": json.dumps(row.text, ensure_ascii=False, default=str)})
-        else:
-            parsed.append(row)
-    return _columns(parsed, _PARSED)
-
-
-def _malformed(row: Row) -> Malformed:
-    return Malformed(row["number"], row["reason"], row["message"], json.loads(row["raw"]))
-
-
-def _first_indices(keys: Iterable[Any]) -> Iterator[int]:
-    seen = set()
-    for index, key in enumerate(keys):
-        if key not in seen:
-            seen.add(key)
-            yield index
+            row = {"malformed": json.dumps(asdict(row), ensure_ascii=False, default=str)}
+        parsed.append(row)
+    return pa.Table.from_pylist(parsed, _PARSED.arrow_schema)
 
 
 def _map(
     rows: Dataset,
-    function: Callable[..., dict[str, list[Any]]],
+    function: Callable[..., pa.Table],
     features: Features,
     num_proc: int,
     title: str,
@@ -196,7 +168,7 @@ def _map(
     """Other columns from batches of rows; `Dataset.map` leaves none of them where there are no rows."""
     if not len(rows):
         return Dataset.from_dict({name: [] for name in features}, features=features)
-    return rows.map(
+    mapped = rows.with_format("arrow").map(
         function,
         batched=True,
         remove_columns=rows.column_names,
@@ -206,10 +178,7 @@ def _map(
         desc=title,
         **options,
     )
-
-
-def _columns(rows: Sequence[Mapping[str, Any]], features: Features) -> dict[str, list[Any]]:
-    return {name: [row.get(name) for row in rows] for name in features}
+    return mapped.with_format(None)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -230,12 +199,16 @@ def value_positions(
         EngineError: No engine, or one that fails at position after position.
         RookWorldError: Worker after worker dies, or the cache cannot be used.
     """
-    positions = list(dict.fromkeys(_positions_to_value(rows, args.labels)))
+    if args.labels == "stored":
+        return None
+    asked = rows.select_columns(["task", "fen", "action_values"])
+    fens = (row["fen"] for row in asked if _is_asked(row, args.labels))
+    positions = list(dict.fromkeys(map(position_asked, fens)))
     if not positions:
         return None
     with Labeller(args) as labeller:  # whatever is wrong with the engine, say it before the work
         source = labeller.source
-    cache = ValueCache(cache_path(args), source)
+    cache = ValueCache(args.engine_cache, source)
     missing = cache.missing(positions)
     searched = len(missing)
     report.positions["known before"] += len(positions) - searched
@@ -253,7 +226,7 @@ def value_positions(
             )
     else:
         raise RookWorldError(
-            f"workers died {_DEATHS + 1} times; what was valued is kept in {cache_path(args)}. Give "
+            f"workers died {_DEATHS + 1} times; what was valued is kept in {cache.path}. Give "
             "fewer workers (num_proc) or more memory, and start again"
         )
     cache.close()
@@ -262,14 +235,6 @@ def value_positions(
     for position, reason in given_up.items():
         logger.warning("given up: %s (%s)", position, reason)
     return source
-
-
-def _positions_to_value(rows: Dataset, labels: str) -> Iterator[str]:
-    if labels == "stored":
-        return
-    for row in rows.select_columns(["task", "fen", "action_values"]):
-        if _is_asked(row, labels):
-            yield position_asked(row["fen"])
 
 
 def _is_asked(row: Mapping[str, Any], labels: str) -> bool:
@@ -327,7 +292,7 @@ def finish_rows(
         *(rows, _finish_batch, _FINISHED, args.num_proc, "Writing answers"),
         fn_kwargs={"repairs": args.repairs, "args": label_args, "source": source},
     )
-    for column, counts in (("done", report.repaired), ("refused", report.refused)):
+    for column, counts in (("done", report.repaired), ("refused", report.not_repairable)):
         counts.update(name for names in finished[column] for name in names)
     report.rows["written"] += len(finished)
     values = zip(rows["task"], finished["action_values"], strict=True)
@@ -338,12 +303,9 @@ def finish_rows(
 
 
 def _finish_batch(
-    batch: Mapping[str, list[Any]],
-    repairs: Sequence[str],
-    args: LabelArguments,
-    source: ValueSource | None,
-) -> dict[str, list[Any]]:
-    rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
+    batch: pa.Table, repairs: Sequence[str], args: LabelArguments, source: ValueSource | None
+) -> pa.Table:
+    rows = batch.to_pylist()
     if source is not None:
         _attach_values(rows, args, source)
     finished = []
@@ -353,27 +315,21 @@ def _finish_batch(
             {
                 "text": join_row(row["prompt"], repaired.completion),
                 "action_values": row["action_values"],
-                "done": list(repaired.done),
-                "refused": list(repaired.refused),
+                "done": repaired.done,
+                "refused": repaired.refused,
             }
         )
-    return _columns(finished, _FINISHED)
+    return pa.Table.from_pylist(finished, _FINISHED.arrow_schema)
 
 
 def _attach_values(rows: Sequence[Row], args: LabelArguments, source: ValueSource) -> None:
-    asked = {
-        index: position_asked(row["fen"])
-        for index, row in enumerate(rows)
-        if _is_asked(row, args.labels)
-    }
-    cache = ValueCache(cache_path(args), source)
-    known = cache.get(dict.fromkeys(asked.values()))
+    asked = [(row, position_asked(row["fen"])) for row in rows if _is_asked(row, args.labels)]
+    cache = ValueCache(args.engine_cache, source)
+    known = cache.get({position for _, position in asked})
     cache.close()
-    for index, position in asked.items():
+    for row, position in asked:
         found = known.get(position)
-        rows[index]["action_values"] = found and [
-            {"move": value.move, "cp": value.cp} for value in found.values
-        ]
+        row["action_values"] = found and action_values_column(found.by_move())
 
 
 # --------------------------------------------------------------------------------------------------
@@ -392,7 +348,7 @@ def provenance(
         "limit": source and source.limit,
         "date": datetime.now(UTC).date().isoformat(),
         "repairs": list(args.repairs),
-        "counts": report.as_dict(),
+        "counts": {group: dict(counts) for group, counts in vars(report).items()},
     }
 
 

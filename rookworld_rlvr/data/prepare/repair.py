@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...tasks.environment import ENVIRONMENT, parse_environment_answer
-from ...tasks.policy import (
-    MAX_CANDIDATES,
-    POLICY,
-    parse_policy_answer,
-    policy_reference,
-    write_policy_answer,
+from ...tasks import rules
+from ...tasks.environment import (
+    ENVIRONMENT,
+    parse_environment_answer,
+    write_environment_answer,
 )
-from ...tasks.types import ActionValue, PolicyAnswer
+from ...tasks.policy import POLICY, parse_policy_answer, policy_reference, write_policy_answer
+from ...tasks.scoring import Values
+from ...tasks.types import PolicyAnswer
 from ..loading import action_values_of
 
 REPAIRS: Mapping[str, str] = {
@@ -57,14 +57,15 @@ def _repair_policy(row: Mapping[str, Any], repairs: Sequence[str]) -> Repaired:
             row["completion"], refused=tuple(wanted if row["completion"] else ["answer"])
         )
     values = action_values_of(row["action_values"])
+    right = policy_reference(row["fen"], values)
     if not row["completion"]:
-        right = policy_reference(row["fen"], values)
         return Repaired(write_policy_answer(right), ("answer",))
+    worth = {value.move: value.cp for value in values}
     answer = parse_policy_answer(row["completion"])
     done: list[str] = []
     refused: list[str] = []
     for name in wanted:
-        repaired = _POLICY_REPAIRS[name](row["fen"], values, answer)
+        repaired = _POLICY_REPAIRS[name](answer, worth, right)
         if repaired is None:
             refused.append(name)
         elif repaired != answer:
@@ -76,36 +77,32 @@ def _repair_policy(row: Mapping[str, Any], repairs: Sequence[str]) -> Repaired:
 def _repair_environment(row: Mapping[str, Any], repairs: Sequence[str]) -> Repaired:
     if ENVIRONMENT.name not in repairs:
         return Repaired(row["completion"])
-    truth = ENVIRONMENT.truth(row["prompt"])
-    same = parse_environment_answer(row["completion"]) == (parse_environment_answer(truth))
-    return Repaired(row["completion"] if same else truth, () if same else (ENVIRONMENT.name,))
+    truth = rules.transition(row["fen"], row["action"])
+    if parse_environment_answer(row["completion"]) == truth:
+        return Repaired(row["completion"])
+    return Repaired(write_environment_answer(truth), (ENVIRONMENT.name,))
 
 
-def _repair_candidates(
-    fen: str, values: Sequence[ActionValue], answer: PolicyAnswer
-) -> PolicyAnswer:
-    wanted = min(MAX_CANDIDATES, len(values))
+def _repair_candidates(answer: PolicyAnswer, worth: Values, right: PolicyAnswer) -> PolicyAnswer:
     # Moves as good as the last of the best five are as good as it.
-    good = {value.move for value in values if value.cp >= values[wanted - 1].cp}
+    least = min(worth[move] for move in right.moves)
+    good = {move for move, cp in worth.items() if cp >= least}
     named = set(answer.moves)
-    if len(answer.moves) == len(named) == wanted and named <= good:
-        return answer
-    return policy_reference(fen, values)
+    is_right = len(answer.moves) == len(named) == len(right.moves) and named <= good
+    return answer if is_right else right
 
 
 def _repair_evaluations(
-    fen: str, values: Sequence[ActionValue], answer: PolicyAnswer
+    answer: PolicyAnswer, worth: Values, right: PolicyAnswer
 ) -> PolicyAnswer | None:
-    worth = {value.move: value.cp for value in values}
     if not set(answer.moves) <= set(worth):
         return None  # an illegal move is worth nothing that could be written
     return replace(answer, evaluations=tuple(worth[move] / 100 for move in answer.moves))
 
 
 def _repair_best_move(
-    fen: str, values: Sequence[ActionValue], answer: PolicyAnswer
+    answer: PolicyAnswer, worth: Values, right: PolicyAnswer
 ) -> PolicyAnswer | None:
-    worth = {value.move: value.cp for value in values}
     legal = [move for move in answer.moves if move in worth]
     if not legal:
         return None
