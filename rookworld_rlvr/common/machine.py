@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import Any
 
 from .. import __version__
@@ -33,7 +33,7 @@ def machine() -> dict[str, Any]:
     import torch  # heavy, and nothing else of this room needs it
 
     return {
-        "versions": {"rookworld-rlvr": __version__, **_versions()},
+        "versions": {"rookworld-rlvr": __version__, **{name: version(name) for name in PACKAGES}},
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cores": cores(),
@@ -50,16 +50,6 @@ def cores() -> int | None:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:  # wandb may be left out
-            continue
-    return found
 
 
 def _commit() -> str | None:

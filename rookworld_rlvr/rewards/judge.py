@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import inspect
 import math
-import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, patch_environment
 from datasets import Dataset
 from safetensors import SafetensorError
 from transformers import (
@@ -78,7 +76,8 @@ class Judge:
         self.batch_size = batch_size
         if network.config.pad_token_id is None:
             network.config.pad_token_id = tokenizer.pad_token_id
-        self.longest = _positions(network, tokenizer)
+        # Tokens that there are positions for; infinite where nothing names a limit.
+        self.longest = min(_table_size(network), float(tokenizer.model_max_length))
 
     def scores(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float | None]:
         """Scores of `N` texts in their order; None for one that has more tokens than positions.
@@ -148,11 +147,6 @@ class Judge:
             )
         scores: list[float] = output.logits.squeeze(-1).float().tolist()  # (B,)
         return scores
-
-
-def _positions(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> float:
-    """Tokens that there are positions for; infinite where nothing names a limit."""
-    return min(_table_size(network), float(tokenizer.model_max_length))
 
 
 def _table_size(network: PreTrainedModel) -> float:
@@ -227,7 +221,8 @@ def load_judge(spec: JudgeSpec) -> Judge:
 
 def _load_network(spec: JudgeSpec, path: str) -> PreTrainedModel:
     try:
-        with _whole_weights():
+        # Under FSDP's efficient loading only the first process would get weights to shard from.
+        with patch_environment(FSDP_CPU_RAM_EFFICIENT_LOADING="false"):
             network, info = AutoModelForSequenceClassification.from_pretrained(
                 path, dtype=spec.dtype, output_loading_info=True
             )
@@ -251,21 +246,6 @@ def _refused(spec: JudgeSpec, reason: str) -> RookWorldError:
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
-
-
-@contextmanager
-def _whole_weights() -> Iterator[None]:
-    """Under FSDP's efficient loading only the first process would get weights to shard from."""
-    key = "FSDP_CPU_RAM_EFFICIENT_LOADING"
-    before = os.environ.get(key)
-    os.environ[key] = "false"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[key]
-        else:
-            os.environ[key] = before
 
 
 # --------------------------------------------------------------------------------------------------

@@ -199,7 +199,11 @@ def configure_wandb(output_dir: Path, resume: bool) -> str:
 
 
 def has_wandb_key() -> bool:
-    """Whether W&B would log in without asking: from the environment or a netrc file."""
+    """Whether W&B would log in without asking: from the environment or a netrc file.
+
+    Not `wandb.login`, even with ``prompt=False``: it raises for a key of the wrong form, prints, and
+    fixes W&B's settings, so that the mode and the run's id would no longer be taken from here.
+    """
     if os.environ.get("WANDB_API_KEY"):
         return True
     try:

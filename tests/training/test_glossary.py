@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from wandb.proto.wandb_internal_pb2 import Record
 
 from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.common.files import asset_path
 from rookworld_rlvr.rewards.registry import known_rewards
 from rookworld_rlvr.tasks.metrics import metrics
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
@@ -75,6 +77,17 @@ def test_each_key_is_explained_once_in_one_sentence() -> None:
         assert re.fullmatch(r"[A-Z][^.]*(\d\.\d[^.]*)*\.", metric.meaning), metric
 
 
+def test_no_key_of_a_packaged_list_stands_twice() -> None:
+    """YAML's reader would take the second, and say nothing."""
+    for name in ("glossary.yaml", "health_rules.yaml"):
+        mappings = [yaml.compose(Path(asset_path(name)).read_text(encoding="utf-8"))]
+        while mappings:
+            entries = mappings.pop().value
+            keys = [key.value for key, _ in entries]
+            assert len(set(keys)) == len(keys), name
+            mappings += [value for _, value in entries if isinstance(value, yaml.MappingNode)]
+
+
 def test_held_out_metrics_and_rewards_have_their_entries() -> None:
     for name in metrics():
         assert explain(dashboard_key(f"eval_{name}")), name
@@ -86,7 +99,7 @@ def test_held_out_metrics_and_rewards_have_their_entries() -> None:
 
 
 def test_a_number_of_boards_below_0_is_a_fault() -> None:
-    with pytest.raises(ConfigurationError, match="board_rows: -1 is no whole number from 0"):
+    with pytest.raises(ConfigurationError, match="board_rows: -1 is too small; give at least 0"):
         RookWorldGRPOConfig(rewards=[{"name": "environment_exact"}], board_rows=-1, use_cpu=True)
 
 

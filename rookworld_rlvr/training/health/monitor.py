@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ def batch_health(
     completions: Sequence[str],
     tasks: Sequence[str],
     num_generations: int,
-    readable: Callable[[str, str], bool] | None = None,
     prompts: Sequence[str] | None = None,
 ) -> dict[str, float]:
     """The numbers of one generation batch that the rules read and TRL does not log.
@@ -43,7 +42,6 @@ def batch_health(
         completions: `N` texts, as the policy wrote them.
         tasks: Of the `N` completions.
         num_generations: Completions a prompt.
-        readable: Of a task and a completion, whether the grammar reads it; None takes the task's.
         prompts: What the `N` completions answer: the form of a fill-in answer is that of what the
             prompt hides. None where no row is of that task.
 
@@ -72,9 +70,7 @@ def batch_health(
     flat = advantages.detach().double().flatten()
     answers = list(zip(tasks, completions, prompts or [""] * count, strict=True))
     read = {
-        (task, text, prompt): readable(task, text)
-        if readable
-        else TASKS[task].is_readable(prompt, text)
+        (task, text, prompt): TASKS[task].is_readable(prompt, text)
         for task, text, prompt in set(answers)
     }
     groups = [
@@ -215,9 +211,8 @@ class HealthCallback(TrainerCallback):
 
     def __init__(self, args: HealthArguments) -> None:
         self.health_args = args
-        self.monitor = HealthMonitor(args)
+        self.monitor: HealthMonitor | None = None  # while the run trains
         self.stopped: Finding | None = None
-        self._watching = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not self.health_args.health:
@@ -225,7 +220,6 @@ class HealthCallback(TrainerCallback):
         self.monitor = HealthMonitor(self.health_args)
         self.monitor.replay(state.log_history)
         self.stopped = None
-        self._watching = True
         if state.is_world_process_zero:
             path = Path(args.output_dir) / HEALTH_FILE
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -234,7 +228,7 @@ class HealthCallback(TrainerCallback):
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        if not self._watching or not logs:
+        if self.monitor is None or not logs:
             return
         if args.fp16:  # its scaler skips a step whose gradient overflows, and tries a smaller scale
             logs = {name: value for name, value in logs.items() if not _has_overflown(name, value)}
@@ -246,7 +240,7 @@ class HealthCallback(TrainerCallback):
                 self._stop(finding, args, control)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._watching = False  # what is evaluated now may be another checkpoint
+        self.monitor = None  # what is evaluated now may be another checkpoint
 
     def _stop(self, finding: Finding, args: Any, control: Any) -> None:
         if RULES[finding.rule].saves and args.save_strategy != "no":
