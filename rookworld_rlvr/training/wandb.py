@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import wandb
 from transformers import TrainerCallback
 from transformers.integrations import WandbCallback
 from transformers.trainer_callback import ProgressCallback
@@ -58,8 +59,6 @@ class RunConfigCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero or "wandb" not in args.report_to:
             return
-        import wandb
-
         if wandb.run is not None:
             wandb.config.update({"recipe": self.recipe}, allow_val_change=True)
 
@@ -91,17 +90,18 @@ class DashboardCallback(WandbCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        if not self._initialized:
+        if wandb.run is None:
             self.setup(args, state, model)
         if not state.is_world_process_zero or not logs:
             return
         named = {dashboard_key(name): value for name, value in logs.items()}
         if "train_runtime" in logs:  # the numbers of the whole training, which no step has
-            self._wandb.run.summary.update(named)
+            assert wandb.run is not None  # `setup` has opened it on this process
+            wandb.run.summary.update(named)
             return
         if self.rows and "reward" in logs:
             named["boards"] = self._boards()
-        self._wandb.log({**named, STEP: state.global_step})
+        wandb.log({**named, STEP: state.global_step})
 
     def _boards(self) -> Any:
         """A row a completion: prompt, completion, each reward, advantage, board."""
@@ -114,13 +114,13 @@ class DashboardCallback(WandbCallback):
         )
         values = dict(zip(valued, found, strict=True))
         names = ("task", "prompt", "completion", *self.trainer.reward_func_names, "advantage")
-        table = self._wandb.Table(columns=["step", *names, "board"])
+        table = wandb.Table(columns=["step", *names, "board"])
         for index, row in enumerate(sampled):
             picture = tasks[index].board(row, row["completion"], values.get(index))
             table.add_data(
                 self.trainer.state.global_step,
                 *(row[name] for name in names),
-                self._wandb.Html(picture, inject=False, data_is_not_path=True),
+                wandb.Html(picture, inject=False, data_is_not_path=True),
             )
         return table
 
