@@ -43,10 +43,8 @@ class RookWorldGRPOTrainer(GRPOTrainer):
 
     - Position ids come from the attention mask in every forward, policy and reference.
     - Dropout is off in both, whatever the arguments and the model's configuration say; GELU is fused.
-    - `evaluate` decodes the held-out rows greedily and scores them with the rewards' scorer, under
-      ``eval_<metric>``; suites are run too, under ``eval_suites/<suite>/<metric>``.
-    - A preflight runs when training begins, see `preflight.measure_parity`; switched off by
-      ``args.preflight = False``.
+    - `evaluate` decodes the held-out rows greedily and scores them with the rewards' scorer.
+    - A preflight runs when training begins, unless ``args.preflight`` is False.
 
     Attributes:
         sampling: How completions are drawn where no task has its own way.
@@ -212,7 +210,7 @@ class RookWorldGRPOTrainer(GRPOTrainer):
         score: Any = super()._get_per_token_logps_and_entropies
         if self.parts.task_sampling is not None and temperatures is not None:
             score = partial(self.parts.task_sampling.score, score)
-            kwargs["temperatures"] = temperatures
+            kwargs |= {"temperatures": temperatures}
         if self.parts.buckets is not None and not plain:
             score = partial(self.parts.buckets.score, score)
         if self.parts.compiling is not None and not plain:

@@ -80,7 +80,7 @@ def test_each_key_is_explained_once_in_one_sentence() -> None:
 def test_no_key_of_a_packaged_list_stands_twice() -> None:
     """YAML's reader would take the second, and say nothing."""
     for name in ("glossary.yaml", "health_rules.yaml"):
-        mappings = [yaml.compose(Path(asset_path(name)).read_text(encoding="utf-8"))]
+        mappings: list[Any] = [yaml.compose(Path(asset_path(name)).read_text(encoding="utf-8"))]
         while mappings:
             entries = mappings.pop().value
             keys = [key.value for key, _ in entries]
