@@ -273,7 +273,7 @@ def test_policy_metrics_by_hand(completion: str, expected: Mapping[str, float]) 
 def test_what_the_oracle_and_chance_get_in_the_policy_task() -> None:
     suite = made(PolicySuite, 300)
     assert all(is_held_out(fen, HELDOUT_SHARE) for fen in suite.positions())
-    values = OracleValues(suite.values, EngineArguments(engine_path="/no/engine"))
+    values = OracleValues(suite.items, EngineArguments(engine_path="/no/engine"))
     oracle = {name: value.value for name, value in suite.run(Oracle(values)).metrics().items()}
     best_is_least = ("invalid", "centipawn_loss", "win_probability_loss", "evaluation_mae")
     for name, value in oracle.items():
@@ -281,7 +281,7 @@ def test_what_the_oracle_and_chance_get_in_the_policy_task() -> None:
         assert value == pytest.approx(best, abs=1e-9), name
     chances = [
         sum(cp == max(values.values()) for cp in values.values()) / len(values)
-        for values in suite.values.values()
+        for values in suite.items.values()
     ]
     found = suite.run(RandomMover(1)).metrics()
     expected = sum(chances) / len(chances)
