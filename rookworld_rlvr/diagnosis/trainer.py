@@ -416,7 +416,7 @@ class RecordingCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer = self.trainer
-        if not trainer.weights_before:  # without a clip
+        if not trainer.weights_before:  # where accelerate's own clip was not called
             trainer.keep_gradients()
         record = trainer.step_record
         network = trainer.accelerator.unwrap_model(trainer.model)

@@ -1,4 +1,4 @@
-"""Models and tokenizers: loading, padding, end of text, position ids, and the packaged model."""
+"""Models and tokenizers: names, loading, and the packaged model."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from accelerate.utils import TorchDynamoPlugin
 from datasets import Dataset
 from torch.utils.data import Sampler
 from transformers import PreTrainedModel, Trainer, TrainerControl
-from transformers.trainer_utils import get_last_checkpoint
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import use_adapter
@@ -50,7 +48,7 @@ class RookWorldGRPOTrainer(GRPOTrainer):
         sampling: How completions are drawn where no task has its own way.
         preflight: What the preflight has measured; None before.
         sampled: This process's rows of the last batch, by prompt.
-        checkpoint: What training goes on from.
+        checkpoint: What training goes on from, as `train` was given it.
         call: What goes along with the call of TRL's that is under way; None outside of one.
     """
 
@@ -77,10 +75,9 @@ class RookWorldGRPOTrainer(GRPOTrainer):
         self.times = StepTimes(self)
         self.preflight: Parity | None = None
         self.sampled: Mapping[str, Mapping[str, Any]] = {}
-        self.checkpoint: Path | None = None
-        for part in (self.times, *self.parts):
+        self.checkpoint: Any = None
+        for part in (self.times, *self.parts, Checkpoints(self)):
             self.add_callback(part)
-        self.add_callback(Checkpoints(self))
         if getattr(self.args, "preflight", True):
             self.add_callback(PreflightCallback(self))
 
@@ -280,11 +277,13 @@ class RookWorldGRPOTrainer(GRPOTrainer):
             )
         return super().create_scheduler(num_training_steps, optimizer)
 
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        self.parts.save(self.args, self.state)
+
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As transformers' own; the parts go on from a checkpoint too."""
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = get_last_checkpoint(self.args.output_dir)
-        self.checkpoint = resume_from_checkpoint and Path(resume_from_checkpoint)
+        self.checkpoint = resume_from_checkpoint
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def evaluate(

@@ -38,6 +38,7 @@ OVERRIDDEN: dict[str, tuple[str, str]] = {
         "sampling, buckets, compiling, kl, value_head",
     ),
     "_compute_loss": ("self, model, inputs", "kl, value_head, groups, compiling"),
+    "_save_checkpoint": ("self, model, trial", "registry, and every part that has a state"),
 }
 
 # Private attributes that are read or written, and the parts that stand on them.

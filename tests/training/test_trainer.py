@@ -386,3 +386,43 @@ def test_the_phases_of_a_step_are_timed(
         assert sum(phases) == pytest.approx(log["step_time"])
         assert log["time/rewards"] >= 0.3, "one batch is sampled for both parts of the step"
         assert min(phases) > 0
+
+
+def test_the_parts_go_on_from_the_checkpoint_that_training_does(
+    random_gpt2: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+    make_trainer: MakeTrainer,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    trainer: Any = make_trainer(random_gpt2, tokenizer, preflight=False)
+    for step in (2, 10):
+        (tmp_path / "run" / f"checkpoint-{step}").mkdir(parents=True)
+    loaded: list[Path] = []
+    monkeypatch.setattr(trainer.parts, "load_from", loaded.append)
+    passed_on: list[Any] = []
+
+    def begin(self: Any, resume_from_checkpoint: Any) -> None:
+        passed_on.append(resume_from_checkpoint)
+        self.callback_handler.on_train_begin(self.args, self.state, self.control)
+
+    monkeypatch.setattr(GRPOTrainer, "train", begin)
+    wishes = [None, False, True, f"{tmp_path}/run/checkpoint-2/"]
+    for wish in wishes:
+        trainer.train(resume_from_checkpoint=wish)
+    assert passed_on == wishes  # transformers refuses True where there is no checkpoint
+    assert loaded == [tmp_path / "run" / "checkpoint-10", tmp_path / "run" / "checkpoint-2"]
+
+
+def test_every_checkpoint_has_the_parts_states_before_callbacks_hear_of_it(
+    random_gpt2: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+    make_trainer: MakeTrainer,
+    tmp_path: Path,
+) -> None:
+    trainer: Any = make_trainer(random_gpt2, tokenizer, advantage_estimator="gae")
+    trainer.create_optimizer_and_scheduler(1)
+    trainer._save_checkpoint(trainer.model, trial=None)  # as transformers does at SIGTERM
+    folder = tmp_path / "run" / "checkpoint-0"
+    assert (folder / "control_state.json").is_file()
+    assert (folder / "value_head.safetensors").is_file()

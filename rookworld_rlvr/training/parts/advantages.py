@@ -37,7 +37,7 @@ class Baseline(Part):
     """What rewards are compared with, and the advantages that follow.
 
     Args:
-        kind: What they are compared with, see `ControlArguments.baseline`.
+        kind: What they are compared with, see `BaselineArguments.baseline`.
         decay: Of the running mean.
         spread: Deviation over which ``adaptive`` takes the median.
 

@@ -1,4 +1,4 @@
-"""Constant shapes under `torch.compile`: buckets of lengths, graphs counted, and whether it pays.
+"""The body compiled under `torch.compile`: graphs counted, and whether it pays.
 
 accelerate compiles a whole model, and TRL's head with it, which on a GPU picks the completions' tokens
 out of the batch: its shapes follow from the data, and no padding makes them constant. So it is the

@@ -1,4 +1,4 @@
-"""Shares of tasks in a batch, and for how long they hold: what `prompts` is told, and its faults."""
+"""Shares of tasks in a batch, and for how long they hold, for `prompt_sampler`; and their faults."""
 
 from __future__ import annotations
 

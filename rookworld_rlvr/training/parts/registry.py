@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
 
 from .advantages import Baseline
 from .buckets import Buckets
@@ -97,9 +99,29 @@ class Parts:
         for part in self:
             part.load(state)
 
+    def save(self, args: Any, state: Any) -> None:
+        """Put what they have learnt into the checkpoint that transformers has just saved.
+
+        Not at `on_save`: that is late for W&B, which has then taken the checkpoint as an artifact, and
+        it never comes for the checkpoints that `enable_jit_checkpoint` makes at SIGTERM.
+        """
+        if not args.should_save:
+            return
+        folder = checkpoint_folder(args, state)
+        (folder / PARTS_STATE).write_text(json.dumps(self.state()) + "\n")
+        if self.value_head is not None:
+            self.value_head.save_in(folder)
+
+    def load_from(self, folder: Path) -> None:
+        """Go on from a checkpoint."""
+        if (folder / PARTS_STATE).is_file():
+            self.load(json.loads((folder / PARTS_STATE).read_text()))
+        if self.value_head is not None:
+            self.value_head.load_from(folder)
+
 
 class Checkpoints(TrainerCallback):
-    """Keeps the parts' states in checkpoints, and brings them back.
+    """Brings the parts' states back where training goes on from a checkpoint.
 
     Args:
         trainer: The `RookWorldGRPOTrainer`.
@@ -108,14 +130,8 @@ class Checkpoints(TrainerCallback):
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if args.should_save:
-            path = checkpoint_folder(args, state) / PARTS_STATE
-            path.write_text(json.dumps(self.trainer.parts.state()) + "\n")
-
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        folder, parts = self.trainer.checkpoint, self.trainer.parts
-        if folder is not None and (folder / PARTS_STATE).is_file():
-            parts.load(json.loads((folder / PARTS_STATE).read_text()))
-        if folder is not None and parts.value_head is not None:
-            parts.value_head.load_from(folder)
+        given = self.trainer.checkpoint
+        folder = get_last_checkpoint(args.output_dir) if given is True else given
+        if folder:
+            self.trainer.parts.load_from(Path(folder))

@@ -19,7 +19,7 @@ from trl import GRPOConfig
 from ...common.settings import setting
 from .advantages import STD_EPSILON
 from .aggregation import aggregate
-from .part import Call, Part, arguments_of, checkpoint_folder, whole
+from .part import Call, Part, arguments_of, whole
 from .sampling import backbone, language_model
 
 VALUE_HEAD = "value_head"
@@ -219,11 +219,10 @@ class ValueHead(Part):
     # --------------------------------------------------------------------------------------------
     # Checkpoints
     # --------------------------------------------------------------------------------------------
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # A sharded checkpoint holds the head already.
-        if args.should_save and not self._trainer.is_fsdp_enabled:
-            path = checkpoint_folder(args, state) / VALUE_HEAD_FILE
-            safetensors.torch.save_file(self.head.state_dict(), path)
+    def save_in(self, checkpoint: Path) -> None:
+        """Keep the head in a checkpoint; one that is sharded holds it already."""
+        if not self._trainer.is_fsdp_enabled:
+            safetensors.torch.save_file(self.head.state_dict(), checkpoint / VALUE_HEAD_FILE)
 
     def load_from(self, checkpoint: Path) -> None:
         """Go on from a checkpoint's head, unless it was sharded with the model."""
