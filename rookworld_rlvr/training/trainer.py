@@ -39,8 +39,7 @@ from .preflight import Parity, PreflightCallback
 class RookWorldGRPOTrainer(GRPOTrainer):
     """`trl.GRPOTrainer` that is right for GPT-2, with parts; the constructor is TRL's.
 
-    - Position ids come from the attention mask in every forward, policy and reference.
-    - Dropout is off in both, whatever the arguments and the model's configuration say; GELU is fused.
+    - Position ids come from the attention mask in every forward, dropout is off, GELU is fused.
     - `evaluate` decodes the held-out rows greedily and scores them with the rewards' scorer.
     - A preflight runs when training begins, unless ``args.preflight`` is False.
 
@@ -69,7 +68,7 @@ class RookWorldGRPOTrainer(GRPOTrainer):
         self.parts = Parts.of(self)
         for network in self.networks():
             gpt2.fit(network)
-        if self.parts.task_sampling is not None:
+        if self.parts.task_sampling is not None and kwargs.get("rollout_func") is None:
             self.rollout_func = rollout
         self.heldout = HeldoutEvaluation(self)
         self.times = StepTimes(self)
@@ -260,6 +259,13 @@ class RookWorldGRPOTrainer(GRPOTrainer):
             return 0.0
         return float(self.entropy_coef)
 
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As TRL's own; its phases are logged with the step."""
+        loss = super().training_step(*args, **kwargs)
+        if self._step % self.current_gradient_accumulation_steps == 0:
+            self.times.end_step(self._metrics["train"]["step_time"][-1])
+        return loss
+
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """transformers' optimiser; a value head has a group of its own."""
         optimizer = super().create_optimizer(model)
@@ -272,9 +278,8 @@ class RookWorldGRPOTrainer(GRPOTrainer):
     ) -> torch.optim.lr_scheduler.LRScheduler:
         """transformers' scheduler, or that of the three phases."""
         if self.lr_scheduler is None:  # type: ignore[has-type]
-            self.lr_scheduler = three_phase_scheduler(
-                self.args, optimizer or self.optimizer, num_training_steps
-            )
+            on = optimizer or self.optimizer
+            self.lr_scheduler = three_phase_scheduler(self.args, on, num_training_steps)
         return super().create_scheduler(num_training_steps, optimizer)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -293,7 +298,7 @@ class RookWorldGRPOTrainer(GRPOTrainer):
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
         """Greedy held-out evaluation, see `heldout.HeldoutEvaluation`; `ignore_keys` is unused."""
-        rows = eval_dataset if eval_dataset is not None else self.eval_dataset
+        rows = self.eval_dataset if eval_dataset is None else eval_dataset
         metrics = self.heldout.run(rows, metric_key_prefix)
         # GRPOTrainer's own would log the training metrics with them.
         Trainer.log(self, {**metrics, **self.times.elapsed()})
@@ -324,10 +329,6 @@ class RookWorldGRPOTrainer(GRPOTrainer):
         for name, number in numbers.items():
             metrics[name].append(number)
 
-    def latest(self, name: str) -> float | None:
-        """The number last recorded since the last log of training; None without one."""
-        return next(reversed(self._metrics["train"].get(name, ())), None)
-
     def completion_log(self, last: int | None = None) -> dict[tuple[str, str], Any]:
         """TRL's table of completions by table and column; or copies of its last rows."""
         columns = {(name, ""): self._logs[name] for name in ("prompt", "completion", "advantages")}
@@ -339,8 +340,8 @@ class RookWorldGRPOTrainer(GRPOTrainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """As TRL's own; training's seconds so far, and what was compiled, come with the metrics."""
-        compiling = self.parts.compiling
-        numbers = compiling.numbers() if compiling is not None and "loss" in logs else {}
+        compiling = self.parts.compiling if "loss" in logs else None
+        numbers = {} if compiling is None else compiling.numbers()
         super().log({**logs, **self.times.elapsed(), **numbers}, start_time)
 
     @staticmethod

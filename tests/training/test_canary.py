@@ -46,6 +46,7 @@ ATTRIBUTES = {
     "_metrics": "every part that records numbers, and timing",
     "_logs": "groups, and the table of boards in training.wandb",
     "_dist": "sampling",
+    "_step": "timing",
     "_entropy_bonus_enabled": "the diagnosis's loss terms",
     "_last_world_entropy": "the diagnosis's loss terms",
 }

@@ -43,10 +43,8 @@ class StepTimes(Part):
             if name in self._seconds:
                 self._seconds[name] += time.perf_counter() - started
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        whole = self._trainer.latest("step_time")
-        if whole is None:  # TRL has not closed the step yet
-            return
+    def end_step(self, whole: float) -> None:
+        """Record the phases of a step that took so many seconds, and begin another."""
         seconds = {**self._seconds, "update": whole - sum(self._seconds.values())}
         self._trainer.record({f"time/{phase}": number for phase, number in seconds.items()})
         self._seconds = dict.fromkeys(PHASES, 0.0)
