@@ -23,7 +23,8 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import FrozenTrial, TrialState
 from transformers.trainer_utils import get_last_checkpoint
 
-from ..common.errors import ConfigurationError, RookWorldError, close_matches, json_value
+from ..common.errors import RookWorldError, close_matches, json_value
+from ..common.settings import Checked
 from ..tasks.metrics import headline, training_metrics
 from ..training.results import heldout_results
 from ..training.run_folder import RESULTS
@@ -50,7 +51,7 @@ Values = Mapping[str, Any]
 
 
 @dataclass
-class SweepArguments:
+class SweepArguments(Checked):
     """The keys of a sweep file, and those of the agent.
 
     Args:
@@ -87,7 +88,8 @@ class SweepArguments:
     output_dir: str | None = None
     space: dict[str, Any] = field(init=False, default_factory=dict)  # Optuna's distributions
 
-    def __post_init__(self) -> None:
+    def faults(self) -> list[str]:
+        """What is wrong with a key, one sentence each; what is right is read."""
         faults = self._method_faults()
 
         def attempt(name: str, make: Callable[..., Any], *given: Any) -> Any:
@@ -108,8 +110,7 @@ class SweepArguments:
                 self.space[key] = attempt(f"parameters: {key}", distribution, *given)
         if "${program}" not in (self.command or _COMMAND):
             faults.append("command: no ${program} in it; write it where the script's name stands")
-        if faults:
-            raise ConfigurationError(faults)
+        return faults
 
     def _method_faults(self) -> list[str]:
         faults = []

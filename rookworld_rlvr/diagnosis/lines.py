@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from string import Formatter
 from typing import Any
 
-import yaml
-
-from ..common.files import asset_path
+from ..common.files import read_asset
 
 Part = Mapping[str, Any]
 
 
 Lines = list[tuple[str, str]]
-
-
-Rows = list[tuple[str, ...]]
 
 
 STEPS: Mapping[str, str] = {"step": "in the step", "one_step_on": "one step on"}
@@ -35,30 +29,30 @@ def share(value: Any) -> str:
     return number(value, ".1%")
 
 
-def megabytes(size: int) -> str:
-    """Bytes as MiB."""
-    return f"{size / 2**20:,.0f} MiB"
-
-
 # --------------------------------------------------------------------------------------------------
 # Lines
 # --------------------------------------------------------------------------------------------------
 class _Formatter(Formatter):
-    """`str.format`, with a dash for a number that there is not."""
+    """`str.format`, with a dash for a number that there is not, bytes as MiB, and lists."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
+        if isinstance(value, list):
+            return " ".join(self.format_field(item, format_spec) for item in value)
+        if format_spec == "MiB":
+            return f"{value / 2**20:,.0f} MiB"
         return number(value, format_spec) if format_spec else str(value)
 
 
-def _filled(form: str, values: Part) -> str:
+def filled(form: str, values: Part) -> str:
+    """A form with its numbers."""
     return _Formatter().vformat(form, (), values)
 
 
 def _lines(key: str, part: Part) -> Lines:
-    return [(label, _filled(form, part)) for label, form in _FORMS[key].items()]
+    return [(label, filled(form, part)) for label, form in _FORMS[key].items()]
 
 
-_FORMS = yaml.safe_load(Path(asset_path("templates/diagnosis.yaml")).read_text(encoding="utf-8"))
+_FORMS = read_asset("templates/diagnosis.yaml")
 
 
 def _setup(part: Part) -> Lines:
@@ -74,8 +68,8 @@ def _heldout(part: Part) -> Lines:
     metric, paired = _FORMS["heldout_metric"], _FORMS["heldout_paired"]
     return [
         *_lines("heldout", part),
-        *((name, _filled(metric, numbers)) for name, numbers in part["metrics"].items()),
-        *((f"{n}, paired", _filled(paired, pair)) for n, pair in part.get("paired", {}).items()),
+        *((name, filled(metric, numbers)) for name, numbers in part["metrics"].items()),
+        *((f"{n}, paired", filled(paired, pair)) for n, pair in part.get("paired", {}).items()),
     ]
 
 
@@ -84,8 +78,8 @@ def _rewards(part: Part) -> Lines:
     spreads["total"] = part["total"]
     component, raised = _FORMS["rewards_component"], _FORMS["rewards_fault"]
     return [
-        *((label, _filled(component, spread)) for label, spread in spreads.items()),
-        *((f"{fault['name']} raised", _filled(raised, fault)) for fault in part["faults"]),
+        *((label, filled(component, spread)) for label, spread in spreads.items()),
+        *((f"{fault['name']} raised", filled(raised, fault)) for fault in part["faults"]),
     ]
 
 
@@ -160,52 +154,23 @@ def side_by_side(parts: Sequence[Lines]) -> list[tuple[str, ...]]:
 # --------------------------------------------------------------------------------------------------
 # Cells
 # --------------------------------------------------------------------------------------------------
-GROUP_HEADS = ("group", "mean", "deviation", "rewards", "advantages")
+TABLES: Mapping[str, Mapping[str, str]] = _FORMS["tables"]
+"""Name of a table → head and form of its cells."""
 
 
-PROMPT_HEADS = ("prompt", "task", "policy gradient a token", "KL a token")
-
-
-def override_rows(part: Part) -> Rows:
-    """Key, value and reason of what the diagnosis has set."""
-    return [(o["key"], o["value"], o["why"]) for o in part.get("overrides", ())]
+def cells(table: str, values: Part) -> tuple[str, ...]:
+    """A row of a table."""
+    return tuple(filled(form, values) for form in TABLES[table].values())
 
 
 def completion_numbers(completion: Part) -> tuple[str, ...]:
     """Reward, advantage, log-probs of the whole by sampler, policy and reference, and both gaps."""
-    return (
-        number(completion["reward"]),
-        number(completion["advantage"], "+.2f"),
-        *(number(_total(completion[name]), ".2f") for name in ("sampler", "policy", "reference")),
-        number(completion["sampler_gap"], ".1e"),
-        number(completion["reference_gap"], ".1e"),
-    )
+    totals = {name: _total(completion[name]) for name in ("sampler", "policy", "reference")}
+    return cells("completions", {**completion, **totals})
 
 
 def _total(values: Sequence[float | None] | None) -> float | None:
     return None if values is None else sum(v for v in values if v is not None)
-
-
-def group_rows(part: Part, most: int | None = None) -> Rows:
-    """Mean, deviation, and at most so many rewards and advantages of each group."""
-    return [
-        (
-            f"{g['group']} {g['task']}",
-            number(g["mean"]),
-            number(g["deviation"]),
-            " ".join(number(reward, ".2f") for reward in g["rewards"][:most]),
-            " ".join(number(advantage, "+.2f") for advantage in g["advantages"][:most]),
-        )
-        for g in part["groups"]
-    ]
-
-
-def prompt_rows(part: Part, form: str) -> Rows:
-    """Policy gradient and KL a token, of each prompt."""
-    return [
-        (str(p["group"]), p["task"], number(p["policy"], form), number(p["kl"], form))
-        for p in part["prompts"]
-    ]
 
 
 def flags(layer: Part) -> list[str]:

@@ -33,6 +33,7 @@ class LossTerms:
     log_ratio: torch.Tensor  # log-prob now less when sampled, nats
     value: torch.Tensor  # of the value head, times its coefficient; 0 without one
     entropy: torch.Tensor | None  # nats; what the entropy bonus is a mean of
+    coefficient: float  # of the KL term
 
 
 def loss_terms(
@@ -59,13 +60,17 @@ def loss_terms(
     kl = torch.zeros_like(logps)
     if "ref_per_token_logps" in inputs and coefficient:
         kl = coefficient * trainer.parts.kl.per_token(trainer, logps, inputs)[0]
+    value = torch.zeros_like(logps)
+    if values is not None and "returns" in inputs:
+        value = trainer.args.value_coef * value_error(values, inputs)
     return LossTerms(
         (policy * extra).expand_as(logps),
         (unclipped * extra).expand_as(logps),
         kl,
         log_weights.expand_as(logps),
-        _value_terms(trainer, values, inputs, logps),
+        value,
         entropies if trainer.entropy_bonus is not None else None,
+        coefficient,
     )
 
 
@@ -91,15 +96,6 @@ def _policy_terms(
     if trainer.args.delta is not None:
         ratio = ratio.clamp(max=trainer.args.delta)
     return -torch.min(ratio * advantages, clipped * advantages), unclipped
-
-
-def _value_terms(
-    trainer: Any, values: torch.Tensor | None, inputs: Mapping[str, Any], like: torch.Tensor
-) -> torch.Tensor:
-    if values is None or "returns" not in inputs:
-        return torch.zeros_like(like)
-    weighted: torch.Tensor = trainer.args.value_coef * value_error(values, inputs)
-    return weighted
 
 
 def _vespo_weights(
@@ -149,9 +145,6 @@ def entropy_term(trainer: Any, terms: LossTerms, inputs: Mapping[str, Any]) -> t
 # --------------------------------------------------------------------------------------------------
 # Gradients
 # --------------------------------------------------------------------------------------------------
-Vectors = Sequence[torch.Tensor | None]
-
-
 def gradient_of(term: torch.Tensor, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Gradient of a term by parameter, on the CPU; the graph stays for the next one."""
     if not term.requires_grad:
@@ -195,34 +188,32 @@ def layer_of(name: str) -> str:
 
 
 def layer_table(
-    names: Sequence[str],
+    named: Iterable[tuple[str, torch.nn.Parameter]],
     weights: Sequence[torch.Tensor],
-    gradients: Vectors,
-    updates: Vectors,
-    frozen: Sequence[bool],
+    gradients: Sequence[torch.Tensor | None],
 ) -> list[dict[str, Any]]:
     """Gradient norm, and update against weight, by layer.
 
     Args:
-        names: Of the parameters.
-        weights: Before the update.
+        named: Parameters after the update.
+        weights: Before it.
         gradients: Before `max_grad_norm`; None where a parameter has none.
-        updates: Weights after the step less before; None where they are not known.
-        frozen: Which parameters do not require a gradient.
     """
-    members: dict[str, list[int]] = {}
-    for index, name in enumerate(names):
-        members.setdefault(layer_of(name), []).append(index)
+    members: dict[str, list[tuple[torch.nn.Parameter, torch.Tensor, torch.Tensor | None]]] = {}
+    for (name, parameter), before, slope in zip(named, weights, gradients, strict=True):
+        members.setdefault(layer_of(name), []).append((parameter, before, slope))
     rows = []
-    for layer, indices in members.items():
-        gradient = norm(gradients[i] for i in indices)
-        weight = norm(weights[i] for i in indices)
-        update = norm(updates[i] for i in indices)
+    for layer, group in members.items():
+        gradient = norm(slope for _, _, slope in group)
+        weight = norm(before for _, before, _ in group)
+        update = norm(full(p.detach()).float().cpu() - before for p, before, _ in group)
         rows.append(
             {
                 "layer": layer,
-                "parameters": sum(weights[i].numel() for i in indices),
-                "frozen_parameters": sum(weights[i].numel() for i in indices if frozen[i]),
+                "parameters": sum(before.numel() for _, before, _ in group),
+                "frozen_parameters": sum(
+                    before.numel() for p, before, _ in group if not p.requires_grad
+                ),
                 "gradient_norm": gradient,
                 "weight_norm": weight,
                 "update_norm": update,

@@ -11,7 +11,7 @@ from ..common.errors import IllegalPositionError
 from ..common.html import render
 from ..tasks.boards import action_arrows, position_board
 from . import lines
-from .lines import completion_numbers, flags, megabytes, number
+from .lines import completion_numbers, flags, number
 from .run import PARTS, Diagnosis
 
 Part = Mapping[str, Any]
@@ -122,7 +122,7 @@ def _update_bars(part: Part) -> Bars:
 def _phase_bars(phases: Part) -> Bars:
     def words(row: Part) -> str:
         speed = row["tokens_per_second"]
-        cost = f"{row['seconds']:.2f} s, {megabytes(row['peak_memory_bytes'])}"
+        cost = lines.filled("{seconds:.2f} s, {peak_memory_bytes:MiB}", row)
         return cost + (f", {speed:,.0f} tokens/s" if speed else "")
 
     return [(row["name"], row["seconds"], words(row)) for row in phases["rows"]]

@@ -90,7 +90,6 @@ class Heldout:
     """A held-out evaluation, row by row."""
 
     results: Mapping[str, Proportion]
-    completions: list[str]
     marks: list[dict[str, bool]]  # by row: metric → right
     fingerprint: str  # of the prompts: the same for the same rows
 
@@ -111,10 +110,11 @@ class GuardedReward:
     def __call__(
         self, prompts: Sequence[str], completions: Sequence[str], **columns: Any
     ) -> list[float | None]:
+        inputs = {"prompts": prompts, "completions": completions, **columns}
         try:
-            return self._call(prompts, completions, columns)
+            return self._call(inputs)
         except Exception as error:  # whatever a reward raises is what this is for
-            found = [self._row(i, prompts, completions, columns) for i in range(len(prompts))]
+            found = [self._row(index, inputs) for index in range(len(prompts))]
             faulty = [(row, fault) for row, (_, fault) in enumerate(found) if fault is not None]
             row, fault = faulty[0] if faulty else (0, f"{type(error).__name__}: {error}")
             self.faults.append(
@@ -122,29 +122,22 @@ class GuardedReward:
             )
             return [number if faulty else None for number, _ in found]
 
-    def _call(
-        self, prompts: Sequence[str], completions: Sequence[str], columns: Mapping[str, Any]
-    ) -> list[float | None]:
-        rewards = list(self.func(prompts=prompts, completions=completions, **columns))
-        if len(rewards) != len(prompts):
-            raise ValueError(f"{len(rewards)} rewards for {len(prompts)} completions")
+    def _call(self, inputs: Mapping[str, Any]) -> list[float | None]:
+        rewards, count = list(self.func(**inputs)), len(inputs["prompts"])
+        if len(rewards) != count:
+            raise ValueError(f"{len(rewards)} rewards for {count} completions")
         return rewards
 
-    def _row(
-        self,
-        index: int,
-        prompts: Sequence[str],
-        completions: Sequence[str],
-        columns: Mapping[str, Any],
-    ) -> tuple[float | None, str | None]:
+    def _row(self, index: int, inputs: Mapping[str, Any]) -> tuple[float | None, str | None]:
         """The reward of one row by itself, or what it raises."""
+        count = len(inputs["prompts"])
         mine = {
-            key: [value[index]] if isinstance(value, list) and len(value) == len(prompts) else value
-            for key, value in columns.items()
+            key: [value[index]] if isinstance(value, list) and len(value) == count else value
+            for key, value in inputs.items()
             if key not in ("log_metric", "log_extra")  # the batch would be logged twice
         }
         try:
-            return self._call([prompts[index]], [completions[index]], mine)[0], None
+            return self._call(mine)[0], None
         except Exception as error:
             return None, f"{type(error).__name__}: {error}"
 
@@ -206,10 +199,6 @@ class PhaseMeter:
             phase.seconds += time.perf_counter() - started
             phase.calls += 1
             phase.peak_memory_bytes = max(phase.peak_memory_bytes, self._peak())
-
-    def count(self, name: str, tokens: int) -> None:
-        """Add to the tokens of a phase."""
-        self.phases[name].tokens += tokens
 
     def rows(self) -> list[dict[str, Any]]:
         """The phases in the order in which they began."""

@@ -10,6 +10,7 @@ from typing import Any
 from datasets import Dataset
 
 from ..common.errors import ConfigurationError
+from ..common.settings import Checked
 from ..tasks.registry import TASKS
 from ..training.health import HealthArguments
 from . import sections
@@ -60,7 +61,7 @@ _OVERRIDES: Mapping[str, tuple[str, str]] = {
 
 
 @dataclass
-class DiagnoseArguments:
+class DiagnoseArguments(Checked):
     """What is diagnosed, beside the recipe.
 
     Args:
@@ -75,7 +76,8 @@ class DiagnoseArguments:
     compare: list[str] | None = None
     diagnose_heldout_rows: int = 200
 
-    def __post_init__(self) -> None:
+    def faults(self) -> list[str]:
+        """What is wrong with a key, one sentence each."""
         faults = []
         if self.overfit_single_batch < 0:
             faults.append(
@@ -87,8 +89,7 @@ class DiagnoseArguments:
             faults.append(
                 f"diagnose_heldout_rows: {self.diagnose_heldout_rows} is below 1; give rows"
             )
-        if faults:
-            raise ConfigurationError(faults)
+        return faults
 
     def overrides(self) -> dict[str, tuple[str, str]]:
         """Keys of the recipe that a diagnosis sets: key → value, and why."""

@@ -100,7 +100,7 @@ def heldout_part(heldout: Heldout) -> Part:
     """Shares by metric with their 95% Wilson intervals."""
     return {
         "overall": headline(heldout.results),
-        "rows": len(heldout.completions),
+        "rows": len(heldout.marks),
         "fingerprint": heldout.fingerprint,
         "metrics": {
             name: {"value": result.value, "n": result.n, "interval": result.interval}

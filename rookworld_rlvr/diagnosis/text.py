@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,12 @@ from rich.text import Text
 
 from ..common.errors import RookWorldError
 from .lines import (
-    GROUP_HEADS,
     LINES,
-    PROMPT_HEADS,
+    TABLES,
+    cells,
     completion_numbers,
     flags,
-    group_rows,
-    megabytes,
     number,
-    override_rows,
-    prompt_rows,
     side_by_side,
 )
 from .page import page
@@ -35,6 +31,9 @@ GROUPS_SHOWN = 2  # of part 3, with each of their completions
 
 
 TOKENS_SHOWN = 12
+
+
+NUMBERS_SHOWN = 8  # rewards and advantages of a group
 
 
 TEXT_SHOWN = 36  # characters of a completion
@@ -63,7 +62,7 @@ def print_report(diagnoses: Sequence[Diagnosis], console: Console | None = None)
     for diagnosis in diagnoses:
         name = f" of {diagnosis.recipe}" if len(diagnoses) > 1 else ""
         console.rule(f"[bold]Cost of the phases{name}", align="left")
-        console.print(_phases(diagnosis.phases))
+        console.print(_filled_table("phases", diagnosis.phases["rows"]))
         console.print(f"Peak memory is the {diagnosis.phases['memory']}.")
         if diagnosis.repetitions:
             console.rule(f"[bold]One batch, repeated{name}", align="left")
@@ -98,18 +97,19 @@ def _styled(text: str, label: str) -> Text:
 # --------------------------------------------------------------------------------------------------
 def _details(key: str, part: Part) -> Iterator[RenderableType]:
     if key == "setup":
-        yield _table(("set by the diagnosis", "value", "why"), override_rows(part))
+        yield _filled_table("overrides", part.get("overrides", ()))
     elif key == "completions":
         for group in _one_of_each_task(part["groups"]):
             yield Text(f"\n{group['prompt']}", style="bold")
             yield _completions(group)
             yield _tokens(group["completions"][0])
     elif key == "advantages":
-        yield _table(GROUP_HEADS, group_rows(part, 8))
+        yield _filled_table("groups", map(_shortened_group, part["groups"]))
     elif key == "loss_terms":
-        yield _table(PROMPT_HEADS, prompt_rows(part, ".3g"))
+        yield _filled_table("prompts", part["prompts"])
     elif key == "gradients":
-        yield _layers(part["layers"])
+        flagged = ({**layer, "flags": flags(layer)} for layer in part["layers"])
+        yield _filled_table("layers", flagged)
 
 
 def _one_of_each_task(groups: Sequence[Part]) -> list[Part]:
@@ -117,6 +117,15 @@ def _one_of_each_task(groups: Sequence[Part]) -> list[Part]:
     for group in groups:
         first.setdefault(group["task"], group)
     return [*first.values()][:GROUPS_SHOWN]
+
+
+def _shortened_group(group: Part) -> Part:
+    lists = {name: group[name][:NUMBERS_SHOWN] for name in ("rewards", "advantages")}
+    return {**group, **lists}
+
+
+def _filled_table(name: str, records: Iterable[Part]) -> Table:
+    return _table(list(TABLES[name]), [cells(name, record) for record in records])
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -129,9 +138,8 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 
 def _completions(group: Part) -> Table:
-    heads = ("completion", "reward", "adv.", "sampler", "policy", "ref.", "to sampler", "to ref.")
     rows = [(_shortened(c["text"]), *completion_numbers(c)) for c in group["completions"]]
-    return _table(heads, rows)
+    return _table(["completion", *TABLES["completions"]], rows)
 
 
 def _shortened(text: str) -> str:
@@ -146,34 +154,6 @@ def _tokens(completion: Part) -> Table:
         for place, token in enumerate(completion["tokens"][:TOKENS_SHOWN])
     ]
     return _table(("token", "sampler", "policy", "reference", "policy term", "KL term"), rows)
-
-
-def _layers(layers: Sequence[Part]) -> Table:
-    rows = [
-        (
-            layer["layer"],
-            f"{layer['parameters']:,}",
-            number(layer["gradient_norm"]),
-            number(layer["update_to_weight"], ".1e"),
-            " ".join(flags(layer)),
-        )
-        for layer in layers
-    ]
-    return _table(("layer", "parameters", "gradient norm", "update / weight", ""), rows)
-
-
-def _phases(phases: Part) -> Table:
-    rows = [
-        (
-            row["name"],
-            f"{row['seconds']:.2f}",
-            str(row["calls"]),
-            megabytes(row["peak_memory_bytes"]),
-            number(row["tokens_per_second"], ",.0f"),
-        )
-        for row in phases["rows"]
-    ]
-    return _table(("phase", "seconds", "calls", "peak memory", "tokens a second"), rows)
 
 
 def _repetitions(rows: Sequence[Part]) -> Table:

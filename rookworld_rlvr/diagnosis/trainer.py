@@ -142,10 +142,10 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
     def sample_round(self, inputs: list[dict[str, Any]]) -> Sampled:
         """As the trainer's own; the meter counts the tokens."""
         sampled = super().sample_round(inputs)
-        mask = sampled.batch["completion_mask"]
-        self.meter.count("sampling", int(mask.sum()))
+        phases = self.meter.phases
+        phases["sampling"].tokens += int(sampled.batch["completion_mask"].sum())
         if self.has_reference:
-            self.meter.count("reference", self._tokens_of(sampled.batch))
+            phases["reference"].tokens += self._tokens_of(sampled.batch)
         return sampled
 
     def sample(self, inputs: list[dict[str, Any]]) -> Batch:
@@ -187,58 +187,63 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         """As the trainer's own, taken apart."""
         if not self.model.training or ROW not in inputs:
             return super().loss(model, inputs)
-        coefficient = self._kl_coefficient(self.state.global_step)
         with self.meter.phase("forward") as phase:
             loss, call = super().loss(model, inputs)
             phase.tokens += self._tokens_of(inputs)
         with self.meter.phase("diagnosis"):
-            self._take_apart(loss, call, inputs, coefficient)
+            self._take_apart(loss, call, inputs)
         return loss, call
 
-    def _kl_coefficient(self, step: int) -> float:
-        """Of the KL term at an optimiser step; 0 without a reference."""
-        return 0.0 if self.parts.kl is None else self.parts.kl.controller.coefficient(step)
-
-    def _take_apart(
-        self, loss: torch.Tensor, call: Call, inputs: Mapping[str, Any], coefficient: float
-    ) -> None:
+    def _take_apart(self, loss: torch.Tensor, call: Call, inputs: Mapping[str, Any]) -> None:
         assert call.scores is not None and self._generation is not None
         logps, entropies = call.scores.logps, call.scores.entropies
-        record, generation = self.step_record, self._generation
+        record, generation, kl = self.step_record, self._generation, self.parts.kl
         if not any(generation is known for known in record.generations):
             record.generations.append(generation)
         record.batches.append((len(record.generations) - 1, inputs))
         record.loss += loss.item()
+        step = self.state.global_step
+        coefficient = 0.0 if kl is None else kl.controller.coefficient(step)
         values = values_of(call, *logps.shape) if call.values else None
         terms = loss_terms(self, logps, entropies, inputs, coefficient, values)
-        rows = inputs[ROW].cpu()
         for name, numbers in (
             ("policy", logps),
             ("policy_term", terms.policy),
             ("policy_term_unclipped", terms.policy_unclipped),
             ("kl_term", terms.kl),
-            *((("entropy", entropies),) if entropies is not None else ()),
+            ("entropy", entropies),
         ):
-            generation.write(name, rows, numbers)
-        is_first = self.state.global_step == 0  # gradients of later steps are not kept apart
-        separately = is_first and loss.requires_grad
-        self._add(record.terms, terms, inputs, coefficient, separately)
+            if numbers is not None:
+                generation.write(name, inputs[ROW].cpu(), numbers)
+        separately = step == 0 and loss.requires_grad  # gradients of later steps are not kept apart
+        self._add(record.terms, terms, inputs, separately)
 
     def _add(
         self,
         sums: TermSums,
         terms: LossTerms,
         inputs: Mapping[str, Any],
-        coefficient: float,
         separately: bool,
         policy_too: bool = False,
     ) -> None:
         """Add a batch's terms to a step's, and where wanted the gradients of each."""
         scale = row_scale(self.loss_type, inputs)
-        policy = scale * aggregate(self, terms.policy, inputs)
-        kl = scale * aggregate(self, terms.kl, inputs)
+
+        def total(per_token: torch.Tensor) -> torch.Tensor:
+            return scale * aggregate(self, per_token, inputs)
+
+        policy, kl, value = total(terms.policy), total(terms.kl), total(terms.value)
         entropy = scale * entropy_term(self, terms, inputs)
-        value = scale * aggregate(self, terms.value, inputs)
+        for name, number in (
+            ("policy", policy),
+            ("kl", kl),
+            ("entropy", entropy),
+            ("value", value),
+            ("policy_absolute", total(terms.policy.detach().abs())),
+            ("policy_absolute_unclipped", total(terms.policy_unclipped.detach().abs())),
+            ("kl_absolute", total(terms.kl.detach().abs())),
+        ):
+            setattr(sums, name, getattr(sums, name) + number.item())
         mask = inputs["completion_mask"]
         tokens = int(mask.sum())
         changed = ((terms.policy - terms.policy_unclipped).abs() > 1e-12) & mask.bool()
@@ -248,18 +253,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         share = changed.sum().item() / max(1, tokens)
         sums.clipped_share = old * sums.clipped_share + new * share
         sums.tokens += tokens
-        sums.coefficient = coefficient
-        sums.policy += policy.item()
-        sums.kl += kl.item()
-        sums.entropy += entropy.item()
-        sums.value += value.item()
-        for name, values in (
-            ("policy_absolute", terms.policy),
-            ("policy_absolute_unclipped", terms.policy_unclipped),
-            ("kl_absolute", terms.kl),
-        ):
-            more = (scale * aggregate(self, values.detach().abs(), inputs)).item()
-            setattr(sums, name, getattr(sums, name) + more)
+        sums.coefficient = terms.coefficient
         if separately and not self.is_sharded:
             self._add_gradients(sums, policy if policy_too else None, kl, entropy + value)
 
@@ -270,7 +264,8 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         kl: torch.Tensor,
         other: torch.Tensor,
     ) -> None:
-        parameters = self._trained()
+        network = self.accelerator.unwrap_model(self.model)
+        parameters = [p for p in network.parameters() if p.requires_grad]
         try:
             if policy is not None:
                 sums.policy_gradient = added(sums.policy_gradient, gradient_of(policy, parameters))
@@ -279,10 +274,6 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         except RuntimeError as error:  # re-entrant checkpointing knows `backward` only
             self.step_record.no_separate_gradients = " ".join(str(error).split())[:200]
             sums.policy_gradient = sums.kl_gradient = sums.other_gradient = None
-
-    def _trained(self) -> list[torch.Tensor]:
-        network = self.accelerator.unwrap_model(self.model)
-        return [parameter for parameter in network.parameters() if parameter.requires_grad]
 
     def look_one_step_on(self, record: StepRecord) -> None:
         """The terms of the same batches after the update, as a second iteration would see them.
@@ -300,9 +291,8 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
             old = generation.tables["policy"][inputs[ROW].cpu()].to(logps.device)
             again = {**inputs, "old_per_token_logps": old.to(logps.dtype)}
             terms = loss_terms(self, logps, entropies, again, coefficient)
-            self._add(
-                sums, terms, again, coefficient, separately=logps.requires_grad, policy_too=True
-            )
+            self._add(sums, terms, again, separately=logps.requires_grad, policy_too=True)
+        self._settle(sums)
         record.one_step_on = sums
 
     # --------------------------------------------------------------------------------------------
@@ -325,38 +315,27 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
 
     def record_update(self) -> None:
         network = self.accelerator.unwrap_model(self.model)
-        named = list(network.named_parameters())
-        updates = [
-            full(parameter.detach()).float().cpu() - before
-            for (_, parameter), before in zip(named, self.weights_before, strict=True)
-        ]
-        self.step_record.layers = layer_table(
-            [name for name, _ in named],
-            self.weights_before,
-            self._gradients,
-            updates,
-            [not parameter.requires_grad for _, parameter in named],
+        record, terms = self.step_record, self.step_record.terms
+        record.layers = layer_table(
+            network.named_parameters(), self.weights_before, self._gradients
         )
-        self._settle_gradients(self.step_record)
+        self._settle(terms)
+        if terms.kl_gradient is not None and terms.other_gradient is not None:
+            whole = [
+                gradient if gradient is not None else torch.zeros(tuple(parameter.shape))
+                for gradient, parameter in zip(self._gradients, network.parameters(), strict=True)
+                if parameter.requires_grad
+            ]
+            others = zip(whole, terms.kl_gradient, terms.other_gradient, strict=True)
+            terms.policy_gradient = [total - kl - other for total, kl, other in others]
         self.weights_before, self._gradients = [], []
 
-    def _settle_gradients(self, record: StepRecord) -> None:
-        """Average over processes; the policy term's is what the others leave of the whole."""
-        terms = record.terms
-        if terms.kl_gradient is None or terms.other_gradient is None:
-            return
-        terms.kl_gradient = self._over_processes(terms.kl_gradient)
-        terms.other_gradient = self._over_processes(terms.other_gradient)
-        network = self.accelerator.unwrap_model(self.model)
-        whole = [
-            gradient if gradient is not None else torch.zeros(tuple(parameter.shape))
-            for gradient, parameter in zip(self._gradients, network.parameters(), strict=True)
-            if parameter.requires_grad
-        ]
-        terms.policy_gradient = [
-            total - kl - other
-            for total, kl, other in zip(whole, terms.kl_gradient, terms.other_gradient, strict=True)
-        ]
+    def _settle(self, sums: TermSums) -> None:
+        """Average the gradients of the terms over processes."""
+        for name in ("policy_gradient", "kl_gradient", "other_gradient"):
+            gradients = getattr(sums, name)
+            if gradients is not None:
+                setattr(sums, name, self._over_processes(gradients))
 
     def _over_processes(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
         if self.accelerator.num_processes == 1:
@@ -366,12 +345,6 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
             self.accelerator.reduce(gradient.to(device), reduction="mean").cpu()
             for gradient in gradients
         ]
-
-    def settle_one_step_on(self, record: StepRecord) -> None:
-        sums = record.one_step_on
-        if sums is not None and sums.policy_gradient is not None and sums.kl_gradient is not None:
-            sums.policy_gradient = self._over_processes(sums.policy_gradient)
-            sums.kl_gradient = self._over_processes(sums.kl_gradient)
 
     # --------------------------------------------------------------------------------------------
     # Held-out rows
@@ -387,16 +360,15 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         with self.meter.phase(name):
             metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         rows: Any = eval_dataset if eval_dataset is not None else self.eval_dataset
-        completions = list(self.heldout.completions)
         marks = [
             {
                 name: result.value == 1
                 for name, result in evaluate_completions([row], [text]).items()
             }
-            for row, text in zip(rows, completions, strict=True)
+            for row, text in zip(rows, self.heldout.completions, strict=True)
         ]
         fingerprint = hashlib.sha256("\n".join(rows["prompt"]).encode()).hexdigest()[:8]
-        self.heldouts.append(Heldout(self.heldout.results, completions, marks, fingerprint))
+        self.heldouts.append(Heldout(self.heldout.results, marks, fingerprint))
         return metrics
 
 
@@ -438,7 +410,6 @@ class RecordingCallback(TrainerCallback):  # type: ignore[misc]
         if state.global_step == 1 and not trainer.is_sharded:
             with trainer.meter.phase("diagnosis"):
                 trainer.look_one_step_on(record)
-                trainer.settle_one_step_on(record)
         record.batches.clear()
         if state.global_step > 1:
             record.generations.clear()
@@ -467,11 +438,16 @@ def probe(trainer: RookWorldGRPOTrainer) -> Probes:
     prompts = mixed_length_prompts(trainer)
     rows = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
     length = min(map(len, rows)) - 1
-    with _mode(trainer.model, training=True), _kept_random_state(trainer):
-        parity = measure_parity(trainer, prompts)
-        repeat_gap = _gap(_scores(trainer, rows, length), _scores(trainer, rows, length))
-    with _mode(trainer.model, training=False):
+    device, training = trainer.accelerator.device, trainer.model.training
+    try:
+        trainer.model.train()
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            parity = measure_parity(trainer, prompts)
+            repeat_gap = _gap(_scores(trainer, rows, length), _scores(trainer, rows, length))
+        trainer.model.eval()
         position_gap = _position_gap(trainer, [rows[0], rows[-1]])
+    finally:
+        trainer.model.train(training)
     heat = min(1.0, trainer.temperature)
     return Probes(parity, heat * repeat_gap, position_gap, preflight_tolerance(trainer))
 
@@ -501,20 +477,3 @@ def _scores(trainer: Any, rows: Sequence[Sequence[int]], length: int) -> torch.T
     ).logps
     scores: torch.Tensor = logps.float()
     return scores
-
-
-@contextmanager
-def _mode(model: torch.nn.Module, training: bool) -> Iterator[None]:
-    before = model.training
-    model.train(training)
-    try:
-        yield
-    finally:
-        model.train(before)
-
-
-@contextmanager
-def _kept_random_state(trainer: Any) -> Iterator[None]:
-    device = trainer.accelerator.device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield

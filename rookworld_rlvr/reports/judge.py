@@ -176,9 +176,8 @@ def _tau_of_row(judge: Judge, row: Mapping[str, Any], completions: Sequence[str]
         score_row(row["prompt"], text, values_by_move(row["action_values"])) for text in completions
     ]
     scores = judge.scores([row["prompt"]] * len(completions), completions)
-    number = graduated
     both = [
-        (score, number(truth, shaping="continuous"))
+        (score, graduated(truth, shaping="continuous"))
         for score, truth in zip(scores, scored, strict=True)
         if score is not None and truth is not None
     ]

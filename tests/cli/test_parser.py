@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from rookworld_rlvr import parsing
-from rookworld_rlvr.records import RookWorldError
+from rookworld_rlvr.cli import parser
+from rookworld_rlvr.common.errors import RookWorldError
 
 
 def main(argv):
@@ -34,7 +34,7 @@ def gloo_threads():
 
 
 try:
-    parsing.run_cli(main)
+    parser.run_cli(main)
 finally:
     print(distributed.is_initialized(), gloo_threads())
 """

@@ -56,11 +56,6 @@ class Series:
     band: Sequence[tuple[float, float]] = ()
     colour: int = 0
 
-    @property
-    def dash(self) -> str:
-        """Pattern of its stroke; empty for an unbroken line."""
-        return _DASHES[self.colour % len(_DASHES)]
-
 
 @dataclass(frozen=True, slots=True)
 class Dot:
@@ -171,7 +166,7 @@ def _drawn(
     return {
         "label": line.label,
         "colour": line.colour % COLOURS,
-        "dash": line.dash,
+        "dash": _DASHES[line.colour % len(_DASHES)],
         "ends": f"{form(line.points[0][1])} to {form(line.points[-1][1])}",
         "path": _path(_thinned(line.points, _MOST_POINTS), x, y),
         "band": _path([*upper, *reversed(lower)], x, y),

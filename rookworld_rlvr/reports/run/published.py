@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import yaml
 from markupsafe import Markup
 
-from ...common.files import asset_path
+from ...common.files import read_asset
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +37,15 @@ class Published:
         return f"{100 * self.value:.4g}%" if self.value <= 1 else f"{self.value:g}"
 
 
-def _read(path: Path) -> Sequence[Published]:
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+def _read() -> Sequence[Published]:
+    content = read_asset("published.yaml")
     return [
         Published(**{**number, "source": content["sources"][number["source"]]})
         for number in content["numbers"]
     ]
 
 
-PUBLISHED = _read(Path(asset_path("published.yaml")))
+PUBLISHED = _read()
 
 
 def comparable(metric: str, notes: Collection[str] = ()) -> list[Published]:
