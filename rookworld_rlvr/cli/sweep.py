@@ -11,9 +11,11 @@ import itertools
 import json
 import math
 import random
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -296,14 +298,15 @@ def run_trial(sweep: SweepArguments, study: optuna.Study, trial: optuna.Trial) -
     folder = sweep.folder / f"trial-{trial.number:03}"
     log = folder.with_suffix(".log")
     command = sweep.command_of(trial.params, folder)
-    with (
-        log.open("w", encoding="utf-8") as output,
-        subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process,
-    ):
-        try:
-            pruned = _watch(process, trial, folder, metric["name"])
-        finally:
+    process = None
+    try:
+        with log.open("w", encoding="utf-8") as output, _signals_held():
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        pruned = _watch(process, trial, folder, metric["name"])
+    finally:
+        if process is not None:
             process.terminate()
+            process.wait()
     if pruned:
         return study.tell(trial, state=TrialState.PRUNED)
     if process.returncode:
@@ -318,6 +321,21 @@ def run_trial(sweep: SweepArguments, study: optuna.Study, trial: optuna.Trial) -
             return study.tell(trial, score)
     trial.set_user_attr(_FAILURE, failure)
     return study.tell(trial, state=TrialState.FAIL)
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Let SIGINT and SIGTERM act after this: one between a fork and its return leaves the child alone."""
+    held: list[int] = []
+    words = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(word, lambda number, _: held.append(number)) for word in words]
+    try:
+        yield
+    finally:
+        for word, handler in zip(words, before, strict=True):
+            signal.signal(word, handler)
+        for number in held:
+            signal.raise_signal(number)
 
 
 def _watch(process: subprocess.Popen[Any], trial: optuna.Trial, folder: Path, metric: str) -> bool:
