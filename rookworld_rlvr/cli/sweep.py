@@ -325,7 +325,7 @@ def run_trial(sweep: SweepArguments, study: optuna.Study, trial: optuna.Trial) -
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """Let SIGINT and SIGTERM act after this: one between a fork and its return leaves the child alone."""
+    """SIGINT and SIGTERM act after this: between a fork and its return they leave the child alone."""
     held: list[int] = []
     words = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(word, lambda number, _: held.append(number)) for word in words]
