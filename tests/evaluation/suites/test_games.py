@@ -569,8 +569,8 @@ def launch_two(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_two_processes_answer_and_play_as_one_does(tmp_path: Path, stockfish: str) -> None:
     engine = misbehaving(tmp_path, stockfish, "dies", when="False")
-    names = ["environment", "policy", "fill_in", "mate_in_one"]
-    names += ["self_play", "closed_loop", "versus_stockfish"]
+    names = ["environment", "fill_in", "mate_in_one", "self_play", "closed_loop"]
+    names += ["versus_stockfish"]
     words = f"--suite_rows 5 --suite_games 3 --game_plies 8 --suite_seed {SURE} --max_new_tokens 70"
     done = launch_two(
         tmp_path,
