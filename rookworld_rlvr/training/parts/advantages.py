@@ -37,19 +37,15 @@ class Baseline(Part):
     """What rewards are compared with, and the advantages that follow.
 
     Args:
-        kind: What they are compared with, see `BaselineArguments.baseline`.
-        decay: Of the running mean.
-        spread: Deviation over which ``adaptive`` takes the median.
+        args: The keys.
 
     Attributes:
         running: The running mean by task, of ``ema``.
         last: Mean over the prompts of what rewards were last compared with.
     """
 
-    def __init__(self, kind: BaselineKind, decay: float, spread: float) -> None:
-        self.kind = kind
-        self.decay = decay
-        self.spread = spread
+    def __init__(self, args: BaselineArguments) -> None:
+        self.args = args
         self.running: dict[str, float] = {}
         self.last = math.nan
 
@@ -57,9 +53,7 @@ class Baseline(Part):
     def of(cls, trainer: Any) -> Baseline | None:
         """The part, where a trainer's arguments ask for it: TRL compares with the group's mean."""
         args = arguments_of(trainer.args, BaselineArguments)
-        if args.baseline == "group_mean":
-            return None
-        return cls(args.baseline, args.baseline_decay, args.baseline_spread)
+        return None if args.baseline == "group_mean" else cls(args)
 
     def state(self) -> dict[str, Any]:
         return {"baseline_running": self.running}
@@ -89,19 +83,19 @@ class Baseline(Part):
 
     def _baseline(self, rewards: torch.Tensor, tasks: Sequence[str]) -> torch.Tensor:
         mean = rewards.nanmean(dim=1, keepdim=True)  # (P, 1)
-        if self.kind == "leave_one_out":
+        if self.args.baseline == "leave_one_out":
             count = (~rewards.isnan()).sum(dim=1, keepdim=True)
             return (rewards.nansum(dim=1, keepdim=True) - rewards) / (count - 1).clamp(min=1)
-        if self.kind == "adaptive":
+        if self.args.baseline == "adaptive":
             median = rewards.nanquantile(0.5, dim=1, keepdim=True)
-            return torch.where(nanstd(rewards) > self.spread, median, mean)
-        if self.kind == "ema":
+            return torch.where(nanstd(rewards) > self.args.baseline_spread, median, mean)
+        if self.args.baseline == "ema":
             return self._running_means(rewards, tasks)
         return mean
 
     def _running_means(self, rewards: torch.Tensor, tasks: Sequence[str]) -> torch.Tensor:
         """The running mean of each prompt's task, before these rewards; then they join it."""
-        now = {}
+        now, decay = {}, self.args.baseline_decay
         for task in sorted(set(tasks)):
             rows = [index for index, name in enumerate(tasks) if name == task]
             mean = rewards[rows].nanmean().item()
@@ -109,7 +103,7 @@ class Baseline(Part):
                 now[task] = mean
         before = {task: self.running.get(task, now.get(task, 0.0)) for task in set(tasks)}
         for task, mean in now.items():
-            self.running[task] = self.decay * before[task] + (1 - self.decay) * mean
+            self.running[task] = decay * before[task] + (1 - decay) * mean
         return rewards.new_tensor([before[task] for task in tasks]).unsqueeze(1)
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 from trl import GRPOConfig
+from trl.trainer.utils import pad
 
 from ...common.settings import setting
 from ..health import batch_health
@@ -147,6 +148,11 @@ def next_round(rounds: Sequence[Round], processes: int, most_extra: int) -> int:
 # --------------------------------------------------------------------------------------------------
 # Batches
 # --------------------------------------------------------------------------------------------------
+def rows_of(groups: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int]]:
+    """Round and row of each completion of groups, by round and index in it, of `size` completions."""
+    return [(number, index * size + turn) for number, index in groups for turn in range(size)]
+
+
 def select_groups(
     batches: Sequence[Batch], chosen: Sequence[tuple[int, int]], generations: int, pad_token_id: int
 ) -> Batch:
@@ -155,39 +161,19 @@ def select_groups(
     Prompts are padded on the left, completions and what goes with their tokens on the right; columns
     that only groups left out had need of go.
     """
-    starts = [0]
-    for batch in batches:
-        starts.append(starts[-1] + batch["completion_mask"].size(0))
-    rows = torch.tensor(
-        [
-            starts[number] + index * generations + turn
-            for number, index in chosen
-            for turn in range(generations)
-        ],
-        device=batches[0]["completion_mask"].device,
-    )
     merged = {}
     for key, first in batches[0].items():
         if first.dim() == 0:
             merged[key] = first
             continue
+        rows = [batches[number][key][row] for number, row in rows_of(chosen, generations)]
+        if first.dim() == 1:
+            merged[key] = torch.stack(rows)
+            continue
         fill_with = pad_token_id if key in ("prompt_ids", "completion_ids") else 0
-        parts = [batch[key] for batch in batches]
-        merged[key] = _concatenate(parts, fill_with, key.startswith("prompt_"))[rows]
+        merged[key] = pad(rows, fill_with, "left" if key.startswith("prompt_") else "right")
     _trim(merged)
     return merged
-
-
-def _concatenate(parts: Sequence[torch.Tensor], value: float, left: bool) -> torch.Tensor:
-    if parts[0].dim() == 1:
-        return torch.cat(list(parts))
-    width = max(part.size(1) for part in parts)
-    padded = []
-    for part in parts:
-        missing = width - part.size(1)
-        sides = (missing, 0) if left else (0, missing)
-        padded.append(torch.nn.functional.pad(part, sides, value=value))
-    return torch.cat(padded)
 
 
 def _trim(batch: Batch) -> None:
@@ -310,17 +296,11 @@ class Groups(Part):
         pad_token_id = trainer.processing_class.pad_token_id
         return self._with_token_count(select_groups(batches, local, self._size, pad_token_id))
 
-    def rows(self, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Round and row of each completion of the groups chosen."""
-        return [
-            (number, index * self._size + turn)
-            for number, index in places
-            for turn in range(self._size)
-        ]
-
     def rewards(self, rounds: Sequence[Sampled], places: Sequence[tuple[int, int]]) -> torch.Tensor:
         """Rewards ``(N,)`` of the completions chosen."""
-        return torch.stack([rounds[number].rewards[row] for number, row in self.rows(places)])
+        return torch.stack(
+            [rounds[number].rewards[row] for number, row in rows_of(places, self._size)]
+        )
 
     def _scale_by_whole(self, rounds: Sequence[Sampled], places: Sequence[tuple[int, int]]) -> None:
         """TRL has divided each round by its own deviation; the batch's is that of what it holds."""
@@ -357,7 +337,9 @@ class Groups(Part):
         """Log the completions that are trained on, not those that came last."""
         for key, column in log.items():
             if all(key in sampled.logs for sampled in rounds):
-                column.extend(rounds[number].logs[key][row] for number, row in self.rows(places))
+                column.extend(
+                    rounds[number].logs[key][row] for number, row in rows_of(places, self._size)
+                )
 
     def metrics(
         self,
@@ -377,7 +359,8 @@ class Groups(Part):
         if self._memory is not None:
             numbers |= {f"difficulty/{kind}": n for kind, n in self._memory.counts().items()}
         tasks = [
-            rounds[number].groups.tasks[row // self._size] for number, row in self.rows(places)
+            rounds[number].groups.tasks[row // self._size]
+            for number, row in rows_of(places, self._size)
         ]
         numbers |= batch_health(
             self.rewards(rounds, places).cpu(),

@@ -43,12 +43,6 @@ Estimator = Callable[[torch.Tensor], torch.Tensor]
 KLEstimator = Literal["k1", "k2", "k3", "reverse", "forward", "symmetric"]
 
 
-KLControl = Literal["fixed", "adaptive"]
-
-
-KLAdaptation = Literal["proportional", "multiplicative"]
-
-
 def _k1(x: torch.Tensor) -> torch.Tensor:
     return -x
 
@@ -122,110 +116,6 @@ def importance_weighted(
     return kl * (weights if estimator in ("k1", "k2", "k3") else weights.detach())
 
 
-# --------------------------------------------------------------------------------------------------
-# Controllers of the coefficient
-# --------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class KLController:
-    """The coefficient of the KL term, step by step.
-
-    - ``proportional``: ``beta *= 1 + clip(kl / target - 1, ±0.2) * completions / horizon`` (D. Ziegler
-      et al., "Fine-tuning language models from human preferences", 2019).
-    - ``multiplicative``: times 1.5 above 1.5 targets, divided by 1.5 below target / 1.5 (as PPO's
-      adaptive penalty, J. Schulman et al., 2017, has it with 2).
-
-    A policy moves a little with every step, so its KL answers a coefficient tens of steps later, and
-    both forms alone wind up: they lower the coefficient to nothing while a young policy is still on its
-    way to the target, and then take as long to raise it again. With `waits` they judge two steps at a
-    time, and leave the coefficient alone where these have come nearer to the target than the two before.
-
-    Args:
-        beta: Where the coefficient starts.
-        control: ``fixed`` leaves it there.
-        adaptation: See above.
-        target: KL to hold, in nats a token.
-        horizon: Completions after which a proportional correction is made in full.
-        warmup_steps: The coefficient in use rises from 0 over so many steps.
-        waits: See above; False takes both forms as they were published.
-
-    Attributes:
-        measured: ``(KL, completions)`` of the steps since the last judgement.
-        before: The KL that was judged last; None before the first.
-    """
-
-    beta: float
-    control: KLControl = "fixed"
-    adaptation: KLAdaptation = "proportional"
-    target: float | None = None
-    horizon: int = 10_000
-    warmup_steps: int = 0
-    waits: bool = True
-    measured: list[tuple[float, int]] = field(default_factory=list)
-    before: float | None = None
-
-    def coefficient(self, step: int) -> float:
-        """What the loss of an optimiser step multiplies KL by; steps count from 0."""
-        if step >= self.warmup_steps:
-            return self.beta
-        return self.beta * step / self.warmup_steps
-
-    def update(self, kl: float, completions: int, step: int) -> None:
-        """Adapt to what was measured; not while warming up, when the coefficient is not itself yet.
-
-        Args:
-            kl: Mean over the tokens of an optimiser step, all processes, in nats.
-            completions: How many the step was made of.
-            step: The step's number, from 0.
-        """
-        if self.control == "fixed" or self.target is None or step < self.warmup_steps:
-            return
-        self.measured.append((kl, completions))
-        if len(self.measured) < (_WAIT if self.waits else 1):
-            return
-        kl = sum(kl for kl, _ in self.measured) / len(self.measured)
-        completions = sum(count for _, count in self.measured)
-        returns = self.waits and self._is_returning(kl, self.target)
-        self.measured, self.before = [], kl
-        if not returns:
-            self._adapt(kl, completions, self.target)
-
-    def state(self) -> dict[str, Any]:
-        """What a run that goes on later needs."""
-        return {"beta": self.beta, "measured": self.measured, "before": self.before}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`."""
-        self.beta, self.before = state["beta"], state["before"]
-        self.measured = [(kl, completions) for kl, completions in state["measured"]]
-
-    def _is_returning(self, kl: float, target: float) -> bool:
-        if self.before is None:
-            return False
-        if kl < target:
-            return kl > (1 + _MOVED) * self.before
-        return kl < (1 - _MOVED) * self.before
-
-    def _adapt(self, kl: float, completions: int, target: float) -> None:
-        if self.adaptation == "proportional":
-            error = min(0.2, max(-0.2, kl / target - 1))
-            self.beta *= 1 + error * completions / self.horizon
-        elif kl > 1.5 * target:
-            self.beta *= 1.5
-        elif kl < target / 1.5:
-            self.beta /= 1.5
-
-
-_WAIT = 2  # steps that are judged as one
-
-
-_MOVED = 0.05  # share by which a KL has moved, and is not only noisy
-
-
-# --------------------------------------------------------------------------------------------------
-# The part
-# --------------------------------------------------------------------------------------------------
 @dataclass
 class KLArguments:
     """Keys for the KL term; TRL's, a fixed `beta` times k3, by default."""
@@ -234,8 +124,10 @@ class KLArguments:
     kl_log_ratio_bound: float = setting(
         20.0, "Log-ratios to the reference are held within so many nats.", above=0
     )
-    kl_control: KLControl = setting("fixed", "fixed, or adaptive to kl_target, starting from beta.")
-    kl_adaptation: KLAdaptation = setting(
+    kl_control: Literal["fixed", "adaptive"] = setting(
+        "fixed", "fixed, or adaptive to kl_target, starting from beta."
+    )
+    kl_adaptation: Literal["proportional", "multiplicative"] = setting(
         "proportional", "How an adaptive coefficient follows the KL, see training/parts/kl.py."
     )
     kl_target: float | None = setting(None, "KL to hold, in nats a token.", above=0)
@@ -266,6 +158,98 @@ class KLArguments:
         return faults
 
 
+# --------------------------------------------------------------------------------------------------
+# The coefficient
+# --------------------------------------------------------------------------------------------------
+_WAIT = 2  # steps that are judged as one
+
+
+_MOVED = 0.05  # share by which a KL has moved, and is not only noisy
+
+
+@dataclass
+class KLController:
+    """The coefficient of the KL term, step by step.
+
+    - ``proportional``: ``beta *= 1 + clip(kl / target - 1, ±0.2) * completions / horizon`` (D. Ziegler
+      et al., "Fine-tuning language models from human preferences", 2019).
+    - ``multiplicative``: times 1.5 above 1.5 targets, divided by 1.5 below target / 1.5 (as PPO's
+      adaptive penalty, J. Schulman et al., 2017, has it with 2).
+
+    A policy moves a little with every step, so its KL answers a coefficient tens of steps later, and
+    both forms alone wind up: they lower the coefficient to nothing while a young policy is still on its
+    way to the target, and then take as long to raise it again. With `kl_waits` they judge two steps at a
+    time, and leave the coefficient alone where these have come nearer to the target than the two before.
+
+    Args:
+        beta: Where the coefficient starts.
+        args: The keys.
+
+    Attributes:
+        measured: ``(KL, completions)`` of the steps since the last judgement.
+        before: The KL that was judged last; None before the first.
+    """
+
+    beta: float
+    args: KLArguments
+    measured: list[tuple[float, int]] = field(default_factory=list)
+    before: float | None = None
+
+    def coefficient(self, step: int) -> float:
+        """What the loss of an optimiser step multiplies KL by; steps count from 0."""
+        warmup = self.args.kl_warmup_steps
+        return self.beta * step / warmup if step < warmup else self.beta
+
+    def update(self, kl: float, completions: int, step: int) -> None:
+        """Adapt to what was measured; not while warming up, when the coefficient is not itself yet.
+
+        Args:
+            kl: Mean over the tokens of an optimiser step, all processes, in nats.
+            completions: How many the step was made of.
+            step: The step's number, from 0.
+        """
+        target = self.args.kl_target
+        if self.args.kl_control == "fixed" or target is None or step < self.args.kl_warmup_steps:
+            return
+        self.measured.append((kl, completions))
+        if len(self.measured) < (_WAIT if self.args.kl_waits else 1):
+            return
+        kl = sum(kl for kl, _ in self.measured) / len(self.measured)
+        completions = sum(count for _, count in self.measured)
+        returns = self.args.kl_waits and self._is_returning(kl, target)
+        self.measured, self.before = [], kl
+        if not returns:
+            self._adapt(kl, completions, target)
+
+    def state(self) -> dict[str, Any]:
+        """What a run that goes on later needs."""
+        return {"beta": self.beta, "measured": self.measured, "before": self.before}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state`."""
+        self.beta, self.before = state["beta"], state["before"]
+        self.measured = [(kl, completions) for kl, completions in state["measured"]]
+
+    def _is_returning(self, kl: float, target: float) -> bool:
+        if self.before is None:
+            return False
+        if kl < target:
+            return kl > (1 + _MOVED) * self.before
+        return kl < (1 - _MOVED) * self.before
+
+    def _adapt(self, kl: float, completions: int, target: float) -> None:
+        if self.args.kl_adaptation == "proportional":
+            error = min(0.2, max(-0.2, kl / target - 1))
+            self.beta *= 1 + error * completions / self.args.kl_horizon
+        elif kl > 1.5 * target:
+            self.beta *= 1.5
+        elif kl < target / 1.5:
+            self.beta /= 1.5
+
+
+# --------------------------------------------------------------------------------------------------
+# The part
+# --------------------------------------------------------------------------------------------------
 @contextmanager
 def reference_loaded(args: Any) -> Iterator[None]:
     """Have TRL's constructor load a reference for `log_reference_kl`: it does where `beta` is not 0."""
@@ -289,15 +273,7 @@ class KLTerm(Part):
 
     def __init__(self, args: KLArguments, beta: float) -> None:
         self.args = args
-        self.controller = KLController(
-            beta=beta,
-            control=args.kl_control,
-            adaptation=args.kl_adaptation,
-            target=args.kl_target,
-            horizon=args.kl_horizon,
-            warmup_steps=args.kl_warmup_steps,
-            waits=args.kl_waits,
-        )
+        self.controller = KLController(beta, args)
         self._sums = torch.zeros(2, dtype=torch.float64)  # KL and number of a step's tokens
         self._completions = 0  # of a step
 

@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 from datasets import Dataset
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
@@ -95,7 +96,9 @@ class PromptSampler(Sampler[int]):
         self.steps_per_epoch = math.ceil(self.batches_per_epoch * self.steps_per_batch)
         self._rows = rows
         self._pools: dict[str, Rows] = {_ALL: np.arange(len(rows), dtype=np.int32)}
-        self._check_tasks()
+        if phases:
+            self._pools |= _rows_by_task(rows)
+            self._check_tasks()
         self._drawn: dict[int, list[int]] = {}  # by number, the latest
         self._restored: dict[int, list[int]] = {}  # by number, of the run that goes on here
         self._restart()
@@ -156,22 +159,14 @@ class PromptSampler(Sampler[int]):
             del self._drawn[old]
         return rows
 
-    def extra(
-        self,
-        count: int,
-        step: int,
-        round_: int,
-        exclude: Collection[int | str] = (),
-        tasks: Mapping[str, int] | None = None,
-    ) -> list[int]:
+    def extra(self, count: int, step: int, round_: int, exclude: Collection[str] = ()) -> list[int]:
         """Rows beside the batches, for resampling; the batches stay as they are.
 
         Args:
-            count: How many rows, where `tasks` does not say it.
+            count: How many rows, of the tasks that a batch takes.
             step: Optimiser step, which decides on the shares of tasks.
             round_: Of resampling, within the step.
-            exclude: Rows, or texts of prompts, that are not to come.
-            tasks: How many rows of each task; None takes them as a batch does.
+            exclude: Texts of prompts that are not to come.
 
         Returns:
             Different rows with different prompts; fewer where the data have no more.
@@ -179,11 +174,9 @@ class PromptSampler(Sampler[int]):
         rng = self._rng(_EXTRA, step, round_)
         shares = self.phases[self._phase_at(step)].shares
         # A random offset instead of a half: right in the long run without remembering anything.
-        counts = tasks or _counts(shares, count, Fraction(rng.random()))
-        rows = [item for item in exclude if isinstance(item, int)]
-        texts = [item for item in exclude if isinstance(item, str)]
-        banned = _Banned(rows, [*texts, *self._prompts(rows)])
-        return _spread({task: self._distinct(rng, task, n, banned) for task, n in counts.items()})
+        counts = _counts(shares, count, Fraction(rng.random()))
+        seen = set(exclude)
+        return _spread({task: self._distinct(rng, task, n, seen) for task, n in counts.items()})
 
     def first_step(self, number: int) -> int:
         """The optimiser step that a batch is drawn for."""
@@ -220,7 +213,7 @@ class PromptSampler(Sampler[int]):
         self._next = 0  # batch
         self._batches = [0] * len(self.phases)  # so far, by phase
         self._streams = {
-            task: _Stream(self._pool(task), self.seed, code, self.shuffle)
+            task: _Stream(self._pools[task], self.seed, code, self.shuffle)
             for code, task in enumerate((_ALL, *TASKS))
             if any(task in phase.shares for phase in self.phases)
         }
@@ -255,23 +248,15 @@ class PromptSampler(Sampler[int]):
     def _check_tasks(self) -> None:
         shares = {task: share for phase in self.phases for task, share in phase.shares.items()}
         for task, share in shares.items():
-            if not len(self._pool(task)):
+            if not len(self._pools[task]):
                 raise RookWorldError(
                     f"no {task} rows to train on, but the mixture gives them a share of "
                     f"{float(share):g}: give such rows, or leave {task} out of task_mixture and "
                     "task_phases"
                 )
 
-    def _pool(self, task: str) -> Rows:
-        """The rows of a task."""
-        if task not in self._pools:
-            codes = _task_codes(self._rows)
-            for code, name in enumerate(TASKS):
-                self._pools[name] = np.flatnonzero(codes == code).astype(np.int32)
-        return self._pools[task]
-
     def _prompts(self, rows: Sequence[int]) -> list[str]:
-        texts: list[str] = self._rows["prompt"][list(rows)] if rows else []
+        texts: list[str] = self._rows["prompt"][list(rows)]
         return texts
 
     def _rng(self, *numbers: int) -> np.random.Generator:
@@ -279,17 +264,25 @@ class PromptSampler(Sampler[int]):
 
     def _draw(self, rng: np.random.Generator, task: str, count: int) -> list[int]:
         """Rows for a batch: all of them as often as they go into it, the rest by weight."""
-        pool = self._pool(task)
+        pool = self._pools[task]
         whole, rest = divmod(count, len(pool))
         rows: list[int] = np.tile(pool, whole).tolist()
-        return rows + self._distinct(rng, task, rest, _Banned())
+        return rows + self._distinct(rng, task, rest)
 
     def _distinct(
-        self, rng: np.random.Generator, task: str, count: int, banned: _Banned
+        self, rng: np.random.Generator, task: str, count: int, seen: set[str] | None = None
     ) -> list[int]:
-        """Up to `count` rows that are not banned, by weight; they are banned from then on."""
-        pool = self._pool(task)
+        """Up to `count` different rows by weight; where `seen` is given, of prompts not yet in it."""
+        pool = self._pools[task]
         chosen: list[int] = []
+
+        def choose(row: int, text: str) -> None:
+            if len(chosen) == count or row in chosen or (seen is not None and text in seen):
+                return
+            chosen.append(row)
+            if seen is not None:
+                seen.add(text)
+
         proposals = _PROPOSALS * count if len(pool) else 0
         while len(chosen) < count and proposals > 0:
             size = min(proposals, 2 * (count - len(chosen)))
@@ -297,37 +290,17 @@ class PromptSampler(Sampler[int]):
             proposed: list[int] = pool[rng.integers(len(pool), size=size)].tolist()
             lots = rng.random(size).tolist()
             # An empty memory is false: then nothing depends on the texts, and none is read.
-            by_text = self.memory or banned.texts is not None
+            by_text = self.memory or seen is not None
             texts = self._prompts(proposed) if by_text else [""] * size
             for row, text, lot in zip(proposed, texts, lots, strict=True):
-                weight = self.memory.weight(text) if self.memory else 1.0
-                if len(chosen) < count and lot < weight and banned.let_through(row, text):
-                    chosen.append(row)
+                if lot < (self.memory.weight(text) if self.memory else 1.0):
+                    choose(row, text)
         if len(chosen) < count:
             for row in rng.permutation(pool).tolist():
-                text = self._prompts([row])[0] if banned.texts is not None else ""
-                if banned.let_through(row, text):
-                    chosen.append(row)
-                    if len(chosen) == count:
-                        break
+                choose(row, "" if seen is None else self._prompts([row])[0])
+                if len(chosen) == count:
+                    break
         return chosen
-
-
-class _Banned:
-    """Rows that are not to come (again), and texts, where texts matter."""
-
-    def __init__(self, rows: Collection[int] = (), texts: Collection[str] | None = None) -> None:
-        self.rows = set(rows)
-        self.texts = set(texts) if texts is not None else None
-
-    def let_through(self, row: int, text: str) -> bool:
-        """Whether a row may come; it may not from then on."""
-        if row in self.rows or (self.texts is not None and text in self.texts):
-            return False
-        self.rows.add(row)
-        if self.texts is not None:
-            self.texts.add(text)
-        return True
 
 
 class _Stream:
@@ -364,18 +337,13 @@ class _Stream:
             self._order = np.concatenate([head, self._order[~np.isin(self._order, head)]])
 
 
-def _task_codes(rows: Dataset) -> NDArray[np.int8]:
-    """Index in `TASKS` of each row's task, -1 for none ``(N,)``; never all texts at a time."""
+def _rows_by_task(rows: Dataset) -> dict[str, Rows]:
     if "task" not in rows.column_names:
         raise RookWorldError("a mixture of tasks needs rows with the column `task`")
-    codes = np.full(len(rows), -1, dtype=np.int8)
-    index = {task: code for code, task in enumerate(TASKS)}
-    at = 0
-    for part in rows.select_columns(["task"]).iter(batch_size=10_000):
-        names = part["task"]
-        codes[at : at + len(names)] = [index.get(name, -1) for name in names]
-        at += len(names)
-    return codes
+    column = rows.select_columns("task").with_format("arrow")[:]["task"]
+    return {
+        task: np.flatnonzero(pc.equal(column, task).to_numpy()).astype(np.int32) for task in TASKS
+    }
 
 
 def _counts(

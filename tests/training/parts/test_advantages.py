@@ -6,7 +6,7 @@ import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from trl import GRPOTrainer
 
 from rookworld_rlvr.common.settings import key_faults
 from rookworld_rlvr.models import loading
-from rookworld_rlvr.training.parts.advantages import Baseline, BaselineArguments
+from rookworld_rlvr.training.parts.advantages import Baseline, BaselineArguments, BaselineKind
 from rookworld_rlvr.training.parts.kl import ESTIMATORS, KLArguments
 from rookworld_rlvr.training.parts.registry import PARTS_STATE
 
@@ -32,15 +32,19 @@ LOGGED = torch.tensor(
 TASKS = ["policy", "policy", "environment", "policy"]
 
 
+def baseline_of(kind: BaselineKind) -> Baseline:
+    return Baseline(BaselineArguments(kind, baseline_decay=0.9, baseline_spread=0.3))
+
+
 def test_group_mean_is_what_trl_computes() -> None:
-    found = Baseline("group_mean", 0.9, 0.3).advantages(LOGGED, TASKS)
+    found = baseline_of("group_mean").advantages(LOGGED, TASKS)
     for row, mine in zip(LOGGED.tolist(), found.tolist(), strict=True):
         mean, deviation = statistics.mean(row), statistics.stdev(row)
         assert mine == pytest.approx([(reward - mean) / (deviation + 1e-4) for reward in row])
 
 
 def test_leave_one_out_by_hand() -> None:
-    found = Baseline("leave_one_out", 0.9, 0.3).advantages(LOGGED, TASKS, "none")
+    found = baseline_of("leave_one_out").advantages(LOGGED, TASKS, "none")
     assert found[0, 3].item() == pytest.approx(0.706 - (0.5092 + 0.458 + 0.4912) / 3)
     assert found[3, 1].item() == pytest.approx(-0.005 - (0.045 + 0.195 + 0.045) / 3)
     assert found[2].abs().max() == pytest.approx(0, abs=1e-12)
@@ -48,13 +52,13 @@ def test_leave_one_out_by_hand() -> None:
 
 def test_the_adaptive_baseline_is_the_median_of_a_wide_group_only() -> None:
     rewards = torch.tensor([[0.0, 0.0, 0.0, 1.0], [0.1, 0.1, 0.1, 0.3]], dtype=torch.float64)
-    found = Baseline("adaptive", 0.9, spread=0.3).advantages(rewards, ["policy"] * 2, "none")
+    found = baseline_of("adaptive").advantages(rewards, ["policy"] * 2, "none")
     assert found[0].tolist() == pytest.approx([0, 0, 0, 1]), "deviation 0.5: the median"
     assert found[1].tolist() == pytest.approx([-0.05, -0.05, -0.05, 0.15]), "0.1: the mean"
 
 
 def test_the_running_mean_is_of_the_task_and_of_before() -> None:
-    baselines = Baseline("ema", decay=0.9, spread=0.3)
+    baselines = baseline_of("ema")
     first = torch.tensor([[0.2, 0.4], [1.0, 1.0]], dtype=torch.float64)
     found = baselines.advantages(first, ["policy", "environment"], "none")
     assert found.flatten().tolist() == pytest.approx([-0.1, 0.1, 0, 0]), "nothing before: the batch"
@@ -66,10 +70,10 @@ def test_the_running_mean_is_of_the_task_and_of_before() -> None:
 
 def test_a_reward_that_could_not_be_had_moves_nothing() -> None:
     rewards = torch.tensor([[0.0, 1.0, torch.nan, 0.5]], dtype=torch.float64)
-    for kind in ("group_mean", "leave_one_out", "ema", "adaptive"):
-        found = Baseline(kind, 0.9, 0.3).advantages(rewards, ["policy"])
+    for kind in get_args(BaselineKind):
+        found = baseline_of(kind).advantages(rewards, ["policy"])
         assert found[0, 2] == 0 and found.isfinite().all(), kind
-    found = Baseline("leave_one_out", 0.9, 0.3).advantages(rewards, ["policy"], "none")
+    found = baseline_of("leave_one_out").advantages(rewards, ["policy"], "none")
     assert found[0].tolist() == pytest.approx([-0.75, 0.75, 0, 0])
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from rookworld_rlvr.training.parts.kl import (
     ESTIMATORS,
+    KLArguments,
     KLController,
     importance_weighted,
     per_token_kl,
@@ -119,11 +121,15 @@ def test_log_ratios_out_of_bounds_are_held_and_counted(estimator: str) -> None:
     assert gradient[0, 1:].abs().max() == 0
 
 
+def adaptive(beta: float, target: float, **keys: Any) -> KLController:
+    return KLController(beta, KLArguments(kl_control="adaptive", kl_target=target, **keys))
+
+
 def test_ziegler_by_hand() -> None:
-    controller = KLController(0.1, "adaptive", "proportional", 6.0, horizon=10_000, waits=False)
+    controller = adaptive(0.1, 6.0, kl_horizon=10_000, kl_waits=False)
     controller.update(9.0, completions=256, step=0)  # error 0.5, held at 0.2
     assert controller.beta == pytest.approx(0.1 * (1 + 0.2 * 256 / 10_000))
-    controller = KLController(0.1, "adaptive", "proportional", 6.0, horizon=10_000, waits=False)
+    controller = adaptive(0.1, 6.0, kl_horizon=10_000, kl_waits=False)
     controller.update(5.4, completions=256, step=0)  # error -0.1
     assert controller.beta == pytest.approx(0.1 * (1 - 0.1 * 256 / 10_000))
 
@@ -132,13 +138,15 @@ def test_ziegler_by_hand() -> None:
     ("kl", "factor"), [(0.151, 1.5), (0.149, 1.0), (0.1, 1.0), (0.067, 1.0), (0.066, 1 / 1.5)]
 )
 def test_multiplicative_by_hand(kl: float, factor: float) -> None:
-    controller = KLController(0.02, "adaptive", "multiplicative", 0.1, waits=False)
+    controller = adaptive(0.02, 0.1, kl_adaptation="multiplicative", kl_waits=False)
     controller.update(kl, completions=64, step=5)
     assert controller.beta == pytest.approx(0.02 * factor)
 
 
 def test_warming_up_rises_from_nought_and_does_not_adapt() -> None:
-    controller = KLController(0.08, "adaptive", "multiplicative", 0.1, warmup_steps=4, waits=False)
+    controller = adaptive(
+        0.08, 0.1, kl_adaptation="multiplicative", kl_warmup_steps=4, kl_waits=False
+    )
     assert [controller.coefficient(step) for step in range(6)] == pytest.approx(
         [0, 0.02, 0.04, 0.06, 0.08, 0.08]
     )
@@ -149,7 +157,7 @@ def test_warming_up_rises_from_nought_and_does_not_adapt() -> None:
 
 
 def test_fixed_stays() -> None:
-    controller = KLController(0.05)
+    controller = KLController(0.05, KLArguments())
     controller.update(math.inf, completions=64, step=3)
     assert controller.coefficient(3) == 0.05
 
@@ -167,7 +175,7 @@ def slow_policy(controller: KLController, steps: int) -> list[float]:
 
 def test_waiting_settles_where_the_form_alone_still_swings() -> None:
     def beyond(waits: bool) -> int:
-        controller = KLController(0.001, "adaptive", "multiplicative", 0.01, waits=waits)
+        controller = adaptive(0.001, 0.01, kl_adaptation="multiplicative", kl_waits=waits)
         kls = slow_policy(controller, 150)
         return sum(not 0.01 / 1.5 <= kl <= 0.01 * 1.5 for kl in kls[100:])
 
@@ -176,7 +184,7 @@ def test_waiting_settles_where_the_form_alone_still_swings() -> None:
 
 
 def test_the_coefficient_waits_only_while_the_kl_returns() -> None:
-    controller = KLController(1.0, "adaptive", "multiplicative", target=0.1)
+    controller = adaptive(1.0, 0.1, kl_adaptation="multiplicative")
 
     def after(*kls: float) -> float:
         for kl in kls:
@@ -191,6 +199,6 @@ def test_the_coefficient_waits_only_while_the_kl_returns() -> None:
     assert after(0.2, 0.2) == pytest.approx(1 / 1.5), "too high, but falling"
     assert after(0.12, 0.08) == pytest.approx(1 / 1.5), "0.1"
     after(0.2)
-    again = KLController(1.0, "adaptive", "multiplicative", target=0.1)
+    again = adaptive(1.0, 0.1, kl_adaptation="multiplicative")
     again.load(json.loads(json.dumps(controller.state())))
     assert again == controller

@@ -321,25 +321,21 @@ def test_extra_rows_are_new_and_their_own_function() -> None:
     mixture = phases(task_mixture={"policy": 0.5, "environment": 0.5})
     found = sampler(data, phases=mixture)
     first = found.batch(0)
-    extra = found.extra(6, step=0, round_=0, exclude=first)
+    extra = found.extra(6, step=0, round_=0, exclude=data["prompt"][first])
     assert tasks_of(data, extra) == {"policy": 3, "environment": 3}
     assert len({*first, *extra}) == 14
-    texts = data["prompt"][first]
-    assert found.extra(6, step=0, round_=0, exclude=texts) == extra
     others = [found.extra(6, step, round_) for step, round_ in ((0, 0), (0, 1), (1, 0))]
     assert len({tuple(other) for other in others}) == 3
     assert found.batch(1) == sampler(data, phases=mixture).batch(1), "the batches stay as they are"
 
 
-def test_extra_rows_of_given_tasks_and_of_all_that_is_left() -> None:
+def test_extra_rows_of_all_that_is_left() -> None:
     data = rows()
-    found = sampler(data)
-    assert tasks_of(data, found.extra(5, 1, 0, tasks={"policy": 5})) == {"policy": 5}
-    left = found.extra(50, 1, 0, exclude=list(range(44)))
+    left = sampler(data).extra(50, 1, 0, exclude=data["prompt"][:44])
     assert sorted(left) == list(range(44, 50))
     twice = Dataset.from_dict({"prompt": ["a", "b", "a", "c"]})
-    texts = twice["prompt"][sampler(twice, 2).extra(4, 0, 0, exclude=[0])]
-    assert sorted(texts) == ["b", "c"], "nor the prompt of an excluded row"
+    texts = twice["prompt"][sampler(twice, 2).extra(4, 0, 0, exclude=["a"])]
+    assert sorted(texts) == ["b", "c"], "nor another row of an excluded prompt"
 
 
 def test_extra_rows_hold_their_shares_on_average() -> None:
