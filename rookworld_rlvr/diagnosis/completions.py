@@ -24,13 +24,11 @@ def completion_groups(trainer: DiagnosedTrainer, record: StepRecord) -> list[Par
     groups = []
     for generation in record.generations:
         rows = gather_object(_rows(trainer, generation))
-        size = trainer.num_generations
-        for first in range(0, len(rows), size):
-            completions = rows[first : first + size]
-            prompt = completions[0].pop("prompt")
-            for other in completions[1:]:
-                other.pop("prompt")
-            groups.append({"prompt": prompt, **_position(prompt), "completions": completions})
+        for first in range(0, len(rows), trainer.num_generations):
+            (prompt, *_), completions = zip(
+                *rows[first : first + trainer.num_generations], strict=True
+            )
+            groups.append({"prompt": prompt, **_position(prompt), "completions": list(completions)})
     return groups
 
 
@@ -44,7 +42,8 @@ def _position(prompt: str) -> Part:
     return {"task": task, "fen": position.fen, "action": position.action or None}
 
 
-def _rows(trainer: DiagnosedTrainer, generation: Generation) -> list[Part]:
+def _rows(trainer: DiagnosedTrainer, generation: Generation) -> list[tuple[str, Part]]:
+    """This process's completions, each with its prompt."""
     batch, tokenizer = generation.batch, trainer.processing_class
     columns: dict[str, torch.Tensor | None] = {
         "sampler": batch.get("sampling_per_token_logps"),
@@ -57,22 +56,20 @@ def _rows(trainer: DiagnosedTrainer, generation: Generation) -> list[Part]:
         ids = batch["completion_ids"][index][mask].tolist()
         prompt = batch["prompt_ids"][index][batch["prompt_mask"][index].bool()]
         values = {name: _list(column, index, mask) for name, column in columns.items()}
-        rows.append(
-            {
-                "prompt": tokenizer.decode(prompt, skip_special_tokens=True),
-                "text": generation.texts[index],
-                "tokens": [tokenizer.decode([token]) for token in ids],
-                "left_out": not ids,  # with a group that has no signal
-                "ended": ids[-1] in ends if ids else None,
-                **_rewards_of(trainer, generation, index),
-                "advantage": _advantage(batch, index, mask),
-                **values,
-                "sampler_gap": _largest_gap(values["policy"], values["sampler"]),
-                "reference_gap": _largest_gap(values["policy"], values["reference"]),
-                "policy_term_mean": mean(values["policy_term"] or []),
-                "kl_term_mean": mean(values["kl_term"] or []),
-            }
-        )
+        row = {
+            "text": generation.texts[index],
+            "tokens": [tokenizer.decode([token]) for token in ids],
+            "left_out": not ids,  # with a group that has no signal
+            "ended": ids[-1] in ends if ids else None,
+            **_rewards_of(trainer, generation, index),
+            "advantage": _advantage(batch, index, mask),
+            **values,
+            "sampler_gap": _largest_gap(values["policy"], values["sampler"]),
+            "reference_gap": _largest_gap(values["policy"], values["reference"]),
+            "policy_term_mean": mean(values["policy_term"] or []),
+            "kl_term_mean": mean(values["kl_term"] or []),
+        }
+        rows.append((tokenizer.decode(prompt, skip_special_tokens=True), row))
     return rows
 
 
@@ -93,16 +90,11 @@ def _advantage(batch: Mapping[str, torch.Tensor], index: int, mask: torch.Tensor
 
 
 def _rewards_of(trainer: DiagnosedTrainer, generation: Generation, index: int) -> Part:
-    names = trainer.reward_func_names
-    numbers = generation.rewards[index].tolist()
-    weights = trainer.reward_weights.tolist()
-    weighted = [w * n for w, n in zip(weights, numbers, strict=True) if not math.isnan(n)]
-    return {
-        "rewards": {
-            name: None if math.isnan(n) else n for name, n in zip(names, numbers, strict=True)
-        },
-        "reward": sum(weighted) if weighted else None,
-    }
+    found = zip(trainer.reward_func_names, generation.rewards[index].tolist(), strict=True)
+    rewards = {name: None if math.isnan(number) else number for name, number in found}
+    weights = zip(trainer.reward_weights.tolist(), rewards.values(), strict=True)
+    weighted = [weight * number for weight, number in weights if number is not None]
+    return {"rewards": rewards, "reward": sum(weighted) if weighted else None}
 
 
 def _largest_gap(ours: list[float] | None, theirs: list[float] | None) -> float | None:

@@ -24,11 +24,6 @@ def number(value: Any, form: str = ".3g") -> str:
     return "-" if value is None else format(value, form)
 
 
-def share(value: Any) -> str:
-    """A share in per cent, a dash where there is none."""
-    return number(value, ".1%")
-
-
 # --------------------------------------------------------------------------------------------------
 # Lines
 # --------------------------------------------------------------------------------------------------
@@ -49,7 +44,21 @@ def filled(form: str, values: Part) -> str:
 
 
 def _lines(key: str, part: Part) -> Lines:
-    return [(label, filled(form, part)) for label, form in _FORMS[key].items()]
+    found: Lines = []
+    for label, form in _FORMS[key].items():
+        if isinstance(form, str):
+            found.append((label, filled(form, part)))
+        else:
+            records = named(part.get(form["each"], ()))
+            found += [(filled(label, record), filled(form["text"], record)) for record in records]
+    return found
+
+
+def named(records: Mapping[str, Part] | Sequence[Part]) -> Sequence[Part]:
+    """Records by name as records with a name."""
+    if isinstance(records, Mapping):
+        return [{"name": name, **record} for name, record in records.items()]
+    return records
 
 
 _FORMS = read_asset("templates/diagnosis.yaml")
@@ -62,25 +71,6 @@ def _setup(part: Part) -> Lines:
     for key in ("data", "engine"):
         found += [(key if not place else "", x) for place, x in enumerate(part.get(key, ()))]
     return found
-
-
-def _heldout(part: Part) -> Lines:
-    metric, paired = _FORMS["heldout_metric"], _FORMS["heldout_paired"]
-    return [
-        *_lines("heldout", part),
-        *((name, filled(metric, numbers)) for name, numbers in part["metrics"].items()),
-        *((f"{n}, paired", filled(paired, pair)) for n, pair in part.get("paired", {}).items()),
-    ]
-
-
-def _rewards(part: Part) -> Lines:
-    spreads = {f"{name} x {c['weight']:g}": c for name, c in part["components"].items()}
-    spreads["total"] = part["total"]
-    component, raised = _FORMS["rewards_component"], _FORMS["rewards_fault"]
-    return [
-        *((label, filled(component, spread)) for label, spread in spreads.items()),
-        *((f"{fault['name']} raised", filled(raised, fault)) for fault in part["faults"]),
-    ]
 
 
 def _shares(part: Part) -> Lines:
@@ -120,14 +110,14 @@ def _findings(part: Part) -> Lines:
 
 LINES: Mapping[str, Callable[[Part], Lines]] = {
     "setup": _setup,
-    "heldout_before": _heldout,
+    "heldout_before": partial(_lines, "heldout"),
     "completions": partial(_lines, "completions"),
-    "rewards": _rewards,
+    "rewards": partial(_lines, "rewards"),
     "advantages": partial(_lines, "advantages"),
     "loss_terms": partial(_lines, "loss_terms"),
     "shares": _shares,
     "gradients": _gradients,
-    "heldout_after": _heldout,
+    "heldout_after": partial(_lines, "heldout"),
     "findings": _findings,
 }
 """Key of a part → its lines, as pairs of label and text."""
@@ -163,17 +153,33 @@ def cells(table: str, values: Part) -> tuple[str, ...]:
     return tuple(filled(form, values) for form in TABLES[table].values())
 
 
-def completion_numbers(completion: Part) -> tuple[str, ...]:
-    """Reward, advantage, log-probs of the whole by sampler, policy and reference, and both gaps."""
+def with_totals(completion: Part) -> Part:
+    """A completion with the log-probs of the whole by sampler, policy and reference."""
     totals = {name: _total(completion[name]) for name in ("sampler", "policy", "reference")}
-    return cells("completions", {**completion, **totals})
+    return {**completion, **totals}
 
 
 def _total(values: Sequence[float | None] | None) -> float | None:
     return None if values is None else sum(v for v in values if v is not None)
 
 
-def flags(layer: Part) -> list[str]:
-    """What is the matter with a layer's gradient."""
+def tokens(completion: Part) -> list[Part]:
+    """A completion's tokens, each with its log-probs and terms."""
+    names = ("sampler", "policy", "reference", "policy_term", "kl_term")
+    return [
+        {"token": token, **{n: completion[n][place] if completion[n] else None for n in names}}
+        for place, token in enumerate(completion["tokens"])
+    ]
+
+
+def flagged(layers: Sequence[Part]) -> list[Part]:
+    """Layers, each with what is the matter with its gradient."""
     keys = {"frozen": "frozen_parameters", "zero": "zero", "not finite": "non_finite"}
-    return [words for words, key in keys.items() if layer[key]]
+    return [{**x, "flags": [words for words, key in keys.items() if x[key]]} for x in layers]
+
+
+def bar_rows(
+    records: Mapping[str, Part] | Sequence[Part], label: str, value: str, form: str
+) -> list[tuple[str, float | None, str]]:
+    """Label, value and text of a bar a record."""
+    return [(filled(label, r), r[value], filled(form, r).rstrip()) for r in named(records)]

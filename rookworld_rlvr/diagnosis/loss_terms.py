@@ -25,15 +25,14 @@ _ABSENT = ("original_module", "modules_to_save", "base_layer", "default", "weigh
 
 @dataclass(frozen=True, slots=True)
 class LossTerms:
-    """Terms of the loss of `B` completions, ``(B, T)`` each, as they are added up."""
+    """Terms of the loss of `B` completions, ``(B, T)`` each but for entropy, as they are added up."""
 
     policy: torch.Tensor  # after the ratio's clip
     policy_unclipped: torch.Tensor
     kl: torch.Tensor  # times the coefficient
     log_ratio: torch.Tensor  # log-prob now less when sampled, nats
     value: torch.Tensor  # of the value head, times its coefficient; 0 without one
-    entropy: torch.Tensor | None  # nats; what the entropy bonus is a mean of
-    coefficient: float  # of the KL term
+    entropy: torch.Tensor  # the bonus in the loss, a number; 0 without one
 
 
 def loss_terms(
@@ -69,8 +68,7 @@ def loss_terms(
         kl,
         log_weights.expand_as(logps),
         value,
-        entropies if trainer.entropy_bonus is not None else None,
-        coefficient,
+        _entropy_term(trainer, logps, entropies, inputs),
     )
 
 
@@ -128,16 +126,17 @@ def _token_weights(
     return weights
 
 
-def entropy_term(trainer: Any, terms: LossTerms, inputs: Mapping[str, Any]) -> torch.Tensor:
-    """The entropy bonus in the loss, a number with graph; 0 without one."""
-    if terms.entropy is None:
-        return terms.policy.new_zeros(())
+def _entropy_term(
+    trainer: Any, logps: torch.Tensor, entropies: torch.Tensor | None, inputs: Mapping[str, Any]
+) -> torch.Tensor:
+    if trainer.entropy_bonus is None or entropies is None:
+        return logps.new_zeros(())
     mask = inputs["completion_mask"]
     if trainer.top_entropy_quantile < 1.0:
         mask = mask * trainer.get_high_entropy_mask(
-            terms.entropy, mask, 1 - trainer.top_entropy_quantile
+            entropies, mask, 1 - trainer.top_entropy_quantile
         )
-    mean = (terms.entropy * mask).sum() / mask.sum().clamp(min=1.0)
+    mean = (entropies * mask).sum() / mask.sum().clamp(min=1.0)
     bonus: torch.Tensor = trainer.entropy_bonus * mean / trainer.current_gradient_accumulation_steps
     return -bonus
 
@@ -145,26 +144,18 @@ def entropy_term(trainer: Any, terms: LossTerms, inputs: Mapping[str, Any]) -> t
 # --------------------------------------------------------------------------------------------------
 # Gradients
 # --------------------------------------------------------------------------------------------------
-def gradient_of(term: torch.Tensor, parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Gradient of a term by parameter, on the CPU; the graph stays for the next one."""
+def gradient_of(term: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Gradient of a term by all parameters in a row, on the CPU; the graph stays for the next one."""
     if not term.requires_grad:
-        return [torch.zeros(tuple(p.shape)) for p in parameters]
-    found = torch.autograd.grad(term, list(parameters), retain_graph=True, allow_unused=True)
-    return [
-        torch.zeros(tuple(parameter.shape)) if gradient is None else full(gradient).float().cpu()
-        for gradient, parameter in zip(found, parameters, strict=True)
-    ]
+        return torch.zeros(sum(parameter.numel() for parameter in parameters))
+    found = torch.autograd.grad(term, list(parameters), retain_graph=True, materialize_grads=True)
+    return torch.cat([gradient.float().cpu().flatten() for gradient in found])
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor in one piece, where it was spread over processes."""
     whole: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return whole
-
-
-def added(total: list[torch.Tensor] | None, more: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The sum of two gradients; the first may be none yet."""
-    return more if total is None else [a + b for a, b in zip(total, more, strict=True)]
 
 
 def norm(vectors: Iterable[torch.Tensor | None]) -> float:
@@ -189,18 +180,16 @@ def layer_of(name: str) -> str:
 
 def layer_table(
     named: Iterable[tuple[str, torch.nn.Parameter]],
-    weights: Sequence[torch.Tensor],
-    gradients: Sequence[torch.Tensor | None],
+    copies: Iterable[tuple[torch.Tensor, torch.Tensor | None]],
 ) -> list[dict[str, Any]]:
     """Gradient norm, and update against weight, by layer.
 
     Args:
         named: Parameters after the update.
-        weights: Before it.
-        gradients: Before `max_grad_norm`; None where a parameter has none.
+        copies: Weight before it, and gradient before `max_grad_norm`; None where there is none.
     """
     members: dict[str, list[tuple[torch.nn.Parameter, torch.Tensor, torch.Tensor | None]]] = {}
-    for (name, parameter), before, slope in zip(named, weights, gradients, strict=True):
+    for (name, parameter), (before, slope) in zip(named, copies, strict=True):
         members.setdefault(layer_of(name), []).append((parameter, before, slope))
     rows = []
     for layer, group in members.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -12,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from ..common.stats import Proportion
 
 ROW = "diagnosed_row"  # rides along in TRL's batches, which are shuffled and split
 
@@ -40,20 +39,12 @@ class Generation:
 class TermSums:
     """Terms of the loss summed as the trainer does, over a step's batches; and their gradients."""
 
-    policy: float = 0.0
-    kl: float = 0.0
-    entropy: float = 0.0  # the bonus, as it stands in the loss
-    value: float = 0.0  # the value head's loss
-    policy_absolute: float = 0.0  # of the tokens' absolute values
-    policy_absolute_unclipped: float = 0.0
-    kl_absolute: float = 0.0
-    log_ratio_absolute: float = 0.0  # mean over tokens, nats
-    clipped_share: float = 0.0  # of the tokens whose policy term the clip has changed
+    in_loss: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    sizes: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # absolute values
+    by_token: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # not yet means
     tokens: int = 0
-    coefficient: float = 0.0
-    policy_gradient: list[torch.Tensor] | None = None
-    kl_gradient: list[torch.Tensor] | None = None
-    other_gradient: list[torch.Tensor] | None = None  # of entropy bonus and value head
+    coefficient: float = 0.0  # of KL
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)  # of all parameters in a row
 
 
 @dataclass
@@ -61,7 +52,7 @@ class StepRecord:
     """What an optimiser step was made of."""
 
     generations: list[Generation] = field(default_factory=list)
-    batches: list[tuple[int, Mapping[str, Any]]] = field(default_factory=list)  # generation, inputs
+    batches: list[tuple[Generation, Mapping[str, Any]]] = field(default_factory=list)  # with inputs
     loss: float = 0.0  # the trainer's own, summed over its batches
     terms: TermSums = field(default_factory=TermSums)
     one_step_on: TermSums | None = None  # the same batches again, after the update
@@ -69,7 +60,6 @@ class StepRecord:
     gradient_norm: float | None = None
     gradient_norm_after_clip: float | None = None
     layers: list[dict[str, Any]] = field(default_factory=list)
-    metrics: dict[str, float] = field(default_factory=dict)
     without_graph: bool = False  # the loss depended on no weight that is trained
     no_separate_gradients: str = ""  # why there are none, where there are none
 
@@ -83,15 +73,6 @@ class RewardFault:
     completion: str
     error: str
     rows: int  # how many rows of the batch it raised on; 0 where it did on the batch only
-
-
-@dataclass(frozen=True, slots=True)
-class Heldout:
-    """A held-out evaluation, row by row."""
-
-    results: Mapping[str, Proportion]
-    marks: list[dict[str, bool]]  # by row: metric → right
-    fingerprint: str  # of the prompts: the same for the same rows
 
 
 class GuardedReward:

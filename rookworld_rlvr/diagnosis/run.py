@@ -197,17 +197,18 @@ def run_diagnosis(
     groups = completion_groups(trainer, record)
     parts: dict[str, Any] = {
         "setup": set_up,
-        "heldout_before": sections.heldout_part(before),
+        "heldout_before": sections.heldout_part(trainer, before),
         "completions": completions_part(groups),
         "rewards": sections.rewards_part(trainer, groups),
         "advantages": sections.advantages_part(trainer, groups),
         "loss_terms": sections.loss_terms_part(trainer, record, groups),
         "shares": sections.shares_part(trainer, record),
         "gradients": sections.gradients_part(record),
-        "heldout_after": sections.heldout_after_part(before, after),
+        "heldout_after": sections.heldout_after_part(trainer, before, after),
     }
-    repeated = sections.repetitions(trainer.steps) if len(trainer.steps) > 1 else []
-    parts["findings"] = find(parts, trainer.state.log_history, health, repeated)
+    logs = trainer.state.log_history
+    repeated = sections.repetitions(logs) if len(trainer.steps) > 1 else []
+    parts["findings"] = find(parts, logs, health, repeated)
     phases = {"memory": trainer.meter.memory_kind, "rows": trainer.meter.rows()}
     return Diagnosis(
         recipe, sections.clean(parts), sections.clean(phases), sections.clean(repeated)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -11,13 +13,13 @@ import torch
 from accelerate.utils import gather_object
 
 from ..common.stats import sign_test
-from ..tasks.metrics import headline, headlines
+from ..tasks.metrics import evaluate_completions, headline, headlines
 from ..tasks.registry import TASKS
 from ..tasks.task import Sampling
 from ..training.health import batch_health
 from .loss_terms import norm
-from .record import Heldout, StepRecord, TermSums
-from .trainer import DiagnosedTrainer
+from .record import StepRecord, TermSums
+from .trainer import DiagnosedTrainer, Heldout
 
 Part = dict[str, Any]
 
@@ -34,8 +36,7 @@ def setup_part(trainer: DiagnosedTrainer) -> Part:
         for name, module in network.named_modules()
         if isinstance(module, torch.nn.Dropout) and module.p > 0
     }
-    tokenizer, args, probes = trainer.processing_class, trainer.args, trainer.probes
-    assert probes is not None
+    tokenizer, args, parity = trainer.processing_class, trainer.args, dict(trainer.probes)
     return {
         "model": {
             "name": getattr(network.config, "_name_or_path", ""),
@@ -57,7 +58,7 @@ def setup_part(trainer: DiagnosedTrainer) -> Part:
             "active_modules": len(dropout),
             "largest": max(dropout.values(), default=0.0),
             "names": list(dropout)[:5],
-            "repeat_gap": probes.repeat_gap,
+            "repeat_gap": parity.pop("repeat_gap"),
         },
         "precision": {
             "weights": str(weights[0].dtype).removeprefix("torch."),
@@ -65,11 +66,7 @@ def setup_part(trainer: DiagnosedTrainer) -> Part:
             "device": str(trainer.accelerator.device),
             "processes": trainer.accelerator.num_processes,
         },
-        "parity": {
-            **asdict(probes.parity),
-            "position_gap": probes.position_gap,
-            "tolerance": probes.tolerance,
-        },
+        "parity": parity,
         "step": {
             "seed": args.seed,
             "learning_rate": args.learning_rate,
@@ -96,37 +93,43 @@ def _samplings(trainer: DiagnosedTrainer) -> Mapping[str, Sampling]:
 # --------------------------------------------------------------------------------------------------
 # 2 and 9: held-out rows
 # --------------------------------------------------------------------------------------------------
-def heldout_part(heldout: Heldout) -> Part:
+def heldout_part(trainer: DiagnosedTrainer, heldout: Heldout) -> Part:
     """Shares by metric with their 95% Wilson intervals."""
+    results, _ = heldout
+    prompts = trainer.eval_dataset["prompt"]
     return {
-        "overall": headline(heldout.results),
-        "rows": len(heldout.marks),
-        "fingerprint": heldout.fingerprint,
+        "overall": headline(results),
+        "rows": len(prompts),
+        "fingerprint": hashlib.sha256("\n".join(prompts).encode()).hexdigest()[:8],
         "metrics": {
             name: {"value": result.value, "n": result.n, "interval": result.interval}
-            for name, result in heldout.results.items()
+            for name, result in results.items()
         },
     }
 
 
-def heldout_after_part(before: Heldout, after: Heldout) -> Part:
+def heldout_after_part(trainer: DiagnosedTrainer, before: Heldout, after: Heldout) -> Part:
     """The same, and each task's headline metric compared row by row."""
+    old, new = (
+        [evaluate_completions([row], [text]) for row, text in zip(rows, texts, strict=True)]
+        for rows, texts in ((trainer.eval_dataset, texts) for _, texts in (before, after))
+    )
     changes = {}
     for name in headlines().values():
-        pairs = [
-            (old[name], new[name])
-            for old, new in zip(before.marks, after.marks, strict=True)
-            if name in old and name in new
-        ]
+        pairs = Counter(
+            (mine[name].value, other[name].value)
+            for mine, other in zip(old, new, strict=True)
+            if name in mine
+        )
         if pairs:
-            fell, rose = pairs.count((True, False)), pairs.count((False, True))
+            fell, rose = pairs[1, 0], pairs[0, 1]
             changes[name] = {
-                "n": len(pairs),
+                "n": pairs.total(),
                 "right_to_wrong": fell,
                 "wrong_to_right": rose,
                 "p_fell": sign_test(fell, rose),
             }
-    return {**heldout_part(after), "paired": changes}
+    return {**heldout_part(trainer, after), "paired": changes}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -153,7 +156,7 @@ def rewards_part(trainer: DiagnosedTrainer, groups: list[Part]) -> Part:
 
 
 def _spread(numbers: Sequence[float | None]) -> Part:
-    known = [number for number in numbers if number is not None]
+    known = _known(numbers)
     return {
         "n": len(known),
         "none": len(numbers) - len(known),
@@ -207,12 +210,12 @@ def loss_terms_part(trainer: DiagnosedTrainer, record: StepRecord, groups: list[
 
     The loss is near 0 on policy, where advantages cancel out: the gap is relative to the terms' sizes.
     """
-    terms = record.terms
-    ours = terms.policy + terms.kl + terms.entropy + terms.value
-    size = terms.policy_absolute + terms.kl_absolute + abs(terms.entropy) + terms.value
+    terms, sizes = record.terms.in_loss, record.terms.sizes
+    ours = sum(terms.values())
+    size = sizes["policy"] + sizes["kl"] + abs(terms["entropy"]) + terms["value"]
     gap = abs(ours - record.loss)
     by_process = {
-        **{name: getattr(terms, name) for name in ("policy", "kl", "entropy", "value")},
+        **terms,
         "sum": ours,
         "loss": record.loss,
         "relative_gap": gap / size if size else gap,
@@ -226,7 +229,11 @@ def loss_terms_part(trainer: DiagnosedTrainer, record: StepRecord, groups: list[
         }
         for index, group in enumerate(groups)
     ]
-    return {**mean_of(trainer, by_process), "kl_coefficient": terms.coefficient, "prompts": prompts}
+    return {
+        **mean_of(trainer, by_process),
+        "kl_coefficient": record.terms.coefficient,
+        "prompts": prompts,
+    }
 
 
 def _all_tokens(group: Part, name: str) -> list[float]:
@@ -253,17 +260,11 @@ def shares_part(trainer: DiagnosedTrainer, record: StepRecord) -> Part:
 
 
 def _shares(trainer: DiagnosedTrainer, sums: TermSums) -> Part:
-    numbers = mean_of(
-        trainer,
-        {
-            "policy": sums.policy_absolute,
-            "policy_unclipped": sums.policy_absolute_unclipped,
-            "kl": sums.kl_absolute,
-            "mean_log_ratio": sums.log_ratio_absolute,
-            "clipped_share": sums.clipped_share,
-        },
-    )
-    policy, kl = _norm(sums.policy_gradient), _norm(sums.kl_gradient)
+    tokens = max(1, sums.tokens)
+    means = {name: number / tokens for name, number in sums.by_token.items()}
+    numbers = mean_of(trainer, {**sums.sizes, **means})
+    norms = {name: norm([gradient]) for name, gradient in sums.gradients.items()}
+    policy, kl = norms.get("policy"), norms.get("kl")
     return {
         **numbers,
         "kl_coefficient": sums.coefficient,
@@ -273,10 +274,6 @@ def _shares(trainer: DiagnosedTrainer, sums: TermSums) -> Part:
         "kl_gradient_norm": kl,
         "kl_share_of_gradient": None if policy is None or kl is None else _share(kl, policy),
     }
-
-
-def _norm(gradient: list[torch.Tensor] | None) -> float | None:
-    return None if gradient is None else norm(gradient)
 
 
 def _share(part: float, other: float) -> float:
@@ -304,13 +301,10 @@ def gradients_part(record: StepRecord) -> Part:
     }
 
 
-def repetitions(steps: Sequence[StepRecord]) -> list[Part]:
+def repetitions(logs: Sequence[Mapping[str, Any]]) -> list[Part]:
     """A line a step, as the trainer logged it."""
-    names = ("reward", "reward_std", "loss", "grad_norm", "kl", "entropy")
-    return [
-        {"step": index + 1, **{name: record.metrics.get(name) for name in names}}
-        for index, record in enumerate(steps)
-    ]
+    names = ("step", "reward", "reward_std", "loss", "grad_norm", "kl", "entropy")
+    return [{name: log.get(name) for name in names} for log in logs if "loss" in log]
 
 
 # --------------------------------------------------------------------------------------------------

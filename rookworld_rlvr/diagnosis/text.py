@@ -12,15 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..common.errors import RookWorldError
-from .lines import (
-    LINES,
-    TABLES,
-    cells,
-    completion_numbers,
-    flags,
-    number,
-    side_by_side,
-)
+from .lines import LINES, TABLES, cells, flagged, side_by_side, tokens, with_totals
 from .page import page
 from .run import PARTS, RESULT_HTML, RESULT_JSON, Diagnosis
 
@@ -66,7 +58,7 @@ def print_report(diagnoses: Sequence[Diagnosis], console: Console | None = None)
         console.print(f"Peak memory is the {diagnosis.phases['memory']}.")
         if diagnosis.repetitions:
             console.rule(f"[bold]One batch, repeated{name}", align="left")
-            console.print(_repetitions(diagnosis.repetitions))
+            console.print(_filled_table("repetitions", diagnosis.repetitions))
 
 
 def _lines(key: str, diagnoses: Sequence[Diagnosis]) -> Table:
@@ -101,15 +93,14 @@ def _details(key: str, part: Part) -> Iterator[RenderableType]:
     elif key == "completions":
         for group in _one_of_each_task(part["groups"]):
             yield Text(f"\n{group['prompt']}", style="bold")
-            yield _completions(group)
-            yield _tokens(group["completions"][0])
+            yield _filled_table("completions", map(_shortened, group["completions"]))
+            yield _filled_table("tokens", tokens(group["completions"][0])[:TOKENS_SHOWN])
     elif key == "advantages":
         yield _filled_table("groups", map(_shortened_group, part["groups"]))
     elif key == "loss_terms":
         yield _filled_table("prompts", part["prompts"])
     elif key == "gradients":
-        flagged = ({**layer, "flags": flags(layer)} for layer in part["layers"])
-        yield _filled_table("layers", flagged)
+        yield _filled_table("layers", flagged(part["layers"]))
 
 
 def _one_of_each_task(groups: Sequence[Part]) -> list[Part]:
@@ -124,43 +115,19 @@ def _shortened_group(group: Part) -> Part:
     return {**group, **lists}
 
 
+def _shortened(completion: Part) -> Part:
+    text = completion["text"]
+    shown = text if len(text) <= TEXT_SHOWN else f"{text[: TEXT_SHOWN - 1]}…"
+    return {**with_totals(completion), "text": shown}
+
+
 def _filled_table(name: str, records: Iterable[Part]) -> Table:
-    return _table(list(TABLES[name]), [cells(name, record) for record in records])
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for place, head in enumerate(heads):
+    for place, head in enumerate(TABLES[name]):
         table.add_column(head, justify="left" if place < 1 else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+    for record in records:
+        table.add_row(*map(Text, cells(name, record)))
     return table
-
-
-def _completions(group: Part) -> Table:
-    rows = [(_shortened(c["text"]), *completion_numbers(c)) for c in group["completions"]]
-    return _table(["completion", *TABLES["completions"]], rows)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= TEXT_SHOWN else f"{text[: TEXT_SHOWN - 1]}…"
-
-
-def _tokens(completion: Part) -> Table:
-    """Log-probs and terms of the first tokens of a completion."""
-    columns = [completion[n] for n in ("sampler", "policy", "reference", "policy_term", "kl_term")]
-    rows = [
-        (repr(token), *(number(c[place] if c else None, ".3f") for c in columns))
-        for place, token in enumerate(completion["tokens"][:TOKENS_SHOWN])
-    ]
-    return _table(("token", "sampler", "policy", "reference", "policy term", "KL term"), rows)
-
-
-def _repetitions(rows: Sequence[Part]) -> Table:
-    names = [name for name in rows[0] if name != "step"]
-    return _table(
-        ("step", *names), [(str(r["step"]), *(number(r[n], ".4g") for n in names)) for r in rows]
-    )
 
 
 # --------------------------------------------------------------------------------------------------

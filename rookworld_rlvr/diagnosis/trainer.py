@@ -8,33 +8,28 @@ probes, the gradient of one term alone, the terms one step on) changes neither w
 from __future__ import annotations
 
 import copy
-import hashlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import torch
-from accelerate.utils import DistributedType
-from datasets import Dataset
 from transformers import PreTrainedModel, TrainerCallback
 
+from ..common.stats import Proportion
 from ..models.decoding import left_pad
 from ..models.gpt2 import position_ids_from_mask
-from ..tasks.metrics import evaluate_completions
 from ..training.parts.aggregation import aggregate
 from ..training.parts.groups import Batch, Sampled, row_scale
 from ..training.parts.part import Call, whole
 from ..training.parts.sampling import rollout
 from ..training.parts.value_head import values_of
-from ..training.preflight import Parity, measure_parity, mixed_length_prompts, preflight_tolerance
+from ..training.preflight import measure_parity, mixed_length_prompts, preflight_tolerance
 from ..training.trainer import RookWorldGRPOTrainer
 from .loss_terms import (
     LossTerms,
-    added,
-    entropy_term,
     full,
     gradient_of,
     layer_table,
@@ -45,12 +40,13 @@ from .record import (
     ROW,
     Generation,
     GuardedReward,
-    Heldout,
     PhaseMeter,
     RewardFault,
     StepRecord,
     TermSums,
 )
+
+Heldout = tuple[Mapping[str, Proportion], Sequence[str]]  # results by metric, and completions
 
 
 class DiagnosedTrainer(RookWorldGRPOTrainer):
@@ -61,9 +57,9 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
 
     Attributes:
         steps: One record an optimiser step.
-        heldouts: One record an evaluation.
+        heldouts: Results and completions of each evaluation.
         reward_faults: Rewards that raised.
-        probes: Measured when training begins.
+        probes: Measured when training begins, see `probe`.
         meter: What the phases cost.
     """
 
@@ -84,12 +80,11 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         self.meter = PhaseMeter(self.accelerator.device)
         self.steps: list[StepRecord] = []
         self.heldouts: list[Heldout] = []
-        self.probes: Probes | None = None
+        self.probes: Mapping[str, float] = {}
         self._repeat_batch = repeat_batch
         self._first_rows: list[dict[str, Any]] | None = None
         self._generation: Generation | None = None  # the one that is trained on now
-        self.weights_before: list[torch.Tensor] = []
-        self._gradients: list[torch.Tensor | None] = []
+        self.copies: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         self._watch_backward_and_clip()
         self.add_callback(RecordingCallback(self))
 
@@ -127,8 +122,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
     @property
     def is_sharded(self) -> bool:
         """Whether no process has the whole of the weights."""
-        kinds = (DistributedType.FSDP, DistributedType.DEEPSPEED)
-        return self.accelerator.distributed_type in kinds
+        return bool(self.is_fsdp_enabled or self.is_deepspeed_enabled)
 
     # --------------------------------------------------------------------------------------------
     # Sampling and rewards
@@ -200,7 +194,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         record, generation, kl = self.step_record, self._generation, self.parts.kl
         if not any(generation is known for known in record.generations):
             record.generations.append(generation)
-        record.batches.append((len(record.generations) - 1, inputs))
+        record.batches.append((generation, inputs))
         record.loss += loss.item()
         step = self.state.global_step
         coefficient = 0.0 if kl is None else kl.controller.coefficient(step)
@@ -215,65 +209,57 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         ):
             if numbers is not None:
                 generation.write(name, inputs[ROW].cpu(), numbers)
-        separately = step == 0 and loss.requires_grad  # gradients of later steps are not kept apart
-        self._add(record.terms, terms, inputs, separately)
+        record.terms.coefficient = coefficient
+        totals = self._add(record.terms, terms, inputs)
+        # Gradients of later steps are not kept apart.
+        if step == 0 and loss.requires_grad and not self.is_sharded:
+            other = totals["entropy"] + totals["value"]
+            self._add_gradients(record.terms, {"kl": totals["kl"], "other": other})
 
     def _add(
-        self,
-        sums: TermSums,
-        terms: LossTerms,
-        inputs: Mapping[str, Any],
-        separately: bool,
-        policy_too: bool = False,
-    ) -> None:
-        """Add a batch's terms to a step's, and where wanted the gradients of each."""
-        scale = row_scale(self.loss_type, inputs)
+        self, sums: TermSums, terms: LossTerms, inputs: Mapping[str, Any]
+    ) -> dict[str, torch.Tensor]:
+        """Add a batch's terms to a step's; what each adds to the loss, with graph."""
+        scale, mask = row_scale(self.loss_type, inputs), inputs["completion_mask"]
 
         def total(per_token: torch.Tensor) -> torch.Tensor:
             return scale * aggregate(self, per_token, inputs)
 
-        policy, kl, value = total(terms.policy), total(terms.kl), total(terms.value)
-        entropy = scale * entropy_term(self, terms, inputs)
-        for name, number in (
-            ("policy", policy),
-            ("kl", kl),
-            ("entropy", entropy),
-            ("value", value),
-            ("policy_absolute", total(terms.policy.detach().abs())),
-            ("policy_absolute_unclipped", total(terms.policy_unclipped.detach().abs())),
-            ("kl_absolute", total(terms.kl.detach().abs())),
+        totals = {
+            "policy": total(terms.policy),
+            "kl": total(terms.kl),
+            "entropy": scale * terms.entropy,
+            "value": total(terms.value),
+        }
+        sizes = {
+            "policy": total(terms.policy.detach().abs()),
+            "policy_unclipped": total(terms.policy_unclipped.detach().abs()),
+            "kl": total(terms.kl.detach().abs()),
+        }
+        by_token = {
+            "mean_log_ratio": terms.log_ratio.detach().abs() * mask,
+            "clipped_share": ((terms.policy - terms.policy_unclipped).abs() > 1e-12) * mask,
+        }
+        for added, numbers in (
+            (sums.in_loss, totals),
+            (sums.sizes, sizes),
+            (sums.by_token, by_token),
         ):
-            setattr(sums, name, getattr(sums, name) + number.item())
-        mask = inputs["completion_mask"]
-        tokens = int(mask.sum())
-        changed = ((terms.policy - terms.policy_unclipped).abs() > 1e-12) & mask.bool()
-        new, old = tokens / max(1, sums.tokens + tokens), sums.tokens / max(1, sums.tokens + tokens)
-        drift = (terms.log_ratio.detach().abs() * mask).sum().item() / max(1, tokens)
-        sums.log_ratio_absolute = old * sums.log_ratio_absolute + new * drift
-        share = changed.sum().item() / max(1, tokens)
-        sums.clipped_share = old * sums.clipped_share + new * share
-        sums.tokens += tokens
-        sums.coefficient = terms.coefficient
-        if separately and not self.is_sharded:
-            self._add_gradients(sums, policy if policy_too else None, kl, entropy + value)
+            for name, number in numbers.items():
+                added[name] += number.sum().item()
+        sums.tokens += int(mask.sum())
+        return totals
 
-    def _add_gradients(
-        self,
-        sums: TermSums,
-        policy: torch.Tensor | None,
-        kl: torch.Tensor,
-        other: torch.Tensor,
-    ) -> None:
+    def _add_gradients(self, sums: TermSums, terms: Mapping[str, torch.Tensor]) -> None:
         network = self.accelerator.unwrap_model(self.model)
         parameters = [p for p in network.parameters() if p.requires_grad]
         try:
-            if policy is not None:
-                sums.policy_gradient = added(sums.policy_gradient, gradient_of(policy, parameters))
-            sums.kl_gradient = added(sums.kl_gradient, gradient_of(kl, parameters))
-            sums.other_gradient = added(sums.other_gradient, gradient_of(other, parameters))
+            for name, term in terms.items():
+                gradient = gradient_of(term, parameters)
+                sums.gradients[name] = sums.gradients.get(name, 0) + gradient
         except RuntimeError as error:  # re-entrant checkpointing knows `backward` only
             self.step_record.no_separate_gradients = " ".join(str(error).split())[:200]
-            sums.policy_gradient = sums.kl_gradient = sums.other_gradient = None
+            sums.gradients.clear()
 
     def look_one_step_on(self, record: StepRecord) -> None:
         """The terms of the same batches after the update, as a second iteration would see them.
@@ -282,16 +268,17 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         reference, so this is where KL shows its weight.
         """
         sums, network = TermSums(), self.accelerator.unwrap_model(self.model)
-        coefficient = 0.0 if self.parts.kl is None else self.parts.kl.controller.beta
-        for index, inputs in record.batches:
-            generation = record.generations[index]
+        sums.coefficient = 0.0 if self.parts.kl is None else self.parts.kl.controller.beta
+        for generation, inputs in record.batches:
             logps, entropies, _ = self.log_probs(
                 network, *whole(inputs), inputs.get("temperature"), compute_entropy=True
             )
             old = generation.tables["policy"][inputs[ROW].cpu()].to(logps.device)
             again = {**inputs, "old_per_token_logps": old.to(logps.dtype)}
-            terms = loss_terms(self, logps, entropies, again, coefficient)
-            self._add(sums, terms, again, separately=logps.requires_grad, policy_too=True)
+            terms = loss_terms(self, logps, entropies, again, sums.coefficient)
+            totals = self._add(sums, terms, again)
+            if logps.requires_grad:
+                self._add_gradients(sums, {name: totals[name] for name in ("policy", "kl")})
         self._settle(sums)
         record.one_step_on = sums
 
@@ -303,72 +290,44 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         with self.meter.phase("diagnosis"):
             scaler = getattr(self.accelerator, "scaler", None)
             scale = scaler.get_scale() if scaler is not None else 1.0
-            network = self.accelerator.unwrap_model(self.model)
-            self.weights_before, self._gradients = [], []
-            for parameter in network.parameters():
-                gradient = parameter.grad
-                self.weights_before.append(full(parameter.detach()).float().cpu().clone())
-                self._gradients.append(
-                    None if gradient is None else full(gradient).float().cpu().clone() / scale
+            self.copies = [
+                (
+                    full(parameter.detach()).float().cpu().clone(),
+                    None if parameter.grad is None else full(parameter.grad).float().cpu() / scale,
                 )
-            self.step_record.gradient_norm = norm(self._gradients)
+                for parameter in self.accelerator.unwrap_model(self.model).parameters()
+            ]
+            self.step_record.gradient_norm = norm(gradient for _, gradient in self.copies)
 
     def record_update(self) -> None:
         network = self.accelerator.unwrap_model(self.model)
-        record, terms = self.step_record, self.step_record.terms
-        record.layers = layer_table(
-            network.named_parameters(), self.weights_before, self._gradients
-        )
-        self._settle(terms)
-        if terms.kl_gradient is not None and terms.other_gradient is not None:
-            whole = [
-                gradient if gradient is not None else torch.zeros(tuple(parameter.shape))
-                for gradient, parameter in zip(self._gradients, network.parameters(), strict=True)
-                if parameter.requires_grad
+        record, gradients = self.step_record, self.step_record.terms.gradients
+        record.layers = layer_table(network.named_parameters(), self.copies)
+        self._settle(record.terms)
+        if gradients:
+            total = [
+                torch.zeros(weight.numel()) if gradient is None else gradient.flatten()
+                for (weight, gradient), p in zip(self.copies, network.parameters(), strict=True)
+                if p.requires_grad
             ]
-            others = zip(whole, terms.kl_gradient, terms.other_gradient, strict=True)
-            terms.policy_gradient = [total - kl - other for total, kl, other in others]
-        self.weights_before, self._gradients = [], []
+            gradients["policy"] = torch.cat(total) - gradients["kl"] - gradients["other"]
+        self.copies = []
 
     def _settle(self, sums: TermSums) -> None:
         """Average the gradients of the terms over processes."""
-        for name in ("policy_gradient", "kl_gradient", "other_gradient"):
-            gradients = getattr(sums, name)
-            if gradients is not None:
-                setattr(sums, name, self._over_processes(gradients))
-
-    def _over_processes(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        if self.accelerator.num_processes == 1:
-            return gradients
-        device = self.accelerator.device
-        return [
-            self.accelerator.reduce(gradient.to(device), reduction="mean").cpu()
-            for gradient in gradients
-        ]
+        if self.accelerator.num_processes > 1:
+            for name, gradient in sums.gradients.items():
+                mine = gradient.to(self.accelerator.device)
+                sums.gradients[name] = self.accelerator.reduce(mine, reduction="mean").cpu()
 
     # --------------------------------------------------------------------------------------------
     # Held-out rows
     # --------------------------------------------------------------------------------------------
-    def evaluate(
-        self,
-        eval_dataset: Dataset | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> dict[str, float]:
-        """The trainer's held-out evaluation, kept row by row."""
-        name = "held-out after" if self.heldouts else "held-out before"
-        with self.meter.phase(name):
-            metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        rows: Any = eval_dataset if eval_dataset is not None else self.eval_dataset
-        marks = [
-            {
-                name: result.value == 1
-                for name, result in evaluate_completions([row], [text]).items()
-            }
-            for row, text in zip(rows, self.heldout.completions, strict=True)
-        ]
-        fingerprint = hashlib.sha256("\n".join(rows["prompt"]).encode()).hexdigest()[:8]
-        self.heldouts.append(Heldout(self.heldout.results, marks, fingerprint))
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """The trainer's held-out evaluation, kept."""
+        with self.meter.phase("held-out after" if self.heldouts else "held-out before"):
+            metrics = super().evaluate(*args, **kwargs)
+        self.heldouts.append((self.heldout.results, self.heldout.completions))
         return metrics
 
 
@@ -388,7 +347,7 @@ class RecordingCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer = self.trainer
-        if not trainer.weights_before:  # where accelerate's own clip was not called
+        if not trainer.copies:  # where accelerate's own clip was not called
             trainer.keep_gradients()
         record = trainer.step_record
         network = trainer.accelerator.unwrap_model(trainer.model)
@@ -414,66 +373,54 @@ class RecordingCallback(TrainerCallback):  # type: ignore[misc]
         if state.global_step > 1:
             record.generations.clear()
 
-    def on_log(
-        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
-    ) -> None:
-        if logs and "loss" in logs and 0 < state.global_step <= len(self.trainer.steps):
-            self.trainer.steps[state.global_step - 1].metrics = dict(logs)
-
-
-@dataclass(frozen=True, slots=True)
-class Probes:
-    """What is measured of the policy before the step, in nats."""
-
-    parity: Parity
-    repeat_gap: float  # largest difference of two forwards of one batch, as in training
-    position_gap: float  # largest difference of a padded batch with the mask's position ids given
-    # Both gaps are as of temperature 1: a low one would multiply rounding.
-    tolerance: float
-
 
 @torch.no_grad()
-def probe(trainer: RookWorldGRPOTrainer) -> Probes:
-    """Parity as the preflight measures it, and whether dropout or position ids are behind a gap."""
+def probe(trainer: RookWorldGRPOTrainer) -> dict[str, float]:
+    """What is measured of the policy before the step, in nats: what is behind a gap in parity.
+
+    Beside the preflight's numbers and tolerance: the largest difference of two forwards of one batch as
+    in training, and that of a padded batch with the mask's position ids given. Both are as of
+    temperature 1: a low one would multiply rounding.
+    """
     prompts = mixed_length_prompts(trainer)
     rows = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
-    length = min(map(len, rows)) - 1
     device, training = trainer.accelerator.device, trainer.model.training
+
+    def padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        batch = left_pad(rows, trainer.processing_class.pad_token_id)
+        return batch["input_ids"].to(device), batch["attention_mask"].to(device)
+
+    def scores() -> torch.Tensor:
+        length = min(map(len, rows)) - 1
+        return trainer.log_probs(trainer.model, *padded(rows), length).logps.float()
+
     try:
         trainer.model.train()
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             parity = measure_parity(trainer, prompts)
-            repeat_gap = _gap(_scores(trainer, rows, length), _scores(trainer, rows, length))
+            repeat_gap = _gap(scores(), scores())
         trainer.model.eval()
-        position_gap = _position_gap(trainer, [rows[0], rows[-1]])
+        position_gap = _position_gap(trainer, *padded([rows[0], rows[-1]]))
     finally:
         trainer.model.train(training)
-    heat = min(1.0, trainer.temperature)
-    return Probes(parity, heat * repeat_gap, position_gap, preflight_tolerance(trainer))
+    return {
+        **asdict(parity),
+        "position_gap": position_gap,
+        "tolerance": preflight_tolerance(trainer),
+        "repeat_gap": min(1.0, trainer.temperature) * repeat_gap,
+    }
 
 
-def _position_gap(trainer: Any, rows: Sequence[Sequence[int]]) -> float:
+def _position_gap(trainer: Any, ids: torch.Tensor, mask: torch.Tensor) -> float:
     """How far log-probs move when position ids of the mask are given: 0 where they were used anyway."""
-    left = left_pad(rows, trainer.processing_class.pad_token_id)
-    batch = {name: tensor.to(trainer.accelerator.device) for name, tensor in left.items()}
-    positions = position_ids_from_mask(batch["attention_mask"])
+    positions = position_ids_from_mask(mask)
+    batch = {"input_ids": ids, "attention_mask": mask}
     with trainer.accelerator.autocast():
         free = trainer.model_wrapped(**batch).logits.float().log_softmax(-1)
         given = trainer.model_wrapped(**batch, position_ids=positions).logits.float()
-    text = batch["attention_mask"].bool()
+    text = mask.bool()
     return _gap(free[text], given.log_softmax(-1)[text])
 
 
 def _gap(first: torch.Tensor, second: torch.Tensor) -> float:
     return (first - second).abs().max().item()
-
-
-def _scores(trainer: Any, rows: Sequence[Sequence[int]], length: int) -> torch.Tensor:
-    """Log-probs of the last tokens ``(B, length)`` of rows that are padded on the left."""
-    batch = left_pad(rows, trainer.processing_class.pad_token_id)
-    device = trainer.accelerator.device
-    logps = trainer.log_probs(
-        trainer.model, batch["input_ids"].to(device), batch["attention_mask"].to(device), length
-    ).logps
-    scores: torch.Tensor = logps.float()
-    return scores

@@ -78,11 +78,11 @@ def test_terms_are_the_trainers_loss(
     trainer = make_trainer(loading.load_model(start), tokenizer, **varied)
     trainer.train()
     for record in trainer.steps:
-        terms = record.terms
-        ours = terms.policy + terms.kl + terms.entropy + terms.value
+        ours = sum(record.terms.in_loss.values())
         assert ours == pytest.approx(record.loss, rel=1e-4, abs=1e-6)
-    assert trainer.steps[1].terms.kl > 0
-    assert trainer.steps[1].terms.log_ratio_absolute > 1e-3
+    second = trainer.steps[1].terms
+    assert second.in_loss["kl"] > 0
+    assert second.by_token["mean_log_ratio"] / second.tokens > 1e-3
     (logged,) = [e["loss"] for e in trainer.state.log_history if e.get("step") == 2 and "loss" in e]
     assert trainer.steps[1].loss == pytest.approx(logged, rel=1e-4, abs=1e-6)
     groups = completion_groups(trainer, trainer.steps[0])
@@ -97,9 +97,10 @@ def test_one_step_on_is_the_second_iteration(
     trainer = make_trainer(loading.load_model(start), tokenizer, **varied)
     trainer.train()
     first, second = trainer.steps
-    assert first.one_step_on.policy + first.one_step_on.kl == pytest.approx(second.loss, rel=1e-4)
-    assert first.one_step_on.kl == pytest.approx(second.terms.kl, rel=1e-4)
-    assert first.one_step_on.clipped_share == pytest.approx(second.terms.clipped_share)
+    expected, actual = first.one_step_on, second.terms
+    assert sum(expected.in_loss.values()) == pytest.approx(second.loss, rel=1e-4)
+    assert expected.in_loss["kl"] == pytest.approx(actual.in_loss["kl"], rel=1e-4)
+    assert expected.by_token["clipped_share"] == pytest.approx(actual.by_token["clipped_share"])
 
 
 def test_recording_changes_no_weight(
