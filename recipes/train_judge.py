@@ -21,10 +21,11 @@ from rookworld_rlvr.data.judge_pairs import JudgeDataArguments, make_pairs
 from rookworld_rlvr.data.loading import DataArguments, load_data
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.gpt2 import fuse_gelu
-from rookworld_rlvr.reports.judge import judge_report, pairs_text, report_text, write_judge_card
+from rookworld_rlvr.reports.judge import judge_report, pairs_text, report_text
 from rookworld_rlvr.rewards.judge import check_pair_lengths, load_judge
 from rookworld_rlvr.rewards.judge_spec import JudgeSpec
 from rookworld_rlvr.training.config import RookWorldRewardConfig, RunArguments
+from rookworld_rlvr.training.results import write_card
 from rookworld_rlvr.training.run_folder import (
     goes_on,
     open_folder,
@@ -113,8 +114,15 @@ def main(argv: Sequence[str]) -> None:
         write_json(output_dir / REPORT, report)
         print(report_text(report))
         command = " ".join(["python recipes/train_judge.py", *argv])
-        write_judge_card(
-            output_dir, parser.values, report, judge.network.num_parameters(), command, started
+        write_card(
+            output_dir,
+            "judge_card.md",
+            parser.values,
+            command,
+            started,
+            parameters=judge.network.num_parameters(),
+            origin=parser.values.get("model_name_or_path"),
+            results=report_text(report),
         )
 
 

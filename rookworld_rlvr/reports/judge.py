@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import combinations
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 from datasets import Dataset
 
 from ..common.errors import RookWorldError
 from ..common.html import render
-from ..common.stats import Estimate, Proportion, estimate
+from ..common.stats import Estimate, estimate
 from ..data.judge_pairs import JudgeDataArguments, Pair
 from ..models import loading
 from ..models.decoding import Decoding, complete
@@ -21,7 +20,6 @@ from ..rewards.composites import graduated
 from ..rewards.judge import Judge
 from ..tasks.registry import score_row
 from ..tasks.scoring import values_by_move
-from ..training.results import write_card
 
 BINS = 10
 
@@ -88,19 +86,22 @@ def pair_differences(judge: Judge, pairs: Sequence[Pair]) -> list[float | None]:
 # --------------------------------------------------------------------------------------------------
 def pair_accuracy(pairs: Sequence[Pair], differences: Sequence[float]) -> dict[str, Any]:
     """Share of the pairs whose chosen answer scores higher, in all and by kind; a tie is no success."""
-    right = [difference > 0 for difference in differences]
-    kinds = Counter(pair.kind for pair in pairs)
-    wins = Counter(pair.kind for pair, won in zip(pairs, right, strict=True) if won)
+    by_kind: dict[str, list[float]] = {}
+    for pair, difference in zip(pairs, differences, strict=True):
+        by_kind.setdefault(pair.kind, []).append(difference)
     return {
-        **_share(Proportion(sum(right), len(right))),
-        "ties": sum(difference == 0 for difference in differences),
-        "by_kind": {kind: _share(Proportion(wins[kind], n)) for kind, n in sorted(kinds.items())},
+        **_accuracy(differences),
+        "ties": differences.count(0),
+        "by_kind": {kind: _accuracy(found) for kind, found in sorted(by_kind.items())},
     }
 
 
-def _share(result: Proportion) -> dict[str, Any]:
-    low, high = result.interval
-    return {"accuracy": result.value, "low": low, "high": high, "n": result.n}
+def _accuracy(differences: Sequence[float]) -> dict[str, Any]:
+    return _named("accuracy", estimate("share", [difference > 0 for difference in differences]))
+
+
+def _named(name: str, result: Estimate) -> dict[str, Any]:
+    return {name: result.value, "low": result.low, "high": result.high, "n": result.n}
 
 
 def calibration(differences: Sequence[float]) -> dict[str, Any]:
@@ -164,7 +165,7 @@ def ranking(judge: Judge, heldout: Dataset, args: JudgeDataArguments) -> dict[st
         ]
         ranked = [tau for tau in taus if tau is not None]
         found[task] = {
-            **(_interval(estimate("mean", ranked)) if ranked else {"n": 0}),
+            **(_named("tau", estimate("mean", ranked)) if ranked else {"n": 0}),
             "without_variance": len(taus) - len(ranked),
         }
     return found
@@ -192,20 +193,9 @@ def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float | None
     >>> kendall_tau([1, 2, 3], [1, 3, 2])
     0.3333333333333333
     """
-    signs = [
-        (_sign(a - b), _sign(x - y))
-        for (a, x), (b, y) in combinations(zip(first, second, strict=True), 2)
-    ]
-    untied = math.prod(sum(sign[side] != 0 for sign in signs) for side in (0, 1))
-    return sum(one * other for one, other in signs) / math.sqrt(untied) if untied else None
-
-
-def _sign(value: float) -> int:
-    return (value > 0) - (value < 0)
-
-
-def _interval(result: Estimate) -> dict[str, Any]:
-    return {"tau": result.value, "low": result.low, "high": result.high, "n": result.n}
+    one, other = (np.sign(np.subtract.outer(side, side)) for side in (first, second))  # each twice
+    untied = np.count_nonzero(one) * np.count_nonzero(other)
+    return float((one * other).sum() / math.sqrt(untied)) if untied else None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -225,33 +215,3 @@ def pairs_text(pairs: Sequence[Pair]) -> str:
             lines += ["", f"{kind}: {pair.prompt!r}", f"  chosen   {pair.chosen!r}"]
             lines.append(f"  rejected {pair.rejected!r}")
     return "\n".join(lines)
-
-
-def write_judge_card(
-    folder: Path,
-    recipe: Mapping[str, Any],
-    report: Mapping[str, Any],
-    parameters: int,
-    command: str,
-    started: float,
-) -> None:
-    """Write the README.md of a judge.
-
-    Args:
-        folder: The judge's.
-        recipe: The keys that were given, YAML and overrides in one.
-        report: Of `judge_report`.
-        parameters: How many the judge has.
-        command: What was run.
-        started: Seconds since the epoch.
-    """
-    write_card(
-        folder,
-        "judge_card.md",
-        recipe,
-        command,
-        started,
-        parameters=parameters,
-        origin=recipe.get("model_name_or_path"),
-        results=report_text(report),
-    )

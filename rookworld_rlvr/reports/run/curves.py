@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 
 from markupsafe import Markup
 
+from ...common.files import read_asset
 from ...common.stats import Proportion
 from ...tasks.metrics import training_metrics
 from ...training.glossary import dashboard_key, explain
@@ -27,7 +28,7 @@ class Panel:
     """
 
     title: str
-    metrics: tuple[str, ...]
+    metrics: Sequence[str]
     is_share: bool = False
     absent: str = ""
 
@@ -37,29 +38,7 @@ class Panel:
         return [n for metric in self.metrics for n in logged if fnmatchcase(n, metric)]
 
 
-PANELS: Sequence[Panel] = (
-    Panel("Reward by component", ("rewards/*/mean",)),
-    Panel("Reward by task, weights applied", ("reward", "reward/*")),
-    Panel(
-        "KL to the reference, nats a token",
-        ("kl",),
-        absent="The KL was not measured: beta is 0 and log_reference_kl is off.",
-    ),
-    Panel("KL coefficient", ("kl/coefficient",)),
-    Panel("Entropy, nats a token", ("entropy",)),
-    Panel(
-        "Groups without signal",
-        ("frac_reward_zero_std", "zero_variance/sampled", "zero_variance/trained"),
-        is_share=True,
-    ),
-    Panel("Gradient norm before clipping", ("grad_norm",)),
-    Panel("Learning rate", ("learning_rate",)),
-    Panel(
-        "Seconds a step: all of it, and its phases",
-        ("step_time", "time/sampling", "time/rewards", "time/update"),
-    ),
-    Panel("Seconds a held-out evaluation", ("eval_runtime",)),
-)
+PANELS = [Panel(**panel) for panel in read_asset("run_report.yaml")["panels"]]
 
 
 def heldout_plots(runs: Sequence[RunRecord]) -> list[Markup]:
@@ -75,18 +54,8 @@ def heldout_plots(runs: Sequence[RunRecord]) -> list[Markup]:
 def _heldout(run: RunRecord, metric: str, place: int) -> Series:
     points = run.points(f"eval_{metric}")
     rows = run.rows.get(metric)
-    band = [interval(value, rows) for _, value in points] if rows else ()
+    band = [Proportion(round(v * rows), rows).interval for _, v in points] if rows else ()
     return Series(run.name, points, band, place)
-
-
-def interval(share: float, rows: int) -> tuple[float, float]:
-    """The 95% Wilson interval of a share of so many rows.
-
-    >>> low, high = interval(0.5, 10)  # R: prop.test(5, 10, correct = FALSE)
-    >>> round(low, 4), round(high, 4)
-    (0.2366, 0.7634)
-    """
-    return Proportion(round(share * rows), rows).interval
 
 
 def training_plots(runs: Sequence[RunRecord]) -> Iterator[Markup]:

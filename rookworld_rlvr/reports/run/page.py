@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
 
-from ...common.html import name, prose, render
-from ...common.stats import Proportion
+from ...common.files import read_asset
+from ...common.html import name, render
 from ...tasks.metrics import headline, headlines
 from ...tasks.registry import TASKS
 from . import answers, suites
@@ -45,8 +45,7 @@ def page(runs: Sequence[RunRecord]) -> str:
         quality=answers.quality,
         qualities={name: task.quality_words for name, task in TASKS.items()},
         boards=[(run.name, list(_boards(run, len(with_answers)))) for run in with_answers],
-        preflight=_preflight,
-        findings=_findings,
+        gaps=_gaps,
         suites=suites.section(runs),
     )
 
@@ -72,34 +71,16 @@ def _sentence(run: RunRecord) -> str:
     )
 
 
-_CONFIGURED = (
-    "model_name_or_path",
-    "dataset_name",
-    "synthetic_rows",
-    "tasks",
-    "rewards",
-    "seed",
-    "max_steps",
-    "learning_rate",
-    "beta",
-    "num_generations",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "temperature",
-    "loss_type",
-    "use_peft",
-    "labels",
-)
-
-
-def _setup(runs: Sequence[RunRecord]) -> dict[str, Sequence[Row]]:
+def _setup(runs: Sequence[RunRecord]) -> dict[str, Any]:
     def of(key: str) -> Row:
         return [name(key), *(_config(run, key) for run in runs)]
 
+    shown = read_asset("run_report.yaml")
+    sessions = list(map(_provenance, runs))
+    told = [[key, *(session.get(key, "-") for session in sessions)] for key in shown["provenance"]]
     whole = [of(key) for key in sorted({key for run in runs for key in run.config})]
-    told = [[what, *map(tell, runs)] for what, tell in _PROVENANCE.items()]
     return {
-        "setup": [*map(of, _CONFIGURED), *told],
+        "setup": [*map(of, shown["configured"]), *told],
         "whole": whole,
         "differing": [row for row in whole if len(set(row[1:])) > 1],
     }
@@ -120,74 +101,46 @@ def _reward(reward: Mapping[str, Any]) -> str:
     return f"{reward['name']} x {reward.get('weight', 1)}{words}"
 
 
-def _last(run: RunRecord, key: str) -> Any:
-    return run.sessions[-1].get(key) if run.sessions else None
-
-
-def _told(key: str, form: str = "") -> Callable[[RunRecord], str]:
-    return lambda run: "-" if (found := _last(run, key)) is None else format(found, form)
-
-
-def _data(run: RunRecord) -> str:
-    data = _last(run, "data")
-    if data is None:
-        return "-"
-    kinds = (("train", "for training"), ("heldout", "held out"))
-    parts = [
-        f"{' + '.join(f'{n:,} {task}' for task, n in data[key].items())} {words}"
-        for key, words in kinds
-    ]
-    quarantined = sum(data["quarantined"].values())
-    parts += [f"{quarantined:,} quarantined", f"{data['duplicates']:,} duplicates dropped"]
-    return "; ".join([*parts, f"{data['overlap']} positions in both splits"])
-
-
-def _engine(run: RunRecord) -> str:
-    engine, data = _last(run, "engine"), _last(run, "data")
-    if engine is not None:
-        return f"asked in training: {engine['engine']}, {engine['limit']}"
-    return (data or {}).get("values") or "-"
-
-
-def _versions(run: RunRecord) -> str:
-    versions = _last(run, "versions") or {}
-    return ", ".join(f"{package} {version}" for package, version in versions.items()) or "-"
-
-
-def _machine(run: RunRecord) -> str:
+def _provenance(run: RunRecord) -> Mapping[str, str]:
+    """What a run's last session says of itself, and how long all of them took."""
     if not run.sessions:
-        return "-"
-    devices = ", ".join(_last(run, "devices")) or "no GPU"
-    return (
-        f"{_last(run, 'processes')} process(es), {_last(run, 'cores')} CPU cores, "
-        f"{_last(run, 'threads')} threads, {devices}; {_last(run, 'platform')}"
+        return {}
+    session = run.sessions[-1]
+    data, engine = session["data"], session.get("engine")
+    train, heldout = (
+        " + ".join(f"{n:,} {task}" for task, n in data[split].items())
+        for split in ("train", "heldout")
     )
+    parameters, devices = session.get("parameters"), ", ".join(session["devices"])
+    return {
+        "parameters": "-" if parameters is None else f"{parameters:,}",
+        "rows": f"{train} for training; {heldout} held out; "
+        f"{sum(data['quarantined'].values()):,} quarantined; {data['duplicates']:,} duplicates "
+        f"dropped; {data['overlap']} positions in both splits",
+        "values of moves": f"asked in training: {engine['engine']}, {engine['limit']}"
+        if engine
+        else data.get("values") or "-",
+        "command": session["command"],
+        "started": session["started"],
+        "duration": _duration(run.sessions),
+        "resumed from": session["resumed_from"] or "-",
+        "machine": f"{session['processes']} process(es), {session['cores']} CPU cores, "
+        f"{session['threads']} threads, {devices or 'no GPU'}; {session['platform']}",
+        "Python": session["python"],
+        "versions": ", ".join(map(" ".join, session["versions"].items())),
+        "commit": session["commit"] or "-",
+    }
 
 
-def _duration(run: RunRecord) -> str:
+def _duration(sessions: Sequence[Mapping[str, Any]]) -> str:
     """Of all sessions; one that was killed has none."""
-    known = [session["seconds"] for session in run.sessions if "seconds" in session]
+    known = [session["seconds"] for session in sessions if "seconds" in session]
     if not known:
         return "-"
-    killed = len(run.sessions) - len(known)
+    killed = len(sessions) - len(known)
     more = f", and {killed} session(s) that did not come to their end" if killed else ""
     minutes, seconds = divmod(round(sum(known)), 60)
     return f"{minutes} min {seconds} s{more}"
-
-
-_PROVENANCE: Mapping[str, Callable[[RunRecord], str]] = {
-    "parameters": _told("parameters", ","),
-    "rows": _data,
-    "values of moves": _engine,
-    "command": _told("command"),
-    "started": _told("started"),
-    "duration": _duration,
-    "resumed from": _told("resumed_from"),
-    "machine": _machine,
-    "Python": _told("python"),
-    "versions": _versions,
-    "commit": _told("commit"),
-}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -201,39 +154,13 @@ def _before_after(runs: Sequence[RunRecord]) -> dict[str, Any]:
     ]
     held = {f"heldout:{metric}" for metric in metrics}
     return {
-        "told": [run.name for run in told],
-        "outcomes": [_outcomes(metric, told) for metric in metrics],
+        "told": told,
+        "metrics": {m: [run.rows[m] for run in told if m in run.rows] for m in metrics},
+        "published": published,
         "dots": intervals("Held-out shares: ring before, dot after", dots),
         "agreeing": [number for number in PUBLISHED if held & {*number.metrics}],
         "others": [number for number in PUBLISHED if not number.metrics or number.needs],
     }
-
-
-def _outcomes(metric: str, told: Sequence[RunRecord]) -> Row:
-    """A metric's row: before, after and change, which several runs have in one cell each."""
-    counts = sorted({run.rows[metric] for run in told if metric in run.rows})
-    head = Markup("{}<br><small>{} rows</small>").format(
-        name(metric), " or ".join(map(str, counts))
-    )
-    cells: Sequence[str] = [Markup("<br>").join(_outcome(metric, run)) for run in told]
-    if len(told) == 1:
-        cells = _outcome(metric, told[0])
-    return [head, *cells, published(f"heldout:{metric}")]
-
-
-def _outcome(metric: str, run: RunRecord) -> Row:
-    old, new = run.before.get(metric), run.after.get(metric)
-    if old is None or new is None:
-        return share(old), share(new), "-"
-    return share(old), share(new), f"{100 * (new.value - old.value):+.1f}"
-
-
-def share(result: Proportion | None) -> Markup:
-    """A share with its interval; a dash where there is none."""
-    if result is None:
-        return Markup("-")
-    low, high = result.interval
-    return Markup(f"<b>{result.value:.1%}</b> <small>[{100 * low:.1f}, {100 * high:.1f}]</small>")
 
 
 def _dots(metric: str, run: RunRecord, runs: Sequence[RunRecord]) -> list[Dot]:
@@ -271,7 +198,7 @@ def _board(answer: Answer) -> Markup:
 # --------------------------------------------------------------------------------------------------
 # Health
 # --------------------------------------------------------------------------------------------------
-def _preflight(run: RunRecord) -> list[Row]:
+def _gaps(run: RunRecord) -> Mapping[str, float]:
     """The gaps of a run's preflight, from its log where it did not come to its end."""
     logged = {
         metric.removeprefix("preflight/"): value
@@ -279,13 +206,4 @@ def _preflight(run: RunRecord) -> list[Row]:
         for metric, value in logs.items()
         if metric.startswith("preflight/")
     }
-    gaps = run.results.get("preflight") or logged
-    return [(name(gap), f"{value:.2g}") for gap, value in gaps.items()]
-
-
-def _findings(run: RunRecord) -> list[Row]:
-    severity = Markup('<b class="{0}">{0}</b>')
-    return [
-        (str(f["step"]), severity.format(f["severity"]), name(f["rule"]), prose(f["message"]))
-        for f in run.health or ()
-    ]
+    return run.results.get("preflight") or logged

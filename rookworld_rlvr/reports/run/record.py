@@ -171,13 +171,12 @@ def _read(
 
 def _read_history(run: RunRecord, folder: Path) -> None:
     """The log at the run's root; of a run that was killed, the one of its last checkpoint."""
-    path = folder / _STATE
+    path: Path | None = folder / _STATE
     if not path.is_file():
-        checkpoints = sorted(folder.glob(f"checkpoint-*/{_STATE}"), key=_checkpoint_step)
-        if not checkpoints:
+        path = max(folder.glob(f"checkpoint-*/{_STATE}"), key=_checkpoint_step, default=None)
+        if path is None:
             run.missing.append("There is no checkpoint and no log, so there are no curves.")
             return
-        path = checkpoints[-1]
         run.missing.append(f"The curves end with {path.parent.name}, the last one saved.")
     run.history = _read(run, path, {}).get("log_history", ())
 
