@@ -88,11 +88,6 @@ def _cause(rule: str, found: set[str]) -> str | None:
     return None
 
 
-def has_stop(part: Parts) -> bool:
-    """Whether a finding is grave enough that a run with this configuration should not start."""
-    return any(finding["severity"] == "stop" for finding in part["findings"])
-
-
 # --------------------------------------------------------------------------------------------------
 # The health rules
 # --------------------------------------------------------------------------------------------------

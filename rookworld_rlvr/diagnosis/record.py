@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import resource
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -75,7 +76,7 @@ class RewardFault:
     rows: int  # how many rows of the batch it raised on; 0 where it did on the batch only
 
 
-class GuardedReward:
+def guarded(func: Callable[..., Any], faults: list[RewardFault]) -> Callable[..., Any]:
     """A reward function whose exceptions are noted, row by row, in place of ending the run.
 
     Args:
@@ -83,33 +84,13 @@ class GuardedReward:
         faults: Where they are noted.
     """
 
-    def __init__(self, func: Callable[..., Any], faults: list[RewardFault]) -> None:
-        self.func = func
-        self.faults = faults
-        self.__name__ = getattr(func, "__name__", type(func).__name__)
-
-    def __call__(
-        self, prompts: Sequence[str], completions: Sequence[str], **columns: Any
-    ) -> list[float | None]:
-        inputs = {"prompts": prompts, "completions": completions, **columns}
-        try:
-            return self._call(inputs)
-        except Exception as error:  # whatever a reward raises is what this is for
-            found = [self._row(index, inputs) for index in range(len(prompts))]
-            faulty = [(row, fault) for row, (_, fault) in enumerate(found) if fault is not None]
-            row, fault = faulty[0] if faulty else (0, f"{type(error).__name__}: {error}")
-            self.faults.append(
-                RewardFault(self.__name__, prompts[row], completions[row], fault, len(faulty))
-            )
-            return [number if faulty else None for number, _ in found]
-
-    def _call(self, inputs: Mapping[str, Any]) -> list[float | None]:
-        rewards, count = list(self.func(**inputs)), len(inputs["prompts"])
+    def ask(inputs: Mapping[str, Any]) -> list[float | None]:
+        rewards, count = list(func(**inputs)), len(inputs["prompts"])
         if len(rewards) != count:
             raise ValueError(f"{len(rewards)} rewards for {count} completions")
         return rewards
 
-    def _row(self, index: int, inputs: Mapping[str, Any]) -> tuple[float | None, str | None]:
+    def ask_row(index: int, inputs: Mapping[str, Any]) -> tuple[float | None, str | None]:
         """The reward of one row by itself, or what it raises."""
         count = len(inputs["prompts"])
         mine = {
@@ -118,9 +99,23 @@ class GuardedReward:
             if key not in ("log_metric", "log_extra")  # the batch would be logged twice
         }
         try:
-            return self._call(mine)[0], None
+            return ask(mine)[0], None
         except Exception as error:
             return None, f"{type(error).__name__}: {error}"
+
+    @functools.wraps(func)
+    def noted(**inputs: Any) -> list[float | None]:  # TRL gives keywords only
+        try:
+            return ask(inputs)
+        except Exception as error:  # whatever a reward raises is what this is for
+            found = [ask_row(index, inputs) for index in range(len(inputs["prompts"]))]
+            faulty = [(row, fault) for row, (_, fault) in enumerate(found) if fault is not None]
+            row, fault = faulty[0] if faulty else (0, f"{type(error).__name__}: {error}")
+            prompt, completion = inputs["prompts"][row], inputs["completions"][row]
+            faults.append(RewardFault(func.__name__, prompt, completion, fault, len(faulty)))
+            return [number if faulty else None for number, _ in found]
+
+    return noted
 
 
 _STATUS = Path("/proc/self/status")
@@ -147,11 +142,6 @@ class Phase:
     calls: int = 0
     peak_memory_bytes: int = 0
     tokens: int = 0
-
-    def row(self) -> dict[str, Any]:
-        """The numbers by name, with tokens a second where the phase has tokens."""
-        speed = self.tokens / self.seconds if self.tokens and self.seconds else None
-        return {**asdict(self), "tokens_per_second": speed}
 
 
 class PhaseMeter:
@@ -182,8 +172,11 @@ class PhaseMeter:
             phase.peak_memory_bytes = max(phase.peak_memory_bytes, self._peak())
 
     def rows(self) -> list[dict[str, Any]]:
-        """The phases in the order in which they began."""
-        return [phase.row() for phase in self.phases.values()]
+        """The phases in the order in which they began, with tokens a second where they have tokens."""
+        return [
+            {**asdict(p), "tokens_per_second": p.tokens / p.seconds if p.tokens else None}
+            for p in self.phases.values()
+        ]
 
     def _reset_peak(self) -> None:
         if self.device.type == "cuda":

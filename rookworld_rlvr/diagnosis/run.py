@@ -10,12 +10,13 @@ from typing import Any
 from datasets import Dataset
 
 from ..common.errors import ConfigurationError
+from ..common.files import read_asset
 from ..common.settings import Checked
 from ..tasks.registry import TASKS
 from ..training.health import HealthArguments
 from . import sections
 from .completions import completion_groups, completions_part
-from .findings import find, has_stop
+from .findings import find
 from .trainer import DiagnosedTrainer
 
 PARTS: Mapping[str, str] = {
@@ -42,22 +43,7 @@ RESULT_HTML = "diagnosis.html"
 VERSION = 1  # of the JSON file's form
 
 
-_OVERRIDES: Mapping[str, tuple[str, str]] = {
-    "warmup_steps": ("0", "so that the step is taken with the recipe's learning rate"),
-    "lr_scheduler_type": ("constant", "the same, for every repetition"),
-    "lr_three_phases": ("false", "the same"),
-    "kl_warmup_steps": ("0", "so that the KL term has the recipe's beta"),
-    "log_reference_kl": ("true", "so that the reference's log-probs are there, at any beta"),
-    "preflight": ("false", "parity is measured and reported, and does not end the run"),
-    "logging_steps": ("1", "every step is reported"),
-    "logging_strategy": ("steps", "the same"),
-    "eval_strategy": ("no", "held-out rows are evaluated before and after"),
-    "save_strategy": ("no", "nothing is saved"),
-    "load_best_model_at_end": ("false", "the same"),
-    "report_to": ("none", "nothing is sent"),
-    "log_completions": ("false", "completions are in the report"),
-    "disable_tqdm": ("true", "one step needs no bar"),
-}
+_OVERRIDES = read_asset("diagnosis_overrides.yaml")
 
 
 @dataclass
@@ -159,7 +145,7 @@ class Diagnosis:
     @property
     def has_stop(self) -> bool:
         """Whether a finding says that a run should not start like this."""
-        return has_stop(self.parts["findings"])
+        return any(found["severity"] == "stop" for found in self.parts["findings"]["findings"])
 
     def to_dict(self) -> dict[str, Any]:
         """What the JSON file holds."""

@@ -15,7 +15,6 @@ from accelerate.utils import gather_object
 from ..common.stats import sign_test
 from ..tasks.metrics import evaluate_completions, headline, headlines
 from ..tasks.registry import TASKS
-from ..tasks.task import Sampling
 from ..training.health import batch_health
 from .loss_terms import norm
 from .record import StepRecord, TermSums
@@ -37,6 +36,8 @@ def setup_part(trainer: DiagnosedTrainer) -> Part:
         if isinstance(module, torch.nn.Dropout) and module.p > 0
     }
     tokenizer, args, parity = trainer.processing_class, trainer.args, dict(trainer.probes)
+    own = trainer.parts.task_sampling
+    samplings = dict.fromkeys(TASKS, trainer.sampling) if own is None else own.samplings
     return {
         "model": {
             "name": getattr(network.config, "_name_or_path", ""),
@@ -76,18 +77,13 @@ def setup_part(trainer: DiagnosedTrainer) -> Part:
             "kl_estimator": trainer.args.kl_estimator,
             "baseline": trainer.args.baseline,
             "scale_rewards": str(trainer.scale_rewards),
-            "temperature": {task: s.temperature for task, s in _samplings(trainer).items()},
+            "temperature": {task: s.temperature for task, s in samplings.items()},
             "num_generations": trainer.num_generations,
             "gradient_accumulation_steps": args.gradient_accumulation_steps,
             "max_completion_length": trainer.max_completion_length,
             "max_grad_norm": args.max_grad_norm,
         },
     }
-
-
-def _samplings(trainer: DiagnosedTrainer) -> Mapping[str, Sampling]:
-    part = trainer.parts.task_sampling
-    return dict.fromkeys(TASKS, trainer.sampling) if part is None else part.samplings
 
 
 # --------------------------------------------------------------------------------------------------

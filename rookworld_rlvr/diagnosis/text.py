@@ -37,14 +37,9 @@ LEAST_WIDTH = 100  # where the output is no terminal
 _COLOURS = {"stop": "bold red", "warning": "yellow", "info": "cyan", "verdict": "bold"}
 
 
-def print_report(diagnoses: Sequence[Diagnosis], console: Console | None = None) -> None:
-    """One diagnosis in full, or two side by side.
-
-    Args:
-        diagnoses: One or two.
-        console: Where to print; standard output where None.
-    """
-    console = console or Console(width=None if Console().is_terminal else LEAST_WIDTH)
+def print_report(diagnoses: Sequence[Diagnosis]) -> None:
+    """Print one diagnosis in full, or two side by side."""
+    console = Console(width=None if Console().is_terminal else LEAST_WIDTH)
     for place, (key, title) in enumerate(PARTS.items(), 1):
         console.rule(f"[bold]{place}. {title}", align="left")
         console.print(_lines(key, diagnoses))
@@ -91,7 +86,10 @@ def _details(key: str, part: Part) -> Iterator[RenderableType]:
     if key == "setup":
         yield _filled_table("overrides", part.get("overrides", ()))
     elif key == "completions":
-        for group in _one_of_each_task(part["groups"]):
+        first: dict[str, Part] = {}
+        for group in part["groups"]:
+            first.setdefault(group["task"], group)
+        for group in [*first.values()][:GROUPS_SHOWN]:
             yield Text(f"\n{group['prompt']}", style="bold")
             yield _filled_table("completions", map(_shortened, group["completions"]))
             yield _filled_table("tokens", tokens(group["completions"][0])[:TOKENS_SHOWN])
@@ -101,13 +99,6 @@ def _details(key: str, part: Part) -> Iterator[RenderableType]:
         yield _filled_table("prompts", part["prompts"])
     elif key == "gradients":
         yield _filled_table("layers", flagged(part["layers"]))
-
-
-def _one_of_each_task(groups: Sequence[Part]) -> list[Part]:
-    first: dict[str, Part] = {}
-    for group in groups:
-        first.setdefault(group["task"], group)
-    return [*first.values()][:GROUPS_SHOWN]
 
 
 def _shortened_group(group: Part) -> Part:

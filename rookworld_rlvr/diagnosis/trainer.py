@@ -28,23 +28,8 @@ from ..training.parts.sampling import rollout
 from ..training.parts.value_head import values_of
 from ..training.preflight import measure_parity, mixed_length_prompts, preflight_tolerance
 from ..training.trainer import RookWorldGRPOTrainer
-from .loss_terms import (
-    LossTerms,
-    full,
-    gradient_of,
-    layer_table,
-    loss_terms,
-    norm,
-)
-from .record import (
-    ROW,
-    Generation,
-    GuardedReward,
-    PhaseMeter,
-    RewardFault,
-    StepRecord,
-    TermSums,
-)
+from .loss_terms import LossTerms, full, gradient_of, layer_table, loss_terms, norm
+from .record import ROW, Generation, PhaseMeter, RewardFault, StepRecord, TermSums, guarded
 
 Heldout = tuple[Mapping[str, Proportion], Sequence[str]]  # results by metric, and completions
 
@@ -91,7 +76,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
     def _guarded(self, func: Any) -> Any:
         if isinstance(func, torch.nn.Module | str) or inspect.iscoroutinefunction(func):
             return func
-        return GuardedReward(func, self.reward_faults)
+        return guarded(func, self.reward_faults)
 
     def _watch_backward_and_clip(self) -> None:
         backward, clip = self.accelerator.backward, self.accelerator.clip_grad_norm_

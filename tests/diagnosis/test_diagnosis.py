@@ -18,8 +18,8 @@ from rookworld_rlvr.common.stats import sign_test
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.diagnosis import DiagnoseArguments, choose_heldout, split_compare
 from rookworld_rlvr.diagnosis.completions import completion_groups
-from rookworld_rlvr.diagnosis.findings import find, has_stop
-from rookworld_rlvr.diagnosis.record import GuardedReward, PhaseMeter, RewardFault
+from rookworld_rlvr.diagnosis.findings import find
+from rookworld_rlvr.diagnosis.record import PhaseMeter, RewardFault, guarded
 from rookworld_rlvr.diagnosis.sections import loss_terms_part
 from rookworld_rlvr.diagnosis.trainer import DiagnosedTrainer
 from rookworld_rlvr.models import loading
@@ -145,19 +145,24 @@ def test_a_reward_that_raises_is_asked_row_by_row() -> None:
         return [1 / number for number in columns["numbers"]]
 
     faults: list[RewardFault] = []
-    guarded = GuardedReward(reward, faults)
-    assert guarded.__name__ == "reward"
-    assert guarded(["p"] * 2, ["a", "b"], numbers=[1, 2], kept="as it is") == [1, 0.5]
+    asked = guarded(reward, faults)
+    assert asked.__name__ == "reward"
+    assert asked(prompts=["p"] * 2, completions=["a", "b"], numbers=[1, 2], kept="as it is") == [
+        1,
+        0.5,
+    ]
     assert faults == []
-    found = guarded(["p"] * 3, ["a", "b", "c"], numbers=[1, 0, 0], kept="as it is")
+    found = asked(
+        prompts=["p"] * 3, completions=["a", "b", "c"], numbers=[1, 0, 0], kept="as it is"
+    )
     assert found == [1, None, None]
     assert faults == [RewardFault("reward", "p", "b", "ZeroDivisionError: division by zero", 2)]
 
 
 def test_a_reward_that_fails_on_the_batch_only_is_named_too() -> None:
     faults: list[RewardFault] = []
-    guarded = GuardedReward(lambda prompts, completions, **_: [1.0], faults)
-    assert guarded(["p", "q"], ["a", "b"]) == [None, None]
+    asked = guarded(lambda prompts, completions, **_: [1.0], faults)
+    assert asked(prompts=["p", "q"], completions=["a", "b"]) == [None, None]
     assert faults[0].error == "ValueError: 1 rewards for 2 completions"
     assert faults[0].rows == 0
 
@@ -209,7 +214,6 @@ def test_nothing_is_found_in_a_healthy_step() -> None:
     found = find(parts(), LOGS)
     assert found["findings"] == []
     assert found["cause"] is None
-    assert not has_stop(found)
 
 
 def test_numbers_that_are_none_are_faults() -> None:
@@ -218,8 +222,10 @@ def test_numbers_that_are_none_are_faults() -> None:
     broken["loss_terms"]["relative_gap"] = float("nan")
     found = find(broken, LOGS)
     assert found["cause"] == "gradient_not_finite"
-    assert has_stop(found)
-    assert {"gradient_not_finite", "loss_terms_gap"} == {f["rule"] for f in found["findings"]}
+    assert {f["rule"]: f["severity"] for f in found["findings"]} == {
+        "gradient_not_finite": "stop",
+        "loss_terms_gap": "warning",
+    }
 
 
 def test_a_health_rule_speaks_only_where_chance_does_not() -> None:

@@ -171,12 +171,13 @@ def _read(
 
 def _read_history(run: RunRecord, folder: Path) -> None:
     """The log at the run's root; of a run that was killed, the one of its last checkpoint."""
-    path: Path | None = folder / _STATE
+    path = folder / _STATE
     if not path.is_file():
-        path = max(folder.glob(f"checkpoint-*/{_STATE}"), key=_checkpoint_step, default=None)
-        if path is None:
+        last = max(folder.glob(f"checkpoint-*/{_STATE}"), key=_checkpoint_step, default=None)
+        if last is None:
             run.missing.append("There is no checkpoint and no log, so there are no curves.")
             return
+        path = last
         run.missing.append(f"The curves end with {path.parent.name}, the last one saved.")
     run.history = _read(run, path, {}).get("log_history", ())
 
