@@ -90,9 +90,9 @@ def _advantage(batch: Mapping[str, torch.Tensor], index: int, mask: torch.Tensor
 
 
 def _rewards_of(trainer: DiagnosedTrainer, generation: Generation, index: int) -> Part:
-    found = zip(trainer.reward_func_names, generation.rewards[index].tolist(), strict=True)
-    rewards = {name: None if math.isnan(number) else number for name, number in found}
-    weights = zip(trainer.reward_weights.tolist(), rewards.values(), strict=True)
+    numbers = [None if math.isnan(n) else n for n in generation.rewards[index].tolist()]
+    rewards = dict(zip(trainer.reward_func_names, numbers, strict=True))
+    weights = zip(trainer.reward_weights.tolist(), numbers, strict=True)  # names may be the same
     weighted = [weight * number for weight, number in weights if number is not None]
     return {"rewards": rewards, "reward": sum(weighted) if weighted else None}
 
