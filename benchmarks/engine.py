@@ -214,8 +214,7 @@ def openings(count: int) -> Iterator[str]:
 
 
 def middle_games(count: int) -> Iterator[str]:
-    shares = synthesis.KindShares.of({"middle_games": 1.0})
-    fens = (prompt.fen for prompt in synthesis.environment_prompts(0, shares))
+    fens = (prompt.fen for prompt in synthesis.environment_prompts(0, {"middle_games": 1.0}))
     return islice(fens, count)
 
 

@@ -29,7 +29,6 @@ from ..tasks.policy import (
 from ..tasks.types import ActionValue, EnvironmentAnswer, EnvironmentPrompt, PolicyAnswer
 from .loading import action_values_of
 from .planted_faults import with_fen_field
-from .shares import Shares
 
 Row = Mapping[str, Any]
 
@@ -41,46 +40,45 @@ _Answers = tuple[str, str]  # chosen, rejected
 class Pair:
     """Two answers to one prompt, the first of which is the better one."""
 
-    kind: str  # a field of `PairShares`
+    kind: str  # of `PAIR_SHARES`
     prompt: str
     chosen: str
     rejected: str
 
 
-@dataclass(frozen=True)
-class PairShares(Shares):
-    """Shares of the kinds of pairs.
+PAIR_SHARES: Mapping[str, float] = {
+    "piece": 0.16,
+    "side_to_move": 0.06,
+    "castling": 0.08,
+    "en_passant": 0.14,
+    "clocks": 0.08,
+    "reward": 0.06,
+    "flags": 0.06,
+    "stale_state": 0.06,
+    "other_move": 0.10,
+    "best_move": 0.10,
+    "policy_answer": 0.10,
+}
+"""Shares of the kinds of pairs.
 
-    Environment: the right answer against one with a single fault.
+Environment: the right answer against one with a single fault.
 
-    - `piece`: a piece moved, removed or added on one square; half of the time one of the move's own.
-    - `side_to_move`: the other side.
-    - `castling`: one right taken away or added.
-    - `en_passant`: after a double step, the square named where no capture is legal (the public
-      data's fault) and left out where one is.
-    - `clocks`: one of the two counters.
-    - `reward`: another of the four values.
-    - `flags`: one of the two turned.
-    - `stale_state`: the state unchanged, although the action is legal.
-    - `other_move`: the whole answer to another move in the same position.
+- `piece`: a piece moved, removed or added on one square; half of the time one of the move's own.
+- `side_to_move`: the other side.
+- `castling`: one right taken away or added.
+- `en_passant`: after a double step, the square named where no capture is legal (the public data's
+  fault) and left out where one is.
+- `clocks`: one of the two counters.
+- `reward`: another of the four values.
+- `flags`: one of the two turned.
+- `stale_state`: the state unchanged, although the action is legal.
+- `other_move`: the whole answer to another move in the same position.
 
-    Policy: by the values of moves, the better one by at least `smallest_gap`.
+Policy: by the values of moves, the better one by at least `smallest_gap`.
 
-    - `best_move`: the same five moves with their true values, and another `B` among them.
-    - `policy_answer`: the best five moves, against moves that are all worse than the best by the gap.
-    """
-
-    piece: float = 0.16
-    side_to_move: float = 0.06
-    castling: float = 0.08
-    en_passant: float = 0.14
-    clocks: float = 0.08
-    reward: float = 0.06
-    flags: float = 0.06
-    stale_state: float = 0.06
-    other_move: float = 0.10
-    best_move: float = 0.10
-    policy_answer: float = 0.10
+- `best_move`: the same five moves with their true values, and another `B` among them.
+- `policy_answer`: the best five moves, against moves that are all worse than the best by the gap.
+"""
 
 
 def task_of_kind(kind: str) -> str:
@@ -97,8 +95,10 @@ class JudgeDataArguments(Checked):
     pair_seed: int = setting(0, "Same seed, same pairs.")
     pair_shares: dict[str, float] | str | None = setting(
         None,
-        "Shares of their kinds, see pairs.PairShares; kinds that are not named get 0.",
-        **PairShares.bounds(),
+        "Shares of their kinds, see judge_pairs.PAIR_SHARES; kinds that are not named get 0.",
+        among=PAIR_SHARES,
+        of="pair",
+        shares=True,
     )
     smallest_gap: float = setting(
         0.10,
@@ -119,28 +119,28 @@ class JudgeDataArguments(Checked):
         144, "Most tokens of each; a complete answer has 144 of GPT-2's.", least=1
     )
 
-    def shares(self) -> PairShares:
-        """Shares of all kinds; those that are not named get 0."""
-        return PairShares.of(self.pair_shares)
+    def shares(self) -> Mapping[str, float]:
+        """Shares of the kinds; those that are not named are not made."""
+        shares: Any = self.pair_shares
+        return PAIR_SHARES if shares is None else shares
 
     def tasks(self) -> list[str]:
         """The tasks whose rows the shares ask for."""
-        shares = self.shares().as_dict()
-        return sorted({task_of_kind(kind) for kind, share in shares.items() if share})
+        return sorted({task_of_kind(kind) for kind, share in self.shares().items() if share})
 
 
 # --------------------------------------------------------------------------------------------------
 # The story
 # --------------------------------------------------------------------------------------------------
 def make_pairs(
-    rows: Iterable[Row], count: int, shares: PairShares, smallest_gap: float, seed: int
+    rows: Iterable[Row], count: int, shares: Mapping[str, float], smallest_gap: float, seed: int
 ) -> list[Pair]:
     """Pairs with shares of kinds; each kind goes through the rows of its task in an order of its own.
 
     Args:
         rows: Of the columns that `data` documents; rows of other tasks are passed over.
         count: So many pairs.
-        shares: Of the kinds.
+        shares: Of the kinds; those that are not named are not made.
         smallest_gap: Win probability between a better and a worse move.
         seed: Same seed and rows, same pairs; fewer pairs are the beginning of more.
 
@@ -150,14 +150,10 @@ def make_pairs(
     by_task: defaultdict[str, list[Row]] = defaultdict(list)
     for row in rows:
         by_task[row["task"]].append(row)
-    kinds = shares.as_dict()
-    pairs = {
-        kind: _pairs(kind, by_task[task_of_kind(kind)], smallest_gap, seed)
-        for kind, share in kinds.items()
-        if share
-    }
+    kinds = [kind for kind in PAIR_SHARES if shares.get(kind)]
+    pairs = {kind: _pairs(kind, by_task[task_of_kind(kind)], smallest_gap, seed) for kind in kinds}
     rng = random.Random(f"{seed} kinds of pairs")
-    drawn = rng.choices(list(kinds), list(kinds.values()), k=count)
+    drawn = rng.choices(kinds, [shares[kind] for kind in kinds], k=count)
     return [next(pairs[kind]) for kind in drawn]
 
 
@@ -332,10 +328,6 @@ _POLICY: Mapping[str, Callable[[Row, float, random.Random], _Answers | None]] = 
 
 
 def _answer(named: Sequence[ActionValue], best: ActionValue) -> str:
-    return write_policy_answer(
-        PolicyAnswer(
-            moves=tuple(value.move for value in named),
-            evaluations=tuple(value.cp / 100 for value in named),
-            best_move=best.move,
-        )
-    )
+    moves = tuple(value.move for value in named)
+    evaluations = tuple(value.cp / 100 for value in named)
+    return write_policy_answer(PolicyAnswer(moves, evaluations, best.move))

@@ -33,7 +33,7 @@ from ..common.settings import Checked, key_faults, setting
 from ..tasks import rules
 from ..tasks.registry import TASKS, split_row
 from . import synthesis
-from .synthesis import FieldShares, KindShares
+from .synthesis import FIELD_SHARES, KIND_SHARES
 
 PACKAGED_DATA = {
     "rookworld-nano-openings": "nano_openings.parquet",
@@ -119,7 +119,11 @@ class SourceArguments(Checked):
     synthetic_seed: int = setting(0, "Their seed.")
     synthetic_opening_plies: int = setting(12, "Openings are shorter than this, in plies.", least=1)
     synthetic_shares: dict[str, float] | str | None = setting(
-        None, "Shares of their kinds, see synthesis.KindShares.", **KindShares.bounds()
+        None,
+        "Shares of their kinds, see synthesis.KIND_SHARES.",
+        among=KIND_SHARES,
+        of="kind",
+        shares=True,
     )
     synthetic_fill_in_rows: int = setting(
         0,
@@ -128,8 +132,10 @@ class SourceArguments(Checked):
     )
     synthetic_fill_in_shares: dict[str, float] | str | None = setting(
         None,
-        "Shares of the fields that they mask, see synthesis.FieldShares.",
-        **FieldShares.bounds(),
+        "Shares of the fields that they mask, see synthesis.FIELD_SHARES.",
+        among=FIELD_SHARES,
+        of="field",
+        shares=True,
     )
 
     def faults(self) -> list[str]:
@@ -137,16 +143,16 @@ class SourceArguments(Checked):
         shares = ("synthetic_shares", "synthetic_fill_in_shares")
         if not self.synthetic_fill_in_rows or key_faults(self, *shares):
             return []
-        kinds, fields = self.kind_shares(), self.field_shares()
-        openings = kinds.openings + kinds.double_steps + kinds.illegal_actions
+        kinds, fields = self._synthetic_shares()
+        openings = any(map(kinds.get, ("openings", "double_steps", "illegal_actions")))
         faults = []
-        if fields.history and not (openings and self.synthetic_opening_plies > 1):
+        if fields.get("history") and not (openings and self.synthetic_opening_plies > 1):
             faults.append(
                 "synthetic_fill_in_shares: a masked move of the history needs the whole game; give "
                 "openings a share in synthetic_shares and at least 2 synthetic_opening_plies, or set "
                 "history: 0"
             )
-        if fields.action and kinds.illegal_actions == 1:
+        if fields.get("action") and kinds.get("illegal_actions") == 1:
             faults.append(
                 "synthetic_fill_in_shares: a masked action has to be legal, but synthetic_shares makes "
                 "illegal_actions only; give another kind a share, or set action: 0"
@@ -159,21 +165,19 @@ class SourceArguments(Checked):
 
     def made_rows(self, is_wanted: Callable[[str], bool] = lambda fen: True) -> Iterator[Row]:
         """The synthetic rows of wanted positions: environment rows, then fill-in rows."""
-        seed, kinds, plies = self.synthetic_seed, self.kind_shares(), self.synthetic_opening_plies
+        kinds, fields = self._synthetic_shares()
+        seed, plies = self.synthetic_seed, self.synthetic_opening_plies
         prompts = synthesis.environment_prompts(seed, kinds, plies)
         asked = (prompt for prompt in prompts if is_wanted(prompt.fen))
         yield from map(synthesis.environment_row, islice(asked, self.synthetic_rows))
-        rows = synthesis.fill_in_rows(seed, self.field_shares(), kinds, plies)
+        rows = synthesis.fill_in_rows(seed, fields, kinds, plies)
         masked = (row for row in rows if is_wanted(row["fen"]))
         yield from islice(masked, self.synthetic_fill_in_rows)
 
-    def kind_shares(self) -> KindShares:
-        """Shares of the kinds of synthetic rows; kinds that are not named get 0."""
-        return KindShares.of(self.synthetic_shares)
-
-    def field_shares(self) -> FieldShares:
-        """Shares of the fields that synthetic fill-in rows mask; fields that are not named get 0."""
-        return FieldShares.of(self.synthetic_fill_in_shares)
+    def _synthetic_shares(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
+        kinds: Any = self.synthetic_shares
+        fields: Any = self.synthetic_fill_in_shares
+        return kinds or KIND_SHARES, fields or FIELD_SHARES
 
 
 # --------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import string
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,12 +28,8 @@ from ..tasks.fill_in_text import (
 )
 from ..tasks.text import MAX_HISTORY
 from ..tasks.types import FILL_IN_FIELDS, EnvironmentAnswer, EnvironmentPrompt, FillInField
-from .shares import Shares
 
 T = TypeVar("T")
-
-
-_Maker = Callable[[], EnvironmentPrompt | None]
 
 
 _Chooser = Callable[[random.Random, chess.Board], str | None]
@@ -46,59 +41,57 @@ _LONGEST_GAME = 200
 _TRIES = 10_000
 
 
-@dataclass(frozen=True)
-class KindShares(Shares):
-    """Shares of the kinds of environment rows.
+KIND_SHARES: Mapping[str, float] = {
+    "openings": 0.4,
+    "double_steps": 0.0,
+    "special_moves": 0.15,
+    "game_ends": 0.1,
+    "illegal_actions": 0.1,
+    "middle_games": 0.25,
+}
+"""Shares of the kinds of environment rows.
 
-    - `openings`: a legal move in the first plies of a game.
-    - `double_steps`: a pawn's double step in the first plies: the moves after which RookWorld-LM
-      names an en passant square that is none.
-    - `special_moves`: castling, en passant, promotion and under-promotion, in equal parts.
-    - `game_ends`: checkmate, stalemate, insufficient material, 75 moves, in equal parts.
-    - `illegal_actions`: well-formed but illegal moves, and unreadable text.
-    - `middle_games`: a legal move anywhere in a game.
-    """
-
-    openings: float = 0.4
-    double_steps: float = 0.0
-    special_moves: float = 0.15
-    game_ends: float = 0.1
-    illegal_actions: float = 0.1
-    middle_games: float = 0.25
+- `openings`: a legal move in the first plies of a game.
+- `double_steps`: a pawn's double step in the first plies: the moves after which RookWorld-LM names an
+  en passant square that is none.
+- `special_moves`: castling, en passant, promotion and under-promotion, in equal parts.
+- `game_ends`: checkmate, stalemate, insufficient material, 75 moves, in equal parts.
+- `illegal_actions`: well-formed but illegal moves, and unreadable text.
+- `middle_games`: a legal move anywhere in a game.
+"""
 
 
-@dataclass(frozen=True)
-class FieldShares(Shares):
-    """Shares of what is masked in fill-in rows, by `tasks.types.FILL_IN_FIELDS`.
+FIELD_SHARES: Mapping[str, float] = {
+    "action": 0.25,
+    "next_state": 0.15,
+    "rank": 0.2,
+    "side_to_move": 0.04,
+    "castling": 0.08,
+    "en_passant": 0.06,
+    "clocks": 0.08,
+    "history": 0.08,
+    "reward": 0.03,
+    "flags": 0.03,
+}
+"""Shares of what is masked in fill-in rows, by `tasks.types.FILL_IN_FIELDS`.
 
-    Fields of a FEN are masked in the state and in the next state alike.
-    """
-
-    action: float = 0.25
-    next_state: float = 0.15
-    rank: float = 0.2
-    side_to_move: float = 0.04
-    castling: float = 0.08
-    en_passant: float = 0.06
-    clocks: float = 0.08
-    history: float = 0.08
-    reward: float = 0.03
-    flags: float = 0.03
+Fields of a FEN are masked in the state and in the next state alike.
+"""
 
 
 def environment_prompts(
-    seed: int, shares: KindShares | None = None, opening_plies: int = 12
+    seed: int, shares: Mapping[str, float] = KIND_SHARES, opening_plies: int = 12
 ) -> Iterator[EnvironmentPrompt]:
     """An endless stream of environment prompts.
 
     Args:
         seed: Same seed, same stream.
-        shares: How often each kind is drawn.
+        shares: How often each kind is drawn; kinds that are not named are not.
         opening_plies: `openings`, `double_steps` and a share of the `illegal_actions` start from
             positions after 0 to `opening_plies` - 1 plies.
     """
     rng = random.Random(seed)
-    kinds = (shares or KindShares()).as_dict()
+    kinds = {kind: shares.get(kind, 0.0) for kind in KIND_SHARES}
     only_openings = kinds["openings"] + kinds["double_steps"] + kinds["illegal_actions"] == 1
 
     def step(choose: _Chooser, *plies: int) -> EnvironmentPrompt | None:
@@ -106,7 +99,7 @@ def environment_prompts(
         action = choose(rng, board)
         return None if action is None else prompt_of(board, action)
 
-    makers: Mapping[str, _Maker] = {
+    makers: Mapping[str, Callable[[], EnvironmentPrompt | None]] = {
         "openings": lambda: step(_any_move, opening_plies),
         "double_steps": lambda: step(_double_step, opening_plies),
         "special_moves": lambda: _special(rng),
@@ -134,8 +127,8 @@ def environment_row(prompt: EnvironmentPrompt) -> dict[str, Any]:
 
 def fill_in_rows(
     seed: int,
-    fields: FieldShares | None = None,
-    kinds: KindShares | None = None,
+    fields: Mapping[str, float] = FIELD_SHARES,
+    kinds: Mapping[str, float] = KIND_SHARES,
     opening_plies: int = 12,
 ) -> Iterator[dict[str, Any]]:
     """An endless stream of fill-in rows, made of environment prompts.
@@ -144,15 +137,15 @@ def fill_in_rows(
 
     Args:
         seed: Same seed, same stream.
-        fields: How often each field is masked.
+        fields: How often each field is masked; fields that are not named are not.
         kinds: Of the environment prompts, see `environment_prompts`.
         opening_plies: See `environment_prompts`.
     """
     rng = random.Random(f"{seed} fill in")
     prompts = environment_prompts(rng.getrandbits(32), kinds, opening_plies)
-    shares = (fields or FieldShares()).as_dict()
+    shares = [fields.get(name, 0.0) for name in FILL_IN_FIELDS]
     while True:
-        (field,) = rng.choices(FILL_IN_FIELDS, [shares[name] for name in FILL_IN_FIELDS])
+        (field,) = rng.choices(FILL_IN_FIELDS, shares)
         rows = (fill_in_row(rng, asked, field) for asked in prompts)
         yield _until_found(rows.__next__)
 

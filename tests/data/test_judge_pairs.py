@@ -9,9 +9,9 @@ import pytest
 
 from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 from rookworld_rlvr.data.judge_pairs import (
+    PAIR_SHARES,
     JudgeDataArguments,
     Pair,
-    PairShares,
     make_pairs,
     task_of_kind,
 )
@@ -60,7 +60,7 @@ POLICY_ROW: dict[str, Any] = {
 
 
 def one(kind: str, row: dict[str, Any], seed: int = 0, gap: float = 0.1) -> Pair:
-    (pair,) = make_pairs([row], 1, PairShares.of({kind: 1.0}), gap, seed)
+    (pair,) = make_pairs([row], 1, {kind: 1.0}, gap, seed)
     return pair
 
 
@@ -164,7 +164,7 @@ def test_a_whole_answer_of_worse_moves() -> None:
 # Lists
 # --------------------------------------------------------------------------------------------------
 def test_pairs_of_the_packaged_rows(packaged: LoadedData) -> None:
-    shares = PairShares()
+    shares = PAIR_SHARES
     pairs = make_pairs(packaged.heldout, 400, shares, 0.1, seed=3)
     rows = {row["prompt"]: row for row in packaged.heldout}
     for pair in pairs:
@@ -178,7 +178,7 @@ def test_pairs_of_the_packaged_rows(packaged: LoadedData) -> None:
             )
             assert chosen["exact"] == 1 and wrong["exact"] == 0 and wrong["format"] == 1, pair
     kinds = Counter(pair.kind for pair in pairs)
-    assert set(kinds) == set(shares.as_dict())
+    assert set(kinds) == set(shares)
     assert kinds["piece"] == pytest.approx(0.16 * 400, abs=30)
     assert make_pairs(packaged.heldout, 100, shares, 0.1, seed=3) == pairs[:100]
     assert make_pairs(packaged.heldout, 100, shares, 0.1, seed=4) != pairs[:100]

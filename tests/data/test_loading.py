@@ -639,15 +639,8 @@ def test_all_faults_are_reported_together() -> None:
 
 
 def test_synthetic_shares_that_are_not_named_are_nought() -> None:
-    shares = DataArguments(synthetic_shares={"openings": 0.25, "game_ends": 0.75}).kind_shares()
-    assert shares.as_dict() == {
-        "openings": 0.25,
-        "double_steps": 0.0,
-        "special_moves": 0.0,
-        "game_ends": 0.75,
-        "illegal_actions": 0.0,
-        "middle_games": 0.0,
-    }
+    args = DataArguments(synthetic_shares={"game_ends": 1.0}, synthetic_rows=20)
+    assert all("+1+0" in row["completion"] for row in args.made_rows())
     with pytest.raises(ConfigurationError, match=r"add up to 0\.5"):
         DataArguments(synthetic_shares='{"openings": 0.5}')
 

@@ -9,7 +9,8 @@ import chess
 import pytest
 
 from rookworld_rlvr.common.errors import ConfigurationError
-from rookworld_rlvr.data.synthesis import KindShares, environment_prompts, opening_positions
+from rookworld_rlvr.data.sources import SourceArguments
+from rookworld_rlvr.data.synthesis import KIND_SHARES, environment_prompts, opening_positions
 from rookworld_rlvr.tasks.environment import parse_environment_prompt, write_environment_prompt
 from rookworld_rlvr.tasks.types import EnvironmentPrompt
 
@@ -24,8 +25,7 @@ KINDS = (
 
 
 def rows_of(kind: str, n: int, seed: int = 0, opening_plies: int = 12) -> list[EnvironmentPrompt]:
-    shares = KindShares(**{**dict.fromkeys(KINDS, 0.0), kind: 1.0})
-    return list(islice(environment_prompts(seed, shares, opening_plies), n))
+    return list(islice(environment_prompts(seed, {kind: 1.0}, opening_plies), n))
 
 
 def board_and_move(prompt: EnvironmentPrompt) -> tuple[chess.Board, chess.Move]:
@@ -139,14 +139,7 @@ def test_a_long_game_keeps_its_last_ten_moves() -> None:
 # Shares and seeds
 # --------------------------------------------------------------------------------------------------
 def test_shares_hold() -> None:
-    shares = KindShares(
-        openings=0.5,
-        double_steps=0.0,
-        special_moves=0.0,
-        game_ends=0.2,
-        illegal_actions=0.3,
-        middle_games=0.0,
-    )
+    shares = {"openings": 0.5, "game_ends": 0.2, "illegal_actions": 0.3}
     rows = list(islice(environment_prompts(3, shares), 400))
     illegal = ends = 0
     for prompt in rows:
@@ -161,9 +154,8 @@ def test_shares_hold() -> None:
 
 
 def test_the_default_has_every_kind_but_double_steps() -> None:
-    shares = KindShares().as_dict()
-    assert sum(shares.values()) == pytest.approx(1)
-    assert {kind for kind, share in shares.items() if share} == set(KINDS) - {"double_steps"}
+    assert sum(KIND_SHARES.values()) == pytest.approx(1)
+    assert {kind for kind, share in KIND_SHARES.items() if share} == set(KINDS) - {"double_steps"}
 
 
 def test_same_seed_same_rows_and_another_seed_others() -> None:
@@ -177,7 +169,7 @@ def test_same_seed_same_rows_and_another_seed_others() -> None:
 @pytest.mark.parametrize(
     ("shares", "faults"),
     [
-        ({"openings": 0.5}, ["add up to 1.1"]),
+        ({**KIND_SHARES, "openings": 0.5}, ["add up to 1.1"]),
         ({"openings": -0.1, "middle_games": 0.75}, ["openings is -0.1"]),
         ({"openings": 1.4, "middle_games": -0.75}, ["openings is 1.4", "middle_games is -0.75"]),
         ({"openings": float("nan")}, ["openings is nan"]),
@@ -187,7 +179,7 @@ def test_shares_that_are_none_are_reported_together(
     shares: dict[str, float], faults: list[str]
 ) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        KindShares(**shares)
+        SourceArguments(synthetic_shares=shares)
     assert len(caught.value.faults) == len(faults)
     for fault in faults:
         assert fault in str(caught.value)

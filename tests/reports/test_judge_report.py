@@ -11,7 +11,7 @@ import pytest
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
-from rookworld_rlvr.data.judge_pairs import JudgeDataArguments, Pair, PairShares, make_pairs
+from rookworld_rlvr.data.judge_pairs import PAIR_SHARES, JudgeDataArguments, Pair, make_pairs
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.reports.judge import (
     calibration,
@@ -57,7 +57,7 @@ def test_calibration_by_hand() -> None:
 def test_a_report_of_an_untrained_judge(
     packaged: LoadedData, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    pairs = make_pairs(packaged.heldout, 30, PairShares(), 0.1, seed=0)
+    pairs = make_pairs(packaged.heldout, 30, PAIR_SHARES, 0.1, seed=0)
     args = JudgeDataArguments(ranked_prompts=3, ranked_completions=3, ranked_temperature=1.5)
     report = judge_report(Judge(tiny_judge(tokenizer), tokenizer), pairs, packaged.heldout, args)
     ranked = report["ranking"]["by_task"]
@@ -72,7 +72,7 @@ def test_a_report_of_an_untrained_judge(
 def test_pairs_that_are_too_long_for_the_judge_are_left_out_of_the_report(
     packaged: LoadedData, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    pairs = make_pairs(packaged.heldout, 30, PairShares(), 0.1, seed=0)
+    pairs = make_pairs(packaged.heldout, 30, PAIR_SHARES, 0.1, seed=0)
     args = JudgeDataArguments(ranked_prompts=0)
     lengths = sorted(
         max(

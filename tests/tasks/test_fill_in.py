@@ -20,7 +20,7 @@ from rookworld_rlvr.data.planted_faults import plant_faults
 from rookworld_rlvr.data.prepare.arguments import PrepareArguments, made_rows
 from rookworld_rlvr.data.prepare.repair import repair_row
 from rookworld_rlvr.data.sources import Malformed, parse_raw, parse_row, raw_rows
-from rookworld_rlvr.data.synthesis import FieldShares, KindShares, fill_in_rows
+from rookworld_rlvr.data.synthesis import fill_in_rows
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks import fill_in_truth
 from rookworld_rlvr.tasks import text as notation
@@ -38,7 +38,7 @@ from rookworld_rlvr.tasks.types import FILL_IN_FIELDS, EnvironmentAnswer, Enviro
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
 REST = "0.001+0+0+"
-GAMES = KindShares.of({"openings": 0.6, "illegal_actions": 0.2, "middle_games": 0.2})  # quick ones
+GAMES = {"openings": 0.6, "illegal_actions": 0.2, "middle_games": 0.2}  # quick ones
 
 # 1. f3 e5 2. g4 Qh4 mate.
 FOOLS_STATE = "rnbqkbnr/pppp1ppp/8/4p3/6P1/5P2/PPPPP2P/RNBQKBNR b KQkq - 0 2"
@@ -204,7 +204,7 @@ def test_no_answer_that_fits_is_missing() -> None:
         9: ["".join(some) or "-" for n in range(5) for some in combinations("KQkq", n)],
         10: ["-", *(file + rank for file in "abcdefgh" for rank in "36")],
     }  # fmt: skip
-    rows = fill_in_rows(7, FieldShares.of({"clocks": 0.2, "castling": 0.2, "rank": 0.6}))
+    rows = fill_in_rows(7, {"clocks": 0.2, "castling": 0.2, "rank": 0.6})
     for row in islice(rows, 40):
         prompt = parse_fill_in_prompt(row["prompt"])
         assert prompt.part is not None
@@ -361,7 +361,7 @@ def test_answers_are_read_as_records_write_them(field: Any, text: str, answer: s
 def test_an_answer_of_another_form_has_all_components_0(field: Any, text: str) -> None:
     with pytest.raises(NotationError):
         parse_fill_in_answer(field, text)
-    row = next(fill_in_rows(2, FieldShares.of({field: 1})))
+    row = next(fill_in_rows(2, {field: 1}))
     score = score_fill_in(parse_fill_in_prompt(row["prompt"]), text)
     assert set(score.components.values()) == {0.0}
 
@@ -380,7 +380,7 @@ def test_prompts_are_prefixes_of_their_rows_in_tokens(tokenizer: PreTrainedToken
     split = ByteLevel(add_prefix_space=False, use_regex=True).pre_tokenize_str  # GPT-2's own
     fields = dict.fromkeys(FILL_IN_FIELDS, 0.1)
     signs = set()
-    for row in islice(fill_in_rows(4, FieldShares(**fields), GAMES), 200):
+    for row in islice(fill_in_rows(4, fields, GAMES), 200):
         whole = row["prompt"] + row["completion"]
         prompt, full = tokenizer(row["prompt"])["input_ids"], tokenizer(whole)["input_ids"]
         assert full[: len(prompt)] == prompt
@@ -421,8 +421,8 @@ def test_rows_follow_from_their_seed_and_a_short_stream_begins_a_long_one() -> N
 
 def test_shares_of_fields_hold_and_both_states_are_masked() -> None:
     shares = {"action": 0.5, "rank": 0.3, "flags": 0.2}
-    openings = KindShares.of({"openings": 0.8, "illegal_actions": 0.2})
-    rows = list(islice(fill_in_rows(5, FieldShares.of(shares), openings), 400))
+    openings = {"openings": 0.8, "illegal_actions": 0.2}
+    rows = list(islice(fill_in_rows(5, shares, openings), 400))
     prompts = [parse_fill_in_prompt(row["prompt"]) for row in rows]
     fields = Counter(prompt.field for prompt in prompts)
     for field in FILL_IN_FIELDS:  # three standard deviations
@@ -434,7 +434,7 @@ def test_shares_of_fields_hold_and_both_states_are_masked() -> None:
 
 def test_masked_ranks_are_often_touched_by_the_action() -> None:
     touched = 0
-    for row in islice(fill_in_rows(6, FieldShares.of({"rank": 1})), 100):
+    for row in islice(fill_in_rows(6, {"rank": 1}), 100):
         prompt = parse_fill_in_prompt(row["prompt"])
         asked, answered = fill_in_truth.filled(prompt, row["completion"].strip())
         before, after = fen_parts(asked.fen), fen_parts(answered.fen)

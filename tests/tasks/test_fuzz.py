@@ -286,7 +286,7 @@ def edited(rng: random.Random, text: str) -> str:
 
 def test_any_record_and_any_completion_is_scored_or_has_no_truth() -> None:
     rng = random.Random(0)
-    kinds = synthesis.KindShares.of({"openings": 0.5, "illegal_actions": 0.1, "middle_games": 0.4})
+    kinds = {"openings": 0.5, "illegal_actions": 0.1, "middle_games": 0.4}
     rows = list(islice(synthesis.fill_in_rows(8, kinds=kinds), 250))
     outcomes: Counter[str] = Counter()
     for number in range(FILL_IN_CASES):

@@ -73,7 +73,7 @@ class TestValues:
             '{"openings": 1.0}',
         )
         assert training.reward_weights == [2.0]
-        assert data.kind_shares().openings == 1.0
+        assert data.synthetic_shares == {"openings": 1.0}
 
     def test_defaults_that_differ_from_trls(self, tmp_path: Path) -> None:
         training = parse(tmp_path, GOOD)[-2]

@@ -20,7 +20,7 @@ import operator
 import random
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ...common.stats import Proportion
@@ -38,13 +38,15 @@ BASES = ("engine", "action_values", "material")  # of the view of E, the first t
 
 
 # Names of what is counted, which are keys of the JSON.
-FORM = (
-    "all_moves_legal",
-    "best_is_legal",
-    "best_in_moves",
-    "move_twice",
-    "evaluations_not_one_a_move",
-)
+FORM: Mapping[str, Callable[[PolicyAnswer, Collection[str]], bool]] = {
+    "all_moves_legal": lambda answer, legal: set(answer.moves) <= set(legal),
+    "best_is_legal": lambda answer, legal: answer.best_move in legal,
+    "best_in_moves": lambda answer, legal: answer.best_move in answer.moves,
+    "move_twice": lambda answer, legal: len(set(answer.moves)) < len(answer.moves),
+    "evaluations_not_one_a_move": lambda answer, legal: (
+        len(answer.evaluations) != len(answer.moves)
+    ),
+}
 
 
 BEST = ("best_is_argmax_e", "best_is_argmin_e")
@@ -154,25 +156,13 @@ class Counts:
         )
         if not row["completion"]:  # a prompt that waits for its answer
             return
-        self._add_answer(row)
-        self._draw(row)
-        values = values_by_move(row["action_values"])
-        if values is not None:
-            self.compare(row, values, "action_values")
-
-    def _add_answer(self, row: Row) -> None:
         side = rules.side_to_move(row["fen"])
         answer = parse_policy_answer(row["completion"])
         legal = rules.legal_moves(row["fen"])
-        self.policy.add(
-            all_moves_legal=set(answer.moves) <= set(legal),
-            best_is_legal=answer.best_move in legal,
-            best_in_moves=answer.best_move in answer.moves,
-            move_twice=len(set(answer.moves)) < len(answer.moves),
-            evaluations_not_one_a_move=len(answer.evaluations) != len(answer.moves),
-        )
-        if has_distinct_evaluations(answer):
-            by_value = dict(zip(answer.evaluations, answer.moves, strict=True))
+        self.policy.add(**{name: holds(answer, legal) for name, holds in FORM.items()})
+        by_value = dict(zip(answer.evaluations, answer.moves, strict=False))
+        # `E` orders `M` without ties.
+        if 2 <= len(by_value) == len(answer.evaluations) == len(answer.moves):
             self.best[side].add(
                 best_is_argmax_e=by_value[max(by_value)] == answer.best_move,
                 best_is_argmin_e=by_value[min(by_value)] == answer.best_move,
@@ -180,6 +170,10 @@ class Counts:
         vote = material_vote(row["fen"], answer)
         if vote is not None:
             self.votes.add(**{"material" if side == "black" else "control": vote})
+        self._draw(row)
+        values = values_by_move(row["action_values"])
+        if values is not None:
+            self.compare(row, values, "action_values")
 
     def _draw(self, row: Row) -> None:
         """Reservoir sampling: the n-th answer is kept with a chance of size / n."""
@@ -294,12 +288,6 @@ def _ballot(votes: Proportion) -> dict[str, int]:
 def names_idle_en_passant(fen: str) -> bool:
     """Whether a FEN names an en passant square where no capture is legal."""
     return fen.split(" ")[3] != rules.position_key(fen).split(" ")[3]
-
-
-def has_distinct_evaluations(answer: PolicyAnswer) -> bool:
-    """Whether `E` orders `M` without ties: at least two evaluations, one a move, no two the same."""
-    evaluations = answer.evaluations
-    return 2 <= len(evaluations) == len(answer.moves) == len(set(evaluations))
 
 
 def evaluation_pairs(answer: PolicyAnswer, values: Mapping[str, int]) -> list[tuple[float, float]]:

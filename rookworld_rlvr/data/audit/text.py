@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from string import Formatter
+from typing import Any
 
+from ...common.files import read_asset
 from ...tasks.rules import SIDES
 from ..prepare.repair import REPAIRS
 
@@ -18,40 +20,29 @@ HALF = 0.5  # an engine that searches otherwise chooses otherwise, but not in mo
 MOST_ERROR_PAWNS = 2.0  # the public data's is 1.2 by Stockfish at depth 8; wrong units are further
 
 
+Part = Mapping[str, Any]
+
+
+_TEXT = read_asset("templates/audit.yaml")
+
+
+class _Formatter(Formatter):
+    """`str.format` with numbers of things: ``{:# row}`` is ``1 row`` or ``1,234 rows``."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec.startswith("# "):
+            return f"{value:,} {format_spec[2:]}{'' if value == 1 else 's'}"
+        return str(super().format_field(value, format_spec))
+
+
+def _filled(form: str, part: Part) -> str:
+    return _Formatter().vformat(form, (), part)
+
+
 # --------------------------------------------------------------------------------------------------
 # The table
 # --------------------------------------------------------------------------------------------------
 _WIDTH = 46
-
-
-_LABELS = {
-    "best_is_argmax_e": "B has the highest E",
-    "best_is_argmin_e": "B has the lowest E",
-    "best_is_legal": "B is legal",
-    "best_in_moves": "B is in M",
-    "without_answer": "prompt without an answer",
-    "all_moves_legal": "all moves of M are legal",
-    "move_twice": "a move stands twice in M",
-    "evaluations_not_one_a_move": "E has more or fewer items than M",
-    "distinct_evaluations": "rows with distinct E",
-    "evaluation_perspective": "E is seen from",
-    "evaluation_perspective_basis": "as told by",
-    "evaluation_perspective_votes": "Black's rows that say E is seen from",
-    "control": "control: White's rows, by material",
-    "best_is_best_of_five": "B is the best of its five",
-    "best_is_best_of_all": "B is the best of all moves",
-    "top_five_named": "of the top five, named in M",
-    "evaluation_error_pawns": "mean error of E, in pawns",
-    "evaluation_sign_right": "E has the right sign",
-    "right": "answers right in every field",
-    "en_passant_without_capture": "en passant square without a legal capture",
-    "idle_en_passant_in_prompt": "prompt names an idle en passant square",
-    "history_without_action": "history does not end with the action",
-    "within_a_split": "prompt stood before in its split",
-    "conflicting": "of these, answered otherwise",
-    "labelled": "rows that carry action_values",
-    "fields": "hidden, all with an answer that fits",
-}
 
 
 def table(result: Mapping[str, Any]) -> str:
@@ -62,13 +53,9 @@ def table(result: Mapping[str, Any]) -> str:
         found = _lines(result[section], 1) if has_rows else ["  no rows"]
         lines += ["", _label(section).capitalize(), *found]
     pairs = [*result["overlap"]["splits"], *result["overlap"]["evaluation"]]
-    lines += ["", "Shared positions"]
-    lines += [
-        f"  {pair['first']} and {pair['second']}: {_number(pair['positions'], 'position')}, in "
-        f"{pair['rows_of_first']:,} and {_number(pair['rows_of_second'], 'row')}"
-        for pair in pairs
-    ]
-    return "\n".join(lines if pairs else [*lines, "  nothing to compare with"])
+    shared = [f"  {_filled(_TEXT['pair'], pair)}" for pair in pairs]
+    lines += ["", "Shared positions", *(shared or ["  nothing to compare with"])]
+    return "\n".join(lines)
 
 
 def _lines(values: Mapping[str, Any], depth: int) -> Iterator[str]:
@@ -86,8 +73,7 @@ def _lines(values: Mapping[str, Any], depth: int) -> Iterator[str]:
         elif set(value) == {"rows", "share"}:
             yield _line(_label(key), depth, *(_cell(name, value[name]) for name in value))
         elif set(value) == {"side_to_move", "white"}:
-            ballot = f"{value['side_to_move']:,} the side to move, {value['white']:,} White"
-            yield f"{_line(_label(key), depth)}: {ballot}"
+            yield f"{_line(_label(key), depth)}: {_filled(_TEXT['ballot'], value)}"
         else:
             yield _line(_label(key), depth)
             yield from _lines(value, depth + 1)
@@ -103,7 +89,7 @@ def _says_nothing(value: Any) -> bool:
 
 
 def _label(key: str) -> str:
-    return _LABELS.get(key, key.replace("_", " "))
+    return str(_TEXT["labels"].get(key, key.replace("_", " ")))
 
 
 def _line(label: str, depth: int, *cells: str) -> str:
@@ -122,38 +108,20 @@ def _cell(name: str, value: Any) -> str:
 # --------------------------------------------------------------------------------------------------
 # What to do
 # --------------------------------------------------------------------------------------------------
-class Finding(NamedTuple):
-    """What is wrong, and which of prepare_data's repairs mend it."""
-
-    text: str
-    repairs: tuple[str, ...] = ()
-
-
-def advice(result: Mapping[str, Any]) -> list[str]:
+def advice(result: Part) -> list[str]:
     """What to do about each finding, and one command for all repairs, as lines."""
-    findings = [
-        *row_findings(result["rows"]),
-        *form_findings(result["policy"]),
-        *perspective_findings(result["policy"]),
-        *best_move_findings(result["policy"]),
-        *value_findings(result["policy"]),
-        *environment_findings(result["environment"]),
-        *set_findings(result["duplicates"], result["overlap"]),
-    ]
-    lines = []
-    for text, repairs in findings:
+    lines, found, mending = [], set(), set()
+    for name, part in findings(result):
+        finding = _TEXT["findings"][name]
+        repairs = finding.get("repairs", ())
         remedy = f"; repair with --repairs {' '.join(repairs)}" if repairs else ""
-        lines.append(f"  - {text}{remedy}")
-    unlabelled = result["policy"]["rows"] - result["policy"]["action_values"]["labelled"]["rows"]
-    if unlabelled:
-        lines.append(
-            f"  - {_number(unlabelled, 'policy row')} without action_values: label them with "
-            "prepare_data before training with policy rewards and labels: stored"
-        )
+        lines.append(f"  - {_filled(finding['says'], part)}{remedy}")
+        found.add(name)
+        mending.update(repairs)
     if not lines:
-        return [f"  Nothing: nothing wrong was found in {_number(result['rows']['read'], 'row')}."]
-    repairs = tuple(name for name in REPAIRS if any(name in found.repairs for found in findings))
-    if repairs or unlabelled:
+        return [f"  {_filled(_TEXT['nothing'], result['rows'])}"]
+    if mending or "unlabelled" in found:
+        repairs = [name for name in REPAIRS if name in mending]
         commands = repair_commands(result["dataset_name"], result["splits"], repairs)
         lines += ["", *(f"  {command}" for command in commands)]
         lines.append("  (max_rows, and output_file where it is not given, are the recipe's)")
@@ -173,73 +141,64 @@ def repair_commands(
         yield shlex.join([*words, *options])
 
 
-def row_findings(rows: Mapping[str, Any]) -> Iterator[Finding]:
-    """Of rows of all tasks."""
-    if rows["malformed"]["rows"]:
-        reason = next(iter(rows["malformed_reasons"]))
-        yield Finding(
-            f"{_of(rows['malformed'])} malformed, most often: {reason}. Training leaves them out, "
-            "and stops where their share is over max_quarantined_share; mend the file"
-        )
-    if rows["idle_en_passant_in_prompt"]["rows"]:
-        yield Finding(
-            f"{_of(rows['idle_en_passant_in_prompt'])} with a prompt that names an en passant square "
-            "where no capture is legal, as python-chess's FEN does not: truth and splits are not "
-            "touched by it, but the model sees positions in two spellings"
-        )
+def findings(result: Part) -> Iterator[tuple[str, Part]]:
+    """What is wrong: its name in ``audit.yaml``, and what its sentence names."""
+    rows, policy, environment, duplicates = (
+        result[name] for name in ("rows", "policy", "environment", "duplicates")
+    )
+    reason = next(iter(rows["malformed_reasons"]), "")
+    answered = policy["rows"] - policy["without_answer"]["rows"]
+    illegal, not_legal, elsewhere = (
+        {"rows": answered - policy[name]["rows"]}
+        for name in ("all_moves_legal", "best_is_legal", "best_in_moves")
+    )
+    conflicting = duplicates["conflicting"]["rows"]
+    yield from _counted(
+        malformed={**rows["malformed"], "reason": reason},
+        idle_en_passant_in_prompt=rows["idle_en_passant_in_prompt"],
+        illegal_move=illegal,
+        move_twice=policy["move_twice"],
+        evaluations_not_one_a_move=policy["evaluations_not_one_a_move"],
+        illegal_best_move=not_legal,
+        best_not_in_moves=elsewhere,
+    )
+    yield from _view_findings(policy)
+    yield from _value_findings(policy)
+    yield from _counted(
+        wrong_answers=_wrong_answers(environment),
+        history_without_action=environment["history_without_action"],
+        within_a_split={**duplicates["within_a_split"], "conflicting": conflicting},
+    )
+    for pair in [*result["overlap"]["splits"], *result["overlap"]["evaluation"]]:
+        if pair["positions"]:
+            yield "shared_positions", pair
+        if pair.get("malformed_of_second"):
+            yield "unknown_overlap", pair
+    unlabelled = policy["rows"] - policy["action_values"]["labelled"]["rows"]
+    yield from _counted(unlabelled={"rows": unlabelled})
 
 
-def form_findings(policy: Mapping[str, Any]) -> Iterator[Finding]:
-    """Of what policy rows name."""
-    rows = policy["rows"] - policy["without_answer"]["rows"]
-    for wrong, text, repairs in (
-        (rows - policy["all_moves_legal"]["rows"], "an illegal move in M", ("candidates",)),
-        (policy["move_twice"]["rows"], "a move that stands twice in M", ("candidates",)),
-        (
-            policy["evaluations_not_one_a_move"]["rows"],
-            "more or fewer items in E than in M",
-            ("evaluations",),
-        ),
-        (rows - policy["best_is_legal"]["rows"], "an illegal B", ("best_move",)),
-        (rows - policy["best_in_moves"]["rows"], "a B that is not in M", ("best_move",)),
-    ):
-        if wrong:
-            yield Finding(f"{_number(wrong, 'policy row')} with {text}", repairs)
+def _counted(**parts: Part) -> Iterator[tuple[str, Part]]:
+    return ((name, part) for name, part in parts.items() if part["rows"])
 
 
-def perspective_findings(policy: Mapping[str, Any]) -> Iterator[Finding]:
-    """Of whose view `E` is in."""
+def _view_findings(policy: Part) -> Iterator[tuple[str, Part]]:
+    """Of whose view `E` is in, and of `B` beside the row's own `E`."""
     black = policy["black"]
     if policy["evaluation_perspective"] == "white":
-        yield Finding(
-            f"E is seen from White, as told by {policy['evaluation_perspective_basis']}, and "
-            "RookWorld's from the side to move: Black's have the wrong sign",
-            ("evaluations",),
-        )
+        yield "seen_from_white", policy
     elif policy["evaluation_perspective"] is None and black["distinct_evaluations"]:
-        yield Finding(
-            "whose view E is in could not be told from these rows. Black's B is the highest E in "
-            f"{black['best_is_argmax_e']:.0%} and the lowest in {black['best_is_argmin_e']:.0%} of "
-            f"{_number(black['distinct_evaluations'], 'row')} with distinct E: the highest is the "
-            "best where E is seen from the side to move, the lowest where it is seen from White; "
-            f"{'a larger --engine_sample' if policy['engine'] else '--engine_sample 200'} tells"
-        )
-
-
-def best_move_findings(policy: Mapping[str, Any]) -> Iterator[Finding]:
-    """Of `B` beside the row's own `E`."""
+        remedy = "a larger --engine_sample" if policy["engine"] else "--engine_sample 200"
+        yield "view_unknown", {**black, "remedy": remedy}
     for side in SIDES:
         best, worst = _best_and_worst(policy, side)
         if best < MOSTLY:
-            yield Finding(
-                f"{side.capitalize()}'s B is the worst of its five in {worst:.0%} and the best in "
-                f"{best:.0%} of {_number(policy[side]['distinct_evaluations'], 'row')} with distinct "
-                f"E: do not train on {side.capitalize()}'s B as it stands",
-                ("best_move",),
-            )
+            rows = policy[side]["distinct_evaluations"]
+            part = {"side": side.capitalize(), "best": best, "worst": worst, "rows": rows}
+            yield "best_is_worst", part
 
 
-def _best_and_worst(policy: Mapping[str, Any], side: str) -> tuple[float, float]:
+def _best_and_worst(policy: Part, side: str) -> tuple[float, float]:
     """Shares of rows whose `B` has the best and the worst `E` for the side to move.
 
     1 and 0 without rows, and for Black where nobody knows whose view `E` is in: nothing is wrong then.
@@ -251,77 +210,28 @@ def _best_and_worst(policy: Mapping[str, Any], side: str) -> tuple[float, float]
     return shares if perspective == "side_to_move" else shares[::-1]
 
 
-def value_findings(policy: Mapping[str, Any]) -> Iterator[Finding]:
+def _value_findings(policy: Part) -> Iterator[tuple[str, Part]]:
     """Of how rows agree with values of all legal moves, stored or sampled."""
     for who, basis in (("stored action_values", "action_values"), ("engine's values", "engine")):
         for side in SIDES if policy[basis] else ():
-            counts = policy[basis][side]
-            of = f"by the {who} of {_number(counts['rows'], 'row')}"
-            whose = f"{side.capitalize()}'s"
-            best, named = counts["best_is_best_of_five"], counts["top_five_named"]
-            error = counts["evaluation_error_pawns"]
+            part = {**policy[basis][side], "side": side.capitalize(), "who": who}
+            best, named = part["best_is_best_of_five"], part["top_five_named"]
             if best is not None and best < HALF and _best_and_worst(policy, side)[0] >= MOSTLY:
-                yield Finding(
-                    f"{whose} B is the best of its five in {best:.0%} {of}", ("best_move",)
-                )
+                yield "seldom_best_of_five", part
             if named is not None and named < HALF:
-                yield Finding(f"{whose} M names {named:.0%} of the top five {of}", ("candidates",))
-            if (error or 0) > MOST_ERROR_PAWNS and policy["evaluation_perspective"] != "white":
-                yield Finding(f"{whose} E is {error:.1f} pawns off {of}", ("evaluations",))
+                yield "few_of_top_five", part
+            is_far_off = (part["evaluation_error_pawns"] or 0) > MOST_ERROR_PAWNS
+            if is_far_off and policy["evaluation_perspective"] != "white":
+                yield "far_off", part
     if policy["engine"] and policy["engine"]["given_up"]:
-        yield Finding(
-            f"the engine gave up on {policy['engine']['given_up']} of {policy['engine']['sampled']} "
-            "positions, which were left out; give a larger engine_timeout"
-        )
+        yield "given_up", policy["engine"]
 
 
-def environment_findings(environment: Mapping[str, Any]) -> Iterator[Finding]:
-    """Of environment rows."""
+def _wrong_answers(environment: Part) -> Part:
     wrong = environment["rows"] - environment["right"]["rows"]
-    if wrong:
-        counts = {kind: found["rows"] for kind, found in environment["differences"].items()}
-        often = sorted((kind for kind in counts if counts[kind]), key=lambda kind: -counts[kind])
-        named = ", ".join(f"{_label(kind)} {counts[kind]:,}" for kind in often)
-        idle = environment["en_passant_without_capture"]["rows"]
-        yield Finding(
-            f"{_number(wrong, 'environment answer')} ({wrong / environment['rows']:.1%}) not what "
-            f"python-chess says: {named}"
-            + (f" ({idle:,} name a square where no capture is legal)" if idle else ""),
-            ("environment",),
-        )
-    if environment["history_without_action"]["rows"]:
-        yield Finding(
-            f"{_of(environment['history_without_action'])} with a history that does not end with the "
-            "action: the prompt contradicts itself; leave these rows out"
-        )
-
-
-def set_findings(duplicates: Mapping[str, Any], overlap: Mapping[str, Any]) -> Iterator[Finding]:
-    """Of rows and positions that stand twice."""
-    if duplicates["within_a_split"]["rows"]:
-        yield Finding(
-            f"{_of(duplicates['within_a_split'])} with the prompt of an earlier one, "
-            f"{duplicates['conflicting']['rows']:,} of them with another answer",
-            ("duplicates",),
-        )
-    for pair in [*overlap["splits"], *overlap["evaluation"]]:
-        if pair["positions"]:
-            yield Finding(
-                f"{pair['first']} and {pair['second']} share {_number(pair['positions'], 'position')}: "
-                f"evaluate only on the rest of {pair['second']} (leave "
-                f"{_number(pair['rows_of_second'], 'row')} out), or do not train on "
-                f"{_number(pair['rows_of_first'], 'row')} of {pair['first']}"
-            )
-        if pair.get("malformed_of_second"):
-            yield Finding(
-                f"{_number(pair['malformed_of_second'], 'row')} of {pair['second']} malformed: their "
-                "overlap is not known"
-            )
-
-
-def _of(counted: Mapping[str, Any]) -> str:
-    return f"{_number(counted['rows'], 'row')} ({counted['share']:.1%})"
-
-
-def _number(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+    counts = {kind: found["rows"] for kind, found in environment["differences"].items()}
+    often = sorted((kind for kind in counts if counts[kind]), key=lambda kind: -counts[kind])
+    kinds = ", ".join(f"{_label(kind)} {counts[kind]:,}" for kind in often)
+    if idle := environment["en_passant_without_capture"]["rows"]:
+        kinds += f" ({idle:,} name a square where no capture is legal)"
+    return {"rows": wrong, "share": wrong and wrong / environment["rows"], "kinds": kinds}
