@@ -28,7 +28,6 @@ from rookworld_rlvr.data.prepare.pipeline import (
     read_rows,
     report_lines,
     shard_file,
-    tables,
     value_positions,
 )
 
@@ -59,7 +58,7 @@ def main(argv: Sequence[str]) -> None:
     # File
     ################
     note = provenance(args, source, report)
-    write_parquet(shard_file(output, *shard), tables(rows), note)
+    write_parquet(shard_file(output, *shard), rows, note)
     state.wait_for_everyone()
     if state.is_main_process:
         if shard[1] > 1:

@@ -1,4 +1,7 @@
-"""Faults of a recipe that no dataclass sees alone."""
+"""Faults of a recipe that no dataclass sees alone.
+
+A check is given the instances of its script's `GROUPS`, None for one that is faulty itself.
+"""
 
 from __future__ import annotations
 
@@ -9,33 +12,18 @@ from typing import Any
 from trl import ModelConfig
 
 from ..common.errors import EngineError
-from ..data.judge_pairs import JudgeDataArguments
-from ..data.loading import DataArguments
 from ..data.prepare.arguments import PrepareArguments, PrepareLabelArguments
 from ..engine.pool import find_engine
 from ..engine.truth import LabelArguments
-from ..evaluation.registry import SUITE_HEADLINES, SuiteArguments
+from ..evaluation.registry import SUITE_HEADLINES
 from ..models.loading import check_model_name
 from ..rewards.registry import tasks_of
 from ..tasks.registry import TASKS
-from ..training.config import (
-    NewModelArguments,
-    RookWorldGRPOConfig,
-    RookWorldRewardConfig,
-    RookWorldSFTConfig,
-    RunArguments,
-)
-from ..training.health import HealthArguments
 
 
-def check_sft_recipe(
-    run_args: RunArguments | None,
-    data_args: DataArguments | None,
-    new_args: NewModelArguments | None,
-    model_args: ModelConfig | None,
-    sft_args: RookWorldSFTConfig | None,
-) -> list[str]:
+def check_sft_recipe(*groups: Any) -> list[str]:
     """Faults of a recipe for supervised fine-tuning that no dataclass sees alone."""
+    _, _, new_args, model_args, _ = groups
     if model_args is None or new_args is None:
         return []
     if new_args.new_model is None:
@@ -45,14 +33,9 @@ def check_sft_recipe(
     return []
 
 
-def check_judge_recipe(
-    run_args: RunArguments | None,
-    data_args: DataArguments | None,
-    judge_args: JudgeDataArguments | None,
-    model_args: ModelConfig | None,
-    reward_args: RookWorldRewardConfig | None,
-) -> list[str]:
+def check_judge_recipe(*groups: Any) -> list[str]:
     """Faults of a recipe for training a judge that no dataclass sees alone."""
+    _, data_args, judge_args, model_args, _ = groups
     faults = []
     if model_args is not None:
         faults += check_model_arguments(model_args)
@@ -97,16 +80,9 @@ def check_model_arguments(args: ModelConfig) -> list[str]:
     return faults
 
 
-def check_recipe(
-    run_args: RunArguments | None,
-    data_args: DataArguments | None,
-    label_args: LabelArguments | None,
-    model_args: ModelConfig | None,
-    health_args: HealthArguments | None,
-    training_args: RookWorldGRPOConfig | None,
-    suite_args: SuiteArguments | None,
-) -> list[str]:
-    """Faults that no dataclass sees alone; a dataclass that is faulty itself comes as None."""
+def check_recipe(*groups: Any) -> list[str]:
+    """Faults of a recipe for GRPO that no dataclass sees alone."""
+    _, data_args, label_args, model_args, _, training_args, suite_args = groups
     faults = []
     if suite_args is not None and training_args is not None:
         faults += [
@@ -120,8 +96,7 @@ def check_recipe(
         faults += check_labels(label_args, data_args.tasks)
     if data_args is not None and training_args is not None:
         faults += training_args.prompt_faults(data_args.tasks)
-        specs: Any = training_args.rewards or ()
-        judged = tasks_of(specs)
+        judged = tasks_of(training_args.rewards or ())
         faults += [
             f"rewards: none judges the task {task!r}; add one, or leave the task out of `tasks`"
             for task in data_args.tasks

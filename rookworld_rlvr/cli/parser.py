@@ -23,12 +23,12 @@ from ..common.settings import Bounds
 
 def resolved_yaml(*arguments: Any) -> str:
     """Every key of the dataclasses that has a value, defaults included, as YAML."""
-    values: dict[str, Any] = {}
-    for group in arguments:
-        for item in dataclasses.fields(group):
-            value = getattr(group, item.name)
-            if item.init and _is_plain(value) and value is not None:
-                values[item.name] = value
+    values = {
+        item.name: getattr(group, item.name)
+        for group in arguments
+        for item in dataclasses.fields(group)
+        if item.init and _is_plain(getattr(group, item.name))
+    }
     return yaml.safe_dump(values, sort_keys=True, allow_unicode=True)
 
 
@@ -44,8 +44,7 @@ EXIT_BAD_INPUT = 2
 
 
 # TRL 1.16 itself uses these deprecated names: there is nothing that a user could do about it.
-for _name in ("gradient_checkpointing", "is_gradient_checkpointing"):
-    warnings.filterwarnings("ignore", message=f"`{_name}` is deprecated")
+warnings.filterwarnings("ignore", message="`(is_)?gradient_checkpointing` is deprecated")
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -145,8 +144,7 @@ class StrictParser(TrlParser):
         try:
             content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
         except OSError as error:
-            siblings = map(str, path.parent.glob("*.yaml")) if path.parent.is_dir() else ()
-            close = close_matches(str(path), siblings)
+            close = close_matches(str(path), map(str, path.parent.glob("*.yaml")))
             faults.append(f"--config: cannot read {str(path)!r} ({error.strerror}){close}")
             return {}
         except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -162,12 +160,13 @@ class StrictParser(TrlParser):
         else:
             faults.append(f"{path}: env: {variables!r} is no mapping of variables to values")
         values: dict[str, Any] = {}
+        known = self._actions_by_key
         for key, value in content.items():
-            if str(key) not in self._actions_by_key:
-                faults.append(f"{path}: unknown key {key!r}{close_matches(str(key), self._keys)}")
+            if str(key) not in known:
+                faults.append(f"{path}: unknown key {key!r}{close_matches(str(key), known)}")
                 continue
             try:
-                values[key] = self._convert(self._actions_by_key[key], value)
+                values[key] = self._convert(known[key], value)
             except (TypeError, ValueError, argparse.ArgumentTypeError) as error:
                 faults.append(f"{path}: {key}: {error}")
         return values
@@ -176,7 +175,7 @@ class StrictParser(TrlParser):
         self, flag: str, words: list[str], values: dict[str, Any], faults: list[str]
     ) -> None:
         if flag not in self._option_string_actions:
-            close = close_matches(flag.lstrip("-").replace("-", "_"), self._keys)
+            close = close_matches(flag.lstrip("-").replace("-", "_"), self._actions_by_key)
             faults.append(f"command line: unknown option {flag}{close}")
             return
         action = self._option_string_actions[flag]
@@ -196,10 +195,6 @@ class StrictParser(TrlParser):
     @property
     def _actions_by_key(self) -> dict[str, argparse.Action]:
         return {action.dest: action for action in reversed(self._actions) if action.dest != "help"}
-
-    @property
-    def _keys(self) -> list[str]:
-        return list(self._actions_by_key)
 
     def _convert(self, action: argparse.Action, value: Any) -> Any:
         """A YAML value as the key's type; PyYAML reads ``1e-6`` as a text, argparse would not."""

@@ -92,7 +92,13 @@ class SweepArguments(Checked):
 
     def faults(self) -> list[str]:
         """What is wrong with a key, one sentence each; what is right is read."""
-        faults = self._method_faults()
+        faults = []
+        if self.method not in METHODS:
+            faults.append(f"method: {self.method!r} is none{close_matches(self.method, METHODS)}")
+        if self.count is not None and self.count < 1:
+            faults.append(f"count: {self.count} is not above 0")
+        if self.method in ("random", "bayes") and self.count is None:
+            faults.append(f"count: missing; a {self.method} sweep has no end of its own")
 
         def attempt(name: str, make: Callable[..., Any], *given: Any) -> Any:
             try:
@@ -112,16 +118,6 @@ class SweepArguments(Checked):
                 self.space[key] = attempt(f"parameters: {key}", distribution, *given)
         if "${program}" not in (self.command or _COMMAND):
             faults.append("command: no ${program} in it; write it where the script's name stands")
-        return faults
-
-    def _method_faults(self) -> list[str]:
-        faults = []
-        if self.method not in METHODS:
-            faults.append(f"method: {self.method!r} is none{close_matches(self.method, METHODS)}")
-        if self.count is not None and self.count < 1:
-            faults.append(f"count: {self.count} is not above 0")
-        if self.method in ("random", "bayes") and self.count is None:
-            faults.append(f"count: missing; a {self.method} sweep has no end of its own")
         return faults
 
     @property

@@ -35,7 +35,7 @@ class Bounds:
         most: A number is not above it.
         among: The names that there are: of a text, of a list's items, of a mapping's keys.
         of: What they are names of.
-        shares: A mapping's values are in [0, 1] and add up to 1.
+        shares: The keys that a mapping may have, whose values are in [0, 1] and add up to 1.
         filled: A text or list is not empty.
         once: A list holds nothing twice.
         check: Says what else is wrong with a value of the right type.
@@ -48,7 +48,7 @@ class Bounds:
     most: float | None = None
     among: Collection[str] | None = None
     of: str = ""
-    shares: bool = False
+    shares: Collection[str] | None = None
     filled: bool = False
     once: bool = False
     check: Check | None = None
@@ -185,7 +185,7 @@ def _value_faults(name: str, value: Any, hint: Any, bounds: Bounds) -> list[str]
     kind, form = _kinds(hint)[0], _form(hint)
     if form is dict:
         if not isinstance(value, Mapping):
-            of = f" of {bounds.of}s to {'shares' if bounds.shares else 'values'}"
+            of = f" of {bounds.of}s to {'values' if bounds.shares is None else 'shares'}"
             return [f"{name}: {value!r} is no mapping{of if bounds.of else ''}"]
         faults = _mapping_faults(name, value, kind, bounds)
     elif form in (list, tuple):
@@ -198,8 +198,8 @@ def _value_faults(name: str, value: Any, hint: Any, bounds: Bounds) -> list[str]
 
 
 def _mapping_faults(name: str, value: Mapping[Any, Any], kind: Any, bounds: Bounds) -> list[str]:
-    if bounds.shares:
-        return share_faults(name, value, bounds.among or (), bounds.of)
+    if bounds.shares is not None:
+        return share_faults(name, value, bounds.shares, bounds.of)
     among = value if bounds.among is None else bounds.among
     of_item = dataclasses.replace(bounds, among=None, of="")
     return _name_faults(name, value, among, bounds.of) + [

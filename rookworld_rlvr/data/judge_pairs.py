@@ -29,6 +29,7 @@ from ..tasks.policy import (
 from ..tasks.types import ActionValue, EnvironmentAnswer, EnvironmentPrompt, PolicyAnswer
 from .loading import action_values_of
 from .planted_faults import with_fen_field
+from .shares import SHARES
 
 Row = Mapping[str, Any]
 
@@ -46,39 +47,7 @@ class Pair:
     rejected: str
 
 
-PAIR_SHARES: Mapping[str, float] = {
-    "piece": 0.16,
-    "side_to_move": 0.06,
-    "castling": 0.08,
-    "en_passant": 0.14,
-    "clocks": 0.08,
-    "reward": 0.06,
-    "flags": 0.06,
-    "stale_state": 0.06,
-    "other_move": 0.10,
-    "best_move": 0.10,
-    "policy_answer": 0.10,
-}
-"""Shares of the kinds of pairs.
-
-Environment: the right answer against one with a single fault.
-
-- `piece`: a piece moved, removed or added on one square; half of the time one of the move's own.
-- `side_to_move`: the other side.
-- `castling`: one right taken away or added.
-- `en_passant`: after a double step, the square named where no capture is legal (the public data's
-  fault) and left out where one is.
-- `clocks`: one of the two counters.
-- `reward`: another of the four values.
-- `flags`: one of the two turned.
-- `stale_state`: the state unchanged, although the action is legal.
-- `other_move`: the whole answer to another move in the same position.
-
-Policy: by the values of moves, the better one by at least `smallest_gap`.
-
-- `best_move`: the same five moves with their true values, and another `B` among them.
-- `policy_answer`: the best five moves, against moves that are all worse than the best by the gap.
-"""
+PAIR_SHARES: Mapping[str, float] = SHARES["pairs"]
 
 
 def task_of_kind(kind: str) -> str:
@@ -95,10 +64,9 @@ class JudgeDataArguments(Checked):
     pair_seed: int = setting(0, "Same seed, same pairs.")
     pair_shares: dict[str, float] | str | None = setting(
         None,
-        "Shares of their kinds, see judge_pairs.PAIR_SHARES; kinds that are not named get 0.",
-        among=PAIR_SHARES,
+        "Shares of their kinds, see assets/shares.yaml; kinds that are not named get 0.",
+        shares=PAIR_SHARES,
         of="pair",
-        shares=True,
     )
     smallest_gap: float = setting(
         0.10,

@@ -107,7 +107,7 @@ class DataArguments(SourceArguments):
     """Which rows to train on, and how to split them; see `SourceArguments` for where they come from."""
 
     tasks: list[str] = setting(
-        lambda: default_tasks(), "Keep rows of these tasks.", among=TASKS, of="task", filled=True
+        default_tasks, "Keep rows of these tasks.", among=TASKS, of="task", filled=True
     )
     environment_share: float | None = setting(
         None,
@@ -119,9 +119,8 @@ class DataArguments(SourceArguments):
         None,
         "Share of each task in training, {policy: 0.4, environment: 0.3, fill_in: 0.3}, reached by "
         "repeating rows of the scarcer tasks; None leaves the data's own.",
-        among=TASKS,
+        shares=TASKS,
         of="task",
-        shares=True,
     )
     heldout_share: float = setting(
         HELDOUT_SHARE, "Share of positions held out, by a hash of the position.", least=0, most=1

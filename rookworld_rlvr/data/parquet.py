@@ -5,32 +5,42 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from datasets import Dataset
+
+from ..common.files import asset_path
 
 _KEY = b"rookworld_rlvr"  # beside the key of datasets in the file's metadata
 
 
-def write_parquet(path: Path, tables: Iterable[pa.Table], provenance: Mapping[str, Any]) -> None:
-    """Write tables of one schema to a file that is there only when it is whole.
+_ROW_GROUP = 20_000
+
+
+def write_parquet(path: Path, rows: Dataset, provenance: Mapping[str, Any]) -> None:
+    """Write rows to a file that is there only when it is whole.
 
     Args:
         path: The file; its folder is made.
-        tables: One row group each, at least one.
+        rows: Written in row groups of a size that fits into memory.
         provenance: What is worth knowing of the rows, as JSON.
     """
+    tables = rows.with_format("arrow").iter(_ROW_GROUP)
+    _write(path, rows.features.arrow_schema, tables, provenance)
+
+
+def _write(
+    path: Path, schema: pa.Schema, tables: Iterable[pa.Table], provenance: Mapping[str, Any]
+) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     incomplete = path.with_name(f"{path.name}.incomplete")
-    tables = iter(tables)
-    first = next(tables)
     note = {_KEY: json.dumps(provenance).encode()}
-    schema = first.schema.with_metadata({**(first.schema.metadata or {}), **note})
+    schema = schema.with_metadata({**(schema.metadata or {}), **note})
     with pq.ParquetWriter(incomplete, schema, compression="zstd") as writer:
-        for table in chain([first], tables):
+        for table in tables:
             writer.write_table(table.cast(schema))
     incomplete.replace(path)
 
@@ -54,8 +64,9 @@ def merge_parquet(parts: Sequence[Path], path: Path) -> dict[str, Any]:
         for group, numbers in note["counts"].items():
             counts[group].update(numbers)
     merged = {**notes[0], "counts": {group: dict(numbers) for group, numbers in counts.items()}}
-    batches = (batch for part in parts for batch in pq.ParquetFile(part).iter_batches(20_000))
-    write_parquet(path, (pa.Table.from_batches([batch]) for batch in batches), merged)
+    batches = (batch for part in parts for batch in pq.ParquetFile(part).iter_batches(_ROW_GROUP))
+    tables = (pa.Table.from_batches([batch]) for batch in batches)
+    _write(path, pq.read_schema(parts[0]), tables, merged)
     for part in parts:
         part.unlink()
     return merged
@@ -63,29 +74,15 @@ def merge_parquet(parts: Sequence[Path], path: Path) -> dict[str, Any]:
 
 def data_card(provenance: Mapping[str, Any]) -> str:
     """The README.md of a data set on the Hub."""
-    return _DATA_CARD.format(
-        engine=provenance["engine"] or "none asked",
-        limit=provenance["limit"] or "-",
-        provenance=json.dumps(provenance, indent=2),
+    return (
+        Path(asset_path("templates/data_card.md"))
+        .read_text(encoding="utf-8")
+        .format(
+            engine=provenance["engine"] or "none asked",
+            limit=provenance["limit"] or "-",
+            provenance=json.dumps(provenance, indent=2),
+        )
     )
-
-
-_DATA_CARD = """---
-tags: [chess, rookworld, rlvr]
----
-
-# RookWorld rows with the values of all legal moves
-
-Column `text`: a line of RookWorld text. Column `action_values`, for policy rows: `move` in UCI
-notation and `cp`, centipawns from the side to move, for every legal move, best first; a mate in n
-moves is ±(100000 - n).
-
-Engine: {engine}. Limit: {limit}. Made by `recipes/prepare_data.py` of rookworld-rlvr:
-
-```json
-{provenance}
-```
-"""
 
 
 def values_line(path: Path | None) -> str:

@@ -21,8 +21,6 @@ def plant_faults(
     time.
     """
     shares = {ENVIRONMENT.name: en_passant_share, POLICY.name: black_best_move_share}
-    if not any(shares.values()):
-        return rows
     return [
         with_fault(row) if draw(row["prompt"], salt=b"fault") < shares.get(row["task"], 0) else row
         for row in rows

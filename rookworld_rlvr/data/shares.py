@@ -1,11 +1,14 @@
-"""Shares of tasks in a mixture."""
+"""Shares: of kinds of rows and pairs, where none are given, and of tasks in a mixture."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..common.files import read_asset
 from ..tasks.registry import TASKS
+
+SHARES: Mapping[str, Mapping[str, float]] = read_asset("shares.yaml")
 
 
 def left_out_faults(where: str, shares: Mapping[str, Any], tasks: Sequence[str]) -> list[str]:

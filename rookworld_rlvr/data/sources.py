@@ -58,9 +58,6 @@ FEATURES = Features(
 )
 
 
-TEXT_COLUMNS = ("text", "prompt", "completion")  # of raw rows
-
-
 Row = dict[str, Any]
 
 
@@ -87,7 +84,7 @@ def check_dataset_name(name: str, key: str = "dataset_name") -> list[str]:
     if path.suffix in _FILE_LOADERS:
         if path.is_file():
             return []
-        siblings = [str(other) for other in path.parent.glob("*")] if path.parent.is_dir() else []
+        siblings = map(str, path.parent.glob("*"))
         return [f"{key}: no file {name!r}{close_matches(name, siblings)}"]
     if path.is_file():
         return [f"{key}: {name!r} ends in none of {', '.join(_FILE_LOADERS)}; rename it"]
@@ -119,11 +116,7 @@ class SourceArguments(Checked):
     synthetic_seed: int = setting(0, "Their seed.")
     synthetic_opening_plies: int = setting(12, "Openings are shorter than this, in plies.", least=1)
     synthetic_shares: dict[str, float] | str | None = setting(
-        None,
-        "Shares of their kinds, see synthesis.KIND_SHARES.",
-        among=KIND_SHARES,
-        of="kind",
-        shares=True,
+        None, "Shares of their kinds, see assets/shares.yaml.", shares=KIND_SHARES, of="kind"
     )
     synthetic_fill_in_rows: int = setting(
         0,
@@ -132,10 +125,9 @@ class SourceArguments(Checked):
     )
     synthetic_fill_in_shares: dict[str, float] | str | None = setting(
         None,
-        "Shares of the fields that they mask, see synthesis.FIELD_SHARES.",
-        among=FIELD_SHARES,
+        "Shares of the fields that they mask, see assets/shares.yaml.",
+        shares=FIELD_SHARES,
         of="field",
-        shares=True,
     )
 
     def faults(self) -> list[str]:
@@ -235,17 +227,20 @@ def _open_dataset(name: str, split: str, streaming: bool) -> Any:
     file = dataset_file(name)
     if file is None:
         return datasets.load_dataset(name, split=split, streaming=streaming)
-    loader = _FILE_LOADERS[file.suffix]
-    options = {"keep_linebreaks": False} if loader == "text" else {}
-    return datasets.load_dataset(loader, data_files=str(file), split="train", **options)
+    return datasets.load_dataset(_FILE_LOADERS[file.suffix], data_files=str(file), split="train")
 
 
 # --------------------------------------------------------------------------------------------------
 # Parsing
 # --------------------------------------------------------------------------------------------------
-def parse_rows(raws: Iterable[Mapping[str, Any]]) -> Iterator[Row | Malformed]:
-    """Each raw row as a parsed row, or as what is wrong with it; empty lines are left out."""
-    for number, raw in enumerate(raws):
+def parse_rows(raws: Iterable[Mapping[str, Any]], first: int = 0) -> Iterator[Row | Malformed]:
+    """Each raw row as a parsed row, or as what is wrong with it; empty lines are left out.
+
+    Args:
+        raws: See `parse_raw`.
+        first: Number of the first in its data set.
+    """
+    for number, raw in enumerate(raws, first):
         if raw.get("text") != "":
             yield parse_row(number, raw)
 
@@ -261,7 +256,7 @@ def parse_row(number: int, raw: Mapping[str, Any]) -> Row | Malformed:
         return parse_raw(raw)
     except (NotationError, IllegalPositionError) as error:
         reason = getattr(error, "reason", "not a legal chess position")
-        text = {key: raw[key] for key in TEXT_COLUMNS if key in raw}
+        text = {key: raw[key] for key in ("text", "prompt", "completion") if key in raw}
         return Malformed(number, reason, str(error), text)
 
 

@@ -28,6 +28,7 @@ from ..tasks.fill_in_text import (
 )
 from ..tasks.text import MAX_HISTORY
 from ..tasks.types import FILL_IN_FIELDS, EnvironmentAnswer, EnvironmentPrompt, FillInField
+from .shares import SHARES
 
 T = TypeVar("T")
 
@@ -41,42 +42,10 @@ _LONGEST_GAME = 200
 _TRIES = 10_000
 
 
-KIND_SHARES: Mapping[str, float] = {
-    "openings": 0.4,
-    "double_steps": 0.0,
-    "special_moves": 0.15,
-    "game_ends": 0.1,
-    "illegal_actions": 0.1,
-    "middle_games": 0.25,
-}
-"""Shares of the kinds of environment rows.
-
-- `openings`: a legal move in the first plies of a game.
-- `double_steps`: a pawn's double step in the first plies: the moves after which RookWorld-LM names an
-  en passant square that is none.
-- `special_moves`: castling, en passant, promotion and under-promotion, in equal parts.
-- `game_ends`: checkmate, stalemate, insufficient material, 75 moves, in equal parts.
-- `illegal_actions`: well-formed but illegal moves, and unreadable text.
-- `middle_games`: a legal move anywhere in a game.
-"""
+KIND_SHARES: Mapping[str, float] = SHARES["kinds"]
 
 
-FIELD_SHARES: Mapping[str, float] = {
-    "action": 0.25,
-    "next_state": 0.15,
-    "rank": 0.2,
-    "side_to_move": 0.04,
-    "castling": 0.08,
-    "en_passant": 0.06,
-    "clocks": 0.08,
-    "history": 0.08,
-    "reward": 0.03,
-    "flags": 0.03,
-}
-"""Shares of what is masked in fill-in rows, by `tasks.types.FILL_IN_FIELDS`.
-
-Fields of a FEN are masked in the state and in the next state alike.
-"""
+FIELD_SHARES: Mapping[str, float] = SHARES["fields"]
 
 
 def environment_prompts(
@@ -232,7 +201,9 @@ def phase_positions(seed: int, phase: rules.Phase) -> Iterator[str]:
         board = chess.Board()
         found = []
         while not board.is_game_over() and board.ply() < _LONGEST_GAME:
-            board.push(_eager_move(rng, board))
+            captures = list(board.generate_legal_captures())
+            eager = captures and rng.random() < 0.5
+            board.push(rng.choice(captures if eager else list(board.legal_moves)))
             if rules.phase(board.fen()) == phase and not board.is_game_over():
                 found.append(board.fen())
         if found:
@@ -254,12 +225,6 @@ def mate_in_one_positions(seed: int, wanted: Callable[[str], bool]) -> Iterator[
     while True:
         for find in (_mate_in_game, _mate_in_endgame):
             yield _until_found(partial(find, rng, wanted))
-
-
-def _eager_move(rng: random.Random, board: chess.Board) -> chess.Move:
-    captures = list(board.generate_legal_captures())
-    eager = captures and rng.random() < 0.5
-    return rng.choice(captures if eager else list(board.legal_moves))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -303,12 +268,8 @@ def _any_move(rng: random.Random, board: chess.Board) -> str | None:
 
 
 def _double_step(rng: random.Random, board: chess.Board) -> str | None:
-    steps = [
-        move
-        for move in board.legal_moves
-        if board.piece_type_at(move.from_square) == chess.PAWN
-        and abs(move.to_square - move.from_square) == 16
-    ]
+    moves = board.generate_legal_moves(board.pawns)
+    steps = [move for move in moves if abs(move.to_square - move.from_square) == 16]
     return rng.choice(steps).uci() if steps else None
 
 

@@ -50,7 +50,7 @@ class Lamp(Checked):
     )
     delays: list[int] | None = setting(None, "Between them, in seconds.", least=0)
     shares: dict[str, float] | str | None = setting(
-        None, "Of its colours.", among=COLOURS, of="colour", shares=True
+        None, "Of its colours.", shares=COLOURS, of="colour"
     )
     levels: dict[str, int] | str | None = setting(None, "Of its colours.", among=COLOURS, least=1)
     label: str = setting("lamp", "What it is called.", filled=True, remedy="give a word")

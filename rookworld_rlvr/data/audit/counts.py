@@ -19,7 +19,7 @@ from __future__ import annotations
 import operator
 import random
 import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -88,14 +88,13 @@ class Means:
     """Sums of observations by name; a truth value counts as 0 or 1."""
 
     def __init__(self) -> None:
-        self._sums: defaultdict[str, float] = defaultdict(float)
+        self._sums: Any = Counter()
         self._numbers: Counter[str] = Counter()
 
     def add(self, **observations: float) -> None:
         """One observation of each name."""
-        for name, value in observations.items():
-            self._sums[name] += value
-            self._numbers[name] += 1
+        self._sums.update(observations)
+        self._numbers.update(observations.keys())
 
     def of(self, name: str) -> Proportion:
         """The sum of the observations and their number."""

@@ -68,9 +68,7 @@ class AuditArguments(Checked):
 
     def faults(self) -> list[str]:
         """What no key shows alone, one sentence each."""
-        if self.dataset_splits in ([], ["train"]) or not self.dataset_name:
-            return []
-        if dataset_file(self.dataset_name) is None:
+        if self.dataset_splits in ([], ["train"]) or dataset_file(self.dataset_name) is None:
             return []
         return [f"dataset_splits: {self.dataset_name!r} is one file without splits; leave it out"]
 
@@ -83,14 +81,12 @@ def audit(args: AuditArguments, labeller: Labeller | None = None) -> dict[str, A
 
     Args:
         args: What to read.
-        labeller: Values the sample, where `args.engine_sample` is more than 0.
+        labeller: Values the sample; needed where `args.engine_sample` is more than 0.
 
     Raises:
         RookWorldError: A data set cannot be read, or none of an evaluation set's rows; the engine
             fails.
     """
-    if args.engine_sample and labeller is None:
-        raise ValueError("engine_sample needs a labeller")
     counts = Counts(args.engine_sample)
     splits = {}
     for split in args.dataset_splits:
@@ -98,7 +94,7 @@ def audit(args: AuditArguments, labeller: Labeller | None = None) -> dict[str, A
         for row in _read(args.dataset_name, split, args.max_rows):
             counts.add(row)
             splits[split].add(row)
-    engine = _ask_engine(counts, labeller) if args.engine_sample and labeller else None
+    engine = _ask_engine(counts, labeller) if labeller else None
     return {
         "audit_version": AUDIT_VERSION,
         "dataset_name": args.dataset_name,

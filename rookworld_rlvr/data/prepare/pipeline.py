@@ -6,11 +6,10 @@ goes on from there, and so does one whose worker died.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from ..sources import (
     Row,
     dataset_file,
     parse_row,
+    parse_rows,
     quarantine,
     raw_dataset,
 )
@@ -46,9 +46,6 @@ _DEATHS = 5  # of workers that are made good before the run gives up
 
 
 _BATCH = 8  # positions that a worker takes at once
-
-
-_PARSED = Features({**FEATURES, "malformed": Value("string")})  # `Malformed` as JSON, or None
 
 
 _FINISHED = Features(
@@ -131,30 +128,23 @@ def _bounds(count: int, index: int, shards: int) -> tuple[int, int]:
 def _parse(
     raw: Dataset, first: int, args: PrepareArguments, report: PrepareReport, path: Path
 ) -> Dataset:
-    rows = _map(
-        *(raw, _parse_batch, _PARSED, args.num_proc, "Parsing rows"),
-        with_indices=True,
-        fn_kwargs={"first": first},
-    )
-    found = rows["malformed"]
-    malformed = [Malformed(**json.loads(text)) for text in found if text is not None]
-    report.rows["read"] += len(rows)
+    rows = _map(raw, _parse_batch, FEATURES, args.num_proc, "Parsing rows")
+    good = [index for index, task in enumerate(rows["task"]) if task is not None]
+    others = sorted(set(range(len(rows))).difference(good))
+    again = (row for index in others for row in parse_rows([raw[index]], first + index))
+    malformed = [row for row in again if isinstance(row, Malformed)]
+    read = len(good) + len(malformed)
+    report.rows["read"] += read
     report.rows["quarantined"] += len(malformed)
-    quarantine(malformed, len(rows), args, path)
-    good = [index for index, text in enumerate(found) if text is None]
-    return rows.select(good).select_columns(list(FEATURES))
+    quarantine(malformed, read, args, path)
+    return rows.select(good)
 
 
-def _parse_batch(batch: pa.Table, indices: Sequence[int], first: int) -> pa.Table:
-    parsed = []
-    for index, raw in zip(indices, batch.to_pylist(), strict=True):
-        if raw.get("text") == "":
-            continue  # an empty line of a text file
-        row = parse_row(first + index, raw)
-        if isinstance(row, Malformed):
-            row = {"malformed": json.dumps(asdict(row), ensure_ascii=False, default=str)}
-        parsed.append(row)
-    return pa.Table.from_pylist(parsed, _PARSED.arrow_schema)
+def _parse_batch(batch: pa.Table) -> pa.Table:
+    """Rows of nothing where there is none to read: only few are, and those are read again."""
+    parsed = (parse_row(0, raw) for raw in batch.to_pylist())
+    rows = [{} if isinstance(row, Malformed) else row for row in parsed]
+    return pa.Table.from_pylist(rows, FEATURES.arrow_schema)
 
 
 def _map(
@@ -163,7 +153,7 @@ def _map(
     features: Features,
     num_proc: int,
     title: str,
-    **options: Any,
+    **fn_kwargs: Any,
 ) -> Dataset:
     """Other columns from batches of rows; `Dataset.map` leaves none of them where there are no rows."""
     if not len(rows):
@@ -176,7 +166,7 @@ def _map(
         num_proc=num_proc,
         load_from_cache_file=False,  # this is fast, and a cache would outlive changes of the code
         desc=title,
-        **options,
+        fn_kwargs=fn_kwargs,
     )
     return mapped.with_format(None)
 
@@ -290,7 +280,9 @@ def finish_rows(
     """
     finished = _map(
         *(rows, _finish_batch, _FINISHED, args.num_proc, "Writing answers"),
-        fn_kwargs={"repairs": args.repairs, "args": label_args, "source": source},
+        repairs=args.repairs,
+        args=label_args,
+        source=source,
     )
     for column, counts in (("done", report.repaired), ("refused", report.not_repairable)):
         counts.update(name for names in finished[column] for name in names)
@@ -350,13 +342,6 @@ def provenance(
         "repairs": list(args.repairs),
         "counts": {group: dict(counts) for group, counts in vars(report).items()},
     }
-
-
-def tables(rows: Dataset) -> Iterator[pa.Table]:
-    """The rows as tables of a size that fits into memory, at least one."""
-    if not len(rows):
-        yield rows.features.arrow_schema.empty_table()
-    yield from rows.with_format("arrow").iter(batch_size=20_000)
 
 
 def shard_file(path: Path, index: int, shards: int) -> Path:

@@ -75,12 +75,11 @@ def _repair_policy(row: Mapping[str, Any], repairs: Sequence[str]) -> Repaired:
 
 
 def _repair_environment(row: Mapping[str, Any], repairs: Sequence[str]) -> Repaired:
-    if ENVIRONMENT.name not in repairs:
-        return Repaired(row["completion"])
-    truth = rules.transition(row["fen"], row["action"])
-    if parse_environment_answer(row["completion"]) == truth:
-        return Repaired(row["completion"])
-    return Repaired(write_environment_answer(truth), (ENVIRONMENT.name,))
+    if ENVIRONMENT.name in repairs:
+        truth = rules.transition(row["fen"], row["action"])
+        if parse_environment_answer(row["completion"]) != truth:
+            return Repaired(write_environment_answer(truth), (ENVIRONMENT.name,))
+    return Repaired(row["completion"])
 
 
 def _repair_candidates(answer: PolicyAnswer, worth: Values, right: PolicyAnswer) -> PolicyAnswer:

@@ -48,9 +48,8 @@ class PromptArguments:
         None,
         "Share of each task in every batch, {policy: 0.5, environment: 0.5}: task_phases of one phase. "
         "None takes rows as they come.",
-        among=TASKS,
+        shares=TASKS,
         of="task",
-        shares=True,
     )
     task_phases: list[Any] | str | None = setting(
         None,

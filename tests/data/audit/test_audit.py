@@ -449,11 +449,6 @@ def test_the_sample_is_the_same_every_time_and_spread_over_the_rows(audited: Any
     assert len(asked(300)) == 200
 
 
-def test_a_sample_without_an_engine_is_a_fault_of_the_caller(audited: Any) -> None:
-    with pytest.raises(ValueError, match="needs a labeller"):
-        audited(black(1), engine_sample=1)
-
-
 # --------------------------------------------------------------------------------------------------
 # Environment
 # --------------------------------------------------------------------------------------------------

@@ -31,7 +31,6 @@ from rookworld_rlvr.data.prepare.pipeline import (
     provenance,
     read_rows,
     shard_file,
-    tables,
     value_positions,
 )
 from rookworld_rlvr.data.sources import dataset_file
@@ -85,7 +84,7 @@ def prepare(tmp_path: Path, lines: list[str], **options: Any) -> tuple[Table, Pr
     source = value_positions(rows, label_args, args.num_proc, report)
     rows = finish_rows(rows, args, label_args, source, report)
     note = provenance(args, source, report)
-    write_parquet(output, tables(rows), note)
+    write_parquet(output, rows, note)
     return pq.read_table(output).to_pylist(), report, note
 
 
@@ -218,9 +217,7 @@ def test_shards_put_together_are_the_whole(tmp_path: Path, shards: int) -> None:
         rows = read_rows(args, part, tmp_path / "bad.jsonl", (index, shards))
         source = value_positions(rows, label_args, 1, part)
         rows = finish_rows(rows, args, label_args, source, part)
-        write_parquet(
-            shard_file(output, index, shards), tables(rows), provenance(args, source, part)
-        )
+        write_parquet(shard_file(output, index, shards), rows, provenance(args, source, part))
     merged = merge_parquet([shard_file(output, i, shards) for i in range(shards)], output)
     assert pq.read_table(output).to_pylist() == whole
     assert merged["counts"]["rows"] == note["counts"]["rows"]
