@@ -22,7 +22,6 @@ class NotationError(RookWorldError):
 
     def __init__(self, reason: str, text: str) -> None:
         self.reason = reason
-        self.text = text
         shown = text if len(text) <= 120 else f"{text[:120]}… ({len(text)} characters)"
         super().__init__(f"{reason}: {shown!r}")
 

@@ -151,9 +151,8 @@ def _bootstrap_means(values: np.ndarray) -> np.ndarray:
     means: list[np.ndarray] = []
     for start in range(0, RESAMPLES, at_once):
         count = min(at_once, RESAMPLES - start)
-        means.append(
-            values[generator.integers(len(values), size=(count, len(values)))].mean(axis=1)
-        )
+        places = generator.integers(len(values), size=(count, len(values)))
+        means.append(values[places].mean(axis=1))
     return np.concatenate(means)
 
 

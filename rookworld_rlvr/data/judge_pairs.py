@@ -131,11 +131,10 @@ def _pairs(kind: str, rows: Sequence[Row], gap: float, seed: int) -> Iterator[Pa
     in_turn = cycle(rng.sample(rows, len(rows)))
     while True:
         for row in islice(in_turn, len(rows)):
-            answers = (
-                _environment_answers(row, kind, rng)
-                if kind in CORRUPTIONS
-                else _POLICY[kind](row, gap, rng)
-            )
+            if kind in CORRUPTIONS:
+                answers = _environment_answers(row, kind, rng)
+            else:
+                answers = _POLICY[kind](row, gap, rng)
             if answers is not None:
                 yield Pair(kind, row["prompt"], *answers)
                 break

@@ -31,15 +31,7 @@ from ..tasks.types import ActionValue
 from .parquet import values_line
 from .planted_faults import plant_faults
 from .shares import left_out_faults
-from .sources import (
-    FEATURES,
-    Malformed,
-    Row,
-    SourceArguments,
-    dataset_file,
-    parse_rows,
-    quarantine,
-)
+from .sources import FEATURES, Malformed, Row, SourceArguments, dataset_file, parse_rows, quarantine
 
 HELDOUT_SHARE = 0.1
 """Of positions; the evaluation suites' test positions lie in this share."""

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset
 
-from ..common.files import asset_path
+from ..common.html import render
 
 _KEY = b"rookworld_rlvr"  # beside the key of datasets in the file's metadata
 
@@ -74,15 +74,8 @@ def merge_parquet(parts: Sequence[Path], path: Path) -> dict[str, Any]:
 
 def data_card(provenance: Mapping[str, Any]) -> str:
     """The README.md of a data set on the Hub."""
-    return (
-        Path(asset_path("templates/data_card.md"))
-        .read_text(encoding="utf-8")
-        .format(
-            engine=provenance["engine"] or "none asked",
-            limit=provenance["limit"] or "-",
-            provenance=json.dumps(provenance, indent=2),
-        )
-    )
+    note = json.dumps(provenance, indent=2)
+    return f"{render('data_card.md', values=provenance, provenance=note)}\n"
 
 
 def values_line(path: Path | None) -> str:

@@ -239,10 +239,10 @@ def _until_found(make: Callable[[], T | None]) -> T:
     raise RuntimeError(f"no row found in {_TRIES} tries")
 
 
-def _random_play(rng: random.Random) -> Iterator[chess.Board]:
+def _random_play(rng: random.Random, plies: int = _LONGEST_GAME) -> Iterator[chess.Board]:
     """The board of a random game before each of its moves."""
     board = chess.Board()
-    for _ in range(_LONGEST_GAME):
+    for _ in range(plies):
         moves = list(board.legal_moves)
         if not moves:
             return
@@ -252,13 +252,9 @@ def _random_play(rng: random.Random) -> Iterator[chess.Board]:
 
 def _random_game(rng: random.Random, plies: int) -> chess.Board:
     """A game of random legal moves, shorter than `plies` where it ended before."""
-    board = chess.Board()
-    for _ in range(plies):
-        moves = list(board.legal_moves)
-        if not moves:
-            board.pop()  # before the end, so that there is a move to play
-            break
-        board.push(rng.choice(moves))
+    board = [chess.Board(), *_random_play(rng, plies)][-1]  # the same one all along
+    if board.ply() < plies:
+        board.pop()  # before the end, so that there is a move to play
     return board
 
 

@@ -39,13 +39,11 @@ BASES = ("engine", "action_values", "material")  # of the view of E, the first t
 
 # Names of what is counted, which are keys of the JSON.
 FORM: Mapping[str, Callable[[PolicyAnswer, Collection[str]], bool]] = {
-    "all_moves_legal": lambda answer, legal: set(answer.moves) <= set(legal),
-    "best_is_legal": lambda answer, legal: answer.best_move in legal,
-    "best_in_moves": lambda answer, legal: answer.best_move in answer.moves,
-    "move_twice": lambda answer, legal: len(set(answer.moves)) < len(answer.moves),
-    "evaluations_not_one_a_move": lambda answer, legal: (
-        len(answer.evaluations) != len(answer.moves)
-    ),
+    "all_moves_legal": lambda said, legal: set(said.moves) <= set(legal),
+    "best_is_legal": lambda said, legal: said.best_move in legal,
+    "best_in_moves": lambda said, legal: said.best_move in said.moves,
+    "move_twice": lambda said, legal: len(set(said.moves)) < len(said.moves),
+    "evaluations_not_one_a_move": lambda said, legal: len(said.evaluations) != len(said.moves),
 }
 
 

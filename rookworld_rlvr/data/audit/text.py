@@ -152,7 +152,6 @@ def findings(result: Part) -> Iterator[tuple[str, Part]]:
         {"rows": answered - policy[name]["rows"]}
         for name in ("all_moves_legal", "best_is_legal", "best_in_moves")
     )
-    conflicting = duplicates["conflicting"]["rows"]
     yield from _counted(
         malformed={**rows["malformed"], "reason": reason},
         idle_en_passant_in_prompt=rows["idle_en_passant_in_prompt"],
@@ -167,7 +166,7 @@ def findings(result: Part) -> Iterator[tuple[str, Part]]:
     yield from _counted(
         wrong_answers=_wrong_answers(environment),
         history_without_action=environment["history_without_action"],
-        within_a_split={**duplicates["within_a_split"], "conflicting": conflicting},
+        within_a_split=duplicates["within_a_split"] | duplicates,
     )
     for pair in [*result["overlap"]["splits"], *result["overlap"]["evaluation"]]:
         if pair["positions"]:

@@ -278,12 +278,8 @@ def finish_rows(
         source: Of `value_positions`.
         report: Counted into.
     """
-    finished = _map(
-        *(rows, _finish_batch, _FINISHED, args.num_proc, "Writing answers"),
-        repairs=args.repairs,
-        args=label_args,
-        source=source,
-    )
+    options = {"repairs": args.repairs, "args": label_args, "source": source}
+    finished = _map(rows, _finish_batch, _FINISHED, args.num_proc, "Writing answers", **options)
     for column, counts in (("done", report.repaired), ("refused", report.not_repairable)):
         counts.update(name for names in finished[column] for name in names)
     report.rows["written"] += len(finished)

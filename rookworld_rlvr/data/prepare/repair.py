@@ -7,24 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...tasks import rules
-from ...tasks.environment import (
-    ENVIRONMENT,
-    parse_environment_answer,
-    write_environment_answer,
-)
+from ...tasks.environment import ENVIRONMENT, parse_environment_answer, write_environment_answer
 from ...tasks.policy import POLICY, parse_policy_answer, policy_reference, write_policy_answer
 from ...tasks.scoring import Values
 from ...tasks.types import PolicyAnswer
 from ..loading import action_values_of
-
-REPAIRS: Mapping[str, str] = {
-    "candidates": "M rewritten to the best five moves where it names others, and E and B with it",
-    "evaluations": "E rewritten to what the moves of M are worth, in pawns from the side to move",
-    "best_move": "B re-chosen: the best of the moves of M",
-    ENVIRONMENT.name: "environment answers recomputed by python-chess",
-    "duplicates": "rows dropped whose prompt stands before",
-}
-"""What each name of `repairs` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +38,7 @@ def repair_row(row: Mapping[str, Any], repairs: Sequence[str]) -> Repaired:
 
 
 def _repair_policy(row: Mapping[str, Any], repairs: Sequence[str]) -> Repaired:
-    wanted = [name for name in ("candidates", "evaluations", "best_move") if name in repairs]
+    wanted = [name for name in _POLICY_REPAIRS if name in repairs]
     if row["action_values"] is None:
         return Repaired(
             row["completion"], refused=tuple(wanted if row["completion"] else ["answer"])
@@ -116,6 +103,17 @@ _POLICY_REPAIRS = {
     "evaluations": _repair_evaluations,
     "best_move": _repair_best_move,
 }
+
+
+REPAIRS = (*_POLICY_REPAIRS, ENVIRONMENT.name, "duplicates")
+"""Names of `repairs`.
+
+- `candidates`: M rewritten to the best five moves where it names others, and E and B with it.
+- `evaluations`: E rewritten to what the moves of M are worth, in pawns from the side to move.
+- `best_move`: B re-chosen: the best of the moves of M.
+- `environment`: answers recomputed by python-chess.
+- `duplicates`: rows dropped whose prompt stands before.
+"""
 
 
 _TASK_REPAIRS = {ENVIRONMENT.name: _repair_environment, POLICY.name: _repair_policy}
