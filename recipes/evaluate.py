@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ def run(suite: Suite[Any], model: Answerer) -> SuiteResult:
     hidden = not PartialState().is_main_process
     with tqdm(desc=f"{model.name}: {suite.name}", unit="prompt", disable=hidden) as bar:
         if isinstance(model, LanguageModel):
-            model.progress = bar.update
+            model.complete = partial(model.complete, progress=bar.update)
         return suite.run(model)
 
 

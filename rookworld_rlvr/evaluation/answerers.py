@@ -10,18 +10,14 @@ from typing import Any
 
 from accelerate import PartialState
 from accelerate.utils import gather_object
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..common.errors import RookWorldError
-from ..models.decoding import GREEDY, Decoding, complete
+from ..models.decoding import GREEDY, Decoding
 from ..tasks.registry import TASKS, task_of
 from ..tasks.scoring import Values
 from ..tasks.task import Task
 
 ORACLE, RANDOM_MOVER = "oracle", "random"
-
-
-MAX_NEW_TOKENS = 160  # an answer of the policy task takes up to 144 GPT-2 tokens
 
 
 class Answerer(ABC):
@@ -46,69 +42,26 @@ class LanguageModel(Answerer):
     The same prompt gets the same answer in whatever batch and process, greedy or sampled.
 
     Args:
-        name: As results name it.
-        model: In evaluation mode.
-        tokenizer: The model's.
-        decoding: How tokens are chosen.
-        batch_size: Prompts decoded at once by a process.
-        max_new_tokens: Most tokens of a completion; fewer where the model's table of positions ends.
-        progress: Called with the number of prompts answered by this process, for a progress bar.
+        name: As results name it; of a policy in training the run's.
+        complete: Decodes one completion a prompt, on this process, such as `models.decoding.complete`.
+        decoding: How it does.
     """
 
     def __init__(
         self,
         name: str,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
+        complete: Callable[..., list[str]],
         decoding: Decoding = GREEDY,
-        batch_size: int = 64,
-        max_new_tokens: int = MAX_NEW_TOKENS,
-        progress: Callable[[int], object] | None = None,
     ) -> None:
         self.name = name
         self.decoding = decoding.as_dict()
-        self.progress = progress
-        self._model = model
-        self._tokenizer = tokenizer
-        self._decoding = decoding
-        self._batch_size = batch_size
-        self._max_new_tokens = max_new_tokens
+        self.complete = complete
 
     def answers(self, prompts: Sequence[str]) -> list[str]:
         """See `Answerer`; a prompt that stands several times is decoded once."""
         unique = list(dict.fromkeys(prompts))
-        answers = dict(zip(unique, shared(unique, self._complete), strict=True))
+        answers = dict(zip(unique, shared(unique, self.complete), strict=True))
         return [answers[prompt] for prompt in prompts]
-
-    def _complete(self, prompts: Sequence[str]) -> list[str]:
-        return complete(
-            self._model,
-            self._tokenizer,
-            prompts,
-            decoding=self._decoding,
-            max_new_tokens=self._max_new_tokens,
-            batch_size=self._batch_size,
-            progress=self.progress,
-        )
-
-
-class PolicyInTraining(Answerer):
-    """A trainer's policy, greedy.
-
-    Args:
-        name: The run's.
-        complete: Decodes one completion a prompt, on this process.
-    """
-
-    def __init__(self, name: str, complete: Callable[[Sequence[str]], list[str]]) -> None:
-        self.name = name
-        self.decoding = GREEDY.as_dict()
-        self._complete = complete
-
-    def answers(self, prompts: Sequence[str]) -> list[str]:
-        """See `Answerer`."""
-        return shared(prompts, self._complete)
 
 
 def shared(prompts: Sequence[str], complete: Callable[[Sequence[str]], list[str]]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -93,18 +93,22 @@ class GameSuite(Suite[chess.Board]):
     """A suite whose items are games.
 
     Args:
-        starts: Where each game starts, by its name.
+        games: How many.
         plies: Half-moves after which a game is cut off.
         seed: What the starting positions follow from.
     """
 
-    def __init__(self, starts: Mapping[str, chess.Board], plies: int, seed: int) -> None:
+    def __init__(self, games: int, plies: int, seed: int) -> None:
         notes = {
             "starts": f"held-out positions after {OPENING_PLIES} random plies",
             "game_plies": plies,
         }
-        super().__init__(starts, seed, notes)
+        super().__init__(self.starts(games, seed), seed, notes)
         self.plies = plies
+
+    def starts(self, games: int, seed: int) -> dict[str, chess.Board]:
+        """Where each game starts, by its name."""
+        return {board.fen(): board for board in openings(games, seed)}
 
     def positions(self) -> dict[str, str]:
         """See `Suite`."""
@@ -113,11 +117,6 @@ class GameSuite(Suite[chess.Board]):
     def games(self) -> list[Game]:
         """New games, one an item."""
         return [Game(name, board.copy()) for name, board in self.items.items()]
-
-
-def by_position(boards: Iterable[chess.Board]) -> dict[str, chess.Board]:
-    """Starting positions by their FEN."""
-    return {board.fen(): board for board in boards}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -13,17 +14,11 @@ from ..common.settings import Checked, setting
 from ..engine.labeller import Labeller
 from ..engine.pool import EngineArguments
 from ..models import loading
-from ..models.decoding import GREEDY, Decoding
+from ..models.decoding import GREEDY, Decoding, complete
 from ..tasks.scoring import Values
-from .answerers import (
-    MAX_NEW_TOKENS,
-    ORACLE,
-    RANDOM_MOVER,
-    Answerer,
-    LanguageModel,
-    Oracle,
-    RandomMover,
-)
+from .answerers import ORACLE, RANDOM_MOVER, Answerer, LanguageModel, Oracle, RandomMover
+
+MAX_NEW_TOKENS = 160  # an answer of the policy task takes up to 144 GPT-2 tokens
 
 
 def _model_faults(names: Sequence[str], where: str) -> list[str]:
@@ -123,7 +118,6 @@ def open_model(
     name: str,
     args: ModelArguments,
     values: Callable[[Sequence[str]], list[Values | None]],
-    progress: Callable[[int], object] | None = None,
 ) -> Answerer:
     """Load a model under test.
 
@@ -131,7 +125,6 @@ def open_model(
         name: One of `args.model_name_or_path`.
         args: How it answers.
         values: What the oracle knows.
-        progress: See `LanguageModel`.
 
     Raises:
         RookWorldError: There is no such model, or it cannot be had.
@@ -146,12 +139,13 @@ def open_model(
             name, revision=args.model_revision, dtype=getattr(torch, args.dtype)
         )
         tokenizer = loading.load_tokenizer(name, revision=args.model_revision)
-    return LanguageModel(
-        name,
+    decoding = args.chosen_decoding()
+    decode = partial(
+        complete,
         model.to(state.device).eval(),
         tokenizer,
-        decoding=args.chosen_decoding(),
+        decoding=decoding,
         batch_size=args.batch_size,
         max_new_tokens=args.max_new_tokens,
-        progress=progress,
     )
+    return LanguageModel(name, decode, decoding)

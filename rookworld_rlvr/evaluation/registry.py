@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 from pathlib import Path
@@ -28,46 +28,24 @@ from .suites.puzzles import PuzzlesSuite
 from .suites.self_play import SelfPlaySuite
 from .suites.versus_stockfish import LEVELS, VersusStockfishSuite
 
-Maker = Callable[["SuiteArguments", EngineArguments], Suite]
-
-
-SUITES: Mapping[str, Maker] = {
-    EnvironmentSuite.name: lambda args, _: EnvironmentSuite(args.suite_rows, args.suite_seed),
-    PolicySuite.name: lambda args, _: PolicySuite(
-        args.suite_rows, args.suite_seed, args.policy_dataset_name
-    ),
-    FillInSuite.name: lambda args, _: FillInSuite(args.suite_rows, args.suite_seed),
-    MateInOneSuite.name: lambda args, _: MateInOneSuite(
-        args.suite_rows, args.suite_seed, args.mate_in_one_file
-    ),
-    PuzzlesSuite.name: lambda args, _: PuzzlesSuite(
-        args.suite_rows, args.suite_seed, args.puzzles_file
-    ),
-    SelfPlaySuite.name: lambda args, _: SelfPlaySuite(
-        args.suite_games, args.game_plies, args.suite_seed
-    ),
-    ClosedLoopSuite.name: lambda args, _: ClosedLoopSuite(
-        args.suite_games, args.game_plies, args.suite_seed
-    ),
-    VersusStockfishSuite.name: lambda args, engine_args: VersusStockfishSuite(
-        args.levels(), args.suite_games, args.game_plies, args.suite_seed, engine_args
-    ),
+_ARGUMENTS: Mapping[type[Suite], tuple[str, ...]] = {
+    EnvironmentSuite: ("suite_rows", "suite_seed"),
+    PolicySuite: ("suite_rows", "suite_seed", "policy_dataset_name"),
+    FillInSuite: ("suite_rows", "suite_seed"),
+    MateInOneSuite: ("suite_rows", "suite_seed", "mate_in_one_file"),
+    PuzzlesSuite: ("suite_rows", "suite_seed", "puzzles_file"),
+    SelfPlaySuite: ("suite_games", "game_plies", "suite_seed"),
+    ClosedLoopSuite: ("suite_games", "game_plies", "suite_seed"),
+    VersusStockfishSuite: ("levels", "suite_games", "game_plies", "suite_seed", "engine_args"),
 }
-"""How each suite is made."""
+"""The keys that each suite is made from, in the order in which it takes them."""
+
+
+SUITES: Mapping[str, type[Suite]] = {suite.name: suite for suite in _ARGUMENTS}
 
 
 SUITE_HEADLINES: Mapping[str, str] = {
-    suite.name: f"suites/{suite.name}/{suite.headline}"
-    for suite in (
-        EnvironmentSuite,
-        PolicySuite,
-        FillInSuite,
-        MateInOneSuite,
-        PuzzlesSuite,
-        SelfPlaySuite,
-        ClosedLoopSuite,
-        VersusStockfishSuite,
-    )
+    name: f"suites/{name}/{suite.headline}" for name, suite in SUITES.items()
 }
 """Suite → name, in training, of the metric that says most; it may choose the best checkpoint."""
 
@@ -128,10 +106,12 @@ def open_suites(
         args: Which.
         engine_args: Whom those ask that need an engine.
     """
+    given = {**vars(args), "levels": args.levels(), "engine_args": engine_args}
     suites, left_out = [], {}
     for name in dict.fromkeys(args.suites):
+        suite = SUITES[name]
         try:
-            suites.append(SUITES[name](args, engine_args))
+            suites.append(suite(*(given[key] for key in _ARGUMENTS[suite])))
         except SuiteUnavailableError as error:
             left_out[name] = str(error)
     return suites, left_out

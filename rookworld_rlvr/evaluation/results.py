@@ -111,19 +111,17 @@ def _table(
     name: str, result: SuiteResult, first: ModelResults, others: Sequence[ModelResults]
 ) -> list[str]:
     models = [first, *(other for other in others if name in other.suites)]
-    rest = models[1:]
     columns = [model.suites[name].metrics() for model in models]
-    changes = [result.compare(model.suites[name]) for model in rest]
+    changes = [{}, *(result.compare(model.suites[name]) for model in models[1:])]
     metrics = list(dict.fromkeys(metric for column in columns for metric in column))
     width = max(map(len, metrics)) + 2
     heads = [short_name(model.model) for model in models]
     lines = [f"  {'':<{width}}{'n':>6}" + "".join(f"  {head:<32}" for head in heads).rstrip()]
     for metric in metrics:
         n = max(column[metric].n for column in columns if metric in column)
-        cells = [f"{_estimate(column.get(metric)):<32}" for column in columns]
-        cells[1:] = [
-            f"{cell.rstrip()}{_change(change.get(metric))}".ljust(32)
-            for cell, change in zip(cells[1:], changes, strict=True)
+        cells = [
+            f"{_estimate(column.get(metric))}{_change(change.get(metric))}".ljust(32)
+            for column, change in zip(columns, changes, strict=True)
         ]
         lines.append(f"  {metric:<{width}}{n:>6}  {'  '.join(cells)}".rstrip())
     return lines

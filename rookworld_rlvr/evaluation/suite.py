@@ -17,19 +17,6 @@ class SuiteUnavailableError(RookWorldError):
     """A suite cannot be run here: its engine or file is missing. It is left out, and said so."""
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """What a number says.
-
-    Args:
-        kind: ``share`` of items that are right (values 0 and 1), or ``mean``.
-        meaning: One sentence.
-    """
-
-    kind: Kind
-    meaning: str
-
-
 class Observations:
     """Values by metric and item.
 
@@ -40,7 +27,7 @@ class Observations:
         groups: Their order in results; others follow in the order in which they come.
     """
 
-    def __init__(self, metrics: Mapping[str, Metric], groups: Iterable[str] = ()) -> None:
+    def __init__(self, metrics: Mapping[str, Kind], groups: Iterable[str] = ()) -> None:
         self._metrics = metrics
         self._groups = dict.fromkeys(groups)
         self.values: dict[str, dict[str, float]] = defaultdict(dict)
@@ -54,7 +41,7 @@ class Observations:
             value: 0 or 1 where the metric is a share.
             groups: Parts that the item belongs to.
         """
-        if self._metrics[metric].kind == "share" and value not in (0, 1):
+        if self._metrics[metric] == "share" and value not in (0, 1):
             raise ValueError(f"{metric} is a share, but {item!r} has {value!r}")
         groups = tuple(groups)
         self._groups |= dict.fromkeys(groups)
@@ -65,7 +52,7 @@ class Observations:
 
     def kind(self, name: str) -> Kind:
         """The kind of a metric or of one of its groups."""
-        return self._metrics[name.split("/", 1)[0]].kind
+        return self._metrics[name.split("/", 1)[0]]
 
     def names(self) -> list[str]:
         """What was observed: metrics in the suite's order, each before its groups."""
@@ -136,14 +123,14 @@ class Suite(ABC, Generic[Item]):
     Attributes:
         name: Of the suite, as `--suites` takes it.
         version: Raised with every change of items, prompts or scoring.
-        metrics: What it measures, by name.
+        metrics: What it measures: by name a ``share`` of items (values 0 and 1) or a ``mean``.
         headline: The metric that says most; the higher, the better.
         grouped: The metrics that are split by group.
     """
 
     name: ClassVar[str]
     version: ClassVar[int]
-    metrics: ClassVar[Mapping[str, Metric]]
+    metrics: ClassVar[Mapping[str, Kind]]
     headline: ClassVar[str]
     grouped: ClassVar[Collection[str]] = ()
 

@@ -12,7 +12,7 @@ from datasets import Dataset
 from trl.models.utils import unwrap_model_for_generation
 
 from ..common.stats import Proportion
-from ..evaluation.answerers import PolicyInTraining, shared
+from ..evaluation.answerers import LanguageModel, shared
 from ..evaluation.results import ModelResults
 from ..evaluation.suite import Suite, SuiteResult
 from ..models.decoding import complete
@@ -75,7 +75,7 @@ class HeldoutEvaluation:
 
     def _run_suites(self) -> dict[str, float]:
         """The suites' metrics without groups."""
-        policy = PolicyInTraining(self.folder, partial(decode, self.trainer))
+        policy = LanguageModel(self.folder, partial(decode, self.trainer))
         self.suite_results = {suite.name: suite.run(policy) for suite in self.suites}
         if self.trainer.is_in_train and self.suites_before is None:
             self.suites_before = self.suite_results

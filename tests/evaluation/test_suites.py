@@ -9,6 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from rookworld_rlvr.cli.checks import check_recipe
 from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
+from rookworld_rlvr.common.stats import Kind
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, DataArguments, is_held_out, load_data
 from rookworld_rlvr.engine.pool import EngineArguments
 from rookworld_rlvr.evaluation.answerers import Answerer, LanguageModel, Oracle, RandomMover
@@ -30,7 +32,7 @@ from rookworld_rlvr.evaluation.registry import (
     open_suites,
 )
 from rookworld_rlvr.evaluation.results import ModelResults, results_document, results_text
-from rookworld_rlvr.evaluation.suite import Metric, Observations, Suite, SuiteUnavailableError
+from rookworld_rlvr.evaluation.suite import Observations, Suite, SuiteUnavailableError
 from rookworld_rlvr.evaluation.suites.environment import EnvironmentSuite, kinds
 from rookworld_rlvr.evaluation.suites.environment import judge as judge_environment
 from rookworld_rlvr.evaluation.suites.fill_in import FillInSuite
@@ -327,7 +329,11 @@ def test_a_batch_of_one_and_of_many_give_the_same_answers(
 ) -> None:
     suite = made(make, 24)
     alone, together = (
-        LanguageModel("nano", *nano, decoding=decoding, batch_size=size, max_new_tokens=80)
+        LanguageModel(
+            "nano",
+            partial(complete, *nano, decoding=decoding, batch_size=size, max_new_tokens=80),
+            decoding,
+        )
         for size in (1, 64)
     )
     prompts = list(suite.positions())
@@ -482,7 +488,7 @@ def test_training_data_is_checked_by_name(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------
 # Observations and results
 # --------------------------------------------------------------------------------------------------
-METRICS = {"right": Metric("share", "."), "error": Metric("mean", ".")}
+METRICS: Mapping[str, Kind] = {"right": "share", "error": "mean"}
 
 
 def test_observations_refuse_what_is_none() -> None:
@@ -620,7 +626,8 @@ def test_suites_run_with_every_evaluation_and_choose_the_best_checkpoint(
     trainer.train()
     name = "eval_suites/environment/exact"
     logged = {log["step"]: log[name] for log in trainer.state.log_history if name in log}
-    before = suite.run(LanguageModel("nano", *nano, max_new_tokens=64)).metrics()["exact"]
+    before: Any = suite.run(LanguageModel("nano", partial(complete, *nano, max_new_tokens=64)))
+    before = before.metrics()["exact"]
     assert logged[0] == before.value > 0
     assert list(logged) == [0, 1, 2, 3]
     steps = {step: value for step, value in logged.items() if step}

@@ -11,13 +11,14 @@ import chess
 from rapidfuzz.distance import Levenshtein
 
 from ...common.errors import NotationError
+from ...common.stats import Kind
 from ...data.sources import SourceArguments, parse_rows
 from ...tasks import rules
 from ...tasks import text as notation
 from ...tasks.environment import ENVIRONMENT, parse_environment_answer
-from ...tasks.types import EnvironmentAnswer, EnvironmentPrompt
+from ...tasks.types import EnvironmentPrompt
 from ..answerers import Answerer
-from ..suite import Judged, Metric, Suite
+from ..suite import Judged, Suite
 
 DATASET = "rookworld-evaluation"
 
@@ -51,21 +52,17 @@ class EnvironmentSuite(Suite[EnvironmentPrompt]):
     name = "environment"
     version = 1
     headline = "exact"
-    metrics: ClassVar[Mapping[str, Metric]] = {
-        "invalid": Metric("share", "the answer cannot be read"),
-        "exact": Metric("share", "the whole answer is right: six FEN fields, reward, both flags"),
-        "next_state_exact": Metric("share", "all six FEN fields are right"),
-        "next_state_lenient": Metric(
-            "share", "board, side to move, castling rights and en passant square are right"
-        ),
-        "levenshtein": Metric(
-            "mean", "normalised similarity of the answer's FEN to the right one; 0 where invalid"
-        ),
-        "squares": Metric("mean", "share of the 64 squares that are right; 0 where invalid"),
-        "reward": Metric("share", "the reward is right"),
-        "reward_mae": Metric("mean", "mean absolute error of the rewards that can be read"),
-        "terminated": Metric("share", "the flag is right"),
-        "truncated": Metric("share", "the flag is right"),
+    metrics: ClassVar[Mapping[str, Kind]] = {
+        "invalid": "share",  # the answer cannot be read
+        "exact": "share",  # the whole answer is right: six FEN fields, reward, both flags
+        "next_state_exact": "share",  # all six FEN fields are right
+        "next_state_lenient": "share",  # board, side to move, castling and en passant are right
+        "levenshtein": "mean",  # similarity of the FEN to the right one, normalised; 0 where invalid
+        "squares": "mean",  # share of the 64 squares that are right; 0 where invalid
+        "reward": "share",  # the reward is right
+        "reward_mae": "mean",  # mean absolute error of the rewards that can be read
+        "terminated": "share",  # the flag is right
+        "truncated": "share",  # the flag is right
     }
     grouped = ("exact", "next_state_exact")  # by move number and kind of move
 
@@ -97,13 +94,10 @@ def judge(prompt: EnvironmentPrompt, completion: str) -> dict[str, float]:
         unread = dict.fromkeys(EnvironmentSuite.metrics, 0.0)
         del unread["reward_mae"]
         return {**unread, "invalid": 1.0}
-    return {"invalid": 0.0, **_compare(answer, truth)}
-
-
-def _compare(answer: EnvironmentAnswer, truth: EnvironmentAnswer) -> dict[str, float]:
     mine, right = answer.fen.split(" "), truth.fen.split(" ")
     boards = (notation.expand_placement(fields[0]) for fields in (mine, right))
     return {
+        "invalid": 0.0,
         "exact": float(answer == truth),
         "next_state_exact": float(mine == right),
         "next_state_lenient": float(mine[:LENIENT_FIELDS] == right[:LENIENT_FIELDS]),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any, ClassVar
 
 from ...common.errors import NotationError
+from ...common.stats import Kind
 from ...data.loading import HELDOUT_SHARE, is_held_out
 from ...data.parquet import values_line
 from ...data.sources import PACKAGED_DATA, SourceArguments, dataset_file, parse_rows
@@ -22,7 +24,7 @@ from ...tasks.policy import (
 from ...tasks.scoring import Values, values_by_move
 from ...tasks.types import PolicyAnswer, PolicyPrompt
 from ..answerers import Answerer
-from ..suite import Judged, Metric, Suite, SuiteUnavailableError
+from ..suite import Judged, Suite, SuiteUnavailableError
 
 MOST_CP = 1_000  # a centipawn loss is at most this, as on lichess.org: a mate is no 1,000 pawns
 
@@ -42,37 +44,30 @@ class PolicySuite(Suite[Values]):
     name = "policy"
     version = 1
     headline = "best_move"
-    metrics: ClassVar[Mapping[str, Metric]] = {
-        "invalid": Metric("share", "the answer cannot be read"),
-        "legal": Metric("share", "`B` is a legal move"),
-        "best_move": Metric("share", "no legal move is worth more than `B`"),
-        "top_5_overlap": Metric(
-            "mean", "share of the engine's top five (of all moves, where fewer) named in `M`"
-        ),
-        "candidates_legal": Metric("mean", "share of the moves of `M` that are legal"),
-        "centipawn_loss": Metric(
-            "mean", "what `B` loses against the best move, at most 1000; legal `B` only"
-        ),
-        "win_probability_loss": Metric(
-            "mean", "the same in win probability (Lichess's formula); legal `B` only"
-        ),
-        "move_rank": Metric("mean", "1 plus the moves worth more than `B`; legal `B` only"),
-        "evaluation_mae": Metric(
-            "mean", "absolute error of `E` in pawns, both held within ±10; of legal moves in `M`"
-        ),
-        "evaluation_sign": Metric(
-            "mean", "share of `E` with the right sign, where a move is worth half a pawn or more"
-        ),
-        "consistency": Metric(
-            "mean",
-            "share of: `B` in `M`; `B` has the highest `E`; as many `E` as `M`; no move twice",
-        ),
+    metrics: ClassVar[Mapping[str, Kind]] = {
+        "invalid": "share",  # the answer cannot be read
+        "legal": "share",  # `B` is a legal move
+        "best_move": "share",  # no legal move is worth more than `B`
+        "top_5_overlap": "mean",  # share of the engine's top five (of all, where fewer) named in `M`
+        "candidates_legal": "mean",  # share of the moves of `M` that are legal
+        # What `B` loses against the best move, at most 1000; legal `B` only.
+        "centipawn_loss": "mean",
+        "win_probability_loss": "mean",  # the same by Lichess's formula; legal `B` only
+        "move_rank": "mean",  # 1 plus the moves worth more than `B`; legal `B` only
+        # Absolute error of `E` in pawns, both held within ±10; of legal moves in `M`.
+        "evaluation_mae": "mean",
+        # Share of `E` with the right sign, where a move is worth half a pawn or more.
+        "evaluation_sign": "mean",
+        # Share of: `B` in `M`; `B` has the highest `E`; as many `E` as `M`; no move twice.
+        "consistency": "mean",
     }
     grouped = ("legal", "best_move", "win_probability_loss")  # by side to move and phase
 
     def __init__(self, rows: int, seed: int, dataset_name: str | None = None) -> None:
         names = [dataset_name] if dataset_name else list(PACKAGED_DATA)
-        known = _heldout_values(names)
+        known: dict[str, Values] = {}
+        for name in names:
+            known |= _packaged_values(name) if name in PACKAGED_DATA else _heldout_values(name)
         if not known:
             raise SuiteUnavailableError(
                 f"no held-out policy row of {dataset_name!r} carries action_values; label it with "
@@ -156,18 +151,20 @@ def _held(cp: float) -> float:
 # --------------------------------------------------------------------------------------------------
 # Positions
 # --------------------------------------------------------------------------------------------------
-def _heldout_values(names: Iterable[str]) -> dict[str, Values]:
-    """Values of the held-out positions of data sets, by FEN."""
+def _heldout_values(name: str) -> Mapping[str, Values]:
+    """Values of the held-out positions of a data set, by FEN."""
     found: dict[str, Values] = {}
-    for name in names:
-        rows: Any = parse_rows(SourceArguments(dataset_name=name).raw_rows())
-        for row in rows:
-            if not isinstance(row, dict) or row["task"] != POLICY.name:
-                continue  # a malformed row is the data's business, not the suite's
-            values = values_by_move(row["action_values"])
-            if values and is_held_out(row["fen"], HELDOUT_SHARE):
-                found[row["fen"]] = values
+    rows: Any = parse_rows(SourceArguments(dataset_name=name).raw_rows())
+    for row in rows:
+        if not isinstance(row, dict) or row["task"] != POLICY.name:
+            continue  # a malformed row is the data's business, not the suite's
+        values = values_by_move(row["action_values"])
+        if values and is_held_out(row["fen"], HELDOUT_SHARE):
+            found[row["fen"]] = values
     return found
+
+
+_packaged_values = cache(_heldout_values)  # other data sets are files that may change
 
 
 def _balanced(known: Mapping[str, Values], rows: int, seed: int) -> dict[str, Values]:

@@ -15,10 +15,11 @@ import pyarrow
 
 from ...common.errors import IllegalPositionError
 from ...common.hashing import draw
+from ...common.stats import Kind
 from ...tasks import rules
 from ..answerers import Answerer
 from ..games import ask_moves
-from ..suite import Judged, Metric, Suite, SuiteUnavailableError
+from ..suite import Judged, Suite, SuiteUnavailableError
 
 COLUMNS = ("PuzzleId", "FEN", "Moves", "Rating", "Themes")
 
@@ -75,11 +76,11 @@ class PuzzlesSuite(Suite[Puzzle]):
     name = "puzzles"
     version = 1
     headline = "first_move"
-    metrics: ClassVar[Mapping[str, Metric]] = {
-        "invalid": Metric("share", "the first answer cannot be read"),
-        "legal": Metric("share", "the first move is legal"),
-        "first_move": Metric("share", "the first move is right"),
-        "whole_line": Metric("share", "all of the solver's moves are right"),
+    metrics: ClassVar[Mapping[str, Kind]] = {
+        "invalid": "share",  # the first answer cannot be read
+        "legal": "share",  # the first move is legal
+        "first_move": "share",  # the first move is right
+        "whole_line": "share",  # all of the solver's moves are right
     }
     grouped = ("first_move", "whole_line")  # by rating and the sample's most common themes
 
@@ -109,14 +110,13 @@ class PuzzlesSuite(Suite[Puzzle]):
 
 def solve(model: Answerer, puzzles: Sequence[Puzzle]) -> list[dict[str, float]]:
     """The suite's metrics of each puzzle; one question a move for all whose line is still right."""
-    boards = [rules.board_of(puzzle.fen) for puzzle in puzzles]
     found: list[dict[str, float]] = [{} for _ in puzzles]
-    running = list(range(len(puzzles)))
+    boards = (rules.board_of(puzzle.fen) for puzzle in puzzles)
+    running = list(zip(puzzles, boards, found, strict=True))
     while running:
-        replies = ask_moves(model, [boards[index] for index in running])
+        replies = ask_moves(model, [board for _, board, _ in running])
         going_on = []
-        for index, reply in zip(running, replies, strict=True):
-            puzzle, board, values = puzzles[index], boards[index], found[index]
+        for (puzzle, board, values), reply in zip(running, replies, strict=True):
             rest = puzzle.line[len(board.move_stack) :]
             right = reply.move is not None and is_right(board, reply.move, rest[0])
             if not board.move_stack:
@@ -126,7 +126,7 @@ def solve(model: Answerer, puzzles: Sequence[Puzzle]) -> list[dict[str, float]]:
             if right and len(rest) > 1 and reply.move == rest[0]:
                 board.push(rest[0])
                 board.push(rest[1])
-                going_on.append(index)
+                going_on.append((puzzle, board, values))
             else:
                 values["whole_line"] = float(right)
         running = going_on

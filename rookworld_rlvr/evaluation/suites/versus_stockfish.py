@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 import chess
 
 from ...common.errors import EngineError
-from ...common.stats import Estimate, Proportion
+from ...common.stats import Estimate, Kind, Proportion
 from ...engine.pool import EngineArguments
 from ..answerers import Answerer
-from ..games import Game, GameSuite, Reply, ask_moves, openings, play_out
+from ..games import Game, GameSuite, Reply, ask_moves, play_out
 from ..stockfish_player import SKILL_LEVELS, SkilledEngine, random_move
-from ..suite import Judged, Metric, Observations, SuiteResult, SuiteUnavailableError
+from ..suite import Judged, Observations, SuiteResult, SuiteUnavailableError
 
 RANDOM_LEVEL = "random"
 
@@ -60,16 +60,14 @@ class VersusStockfishSuite(GameSuite):
     name = "versus_stockfish"
     version = 1
     headline = "score"
-    metrics: ClassVar[Mapping[str, Metric]] = {
-        "score": Metric("mean", "1 for a win, 0.5 for a draw, 0 for a loss"),
-        "elo_difference": Metric(
-            "mean", "the score as a difference of Elo ratings, the model's less the opponent's"
-        ),
-        "win": Metric("share", "the model mates"),
-        "draw": Metric("share", "no one mates, and no one errs; games cut off among them"),
-        "illegal_loss": Metric("share", "the model loses by an illegal or unreadable move"),
-        "capped": Metric("share", "the game was cut off at `game_plies` half-moves"),
-        "half_moves": Metric("mean", "legal moves of both sides since the starting position"),
+    metrics: ClassVar[Mapping[str, Kind]] = {
+        "score": "mean",  # 1 for a win, 0.5 for a draw, 0 for a loss
+        "elo_difference": "mean",  # the score as that of Elo ratings, the model's less the opponent's
+        "win": "share",  # the model mates
+        "draw": "share",  # no one mates, and no one errs; games cut off among them
+        "illegal_loss": "share",  # the model loses by an illegal or unreadable move
+        "capped": "share",  # the game was cut off at `game_plies` half-moves
+        "half_moves": "mean",  # legal moves of both sides since the starting position
     }
     grouped = tuple(metrics)  # by level
 
@@ -81,15 +79,9 @@ class VersusStockfishSuite(GameSuite):
         seed: int,
         engine_args: EngineArguments,
     ) -> None:
-        boards = openings(math.ceil(games / 2), seed)
-        starts, self._pairings = {}, {}
-        for level in levels:
-            for number in range(games):
-                pairing = Pairing(level, side=number % 2 == 0)
-                board = boards[number // 2]
-                name = f"{pairing.group} {chess.COLOR_NAMES[pairing.side]} {board.fen()}"
-                starts[name], self._pairings[name] = board, pairing
-        super().__init__(starts, plies, seed)
+        self._levels = levels
+        self._pairings: dict[str, Pairing] = {}
+        super().__init__(games, plies, seed)
         self._engine_args = None
         if set(levels) - {RANDOM_LEVEL}:
             try:
@@ -100,6 +92,18 @@ class VersusStockfishSuite(GameSuite):
                 raise SuiteUnavailableError(
                     f"{error}; or versus_levels: {RANDOM_LEVEL}, which needs none"
                 ) from error
+
+    def starts(self, games: int, seed: int) -> dict[str, chess.Board]:
+        """See `GameSuite`; both games of a pair start at the same board."""
+        boards = list(super().starts(math.ceil(games / 2), seed).values())
+        found = {}
+        for level in self._levels:
+            for number in range(games):
+                pairing = Pairing(level, side=number % 2 == 0)
+                board = boards[number // 2]
+                name = f"{pairing.group} {chess.COLOR_NAMES[pairing.side]} {board.fen()}"
+                found[name], self._pairings[name] = board, pairing
+        return found
 
     def groups(self) -> list[str]:
         """See `Suite`; the levels."""

@@ -7,9 +7,9 @@ import math
 import subprocess
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import chess
@@ -27,7 +27,7 @@ from rookworld_rlvr.evaluation.models import ModelArguments, OracleValues, open_
 from rookworld_rlvr.evaluation.registry import SuiteArguments, keep_apart, open_suites
 from rookworld_rlvr.evaluation.stockfish_player import SkilledEngine, random_move
 from rookworld_rlvr.evaluation.suite import Suite, SuiteResult
-from rookworld_rlvr.evaluation.suites import closed_loop, self_play, versus_stockfish
+from rookworld_rlvr.evaluation.suites import versus_stockfish
 from rookworld_rlvr.evaluation.suites.closed_loop import ClosedLoopSuite, state_errors
 from rookworld_rlvr.evaluation.suites.self_play import SelfPlaySuite
 from rookworld_rlvr.evaluation.suites.versus_stockfish import (
@@ -36,6 +36,7 @@ from rookworld_rlvr.evaluation.suites.versus_stockfish import (
     score_estimate,
 )
 from rookworld_rlvr.models import loading
+from rookworld_rlvr.models.decoding import complete
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.environment import parse_environment_prompt, write_environment_answer
 
@@ -66,8 +67,8 @@ def fen_after(*moves: str) -> str:
 def start_from(monkeypatch: pytest.MonkeyPatch) -> Start:
     """Have a suite's games start from boards of the test."""
 
-    def start_from(module: ModuleType, *boards: chess.Board) -> None:
-        monkeypatch.setattr(module, "openings", lambda count, seed: list(boards[:count]))
+    def start_from(*boards: chess.Board) -> None:
+        monkeypatch.setattr(games, "openings", lambda count, seed: list(boards[:count]))
 
     return start_from
 
@@ -161,7 +162,7 @@ SELF_PLAY_STARTS = (
 
 
 def test_self_play_by_hand(start_from: Start) -> None:
-    start_from(self_play, *SELF_PLAY_STARTS)
+    start_from(*SELF_PLAY_STARTS)
     model = Scripted(SELF_PLAY)
     result = SelfPlaySuite(4, 3, 0).run(model)
     assert values(result) == {
@@ -232,7 +233,6 @@ def states_with_errors(prompt: str) -> str:
 
 def test_closed_loop_by_hand(start_from: Start) -> None:
     start_from(
-        closed_loop,
         *SELF_PLAY_STARTS,
         game_after("a3", "a6"),
         game_after("h3", "h6"),
@@ -272,7 +272,7 @@ def test_closed_loop_by_hand(start_from: Start) -> None:
 
 
 def test_an_error_in_the_last_state_is_no_finish(start_from: Start) -> None:
-    start_from(closed_loop, game_after("f3", "e5", "g4"))
+    start_from(game_after("f3", "e5", "g4"))
     moves = {fen_after("f3", "e5", "g4"): "d8h4"}
     mate = fen_after("f3", "e5", "g4", "Qh4#")
     wrong = ClosedLoopSuite(1, 9, 0).run(Scripted(moves, lambda _: f"{mate}+0.001+0+0"))
@@ -312,7 +312,7 @@ def test_chance_simulates_the_move_that_was_made_once_in_the_number_of_moves() -
 # Against others
 # --------------------------------------------------------------------------------------------------
 def test_versus_by_hand(start_from: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    start_from(versus_stockfish, game_after("f3", "e5"), game_after("e4", "e5"))
+    start_from(game_after("f3", "e5"), game_after("e4", "e5"))
     opponent = {
         fen_after("f3", "e5"): "g2g4",
         fen_after("f3", "e5", "g4"): "d8h4",
@@ -531,7 +531,11 @@ def test_a_batch_of_one_and_of_many_give_the_same_games(make: Callable[[], Suite
     tokenizer = loading.load_tokenizer(loading.PACKAGED_MODEL)
     suite = make()
     alone, together = (
-        suite.run(LanguageModel("nano", model, tokenizer, batch_size=size, max_new_tokens=70))
+        suite.run(
+            LanguageModel(
+                "nano", partial(complete, model, tokenizer, batch_size=size, max_new_tokens=70)
+            )
+        )
         for size in (1, 64)
     )
     assert alone.observations.values == together.observations.values

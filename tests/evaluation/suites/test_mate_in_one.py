@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from rookworld_rlvr.evaluation.registry import SuiteArguments, open_suites
 from rookworld_rlvr.evaluation.suite import SuiteUnavailableError
 from rookworld_rlvr.evaluation.suites.mate_in_one import MateInOneSuite, MatePosition, judge
 from rookworld_rlvr.models import loading
+from rookworld_rlvr.models.decoding import complete
 from rookworld_rlvr.tasks import rules
 
 from ...scripted import GARBAGE, Scripted, oracle, policy_text, shallow
@@ -217,7 +219,11 @@ def test_a_batch_of_one_and_of_many_give_the_same_result(made: MateInOneSuite) -
     tokenizer = loading.load_tokenizer(loading.PACKAGED_MODEL)
     suite = MateInOneSuite(8, seed=0)
     alone, together = (
-        suite.run(LanguageModel("nano", model, tokenizer, batch_size=size, max_new_tokens=70))
+        suite.run(
+            LanguageModel(
+                "nano", partial(complete, model, tokenizer, batch_size=size, max_new_tokens=70)
+            )
+        )
         for size in (1, 64)
     )
     assert alone.observations.values == together.observations.values

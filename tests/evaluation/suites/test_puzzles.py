@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import chess
@@ -16,6 +17,7 @@ from rookworld_rlvr.evaluation.registry import SuiteArguments, open_suites
 from rookworld_rlvr.evaluation.suite import SuiteUnavailableError
 from rookworld_rlvr.evaluation.suites.puzzles import PuzzlesSuite, common_themes, read_puzzles
 from rookworld_rlvr.models import loading
+from rookworld_rlvr.models.decoding import complete
 from rookworld_rlvr.tasks.policy import write_policy_prompt
 from rookworld_rlvr.tasks.types import PolicyPrompt
 
@@ -204,7 +206,9 @@ def test_a_batch_of_one_and_of_many_give_the_same_answers(file: str) -> None:
     prompts = [write_policy_prompt(PolicyPrompt(fen)) for fen in PLAYED]
     found = []
     for size in (1, 64):
-        answerer = LanguageModel("nano", model, tokenizer, batch_size=size, max_new_tokens=70)
+        answerer = LanguageModel(
+            "nano", partial(complete, model, tokenizer, batch_size=size, max_new_tokens=70)
+        )
         result = PuzzlesSuite(6, 0, file).run(answerer)
         found.append((answerer.answers(prompts), result.metrics()))
     assert found[0] == found[1]
