@@ -34,7 +34,7 @@ from rookworld_rlvr.engine.labeller import Labeller
 from rookworld_rlvr.engine.pool import EngineArguments, find_engine
 from rookworld_rlvr.engine.truth import PolicyTruth
 from rookworld_rlvr.models import loading
-from rookworld_rlvr.models.decoding import left_pad
+from rookworld_rlvr.models.decoding import pad_rows
 from rookworld_rlvr.rewards.registry import get_reward_funcs, known_rewards
 from rookworld_rlvr.tasks.policy import (
     MAX_CANDIDATES,
@@ -128,7 +128,7 @@ def sample(prompts: Sequence[str]) -> list[str]:
     torch.manual_seed(0)
     tokenizer = loading.load_tokenizer(loading.PACKAGED_MODEL)
     model = loading.load_model(loading.PACKAGED_MODEL).eval()
-    batch = left_pad([tokenizer(prompt)["input_ids"] for prompt in prompts], tokenizer.pad_token_id)
+    batch = pad_rows([tokenizer(prompt)["input_ids"] for prompt in prompts], tokenizer.pad_token_id)
     with torch.no_grad():
         output = model.generate(**batch, do_sample=True, top_k=0, max_new_tokens=64)
     texts: list[str] = tokenizer.batch_decode(

@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel, TrainerCallback
 
 from ..common.stats import Proportion
-from ..models.decoding import left_pad
+from ..models.decoding import pad_rows
 from ..models.gpt2 import position_ids_from_mask
 from ..training.parts.aggregation import aggregate
 from ..training.parts.groups import Batch, Sampled, row_scale
@@ -372,7 +372,7 @@ def probe(trainer: RookWorldGRPOTrainer) -> dict[str, float]:
     device, training = trainer.accelerator.device, trainer.model.training
 
     def padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        batch = left_pad(rows, trainer.processing_class.pad_token_id)
+        batch = pad_rows(rows, trainer.processing_class.pad_token_id)
         return batch["input_ids"].to(device), batch["attention_mask"].to(device)
 
     def scores() -> torch.Tensor:

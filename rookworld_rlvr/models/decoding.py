@@ -6,9 +6,11 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     GenerationConfig,
     LogitsProcessor,
@@ -91,7 +93,7 @@ def complete(
             bos_token_id=tokenizer.bos_token_id,
             eos_token_id=tokenizer.eos_token_id,
         )
-        batch = left_pad([encoded[index] for index in indices], tokenizer.pad_token_id)
+        batch = pad_rows([encoded[index] for index in indices], tokenizer.pad_token_id)
         batch = {key: tensor.to(model.device) for key, tensor in batch.items()}
         sampler = _sampler(decoding, [prompts[index] for index in indices])
         with torch.no_grad():
@@ -169,15 +171,14 @@ def _number(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
 
 
-def left_pad(rows: Sequence[Sequence[int]], pad_token_id: int) -> dict[str, torch.Tensor]:
-    """`input_ids` and `attention_mask`, ``(B, T)`` each, padded on the left.
+def pad_rows(
+    rows: Sequence[Sequence[int]], pad_token_id: int, side: str = "left"
+) -> dict[str, torch.Tensor]:
+    """`input_ids` and `attention_mask`, ``(B, T)`` each, padded on a side.
 
     The mask follows from the rows' lengths: a real token with the pad token's id counts as text.
     """
-    width = max(map(len, rows))
-    input_ids = torch.full((len(rows), width), pad_token_id, dtype=torch.long)
-    attention_mask = torch.zeros((len(rows), width), dtype=torch.long)
-    for index, row in enumerate(rows):
-        input_ids[index, width - len(row) :] = torch.tensor(row)
-        attention_mask[index, width - len(row) :] = 1
-    return {"input_ids": input_ids, "attention_mask": attention_mask}
+    tokens = [torch.tensor(row, dtype=torch.long) for row in rows]
+    ones = [torch.ones_like(row) for row in tokens]
+    pad = partial(pad_sequence, batch_first=True, padding_side=side)
+    return {"input_ids": pad(tokens, padding_value=pad_token_id), "attention_mask": pad(ones)}

@@ -26,9 +26,7 @@ def resolve_model_path(name: str) -> str:
     >>> resolve_model_path("jrahn/RookWorld-LM-124M")
     'jrahn/RookWorld-LM-124M'
     """
-    if name != PACKAGED_MODEL:
-        return name
-    return asset_path(PACKAGED_MODEL)
+    return asset_path(name) if name == PACKAGED_MODEL else name
 
 
 def check_model_name(name: str | None, key: str = "model_name_or_path") -> list[str]:

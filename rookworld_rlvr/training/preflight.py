@@ -20,7 +20,7 @@ from trl.trainer.utils import get_config_model_id, pad
 
 from ..common.errors import RookWorldError
 from ..models import loading
-from ..models.decoding import left_pad
+from ..models.decoding import pad_rows
 from ..models.gpt2 import position_ids_from_mask
 from ..tasks.task import Sampling
 from .parts.sampling import draw
@@ -185,7 +185,7 @@ def _sample(
     ) as network:
         completions, logps = draw(network, encoded, rows, trainer.generation_config, True)
     assert logps is not None
-    left = left_pad(encoded, tokenizer.pad_token_id)
+    left = pad_rows(encoded, tokenizer.pad_token_id)
     right = {"padding_side": "right"}
     ids = pad([torch.tensor(row) for row in completions], tokenizer.pad_token_id, **right)
     text = pad([torch.ones(len(row), dtype=torch.long) for row in completions], 0, **right)

@@ -16,7 +16,7 @@ from transformers import (
 
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.models import loading
-from rookworld_rlvr.models.decoding import left_pad
+from rookworld_rlvr.models.decoding import pad_rows
 from rookworld_rlvr.models.gpt2 import fuse_gelu, number_positions_from_mask, position_ids_from_mask
 
 
@@ -89,7 +89,7 @@ def test_position_ids_do_not_count_padding() -> None:
 
 
 def test_left_pad_keeps_a_real_pad_token() -> None:
-    batch = left_pad([[7, 0], [0]], pad_token_id=0)
+    batch = pad_rows([[7, 0], [0]], pad_token_id=0)
     assert batch["input_ids"].tolist() == [[7, 0], [0, 0]]
     assert batch["attention_mask"].tolist() == [[1, 1], [0, 1]]
 
@@ -152,7 +152,7 @@ def saved_by(model: torch.nn.Module, ids: torch.Tensor) -> int:
 def test_generation_is_unchanged_by_the_hook(
     cached: bool, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    batch = left_pad([tokenizer("A: 8/8")["input_ids"], tokenizer("P: ")["input_ids"]], 0)
+    batch = pad_rows([tokenizer("A: 8/8")["input_ids"], tokenizer("P: ")["input_ids"]], 0)
     model = loading.load_model("rookworld-nano")
     options = {"max_new_tokens": 12, "do_sample": False, "use_cache": cached, "pad_token_id": 0}
     plain = model.generate(**batch, **options)

@@ -27,7 +27,7 @@ from trl import GRPOConfig
 from trl.models.utils import unwrap_model_for_generation
 
 from ...common.settings import record_faults, setting
-from ...models.decoding import left_pad
+from ...models.decoding import pad_rows
 from ...tasks.registry import TASKS, task_of
 from ...tasks.task import Sampling
 from .part import Part, Scores, arguments_of
@@ -184,7 +184,7 @@ def draw(
     Returns:
         Token ids by row, and their log-probs at the row's temperature, before top-k and top-p.
     """
-    batch = left_pad(prompts, config.pad_token_id)
+    batch = pad_rows(prompts, config.pad_token_id)
     batch = {key: tensor.to(network.device) for key, tensor in batch.items()}
     width = batch["input_ids"].size(1)
     config = copy.deepcopy(config)
