@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from ..tasks.policy import POLICY
 from ..tasks.types import Score
 
 SHAPINGS = ("graduated", "linear", "binary", "continuous")
@@ -46,7 +45,7 @@ def graduated(score: Score, shaping: str = "graduated") -> float:
 
 
 def _quality(score: Score, partial: bool) -> float:
-    if "fields" not in score.components:
+    if "fields" not in score:
         return math.fsum(score[name] for name in _POLICY_QUALITY) / len(_POLICY_QUALITY)
     if score["exact"]:
         return 1.0
@@ -64,8 +63,3 @@ def asymmetric(score: Score) -> float:
     if score["state"] == 1:
         return 0.6 + 0.4 * score["outcome"]
     return score["closeness"] - 1
-
-
-def weighted_policy(score: Score) -> float:
-    """One number of [0, 1] for a policy answer: half the best move, 30% candidates, 20% evaluations."""
-    return POLICY.quality(score)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
@@ -36,31 +36,28 @@ class Reward:
         tasks: The tasks that it judges.
         number: The number of a score; takes the options as keywords.
         options: Allowed values by option, the default first.
-        composite: Made of several components, which are then logged beside it.
     """
 
     tasks: tuple[str, ...]
     number: Callable[..., float]
-    options: Mapping[str, tuple[Any, ...]]
-    composite: bool = False
+    options: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+
+_SHAPED = {"shaping": composites.SHAPINGS}
 
 
 COMPOSITES: Mapping[str, Reward] = {
-    "weighted_policy": Reward((POLICY.name,), composites.weighted_policy, {}, True),
-    "graduated": Reward(
-        (ENVIRONMENT.name, POLICY.name),
-        composites.graduated,
-        {"shaping": composites.SHAPINGS},
-        True,
-    ),
-    "asymmetric": Reward((ENVIRONMENT.name,), composites.asymmetric, {}, True),
+    "weighted_policy": Reward((POLICY.name,), POLICY.quality),
+    "graduated": Reward((ENVIRONMENT.name, POLICY.name), composites.graduated, _SHAPED),
+    "asymmetric": Reward((ENVIRONMENT.name,), composites.asymmetric),
 }
+"""Rewards made of several components, which are then logged beside them."""
 
 
 def known_rewards() -> dict[str, Reward]:
     """Every reward by name: the components that each task makes rewards of, then the composites."""
     components = {
-        f"{task.name}_{component}": Reward((task.name,), itemgetter(component), {})
+        f"{task.name}_{component}": Reward((task.name,), itemgetter(component))
         for task in TASKS.values()
         for component in task.rewards
     }
@@ -151,14 +148,17 @@ def _tasks(spec: Spec) -> tuple[str, ...]:
     return judge_spec(spec).tasks if is_judge(name) else known_rewards()[name].tasks
 
 
-def _log_components(
-    prefix: str, scores: Mapping[str, list[Score]], log_metric: Callable[[str, float], None]
-) -> None:
-    """Log the mean of every component that went into a composite reward, by task."""
-    for task, mine in scores.items():
-        for component in mine[0].components if mine else ():
+def _component_means(
+    reward: Reward, tasks: Sequence[str], scores: Sequence[Score | None]
+) -> dict[str, float]:
+    """The mean of every component that went into a reward, ``<task>_<component>``."""
+    found = {}
+    for task in reward.tasks:
+        mine = [s for s, its in zip(scores, tasks, strict=True) if its == task and s is not None]
+        for component in mine[0] if mine else ():
             mean = math.fsum(score[component] for score in mine) / len(mine)
-            log_metric(f"{prefix}/{task}_{component}", mean)
+            found[f"{task}_{component}"] = mean
+    return found
 
 
 def _reward_func(spec: Spec, truth: PolicyTruth) -> RewardFunc:
@@ -184,18 +184,13 @@ def _reward_func(spec: Spec, truth: PolicyTruth) -> RewardFunc:
             )
         ]
         if log_metric is not None:
-            missing = sum(
-                score is None and mine for score, mine in zip(scores, applies, strict=True)
-            )
+            missing = sum(applies) - sum(score is not None for score in scores)
             log_metric(f"rewards/{name}/without_truth", missing / max(1, sum(applies)))
             if truth.labeller is not None:
                 log_metric("engine/given_up", len(truth.labeller.given_up))
-            if reward.composite:
-                by_task: dict[str, list[Score]] = {task: [] for task in reward.tasks}
-                for task, score in zip(tasks, scores, strict=True):
-                    if score is not None:
-                        by_task[task].append(score)
-                _log_components(f"rewards/{name}", by_task, log_metric)
+            if name in COMPOSITES:
+                for component, mean in _component_means(reward, tasks, scores).items():
+                    log_metric(f"rewards/{name}/{component}", mean)
         return [None if score is None else reward.number(score, **options) for score in scores]
 
     reward_func.__name__ = name

@@ -60,27 +60,20 @@ class Arrow:
     dashed: bool = False
 
 
-def position_board(
-    fen: str,
-    arrows: Iterable[Arrow] = (),
-    *,
-    size: int = BOARD_SIZE,
-    caption: str = "",
-) -> str:
+def position_board(fen: str, arrows: Iterable[Arrow] = (), *, caption: str = "") -> str:
     """A position, seen from the side to move.
 
     Args:
         fen: The position.
         arrows: Drawn over the pieces, the later ones on top.
-        size: Pixels of the board's side; a caption's one or two lines come below.
-        caption: A few words under the board, none where empty.
+        caption: A few words under the board, in one or two lines; none where empty.
 
     Raises:
         IllegalPositionError: `fen` is no position.
     """
     position = rules.board_of(fen)
     drawn = draw_board(position, position.turn, arrows)
-    return picture([drawn], [caption] if caption else [], caption or fen, size)
+    return picture([drawn], [caption] if caption else [], caption or fen)
 
 
 def action_arrows(action: str | None) -> list[Arrow]:
@@ -167,9 +160,7 @@ def blank(words: str) -> str:
     )
 
 
-def picture(
-    boards: Sequence[str], captions: Sequence[str], label: str, size: int = BOARD_SIZE
-) -> str:
+def picture(boards: Sequence[str], captions: Sequence[str], label: str) -> str:
     """Boards side by side, each with its caption, in one SVG element of its own colours."""
     lines = [textwrap.wrap(text, _LETTERS, max_lines=2, placeholder=" …") for text in captions]
     width = len(boards) * _SIDE + (len(boards) - 1) * _GAP
@@ -188,6 +179,6 @@ def picture(
     ]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        f'width="{size * width / _SIDE:.0f}" height="{size * height / _SIDE:.0f}" role="img" '
-        f'aria-label="{html.escape(label)}">{"".join(parts)}</svg>'
+        f'width="{BOARD_SIZE * width / _SIDE:.0f}" height="{BOARD_SIZE * height / _SIDE:.0f}" '
+        f'role="img" aria-label="{html.escape(label)}">{"".join(parts)}</svg>'
     )

@@ -15,7 +15,7 @@ from rapidfuzz.distance import Levenshtein
 
 from ..common.errors import IllegalPositionError, NotationError
 from . import boards, rules
-from .scoring import BELOW_EXACT, Values, unreadable
+from .scoring import BELOW_EXACT, Values
 from .task import Metric, Row, Sampling, Task
 from .text import (
     ENVIRONMENT_PREFIX,
@@ -125,8 +125,23 @@ def _score_environment(fen: str, action: str, completion: str) -> Score:
     try:
         answer = parse_environment_answer(completion)
     except NotationError:
-        return unreadable(ENVIRONMENT_COMPONENTS)
-    return _compare_environment(answer, truth)
+        return dict.fromkeys(ENVIRONMENT_COMPONENTS, 0.0)
+    fields, true_fields = answer.fen.split(" "), truth.fen.split(" ")
+    right = [mine == true for mine, true in zip(fields, true_fields, strict=True)]
+    suffix = [
+        answer.reward == truth.reward,
+        answer.terminated == truth.terminated,
+        answer.truncated == truth.truncated,
+    ]
+    state = 1.0 if all(right) else _state_shape(fields[0], true_fields[0], right[1:])
+    return {
+        "format": 1.0,
+        "exact": float(all(right) and all(suffix)),
+        "state": state,
+        "outcome": sum(suffix) / 3,
+        "fields": (sum(right) + sum(suffix)) / 9,
+        "closeness": Levenshtein.normalized_similarity(answer.fen, truth.fen),
+    }
 
 
 # The reward functions of a run ask for the same scores one after the other.
@@ -137,29 +152,6 @@ def clear_cache() -> None:
     """Forget the prompts and scores kept, for measurements."""
     _judged_prompt.cache_clear()
     _cached_score_environment.cache_clear()
-
-
-def _compare_environment(answer: EnvironmentAnswer, truth: EnvironmentAnswer) -> Score:
-    fields, true_fields = answer.fen.split(" "), truth.fen.split(" ")
-    right = [mine == true for mine, true in zip(fields, true_fields, strict=True)]
-    suffix = [
-        answer.reward == truth.reward,
-        answer.terminated == truth.terminated,
-        answer.truncated == truth.truncated,
-    ]
-    state = 1.0 if all(right) else _state_shape(fields[0], true_fields[0], right[1:])
-    return Score(
-        MappingProxyType(
-            {
-                "format": 1.0,
-                "exact": float(all(right) and all(suffix)),
-                "state": state,
-                "outcome": sum(suffix) / 3,
-                "fields": (sum(right) + sum(suffix)) / 9,
-                "closeness": Levenshtein.normalized_similarity(answer.fen, truth.fen),
-            }
-        )
-    )
 
 
 def _state_shape(placement: str, true_placement: str, right: Sequence[bool]) -> float:
@@ -249,30 +241,21 @@ class EnvironmentTask(Task):
         turn = rules.board_of(row["fen"]).turn
         true_placement = boards.placement_of(truth.fen)
         arrows = boards.action_arrows(row["action"])
+        wrong: list[chess.Square] = []
         try:
             answer = parse_environment_answer(completion)
         except NotationError as error:
-            words = f"unreadable: {error.reason}"
-            drawn = [
-                boards.blank("unreadable"),
-                boards.draw_board(boards.pieces(true_placement), turn, arrows),
-            ]
-            return boards.picture(drawn, [words, f"python-chess, after {row['action']}"], words)
-        placement = boards.placement_of(answer.fen)
-        wrong = [s for s in chess.SQUARES if placement[s] != true_placement[s]]
-        drawn = [
-            boards.draw_board(
-                boards.pieces(placement), turn, fill=dict.fromkeys(wrong, boards.WRONG + "b0")
-            ),
-            boards.draw_board(
-                boards.pieces(true_placement),
-                turn,
-                arrows,
-                dict.fromkeys(wrong, boards.TRUTH + "b0"),
-            ),
-        ]
-        words = _faults(answer, truth, len(wrong))
-        return boards.picture(drawn, [words, f"python-chess, after {row['action']}"], words)
+            words, mine = f"unreadable: {error.reason}", boards.blank("unreadable")
+        else:
+            placement = boards.placement_of(answer.fen)
+            wrong = [s for s in chess.SQUARES if placement[s] != true_placement[s]]
+            words = _faults(answer, truth, len(wrong))
+            fill = dict.fromkeys(wrong, boards.WRONG + "b0")
+            mine = boards.draw_board(boards.pieces(placement), turn, fill=fill)
+        fill = dict.fromkeys(wrong, boards.TRUTH + "b0")
+        right = boards.draw_board(boards.pieces(true_placement), turn, arrows, fill)
+        captions = [words, f"python-chess, after {row['action']}"]
+        return boards.picture([mine, right], captions, words)
 
 
 _FIELDS = ("board", "side to move", "castling", "en passant", "halfmoves", "move number")

@@ -6,9 +6,8 @@ Its text stands in `fill_in_text`, its truth, which is every answer that fits, i
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from itertools import combinations, product
 from types import MappingProxyType
 
 import chess
@@ -24,16 +23,10 @@ from .fill_in_text import (
     write_fill_in_answer,
     write_fill_in_prompt,
 )
-from .scoring import BELOW_EXACT, Values, unreadable
+from .scoring import BELOW_EXACT, Values
 from .task import Metric, Row, Sampling, Task
 from .text import FILL_IN_PREFIX
-from .types import (
-    FILL_IN_FIELDS,
-    EnvironmentPrompt,
-    FillInField,
-    FillInPrompt,
-    Score,
-)
+from .types import FILL_IN_FIELDS, EnvironmentPrompt, FillInPrompt, Score
 
 FILL_IN_COMPONENTS = ("format", "exact", "similarity")
 
@@ -62,12 +55,11 @@ def score_fill_in(prompt: FillInPrompt, completion: str) -> Score:
     try:
         answer = parse_fill_in_answer(prompt.field, completion)
     except NotationError:
-        return unreadable(FILL_IN_COMPONENTS)
+        return dict.fromkeys(FILL_IN_COMPONENTS, 0.0)
     exact = answer in fitting
     nearest = max(Levenshtein.normalized_similarity(answer, right) for right in fitting)
     similarity = 1.0 if exact else BELOW_EXACT * nearest
-    components = {"format": 1.0, "exact": float(exact), "similarity": similarity}
-    return Score(MappingProxyType(components))
+    return {"format": 1.0, "exact": float(exact), "similarity": similarity}
 
 
 @lru_cache(maxsize=4_096)
@@ -99,32 +91,17 @@ def guesses(prompt: FillInPrompt) -> Sequence[str]:
     if prompt.field == "action":
         return rules.legal_moves(prompt.state)
     if prompt.field == "history":
-        return _moves_after(prompt.history[: prompt.part])
+        before = fill_in_truth.replay(prompt.history[: prompt.part])
+        return rules.legal_moves(before) if before is not None else []
     if prompt.field == "next_state":
         moves = rules.legal_moves(prompt.state)
         return [rules.transition(prompt.state, move).fen for move in moves]
     if prompt.field == "rank":
         other = prompt.next_state if prompt.column == "state" else prompt.state
         return fen_parts(other)[:8]
-    return _VALUES[prompt.field]
-
-
-def _moves_after(history: Sequence[str]) -> list[str]:
-    """The legal moves after others from the standard start."""
-    board = chess.Board()
-    for move in history:
-        board.push_uci(move)
-    return [move.uci() for move in board.legal_moves]
-
-
-_VALUES: Mapping[FillInField, Sequence[str]] = {
-    "side_to_move": "wb",
-    "castling": ["".join(held) or "-" for n in range(5) for held in combinations("KQkq", n)],
-    "en_passant": ["-", *map("".join, product("abcdefgh", "36"))],
-    "clocks": [str(number) for number in range(100)],
-    "reward": ["0.001", "0.5", "1.0", "-1.0"],
-    "flags": "01",
-}
+    if prompt.field == "clocks":
+        return [str(number) for number in range(100)]
+    return fill_in_truth.VALUES[prompt.field]
 
 
 # --------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 
 from ..common.errors import NotationError
 from .text import (
@@ -24,15 +25,7 @@ from .types import FillInField, FillInPrompt
 MASK = "[MASK]"
 
 
-FILL_IN_COLUMNS = (
-    "state",
-    "action",
-    "history",
-    "next_state",
-    "reward",
-    "terminated",
-    "truncated",
-)
+FILL_IN_COLUMNS = tuple(column.name for column in fields(FillInPrompt)[:7])
 
 
 FEN_COLUMNS = ("state", "next_state")
@@ -118,7 +111,7 @@ def parse_fill_in_prompt(text: str) -> FillInPrompt:
         raise NotationError(f"more than {MAX_HISTORY} moves of history", body)
     field, part = _masked_part(masked[0], columns[FILL_IN_COLUMNS.index(masked[0])], history)
     state, next_state = (_parse_masked_fen(columns[index]) for index in (0, 3))
-    reward, terminated, truncated = map(_parse_masked, _SUFFIX_FIELDS, columns[4:7])
+    reward, terminated, truncated = map(_parse_masked, FILL_IN_COLUMNS[4:], columns[4:7])
     suffix = reward, terminated, truncated
     return FillInPrompt(state, columns[1], history, next_state, *suffix, field, masked[0], part)
 
@@ -173,8 +166,8 @@ def _parse_masked_fen(text: str) -> str:
     return join_fen((*shown[:at], MASK, *shown[at + 1 :]))
 
 
-def _parse_masked(field: FillInField, text: str) -> str:
-    return text if text == MASK else _ANSWER_PARSERS[field](text)
+def _parse_masked(column: str, text: str) -> str:
+    return text if text == MASK else _ANSWER_PARSERS[_COLUMN_FIELDS[column]](text)
 
 
 def _of_form(pattern: re.Pattern[str], reason: str) -> Callable[[str], str]:
@@ -184,9 +177,6 @@ def _of_form(pattern: re.Pattern[str], reason: str) -> Callable[[str], str]:
         return text
 
     return parse
-
-
-_SUFFIX_FIELDS: tuple[FillInField, ...] = ("reward", "flags", "flags")
 
 
 _ANSWER_PARSERS: Mapping[FillInField, Callable[[str], str]] = {

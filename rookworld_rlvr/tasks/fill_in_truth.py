@@ -20,9 +20,9 @@ the king's first move, castling written as the king's two steps or as the king t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import product
+from itertools import combinations, product
 
 import chess
 
@@ -45,9 +45,9 @@ from .fill_in_text import (
     parse_fill_in_prompt,
     write_fill_in_prompt,
 )
-from .types import EnvironmentAnswer, EnvironmentPrompt, FillInPrompt
+from .types import EnvironmentAnswer, EnvironmentPrompt, FillInField, FillInPrompt
 
-_SIDE, _CASTLING, _EN_PASSANT, _HALF_MOVES, _FULL_MOVES = range(8, 13)  # of a FEN's parts
+_SIDE, _HALF_MOVES, _FULL_MOVES = 8, 11, 12  # of a FEN's parts
 
 
 _LAST_HALF_MOVE = 149  # at 150 the game is drawn
@@ -151,10 +151,7 @@ def filled(prompt: FillInPrompt, answer: str) -> tuple[EnvironmentPrompt, Enviro
         columns["history"] = columns["history"].replace(MASK, answer)
     columns[prompt.column] = columns[prompt.column].replace(MASK, answer)
     asked, answered = ("+".join(columns[name] for name in names) for names in (_ASKED, _ANSWERED))
-    return (
-        parse_environment_prompt(f"{asked}+"),
-        parse_environment_answer(answered),
-    )
+    return parse_environment_prompt(f"{asked}+"), parse_environment_answer(answered)
 
 
 _ASKED, _ANSWERED = FILL_IN_COLUMNS[:3], FILL_IN_COLUMNS[3:]
@@ -177,14 +174,12 @@ def mask(
     row = write_environment_prompt(asked) + write_environment_answer(answered)
     texts = row.removeprefix(notation.ENVIRONMENT_PREFIX).strip(" ").split("+")
     at = FILL_IN_COLUMNS.index(column)
-    hidden = texts[at]
+    hidden, texts[at] = texts[at], MASK
     if part is not None:
         split, join = (fen_parts, join_fen) if column in FEN_COLUMNS else (str.split, " ".join)
-        parts = list(split(texts[at]))
+        parts = list(split(hidden))
         hidden, parts[part] = parts[part], MASK
         texts[at] = join(parts)
-    else:
-        texts[at] = MASK
     if column == "action":
         texts[2] = " ".join((*asked.history[:-1], MASK))
     return parse_fill_in_prompt(f"{notation.FILL_IN_PREFIX} {'+'.join(texts)}+"), hidden
@@ -197,22 +192,14 @@ def _en_passant_agrees(board: chess.Board, asked: EnvironmentPrompt) -> bool:
     """Whether the state names the square that the move before the action has passed over."""
     if len(asked.history) < 2:
         return True
-    passed = _passed_square(board, asked.history[-2])
-    if passed is None:
-        return board.ep_square is None
-    expected = board.copy(stack=False)
-    expected.ep_square = passed
-    return expected.fen() == asked.fen  # which names the square only where a capture is legal
-
-
-def _passed_square(board: chess.Board, last: str) -> chess.Square | None:
-    """The square passed over by a pawn's double step, from the board after it."""
-    move = _readable(last)
+    move = _readable(asked.history[-2])
     start, end = move.from_square, move.to_square
     ranks = abs(chess.square_rank(start) - chess.square_rank(end))
     if board.piece_type_at(end) != chess.PAWN or ranks != _DOUBLE_STEP:
-        return None
-    return (start + end) // 2
+        return board.ep_square is None
+    expected = board.copy(stack=False)
+    expected.ep_square = (start + end) // 2
+    return expected.fen() == asked.fen  # which names the square only where a capture is legal
 
 
 def _last_move_agrees(board: chess.Board, history: tuple[str, ...]) -> bool:
@@ -255,21 +242,15 @@ def _readable(text: str) -> chess.Move:
 def _history_agrees(prompt: FillInPrompt, asked: EnvironmentPrompt) -> bool:
     """Whether the state is where a complete history leads, as far as the record lets one tell."""
     moves = asked.history[:-1]
-    if _plies(asked.fen) != len(moves):
+    if _plies(asked.fen) != len(moves) or replay(moves) == asked.fen:
         return True
-    led_to = _replay(moves)
-    if led_to == asked.fen:
-        return True
+    if moves or prompt.column != "state":
+        return not moves
     # Without a move the state alone says whether the game began at the standard start.
-    return not moves and not (prompt.column == "state" and _shows(prompt, chess.STARTING_FEN))
-
-
-def _shows(prompt: FillInPrompt, fen: str) -> bool:
-    """Whether the masked state could be this one."""
     assert prompt.part is not None
-    parts = list(fen_parts(fen))
-    parts[prompt.part] = MASK
-    return join_fen(parts) == prompt.state
+    start = list(fen_parts(chess.STARTING_FEN))
+    start[prompt.part] = MASK
+    return join_fen(start) != prompt.state
 
 
 def _plies(fen: str) -> int:
@@ -279,7 +260,7 @@ def _plies(fen: str) -> int:
 
 
 @lru_cache(maxsize=1_024)
-def _replay(moves: tuple[str, ...]) -> str | None:
+def replay(moves: tuple[str, ...]) -> str | None:
     """The position after these moves from the standard start; None where one is illegal."""
     board = chess.Board()
     try:
@@ -299,13 +280,23 @@ def _candidates(prompt: FillInPrompt) -> Iterable[str]:
         return _moves(prompt)
     if prompt.field == "history":
         return _hidden_moves(prompt)
-    if prompt.field == "reward":
-        return map(notation.write_decimal, rules.REWARDS)
-    if prompt.field == "flags":
-        return "01"
     if prompt.column == "next_state":
         return _next_parts(prompt)
-    return _state_parts(prompt)
+    if prompt.field == "rank":
+        return _ranks(prompt)
+    if prompt.field == "clocks":
+        return _clocks(prompt)
+    return VALUES[prompt.field]
+
+
+VALUES: Mapping[FillInField, Sequence[str]] = {
+    "side_to_move": "wb",
+    "castling": ["".join(held) or "-" for n in range(5) for held in combinations("KQkq", n)],
+    "en_passant": ["-", *map("".join, product("abcdefgh", "36"))],
+    "reward": ["0.001", "0.5", "1.0", "-1.0"],
+    "flags": "01",
+}
+"""What the fields can hold whose values are few."""
 
 
 def _moves(prompt: FillInPrompt) -> Iterator[str]:
@@ -328,8 +319,7 @@ def _legal_moves(board: chess.Board, start: chess.IntoSquareSet = chess.BB_ALL) 
 
 
 def _hidden_moves(prompt: FillInPrompt) -> Iterator[str]:
-    assert prompt.part is not None
-    before = _replay(prompt.history[: prompt.part])
+    before = replay(prompt.history[: prompt.part])
     return _legal_moves(chess.Board(before)) if before is not None else iter(())
 
 
@@ -342,29 +332,12 @@ def _next_parts(prompt: FillInPrompt) -> Iterator[str]:
     yield fen if prompt.part is None else fen_parts(fen)[prompt.part]
 
 
-def _state_parts(prompt: FillInPrompt) -> Iterable[str]:
-    part = prompt.part
-    assert part is not None
-    next_part = fen_parts(prompt.next_state)[part]
-    if part == _SIDE:
-        return "wb"
-    if part == _CASTLING:
-        return _CASTLING_FIELDS
-    if part == _EN_PASSANT:
-        return ("-", *(file + rank for file in "abcdefgh" for rank in "36"))
-    if part == _HALF_MOVES:
-        counter = int(next_part)
-        earlier = range(_LAST_HALF_MOVE + 1) if counter == 0 else (counter - 1, counter)
-        return map(str, earlier)
-    if part == _FULL_MOVES:
-        return str(int(next_part) - 1), next_part
-    return _ranks(prompt, part)
-
-
-_CASTLING_FIELDS = tuple(
-    "".join(right for right, held in zip("KQkq", holds, strict=True) if held) or "-"
-    for holds in product((False, True), repeat=4)
-)
+def _clocks(prompt: FillInPrompt) -> Iterable[str]:
+    assert prompt.part is not None
+    after = int(fen_parts(prompt.next_state)[prompt.part])
+    if prompt.part == _HALF_MOVES and after == 0:
+        return map(str, range(_LAST_HALF_MOVE + 1))
+    return str(after - 1), str(after)
 
 
 # Files of the king's goal and of the other way to write it, and what the rank held before.
@@ -374,10 +347,11 @@ _CASTLINGS = (
 )
 
 
-def _ranks(prompt: FillInPrompt, part: int) -> Iterator[str]:
+def _ranks(prompt: FillInPrompt) -> Iterator[str]:
     """A rank of the state: the next state's, what the action has touched set back in each way."""
+    assert prompt.part is not None
     after = notation.expand_placement(prompt.next_state.split(" ")[0])
-    rank = range(8 * part, 8 * part + 8)
+    rank = range(8 * prompt.part, 8 * prompt.part + 8)
     yield notation.contract_rank(after[rank.start : rank.stop])  # an illegal action touches nothing
     move = _readable(prompt.action)
     if not move:

@@ -41,15 +41,11 @@ def evaluate_completions(rows: Iterable[Row], completions: Sequence[str]) -> dic
         rows: `N` rows of the columns that `data.sources` documents.
         completions: `N` texts, one a row.
     """
-    scored = [
-        (row, score_row(row["prompt"], completion, values_by_move(row.get("action_values"))))
-        for row, completion in zip(rows, completions, strict=True)
-    ]
-    judged = [
-        (row["task"], TASKS[row["task"]].part(row), score)
-        for row, score in scored
-        if score is not None
-    ]
+    judged = []
+    for row, completion in zip(rows, completions, strict=True):
+        score = score_row(row["prompt"], completion, values_by_move(row.get("action_values")))
+        if score is not None:
+            judged.append((row["task"], TASKS[row["task"]].part(row), score))
     results = {}
     for name, (task, metric) in metrics().items():
         trials = [

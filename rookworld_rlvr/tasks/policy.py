@@ -15,7 +15,7 @@ from types import MappingProxyType
 from ..common.errors import NotationError
 from . import boards, rules
 from .boards import Arrow, position_board
-from .scoring import Values, unreadable
+from .scoring import Values
 from .task import Metric, Row, Sampling, Task
 from .text import POLICY_PREFIX, clean, parse_decimal, parse_fen, parse_move, write_decimal
 from .types import MATE_CP, ActionValue, EnvironmentPrompt, PolicyAnswer, PolicyPrompt, Score
@@ -103,6 +103,9 @@ POLICY_COMPONENTS = (
 )
 
 
+_NO_REWARDS = ("format", "best_move_hit")  # the format comes last, a hit says less than `best_move`
+
+
 def win_probability(cp: float) -> float:
     """Expected score of the side to move, in [0, 1], by the Lichess formula.
 
@@ -156,30 +159,23 @@ def score_policy(values: Mapping[str, int], completion: str) -> Score:
     try:
         answer = parse_policy_answer(completion)
     except NotationError:
-        return unreadable(POLICY_COMPONENTS)
+        return dict.fromkeys(POLICY_COMPONENTS, 0.0)
     best = max(values.values())
     named = (*answer.moves, answer.best_move)
     cp = values.get(answer.best_move)
     loss = 1.0 if cp is None else win_probability(best) - win_probability(cp)
-    return Score(
-        MappingProxyType(
-            {
-                "format": 1.0,
-                "best_move": move_accuracy(loss),
-                "best_move_hit": float(cp == best),
-                "regret": 1 - loss,
-                "rank": _rank(values, cp),
-                "candidates": _candidates(values, answer),
-                "evaluation": _evaluation(values, answer),
-                "legality": sum(move in values for move in named) / len(named),
-                "consistency": _consistency(answer),
-            }
-        )
-    )
-
-
-def _rank(values: Mapping[str, int], cp: int | None) -> float:
-    return 0.0 if cp is None else sum(other <= cp for other in values.values()) / len(values)
+    not_better = 0 if cp is None else sum(other <= cp for other in values.values())
+    return {
+        "format": 1.0,
+        "best_move": move_accuracy(loss),
+        "best_move_hit": float(cp == best),
+        "regret": 1 - loss,
+        "rank": not_better / len(values),
+        "candidates": _candidates(values, answer),
+        "evaluation": _evaluation(values, answer),
+        "legality": sum(move in values for move in named) / len(named),
+        "consistency": _consistency(answer),
+    }
 
 
 def _candidates(values: Mapping[str, int], answer: PolicyAnswer) -> float:
@@ -243,16 +239,7 @@ class PolicyTask(Task):
     prefix = POLICY_PREFIX
     ability = "plays chess (`P:` prompts)"
     components = POLICY_COMPONENTS
-    rewards = (
-        "best_move",
-        "regret",
-        "rank",
-        "candidates",
-        "evaluation",
-        "legality",
-        "consistency",
-        "format",
-    )
+    rewards = (*(name for name in POLICY_COMPONENTS if name not in _NO_REWARDS), "format")
     metrics = MappingProxyType(
         {
             "best_move": Metric("best_move_hit"),
@@ -325,8 +312,7 @@ class PolicyTask(Task):
         except NotationError as error:
             best = _best(values)
             arrows = [Arrow(best, boards.TRUTH, 13)] if best else []
-            words = f"unreadable: {error.reason}"
-            return position_board(row["fen"], arrows, caption=words)
+            return position_board(row["fen"], arrows, caption=f"unreadable: {error.reason}")
         best = _best(values, answer.best_move)
         legal = rules.legal_moves(row["fen"])
         arrows = [Arrow(best, boards.TRUTH, 13)] if best else []

@@ -1,4 +1,4 @@
-"""What the tasks' scorers share: values of moves, scores of what cannot be read.
+"""What the tasks' scorers share: values of moves, the most that an answer nearly right gets.
 
 Every component lies in [0, 1] and is 0 where the answer cannot be read. The same scorers serve rewards
 and evaluation; they are pure, without I/O.
@@ -6,11 +6,8 @@ and evaluation; they are pure, without I/O.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import Any
-
-from .types import Score
 
 Values = Mapping[str, int]
 """Centipawns from the side to move by move, for every legal move."""
@@ -23,8 +20,3 @@ BELOW_EXACT = 0.95
 def values_by_move(column: Any) -> Values | None:
     """A row's `action_values` by move; None where the row has none."""
     return {value["move"]: value["cp"] for value in column} if column else None
-
-
-def unreadable(components: Sequence[str]) -> Score:
-    """The score of an answer that cannot be read."""
-    return Score(MappingProxyType(dict.fromkeys(components, 0.0)))

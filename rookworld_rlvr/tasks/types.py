@@ -118,11 +118,5 @@ class PositionValues:
         return {value.move: value.cp for value in self.values}
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
-    """Component scores of one answer by name; `format` is 0 where the answer cannot be read."""
-
-    components: Mapping[str, float]
-
-    def __getitem__(self, name: str) -> float:
-        return self.components[name]
+Score = Mapping[str, float]
+"""Component scores of one answer by name; `format` is 0 where the answer cannot be read."""

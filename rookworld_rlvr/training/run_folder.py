@@ -175,7 +175,7 @@ def write_answers(
             answer = {
                 **{name: row[name] for name in ("task", "prompt", "fen", "action")},
                 "completion": completion,
-                "score": None if score is None else dict(score.components),
+                "score": None if score is None else dict(score),
                 "values": values,
             }
             file.write(json.dumps(answer) + "\n")

@@ -71,12 +71,12 @@ def marked(picture: str, colour: str) -> set[str]:
 
 def test_a_position_is_python_chess_s_drawing() -> None:
     theirs = chess.svg.board(chess.Board(START), coordinates=False)
-    picture = boards.position_board(START, size=120)
+    picture = boards.position_board(START)
     place = r'href="#([a-z-]+)" transform="([^"]+)"'
     assert re.findall(place, picture) == re.findall(
         r' href="#([a-z-]+)" xlink:href="[^"]+" transform="([^"]+)"', theirs
     )
-    assert read(picture).get("width") == "120"
+    assert read(picture).get("width") == "200"
 
 
 def test_it_is_seen_from_the_side_to_move() -> None:

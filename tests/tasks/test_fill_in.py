@@ -363,7 +363,7 @@ def test_an_answer_of_another_form_has_all_components_0(field: Any, text: str) -
         parse_fill_in_answer(field, text)
     row = next(fill_in_rows(2, {field: 1}))
     score = score_fill_in(parse_fill_in_prompt(row["prompt"]), text)
-    assert set(score.components.values()) == {0.0}
+    assert set(score.values()) == {0.0}
 
 
 def test_a_row_splits_whatever_its_spaces_and_joins_again() -> None:

@@ -10,6 +10,7 @@ from rookworld_rlvr.common.errors import IllegalPositionError
 from rookworld_rlvr.rewards import composites
 from rookworld_rlvr.tasks.environment import ENVIRONMENT_COMPONENTS, score_environment
 from rookworld_rlvr.tasks.policy import (
+    POLICY,
     POLICY_COMPONENTS,
     move_accuracy,
     policy_reference,
@@ -49,13 +50,13 @@ def policy(completion: str) -> Score:
 # --------------------------------------------------------------------------------------------------
 def test_the_right_answer_has_every_component_1() -> None:
     score = environment(AFTER_E4 + GOES_ON)
-    assert dict(score.components) == dict.fromkeys(ENVIRONMENT_COMPONENTS, 1.0)
+    assert dict(score) == dict.fromkeys(ENVIRONMENT_COMPONENTS, 1.0)
 
 
 @pytest.mark.parametrize("completion", ["", "hello", AFTER_E4, AFTER_E4 + "+nan+0+0"])
 def test_an_unreadable_answer_has_every_component_0(completion: str) -> None:
     score = environment(completion)
-    assert dict(score.components) == dict.fromkeys(ENVIRONMENT_COMPONENTS, 0.0)
+    assert dict(score) == dict.fromkeys(ENVIRONMENT_COMPONENTS, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -185,12 +186,12 @@ def test_move_accuracy(loss: float, accuracy: float) -> None:
 # Policy
 # --------------------------------------------------------------------------------------------------
 def test_the_perfect_analysis_has_every_component_1() -> None:
-    assert dict(policy(PERFECT).components) == dict.fromkeys(POLICY_COMPONENTS, 1.0)
+    assert dict(policy(PERFECT)) == dict.fromkeys(POLICY_COMPONENTS, 1.0)
 
 
 @pytest.mark.parametrize("completion", ["", "hello", "M: g2g4 E: inf B: g2g4", "B: g2g4"])
 def test_an_unreadable_analysis_has_every_component_0(completion: str) -> None:
-    assert dict(policy(completion).components) == dict.fromkeys(POLICY_COMPONENTS, 0.0)
+    assert dict(policy(completion)) == dict.fromkeys(POLICY_COMPONENTS, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +258,7 @@ def test_the_only_move_is_of_the_first_rank_however_bad() -> None:
     ],
 )
 def test_weighted_policy(completion: str, number: float) -> None:
-    assert composites.weighted_policy(policy(completion)) == pytest.approx(number, abs=1e-6)
+    assert POLICY.quality(policy(completion)) == pytest.approx(number, abs=1e-6)
 
 
 def test_the_order_of_the_values_is_no_matter() -> None:
@@ -370,7 +371,7 @@ def test_the_reference_is_the_engines_top_five_with_the_right_best_move() -> Non
     }
     assert answer == policy_reference(fen, values)
     score = policy(write_policy_answer(answer))
-    assert dict(score.components) == dict.fromkeys(POLICY_COMPONENTS, 1.0)
+    assert dict(score) == dict.fromkeys(POLICY_COMPONENTS, 1.0)
 
 
 def test_the_order_of_the_reference_follows_from_the_position() -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...tasks.registry import TASKS
-from ...tasks.types import Score
 from .record import Answer, AnswerPair
 
 
@@ -54,7 +53,7 @@ def choose(pairs: Sequence[AnswerPair], count: int) -> list[Choice]:
 
 def quality(answer: Answer) -> float:
     """How good an answer is, in [0, 1], see `Task.quality`."""
-    return TASKS[answer["task"]].quality(Score(answer["score"]))
+    return TASKS[answer["task"]].quality(answer["score"])
 
 
 def change(pair: AnswerPair) -> float:
