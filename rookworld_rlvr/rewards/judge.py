@@ -31,6 +31,7 @@ from transformers import (
 from ..common.errors import RookWorldError
 from ..engine.truth import PolicyTruth, policy_values
 from ..models import loading
+from ..models.decoding import pad_rows
 from ..models.gpt2 import fuse_gelu
 from ..tasks.registry import TASKS, score_row, task_of
 from ..tasks.scoring import Values
@@ -134,17 +135,11 @@ class Judge:
         return rows
 
     def _forward(self, rows: Sequence[Sequence[int]]) -> list[float]:
-        width = max(map(len, rows))
-        pad = self.network.config.pad_token_id
-        input_ids = torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows])
-        lengths = torch.tensor([len(row) for row in rows])
-        attention_mask = (torch.arange(width) < lengths.unsqueeze(1)).long()  # (B, T)
         device = self.network.device
+        batch = pad_rows(rows, self.network.config.pad_token_id, "right")
         # Its own precision, also where the trainer's forwards run under autocast.
         with torch.inference_mode(), torch.autocast(device.type, enabled=False):
-            output = self.network(
-                input_ids=input_ids.to(device), attention_mask=attention_mask.to(device)
-            )
+            output = self.network(**{key: tensor.to(device) for key, tensor in batch.items()})
         scores: list[float] = output.logits.squeeze(-1).float().tolist()  # (B,)
         return scores
 
@@ -188,64 +183,56 @@ def load_judge(spec: JudgeSpec) -> Judge:
         RookWorldError: There is no such model or tokenizer, or it is no sequence classifier with one
             score; the message says what was found.
     """
-    faults = loading.check_model_name(spec.model, key="model")
-    if faults:
-        raise _refused(spec, faults[0])
-    path = loading.resolve_model_path(spec.model)
     try:
-        config = AutoConfig.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise _refused(spec, f"it cannot be loaded ({_line(error)})") from error
-    found = ", ".join(config.architectures or ["no architecture"])
-    if not any(name.endswith(_HEAD) for name in config.architectures or ()):
-        raise _refused(spec, f"it is no sequence classifier: its checkpoint is of {found}")
-    if config.num_labels != 1:
-        raise _refused(spec, f"its {found} has {config.num_labels} labels (num_labels), not 1")
-    network = _load_network(spec, path)
-    name = spec.tokenizer or spec.model
-    try:
-        tokenizer = loading.load_tokenizer(name, must_end=False)
-    except RookWorldError as error:
-        raise _refused(spec, str(error)) from error
-    known, size = max(tokenizer.get_vocab().values()), network.get_input_embeddings().num_embeddings
-    if known >= size:
-        raise _refused(
-            spec, f"the tokenizer of {name!r} has ids up to {known}, its embedding only {size} rows"
-        )
-    if tokenizer.pad_token_id is None and network.config.pad_token_id is None:
-        raise _refused(spec, f"neither it nor the tokenizer of {name!r} has a padding token")
+        network = _load_network(spec)
+        tokenizer = _load_tokenizer(spec, network)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        reason = f"it cannot be loaded ({' '.join(str(error).split())[:300]})"
+        if isinstance(error, RookWorldError):
+            reason = str(error)
+        raise RookWorldError(
+            f"rewards: {spec.name} cannot be had from {spec.model!r}: {reason}; give a sequence "
+            "classifier with one score, such as recipes/train_judge.py trains"
+        ) from error
     fuse_gelu(network)
     network.to(PartialState().device)
     return Judge(network, tokenizer, spec.name, spec.batch_size)
 
 
-def _load_network(spec: JudgeSpec, path: str) -> PreTrainedModel:
-    try:
-        # Under FSDP's efficient loading only the first process would get weights to shard from.
-        with patch_environment(FSDP_CPU_RAM_EFFICIENT_LOADING="false"):
-            network, info = AutoModelForSequenceClassification.from_pretrained(
-                path, dtype=spec.dtype, output_loading_info=True
-            )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise _refused(spec, f"it cannot be loaded ({_line(error)})") from error
+def _load_network(spec: JudgeSpec) -> PreTrainedModel:
+    for fault in loading.check_model_name(spec.model, key="model"):
+        raise RookWorldError(fault)
+    path = loading.resolve_model_path(spec.model)
+    config = AutoConfig.from_pretrained(path)
+    found = ", ".join(config.architectures or ["no architecture"])
+    if not any(name.endswith(_HEAD) for name in config.architectures or ()):
+        raise RookWorldError(f"it is no sequence classifier: its checkpoint is of {found}")
+    if config.num_labels != 1:
+        raise RookWorldError(f"its {found} has {config.num_labels} labels (num_labels), not 1")
+    # Under FSDP's efficient loading only the first process would get weights to shard from.
+    with patch_environment(FSDP_CPU_RAM_EFFICIENT_LOADING="false"):
+        network, info = AutoModelForSequenceClassification.from_pretrained(
+            path, dtype=spec.dtype, output_loading_info=True
+        )
     # transformers fills these with random numbers and goes on.
     absent = sorted(map(str, (*info["missing_keys"], *info["mismatched_keys"])))
     if absent:
-        raise _refused(
-            spec, f"its checkpoint lacks {len(absent)} of its weights: {', '.join(absent[:3])}"
-        )
+        few = ", ".join(absent[:3])
+        raise RookWorldError(f"its checkpoint lacks {len(absent)} of its weights: {few}")
     return network
 
 
-def _refused(spec: JudgeSpec, reason: str) -> RookWorldError:
-    return RookWorldError(
-        f"rewards: {spec.name} cannot be had from {spec.model!r}: {reason}; give a sequence classifier "
-        "with one score, such as recipes/train_judge.py trains"
-    )
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
+def _load_tokenizer(spec: JudgeSpec, network: PreTrainedModel) -> PreTrainedTokenizerBase:
+    name = spec.tokenizer or spec.model
+    tokenizer = loading.load_tokenizer(name, must_end=False)
+    known, size = max(tokenizer.get_vocab().values()), network.get_input_embeddings().num_embeddings
+    if known >= size:
+        raise RookWorldError(
+            f"the tokenizer of {name!r} has ids up to {known}, its embedding only {size} rows"
+        )
+    if tokenizer.pad_token_id is None and network.config.pad_token_id is None:
+        raise RookWorldError(f"neither it nor the tokenizer of {name!r} has a padding token")
+    return tokenizer
 
 
 # --------------------------------------------------------------------------------------------------
@@ -291,30 +278,25 @@ class JudgeReward:
         """
         mine = [index for index, text in enumerate(prompts) if task_of(text) in self.spec.tasks]
         column = action_values if action_values is not None else [None] * len(prompts)
-        judged, together = self._score_together(
-            [(prompts[index], completions[index], column[index]) for index in mine]
-        )
+        asked = [[texts[index] for index in mine] for texts in (prompts, completions, column)]
+        judged, together = self._score_together(*asked)
         self.window.extend(one.score for one in together if one.score is not None)
         if log_metric is not None:
             self._log(log_metric, together)
-        found: list[float | None] = [None] * len(prompts)
-        for index, reward in zip(mine, self._scaled(judged), strict=True):
-            found[index] = reward
-        return found
+        found = dict(zip(mine, self._scaled(judged), strict=True))
+        return [found.get(index) for index in range(len(prompts))]
 
     def check_lengths(self, prompts: Iterable[str], max_completion_length: int) -> None:
         """See `Judge.check_lengths`; prompts of tasks that it does not judge are passed over."""
         mine = {text for text in prompts if task_of(text) in self.spec.tasks}
         self.judge.check_lengths(mine, max_completion_length)
 
-    def _score_together(
-        self, rows: Sequence[tuple[str, str, Any]]
-    ) -> tuple[list[_Judged], list[_Judged]]:
+    def _score_together(self, *asked: list[Any]) -> tuple[list[_Judged], list[_Judged]]:
         """What this process's rows got, and what all processes' did; all of them fail, or none."""
         mine: list[_Judged] = []
         failure: Exception | None = None
         try:
-            mine = self._judged(rows)
+            mine = self._judged(*asked)
         except Exception as error:  # the others wait for this process's scores
             failure = error
         found = gather_object([(mine, failure and repr(failure))])
@@ -325,11 +307,11 @@ class JudgeReward:
             raise RookWorldError(f"{self.spec.name} failed on another process: {elsewhere[0]}")
         return mine, [one for judged, _ in found for one in judged]
 
-    def _judged(self, rows: Sequence[tuple[str, str, Any]]) -> list[_Judged]:
-        prompts, completions = [row[0] for row in rows], [row[1] for row in rows]
+    def _judged(
+        self, prompts: list[str], completions: list[str], column: list[Any]
+    ) -> list[_Judged]:
         scores = self.judge.scores(prompts, completions)
-        column = [row[2] for row in rows]
-        values = policy_values(self.truth, prompts, column, [True] * len(rows))
+        values = policy_values(self.truth, prompts, column, [True] * len(prompts))
         return [
             _Judged(
                 task_of(prompt), prompt + completion, score, _truth(prompt, completion, by_move)
@@ -341,16 +323,15 @@ class JudgeReward:
 
     def _scaled(self, judged: Sequence[_Judged]) -> list[float | None]:
         """Rewards; None where there is no score."""
-        scales: dict[str, Callable[[float], float]] = {
-            "raw": float,
-            "sigmoid": _sigmoid,
-            "zscore": self._standard(),
-        }
-        scale = scales[self.spec.scale]
+        scale = self._scale()
         return [None if one.score is None else scale(one.score) for one in judged]
 
-    def _standard(self) -> Callable[[float], float]:
-        """How many deviations of the window a score lies over its mean; 0 without spread."""
+    def _scale(self) -> Callable[[float], float]:
+        """Of zscore: how many deviations of the window a score lies over its mean; 0 without spread."""
+        if self.spec.scale == "raw":
+            return float
+        if self.spec.scale == "sigmoid":
+            return lambda score: 0.5 * (1 + math.tanh(score / 2))  # without overflow
         mean, deviation = _spread(self.window)
         if deviation <= _NO_SPREAD * (1 + abs(mean)):
             return lambda score: 0.0
@@ -415,10 +396,6 @@ def _spread(values: Collection[float]) -> tuple[float, float]:
         return 0.0, 0.0
     mean = math.fsum(values) / len(values)
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
-
-
-def _sigmoid(score: float) -> float:
-    return 0.5 * (1 + math.tanh(score / 2))  # without overflow
 
 
 def judges_of(reward_funcs: Iterable[Any]) -> dict[str, JudgeReward]:
