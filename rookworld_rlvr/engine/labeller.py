@@ -22,6 +22,7 @@ class Labeller:
     Attributes:
         source: Engine and limit, which are the same for all values.
         searched: How many positions the engine has valued.
+        given_up: Why the engine gave up on positions, by position; they are not asked again.
 
     Raises:
         EngineError: No engine, or none that speaks UCI.
@@ -37,12 +38,8 @@ class Labeller:
             raise
         self._lock = threading.Lock()
         self.source = self._pool.source
+        self.given_up: Mapping[str, str] = self._pool.given_up
         self.searched = 0
-
-    @property
-    def given_up(self) -> Mapping[str, str]:
-        """Why the engine gave up on positions, by position; they are not asked again."""
-        return self._pool.given_up
 
     def values(
         self, fens: Sequence[str], on_value: Callable[[], object] | None = None

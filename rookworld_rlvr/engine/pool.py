@@ -223,11 +223,10 @@ class EnginePool:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         try:
-            first = self._run(self._start())
+            self._processes[0] = first = self._run(self._start())
         except EngineError:
             self._stop_loop()
             raise
-        self._processes[0] = first
         self.source = ValueSource(first.identity(), str(self._limit))
         atexit.register(self.close)  # at the latest
 
