@@ -11,14 +11,12 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._dynamo.callback import CallbackArgs, callback_handler
-from torch._dynamo.utils import counters
+from torch._dynamo.utils import calculate_time_spent, counters
 from trl.models.utils import disable_gradient_checkpointing
 
 from .buckets import Buckets, ShapeArguments
@@ -28,74 +26,41 @@ from .sampling import backbone
 _GRAPHS_A_BUCKET = 8  # the policy with and without gradient, the reference, and room to spare
 
 
-class CompiledBodies:
-    """Transformer bodies' compiled forwards, which stand in place of their own within `in_place`.
-
-    Hooks run outside of the graphs.
-
-    Args:
-        networks: Models with a head, adapters around them or not; they share what can be shared.
-        kwargs: For `torch.compile`.
-    """
-
-    def __init__(self, networks: Sequence[torch.nn.Module], **kwargs: Any) -> None:
-        bodies = [backbone(network) for network in networks]
-        self._forwards = [(body, torch.compile(body.forward, **kwargs)) for body in bodies]
-
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Compiled forwards within, the bodies' own after it."""
-        before = [body.__dict__.get("forward") for body, _ in self._forwards]
-        for body, forward in self._forwards:
-            body.forward = forward
-        try:
-            yield
-        finally:
-            for (body, _), own in zip(self._forwards, before, strict=True):
-                if own is None:
-                    del body.forward
-                else:
-                    body.forward = own
+@contextmanager
+def in_place(forwards: Mapping[torch.nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Modules' forwards replaced within, their own after it; hooks run outside of the new ones."""
+    before = {module: vars(module).get("forward") for module in forwards}
+    for module, forward in forwards.items():
+        module.forward = forward
+    try:
+        yield
+    finally:
+        for module, own in before.items():
+            if own is None:
+                del module.forward
+            else:
+                module.forward = own
 
 
 class CompileWatch:
-    """Counts the graphs that this process compiles, and the seconds which that takes.
-
-    Attributes:
-        seconds: Since `start`, backward graphs included.
-    """
+    """Counts the graphs that this process compiles from now on, and the seconds which that takes."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
-        self._started = 0.0
-        self._before = 0
+        self._before = (counters["stats"]["unique_graphs"], calculate_time_spent())
 
     @property
     def graphs(self) -> int:
-        """Since `start`; a forward and its backward are one."""
-        return int(counters["stats"]["unique_graphs"]) - self._before
+        """A forward and its backward are one."""
+        return int(counters["stats"]["unique_graphs"]) - self._before[0]
 
-    def start(self) -> None:
-        self.seconds = 0.0
-        self._before = int(counters["stats"]["unique_graphs"])
-        callback_handler.register_start_callback(self._begin)
-        callback_handler.register_end_callback(self._end)
-
-    def stop(self) -> None:
-        with suppress(ValueError):  # `torch._dynamo.reset` has forgotten them
-            callback_handler.remove_start_callback(self._begin)
-            callback_handler.remove_end_callback(self._end)
-
-    def _begin(self, args: CallbackArgs) -> None:
-        self._started = time.perf_counter()
-
-    def _end(self, args: CallbackArgs) -> None:
-        self.seconds += time.perf_counter() - self._started
+    @property
+    def seconds(self) -> float:
+        """Backward graphs included."""
+        return calculate_time_spent()["total_wall_time"] - self._before[1]["total_wall_time"]
 
 
-@dataclass(frozen=True, slots=True)
-class Payoff:
-    """What compiling gains, and what it has cost.
+def payoff(plain: float, compiled: float, updates: int, compiling: float, steps: int) -> str:
+    """What compiling gains, and what it has cost: one sentence.
 
     Args:
         plain: Seconds of an update without compiling and padding: a forward and its backward.
@@ -103,37 +68,23 @@ class Payoff:
         updates: Of an optimiser step.
         compiling: Seconds that went into compiling.
         steps: Optimiser steps of the whole run.
+
+    >>> payoff(plain=0.9, compiled=1.0, updates=1, compiling=8.0, steps=500)
+    'torch_compile does not pay here: an update has 0.90 of the speed without it; leave it out'
+    >>> payoff(plain=1.0, compiled=0.5, updates=2, compiling=8.0, steps=500)
+    'torch_compile: an update has 2.00 of the speed without it; 8 s of compiling pay off in 8 steps'
     """
-
-    plain: float
-    compiled: float
-    updates: int
-    compiling: float
-    steps: int
-
-    @property
-    def speedup(self) -> float:
-        return self.plain / self.compiled
-
-    def describe(self) -> str:
-        """One sentence.
-
-        >>> Payoff(plain=0.9, compiled=1.0, updates=1, compiling=8.0, steps=500).describe()
-        'torch_compile does not pay here: an update has 0.90 of the speed without it; leave it out'
-        >>> Payoff(plain=1.0, compiled=0.5, updates=2, compiling=8.0, steps=500).describe()
-        'torch_compile: an update has 2.00 of the speed without it; 8 s of compiling pay off in 8 steps'
-        """
-        speed = f"an update has {self.speedup:.2f} of the speed without it"
-        if self.speedup <= 1:
-            return f"torch_compile does not pay here: {speed}; leave it out"
-        steps = math.ceil(self.compiling / ((self.plain - self.compiled) * self.updates))
-        cost = f"{self.compiling:.0f} s of compiling pay off in {steps} steps"
-        if steps > self.steps:
-            return (
-                f"torch_compile does not pay in this run of {self.steps} steps: {speed}, but {cost}; "
-                "leave it out"
-            )
-        return f"torch_compile: {speed}; {cost}"
+    speed = f"an update has {plain / compiled:.2f} of the speed without it"
+    if plain / compiled <= 1:
+        return f"torch_compile does not pay here: {speed}; leave it out"
+    needed = math.ceil(compiling / ((plain - compiled) * updates))
+    cost = f"{compiling:.0f} s of compiling pay off in {needed} steps"
+    if needed > steps:
+        return (
+            f"torch_compile does not pay in this run of {steps} steps: {speed}, but {cost}; "
+            "leave it out"
+        )
+    return f"torch_compile: {speed}; {cost}"
 
 
 class Compiling(Part):
@@ -144,20 +95,23 @@ class Compiling(Part):
         buckets: The lengths that graphs are compiled for; None compiles as lengths come.
 
     Attributes:
-        payoff: What compiling gains; None until it has been measured.
+        speedup: Of an update, by compiling; None until it has been measured.
     """
 
     def __init__(self, trainer: Any, buckets: Buckets | None) -> None:
         self.trainer = trainer
         self.watch = CompileWatch()
-        self.payoff: Payoff | None = None
+        self.speedup: float | None = None
         self._buckets = buckets.lengths if buckets is not None else ()
-        self._bodies = CompiledBodies(
-            trainer.networks(),
-            backend=trainer.args.torch_compile_backend,
-            mode=trainer.args.torch_compile_mode,
-            dynamic=False if self._buckets else None,
-        )
+        self._forwards = {
+            (body := backbone(network)): torch.compile(
+                body.forward,
+                backend=trainer.args.torch_compile_backend,
+                mode=trainer.args.torch_compile_mode,
+                dynamic=False if self._buckets else None,
+            )
+            for network in trainer.networks()
+        }
         self._warm_until: int | None = None  # optimiser steps; None before training
         self._graphs_counted = 0  # when last logged, or at the end of the warm-up
         self._timed_step = -1
@@ -170,7 +124,7 @@ class Compiling(Part):
 
     def score(self, score: Callable[..., Scores], *args: Any, **kwargs: Any) -> Scores:
         """Score by another way of scoring, `score`, with the compiled bodies in place."""
-        with self._bodies.in_place():
+        with in_place(self._forwards):
             return score(*args, **kwargs)
 
     # --------------------------------------------------------------------------------------------
@@ -179,7 +133,7 @@ class Compiling(Part):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         steps = arguments_of(args, ShapeArguments).compile_warmup_steps
         self._warm_until = state.global_step + steps
-        self.watch.start()
+        self.watch = CompileWatch()
         self.compile_graphs()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -187,7 +141,6 @@ class Compiling(Part):
             self.end_warmup()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.watch.stop()
         self._warm_until = None
 
     def compile_graphs(self) -> None:
@@ -228,19 +181,18 @@ class Compiling(Part):
     # Does it pay
     # --------------------------------------------------------------------------------------------
     def before_loss(self, inputs: Mapping[str, Any]) -> None:
-        """In the warm-up, time a step's first forward and backward before it is trained on."""
+        """In the warm-up, time a step's first forward and backward before it is trained on.
+
+        As they are, and as they would be without compiling and padding.
+        """
         step = self.trainer.state.global_step
         is_due = self._warm_until is not None and step < self._warm_until
         if is_due and self.trainer.model.training and step != self._timed_step:
             self._timed_step = step
-            self._time_both(inputs)
-
-    def _time_both(self, inputs: Mapping[str, Any]) -> None:
-        """Time a batch as it is trained on, and as it would be without compiling and padding."""
-        batch = (*whole(inputs), inputs.get("temperature"))
-        for way in ("plain", "compiled"):
-            self._seconds(*batch, plain=way == "plain")  # the first of a shape is slower
-            self._timings[way].append(self._seconds(*batch, plain=way == "plain"))
+            batch = (*whole(inputs), inputs.get("temperature"))
+            for way, seconds in self._timings.items():
+                self._seconds(*batch, plain=way == "plain")  # the first of a shape is slower
+                seconds.append(self._seconds(*batch, plain=way == "plain"))
 
     def _seconds(
         self,
@@ -281,9 +233,9 @@ class Compiling(Part):
             return
         medians = [statistics.median(self._timings[way]) for way in ("plain", "compiled")]
         plain, compiled, compiling = self._slowest(*medians, self.watch.seconds)
-        updates = trainer.args.gradient_accumulation_steps
-        self.payoff = Payoff(plain, compiled, updates, compiling, trainer.state.max_steps)
-        trainer.accelerator.print(self.payoff.describe())
+        self.speedup = plain / compiled
+        updates, steps = trainer.args.gradient_accumulation_steps, trainer.state.max_steps
+        trainer.accelerator.print(payoff(plain, compiled, updates, compiling, steps))
 
     def _slowest(self, *numbers: float) -> list[float]:
         """The largest of all processes: they wait for the slowest."""
@@ -306,6 +258,6 @@ class Compiling(Part):
         most = self._slowest(self.watch.graphs, again, self.watch.seconds)
         names = ("graphs", "recompilations", "seconds")
         numbers = {f"compile/{name}": n for name, n in zip(names, most, strict=True)}
-        if self.payoff is not None:
-            numbers["compile/speedup"] = self.payoff.speedup
+        if self.speedup is not None:
+            numbers["compile/speedup"] = self.speedup
         return numbers

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM, GPT2LMHeadModel
 from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 from rookworld_rlvr.models.gpt2 import new_model
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
-from rookworld_rlvr.training.health import HealthArguments, HealthCallback
-from rookworld_rlvr.training.health.monitor import HEALTH_FILE
+from rookworld_rlvr.training.health.monitor import HEALTH_FILE, HealthCallback
+from rookworld_rlvr.training.health.rules import HealthArguments
 from rookworld_rlvr.training.parts.buckets import Buckets
-from rookworld_rlvr.training.parts.compiling import Payoff
+from rookworld_rlvr.training.parts.compiling import payoff
 
 REWARDS = [{"name": "environment_exact"}]
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "sapo", "cispo", "vespo")
@@ -271,9 +271,9 @@ def test_every_way_to_score_is_compiled_in_the_warmup(build: Callable[..., Any],
 
 
 def test_a_run_too_short_for_compiling_to_pay_is_told() -> None:
-    payoff = Payoff(plain=1.0, compiled=0.5, updates=1, compiling=60, steps=100)
-    assert "does not pay in this run of 100 steps" in payoff.describe()
-    assert "60 s of compiling pay off in 120 steps" in payoff.describe()
+    told = payoff(plain=1.0, compiled=0.5, updates=1, compiling=60, steps=100)
+    assert "does not pay in this run of 100 steps" in told
+    assert "60 s of compiling pay off in 120 steps" in told
 
 
 @pytest.mark.slow
@@ -284,4 +284,4 @@ def test_inductor_compiles_once_a_bucket(build: Callable[..., Any]) -> None:
     assert trainer.parts.buckets.lengths == (24, 32, 40, 48), "from prompts of 15 to 34 tokens"
     assert trainer.preflight.alone_gap < 1e-3
     assert numbers(trainer, "compile/recompilations") == [0] * 5
-    assert trainer.parts.compiling.payoff.compiling > 1
+    assert trainer.parts.compiling.watch.seconds > 1
