@@ -47,7 +47,7 @@ from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.judge import judges_of
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
-from rookworld_rlvr.training.health import HealthArguments
+from rookworld_rlvr.training.health.rules import HealthArguments
 
 RECIPE = Path(__file__).with_name("grpo_nano.yaml")
 GROUPS = [

@@ -30,7 +30,8 @@ from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.judge import judges_of
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, RunArguments
-from rookworld_rlvr.training.health import HealthArguments, HealthCallback
+from rookworld_rlvr.training.health.monitor import HealthCallback
+from rookworld_rlvr.training.health.rules import HealthArguments
 from rookworld_rlvr.training.results import before_after_table, write_results
 from rookworld_rlvr.training.run_folder import (
     ANSWERS_AFTER,

@@ -12,7 +12,8 @@ from typing import Any
 
 from ..common.files import read_asset
 from ..common.stats import Proportion
-from ..training.health import Finding, HealthArguments, HealthMonitor, Severity
+from ..training.health.monitor import Finding, HealthMonitor
+from ..training.health.rules import HealthArguments, Severity
 from . import signs
 from .signs import Parts
 

@@ -13,7 +13,7 @@ from ..common.errors import ConfigurationError
 from ..common.files import read_asset
 from ..common.settings import Checked
 from ..tasks.registry import TASKS
-from ..training.health import HealthArguments
+from ..training.health.rules import HealthArguments
 from . import sections
 from .completions import completion_groups, completions_part
 from .findings import find

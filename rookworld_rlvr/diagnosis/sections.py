@@ -15,7 +15,7 @@ from accelerate.utils import gather_object
 from ..common.stats import sign_test
 from ..tasks.metrics import evaluate_completions, headline, headlines
 from ..tasks.registry import TASKS
-from ..training.health import batch_health
+from ..training.health.monitor import batch_health
 from .loss_terms import norm
 from .record import StepRecord, TermSums
 from .trainer import DiagnosedTrainer, Heldout

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ..training.health import Severity
+from ..training.health.rules import Severity
 from .lines import STEPS
 
 Parts = Mapping[str, Any]

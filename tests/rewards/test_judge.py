@@ -27,7 +27,8 @@ from rookworld_rlvr.rewards.judge_spec import JudgeSpec, judge_spec
 from rookworld_rlvr.rewards.registry import check_reward_specs, get_reward_funcs, tasks_of
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, RookWorldRewardConfig
 from rookworld_rlvr.training.glossary import dashboard_key, explain
-from rookworld_rlvr.training.health import HealthArguments, HealthCallback
+from rookworld_rlvr.training.health.monitor import HealthCallback
+from rookworld_rlvr.training.health.rules import HealthArguments
 
 from ..conftest import REPOSITORY, recipe, tiny_judge
 

@@ -14,7 +14,7 @@ from rookworld_rlvr.data.loading import DataArguments
 from rookworld_rlvr.engine.truth import LabelArguments
 from rookworld_rlvr.evaluation.registry import SuiteArguments
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, RunArguments
-from rookworld_rlvr.training.health import HealthArguments
+from rookworld_rlvr.training.health.rules import HealthArguments
 
 from ..conftest import script
 

@@ -18,7 +18,7 @@ from trl import GRPOConfig
 from trl.trainer.utils import pad
 
 from ...common.settings import setting
-from ..health import batch_health
+from ..health.monitor import batch_health
 from .advantages import STD_EPSILON, nanstd
 from .difficulty import DifficultyMemory
 from .part import Part, arguments_of

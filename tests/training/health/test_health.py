@@ -19,15 +19,14 @@ from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.data.loading import DataArguments
 from rookworld_rlvr.engine.truth import LabelArguments
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, RunArguments
-from rookworld_rlvr.training.health import (
+from rookworld_rlvr.training.health.monitor import (
     HEALTH_FILE,
-    RULES,
     Finding,
-    HealthArguments,
     HealthCallback,
     HealthMonitor,
     batch_health,
 )
+from rookworld_rlvr.training.health.rules import RULES, HealthArguments
 
 Log = dict[str, Any]
 
