@@ -230,8 +230,9 @@ class HealthCallback(TrainerCallback):
     ) -> None:
         if self.monitor is None or not logs:
             return
-        if args.fp16:  # its scaler skips a step whose gradient overflows, and tries a smaller scale
-            logs = {name: value for name, value in logs.items() if not _has_overflown(name, value)}
+        if args.fp16 and not math.isfinite(logs.get("grad_norm") or 0.0):
+            # Its scaler skips a step whose gradient overflows, and tries a smaller scale.
+            logs = {name: value for name, value in logs.items() if name != "grad_norm"}
         findings = self.monitor.observe(state.global_step, logs, args.max_grad_norm)
         if findings and state.is_world_process_zero:
             _report(findings, args)
@@ -247,10 +248,6 @@ class HealthCallback(TrainerCallback):
             control.should_save = True
         control.should_training_stop = True
         self.stopped = self.stopped or finding
-
-
-def _has_overflown(name: str, value: Any) -> bool:
-    return name == "grad_norm" and value is not None and not math.isfinite(value)
 
 
 def _report(findings: Sequence[Finding], args: Any) -> None:

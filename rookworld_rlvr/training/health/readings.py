@@ -30,6 +30,9 @@ _KEPT = ("reward", "entropy", "grad_norm")  # and those of _KEPT_PREFIXES
 _KEPT_PREFIXES = ("reward/", "eval_", "judge/")
 
 
+Points = list[tuple[int, float]]  # step and value, oldest first
+
+
 # --------------------------------------------------------------------------------------------------
 # The history
 # --------------------------------------------------------------------------------------------------
@@ -47,7 +50,7 @@ class History:
         self.step = 0
         self.now: dict[str, float] = {}
         self.max_grad_norm: float | None = None
-        self.series: dict[str, list[tuple[int, float]]] = {}
+        self.series: dict[str, Points] = {}
 
     def update(self, step: int, logs: Mapping[str, Any], max_grad_norm: float | None) -> None:
         """Take in one log."""
@@ -84,6 +87,11 @@ class Reading:
 Measure = Callable[[History, float], Reading | None]
 
 
+def _most(readings: Iterable[Reading]) -> Reading | None:
+    """That of the largest value, the first of equals."""
+    return max(readings, key=lambda reading: reading.value, default=None)
+
+
 # --------------------------------------------------------------------------------------------------
 # One log, and trends
 # --------------------------------------------------------------------------------------------------
@@ -107,16 +115,11 @@ def kl_share_low(history: History, bound: float) -> Reading | None:
 
 def reward_failures(history: History, bound: float) -> Reading | None:
     """The reward function that misses the truth most often."""
-    shares = {
-        name: value
+    return _most(
+        Reading(share, share > bound, name.removeprefix("rewards/").removesuffix("/without_truth"))
         for name in history.now
-        if name.endswith("/without_truth") and (value := history.get(name)) is not None
-    }
-    if not shares:
-        return None
-    worst = max(shares, key=lambda name: shares[name])
-    reward = worst.removeprefix("rewards/").removesuffix("/without_truth")
-    return Reading(shares[worst], shares[worst] > bound, reward)
+        if name.endswith("/without_truth") and (share := history.get(name)) is not None
+    )
 
 
 def gradient_not_finite(history: History, bound: float) -> Reading | None:
@@ -158,6 +161,9 @@ class _Fall:
     def points(self) -> float:
         return self.best - self.now
 
+    def __str__(self) -> str:
+        return f"from {self.best:.3f} at step {self.step} to {self.now:.3f}"
+
 
 def _heldout_fall(history: History, metric: str) -> _Fall | None:
     points = history.series[metric] if history.get(metric) is not None else []
@@ -179,11 +185,8 @@ def heldout_down(history: History, bound: float) -> Reading | None:
     fall = _heldout_fall(history, "eval_overall")
     if fall is None:
         return None
-    trend = _trend(history, "reward", fall.step)
-    broken = fall.points > bound and not (trend is not None and trend > 0)
-    return Reading(
-        fall.points, broken, f"from {fall.best:.3f} at step {fall.step} to {fall.now:.3f}"
-    )
+    trend = _trend(history, "reward", fall.step) or 0.0
+    return Reading(fall.points, fall.points > bound and trend <= 0, str(fall))
 
 
 def reward_up_heldout_down(history: History, bound: float) -> Reading | None:
@@ -191,10 +194,7 @@ def reward_up_heldout_down(history: History, bound: float) -> Reading | None:
     trend = _trend(history, "reward", fall.step) if fall else None
     if fall is None or trend is None:
         return None
-    detail = (
-        f"from {fall.best:.3f} at step {fall.step} to {fall.now:.3f} while the training reward rose "
-        f"by {trend:.3g}"
-    )
+    detail = f"{fall} while the training reward rose by {trend:.3g}"
     return Reading(fall.points, fall.points > bound and trend > 0, detail)
 
 
@@ -206,66 +206,65 @@ def forgetting(history: History, bound: float) -> Reading | None:
         return None
     task = max(falls, key=lambda task: falls[task].points)
     fall = falls[task]
-    held = {
-        other: f"{before:.3f} to {falls[other].now:.3f}"
+    held = [
+        f"{other} went from {before:.3f} to {falls[other].now:.3f}"
         for other in falls
         if other != task
         and (before := dict(history.series[metrics[other]]).get(fall.step)) is not None
         and falls[other].now >= before
-    }
-    others = " and ".join(f"{other} went from {numbers}" for other, numbers in held.items())
-    detail = f"{task} from {fall.best:.3f} at step {fall.step} to {fall.now:.3f} while {others}"
+    ]
+    detail = f"{task} {fall} while {' and '.join(held)}"
     return Reading(fall.points, fall.points > bound and bool(held), detail)
 
 
 def suite_down(history: History, bound: float) -> Reading | None:
     """The suite whose headline has fallen most, as a share of its best."""
-    falls = {
-        suite: fall
-        for suite, metric in SUITE_HEADLINES.items()
-        if (fall := _heldout_fall(history, f"eval_{metric}")) and fall.best > 0
-    }
-    if not falls:
-        return None
-    shares = {suite: fall.points / fall.best for suite, fall in falls.items()}
-    suite = max(shares, key=shares.__getitem__)
-    fall = falls[suite]
-    detail = f"{suite} from {fall.best:.3g} at step {fall.step} to {fall.now:.3g}"
-    return Reading(shares[suite], shares[suite] > bound, detail)
+    found = []
+    for suite, metric in SUITE_HEADLINES.items():
+        fall = _heldout_fall(history, f"eval_{metric}")
+        if fall is not None and fall.best > 0:
+            share = fall.points / fall.best
+            detail = f"{suite} from {fall.best:.3g} at step {fall.step} to {fall.now:.3g}"
+            found.append(Reading(share, share > bound, detail))
+    return _most(found)
 
 
 def task_reward_down(history: History, bound: float) -> Reading | None:
     """The task whose mean reward of ten logs has fallen most while another's has not fallen."""
-    worst: Reading | None = None
-    names = [name for name in history.now if name.startswith("reward/")]
-    for name in names:
-        points = history.series.get(name, [])
-        starts = range(0, len(points) - 2 * _RECENT + 1, _RECENT)
-        windows = {start: _mean(points[start : start + _RECENT]) for start in starts}
-        if len(names) < 2 or not windows or (best := max(windows.values())) <= 0:
+    series = {n: history.series.get(n, []) for n in history.now if n.startswith("reward/")}
+    found = []
+    for name, points in series.items():
+        windows = _windows(points, _RECENT)
+        before = max(windows, key=_mean, default=[])
+        if len(series) < 2 or not before or _mean(before) <= 0:
             continue
-        start = max(windows, key=lambda start: windows[start])
-        first, last = points[start][0], points[start + _RECENT - 1][0]
-        now = _mean(points[-_RECENT:])
-        held = any(
-            _has_held(history.series.get(other, []), first, last)
-            for other in names
-            if other != name
-        )
+        best, now = _mean(before), _mean(points[-_RECENT:])
+        held = any(_has_held(series[other], before) for other in series if other != name)
         fall = (best - now) / best
-        detail = f"{name.removeprefix('reward/')}, from {best:.3g} up to step {last} to {now:.3g},"
-        if worst is None or fall > worst.value:
-            worst = Reading(fall, fall > bound and held, detail)
-    return worst
+        task = name.removeprefix("reward/")
+        detail = f"{task}, from {best:.3g} up to step {before[-1][0]} to {now:.3g},"
+        found.append(Reading(fall, fall > bound and held, detail))
+    return _most(found)
 
 
-def _has_held(points: list[tuple[int, float]], first: int, last: int) -> bool:
-    """Whether the mean of the last ten logs is not below that of the steps given."""
-    then = [point for point in points if first <= point[0] <= last]
+def _windows(points: Points, size: int) -> list[Points]:
+    """So many points in a row each, one window after the other; the last points are now, not before."""
+    starts = range(0, len(points) - 2 * size + 1, size)
+    return [points[start : start + size] for start in starts]
+
+
+def _has_held(points: Points, before: Points) -> bool:
+    """Whether the mean of the last ten logs is not below that of the steps that a window spans."""
+    then = _within(points, before)
     return bool(then) and _mean(points[-_RECENT:]) >= _mean(then)
 
 
-def _mean(points: list[tuple[int, float]]) -> float:
+def _within(points: Points, window: Points) -> Points:
+    """The points of the steps that the window spans."""
+    return [point for point in points if window[0][0] <= point[0] <= window[-1][0]]
+
+
+def _mean(points: Points) -> float:
     return statistics.fmean(value for _, value in points)
 
 
@@ -274,15 +273,12 @@ def _mean(points: list[tuple[int, float]]) -> float:
 # --------------------------------------------------------------------------------------------------
 def judge_constant(history: History, bound: float) -> Reading | None:
     """The judge whose rewards, which is its scores where no scale is logged, lie closest together."""
-    spreads = {
-        name: spread
+    found = [
+        Reading(spread, spread <= bound, name)
         for name in _judges(history.now)
         if (spread := history.get(f"judge/{name}/reward_std", f"judge/{name}/std")) is not None
-    }
-    if not spreads:
-        return None
-    name = min(spreads, key=spreads.__getitem__)
-    return Reading(spreads[name], spreads[name] <= bound, name)
+    ]
+    return min(found, key=lambda reading: reading.value, default=None)
 
 
 def judge_against_truth(history: History, bound: float) -> Reading | None:
@@ -306,10 +302,7 @@ def _batches_against(history: History, name: str, task: str, bound: float) -> Re
     if history.get(scores) is None or history.get(truths) is None:
         return None
     points = history.series[truths]
-    windows = [
-        points[start : start + _FEWEST]
-        for start in range(0, len(points) - 2 * _FEWEST + 1, _FEWEST)
-    ]
+    windows = _windows(points, _FEWEST)
     if not windows:
         return None
     best, now = max(windows, key=_mean), points[-_FEWEST:]
@@ -339,13 +332,6 @@ def _heldout_against(history: History, name: str, task: str, bound: float) -> Re
 
 def _has_risen(name: str, task: str, rise: float, step: int) -> str:
     return f"the score of {name} for {task} answers has risen by {rise:.3g} since step {step}"
-
-
-def _within(
-    points: list[tuple[int, float]], window: list[tuple[int, float]]
-) -> list[tuple[int, float]]:
-    """The points of the steps that the window spans."""
-    return [point for point in points if window[0][0] <= point[0] <= window[-1][0]]
 
 
 def _judges(names: Iterable[str]) -> list[str]:
