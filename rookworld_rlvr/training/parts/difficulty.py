@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,14 +28,14 @@ class DifficultyMemory:
         self.floor = floor
         self.running: dict[str, float] = {}  # mean reward of groups with signal, by task
         self._most = math.ceil(math.log2(1 / floor))  # halvings
-        self._entries: dict[int, int] = {}  # hash of the prompt: 2 * halvings + index in KINDS
-        self._kinds: Counter[str] = Counter()
+        self._halvings: dict[str, dict[int, int]] = {kind: {} for kind in KINDS}  # by prompt's hash
         self._learning = 0
 
     def weight(self, prompt: str) -> float:
         """Weight of a prompt in [`floor`, 1]; 1 where nothing is remembered."""
-        entry = self._entries.get(_key(prompt))
-        return 1.0 if entry is None else max(self.floor, 0.5 ** (entry // 2))
+        key = _key(prompt)
+        halvings = max(known.get(key, 0) for known in self._halvings.values())
+        return max(self.floor, 0.5**halvings)
 
     def observe(
         self,
@@ -63,14 +62,19 @@ class DifficultyMemory:
         ]
         with_signal = [group for group in groups if group[2] > threshold]
         self._learning = len(with_signal)
-        self._follow([(task, mean) for _, mean, _, task in with_signal])
+        for task, mean in _means([(task, mean) for _, mean, _, task in with_signal]).items():
+            before = self.running.get(task, mean)
+            self.running[task] = _DECAY * before + (1 - _DECAY) * mean
         for prompt, *_ in with_signal:
             self._forget(_key(prompt))
         everything = _means([(task, mean) for _, mean, _, task in groups])
         for prompt, mean, deviation, task in groups:
             if deviation <= threshold:
                 level = self.running.get(task, everything[task])
-                self._lighten(_key(prompt), KINDS.index("solved" if mean > level else "hopeless"))
+                kind = "solved" if mean > level else "hopeless"
+                halvings = min(self._forget(_key(prompt)) + 1, self._most)
+                if halvings:  # a floor of 1 leaves every weight as it is
+                    self._halvings[kind][_key(prompt)] = halvings
 
     def counts(self) -> dict[str, int]:
         """Numbers for a dashboard.
@@ -80,55 +84,44 @@ class DifficultyMemory:
         observation.
         """
         return {
-            "solved": self._kinds["solved"],
-            "hopeless": self._kinds["hopeless"],
+            "solved": len(self._halvings["solved"]),
+            "hopeless": len(self._halvings["hopeless"]),
             "learning": self._learning,
         }
 
     def __len__(self) -> int:
         """How many prompts weigh less than 1."""
-        return len(self._entries)
+        return sum(map(len, self._halvings.values()))
 
     def state(self) -> dict[str, Any]:
         """Everything, for JSON: by kind one text of 16 hexadecimal digits a prompt and halving."""
-        texts: dict[str, Any] = {kind: [""] * self._most for kind in KINDS}
-        by_entry: dict[int, list[str]] = {}
-        for key, entry in sorted(self._entries.items()):
-            by_entry.setdefault(entry, []).append(f"{key:016x}")
-        for entry, keys in by_entry.items():
-            texts[KINDS[entry % 2]][entry // 2 - 1] = "".join(keys)
+        texts = {
+            kind: [
+                "".join(
+                    f"{key:016x}" for key, halvings in sorted(known.items()) if halvings == number
+                )
+                for number in range(1, self._most + 1)
+            ]
+            for kind, known in self._halvings.items()
+        }
         return {**texts, "running": dict(self.running), "learning": self._learning}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`; another floor than before holds from here on."""
-        self._entries = {
-            int(text[at : at + 16], 16): 2 * min(halvings, self._most) + index
-            for index, kind in enumerate(KINDS)
-            for halvings, text in enumerate(state[kind] if self._most else (), start=1)
-            for at in range(0, len(text), 16)
+        self._halvings = {
+            kind: {
+                int(text[at : at + 16], 16): min(halvings, self._most)
+                for halvings, text in enumerate(state[kind] if self._most else (), start=1)
+                for at in range(0, len(text), 16)
+            }
+            for kind in KINDS
         }
-        self._kinds = Counter(KINDS[entry % 2] for entry in self._entries.values())
         self.running = dict(state["running"])
         self._learning = state["learning"]
 
-    def _follow(self, groups: Sequence[tuple[str, float]]) -> None:
-        for task, mean in _means(groups).items():
-            before = self.running.get(task, mean)
-            self.running[task] = _DECAY * before + (1 - _DECAY) * mean
-
     def _forget(self, key: int) -> int:
         """The prompt's halvings until now, 0 without any."""
-        entry = self._entries.pop(key, None)
-        if entry is None:
-            return 0
-        self._kinds[KINDS[entry % 2]] -= 1
-        return entry // 2
-
-    def _lighten(self, key: int, kind: int) -> None:
-        halvings = min(self._forget(key) + 1, self._most)
-        if halvings:  # a floor of 1 leaves every weight as it is
-            self._entries[key] = 2 * halvings + kind
-            self._kinds[KINDS[kind]] += 1
+        return max(known.pop(key, 0) for known in self._halvings.values())
 
 
 def _key(prompt: str) -> int:
