@@ -8,8 +8,10 @@ a run that goes on from a checkpoint draws what it would have drawn undisturbed.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -113,11 +115,9 @@ class PromptSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         first = self.epoch * self.batches_per_epoch
         for number in range(first, first + self.batches_per_epoch):
-            rows = self.batch(number)
+            rows = np.repeat(self.batch(number), self.mini_repeat_count).tolist()
             for _ in range(self.repeat_count):
-                for row in rows:
-                    for _ in range(self.mini_repeat_count):
-                        yield row
+                yield from rows
         self.epoch += 1
 
     def set_epoch(self, epoch: int) -> None:
@@ -198,9 +198,7 @@ class PromptSampler(Sampler[int]):
         could not be drawn again.
         """
         first = self.batch_at(step)
-        return {
-            "drawn": {str(number): rows for number, rows in self._drawn.items() if number >= first}
-        }
+        return {"drawn": {str(at): rows for at, rows in self._drawn.items() if at >= first}}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`."""
@@ -233,14 +231,8 @@ class PromptSampler(Sampler[int]):
         return {task: after[task] - before[task] for task in shares}
 
     def _phase_at(self, step: int) -> int:
-        lengths = [phase.steps for phase in self.phases]
-        if lengths[-1] is not None:
-            step %= sum(length or 0 for length in lengths)
-        for index, length in enumerate(lengths):
-            if length is None or step < length:
-                return index
-            step -= length
-        raise AssertionError("a phase without an end, or a cycle, holds every step")
+        ends = list(accumulate(phase.steps or math.inf for phase in self.phases))
+        return bisect_right(ends, step % ends[-1])
 
     # --------------------------------------------------------------------------------------------
     # Rows
@@ -275,13 +267,13 @@ class PromptSampler(Sampler[int]):
         """Up to `count` different rows by weight; where `seen` is given, of prompts not yet in it."""
         pool = self._pools[task]
         chosen: list[int] = []
+        taken: set[Any] = set() if seen is None else seen
 
         def choose(row: int, text: str) -> None:
-            if len(chosen) == count or row in chosen or (seen is not None and text in seen):
-                return
-            chosen.append(row)
-            if seen is not None:
-                seen.add(text)
+            key = row if seen is None else text
+            if len(chosen) < count and key not in taken:
+                chosen.append(row)
+                taken.add(key)
 
         proposals = _PROPOSALS * count if len(pool) else 0
         while len(chosen) < count and proposals > 0:
@@ -354,13 +346,9 @@ def _counts(
     >>> _counts({"environment": Fraction(1, 4), "policy": Fraction(3, 4)}, 10)
     {'environment': 3, 'policy': 7}
     """
-    counts = {}
-    through, rounded = Fraction(0), 0
-    for task, share in shares.items():
-        through += share
-        counts[task] = math.floor(through * amount + offset) - rounded
-        rounded += counts[task]
-    return counts
+    ends = [math.floor(through * amount + offset) for through in accumulate(shares.values())]
+    counts = (end - start for start, end in pairwise([0, *ends]))
+    return dict(zip(shares, counts, strict=True))
 
 
 def _spread(by_task: Mapping[str, Sequence[int]]) -> list[int]:
@@ -392,9 +380,8 @@ class PromptSampling(Part):
     def __init__(self, trainer: Any, args: PromptArguments) -> None:
         self._trainer = trainer
         self._args = args
-        self.memory: DifficultyMemory | None = None
-        if args.prompt_sampling == "by_difficulty":
-            self.memory = DifficultyMemory(args.difficulty_floor)
+        by_difficulty = args.prompt_sampling == "by_difficulty"
+        self.memory = DifficultyMemory(args.difficulty_floor) if by_difficulty else None
         self.sampler: PromptSampler | None = None
 
     @classmethod
