@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -27,6 +27,10 @@ from .parts.sampling import draw
 
 PREFLIGHT_ROWS = 8
 LogProbs = Callable[..., Any]
+
+
+Batch = tuple[torch.Tensor, torch.Tensor, int, torch.Tensor]
+"""Completions to score: tokens and mask ``(B, P+C)``, `C`, and temperatures ``(B,)``."""
 
 
 TOLERANCE_FP32 = 1e-3
@@ -77,9 +81,7 @@ class PreflightCallback(TrainerCallback):
         tolerance = preflight_tolerance(trainer)
         trainer.accelerator.print(f"preflight: {parity.describe()} (tolerance {tolerance:g} nats)")
         # A resumed policy has left its reference, and rightly so.
-        checked = (
-            parity if state.global_step == 0 else Parity(parity.alone_gap, parity.sampler_gap, 0)
-        )
+        checked = parity if state.global_step == 0 else replace(parity, reference_kl=0.0)
         if faults := checked.faults(tolerance):
             raise PreflightError(
                 f"preflight: {', '.join(faults)}, over the tolerance of {tolerance:g} nats. The "
@@ -100,20 +102,21 @@ def preflight_tolerance(trainer: GRPOTrainer) -> float:
     return TOLERANCE_FP32 if is_full else TOLERANCE_HALF
 
 
-def mixed_length_prompts(trainer: GRPOTrainer, count: int = PREFLIGHT_ROWS) -> list[str]:
+def mixed_length_prompts(trainer: GRPOTrainer) -> list[str]:
     """Prompts from all over the training set, from the shortest to the longest, evenly by rank."""
     rows = trainer.train_dataset
     stride = max(1, len(rows) // 256)
     prompts = sorted({rows[index]["prompt"] for index in range(0, len(rows), stride)})
     prompts.sort(key=lambda prompt: len(trainer.processing_class(prompt)["input_ids"]))
-    if len(prompts) <= count:
+    if len(prompts) <= PREFLIGHT_ROWS:
         return prompts
-    return [prompts[index * (len(prompts) - 1) // (count - 1)] for index in range(count)]
+    last = PREFLIGHT_ROWS - 1
+    return [prompts[rank * (len(prompts) - 1) // last] for rank in range(PREFLIGHT_ROWS)]
 
 
 @torch.no_grad()
 def measure_parity(
-    trainer: GRPOTrainer, prompts: Sequence[str], seed: int = 0, log_probs: LogProbs | None = None
+    trainer: GRPOTrainer, prompts: Sequence[str], log_probs: LogProbs | None = None
 ) -> Parity:
     """Compare a trainer's log-probs with those of the sampler and of each row alone.
 
@@ -127,17 +130,14 @@ def measure_parity(
     Args:
         trainer: Its model may be wrapped already.
         prompts: `B` texts, of different lengths.
-        seed: For the completions that are sampled.
         log_probs: How the trainer scores, as `RookWorldGRPOTrainer.log_probs`; None takes its own.
     """
     devices = [trainer.accelerator.device] if trainer.accelerator.device.type == "cuda" else []
-    rows = _samplings(trainer, prompts)
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
-        sequences, mask, width, sampler = _sample(trainer, prompts, rows)
-    temperatures = torch.tensor([row.temperature for row in rows], device=sequences.device)
-    batch = _Batch(sequences, mask, sequences.size(1) - width, temperatures)
-    kept = mask[:, width:].bool()  # (B, C)
+        torch.manual_seed(0)
+        batch, sampler = _sample(trainer, prompts)
+    _, mask, length, _ = batch
+    kept = mask[:, -length:].bool()  # (B, C)
     score = log_probs or trainer.log_probs
     ours = _score(score, trainer.model, batch)
     alone = _logps_alone(trainer, batch)
@@ -155,26 +155,10 @@ def measure_parity(
     return Parity(*worst)
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """Completions to score: tokens and mask ``(B, P+C)``, `C`, and temperatures ``(B,)``."""
-
-    sequences: torch.Tensor
-    mask: torch.Tensor
-    length: int
-    temperatures: torch.Tensor
-
-
-def _samplings(trainer: GRPOTrainer, prompts: Sequence[str]) -> list[Sampling]:
-    if hasattr(trainer, "samplings"):
-        return trainer.samplings(prompts)
-    return [Sampling(trainer.temperature, trainer.top_p, trainer.top_k or 0)] * len(prompts)
-
-
-def _sample(
-    trainer: GRPOTrainer, prompts: Sequence[str], rows: Sequence[Sampling]
-) -> tuple[torch.Tensor, torch.Tensor, int, torch.Tensor]:
-    """Sample as the trainer does: sequences ``(B, P+C)``, mask, `P`, and log-probs ``(B, C)``."""
+def _sample(trainer: GRPOTrainer, prompts: Sequence[str]) -> tuple[Batch, torch.Tensor]:
+    """Sample as the trainer does: the completions, and their log-probs ``(B, C)``."""
+    alike = [Sampling(trainer.temperature, trainer.top_p, trainer.top_k or 0)] * len(prompts)
+    rows = trainer.samplings(prompts) if hasattr(trainer, "samplings") else alike
     tokenizer, device = trainer.processing_class, trainer.accelerator.device
     encoded = [tokenizer(prompt)["input_ids"] for prompt in prompts]
     with unwrap_model_for_generation(
@@ -191,8 +175,9 @@ def _sample(
     text = pad([torch.ones(len(row), dtype=torch.long) for row in completions], 0, **right)
     sequences = torch.cat([left["input_ids"], ids], dim=1).to(device)
     mask = torch.cat([left["attention_mask"], text], dim=1).to(device)
+    temperatures = torch.tensor([row.temperature for row in rows], device=device)
     sampled = pad([torch.tensor(row) for row in logps], 0.0, **right).to(device)
-    return sequences, mask, left["input_ids"].size(1), sampled
+    return (sequences, mask, ids.size(1), temperatures), sampled
 
 
 def _gather_logps(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
@@ -200,15 +185,15 @@ def _gather_logps(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return logits.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
-def _score(score: LogProbs, network: torch.nn.Module, batch: _Batch) -> torch.Tensor:
+def _score(score: LogProbs, network: torch.nn.Module, batch: Batch) -> torch.Tensor:
     """Log-probs ``(B, C)`` as the trainer's loss takes them."""
-    logps = score(network, batch.sequences, batch.mask, batch.length, batch.temperatures)[0]
+    logps: torch.Tensor = score(network, *batch)[0]
     return logps.float()
 
 
-def _logps_alone(trainer: GRPOTrainer, batch: _Batch) -> torch.Tensor:
+def _logps_alone(trainer: GRPOTrainer, batch: Batch) -> torch.Tensor:
     """Log-probs ``(B, C)`` of each row by itself: no padding, dropout off."""
-    sequences, mask, length = batch.sequences, batch.mask, batch.length
+    sequences, mask, length, temperatures = batch
     logps = torch.zeros(sequences.size(0), length, device=sequences.device)
     width = sequences.size(1) - length
     training = trainer.model.training
@@ -221,14 +206,14 @@ def _logps_alone(trainer: GRPOTrainer, batch: _Batch) -> torch.Tensor:
                 logits = trainer.model_wrapped(
                     input_ids=tokens, attention_mask=torch.ones_like(tokens)
                 ).logits.float()
-            logits = logits[:, prompt - 1 : -1] / batch.temperatures[row]  # (1, c, V)
+            logits = logits[:, prompt - 1 : -1] / temperatures[row]  # (1, c, V)
             logps[row, : logits.size(1)] = _gather_logps(logits, tokens[:, prompt:])[0]
     finally:
         trainer.model.train(training)
     return logps
 
 
-def _reference_logps(trainer: GRPOTrainer, score: LogProbs, batch: _Batch) -> torch.Tensor:
+def _reference_logps(trainer: GRPOTrainer, score: LogProbs, batch: Batch) -> torch.Tensor:
     if trainer.ref_model is not None:
         return _score(score, trainer.ref_model, batch)
     network = trainer.accelerator.unwrap_model(trainer.model)
@@ -240,12 +225,10 @@ def _reference_logps(trainer: GRPOTrainer, score: LogProbs, batch: _Batch) -> to
         return _score(score, trainer.model, batch)
     revision = (trainer.args.model_init_kwargs or {}).get("revision", "main")
     reference = loading.load_model(path, revision=revision, dtype=next(network.parameters()).dtype)
-    reference = reference.to(batch.sequences.device).eval()
+    sequences, mask, length, temperatures = batch
+    reference = reference.to(sequences.device).eval()
+    positions = position_ids_from_mask(mask)
     with trainer.accelerator.autocast():
-        logits = reference(
-            input_ids=batch.sequences,
-            attention_mask=batch.mask,
-            position_ids=position_ids_from_mask(batch.mask),
-        ).logits
-    logits = logits[:, -batch.length - 1 : -1].float() / batch.temperatures.view(-1, 1, 1)
-    return _gather_logps(logits, batch.sequences[:, -batch.length :])
+        logits = reference(input_ids=sequences, attention_mask=mask, position_ids=positions).logits
+    logits = logits[:, -length - 1 : -1].float() / temperatures.view(-1, 1, 1)
+    return _gather_logps(logits, sequences[:, -length:])
