@@ -141,7 +141,7 @@ class RookWorldGRPOTrainer(GRPOTrainer):
         if advantages is not None:  # in place of TRL's
             self._logs["advantages"].extend(advantages.tolist())
         signal = self.parts.groups.assess(tasks, prompts, rewards)
-        return Sampled(inputs, batch, signal, rewards, self.completion_log(len(rewards)))
+        return Sampled(tasks, signal, inputs, batch, rewards, self.completion_log(len(rewards)))
 
     def samplings(self, prompts: Sequence[str]) -> list[Sampling]:
         """How each of `B` prompts is sampled."""

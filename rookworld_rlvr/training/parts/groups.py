@@ -84,8 +84,18 @@ class Round:
         signal: Whether each carries signal.
     """
 
-    tasks: list[str]
-    signal: list[bool]
+    tasks: Sequence[str]
+    signal: Sequence[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled(Round):
+    """A round with what it sampled: this process's batch, and what is logged of all processes' rows."""
+
+    rows: Sequence[Mapping[str, Any]]  # of the data, this process's
+    batch: Batch
+    rewards: torch.Tensor  # (N,)
+    logs: Mapping[tuple[str, str], list[Any]]  # by table and column: N values each
 
 
 def fill(rounds: Sequence[Round], processes: int) -> list[tuple[int, int]]:
@@ -101,15 +111,15 @@ def fill(rounds: Sequence[Round], processes: int) -> list[tuple[int, int]]:
     """
     first, later = rounds[0], rounds[1:]
     places = [(0, index) for index in range(len(first.tasks))]
-    local = len(first.tasks) // processes
     for process in range(processes):
         spare = [
             (number, index)
             for number, extra in enumerate(later, start=1)
-            for index in _of_process(len(extra.tasks), processes, process)
+            for index in _share(range(len(extra.tasks)), processes, process)
             if extra.signal[index]
         ]
-        holes = [p for p in range(process * local, (process + 1) * local) if not first.signal[p]]
+        local = _share(range(len(first.tasks)), processes, process)
+        holes = [place for place in local if not first.signal[place]]
         own_first = sorted(holes, key=lambda place: not _of_task(first.tasks[place], spare, rounds))
         for place in own_first:
             if spare:
@@ -119,9 +129,10 @@ def fill(rounds: Sequence[Round], processes: int) -> list[tuple[int, int]]:
     return places
 
 
-def _of_process(groups: int, processes: int, process: int) -> range:
-    share = groups // processes
-    return range(process * share, (process + 1) * share)
+def _share(items: Any, processes: int, process: int) -> Any:
+    """A process's part of a sequence that all processes have, process by process."""
+    size = len(items) // processes
+    return items[process * size : (process + 1) * size]
 
 
 def _of_task(
@@ -189,17 +200,6 @@ def _trim(batch: Batch) -> None:
 # --------------------------------------------------------------------------------------------------
 # The part
 # --------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """What one round sampled: this process's batch, and what is logged of all processes' rows."""
-
-    rows: Sequence[Mapping[str, Any]]  # of the data, this process's
-    batch: Batch
-    groups: Round
-    rewards: torch.Tensor  # (N,)
-    logs: Mapping[tuple[str, str], list[Any]]  # by table and column: N values each
-
-
 class Groups(Part):
     """Which groups are trained on.
 
@@ -228,7 +228,9 @@ class Groups(Part):
     # --------------------------------------------------------------------------------------------
     # Rounds
     # --------------------------------------------------------------------------------------------
-    def assess(self, tasks: Sequence[str], prompts: Sequence[str], rewards: torch.Tensor) -> Round:
+    def assess(
+        self, tasks: Sequence[str], prompts: Sequence[str], rewards: torch.Tensor
+    ) -> list[bool]:
         """Which groups of a round carry signal; what is remembered of prompts takes note of it.
 
         Args:
@@ -242,7 +244,8 @@ class Groups(Part):
         if self._memory is not None:
             means = groups.nanmean(dim=1).tolist()
             self._memory.observe(prompts, means, deviations.tolist(), threshold, tasks)
-        return Round(list(tasks), (deviations > threshold).tolist())
+        signal: list[bool] = (deviations > threshold).tolist()
+        return signal
 
     @property
     def _memory(self) -> DifficultyMemory | None:
@@ -254,42 +257,36 @@ class Groups(Part):
         if not self.resamples:
             return []
         trainer = self._trainer
-        sampler = trainer.parts.prompts.sampler
-        groups = [sampled.groups for sampled in rounds]
-        local = len(groups[0].tasks) // self._processes
+        local = len(rounds[0].tasks) // self._processes
         most = math.ceil(self.args.zero_variance_extra * local)
-        count = next_round(groups, self._processes, most)
+        count = next_round(rounds, self._processes, most)
         if not count:
             return []
         seen = {prompt for sampled in rounds for prompt in sampled.logs["prompt", ""]}
-        step = trainer.state.global_step
+        step, sampler = trainer.state.global_step, trainer.parts.prompts.sampler
         rows = sampler.extra(count * self._processes, step, len(rounds), exclude=seen)
-        share = len(rows) // self._processes  # 0 where the data have no other prompts
-        mine = [
-            trainer.train_dataset[row]
-            for row in rows[self._rank * share : (self._rank + 1) * share]
-        ]
+        mine = [trainer.train_dataset[row] for row in self._mine(rows)]
         return [row for row in mine for _ in range(self._size)]
+
+    def _mine(self, items: Any) -> Any:
+        return _share(items, self._processes, self._rank)
 
     def choose(self, rounds: Sequence[Sampled]) -> list[tuple[int, int]]:
         """Round and index of the group that takes each place of the batch."""
-        return fill([sampled.groups for sampled in rounds], self._processes)
+        return fill(rounds, self._processes)
 
     def batch(self, rounds: Sequence[Sampled], places: Sequence[tuple[int, int]]) -> Batch:
         """This process's batch of the groups chosen, or without those that are to be skipped."""
         batch = self._merge(rounds, places) if len(rounds) > 1 else rounds[0].batch
         if self.args.zero_variance == "skip":
-            kept = [rounds[number].groups.signal[index] for number, index in places]
+            kept = [rounds[number].signal[index] for number, index in places]
             self._leave_out(batch, torch.tensor(kept))
         return batch
 
     def _merge(self, rounds: Sequence[Sampled], places: Sequence[tuple[int, int]]) -> Batch:
         trainer = self._trainer
-        shares = [len(sampled.groups.tasks) // self._processes for sampled in rounds]
-        local = [
-            (number, index - self._rank * shares[number])
-            for number, index in places[self._rank * shares[0] : (self._rank + 1) * shares[0]]
-        ]
+        before = [self._rank * (len(sampled.tasks) // self._processes) for sampled in rounds]
+        local = [(number, index - before[number]) for number, index in self._mine(places)]
         if trainer.scale_rewards == "batch":
             self._scale_by_whole(rounds, places)
         batches = [sampled.batch for sampled in rounds]
@@ -312,9 +309,7 @@ class Groups(Part):
     def _leave_out(self, batch: Batch, kept: torch.Tensor) -> None:
         """Mask the rows of groups that are not kept; the others share the whole of the loss."""
         rows = kept.repeat_interleave(self._size)
-        local = batch["completion_mask"].size(0)
-        mine = rows[self._rank * local : (self._rank + 1) * local]
-        mine = mine.to(batch["completion_mask"].device)
+        mine = self._mine(rows).to(batch["completion_mask"].device)
         batch["completion_mask"] = batch["completion_mask"] * mine.unsqueeze(1)
         scale = rows.numel() / max(int(rows.sum()), 1)
         batch["row_scale"] = torch.tensor(scale, device=mine.device)
@@ -348,20 +343,18 @@ class Groups(Part):
         log: Mapping[tuple[str, str], Any],
     ) -> dict[str, float]:
         """Shares of groups without signal, how prompts are going, and numbers for the health rules."""
-        signal = [one for sampled in rounds for one in sampled.groups.signal]
-        kept = torch.tensor([rounds[number].groups.signal[index] for number, index in places])
+        signal = [one for sampled in rounds for one in sampled.signal]
+        kept = torch.tensor([rounds[number].signal[index] for number, index in places])
         skips = self.args.zero_variance == "skip"
         numbers: dict[str, float] = {
             "zero_variance/sampled": 1 - sum(signal) / len(signal),
             "zero_variance/trained": 0.0 if skips else 1 - kept.float().mean().item(),
-            "zero_variance/extra_prompts": sum(len(s.groups.signal) for s in rounds[1:]),
+            "zero_variance/extra_prompts": sum(len(sampled.signal) for sampled in rounds[1:]),
         }
         if self._memory is not None:
             numbers |= {f"difficulty/{kind}": n for kind, n in self._memory.counts().items()}
-        tasks = [
-            rounds[number].groups.tasks[row // self._size]
-            for number, row in rows_of(places, self._size)
-        ]
+        groups = [rounds[number].tasks[index] for number, index in places]
+        tasks = [task for task in groups for _ in range(self._size)]
         numbers |= batch_health(
             self.rewards(rounds, places).cpu(),
             torch.tensor(list(log["advantages", ""])),
