@@ -65,7 +65,7 @@ class RookWorldGRPOTrainer(GRPOTrainer):
             super().__init__(model, self._guard.around(reward_funcs), args, **kwargs)
         self.beta = 0.0  # TRL's own KL term: `parts.kl` takes its place
         self.sampling = Sampling(self.temperature, self.top_p, self.top_k or 0)
-        self.parts = Parts.of(self)
+        self.parts = Parts(self)
         for network in self.networks():
             gpt2.fit(network)
         if self.parts.task_sampling is not None and kwargs.get("rollout_func") is None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from transformers import TrainerCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 Arguments = TypeVar("Arguments")
 
@@ -70,11 +68,6 @@ class Part(TrainerCallback):
 def arguments_of(args: Any, kind: type[Arguments]) -> Arguments:
     """A trainer's arguments as those of a part; the defaults where it was given plain `GRPOConfig`."""
     return args if isinstance(args, kind) else kind()
-
-
-def checkpoint_folder(args: Any, state: Any) -> Path:
-    """Where transformers has just saved."""
-    return Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
 
 
 def whole(batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor, int]:

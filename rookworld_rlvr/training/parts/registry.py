@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
 from .advantages import Baseline
 from .buckets import Buckets
@@ -18,7 +17,7 @@ from .compiling import Compiling
 from .groups import Batch, Groups
 from .judges import Judges
 from .kl import KLTerm
-from .part import Part, checkpoint_folder
+from .part import Part
 from .prompt_sampler import PromptSampling
 from .sampling import TaskSampling
 from .value_head import ValueHead
@@ -26,40 +25,30 @@ from .value_head import ValueHead
 PARTS_STATE = "control_state.json"
 
 
-@dataclass
 class Parts:
-    """A trainer's parts; None where the keys of one are off. Iterating gives those that are there."""
+    """Those that a trainer's arguments ask for; None where the keys of one are off.
 
-    task_sampling: TaskSampling | None  # temperatures by task
-    buckets: Buckets | None  # constant shapes
-    compiling: Compiling | None  # compiled bodies
-    kl: KLTerm | None  # the KL term and its coefficient
-    baseline: Baseline | None  # what rewards are compared with
-    judges: Judges | None  # what frozen judges remember
-    value_head: ValueHead | None  # advantages by token
-    groups: Groups  # those without signal
-    prompts: PromptSampling | None  # mixtures, phases, difficulty
+    Iterating gives those that are there.
 
-    @classmethod
-    def of(cls, trainer: Any) -> Parts:
-        """Those that a trainer's arguments ask for."""
-        buckets = Buckets.of(trainer)
-        groups = Groups.of(trainer)
-        return cls(
-            task_sampling=TaskSampling.of(trainer),
-            buckets=buckets,
-            compiling=Compiling.of(trainer, buckets),
-            kl=KLTerm.of(trainer),
-            baseline=Baseline.of(trainer),
-            judges=Judges.of(trainer),
-            value_head=ValueHead.of(trainer),
-            groups=groups,
-            prompts=PromptSampling.of(trainer, groups.resamples),
-        )
+    Args:
+        trainer: The `RookWorldGRPOTrainer`.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.task_sampling = TaskSampling.of(trainer)  # temperatures by task
+        self.buckets = Buckets.of(trainer)  # constant shapes
+        self.compiling = Compiling.of(trainer, self.buckets)  # compiled bodies
+        self.kl = KLTerm.of(trainer)  # the KL term and its coefficient
+        self.baseline = Baseline.of(trainer)  # what rewards are compared with
+        self.judges = Judges.of(trainer)  # what frozen judges remember
+        self.value_head = ValueHead.of(trainer)  # advantages by token
+        self.groups = Groups.of(trainer)  # those without signal
+        self.prompts = PromptSampling.of(
+            trainer, self.groups.resamples
+        )  # which rows come, and when
 
     def __iter__(self) -> Iterator[Part]:
-        values = (getattr(self, field.name) for field in fields(self))
-        return (part for part in values if part is not None)
+        return (part for part in vars(self).values() if isinstance(part, Part))
 
     def advantages(
         self, trainer: Any, batch: Batch, rewards: torch.Tensor, tasks: Sequence[str]
@@ -107,7 +96,7 @@ class Parts:
         """
         if not args.should_save:
             return
-        folder = checkpoint_folder(args, state)
+        folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         (folder / PARTS_STATE).write_text(json.dumps(self.state()) + "\n")
         if self.value_head is not None:
             self.value_head.save_in(folder)
