@@ -137,20 +137,16 @@ class Buckets(Part):
             return None
         prompts = sorted(set(trainer.train_dataset["prompt"][:]))
         sizes = [len(ids) for ids in trainer.processing_class(prompts)["input_ids"]]
-        multiple = (
-            trainer.pad_to_multiple_of or 1
-        )  # TRL pads prompts and completions each by itself
+        # TRL pads prompts and completions each by itself.
+        multiple = trainer.pad_to_multiple_of or 1
         longest = sum(
             multiple * math.ceil(size / multiple)
             for size in (max(sizes), trainer.max_completion_length)
         )
         lengths = tuple(given) if given else derived_buckets(min(sizes) + 1, longest)
         bucket_of(longest, lengths)
-        return cls(
-            lengths,
-            trainer.args.per_device_train_batch_size,
-            trainer.processing_class.pad_token_id,
-        )
+        rows = trainer.args.per_device_train_batch_size
+        return cls(lengths, rows, trainer.processing_class.pad_token_id)
 
     def score(
         self,

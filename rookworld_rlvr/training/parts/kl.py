@@ -43,10 +43,6 @@ Estimator = Callable[[torch.Tensor], torch.Tensor]
 KLEstimator = Literal["k1", "k2", "k3", "reverse", "forward", "symmetric"]
 
 
-def _k1(x: torch.Tensor) -> torch.Tensor:
-    return -x
-
-
 def _k2(x: torch.Tensor) -> torch.Tensor:
     return x.square() / 2
 
@@ -73,7 +69,7 @@ def _symmetric(x: torch.Tensor) -> torch.Tensor:
 
 
 ESTIMATORS: Mapping[KLEstimator, Estimator] = {
-    "k1": _k1,
+    "k1": torch.neg,
     "k2": _k2,
     "k3": _k3,
     "reverse": _reverse,

@@ -68,16 +68,14 @@ class SamplingArguments:
             if getattr(args, name, False)
         ]
         longest = args.max_completion_length
-        lengths = {
-            task: options.get("max_completion_length")
-            for task, options in given.items()
-            if isinstance(options, Mapping)
-        }
         return faults + [
             f"task_sampling: {task}: max_completion_length is {length}, over the trainer's {longest}; "
             "raise that"
-            for task, length in lengths.items()
-            if isinstance(length, int) and longest is not None and length > longest
+            for task, options in given.items()
+            if isinstance(options, Mapping)
+            and longest is not None
+            and isinstance(length := options.get("max_completion_length"), int)
+            and length > longest
         ]
 
     def sampling_by_task(self, default: Sampling) -> dict[str, Sampling]:

@@ -22,9 +22,6 @@ from .aggregation import aggregate
 from .part import Call, Part, arguments_of, whole
 from .sampling import backbone, language_model
 
-VALUE_HEAD = "value_head"
-
-
 VALUE_HEAD_FILE = "value_head.safetensors"
 
 
@@ -86,14 +83,14 @@ def generalised_advantages(
     """
     advantages = torch.zeros_like(values)
     lengths = mask.sum(1)
+    expected = torch.nn.functional.pad(
+        values.where(mask.bool(), 0), (0, 1)
+    )  # nothing after the last
     later = torch.zeros_like(rewards)
     for step in reversed(range(values.size(1))):
-        last = lengths == step + 1
-        following = values[:, step + 1] if step + 1 < values.size(1) else torch.zeros_like(rewards)
-        reward = torch.where(last, rewards, torch.zeros_like(rewards))
-        following = torch.where(last, torch.zeros_like(following), following)
-        error = reward + gamma * following - values[:, step]
-        later = torch.where(step < lengths, error + gamma * lam * later, torch.zeros_like(later))
+        reward = rewards.where(lengths == step + 1, 0)
+        error = reward + gamma * expected[:, step + 1] - values[:, step]
+        later = (error + gamma * lam * later).where(step < lengths, 0)
         advantages[:, step] = later
     return advantages, (advantages + values) * mask
 
@@ -125,7 +122,7 @@ class ValueHead(Part):
         torch.nn.init.zeros_(head.weight)
         torch.nn.init.zeros_(head.bias)
         owner.value_head = head
-        trainer.leave_out_when_saved(owner, {f"{VALUE_HEAD}.weight", f"{VALUE_HEAD}.bias"})
+        trainer.leave_out_when_saved(owner, {"value_head.weight", "value_head.bias"})
         # Before states are scaled to temperatures.
         backbone(network).register_forward_hook(self._read, prepend=True)
 
