@@ -1,0 +1,156 @@
+"""The command `rookworld`: the recipes' scripts under one name, and the recipes themselves."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from ..common.errors import ConfigurationError, RookWorldError, close_matches
+
+SCRIPTS = {
+    "grpo": "grpo",
+    "sft": "sft",
+    "diagnose": "diagnose",
+    "evaluate": "evaluate",
+    "report": "report",
+    "audit": "audit_data",
+    "prepare": "prepare_data",
+    "judge": "train_judge",
+    "sweep": "sweep",
+    "workspace": "wandb_workspace",
+}
+"""Command → the script in ``recipes/`` that it runs."""
+
+LAUNCHER = {"--num_processes": "--num_processes", "--accelerate_config": "--config_file"}
+"""Our options for several processes → those of ``accelerate launch``."""
+
+
+def main() -> NoReturn:
+    """Run a command; bad input ends it with one message and exit code 2."""
+    command, *words = sys.argv[1:] or ["--help"]
+    try:
+        if command in ("-h", "--help"):
+            print(usage())
+        elif command == "recipes":
+            print("\n".join(recipes(words)))
+        elif command in SCRIPTS:
+            line = [sys.executable, *command_line(SCRIPTS[command], words)]
+            os.execv(line[0], line)  # the script itself, as if it had been typed
+        else:
+            close = close_matches(command, [*SCRIPTS, "recipes"])
+            raise ConfigurationError([f"{command!r} is no command{close}; see rookworld --help"])
+    except RookWorldError as error:
+        print(f"rookworld: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    raise SystemExit(0)
+
+
+def shipped(folder: str) -> Path:
+    """A folder that comes with the package: inside of it in a wheel, beside it in a clone."""
+    package = Path(__file__).resolve().parents[1]
+    return package / folder if (package / folder).is_dir() else package.parent / folder
+
+
+def usage() -> str:
+    """The commands, one a line, each with the first sentence of its script."""
+    lines = [f"  {name:<10} {_first_sentence(script)}" for name, script in SCRIPTS.items()]
+    return "\n".join(
+        [
+            "rookworld COMMAND [--config RECIPE] [--key value ...]",
+            "",
+            *lines,
+            "  recipes    List the recipes that come with the package; recipes copy NAME [FOLDER].",
+            "",
+            "rookworld COMMAND --help describes a command's keys. To run it on several processes:",
+            "--num_processes N, and --accelerate_config NAME for one of "
+            f"{', '.join(_names('accelerate_configs'))}, or a file.",
+        ]
+    )
+
+
+def command_line(script: str, words: Sequence[str]) -> list[str]:
+    """What Python is given to run a script, by accelerate's launcher where an option asks for it."""
+    path = str(shipped("recipes") / f"{script}.py")
+    launcher: list[str] = []
+    rest: list[str] = []
+    given = [part for word in words for part in _split(word)]
+    while given:
+        word = given.pop(0)
+        if word in LAUNCHER:
+            if not given:
+                raise ConfigurationError([f"{word}: has no value; give one"])
+            value = given.pop(0)
+            value = value if word == "--num_processes" else _accelerate_config(value)
+            launcher += [LAUNCHER[word], value]
+        else:
+            rest.append(word)
+    if not launcher:
+        return [path, *rest]
+    if "--config_file" not in launcher:
+        launcher = ["--config_file", _accelerate_config(_usual_config()), *launcher]
+    return ["-m", "accelerate.commands.launch", *launcher, path, *rest]
+
+
+def recipes(words: Sequence[str]) -> list[str]:
+    """List the recipes, each with what it says of itself, or copy one to edit it."""
+    folder, names = shipped("recipes"), _names("recipes")
+    if not words:
+        return [f"{name:<20} {_first_comment(folder / f'{name}.yaml')}" for name in names]
+    if words[0] != "copy" or len(words) not in (2, 3):
+        raise ConfigurationError([f"recipes: {' '.join(words)!r}; write copy NAME [FOLDER]"])
+    name = words[1].removesuffix(".yaml")
+    if name not in names:
+        raise ConfigurationError([f"recipes: no recipe {words[1]!r}{close_matches(name, names)}"])
+    target = Path(words[2] if len(words) == 3 else ".") / f"{name}.yaml"
+    if target.exists():
+        raise ConfigurationError([f"recipes: {target} exists; remove it, or name another folder"])
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / target.name, target)
+    except OSError as error:
+        raise ConfigurationError([f"recipes: cannot write {target} ({error.strerror})"]) from error
+    return [str(target)]
+
+
+def _split(word: str) -> list[str]:
+    """``--key=value`` of our own options as two words."""
+    flag, equals, value = word.partition("=")
+    return [flag, value] if equals and flag in LAUNCHER else [word]
+
+
+def _accelerate_config(name: str) -> str:
+    """The file of a configuration by name, or the file that is named."""
+    if Path(name).is_file():
+        return name
+    names = _names("accelerate_configs")
+    if name not in names:
+        raise ConfigurationError(
+            [f"--accelerate_config: {name!r} is no file and none of {', '.join(names)}"]
+        )
+    return str(shipped("accelerate_configs") / f"{name}.yaml")
+
+
+def _usual_config() -> str:
+    import torch  # a second that only those wait who launch several processes
+
+    return "multi_gpu" if torch.accelerator.is_available() else "cpu"
+
+
+def _names(folder: str) -> list[str]:
+    return sorted(path.stem for path in shipped(folder).glob("*.yaml"))
+
+
+def _first_sentence(script: str) -> str:
+    text = (shipped("recipes") / f"{script}.py").read_text(encoding="utf-8")
+    return (ast.get_docstring(ast.parse(text)) or "").split("\n\n")[0].replace("\n", " ")
+
+
+def _first_comment(path: Path) -> str:
+    """What a recipe says of itself, up to the first empty line of its comment."""
+    lines = [line.removeprefix("#").strip() for line in path.read_text("utf-8").splitlines()]
+    return " ".join(lines[: lines.index("")])

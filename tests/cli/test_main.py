@@ -1,0 +1,126 @@
+"""The command `rookworld`: what it runs, what it copies, and that it works from a wheel alone."""
+
+from __future__ import annotations
+
+import os
+import site
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rookworld_rlvr.cli.main import SCRIPTS, command_line, recipes, shipped, usage
+from rookworld_rlvr.common.errors import ConfigurationError
+
+from ..conftest import RECIPES, REPOSITORY
+
+
+def rookworld(*words: str, python: str = sys.executable, cwd: Path) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the command."""
+    done = subprocess.run(
+        [python, "-c", "from rookworld_rlvr.cli.main import main; main()", *words],
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_every_script_is_a_command_and_says_what_it_does() -> None:
+    assert set(SCRIPTS.values()) == {path.stem for path in RECIPES.glob("*.py")}
+    lines = usage().splitlines()
+    for name in SCRIPTS:
+        (line,) = [line for line in lines if line.startswith(f"  {name} ")]
+        assert line.endswith("."), "a sentence"
+
+
+def test_a_command_is_the_script(tmp_path: Path) -> None:
+    code, out, err = rookworld("report", "--run", "nowhere", cwd=tmp_path)
+    assert code == 2
+    assert "report.py: " in err and "nowhere" in err and "Traceback" not in err and not out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["gpro"], "'gpro' is no command; did you mean grpo"),
+        (["grpo", "--num_processes"], "--num_processes: has no value"),
+        (["grpo", "--accelerate_config", "gpus"], "'gpus' is no file and none of cpu, "),
+        (["recipes", "copy", "grpo_mix"], "no recipe 'grpo_mix'; did you mean grpo_mixed"),
+        (["recipes", "grpo_mixed"], "write copy NAME [FOLDER]"),
+    ],
+)
+def test_faults_name_the_remedy(words: list[str], said: str, tmp_path: Path) -> None:
+    code, _, err = rookworld(*words, cwd=tmp_path)
+    assert code == 2
+    assert said in err and "Traceback" not in err
+
+
+def test_several_processes_are_launched() -> None:
+    script = str(RECIPES / "grpo.py")
+    assert command_line("grpo", ["--max_steps", "3"]) == [script, "--max_steps", "3"]
+    module = ["-m", "accelerate.commands.launch"]
+    fsdp2 = str(REPOSITORY / "accelerate_configs" / "fsdp2.yaml")
+    words = ["--accelerate_config=fsdp2", "--max_steps", "3", "--num_processes", "8"]
+    options = ["--config_file", fsdp2, "--num_processes", "8"]
+    assert command_line("grpo", words) == [*module, *options, script, "--max_steps", "3"]
+    mine = str(REPOSITORY / "accelerate_configs" / "cpu.yaml")
+    assert command_line("sft", ["--accelerate_config", mine])[2:4] == ["--config_file", mine]
+    usual = command_line("grpo", ["--num_processes", "2"])
+    assert Path(usual[3]).stem in ("cpu", "multi_gpu"), "what this machine has"
+
+
+def test_recipes_are_listed_and_copied_but_never_over_another(tmp_path: Path) -> None:
+    listed = recipes([])
+    assert {line.split()[0] for line in listed} == {path.stem for path in RECIPES.glob("*.yaml")}
+    assert all(len(line.split()) > 5 for line in listed), "each with a sentence"
+    (path,) = recipes(["copy", "grpo_mixed", str(tmp_path / "mine")])
+    assert Path(path).read_text() == (RECIPES / "grpo_mixed.yaml").read_text()
+    with pytest.raises(ConfigurationError, match="exists"):
+        recipes(["copy", "grpo_mixed.yaml", str(tmp_path / "mine")])
+
+
+@pytest.fixture(scope="module")
+def from_a_wheel(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The Python of an environment with this package from a wheel, its dependencies lent."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    wheel = [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(REPOSITORY)]
+    subprocess.run(wheel, check=True)
+    environment = folder / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    python = str(environment / "bin" / "python")
+    (own,) = environment.glob("lib/python*/site-packages")
+    (file,) = folder.glob("*.whl")
+    subprocess.run([*pip, "--python", python, "install", "--no-deps", str(file)], check=True)
+    (own / "lent.pth").write_text("\n".join(site.getsitepackages()))
+    return python
+
+
+def test_a_wheel_trains_the_packaged_recipe_and_reports(
+    from_a_wheel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)  # the clone would come before the wheel
+    code, out, _ = rookworld("recipes", "copy", "grpo_nano", python=from_a_wheel, cwd=tmp_path)
+    assert (code, out.strip()) == (0, "grpo_nano.yaml")
+    small = "--max_steps 1 --per_device_train_batch_size 16 --heldout_rows 6 --report_to none"
+    for recipe in ([], ["--config", "grpo_nano.yaml"]):
+        words = ["grpo", *recipe, *small.split(), "--output_dir", "run"]
+        code, out, err = rookworld(*words, python=from_a_wheel, cwd=tmp_path)
+        assert code == 0, err[-3000:]
+        assert "held-out metric" in out
+    code, out, err = rookworld("report", "--run", "run", python=from_a_wheel, cwd=tmp_path)
+    assert code == 0, err[-3000:]
+    assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
+    resolved = yaml.safe_load((tmp_path / "run" / "provenance.json").read_text())
+    assert str(REPOSITORY) not in resolved["sessions"][0]["command"], "the wheel's own script"
+
+
+def test_the_shipped_folders_are_those_of_the_clone() -> None:
+    assert shipped("recipes") == RECIPES
+    assert (shipped("accelerate_configs") / "cpu.yaml").is_file()
