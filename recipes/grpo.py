@@ -32,6 +32,8 @@ from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, RunArguments
 from rookworld_rlvr.training.health.monitor import HealthCallback
 from rookworld_rlvr.training.health.rules import HealthArguments
+from rookworld_rlvr.training.interrupt import StopOnInterrupt
+from rookworld_rlvr.training.progress import ShortProgressCallback
 from rookworld_rlvr.training.results import before_after_table, write_results
 from rookworld_rlvr.training.run_folder import (
     ANSWERS_AFTER,
@@ -48,12 +50,7 @@ from rookworld_rlvr.training.run_folder import (
     write_answers,
 )
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
-from rookworld_rlvr.training.wandb import (
-    RunConfigCallback,
-    ShortProgressCallback,
-    configure_wandb,
-    use_dashboard,
-)
+from rookworld_rlvr.training.wandb import RunConfigCallback, configure_wandb, use_dashboard
 
 RECIPE = Path(__file__).with_name("grpo_nano.yaml")
 GROUPS = [
@@ -121,7 +118,7 @@ def main(argv: Sequence[str]) -> None:
         if "wandb" in training_args.report_to:
             print(configure_wandb(output_dir, resume=keep))
     state.wait_for_everyone()
-    health = HealthCallback(health_args)
+    health, interrupt = HealthCallback(health_args), StopOnInterrupt()
     trainer = RookWorldGRPOTrainer(
         model=model,
         reward_funcs=reward_funcs,
@@ -130,7 +127,7 @@ def main(argv: Sequence[str]) -> None:
         eval_dataset=data.heldout,
         processing_class=tokenizer,
         peft_config=get_peft_config(model_args),
-        callbacks=[RunConfigCallback(parser.values), health],
+        callbacks=[RunConfigCallback(parser.values), health, interrupt],
     )
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
@@ -139,14 +136,17 @@ def main(argv: Sequence[str]) -> None:
     trainer.heldout.before = before  # None: measured when training begins
     trainer.heldout.suites = suites
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+    if interrupt.stopped_at is not None:
+        state.print(interrupt.describe(output_dir))
+        raise SystemExit(interrupt.EXIT_CODE)
     if health.stopped is not None:
         state.print(f"stopped at step {health.stopped.step}: {health.stopped.message}")
 
     ################
     # Result
     ################
-    trainer.save_state()  # before the evaluation below: of the best checkpoint, not the last step
-    trainer.evaluate()
+    trainer.save_state()
+    step = trainer.heldout.run_final()
     save_final(trainer, output_dir)
     before = trainer.heldout.before
     assert before is not None  # eval_on_start cannot be switched off
@@ -158,7 +158,7 @@ def main(argv: Sequence[str]) -> None:
             before,
             trainer.heldout.results,
             preflight=asdict(trainer.preflight) if trainer.preflight else {},
-            best_step=trainer.state.best_global_step,
+            best_step=step,
             steps=trainer.state.global_step,
         )
         if suites:
@@ -166,7 +166,8 @@ def main(argv: Sequence[str]) -> None:
             results = trainer.heldout.suites_before_and_after(start, left_out)
             write_json(output_dir / EVALUATION, results_document(results, [], machine()))
             print(results_text(results))
-        print(before_after_table(before, trainer.heldout.results, str(output_dir)))
+        print(before_after_table(before, trainer.heldout.results))
+        print(f"\nmodel: {output_dir} (step {step} of {trainer.state.global_step})")
 
 
 if __name__ == "__main__":

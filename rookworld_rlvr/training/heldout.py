@@ -73,6 +73,23 @@ class HeldoutEvaluation:
         metrics["runtime"] = time.perf_counter() - started
         return {f"{prefix}_{name}": value for name, value in metrics.items()}
 
+    def run_final(self) -> int:
+        """Measure the weights that training has left, the best checkpoint's or the last.
+
+        They are logged only where they have not been yet, so that no step has the numbers of another.
+
+        Returns:
+            The optimiser step that they are of.
+        """
+        state = self.trainer.state
+        best = state.best_model_checkpoint if self.trainer.args.load_best_model_at_end else None
+        step: int = state.global_step if best is None else int(Path(best).name.split("-")[-1])
+        if any("eval_overall" in log and log["step"] == step for log in state.log_history):
+            self.run(self.trainer.eval_dataset, "eval")
+        else:
+            self.trainer.evaluate()
+        return step
+
     def _run_suites(self) -> dict[str, float]:
         """The suites' metrics without groups."""
         policy = LanguageModel(self.folder, partial(decode, self.trainer))

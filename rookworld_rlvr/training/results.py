@@ -17,9 +17,7 @@ from ..common.stats import Proportion
 from ..tasks.metrics import headline
 
 
-def before_after_table(
-    before: Mapping[str, Proportion], after: Mapping[str, Proportion], model_path: str
-) -> str:
+def before_after_table(before: Mapping[str, Proportion], after: Mapping[str, Proportion]) -> str:
     """Metric, before, after, change in points, and the 95% Wilson intervals, as text."""
     width = max(24, *(len(name) + 1 for name in after))
     head = f"{'held-out metric':<{width}}{'n':>6}{'before':>9}{'after':>9}{'change':>9}"
@@ -36,7 +34,7 @@ def before_after_table(
             "",
             "No checkpoint beat the starting model; the saved one is the best of the run's.",
         ]
-    return "\n".join([*lines, "", f"model: {model_path}"])
+    return "\n".join(lines)
 
 
 def results_table(results: Mapping[str, Proportion]) -> str:

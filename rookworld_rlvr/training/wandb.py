@@ -1,4 +1,4 @@
-"""What a run shows and where it logs: a short progress line, W&B's sections and boards, its set-up."""
+"""Where a run logs: W&B's sections and boards, and its set-up."""
 
 from __future__ import annotations
 
@@ -13,41 +13,16 @@ from typing import Any
 import wandb
 from transformers import TrainerCallback
 from transformers.integrations import WandbCallback
-from transformers.trainer_callback import ProgressCallback
 
 from ..engine.truth import PolicyTruth
 from ..tasks.registry import TASKS
 from .glossary import STEP, dashboard_key
-
-_SHOWN = ("reward", "reward_std", "frac_reward_zero_std", "kl", "entropy", "grad_norm", "loss")
-
 
 # What `wandb login` writes to the netrc file, of version 0.31 and of those before.
 _WANDB_URLS = ("https://api.forge.coreweave.com", "https://api.wandb.ai")
 
 
 _RUN_ID_FILE = "wandb_run_id.txt"
-
-
-class ShortProgressCallback(ProgressCallback):
-    """Transformers' progress bar with one readable line a log instead of forty numbers."""
-
-    def on_log(
-        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
-    ) -> None:
-        if not state.is_world_process_zero or not logs:
-            return
-        names = [name for name in logs if name.startswith("eval_") and name != "eval_runtime"]
-        names = names or list(_SHOWN)
-        parts = [
-            f"{name.removeprefix('eval_')} {float(logs[name]):.4g}"
-            for name in names
-            if logs.get(name) is not None
-        ]
-        if parts:
-            kind = "held-out  " if names[0].startswith("eval_") else ""
-            line = f"step {state.global_step:>5}  {kind}{'  '.join(parts)}"
-            print(line) if self.training_bar is None else self.training_bar.write(line)
 
 
 class RunConfigCallback(TrainerCallback):

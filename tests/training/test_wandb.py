@@ -4,10 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
-from transformers import TrainerControl, TrainerState, TrainingArguments
 from wandb.sdk.lib.urls import DEFAULT_BASE_URL
 
-from rookworld_rlvr.training.wandb import ShortProgressCallback, configure_wandb
+from rookworld_rlvr.training.wandb import configure_wandb
 
 
 @pytest.fixture
@@ -55,21 +54,3 @@ class TestWandb:
             configure_wandb(tmp_path, resume=resume)
             ids.append(os.environ["WANDB_RUN_ID"])
         assert ids[0] == ids[1] != ids[2]
-
-
-def test_a_log_is_one_short_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    state = TrainerState(global_step=5, is_world_process_zero=True)
-    args = TrainingArguments(output_dir=str(tmp_path), report_to=[])
-    callback = ShortProgressCallback()
-    noise = {f"clip_ratio/{index}": 0.0 for index in range(20)}
-    callback.on_log(args, state, TrainerControl(), {"reward": 0.51234, "kl": None, **noise})
-    callback.on_log(
-        args, state, TrainerControl(), {"eval_environment/exact": 0.5, "eval_runtime": 3}
-    )
-    callback.on_log(args, state, TrainerControl(), {"train_runtime": 1.0})
-    state.is_world_process_zero = False
-    callback.on_log(args, state, TrainerControl(), {"reward": 1.0})
-    assert capsys.readouterr().out.splitlines() == [
-        "step     5  reward 0.5123",
-        "step     5  held-out  environment/exact 0.5",
-    ]

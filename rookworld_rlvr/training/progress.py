@@ -1,0 +1,89 @@
+"""What a run shows while it trains: a line a log, and a small table a held-out evaluation."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from transformers.trainer_callback import ProgressCallback
+
+from ..tasks.metrics import headlines
+
+_SHOWN = ("reward", "reward_std", "frac_reward_zero_std", "kl", "entropy", "grad_norm", "loss")
+
+
+_WIDTH = 100  # columns
+
+
+class ShortProgressCallback(ProgressCallback):
+    """Transformers' progress bar, on a terminal; readable lines in place of forty numbers a log."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if sys.stderr.isatty() and not args.disable_tqdm:
+            super().on_train_begin(args, state, control, **kwargs)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.training_bar is not None:
+            super().on_step_end(args, state, control, **kwargs)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.training_bar is not None:
+            super().on_train_end(args, state, control, **kwargs)
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        if not state.is_world_process_zero or not logs:
+            return
+        heldout = {
+            name.removeprefix("eval_"): float(value)
+            for name, value in logs.items()
+            if name.startswith("eval_") and name != "eval_runtime"
+        }
+        lines = heldout_lines(state.global_step, heldout) if heldout else _line(state, logs)
+        for line in lines:
+            print(line) if self.training_bar is None else self.training_bar.write(line)
+
+
+def _line(state: Any, logs: Mapping[str, Any]) -> list[str]:
+    """The numbers of a step that say how it goes, in one line; none where there are none."""
+    shown = [f"{name} {logs[name]:.4g}" for name in _SHOWN if logs.get(name) is not None]
+    return [f"step {state.global_step:>5}/{state.max_steps}  {'  '.join(shown)}"] if shown else []
+
+
+def heldout_lines(step: int, results: Mapping[str, float]) -> list[str]:
+    """A held-out evaluation as a small table: the number that decides first, then a task a row.
+
+    Args:
+        step: In optimiser steps.
+        results: Shares in [0, 1] by metric, and metrics of suites as they come.
+
+    >>> results = {"overall": 0.25, "policy/format": 1.0, "policy/best_move": 0.25}
+    >>> print("\\n".join(heldout_lines(50, {**results, "suites/puzzles/elo": 900})))
+    step    50  held-out  overall 25.0%
+        policy       best_move 25.0%  format 100.0%
+        suites       puzzles/elo 900
+    """
+    overall = f"  overall {results['overall']:.1%}" if "overall" in results else ""
+    lines = [f"step {step:>5}  held-out{overall}"]
+    first = set(headlines().values())
+    rows: dict[str, list[str]] = {}
+    for name in sorted(results, key=lambda name: name not in first):  # else in their order
+        row, slash, metric = name.partition("/")
+        value = f"{results[name]:.4g}" if row == "suites" else f"{results[name]:.1%}"
+        if slash:
+            rows.setdefault(row, []).append(f"{metric} {value}")
+    for row in sorted(rows, key=lambda row: row == "suites"):
+        cells = [cell.replace(" ", "\0") for cell in rows[row]]  # a cell stays in one piece
+        text = textwrap.fill(
+            "  ".join(cells),
+            _WIDTH,
+            initial_indent=f"    {row:<12} ",
+            subsequent_indent=" " * 17,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        lines += text.replace("\0", " ").splitlines()
+    return lines

@@ -1,0 +1,108 @@
+"""What a run shows while it trains, and how Ctrl-C ends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from rookworld_rlvr.training.progress import ShortProgressCallback, heldout_lines
+
+from ..conftest import RECIPES, script
+
+SMALL = """
+    --max_steps 4 --per_device_train_batch_size 16 --heldout_rows 10 --report_to none
+    --eval_steps 2 --save_steps 2 --logging_steps 1 --max_completion_length 32 --use_cpu
+""".split()
+
+
+def test_a_log_is_one_short_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = TrainerState(global_step=5, max_steps=150, is_world_process_zero=True)
+    args = TrainingArguments(output_dir=str(tmp_path), report_to=[])
+    callback = ShortProgressCallback()
+    noise = {f"clip_ratio/{index}": 0.0 for index in range(20)}
+    callback.on_log(args, state, TrainerControl(), {"reward": 0.51234, "kl": None, **noise})
+    evaluated = {"eval_environment/exact": 0.5, "eval_overall": 0.5, "eval_runtime": 3}
+    callback.on_log(args, state, TrainerControl(), evaluated)
+    callback.on_log(args, state, TrainerControl(), {"train_runtime": 1.0})
+    state.is_world_process_zero = False
+    callback.on_log(args, state, TrainerControl(), {"reward": 1.0})
+    assert capsys.readouterr().out.splitlines() == [
+        "step     5/150  reward 0.5123",
+        "step     5  held-out  overall 50.0%",
+        "    environment  exact 50.0%",
+    ]
+
+
+def test_the_number_that_decides_comes_first_and_nothing_breaks_in_a_word() -> None:
+    results = {f"policy/metric_{number}": 0.5 for number in range(20)}
+    results |= {"policy/best_move": 0.25, "overall": 0.25}
+    first, second, *more = heldout_lines(7, results)
+    assert first == "step     7  held-out  overall 25.0%"
+    assert second.split()[:3] == ["policy", "best_move", "25.0%"]
+    assert all(len(line) <= 100 for line in (first, second, *more))
+    assert all(line.split()[-1] == "50.0%" for line in more), "a metric stays with its number"
+
+
+def test_the_best_checkpoint_is_measured_at_its_own_step(tmp_path: Path) -> None:
+    done = script("grpo.py", *SMALL, "--output_dir", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    history = json.loads((tmp_path / "run" / "trainer_state.json").read_text())["log_history"]
+    measured = {log["step"]: log["eval_overall"] for log in history if "eval_overall" in log}
+    assert sorted(measured) == [0, 2, 4]
+    assert done.stdout.count("held-out  overall") == 3, "once each, the final measurement not again"
+    best = max((2, 4), key=lambda step: (measured[step], -step))  # the earlier one of equals
+    assert f"model: run (step {best} of 4)" in done.stdout
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["best_step"] == best
+
+
+def test_a_run_without_an_evaluation_at_its_end_logs_one(tmp_path: Path) -> None:
+    done = script(
+        "grpo.py",
+        *SMALL,
+        "--output_dir",
+        "run",
+        "--eval_steps",
+        "8",
+        "--save_steps",
+        "8",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "step     4  held-out  overall" in done.stdout
+    assert "model: run (step 4 of 4)" in done.stdout
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-u", str(RECIPES / "grpo.py"), *SMALL, "--output_dir", "run"]
+    process = subprocess.Popen(
+        [*command, "--max_steps", "500", "--eval_steps", "500", "--save_steps", "500"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("step     2/500"):
+            break
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGINT
+    assert "Traceback" not in err
+    (checkpoint,) = (tmp_path / "run").glob("checkpoint-*")
+    said = f"interrupted at step {checkpoint.name.split('-')[1]}: run/{checkpoint.name} is saved"
+    assert said in out
+    more = str(int(checkpoint.name.split("-")[1]) + 1)
+    again = ["--resume_from_checkpoint", "true", "--max_steps", more, "--output_dir", "run"]
+    done = script("grpo.py", *SMALL, *again, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert f"(step {more} of {more})" in done.stdout
