@@ -30,6 +30,7 @@ from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.judge import judges_of
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, RunArguments
+from rookworld_rlvr.training.dashboard import RunConfigCallback, configure_wandb, use_dashboards
 from rookworld_rlvr.training.health.monitor import HealthCallback
 from rookworld_rlvr.training.health.rules import HealthArguments
 from rookworld_rlvr.training.interrupt import StopOnInterrupt
@@ -50,7 +51,6 @@ from rookworld_rlvr.training.run_folder import (
     write_answers,
 )
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
-from rookworld_rlvr.training.wandb import RunConfigCallback, configure_wandb, use_dashboard
 
 RECIPE = Path(__file__).with_name("grpo_nano.yaml")
 GROUPS = [
@@ -116,7 +116,8 @@ def main(argv: Sequence[str]) -> None:
         open_folder(output_dir, keep, resolved_yaml(*arguments), quarantine)
         open_provenance(output_dir, data, truth, state.num_processes, checkpoint)
         if "wandb" in training_args.report_to:
-            print(configure_wandb(output_dir, resume=keep))
+            tags = [*data_args.tasks, Path(model_args.model_name_or_path or "new").name]
+            print(configure_wandb(output_dir, keep, tags, parser.recipe))
     state.wait_for_everyone()
     health, interrupt = HealthCallback(health_args), StopOnInterrupt()
     trainer = RookWorldGRPOTrainer(
@@ -132,7 +133,7 @@ def main(argv: Sequence[str]) -> None:
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(ShortProgressCallback)
-    use_dashboard(trainer, truth, training_args.board_rows)
+    use_dashboards(trainer, truth, training_args.board_rows)
     trainer.heldout.before = before  # None: measured when training begins
     trainer.heldout.suites = suites
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))

@@ -23,6 +23,7 @@ from rookworld_rlvr.tasks.metrics import evaluate_completions
 from rookworld_rlvr.tasks.registry import join_row
 from rookworld_rlvr.tasks.text import END_OF_TEXT
 from rookworld_rlvr.training.config import NewModelArguments, RookWorldSFTConfig, RunArguments
+from rookworld_rlvr.training.dashboard import RunConfigCallback, configure_wandb
 from rookworld_rlvr.training.model_card import write_model_card
 from rookworld_rlvr.training.results import results_table
 from rookworld_rlvr.training.run_folder import (
@@ -32,7 +33,6 @@ from rookworld_rlvr.training.run_folder import (
     resume_point,
     save_final,
 )
-from rookworld_rlvr.training.wandb import RunConfigCallback, configure_wandb
 
 RECIPE = Path(__file__).with_name("sft_nano.yaml")
 MAX_ANSWER_TOKENS = 144  # of a complete answer, in tokens of GPT-2
@@ -81,7 +81,8 @@ def main(argv: Sequence[str]) -> None:
     if state.is_main_process:
         open_folder(output_dir, keep, resolved_yaml(*arguments), quarantine)
         if "wandb" in sft_args.report_to:
-            print(configure_wandb(output_dir, resume=keep))
+            tags = [*data_args.tasks, Path(model_args.model_name_or_path or "new").name]
+            print(configure_wandb(output_dir, keep, tags, parser.recipe))
     state.wait_for_everyone()
     trainer = SFTTrainer(
         model=model,

@@ -25,6 +25,7 @@ from rookworld_rlvr.reports.judge import judge_report, pairs_text, report_text
 from rookworld_rlvr.rewards.judge import check_pair_lengths, load_judge
 from rookworld_rlvr.rewards.judge_spec import JudgeSpec
 from rookworld_rlvr.training.config import RookWorldRewardConfig, RunArguments
+from rookworld_rlvr.training.dashboard import RunConfigCallback, configure_wandb
 from rookworld_rlvr.training.results import write_card
 from rookworld_rlvr.training.run_folder import (
     goes_on,
@@ -33,7 +34,6 @@ from rookworld_rlvr.training.run_folder import (
     resume_point,
     save_final,
 )
-from rookworld_rlvr.training.wandb import RunConfigCallback, configure_wandb
 
 RECIPE = Path(__file__).with_name("judge_nano.yaml")
 REPORT = "judge_report.json"
@@ -84,7 +84,8 @@ def main(argv: Sequence[str]) -> None:
     if state.is_main_process:
         open_folder(output_dir, keep, resolved_yaml(*arguments), quarantine)
         if "wandb" in reward_args.report_to:
-            print(configure_wandb(output_dir, resume=keep))
+            tags = [*data_args.tasks, Path(model_args.model_name_or_path or "new").name]
+            print(configure_wandb(output_dir, keep, tags, parser.recipe))
     state.wait_for_everyone()
     trainer = RewardTrainer(
         model=loading.resolve_model_path(model_args.model_name_or_path),

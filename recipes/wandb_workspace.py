@@ -19,8 +19,8 @@ from rookworld_rlvr.cli.parser import StrictParser, run_cli
 from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.common.files import check_writable, write_json
 from rookworld_rlvr.common.settings import setting
+from rookworld_rlvr.training.dashboard import has_wandb_key
 from rookworld_rlvr.training.glossary import GLOSSARY, SECTIONS, STEP, Metric, panels
-from rookworld_rlvr.training.wandb import has_wandb_key
 
 MISSING = (
     'wandb-workspaces is not installed; pip install -c constraints.txt -e ".[dashboard]", which '

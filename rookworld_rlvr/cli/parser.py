@@ -70,13 +70,15 @@ class StrictParser(TrlParser):
         super().__init__(dataclass_types, allow_abbrev=False)
         self.default_config = default_config
         self.values: dict[str, Any] = {}
+        self.recipe = ""
 
     def parse_strictly(
         self, argv: Sequence[str], check: Callable[..., list[str]] | None = None
     ) -> tuple[Any, ...]:
         """Instances of the dataclasses, from the YAML recipe and the overrides of the command line.
 
-        Afterwards `values` holds the keys that were given, recipe and overrides in one.
+        Afterwards `values` holds the keys that were given, recipe and overrides in one, and `recipe`
+        the name of the recipe.
 
         Args:
             argv: The command line without the script's name.
@@ -89,6 +91,7 @@ class StrictParser(TrlParser):
         faults: list[str] = []
         path, options = self._split(list(argv), faults)
         values = self._read_yaml(path, faults)
+        self.recipe = path.stem if path is not None else ""
         on_line: dict[str, Any] = {}
         for flag, tokens in options:
             self._read_option(flag, tokens, on_line, faults)

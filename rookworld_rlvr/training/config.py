@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
+from pathlib import Path
 from typing import Any
 
+from transformers import TrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from trl import GRPOConfig, RewardConfig, SFTConfig
 
@@ -80,6 +82,23 @@ def _must_be_true(otherwise: str) -> Check:
 
 
 @dataclass
+class DashboardDefaults:
+    """Where all trainings log, and under which name."""
+
+    report_to: None | str | list[str] = field(  # noqa: RUF036  (the parser takes the second)
+        default="wandb",
+        metadata={
+            "help": "wandb (offline without a key), trackio, none, or another of transformers'."
+        },
+    )
+    project: str = with_default(TrainingArguments, "project", "rookworld-rlvr")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[misc]
+        self.run_name = self.run_name or Path(self.output_dir).name  # type: ignore[attr-defined, has-type]
+
+
+@dataclass
 class RookWorldGRPOConfig(
     KLArguments,
     BaselineArguments,
@@ -89,6 +108,7 @@ class RookWorldGRPOConfig(
     PromptArguments,
     VarianceArguments,
     ValueArguments,
+    DashboardDefaults,
     GRPOConfig,
 ):
     """`trl.GRPOConfig` with RookWorld's defaults and the keys that TRL has none for.
@@ -145,9 +165,6 @@ class RookWorldGRPOConfig(
     num_generations_eval: int | None = field(
         default=1, metadata={"help": "Held-out evaluation is greedy: one completion a row."}
     )
-    report_to: None | str | list[str] = field(  # noqa: RUF036  (the parser takes the second)
-        default="wandb", metadata={"help": "Where to log; W&B runs offline without a key."}
-    )
     ddp_find_unused_parameters: bool | None = field(
         default=False, metadata={"help": "Every parameter of a GPT-2 is used in every step."}
     )
@@ -185,19 +202,16 @@ class RookWorldGRPOConfig(
 
 
 @dataclass
-class RookWorldSFTConfig(SFTConfig):
+class RookWorldSFTConfig(DashboardDefaults, SFTConfig):
     """`trl.SFTConfig` with RookWorld's defaults: loss on completions only."""
 
     completion_only_loss: bool | None = field(
         default=True, metadata={"help": "Loss on completions only."}
     )
-    report_to: None | str | list[str] = field(  # noqa: RUF036  (the parser takes the second)
-        default="wandb", metadata={"help": "Where to log; W&B runs offline without a key."}
-    )
 
 
 @dataclass
-class RookWorldRewardConfig(RewardConfig):
+class RookWorldRewardConfig(DashboardDefaults, RewardConfig):
     """`trl.RewardConfig` with RookWorld's defaults: no pair is left out for its length unasked."""
 
     max_length: int | None = field(
@@ -206,7 +220,4 @@ class RookWorldRewardConfig(RewardConfig):
     )
     ddp_find_unused_parameters: bool | None = field(
         default=False, metadata={"help": "Every parameter of a GPT-2 is used in every step."}
-    )
-    report_to: None | str | list[str] = field(  # noqa: RUF036  (the parser takes the second)
-        default="wandb", metadata={"help": "Where to log; W&B runs offline without a key."}
     )

@@ -86,7 +86,7 @@ class Metric:
     def section(self) -> str:
         """One of `SECTIONS`."""
         head = self.key.split("/")[0]
-        return {"profiling": "time", "completions": "task", "boards": "task"}.get(head, head)
+        return {"completions": "task", "boards": "task"}.get(head, head)
 
     @property
     def is_table(self) -> bool:

@@ -44,7 +44,7 @@ OVERRIDDEN: dict[str, tuple[str, str]] = {
 # Private attributes that are read or written, and the parts that stand on them.
 ATTRIBUTES = {
     "_metrics": "every part that records numbers, and timing",
-    "_logs": "groups, and the table of boards in training.wandb",
+    "_logs": "groups, and the table of boards in training.dashboard",
     "_dist": "sampling",
     "_step": "timing",
     "_entropy_bonus_enabled": "the diagnosis's loss terms",

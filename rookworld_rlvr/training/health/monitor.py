@@ -14,13 +14,14 @@ from tqdm import tqdm
 from transformers import TrainerCallback
 
 from ...tasks.registry import TASKS
+from ..dashboard import open_dashboards
 from .readings import History, Reading
 from .rules import RULES, HealthArguments, Rule, Severity
 
 HEALTH_FILE = "health.jsonl"
 
 
-_WANDB_LEVELS: Mapping[Severity, str] = {"info": "INFO", "warning": "WARN", "stop": "ERROR"}
+_LEVELS: Mapping[Severity, str] = {"info": "INFO", "warning": "WARN", "stop": "ERROR"}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -257,14 +258,10 @@ def _report(findings: Sequence[Finding], args: Any) -> None:
             line = f"step {finding.step:>5}  {finding.severity:<7}  {finding.rule}: "
             tqdm.write(line + finding.message)  # beside a progress bar, not through it
             file.write(finding.to_json() + "\n")
-    if "wandb" not in args.report_to:
-        return
-    import wandb
-
-    if wandb.run is not None:
+    for dashboard in open_dashboards(args):
         for finding in findings:
-            wandb.run.alert(
+            dashboard.alert(
                 title=f"{finding.rule} at step {finding.step}",
                 text=finding.message,
-                level=_WANDB_LEVELS[finding.severity],
+                level=getattr(dashboard.AlertLevel, _LEVELS[finding.severity]),
             )

@@ -1,4 +1,4 @@
-"""Where a run logs: W&B's sections and boards, and its set-up."""
+"""Where a run logs: sections and boards on W&B or Trackio, and W&B's set-up."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import math
 import netrc
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import wandb
 from transformers import TrainerCallback
-from transformers.integrations import WandbCallback
+from transformers.integrations import TrackioCallback, WandbCallback
 
+from ..common.machine import machine
 from ..engine.truth import PolicyTruth
 from ..tasks.registry import TASKS
 from .glossary import STEP, dashboard_key
@@ -25,24 +26,48 @@ _WANDB_URLS = ("https://api.forge.coreweave.com", "https://api.wandb.ai")
 _RUN_ID_FILE = "wandb_run_id.txt"
 
 
+def open_dashboards(args: Any) -> list[Any]:
+    """The modules `wandb` and `trackio`, as far as a run logs there; they have one interface.
+
+    Args:
+        args: The trainer's arguments.
+    """
+    found: list[Any] = []
+    if "wandb" in args.report_to and wandb.run is not None:
+        found.append(wandb)
+    if "trackio" in args.report_to:
+        import trackio  # an extra
+
+        if trackio.context_vars.current_run.get() is not None:
+            found.append(trackio)
+    return found
+
+
 class RunConfigCallback(TrainerCallback):
-    """Adds the recipe to the W&B run's configuration, which knows the trainer's arguments only."""
+    """Adds recipe and commit to a dashboard's configuration, and says where W&B shows the run.
+
+    Args:
+        recipe: The keys that were given; dashboards know the trainer's arguments only.
+    """
 
     def __init__(self, recipe: Mapping[str, Any]) -> None:
         self.recipe = dict(recipe)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not state.is_world_process_zero or "wandb" not in args.report_to:
+        if not state.is_world_process_zero:
             return
-        if wandb.run is not None:
-            wandb.config.update({"recipe": self.recipe}, allow_val_change=True)
+        for dashboard in open_dashboards(args):
+            found = {"recipe": self.recipe, "commit": machine()["commit"]}
+            dashboard.config.update(found, allow_val_change=True)
+            if dashboard is wandb and wandb.run is not None and wandb.run.url:  # None offline
+                print(f"W&B: {wandb.run.url}")
 
 
-class DashboardCallback(WandbCallback):
-    """transformers' W&B callback with this package's sections, and a table of boards beside TRL's.
+class _Dashboard(TrainerCallback):
+    """This package's sections on a dashboard, and a table of boards beside TRL's.
 
     TRL's table `completions` holds the whole batch as text; `boards` holds `rows` of it with a picture
-    each, as W&B keeps every picture in a file of its own.
+    each, as dashboards keep every picture in a file of its own.
 
     Args:
         trainer: Whose completions are drawn; `RookWorldGRPOTrainer`.
@@ -65,20 +90,23 @@ class DashboardCallback(WandbCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        if wandb.run is None:
-            self.setup(args, state, model)
         if not state.is_world_process_zero or not logs:
             return
         named = {dashboard_key(name): value for name, value in logs.items()}
-        if "train_runtime" in logs:  # the numbers of the whole training, which no step has
-            assert wandb.run is not None  # `setup` has opened it on this process
-            wandb.run.summary.update(named)
-            return
-        if self.rows and "reward" in logs:
-            named["boards"] = self._boards()
-        wandb.log({**named, STEP: state.global_step})
+        for dashboard in open_dashboards(args):
+            if dashboard.__name__ == self.module:
+                self._log(dashboard, named, state.global_step)
 
-    def _boards(self) -> Any:
+    def _log(self, dashboard: Any, named: dict[str, Any], step: int) -> None:
+        if "time/train" in named:  # the numbers of the whole training, which no step has
+            if dashboard is wandb:
+                dashboard.run.summary.update(named)
+            return
+        if self.rows and "reward/mean" in named:
+            named["boards"] = self._boards(dashboard)
+        dashboard.log({**named, STEP: step})
+
+    def _boards(self, dashboard: Any) -> Any:
         """A row a completion: prompt, completion, each reward, advantage, board."""
         sampled = sampled_rows(self.trainer, self.rows)
         tasks = [TASKS[row["task"]] for row in sampled]
@@ -89,15 +117,28 @@ class DashboardCallback(WandbCallback):
         )
         values = dict(zip(valued, found, strict=True))
         names = ("task", "prompt", "completion", *self.trainer.reward_func_names, "advantage")
-        table = wandb.Table(columns=["step", *names, "board"])
+        step = self.trainer.state.global_step
+        data = []
         for index, row in enumerate(sampled):
             picture = tasks[index].board(row, row["completion"], values.get(index))
-            table.add_data(
-                self.trainer.state.global_step,
-                *(row[name] for name in names),
-                wandb.Html(picture, inject=False, data_is_not_path=True),
-            )
-        return table
+            drawn = dashboard.Html(picture, inject=False, data_is_not_path=True)
+            data.append([step, *(row[name] for name in names), drawn])
+        return dashboard.Table(columns=["step", *names, "board"], data=data)
+
+
+class WandbDashboard(_Dashboard, WandbCallback):
+    """transformers' W&B callback with this package's sections and boards."""
+
+    module = "wandb"
+
+
+class TrackioDashboard(_Dashboard, TrackioCallback):
+    """transformers' Trackio callback with this package's sections and boards."""
+
+    module = "trackio"
+
+
+_OURS = {WandbCallback: WandbDashboard, TrackioCallback: TrackioDashboard}
 
 
 def sampled_rows(trainer: Any, count: int) -> list[dict[str, Any]]:
@@ -130,19 +171,21 @@ def sampled_rows(trainer: Any, count: int) -> list[dict[str, Any]]:
     ]
 
 
-def use_dashboard(trainer: Any, truth: PolicyTruth, rows: int) -> None:
-    """Put `DashboardCallback` in the place of transformers' own, where the run reports to W&B.
+def use_dashboards(trainer: Any, truth: PolicyTruth, rows: int) -> None:
+    """Put our dashboards in the places of transformers' own, where the run reports to them.
 
-    In its place, so that callbacks after it find the W&B run open, as they would otherwise.
+    In their places, so that callbacks after them find the run open, as they would otherwise.
     """
     handler = trainer.callback_handler
     handler.callbacks = [
-        DashboardCallback(trainer, truth, rows) if type(callback) is WandbCallback else callback
+        _OURS[type(callback)](trainer, truth, rows) if type(callback) in _OURS else callback
         for callback in handler.callbacks
     ]
 
 
-def configure_wandb(output_dir: Path, resume: bool) -> str:
+def configure_wandb(
+    output_dir: Path, resume: bool, tags: Sequence[str] = (), group: str | None = None
+) -> str:
     """Set W&B up by its environment variables: never ask, never fail, continue a resumed run.
 
     Variables that are set already are left alone.
@@ -150,6 +193,8 @@ def configure_wandb(output_dir: Path, resume: bool) -> str:
     Args:
         output_dir: Where the run's files and its id go.
         resume: Take the id of the run before, where there is one.
+        tags: Of the run: tasks and model.
+        group: Of runs that belong together: those of a recipe.
 
     Returns:
         A sentence on where the run is logged.
@@ -157,6 +202,9 @@ def configure_wandb(output_dir: Path, resume: bool) -> str:
     os.environ.setdefault("WANDB_PROJECT", "rookworld-rlvr")
     os.environ.setdefault("WANDB_DIR", str(output_dir))
     os.environ.setdefault("WANDB_SILENT", "true")
+    os.environ.setdefault("WANDB_TAGS", ",".join(tags))
+    if group:
+        os.environ.setdefault("WANDB_RUN_GROUP", group)
     if not has_wandb_key():
         os.environ.setdefault("WANDB_MODE", "offline")
     if os.environ.get("WANDB_MODE") == "offline":  # tables' pictures would wait in the home folder
