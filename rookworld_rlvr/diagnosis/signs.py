@@ -21,6 +21,9 @@ KL_SHARE = 0.9  # the predecessors' failed runs stood at 94% to 100%
 LOSS_GAP = 1e-3
 
 
+PARSES = 0.01
+
+
 IDENTICAL = 0.75  # of the pairs in a group; the packaged recipe has 0.3
 
 
@@ -93,6 +96,16 @@ def frozen_weights(parts: Parts) -> Sign | None:
     names = [layer["layer"] for layer in gradients["layers"] if layer["frozen_parameters"]]
     shown = ", ".join([*names[:4], *(["..."] if len(names) > 4 else [])])
     return Sign(share, 0.0, {"layers": shown}, "stop" if share == 1 else None)
+
+
+def nothing_parses(parts: Parts) -> Sign | None:
+    """Answers without the form of their task, held out and sampled."""
+    metrics = parts["heldout_before"]["metrics"]
+    shares = [found["value"] for name, found in metrics.items() if name.endswith("/format")]
+    sampled = 1 - parts["advantages"]["batch"]["health/unreadable"]
+    if not shares or max(*shares, sampled) > PARSES:
+        return None
+    return Sign(max(shares), PARSES, {"sampled": sampled})
 
 
 def identical_completions(parts: Parts) -> Sign | None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.diagnosis import PARTS, Diagnosis
@@ -307,6 +308,25 @@ def test_a_reward_that_raises_on_one_row(
     assert content["rewards"]["components"]["environment_exact"]["n"] > 0, "the others count"
     rows = [row for group in content["completions"]["groups"] for row in group["completions"]]
     assert all(r["rewards"]["environment_exact"] is None for r in rows if r["text"] == seen[5])
+
+
+def test_a_model_that_can_do_nothing(
+    diagnose: Diagnose,
+    random_gpt2: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+    tmp_path: Path,
+) -> None:
+    random_gpt2.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    code, content = diagnose("--model_name_or_path", str(tmp_path / "model"))
+    assert code == 1
+    assert content["findings"]["cause"] == "nothing_parses"
+    assert "0% of the held-out answers parse" in content["findings"]["verdict"]
+    assert "run sft first" in content["findings"]["verdict"]
+    found = rules(content)
+    assert {found[name]["consequence_of"] for name in found if name != "nothing_parses"} == {
+        "nothing_parses"
+    }
 
 
 @pytest.mark.parametrize("only", ["", "h.0."])

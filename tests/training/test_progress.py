@@ -10,7 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    GPT2LMHeadModel,
+    PreTrainedTokenizerBase,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from rookworld_rlvr.training.progress import ShortProgressCallback, heldout_lines
 
@@ -78,6 +84,17 @@ def test_a_run_without_an_evaluation_at_its_end_logs_one(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr[-3000:]
     assert "step     4  held-out  overall" in done.stdout
     assert "model: run (step 4 of 4)" in done.stdout
+
+
+def test_a_model_that_can_do_nothing_is_named_at_step_0(
+    tmp_path: Path, random_gpt2: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    random_gpt2.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    untaught = ["--model_name_or_path", "model", "--output_dir", "run"]
+    done = script("grpo.py", *SMALL, *untaught, cwd=tmp_path)
+    assert "step     0  warning  nothing_parses: 0% of the held-out answers parse" in done.stdout
+    assert "run sft first" in done.stdout
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:

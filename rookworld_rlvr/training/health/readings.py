@@ -113,6 +113,16 @@ def kl_share_low(history: History, bound: float) -> Reading | None:
     return compared(operator.lt, ["kl/share_of_loss"])(history, bound)
 
 
+def nothing_parses(history: History, bound: float) -> Reading | None:
+    """The task whose held-out answers parse most often."""
+    shares = [
+        value
+        for name, value in history.now.items()
+        if name.startswith("eval_") and name.endswith("/format") and math.isfinite(value)
+    ]
+    return Reading(max(shares), max(shares) <= bound) if shares else None
+
+
 def reward_failures(history: History, bound: float) -> Reading | None:
     """The reward function that misses the truth most often."""
     return _most(

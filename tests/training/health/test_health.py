@@ -87,6 +87,7 @@ def evaluation(environment: float, policy: float) -> Log:
         ("advantage_range", "health/advantage_range", 0.0, "0", "0.01", "temperature"),
         ("identical_completions", "health/identical_groups", 0.8, "80%", "75%", "temperature"),
         ("unreadable", "health/unreadable", 0.31, "31%", "20%", "temperature"),
+        ("nothing_parses", "eval_policy/format", 0.0, "0%", "1%", "model_name_or_path"),
         ("truncated", "completions/clipped_ratio", 0.5, "50%", "10%", "max_completion_length"),
         ("unscored", "health/unscored", 0.25, "25%", "1%", "rewards"),
         (
