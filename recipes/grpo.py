@@ -19,7 +19,7 @@ from trl import ModelConfig, get_peft_config
 
 from rookworld_rlvr.cli.checks import check_recipe
 from rookworld_rlvr.cli.dry_run import dry_run_text
-from rookworld_rlvr.cli.parser import StrictParser, resolved_yaml, run_cli
+from rookworld_rlvr.cli.parser import StrictParser, run_cli
 from rookworld_rlvr.common.files import write_json
 from rookworld_rlvr.common.machine import machine
 from rookworld_rlvr.data.loading import DataArguments, label_heldout, load_data, require_truth
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> None:
     if run_args.dry_run:
         data = load_data(data_args)
         truth = PolicyTruth.open(label_args, *data.policy_rows())
-        state.print(resolved_yaml(*arguments))
+        state.print(parser.resolved(*arguments))
         state.print(dry_run_text(data, training_args.rewards, truth))
         return
     checkpoint = resume_point(training_args.resume_from_checkpoint, output_dir)
@@ -113,7 +113,7 @@ def main(argv: Sequence[str]) -> None:
     ################
     keep = goes_on(output_dir, checkpoint)
     if state.is_main_process:
-        open_folder(output_dir, keep, resolved_yaml(*arguments), quarantine)
+        open_folder(output_dir, keep, parser.resolved(*arguments), quarantine)
         open_provenance(output_dir, data, truth, state.num_processes, checkpoint)
         if "wandb" in training_args.report_to:
             tags = [*data_args.tasks, Path(model_args.model_name_or_path or "new").name]

@@ -14,7 +14,7 @@ from accelerate import PartialState
 from trl import ModelConfig, SFTTrainer, get_peft_config
 
 from rookworld_rlvr.cli.checks import check_sft_recipe
-from rookworld_rlvr.cli.parser import StrictParser, resolved_yaml, run_cli
+from rookworld_rlvr.cli.parser import StrictParser, run_cli
 from rookworld_rlvr.data.loading import DataArguments, load_data
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import complete
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> None:
         data = load_data(data_args, quarantine if keep_bad_rows else None)
     state.print("\n".join(data.report.lines()))
     if run_args.dry_run:
-        state.print(resolved_yaml(*arguments))
+        state.print(parser.resolved(*arguments))
         return
     train_dataset = data.train.select_columns(["prompt", "completion"]).map(_end)
 
@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> None:
     ################
     keep = goes_on(output_dir, checkpoint)
     if state.is_main_process:
-        open_folder(output_dir, keep, resolved_yaml(*arguments), quarantine)
+        open_folder(output_dir, keep, parser.resolved(*arguments), quarantine)
         if "wandb" in sft_args.report_to:
             tags = [*data_args.tasks, Path(model_args.model_name_or_path or "new").name]
             print(configure_wandb(output_dir, keep, tags, parser.recipe))

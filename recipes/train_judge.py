@@ -15,7 +15,7 @@ from datasets import Dataset
 from trl import ModelConfig, RewardTrainer
 
 from rookworld_rlvr.cli.checks import check_judge_recipe
-from rookworld_rlvr.cli.parser import StrictParser, resolved_yaml, run_cli
+from rookworld_rlvr.cli.parser import StrictParser, run_cli
 from rookworld_rlvr.common.files import write_json
 from rookworld_rlvr.data.judge_pairs import JudgeDataArguments, make_pairs
 from rookworld_rlvr.data.loading import DataArguments, load_data
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> None:
     train = make_pairs(data.train.to_list(), judge_args.train_pairs, shares, gap, seed)
     heldout = make_pairs(data.heldout.to_list(), judge_args.heldout_pairs, shares, gap, seed)
     if run_args.dry_run:
-        state.print(resolved_yaml(*arguments))
+        state.print(parser.resolved(*arguments))
         state.print(pairs_text(train))
         return
 
@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> None:
     ################
     keep = goes_on(output_dir, checkpoint)
     if state.is_main_process:
-        open_folder(output_dir, keep, resolved_yaml(*arguments), quarantine)
+        open_folder(output_dir, keep, parser.resolved(*arguments), quarantine)
         if "wandb" in reward_args.report_to:
             tags = [*data_args.tasks, Path(model_args.model_name_or_path or "new").name]
             print(configure_wandb(output_dir, keep, tags, parser.recipe))

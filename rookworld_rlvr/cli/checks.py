@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
+from transformers import TrainingArguments
 from trl import ModelConfig
 
 from ..common.errors import EngineError
@@ -16,29 +18,32 @@ from ..data.prepare.arguments import PrepareArguments, PrepareLabelArguments
 from ..engine.pool import find_engine
 from ..engine.truth import LabelArguments
 from ..evaluation.registry import SUITE_HEADLINES
-from ..models.loading import check_model_name
+from ..models.loading import check_model_name, hub_faults
 from ..rewards.registry import tasks_of
 from ..tasks.registry import TASKS
+from ..training.config import RunArguments
+from ..training.run_folder import foreign_faults
 
 
 def check_sft_recipe(*groups: Any) -> list[str]:
     """Faults of a recipe for supervised fine-tuning that no dataclass sees alone."""
-    _, _, new_args, model_args, _ = groups
+    run_args, _, new_args, model_args, sft_args = groups
+    faults = check_output(sft_args)
     if model_args is None or new_args is None:
-        return []
+        return faults
     if new_args.new_model is None:
-        return check_model_arguments(model_args)
+        return faults + check_model_arguments(model_args, run_args)
     if model_args.model_name_or_path is not None:
-        return ["new_model and model_name_or_path exclude each other; leave one out"]
-    return []
+        faults.append("new_model and model_name_or_path exclude each other; leave one out")
+    return faults
 
 
 def check_judge_recipe(*groups: Any) -> list[str]:
     """Faults of a recipe for training a judge that no dataclass sees alone."""
-    _, data_args, judge_args, model_args, _ = groups
-    faults = []
+    run_args, data_args, judge_args, model_args, reward_args = groups
+    faults = check_output(reward_args)
     if model_args is not None:
-        faults += check_model_arguments(model_args)
+        faults += check_model_arguments(model_args, run_args)
         if model_args.use_peft:
             faults.append("use_peft: a judge's new score head is trained in full; leave it out")
     if judge_args is not None:
@@ -65,9 +70,21 @@ _NOT_OF_PAIRS = (
 )
 
 
-def check_model_arguments(args: ModelConfig) -> list[str]:
-    """Faults of a model's name and of how it is to be loaded, found without loading anything."""
-    faults = check_model_name(args.model_name_or_path)
+def check_output(args: TrainingArguments | None) -> list[str]:
+    """Whether the folder that a run is to write to is another's."""
+    return [] if args is None else foreign_faults(Path(args.output_dir))
+
+
+def check_model_arguments(args: ModelConfig, run_args: RunArguments | None) -> list[str]:
+    """Faults of a model's name and of how it is to be loaded; nothing is loaded.
+
+    Args:
+        args: The model's.
+        run_args: A dry run needs no Hub.
+    """
+    name, offline = args.model_name_or_path, run_args is not None and run_args.dry_run
+    faults = check_model_name(name)
+    faults += hub_faults(name, args.model_revision, offline) if name else []
     faults += [
         f"{key}: RookWorld models are trained without quantisation; leave it out"
         for key in ("load_in_8bit", "load_in_4bit")
@@ -82,8 +99,8 @@ def check_model_arguments(args: ModelConfig) -> list[str]:
 
 def check_recipe(*groups: Any) -> list[str]:
     """Faults of a recipe for GRPO that no dataclass sees alone."""
-    _, data_args, label_args, model_args, _, training_args, suite_args = groups
-    faults = []
+    run_args, data_args, label_args, model_args, _, training_args, suite_args = groups
+    faults = check_output(training_args)
     if suite_args is not None and training_args is not None:
         faults += [
             f"metric_for_best_model: {metric!r} is of a suite that `suites` leaves out; add it there"
@@ -91,7 +108,7 @@ def check_recipe(*groups: Any) -> list[str]:
             if metric == training_args.metric_for_best_model and name not in suite_args.suites
         ]
     if model_args is not None:
-        faults += check_model_arguments(model_args)
+        faults += check_model_arguments(model_args, run_args)
     if label_args is not None and data_args is not None:
         faults += check_labels(label_args, data_args.tasks)
     if data_args is not None and training_args is not None:

@@ -8,39 +8,30 @@ import gc
 import logging
 import os
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_type_hints
 
+import datasets
 import torch
+import transformers
 import yaml
+from huggingface_hub.utils.tqdm import disable_progress_bars
 from trl import TrlParser
 
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
 from ..common.settings import Bounds
 
-
-def resolved_yaml(*arguments: Any) -> str:
-    """Every key of the dataclasses that has a value, defaults included, as YAML."""
-    values = {
-        item.name: getattr(group, item.name)
-        for group in arguments
-        for item in dataclasses.fields(group)
-        if item.init and _is_plain(getattr(group, item.name))
-    }
-    return yaml.safe_dump(values, sort_keys=True, allow_unicode=True)
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    if isinstance(value, dict):
-        return all(map(_is_plain, value.values()))
-    return type(value) in (str, int, float, bool)
-
-
 EXIT_BAD_INPUT = 2
+
+
+EXIT_INTERRUPTED = 130
+
+
+_OF_A_CALL = ("dry_run", "resume_from_checkpoint")  # keys that no other run is to repeat
 
 
 # TRL 1.16 itself uses these deprecated names: there is nothing that a user could do about it.
@@ -86,7 +77,7 @@ class StrictParser(TrlParser):
 
         Raises:
             ConfigurationError: With every fault found: unknown keys, values of the wrong type, and
-                what the dataclasses' own checks say.
+                what the dataclasses' own checks say; of a recipe that cannot be read, with that alone.
         """
         faults: list[str] = []
         path, options = self._split(list(argv), faults)
@@ -104,6 +95,64 @@ class StrictParser(TrlParser):
             raise ConfigurationError(faults)
         return tuple(outputs)
 
+    def own_help(self) -> str:
+        """What ``--help`` says: this package's keys by what they are for; others are only counted."""
+        lines = [f"{self.prog} [--config RECIPE.yaml] [--key value ...]"]
+        known = self._actions_by_key
+        shown: set[str] = set()
+        for kind in self.dataclass_types:
+            for owner in reversed(kind.__mro__):
+                own = owner.__module__.partition(".")[0] not in ("trl", "transformers", "builtins")
+                keys = [key for key in vars(owner).get("__annotations__", ()) if key in known]
+                if not own or not keys or not shown.isdisjoint(keys):
+                    continue
+                lines += ["", textwrap.fill((owner.__doc__ or "").split("\n\n")[0], 100)]
+                for key in keys:
+                    lines += _help_of(known[key])
+                shown.update(keys)
+        more = len(known) - len(shown)
+        lines += (
+            ["", f"{more} more keys are those of TRL and transformers: --help_all"] if more else []
+        )
+        return "\n".join(lines)
+
+    def resolved(self, *arguments: Any) -> str:
+        """A recipe that gives the same run: what differs from the defaults, and the defaults below it.
+
+        What follows from other keys (a batch size from three others) is there as a comment: given
+        beside them, it would be a contradiction.
+
+        Args:
+            arguments: The instances that `parse_strictly` returned.
+        """
+        changed: dict[str, Any] = {}
+        default: dict[str, Any] = {}
+        derived: dict[str, Any] = {}
+        for group in arguments:
+            for item in dataclasses.fields(group):
+                value = _plain(getattr(group, item.name))
+                usual = _plain(_default(item))
+                if item.name in _OF_A_CALL:
+                    continue
+                if item.name in self.values:
+                    given = self.values[item.name]
+                    is_json = isinstance(given, str) and isinstance(value, dict | list)
+                    given = value if is_json and given.lstrip()[:1] in ("[", "{") else given
+                    (default if given == usual else changed)[item.name] = given
+                elif item.init and _is_plain(value):
+                    (default if value == usual else derived)[item.name] = value
+        return "\n".join(
+            [
+                "# What differs from the defaults.",
+                _dump(changed),
+                "# The defaults.",
+                _dump({key: value for key, value in default.items() if value is not None}),
+                "# What follows from the above.",
+                *(f"# {line}" for line in _dump(derived).splitlines()),
+                "",
+            ]
+        )
+
     def add_argument(self, *flags: str, bounds: Bounds | None = None, **options: Any) -> Any:
         """As argparse's; the values of keys that have bounds are left to `checks`, choices and all."""
         if bounds is not None:
@@ -120,8 +169,8 @@ class StrictParser(TrlParser):
         self, argv: list[str], faults: list[str]
     ) -> tuple[Path | None, list[tuple[str, list[str]]]]:
         """The recipe's path, and each option with the words behind it."""
-        if "-h" in argv or "--help" in argv:
-            self.print_help()
+        if {"-h", "--help", "--help_all"} & set(argv):
+            print(self.format_help() if "--help_all" in argv else self.own_help())
             raise SystemExit(0)
         options: list[tuple[str, list[str]]] = []
         for word in argv:
@@ -148,14 +197,13 @@ class StrictParser(TrlParser):
             content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
         except OSError as error:
             close = close_matches(str(path), map(str, path.parent.glob("*.yaml")))
-            faults.append(f"--config: cannot read {str(path)!r} ({error.strerror}){close}")
-            return {}
+            text = f"--config: cannot read {str(path)!r} ({error.strerror}){close}"
+            raise ConfigurationError([text]) from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            faults.append(f"--config: {path} is no YAML ({' '.join(str(error).split())})")
-            return {}
+            text = f"--config: {path} is no YAML ({' '.join(str(error).split())})"
+            raise ConfigurationError([text]) from error
         if not isinstance(content, dict):
-            faults.append(f"--config: {path} holds no mapping of keys to values")
-            return {}
+            raise ConfigurationError([f"--config: {path} holds no mapping of keys to values"])
         variables = content.pop("env", None) or {}
         if isinstance(variables, dict):
             for key, value in variables.items():
@@ -242,6 +290,39 @@ class StrictParser(TrlParser):
         return None
 
 
+def _help_of(action: argparse.Action) -> list[str]:
+    """A key, its default and what it does."""
+    default = "" if action.default in (None, argparse.SUPPRESS, []) else f" ({action.default})"
+    text = " ".join((action.help or "").replace("%%", "%").split())
+    body = textwrap.wrap(text, 96, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    choices = f" {action.metavar}" if isinstance(action.metavar, str) else ""
+    return [f"  --{action.dest}{choices}{default}", *body]
+
+
+def _default(item: dataclasses.Field[Any]) -> Any:
+    if item.default_factory is not dataclasses.MISSING:
+        return item.default_factory()
+    return item.default
+
+
+def _plain(value: Any) -> Any:
+    """A value as YAML has it."""
+    return value.value if isinstance(value, Enum) else value
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    return type(value) in (str, int, float, bool)
+
+
+def _dump(values: dict[str, Any]) -> str:
+    text: str = yaml.safe_dump(values, sort_keys=True, allow_unicode=True) if values else ""
+    return text
+
+
 def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
     """Run a script's `main`; bad input ends it with one message and exit code 2, no traceback."""
     if "LOCAL_RANK" in os.environ and not torch.accelerator.is_available():
@@ -250,15 +331,28 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
     for name in ("transformers.modeling_utils", "transformers.trainer"):
         logging.getLogger(name).addFilter(_is_no_false_alarm)
+    if not sys.stderr.isatty():  # bars would fill a log file with lines that overwrite each other
+        datasets.disable_progress_bars()
+        disable_progress_bars()
+        transformers.utils.logging.disable_progress_bar()
+    code: Any = 0
     try:
         main(sys.argv[1:])
     except RookWorldError as error:
-        if os.environ.get("RANK", "0") == "0":
-            print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
-        _close_process_group()
-        raise SystemExit(EXIT_BAD_INPUT) from None
+        code = _say(str(error), EXIT_BAD_INPUT)
+    except KeyboardInterrupt:
+        code = _say("interrupted", EXIT_INTERRUPTED)
+    except SystemExit as ended:
+        code = ended.code
     _close_process_group()
-    raise SystemExit(0)
+    raise SystemExit(code)
+
+
+def _say(text: str, code: int) -> int:
+    """Say on one process why a script ends."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"{Path(sys.argv[0]).name}: {text}", file=sys.stderr)
+    return code
 
 
 def _close_process_group() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import yaml
@@ -27,6 +29,36 @@ def check_writable(path: Path) -> None:
             path.unlink()
     except OSError as error:
         raise _unwritable(path, error) from error
+
+
+def folder_faults(folder: str, name: str) -> list[str]:
+    """What keeps a folder from being written to, found by trying; nothing is left behind.
+
+    Args:
+        folder: Made where it is not there, and taken away again.
+        name: The key that gave it.
+    """
+    path, made = Path(folder), []
+    if os.environ.get("RANK", "0") != "0":  # several processes would be in each other's way
+        return []
+    try:
+        for parent in (*reversed(path.parents), path):
+            if not parent.exists():
+                parent.mkdir()
+                made.append(parent)
+        TemporaryFile(dir=path).close()
+    except OSError as error:
+        return [unwritable(name, path, error)]
+    finally:
+        for parent in reversed(made):
+            parent.rmdir()
+    return []
+
+
+def unwritable(name: str, folder: Path, error: OSError) -> str:
+    """The sentence for a folder, given by a key, that cannot be written to."""
+    reason = error.strerror or error
+    return f"{name}: cannot write to {str(folder)!r} ({reason}); give another folder"
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -6,11 +6,12 @@ keys is written by hand, in `Checked.faults`.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from types import MappingProxyType, NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from .errors import ConfigurationError, close_matches, json_value
 
@@ -18,6 +19,9 @@ BOUNDS = "bounds"  # in a field's metadata, beside `help`
 
 
 _TOLERANCE = 1e-6  # of the sum of shares
+
+
+Kind = TypeVar("Kind")
 
 
 Check = Callable[[Any, str], list[str]]
@@ -75,6 +79,19 @@ def with_default(kind: type, name: str, default: Any) -> Any:
     """A field of another dataclass with another default; its documentation and bounds stay."""
     (inherited,) = (item for item in dataclasses.fields(kind) if item.name == name)
     return field(default=default, metadata=inherited.metadata)
+
+
+def bounded(**bounds: Bounds) -> Callable[[type[Kind]], type[Kind]]:
+    """Give fields that a dataclass inherits bounds; their defaults and documentation stay."""
+
+    def give(kind: type[Kind]) -> type[Kind]:
+        fields: dict[str, Any] = kind.__dict__["__dataclass_fields__"]
+        for name, found in bounds.items():
+            fields[name] = copy.copy(fields[name])
+            fields[name].metadata = MappingProxyType({**fields[name].metadata, BOUNDS: found})
+        return kind
+
+    return give
 
 
 class Checked:

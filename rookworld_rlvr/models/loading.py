@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -62,6 +64,33 @@ def _how_to_make(path: Path) -> str:
         f"; a recipe of that name makes it: accelerate launch recipes/{script}.py --config "
         f"recipes/{path.name}.yaml"
     )
+
+
+def hub_faults(name: str, revision: str, offline: bool) -> list[str]:
+    """Whether the Hub, or the copies of it on this machine, have a model; nothing is downloaded.
+
+    Args:
+        name: A Hub id; all else is passed over, see `check_model_name`.
+        revision: Of the repository.
+        offline: Whether it is no fault that the Hub cannot be asked.
+    """
+    if not is_hub_id(name) or check_model_name(name) or Path(name).exists():
+        return []
+    if isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
+        return []
+    try:
+        HfApi().model_info(name, revision=revision, timeout=10)
+    except HfHubHTTPError as error:
+        reason = f"the Hub does not give it at revision {revision!r}: {error}"
+    except Exception as error:  # of its HTTP library, whichever that is: the Hub cannot be asked
+        if offline:
+            return []
+        reason = f"not on this machine, and the Hub cannot be asked: {error}"
+    else:
+        return []
+    return [
+        f"model_name_or_path: {name!r}: {' '.join(reason.split())[:300]}; give another, or a folder"
+    ]
 
 
 def load_model(name: str, **kwargs: Any) -> PreTrainedModel:

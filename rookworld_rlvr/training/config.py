@@ -8,11 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from transformers import TrainingArguments
+from transformers.integrations import (
+    INTEGRATION_TO_CALLBACK,
+    get_available_reporting_integrations,
+)
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from trl import GRPOConfig, RewardConfig, SFTConfig
 
 from ..common.errors import ConfigurationError, close_matches
-from ..common.settings import Check, Checked, key_faults, record_faults, setting, with_default
+from ..common.files import folder_faults
+from ..common.settings import (
+    Bounds,
+    Check,
+    Checked,
+    bounded,
+    key_faults,
+    record_faults,
+    setting,
+    with_default,
+)
 from ..evaluation.registry import SUITE_HEADLINES
 from ..rewards.registry import check_reward_specs, known_rewards
 from ..tasks.metrics import training_metrics
@@ -81,9 +95,64 @@ def _must_be_true(otherwise: str) -> Check:
     return lambda value, name: [] if value else [f"{name}: {value!r} {otherwise}; leave it out"]
 
 
+def _steps_faults(value: int, name: str) -> list[str]:
+    if value == -1 or value >= 1:
+        return []
+    return [f"{name}: {value} is no number of steps; give at least 1, or -1 for num_train_epochs"]
+
+
+def _report_faults(value: Any, name: str) -> list[str]:
+    known = ["none", "all", *INTEGRATION_TO_CALLBACK]
+    here = ["none", "all", *get_available_reporting_integrations()]
+    faults = []
+    for given in [value] if isinstance(value, str) else value or ():
+        if given not in known:
+            faults.append(f"{name}: {given!r} is no dashboard{close_matches(given, known)}")
+        elif given not in here:
+            faults.append(f"{name}: {given} is not installed; pip install {given}, or give another")
+    return faults
+
+
+_TRAINING_BOUNDS = {
+    "adam_beta1": Bounds(least=0, below=1),
+    "adam_beta2": Bounds(least=0, below=1),
+    "adam_epsilon": Bounds(above=0),
+    "dataloader_num_workers": Bounds(least=0),
+    "eval_steps": Bounds(above=0),
+    "gradient_accumulation_steps": Bounds(least=1),
+    "learning_rate": Bounds(least=0),
+    "logging_steps": Bounds(above=0),
+    "max_grad_norm": Bounds(least=0),
+    "max_steps": Bounds(check=_steps_faults),
+    "num_train_epochs": Bounds(above=0),
+    "output_dir": Bounds(check=folder_faults),
+    "per_device_eval_batch_size": Bounds(least=1),
+    "per_device_train_batch_size": Bounds(least=1),
+    "report_to": Bounds(check=_report_faults),
+    "save_steps": Bounds(above=0),
+    "save_total_limit": Bounds(least=1),
+    "warmup_steps": Bounds(least=0),
+    "weight_decay": Bounds(least=0),
+}
+"""What transformers lets pass, and what then ends in a traceback or in a run that learns nothing."""
+
+
+_SAMPLING_BOUNDS = {
+    "beta": Bounds(least=0),
+    "epsilon": Bounds(least=0),
+    "max_completion_length": Bounds(least=1),
+    "num_generations_eval": Bounds(least=1),
+    "num_iterations": Bounds(least=1),
+    "repetition_penalty": Bounds(above=0),
+    "temperature": Bounds(above=0),
+    "top_k": Bounds(least=0),
+    "top_p": Bounds(above=0, most=1),
+}
+
+
 @dataclass
-class DashboardDefaults:
-    """Where all trainings log, and under which name."""
+class TrainingDefaults:
+    """Where all trainings log, and under which name; and that all faults are told at once."""
 
     report_to: None | str | list[str] = field(  # noqa: RUF036  (the parser takes the second)
         default="wandb",
@@ -94,10 +163,27 @@ class DashboardDefaults:
     project: str = with_default(TrainingArguments, "project", "rookworld-rlvr")
 
     def __post_init__(self) -> None:
-        super().__post_init__()  # type: ignore[misc]
+        faults = key_faults(self) + self.faults()
+        try:
+            super().__post_init__()  # type: ignore[misc]
+        except ValueError as error:
+            faults.append(" ".join(str(error).split()))
+        else:
+            faults += self.settled_faults()
+        if faults:
+            raise ConfigurationError(faults)
         self.run_name = self.run_name or Path(self.output_dir).name  # type: ignore[attr-defined, has-type]
 
+    def faults(self) -> list[str]:
+        """What no key shows alone, one sentence each."""
+        return []
 
+    def settled_faults(self) -> list[str]:
+        """What shows once TRL has settled batch sizes, one sentence each."""
+        return []
+
+
+@bounded(**_TRAINING_BOUNDS, **_SAMPLING_BOUNDS)
 @dataclass
 class RookWorldGRPOConfig(
     KLArguments,
@@ -108,7 +194,7 @@ class RookWorldGRPOConfig(
     PromptArguments,
     VarianceArguments,
     ValueArguments,
-    DashboardDefaults,
+    TrainingDefaults,
     GRPOConfig,
 ):
     """`trl.GRPOConfig` with RookWorld's defaults and the keys that TRL has none for.
@@ -175,18 +261,14 @@ class RookWorldGRPOConfig(
         default=0, metadata={"help": "Completions to print with each log; 0 for none."}
     )
 
-    def __post_init__(self) -> None:
-        faults = key_faults(self) + self._reward_faults() + self.kl_faults(self.beta)
-        faults += self.sampling_faults(self) + self.prompt_faults() + self.value_faults(self)
-        faults += self.shape_faults(self)
-        try:
-            super().__post_init__()
-        except ValueError as error:
-            faults.append(" ".join(str(error).split()))
-        else:  # TRL has settled batch sizes
-            faults += self.variance_faults(self, self.world_size)
-        if faults:
-            raise ConfigurationError(faults)
+    def faults(self) -> list[str]:
+        """What no key shows alone, one sentence each."""
+        faults = self._reward_faults() + self.kl_faults(self.beta) + self.sampling_faults(self)
+        return faults + self.prompt_faults() + self.value_faults(self) + self.shape_faults(self)
+
+    def settled_faults(self) -> list[str]:
+        """What shows once TRL has settled batch sizes, one sentence each."""
+        return self.variance_faults(self, self.world_size)
 
     def _reward_faults(self) -> list[str]:
         """Find the rewards' faults; without any, hand their weights to TRL."""
@@ -201,8 +283,9 @@ class RookWorldGRPOConfig(
         return faults
 
 
+@bounded(**_TRAINING_BOUNDS)
 @dataclass
-class RookWorldSFTConfig(DashboardDefaults, SFTConfig):
+class RookWorldSFTConfig(TrainingDefaults, SFTConfig):
     """`trl.SFTConfig` with RookWorld's defaults: loss on completions only."""
 
     completion_only_loss: bool | None = field(
@@ -210,8 +293,9 @@ class RookWorldSFTConfig(DashboardDefaults, SFTConfig):
     )
 
 
+@bounded(**_TRAINING_BOUNDS)
 @dataclass
-class RookWorldRewardConfig(DashboardDefaults, RewardConfig):
+class RookWorldRewardConfig(TrainingDefaults, RewardConfig):
     """`trl.RewardConfig` with RookWorld's defaults: no pair is left out for its length unasked."""
 
     max_length: int | None = field(

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, Trainer
 from transformers.trainer_utils import get_last_checkpoint
 
 from ..common.errors import RookWorldError
+from ..common.files import unwritable
 from ..common.machine import machine
 from ..common.stats import Proportion
 from ..data.loading import LoadedData
@@ -88,6 +89,20 @@ def goes_on(output_dir: Path, checkpoint: Path | None) -> bool:
     return checkpoint is not None and checkpoint.resolve().parent == output_dir.resolve()
 
 
+def foreign_faults(output_dir: Path) -> list[str]:
+    """Whether a folder holds what is no run."""
+    is_free = not output_dir.is_dir() or not any(output_dir.iterdir()) or _is_run(output_dir)
+    return [] if is_free else [_no_run(output_dir)]
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / RESOLVED_CONFIG).is_file()
+
+
+def _no_run(folder: Path) -> str:
+    return f"output_dir: {str(folder)!r} holds files that are no run of ours; give another folder"
+
+
 def open_folder(output_dir: Path, keep: bool, resolved: str, quarantine: Path) -> None:
     """Make the run's folder, and put what is known before training there.
 
@@ -110,17 +125,12 @@ def open_folder(output_dir: Path, keep: bool, resolved: str, quarantine: Path) -
         if quarantine.is_file():
             quarantine.replace(output_dir / "quarantine.jsonl")
     except OSError as error:
-        raise RookWorldError(
-            f"output_dir: cannot write to {str(output_dir)!r} ({error.strerror or error}); give "
-            "another folder"
-        ) from error
+        raise RookWorldError(unwritable("output_dir", output_dir, error)) from error
 
 
 def _move_aside(output_dir: Path) -> None:
-    if not (output_dir / RESOLVED_CONFIG).is_file():
-        raise RookWorldError(
-            f"output_dir: {str(output_dir)!r} holds files that are no run of ours; give another folder"
-        )
+    if not _is_run(output_dir):
+        raise RookWorldError(_no_run(output_dir))
     folder = output_dir.resolve()
     number = 1
     while (old := folder.with_name(f"{folder.name}.{number}")).exists():

@@ -1,11 +1,24 @@
-"""How a script ends."""
+"""What a script reads, what it says of its keys, and how it ends."""
 
 from __future__ import annotations
 
+import dataclasses
+import io
+import itertools
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from rookworld_rlvr.cli import parser
+from rookworld_rlvr.common.errors import ConfigurationError
+
+from ..conftest import RECIPES, recipe, script
 
 SCRIPT = """
 import sys
@@ -49,3 +62,130 @@ def test_a_script_leaves_no_thread_of_the_process_group_behind(how: str, code: i
     )
     assert done.returncode == code, done.stderr
     assert done.stdout.strip() == "False []"
+
+
+def test_ctrl_c_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def main(argv: object) -> None:
+        raise KeyboardInterrupt
+
+    said = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", said)
+    monkeypatch.setattr(sys, "argv", ["grpo.py"])
+    with pytest.raises(SystemExit) as ended:
+        parser.run_cli(main)
+    assert ended.value.code == 130
+    assert said.getvalue() == "grpo.py: interrupted\n"
+
+
+# --------------------------------------------------------------------------------------------------
+# Recipes
+# --------------------------------------------------------------------------------------------------
+SMALL = """
+    --max_steps 2 --per_device_train_batch_size 16 --heldout_rows 6 --max_completion_length 32
+    --eval_steps 2 --save_steps 2 --logging_steps 1 --report_to none --use_cpu --seed 3
+""".split()
+
+
+def test_a_yaml_that_cannot_be_read_is_the_only_fault(tmp_path: Path) -> None:
+    (tmp_path / "broken.yaml").write_text("rewards: [\nlearning_rate: -1\n")
+    done = script("grpo.py", "--config", "broken.yaml", "--max_steps", "0", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("grpo.py: 1 fault in the configuration:")
+    assert "broken.yaml is no YAML" in done.stderr
+
+
+def test_what_ends_in_a_traceback_is_refused_before_anything_all_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    words = "--learning_rate -1 --max_steps 0 --report_to wnb --temperature -1 --top_p 2"
+    paths = ["--model_name_or_path", "nowhere", "--output_dir", "file/run"]
+    for more in ([], ["--dry_run"]):
+        done = script("grpo.py", *words.split(), *paths, *more, cwd=tmp_path)
+        assert done.returncode == 2 and not done.stdout
+        faults = [line for line in done.stderr.splitlines() if line.startswith("  - ")]
+        keys = {fault.split()[1].rstrip(":") for fault in faults}
+        assert keys == {
+            "learning_rate",
+            "max_steps",
+            "report_to",
+            "temperature",
+            "top_p",
+            "model_name_or_path",
+            "output_dir",
+        }
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"], "nothing is left behind"
+
+
+def test_another_ones_folder_is_refused_before_the_data_are_read(tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("")
+    done = script("grpo.py", "--output_dir", "thesis", cwd=tmp_path)
+    assert done.returncode == 2 and not done.stdout
+    assert "holds files that are no run of ours" in done.stderr
+
+
+def test_a_resolved_configuration_is_a_recipe_that_gives_the_same_run(tmp_path: Path) -> None:
+    given = ["--rewards", '[{"name": "graduated", "weight": 2}]']
+    done = script("grpo.py", *SMALL, *given, "--output_dir", "first", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    resolved = tmp_path / "first" / "resolved_config.yaml"
+    changed, default, derived = re.split("^# .*\n", resolved.read_text(), flags=re.MULTILINE)[1:4]
+    assert yaml.safe_load(changed)["seed"] == 3
+    assert yaml.safe_load(changed)["rewards"] == [{"name": "graduated", "weight": 2}]
+    assert yaml.safe_load(default)["num_generations"] == 8
+    assert not derived and "# generation_batch_size: 16" in resolved.read_text()
+    again = ["--config", str(resolved), "--output_dir", "second"]
+    done = script("grpo.py", *again, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    weights, others = (
+        load_file(tmp_path / run / "model.safetensors") for run in ("first", "second")
+    )
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in RECIPES.glob("grpo_*.yaml")))
+def test_every_resolved_recipe_can_be_parsed(name: str, tmp_path: Path) -> None:
+    grpo = recipe("grpo")
+    found = parser.StrictParser(grpo.GROUPS, grpo.RECIPE)
+    words = ["--bf16", "false", "--output_dir", str(tmp_path / "run")]
+    arguments = found.parse_strictly(["--config", str(RECIPES / f"{name}.yaml"), *words])
+    (tmp_path / "resolved.yaml").write_text(found.resolved(*arguments))
+    again = parser.StrictParser(grpo.GROUPS, grpo.RECIPE)
+    same = again.parse_strictly(["--config", str(tmp_path / "resolved.yaml")])
+    for group, other in zip(arguments, same, strict=True):
+        for field in dataclasses.fields(group):
+            value = getattr(group, field.name)
+            if isinstance(value, str | int | float | list | dict | None):
+                assert getattr(other, field.name) == value, field.name
+
+
+def test_help_is_of_our_keys_and_all_of_it_is_described(capsys: pytest.CaptureFixture[str]) -> None:
+    grpo = recipe("grpo")
+    shown = {}
+    for flag in ("--help", "--help_all"):
+        with pytest.raises(SystemExit) as ended:
+            parser.StrictParser(grpo.GROUPS, grpo.RECIPE).parse_strictly([flag])
+        assert ended.value.code == 0
+        shown[flag] = capsys.readouterr().out
+    lines = shown["--help"].splitlines()
+    assert len(lines) < 300
+    assert "  --rewards" in lines and not [line for line in lines if "--adam_beta1" in line]
+    assert "--help_all" in lines[-1] and "--adam_beta1" in shown["--help_all"]
+    for line, following in itertools.pairwise(lines):
+        assert not line.startswith("  --") or following.startswith("      "), (
+            f"{line}: no word on it"
+        )
+
+
+def test_a_log_file_has_no_carriage_returns(tmp_path: Path) -> None:
+    words = [sys.executable, str(RECIPES / "grpo.py"), *SMALL, "--output_dir", "run"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert b"\r" not in done.stdout + done.stderr
+
+
+def test_an_unknown_recipe_names_those_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("seed: 1")
+    grpo = recipe("grpo")
+    found = parser.StrictParser(grpo.GROUPS, grpo.RECIPE)
+    with pytest.raises(ConfigurationError, match=r"mine\.yaml"):
+        found.parse_strictly(["--config", str(tmp_path / "mime.yaml")])

@@ -163,7 +163,7 @@ def test_help_shows_what_a_key_does_and_its_choices(capsys: pytest.CaptureFixtur
         StrictParser([Lamp]).parse_strictly(["--help"])
     assert caught.value.code == 0
     shown = " ".join(capsys.readouterr().out.split())
-    for words in ("{steady,blinking} How it shines.", "By how much, 100% is off. (default: 0.0)"):
+    for words in ("--mode {steady,blinking} (steady) How it shines.", "By how much, 100% is off."):
         assert words in shown
 
 
