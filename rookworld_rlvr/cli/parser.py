@@ -23,12 +23,18 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from trl import TrlParser
 
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
+from ..common.own import own_files
 from ..common.settings import Bounds
+from ..evaluation.registry import register_own_suite
+from ..tasks.registry import register_own
 
 EXIT_BAD_INPUT = 2
 
 
 EXIT_INTERRUPTED = 130
+
+
+_OWN = {"tasks_from": register_own, "suites_from": register_own_suite}
 
 
 _OF_A_CALL = ("dry_run", "resume_from_checkpoint")  # keys that no other run is to repeat
@@ -87,6 +93,7 @@ class StrictParser(TrlParser):
         for flag, tokens in options:
             self._read_option(flag, tokens, on_line, faults)
         values |= on_line
+        self._take_own(values, faults)
         outputs = [self._build(kind, values, faults) for kind in self.dataclass_types]
         self.values = values
         if check is not None:
@@ -147,6 +154,7 @@ class StrictParser(TrlParser):
                 _dump(changed),
                 "# The defaults.",
                 _dump({key: value for key, value in default.items() if value is not None}),
+                *(f"# sha256 of {path}: {digest}" for path, digest in own_files(changed).items()),
                 "# What follows from the above.",
                 *(f"# {line}" for line in _dump(derived).splitlines()),
                 "",
@@ -278,6 +286,15 @@ class StrictParser(TrlParser):
         if action.choices is not None and value not in action.choices:
             raise TypeError(f"{value!r} is none of {', '.join(map(str, action.choices))}")
         return value
+
+    def _take_own(self, values: dict[str, Any], faults: list[str]) -> None:
+        """Register what the user brings along, before other keys name it."""
+        for key, register in _OWN.items():
+            for name in values.get(key) or ():
+                try:
+                    register(name)
+                except ConfigurationError as error:
+                    faults += error.faults
 
     def _build(self, kind: type, values: dict[str, Any], faults: list[str]) -> Any:
         names = {item.name for item in dataclasses.fields(kind) if item.init}

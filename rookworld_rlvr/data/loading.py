@@ -101,6 +101,9 @@ class DataArguments(SourceArguments):
     tasks: list[str] = setting(
         default_tasks, "Keep rows of these tasks.", among=TASKS, of="task", filled=True
     )
+    tasks_from: list[str] = setting(
+        [], "Tasks of your own, path/to/file.py:Class each; name them in `tasks` too."
+    )
     environment_share: float | None = setting(
         None,
         "Share of environment rows in training, the rest policy rows: another spelling of task_shares.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
@@ -10,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from ..common.errors import ConfigurationError
+from ..common.errors import ConfigurationError, close_matches
+from ..common.own import load_own
 from ..common.settings import Checked, setting
 from ..data.loading import DataArguments, is_held_out
 from ..data.sources import Malformed, check_dataset_name, parse_rows
@@ -28,7 +30,7 @@ from .suites.puzzles import PuzzlesSuite
 from .suites.self_play import SelfPlaySuite
 from .suites.versus_stockfish import LEVELS, VersusStockfishSuite
 
-_ARGUMENTS: Mapping[type[Suite], tuple[str, ...]] = {
+_ARGUMENTS: dict[type[Suite], tuple[str, ...]] = {
     EnvironmentSuite: ("suite_rows", "suite_seed"),
     PolicySuite: ("suite_rows", "suite_seed", "policy_dataset_name"),
     FillInSuite: ("suite_rows", "suite_seed"),
@@ -41,13 +43,41 @@ _ARGUMENTS: Mapping[type[Suite], tuple[str, ...]] = {
 """The keys that each suite is made from, in the order in which it takes them."""
 
 
-SUITES: Mapping[str, type[Suite]] = {suite.name: suite for suite in _ARGUMENTS}
+SUITES: dict[str, type[Suite]] = {suite.name: suite for suite in _ARGUMENTS}
 
 
-SUITE_HEADLINES: Mapping[str, str] = {
+SUITE_HEADLINES: dict[str, str] = {
     name: f"suites/{name}/{suite.headline}" for name, suite in SUITES.items()
 }
 """Suite → name, in training, of the metric that says most; it may choose the best checkpoint."""
+
+
+def register_own_suite(name: str) -> None:
+    """Add a suite of the user's, named as ``path/to/file.py:Class``; once, however often it is named.
+
+    Its constructor takes keys of `SuiteArguments` by their names, and `engine_args`.
+
+    Raises:
+        ConfigurationError: It cannot be loaded, is no suite, or its name is taken.
+    """
+    kind = load_own(name, "suites_from")
+    if not isinstance(kind, type) or not issubclass(kind, Suite) or inspect.isabstract(kind):
+        raise ConfigurationError([f"suites_from: {name} is no whole subclass of suite.Suite"])
+    if kind in _ARGUMENTS:
+        return
+    if kind.name in SUITES:
+        raise ConfigurationError(
+            [f"suites_from: {name}: {kind.name!r} is the name of another suite"]
+        )
+    known = [*(item.name for item in fields(SuiteArguments)), "engine_args"]
+    keys = tuple(inspect.signature(kind).parameters)
+    if others := [key for key in keys if key not in known]:
+        raise ConfigurationError(
+            [f"suites_from: {name} takes {key!r}{close_matches(key, known)}" for key in others]
+        )
+    _ARGUMENTS[kind] = keys
+    SUITES[kind.name] = kind
+    SUITE_HEADLINES[kind.name] = f"suites/{kind.name}/{kind.headline}"
 
 
 def _file_faults(name: str, where: str) -> list[str]:
@@ -59,6 +89,9 @@ class SuiteArguments(Checked):
     """Which suites, and how much of each."""
 
     suites: list[str] = setting([], "Names of evaluation.suites.SUITES.", among=SUITES, of="suite")
+    suites_from: list[str] = setting(
+        [], "Suites of your own, path/to/file.py:Class each; name them in `suites` too."
+    )
     suite_rows: int = setting(500, "Prompts or positions of a suite.", least=1)
     suite_seed: int = setting(0, "What they follow from.")
     policy_dataset_name: str | None = setting(

@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import Any
 
 from ..common.errors import ConfigurationError, close_matches
+from ..common.own import is_own
 from ..engine.truth import PolicyTruth, policy_values
 from ..tasks.environment import ENVIRONMENT
 from ..tasks.policy import POLICY
@@ -21,8 +22,10 @@ from ..tasks.registry import TASKS, score_row, task_of
 from ..tasks.types import Score
 from . import composites
 from .judge_spec import is_judge, judge_faults, judge_spec
+from .own import own_faults, own_reward, own_tasks
 
-RewardFunc = Callable[..., list[float | None]]
+RewardFunc = Callable[..., Any]
+"""Takes keywords; gives a number or None a row, or, of a user's coroutine, promises that."""
 
 
 Spec = Mapping[str, Any]
@@ -70,7 +73,8 @@ def get_reward_funcs(specs: Sequence[Spec], truth: PolicyTruth | None = None) ->
     Args:
         specs: ``{"name": ..., "weight": ..., **options}`` each; the weight is for the trainer
             (`RookWorldGRPOConfig` hands it to TRL's `reward_weights`). One by the name of ``judge``
-            or ``judge_<suffix>`` is a frozen model, see `judge_spec.JudgeSpec`, and is loaded.
+            or ``judge_<suffix>`` is a frozen model, see `judge_spec.JudgeSpec`, and is loaded. One
+            with a colon in its name is the user's own, see `own.own_reward`.
         truth: Where the values of moves come from; None takes the column `action_values`.
 
     Raises:
@@ -91,6 +95,8 @@ def get_reward_funcs(specs: Sequence[Spec], truth: PolicyTruth | None = None) ->
 
 
 def _open(spec: Spec, truth: PolicyTruth) -> RewardFunc:
+    if is_own(spec["name"]):
+        return own_reward(spec)
     if not is_judge(spec["name"]):
         return _reward_func(spec, truth)
     from .judge import JudgeReward  # torch, which no other reward needs
@@ -108,7 +114,7 @@ def check_reward_specs(specs: Any) -> list[str]:
         if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
             faults.append(f"rewards: {spec!r} is no mapping with a name; write '- name: ...'")
             continue
-        names.append(spec["name"])
+        names.append(spec["name"].rpartition(":")[2])  # of a user's own: the dashboard's name
         faults += _check_reward_spec(spec)
     twice = sorted({name for name in names if names.count(name) > 1})
     return faults + [f"rewards: {name!r} stands twice; add up its weights" for name in twice]
@@ -117,13 +123,18 @@ def check_reward_specs(specs: Any) -> list[str]:
 def _check_reward_spec(spec: Spec) -> list[str]:
     name = spec["name"]
     rewards = known_rewards()
-    if name not in rewards and not is_judge(name):
+    if name not in rewards and not is_judge(name) and not is_own(name):
         known = (*rewards, "judge")
-        return [f"rewards: unknown reward {name!r}{close_matches(name, known)}"]
+        close = close_matches(name, known)
+        return [
+            f"rewards: unknown reward {name!r} (one of your own is path/to/file.py:name){close}"
+        ]
     faults = []
     weight = spec.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
         faults.append(f"rewards: weight {weight!r} of {name} is no finite number")
+    if is_own(name):
+        return faults + own_faults(spec)
     if is_judge(name):
         return faults + judge_faults(spec)
     for key, value in spec.items():
@@ -145,6 +156,8 @@ def tasks_of(specs: Sequence[Spec]) -> set[str]:
 
 def _tasks(spec: Spec) -> tuple[str, ...]:
     name = spec["name"]
+    if is_own(name):
+        return own_tasks(spec)
     return judge_spec(spec).tasks if is_judge(name) else known_rewards()[name].tasks
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+
 from ..common.errors import ConfigurationError
+from ..common.own import load_own
 from .environment import ENVIRONMENT
 from .fill_in import FILL_IN
 from .policy import POLICY
@@ -27,6 +30,22 @@ def register(task: Task) -> None:
                 [f"task {task.name!r}: name or prefix {task.prefix!r} is that of {other.name!r}"]
             )
     TASKS[task.name] = task
+
+
+def register_own(name: str) -> None:
+    """Add a task of the user's, named as ``path/to/file.py:Class``; once, however often it is named.
+
+    Raises:
+        ConfigurationError: It cannot be loaded, is no task, or its name or prefix is taken.
+    """
+    kind = load_own(name, "tasks_from")
+    if not isinstance(kind, type) or not issubclass(kind, Task):
+        raise ConfigurationError([f"tasks_from: {name} is no subclass of tasks.task.Task"])
+    if inspect.isabstract(kind):
+        missing = ", ".join(sorted(kind.__abstractmethods__))
+        raise ConfigurationError([f"tasks_from: {name} lacks {missing}, see tasks.task.Task"])
+    if not any(type(task) is kind for task in TASKS.values()):
+        register(kind())
 
 
 def task_of(text: str) -> str:

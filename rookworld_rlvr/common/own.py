@@ -1,0 +1,112 @@
+"""What users bring along in files of their own: rewards, tasks, suites.
+
+Named as ``path/to/file.py:name`` or ``package.module:name``. Nothing is looked for anywhere: code runs
+only where a recipe or a command line names it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import sys
+import traceback
+from collections.abc import Iterable, Mapping
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .errors import ConfigurationError, close_matches
+
+_FILE = re.compile(r"(.+\.py):\w+")
+
+
+def is_own(name: Any) -> bool:
+    """Whether a name is that of something of the user's.
+
+    >>> is_own("my_rewards.py:short"), is_own("policy_best_move")
+    (True, False)
+    """
+    return isinstance(name, str) and ":" in name
+
+
+def load_own(name: str, key: str) -> Any:
+    """What a file or module holds under a name.
+
+    Args:
+        name: See above.
+        key: The configuration's key that gave it.
+
+    Raises:
+        ConfigurationError: There is no such file, it cannot be run, or it has nothing of that name.
+    """
+    source, _, attribute = name.rpartition(":")
+    try:
+        module = _module(source)
+    except _NoFileError as error:
+        raise ConfigurationError([f"{key}: {error}"]) from None
+    except Exception as error:  # whatever a user's file raises when it is run
+        raise ConfigurationError([f"{key}: {source} cannot be run: {place_of(error)}"]) from error
+    if not hasattr(module, attribute):
+        names = [found for found in vars(module) if not found.startswith("_")]
+        close = close_matches(attribute, names)
+        raise ConfigurationError([f"{key}: {source} has no {attribute!r}{close}"])
+    return getattr(module, attribute)
+
+
+class _NoFileError(Exception):
+    pass
+
+
+def _module(source: str) -> ModuleType:
+    if not source.endswith(".py"):
+        return importlib.import_module(source)
+    path = Path(source)
+    if not path.is_file():
+        close = close_matches(source, map(str, path.parent.glob("*.py")))
+        raise _NoFileError(f"no file {source!r}{close}")
+    return _run_file(path.resolve(), path.read_bytes())
+
+
+@cache  # of the content too: a file that has changed is run again
+def _run_file(path: Path, content: bytes) -> ModuleType:
+    name = f"own_{path.stem}_{sha256(bytes(path) + content).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look themselves up there
+    if str(path.parent) not in sys.path:
+        sys.path.append(
+            str(path.parent)
+        )  # for its neighbours; behind all else, so it hides nothing
+    spec.loader.exec_module(module)
+    return module
+
+
+def place_of(error: BaseException) -> str:
+    """An error in one line, with the place that raised it.
+
+    >>> try:
+    ...     1 / 0
+    ... except ZeroDivisionError as error:
+    ...     print(place_of(error).split(" (")[0])
+    ZeroDivisionError: division by zero
+    """
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text} ({Path(frame.filename).name}, line {frame.lineno})"
+
+
+def own_files(values: Any) -> dict[str, str]:
+    """SHA-256 of every file that names among a configuration's values name, by path."""
+    if isinstance(values, str):
+        found = _FILE.fullmatch(values)
+        path = Path(found[1]) if found else None
+        return {str(path): sha256(path.read_bytes()).hexdigest()} if path and path.is_file() else {}
+    if isinstance(values, Mapping):
+        values = values.values()
+    if not isinstance(values, Iterable):
+        return {}
+    return {path: digest for value in values for path, digest in own_files(value).items()}

@@ -1,0 +1,114 @@
+"""Rewards of the user's own: functions in TRL's signature, in a file or module of theirs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from ..common.errors import ConfigurationError, RookWorldError, close_matches
+from ..common.own import load_own, place_of
+from ..tasks.registry import TASKS, task_of
+
+_GIVEN = ("prompts", "completions")  # by TRL, beside the columns of the data
+
+
+_OURS = ("name", "weight", "tasks")  # keys of a specification that are no options of the function
+
+
+Rewards = list[float | None]
+
+
+def own_tasks(spec: Mapping[str, Any]) -> tuple[str, ...]:
+    """The tasks that a reward of the user's judges: all, unless `tasks` names some."""
+    return tuple(spec.get("tasks") or TASKS)
+
+
+def own_faults(spec: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a reward of the user's, one sentence each; its file is run."""
+    name, tasks = spec["name"], spec.get("tasks")
+    try:
+        func = load_own(name, "rewards")
+    except ConfigurationError as error:
+        return error.faults
+    if not callable(func):
+        return [f"rewards: {name} is no function but {func!r}"]
+    if tasks is not None and (not isinstance(tasks, list) or not tasks):
+        return [f"rewards: tasks of {name} is {tasks!r}, no list of tasks"]
+    faults = [
+        f"rewards: {task!r} of {name} is no task{close_matches(str(task), TASKS)}"
+        for task in tasks or ()
+        if task not in TASKS
+    ]
+    try:
+        parameters = inspect.signature(func).parameters
+    except ValueError:  # of a function that is written in C
+        return faults
+    kinds = [parameter.kind for parameter in parameters.values()]
+    misses = [given for given in _GIVEN if given not in parameters]
+    if inspect.Parameter.VAR_KEYWORD not in kinds:
+        faults.append(
+            f"rewards: {name} takes {inspect.signature(func)}; TRL hands over all columns of the data, "
+            "so write def reward(prompts, completions, **columns)"
+        )
+    elif len(misses) == len(_GIVEN):
+        faults.append(f"rewards: {name} takes neither prompts nor completions; name one of them")
+    faults += [
+        f"rewards: {name} has no option {key!r}{close_matches(str(key), parameters)}"
+        for key in spec
+        if key not in _OURS and key not in parameters
+    ]
+    return faults
+
+
+def own_reward(spec: Mapping[str, Any]) -> Callable[..., Rewards | Awaitable[Rewards]]:
+    """A reward of the user's with its options, for rows of its tasks.
+
+    What it raises, and what is no list of numbers, becomes one message.
+
+    Args:
+        spec: ``{"name": ..., "weight": ..., "tasks": [...], **options}``.
+    """
+    func = load_own(spec["name"], "rewards")
+    options = {key: value for key, value in spec.items() if key not in _OURS}
+    asked = partial(func, **options) if options else func
+    tasks = own_tasks(spec)
+    name = spec["name"].rpartition(":")[2]
+
+    def checked(prompts: Sequence[str], rewards: Any) -> Rewards:
+        found = list(rewards) if isinstance(rewards, Sequence) else None
+        if found is None or len(found) != len(prompts):
+            said = "no list" if found is None else f"{len(found)} rewards"
+            raise RookWorldError(
+                f"the reward {name} gave {said} for {len(prompts)} completions; return one number or "
+                "None for each"
+            )
+        try:
+            numbers = [None if number is None else float(number) for number in found]
+        except (TypeError, ValueError) as error:
+            raise RookWorldError(f"the reward {name} gave what is no number: {error}") from error
+        mine = (task_of(prompt) in tasks for prompt in prompts)
+        return [number if its else None for number, its in zip(numbers, mine, strict=True)]
+
+    def failed(error: Exception) -> RookWorldError:
+        return RookWorldError(f"the reward {name} raised {place_of(error)}")
+
+    def reward(prompts: Sequence[str], **columns: Any) -> Rewards:
+        try:
+            rewards = asked(prompts=prompts, **columns)
+        except Exception as error:  # whatever a user's function raises
+            raise failed(error) from error
+        return checked(prompts, rewards)
+
+    async def reward_in_time(prompts: Sequence[str], **columns: Any) -> Rewards:
+        try:
+            rewards = await asked(prompts=prompts, **columns)
+        except Exception as error:
+            raise failed(error) from error
+        return checked(prompts, rewards)
+
+    found = reward_in_time if inspect.iscoroutinefunction(func) else reward
+    found.__name__ = name
+    found.__doc__ = f"Reward `{spec['name']}` of the user's own."
+    return found

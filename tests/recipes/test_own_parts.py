@@ -1,0 +1,249 @@
+"""Rewards, tasks and suites in files of the user's own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rookworld_rlvr.evaluation import registry as suites
+from rookworld_rlvr.rewards.registry import check_reward_specs, get_reward_funcs
+from rookworld_rlvr.tasks import rules
+from rookworld_rlvr.tasks.registry import TASKS
+
+from ..conftest import script
+
+SMALL = """
+    --max_steps 3 --per_device_train_batch_size 16 --heldout_rows 8 --max_completion_length 32
+    --eval_steps 3 --save_steps 3 --logging_steps 1 --report_to none --use_cpu --output_dir run
+""".split()
+ENVIRONMENT = "A: 8/8/8/8/8/4k3/8/4K3 w - - 0 1+e1d1+e1d1+"
+POLICY = "P: 8/8/8/8/8/4k3/8/4K3 w - - 0 1"
+
+REWARDS = '''
+def short(completions, length=20, **columns):
+    """1 for an answer of up to `length` characters."""
+    return [float(len(text) <= length) for text in completions]
+
+
+async def slow(prompts, completions, **columns):
+    return [0.5 for _ in prompts]
+
+
+def fussy(text):
+    return 1.0
+
+
+def broken(completions, **columns):
+    return [1 / 0 for _ in completions]
+
+
+def one(completions, **columns):
+    return [1.0]
+
+
+nothing = None
+'''
+
+TASK = '''
+from rookworld_rlvr.common.errors import NotationError
+from rookworld_rlvr.tasks import rules
+from rookworld_rlvr.tasks.task import Task
+from rookworld_rlvr.tasks.text import clean, parse_fen
+
+
+class Turn(Task):
+    """`T: FEN`, and whose move it is."""
+
+    name = "turn"
+    prefix = "T:"
+    ability = "tells whose move it is (`T:` prompts)"
+
+    def split(self, row):
+        fen, _, side = row.removeprefix(self.prefix).rpartition(" ")
+        return f"{self.prefix} {parse_fen(fen)}", f" {self.parse_answer('', side)}"
+
+    def parse_answer(self, prompt, completion):
+        if clean(completion) not in ("w", "b"):
+            raise NotationError("neither w nor b", completion)
+        return clean(completion)
+
+    def truth(self, prompt, values=None):
+        return f" {self.position(prompt).fen.split()[1]}"
+
+    def score(self, prompt, completion, values=None):
+        read = self.is_readable(prompt, completion)
+        right = read and self.parse_answer(prompt, completion) == clean(self.truth(prompt))
+        return {"format": float(read), "exact": float(right)}
+
+
+class Half(Task):
+    name, prefix, ability = "half", "H:", "nothing"
+'''
+
+SUITE = '''
+from rookworld_rlvr.evaluation.suite import Suite
+
+
+class Starts(Suite):
+    """Whether the first move is legal."""
+
+    name = "starts"
+    version = 1
+    metrics = {"readable": "share"}
+    headline = "readable"
+
+    def __init__(self, suite_rows, suite_seed):
+        start = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+        super().__init__({"start": start}, suite_seed)
+
+    def positions(self):
+        return dict(self.items)
+
+    def judged(self, model):
+        answers = model.answers([f"P: {fen:<88}" for fen in self.items.values()])
+        for item, answer in zip(self.items, answers):
+            yield item, {"readable": float(" M:" in answer)}, ()
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    for name, text in (("rewards", REWARDS), ("task", TASK), ("suite", SUITE)):
+        (tmp_path / f"my_{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    TASKS.pop("turn", None)
+    for kind in [kind for kind in suites._ARGUMENTS if kind.name == "starts"]:
+        del suites._ARGUMENTS[kind], suites.SUITES["starts"], suites.SUITE_HEADLINES["starts"]
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_reward_has_its_options_its_tasks_and_a_dashboard_s_name() -> None:
+    short, _, slow = get_reward_funcs(
+        [
+            {"name": "my_rewards.py:short", "length": 4},
+            {"name": "my_rewards.py:one"},
+            {"name": "my_rewards.py:slow", "tasks": ["policy"]},
+        ]
+    )
+    assert short.__name__ == "short"
+    assert short(prompts=[ENVIRONMENT] * 2, completions=["abc", "abcde"], fen=[1, 2]) == [1.0, 0.0]
+    found = slow(prompts=[ENVIRONMENT, POLICY], completions=["a", "b"])
+    with pytest.raises(StopIteration) as done:
+        found.send(None)
+    assert done.value.value == [None, 0.5]
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"name": "my_reward.py:short"}, "no file 'my_reward.py'; did you mean my_rewards.py"),
+        ({"name": "my_rewards.py:shrt"}, "my_rewards.py has no 'shrt'; did you mean short"),
+        ({"name": "no_such_module:short"}, "no_such_module cannot be run: ModuleNotFoundError"),
+        ({"name": "my_rewards.py:fussy"}, "my_rewards.py:fussy takes (text); TRL hands over all"),
+        ({"name": "my_rewards.py:nothing"}, "my_rewards.py:nothing is no function but None"),
+        ({"name": "my_rewards.py:short", "lenght": 3}, "no option 'lenght'; did you mean length"),
+        ({"name": "my_rewards.py:short", "tasks": ["polic"]}, "is no task; did you mean policy"),
+        ({"name": "short"}, "unknown reward 'short'"),
+    ],
+)
+def test_what_is_wrong_with_a_reward_is_one_sentence(spec: dict[str, str], said: str) -> None:
+    (fault,) = check_reward_specs([spec])
+    assert said in fault
+
+
+def test_a_file_that_cannot_be_run_is_named_with_its_line(folder: Path) -> None:
+    (folder / "my_rewards.py").write_text("import math\n\nsurely not Python\n")
+    (fault,) = check_reward_specs([{"name": "my_rewards.py:short"}])
+    assert "my_rewards.py cannot be run: SyntaxError" in fault
+
+
+def test_three_steps_with_a_reward_of_one_s_own(folder: Path) -> None:
+    rewards = [{"name": "my_rewards.py:short", "weight": 0.2}, {"name": "graduated"}]
+    done = script("grpo.py", *SMALL, "--rewards", json.dumps(rewards), cwd=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    history = json.loads((folder / "run" / "trainer_state.json").read_text())["log_history"]
+    assert sum("rewards/short/mean" in log for log in history) == 3
+    digest = hashlib.sha256((folder / "my_rewards.py").read_bytes()).hexdigest()
+    resolved = (folder / "run" / "resolved_config.yaml").read_text()
+    assert f"# sha256 of my_rewards.py: {digest}" in resolved
+    assert "name: my_rewards.py:short" in resolved
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "broken",
+            "the reward broken raised ZeroDivisionError: division by zero (my_rewards.py, line ",
+        ),
+        ("one", "the reward one gave 1 rewards for"),
+    ],
+)
+def test_a_reward_that_fails_ends_with_one_message(folder: Path, name: str, said: str) -> None:
+    rewards = json.dumps([{"name": f"my_rewards.py:{name}"}])
+    done = script("grpo.py", *SMALL, "--rewards", rewards, cwd=folder)
+    assert done.returncode == 2
+    assert said in done.stderr and "Traceback" not in done.stderr
+    if name == "broken":  # a single row shows nothing of the other
+        done = script("grpo.py", *SMALL, "--rewards", rewards, "--dry_run", cwd=folder)
+        assert done.returncode == 2 and said in done.stderr
+
+
+def test_three_steps_of_a_task_of_one_s_own(folder: Path) -> None:
+    fens = [
+        f"{'8/' * row}k1K5{'/8' * (7 - row)} {turn} - - 0 1" for row in range(8) for turn in "wb"
+    ]
+    lines = [f"T: {fen} {fen.split()[1]}" for fen in fens]
+    assert all(rules.board_of(fen) for fen in fens)
+    (folder / "rows.txt").write_text("\n".join(lines))
+    words = ["--tasks_from", "my_task.py:Turn", "--tasks", "turn", "--dataset_name", "rows.txt"]
+    more = ["--heldout_share", "0.4", "--rewards", '[{"name": "turn_exact"}]']
+    (folder / "recipe.yaml").write_text(
+        textwrap.dedent("""
+            model_name_or_path: rookworld-nano
+            tasks_from: [my_task.py:Turn]
+            bf16: false
+        """)
+    )
+    done = script("grpo.py", "--config", "recipe.yaml", *SMALL, *words, *more, cwd=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "turn/exact" in done.stdout
+    history = json.loads((folder / "run" / "trainer_state.json").read_text())["log_history"]
+    assert sum("rewards/turn_exact/mean" in log for log in history) == 3
+    assert sum("eval_turn/exact" in log for log in history) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--tasks_from", "my_task.py:Turm"], "my_task.py has no 'Turm'; did you mean Turn"),
+        (["--tasks_from", "my_task.py:Half"], "my_task.py:Half lacks parse_answer, score, split"),
+        (
+            ["--tasks_from", "my_task.py:rules"],
+            "my_task.py:rules is no subclass of tasks.task.Task",
+        ),
+        (
+            ["--suites_from", "my_task.py:Turn"],
+            "my_task.py:Turn is no whole subclass of suite.Suite",
+        ),
+    ],
+)
+def test_what_is_no_task_or_suite_is_refused(folder: Path, words: list[str], said: str) -> None:
+    done = script("grpo.py", *SMALL, *words, "--dry_run", cwd=folder)
+    assert done.returncode == 2
+    assert said in done.stderr and "1 fault" in done.stderr
+
+
+def test_a_suite_of_one_s_own_is_run(folder: Path) -> None:
+    words = ["--suites_from", "my_suite.py:Starts", "--suites", "starts", "--output_file", "r.json"]
+    done = script("evaluate.py", *words, cwd=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "starts" in done.stdout
+    assert '"readable"' in (folder / "r.json").read_text()
