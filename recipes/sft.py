@@ -15,7 +15,7 @@ from trl import ModelConfig, SFTTrainer, get_peft_config
 
 from rookworld_rlvr.cli.checks import check_sft_recipe
 from rookworld_rlvr.cli.parser import StrictParser, run_cli
-from rookworld_rlvr.data.loading import DataArguments, load_data
+from rookworld_rlvr.data.loading import DataArguments, load_data, require_answers
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import complete
 from rookworld_rlvr.models.gpt2 import new_model, train_tokenizer
@@ -56,6 +56,7 @@ def main(argv: Sequence[str]) -> None:
     with state.main_process_first():
         keep_bad_rows = state.is_main_process and not run_args.dry_run
         data = load_data(data_args, quarantine if keep_bad_rows else None)
+    require_answers(data)
     state.print("\n".join(data.report.lines()))
     if run_args.dry_run:
         state.print(parser.resolved(*arguments))

@@ -31,10 +31,23 @@ from ..tasks.types import ActionValue
 from .parquet import values_line
 from .planted_faults import plant_faults
 from .shares import left_out_faults
-from .sources import FEATURES, Malformed, Row, SourceArguments, dataset_file, parse_rows, quarantine
+from .sources import (
+    FEATURES,
+    Malformed,
+    Row,
+    SourceArguments,
+    check_dataset_name,
+    dataset_file,
+    parse_rows,
+    quarantine,
+)
 
 HELDOUT_SHARE = 0.1
 """Of positions; the evaluation suites' test positions lie in this share."""
+
+
+FEWEST_HELDOUT = 100
+"""Rows of a task, below which a 95% interval is wider than twenty points."""
 
 
 def default_tasks() -> list[str]:
@@ -53,6 +66,7 @@ class DataReport:
     heldout: Counter[str] = field(default_factory=Counter)  # rows by task
     left_out: Counter[str] = field(default_factory=Counter)  # by a task that is not trained
     overlap: int = 0  # positions in both splits; 0, or loading has failed
+    shared: int = 0  # rows left out of training, as eval_dataset_name holds their positions
     unlabelled: int = 0  # policy rows without action values
     values: str = ""  # who valued the moves, where the data set says so
 
@@ -70,8 +84,19 @@ class DataReport:
             *(f"{task} rows left out by `tasks` {n:>8}" for task, n in self.left_out.items()),
             f"duplicates dropped    {self.duplicates:>8}",
             f"train/held-out overlap{self.overlap:>8} positions",
+            *(
+                [f"left out of training for eval_dataset_name {self.shared:>6}"]
+                if self.shared
+                else []
+            ),
             f"policy rows without action_values{self.unlabelled:>6}",
             *([f"action_values: {self.values}"] if self.values else []),
+            *(
+                f"warning: only {rows} held-out {task} rows decide which checkpoint is kept, so chance "
+                "does too: raise heldout_rows or heldout_share, or give eval_dataset_name"
+                for task, rows in self.heldout.items()
+                if 0 < rows < FEWEST_HELDOUT
+            ),
         ]
 
 
@@ -106,7 +131,8 @@ class DataArguments(SourceArguments):
     )
     environment_share: float | None = setting(
         None,
-        "Share of environment rows in training, the rest policy rows: another spelling of task_shares.",
+        "Share of environment rows in training, the rest policy rows: another spelling of task_shares. "
+        "Where one of the two is trained alone, it has no meaning.",
         least=0,
         most=1,
     )
@@ -118,7 +144,15 @@ class DataArguments(SourceArguments):
         of="task",
     )
     heldout_share: float = setting(
-        HELDOUT_SHARE, "Share of positions held out, by a hash of the position.", least=0, most=1
+        HELDOUT_SHARE,
+        "Share of positions held out, by a hash of the position: not trained on, whatever measures.",
+        least=0,
+        most=1,
+    )
+    eval_dataset_name: str = setting(
+        "",
+        "A held-out set of its own, read like dataset_name; its positions are left out of training.",
+        check=check_dataset_name,
     )
     heldout_rows: int = setting(
         200, "Most held-out rows a task that are kept for evaluation.", least=1
@@ -161,7 +195,7 @@ class DataArguments(SourceArguments):
     def training_shares(self) -> dict[str, float] | None:
         """Share of each task in training, those above 0; None leaves the data's own."""
         shares: Any = self.task_shares
-        if self.environment_share is not None:
+        if self.environment_share is not None and len(self.tasks) > 1:
             share = self.environment_share
             shares = {ENVIRONMENT.name: share, POLICY.name: 1 - share}
         return shares and {task: shares[task] for task in TASKS if shares.get(task)}
@@ -181,25 +215,26 @@ def load_data(args: DataArguments, quarantine_file: Path | None = None) -> Loade
         RookWorldError: The data cannot be read, too much of it is malformed, or nothing is left.
     """
     report = DataReport(values=values_line(dataset_file(args.dataset_name)))
-    parsed = list(parse_rows(args.raw_rows()))
-    malformed = [row for row in parsed if isinstance(row, Malformed)]
-    report.read = len(parsed)
-    report.quarantined.update(row.reason for row in malformed)
-    quarantine(malformed, len(parsed), args, quarantine_file)
-    rows = [row for row in parsed if not isinstance(row, Malformed)]
+    rows = _read(args, args.raw_rows(), report, quarantine_file)
     rows += args.made_rows()
+    chosen = _chosen_heldout(args, report, quarantine_file)
 
     report.left_out.update(row["task"] for row in rows if row["task"] not in args.tasks)
     rows = [row for row in rows if row["task"] in args.tasks]
     unique = _deduplicate(rows)
     report.duplicates = len(rows) - len(unique)
     report.unlabelled = sum(
-        TASKS[row["task"]].needs_values and row["action_values"] is None for row in unique
+        TASKS[row["task"]].needs_values and row["action_values"] is None
+        for row in [*unique, *(chosen or ())]
     )
     train: list[Row] = []
     heldout: list[Row] = []
     for row in unique:
         (heldout if is_held_out(row["fen"], args.heldout_share) else train).append(row)
+    if chosen is not None:
+        tested, heldout = _positions(chosen), chosen
+        kept = [row for row in train if rules.position_key(row["fen"]) not in tested]
+        report.shared, train = len(train) - len(kept), kept
     places = defaultdict[str, Iterator[int]](count)  # among the rows of its task, from 0
     heldout = [row for row in heldout if next(places[row["task"]]) < args.heldout_rows]
     report.train.update(row["task"] for row in train)
@@ -218,6 +253,45 @@ def load_data(args: DataArguments, quarantine_file: Path | None = None) -> Loade
             )
     train = plant_faults(train, args.en_passant_fault_share, args.black_best_move_fault_share)
     return LoadedData(_dataset(train), _dataset(heldout), report)
+
+
+def _read(
+    args: DataArguments, raws: Iterable[Row], report: DataReport, quarantine_file: Path | None
+) -> list[Row]:
+    """The parsed rows of raw ones; malformed ones are counted, and kept in a file."""
+    parsed = list(parse_rows(raws, tasks=args.tasks))
+    malformed = [row for row in parsed if isinstance(row, Malformed)]
+    report.read += len(parsed)
+    report.quarantined.update(row.reason for row in malformed)
+    quarantine(malformed, len(parsed), args, quarantine_file)
+    return [row for row in parsed if not isinstance(row, Malformed)]
+
+
+def _chosen_heldout(
+    args: DataArguments, report: DataReport, quarantine_file: Path | None
+) -> list[Row] | None:
+    """The rows of `eval_dataset_name`; None where there is none."""
+    if not args.eval_dataset_name:
+        return None
+    own = replace(args, dataset_name=args.eval_dataset_name, max_rows=None)
+    file = quarantine_file and quarantine_file.with_suffix(".heldout.jsonl")
+    rows = _read(own, own.raw_rows(), report, file)
+    return _deduplicate([row for row in rows if row["task"] in args.tasks])
+
+
+def require_answers(data: LoadedData) -> None:
+    """Refuse rows that supervised training could learn nothing from: prompts without an answer.
+
+    Raises:
+        RookWorldError: There are some.
+    """
+    without = Counter(row["task"] for row in data.train if not row["completion"].strip())
+    if without:
+        counts = " and ".join(f"{count} {task}" for task, count in without.items())
+        raise RookWorldError(
+            f"{counts} rows are prompts without an answer, which supervised training cannot learn "
+            "from: label them first (recipes/prepare_data.py), or leave their task out of `tasks`"
+        )
 
 
 def require_truth(data: LoadedData, tasks: Sequence[str], labels: str = "stored") -> None:

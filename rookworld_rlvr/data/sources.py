@@ -3,7 +3,8 @@
 A parsed row has the columns
 
 - `task`: ``environment``, ``policy``, ``fill_in`` or another of `tasks.registry`;
-- `prompt`, `completion`: text as `notation` writes it; the completion is the data's, not the truth;
+- `prompt`, `completion`: text as `notation` writes it; the completion is the data's, not the truth,
+  but for prompts alone, whose completion is the truth, empty where that is not known;
 - `fen`, `action`, `history`: the prompt's fields; action and history are empty for policy rows, and
   nothing is masked in those of fill-in rows;
 - `action_values`: list of ``{"move": UCI, "cp": centipawns from the side to move}``, best first, one
@@ -31,8 +32,10 @@ from ..common.errors import IllegalPositionError, NotationError, RookWorldError,
 from ..common.files import asset_path, is_hub_id
 from ..common.settings import Checked, key_faults, setting
 from ..tasks import rules
-from ..tasks.registry import TASKS, split_row
-from . import synthesis
+from ..tasks.registry import TASKS, split_row, task_of
+from ..tasks.scoring import values_by_move
+from ..tasks.text import clean
+from . import positions, synthesis
 from .synthesis import FIELD_SHARES, KIND_SHARES
 
 PACKAGED_DATA = {
@@ -42,7 +45,19 @@ PACKAGED_DATA = {
 }
 
 
-_FILE_LOADERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
+_FILE_LOADERS = {
+    ".jsonl": "json",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".txt": "text",
+    ".fen": "text",
+    ".epd": "text",
+    ".pgn": "",  # python-chess reads it
+}
+
+
+_COLUMNS = ("text", "prompt", "fen", "fault")  # what makes a raw row; the last of a broken game
 
 
 FEATURES = Features(
@@ -102,8 +117,14 @@ class SourceArguments(Checked):
 
     dataset_name: str = setting(
         "rookworld-nano-openings",
-        "The packaged set, a Hub id, or a JSONL, Parquet or text file of RookWorld lines.",
+        "The packaged set, a Hub id, or a file: JSONL, Parquet, CSV or text with RookWorld lines, "
+        "prompts alone, FENs or EPDs, or a PGN. `tasks` says what is asked of positions.",
         check=check_dataset_name,
+    )
+    text_column: str = setting(
+        "text",
+        "The column that holds the lines; FENs may stand in a column fen instead.",
+        filled=True,
     )
     dataset_split: str = setting("train", "Split of a Hub data set.")
     max_rows: int | None = setting(
@@ -153,7 +174,8 @@ class SourceArguments(Checked):
 
     def raw_rows(self) -> Iterator[Row]:
         """The data set's rows, see `raw_rows`."""
-        return raw_rows(self.dataset_name, self.dataset_split, self.max_rows)
+        name, split, column = self.dataset_name, self.dataset_split, self.text_column
+        return raw_rows(name, split, self.max_rows, column)
 
     def made_rows(self, is_wanted: Callable[[str], bool] = lambda fen: True) -> Iterator[Row]:
         """The synthetic rows of wanted positions: environment rows, then fill-in rows."""
@@ -182,20 +204,37 @@ def dataset_file(name: str) -> Path | None:
     return Path(name) if Path(name).suffix in _FILE_LOADERS else None
 
 
-def raw_rows(name: str, split: str = "train", max_rows: int | None = None) -> Iterator[Row]:
-    """The rows of a data set as they stand.
+def raw_rows(
+    name: str, split: str = "train", max_rows: int | None = None, text_column: str = "text"
+) -> Iterator[Row]:
+    """The rows of a data set as they stand, their lines under `text`.
 
     Args:
         name: See `check_dataset_name`.
         split: Of a Hub data set.
         max_rows: So many rows at most; a Hub data set is then streamed.
+        text_column: What the data set calls its lines.
 
     Raises:
-        RookWorldError: The data set cannot be read.
+        RookWorldError: The data set cannot be read, or has no column to read.
     """
-    if name:
-        with _loading(name):
-            yield from islice(_open_dataset(name, split, max_rows is not None), max_rows)
+    if not name:
+        return
+    with _loading(name):
+        rows = islice(_open_dataset(name, split, max_rows is not None), max_rows)
+        for number, row in enumerate(rows):
+            if not number:
+                _check_columns(name, row, text_column)
+            yield row if text_column == "text" else {**row, "text": row.get(text_column)}
+
+
+def _check_columns(name: str, row: Mapping[str, Any], text_column: str) -> None:
+    if text_column in row or (text_column == "text" and not row.keys().isdisjoint(_COLUMNS)):
+        return
+    raise RookWorldError(
+        f"no column {text_column!r} in {name!r}; found: {', '.join(row)}. Name the column of the "
+        "lines in text_column, or give columns prompt and completion, or fen"
+    )
 
 
 def raw_dataset(name: str, split: str = "train", max_rows: int | None = None) -> Dataset:
@@ -227,22 +266,35 @@ def _open_dataset(name: str, split: str, streaming: bool) -> Any:
     file = dataset_file(name)
     if file is None:
         return datasets.load_dataset(name, split=split, streaming=streaming)
+    if file.suffix == ".pgn":
+        rows = positions.pgn_positions(file)
+        return rows if streaming else Dataset.from_list(list(rows))
     return datasets.load_dataset(_FILE_LOADERS[file.suffix], data_files=str(file), split="train")
 
 
 # --------------------------------------------------------------------------------------------------
 # Parsing
 # --------------------------------------------------------------------------------------------------
-def parse_rows(raws: Iterable[Mapping[str, Any]], first: int = 0) -> Iterator[Row | Malformed]:
+def parse_rows(
+    raws: Iterable[Mapping[str, Any]], first: int = 0, tasks: Sequence[str] = ()
+) -> Iterator[Row | Malformed]:
     """Each raw row as a parsed row, or as what is wrong with it; empty lines are left out.
 
     Args:
         raws: See `parse_raw`.
         first: Number of the first in its data set.
+        tasks: What is asked of positions, see `positions.asked_of`; without any they are malformed.
     """
     for number, raw in enumerate(raws, first):
-        if raw.get("text") != "":
-            yield parse_row(number, raw)
+        if raw.get("text") == "":
+            continue
+        try:
+            asked = positions.asked_of(raw, tasks) if tasks else [raw]
+        except (NotationError, IllegalPositionError) as error:
+            yield _malformed(number, raw, error)
+            continue
+        for row in asked:
+            yield parse_row(number, row)
 
 
 def parse_row(number: int, raw: Mapping[str, Any]) -> Row | Malformed:
@@ -255,17 +307,21 @@ def parse_row(number: int, raw: Mapping[str, Any]) -> Row | Malformed:
     try:
         return parse_raw(raw)
     except (NotationError, IllegalPositionError) as error:
-        reason = getattr(error, "reason", "not a legal chess position")
-        text = {key: raw[key] for key in ("text", "prompt", "completion") if key in raw}
-        return Malformed(number, reason, str(error), text)
+        return _malformed(number, raw, error)
+
+
+def _malformed(number: int, raw: Mapping[str, Any], error: Exception) -> Malformed:
+    reason = getattr(error, "reason", "not a legal chess position")
+    text = {key: raw[key] for key in ("text", "prompt", "completion", "fen", "fault") if key in raw}
+    return Malformed(number, reason, str(error), text)
 
 
 def parse_raw(raw: Mapping[str, Any]) -> Row:
     """One row of the columns described above from one raw row.
 
     Args:
-        raw: Column `text` (a RookWorld line), or `prompt` and `completion`; `action_values` may
-            come along.
+        raw: Column `text` (a RookWorld line or a prompt alone), or `prompt` and perhaps `completion`;
+            `action_values` may come along.
 
     Raises:
         NotationError: Malformed text, a policy prompt without a legal move, action values that do not
@@ -278,12 +334,28 @@ def parse_raw(raw: Mapping[str, Any]) -> Row:
         text = f"{raw.get('prompt') or ''} {raw.get('completion') or ''}"
     if not isinstance(text, str):
         raise NotationError("the column holds no text", str(text))
-    task, prompt, completion = split_row(text)
+    values = raw.get("action_values") if TASKS[task_of(text)].needs_values else None
+    try:
+        task, prompt, completion = split_row(text)
+    except NotationError:
+        if (found := _prompt_alone(text, values)) is None:
+            raise
+        task, prompt, completion = found
     position = TASKS[task].check(prompt, completion)
-    values = raw.get("action_values") if TASKS[task].needs_values else None
     if values is not None:
         values = _checked_values(position.fen, values)
     return TASKS[task].row(prompt, completion, position, values)
+
+
+def _prompt_alone(text: str, values: Any) -> tuple[str, str, str] | None:
+    """Task, prompt, and the truth as far as it is known, of what is a prompt and no more."""
+    task = TASKS[task_of(text)]
+    try:
+        prompt = task.read_prompt(clean(text))
+        known = values_by_move(values) if values else None
+        return task.name, prompt, task.truth(prompt, known) or ""
+    except (NotationError, KeyError, TypeError):  # the last two: of values that are checked later
+        return None
 
 
 def _checked_values(fen: str, values: Any) -> list[dict[str, Any]]:

@@ -226,7 +226,7 @@ def _data_arguments(name: str) -> DataArguments:
 
 
 def _trained_positions(args: DataArguments) -> Iterator[str]:
-    for row in chain(parse_rows(args.raw_rows()), args.made_rows()):
+    for row in chain(parse_rows(args.raw_rows(), tasks=args.tasks), args.made_rows()):
         if isinstance(row, Malformed) or row["task"] not in args.tasks:
             continue
         if not is_held_out(row["fen"], args.heldout_share):

@@ -207,6 +207,14 @@ class EnvironmentTask(Task):
         """See `Task`."""
         return parse_environment_prompt(prompt)
 
+    def ask(self, position: EnvironmentPrompt) -> str | None:
+        """See `Task`; nothing, where there is no move to make."""
+        return write_environment_prompt(position) if position.action else None
+
+    def read_prompt(self, text: str) -> str:
+        """See `Task`."""
+        return write_environment_prompt(parse_environment_prompt(text))
+
     def score(self, prompt: str, completion: str, values: Values | None = None) -> Score | None:
         """See `Task`."""
         asked = _judged_prompt(prompt)

@@ -143,6 +143,13 @@ class FillInTask(Task):
         record = parse_fill_in_prompt(prompt)
         return fill_in_truth.filled(record, fill_in_truth.truth(record)[0])[0]
 
+    def ask(self, position: EnvironmentPrompt) -> None:
+        """Nothing: what is hidden is drawn by `data.synthesis`, see `synthetic_fill_in_rows`."""
+
+    def read_prompt(self, text: str) -> str:
+        """See `Task`."""
+        return write_fill_in_prompt(parse_fill_in_prompt(text))
+
     def check(self, prompt: str, completion: str) -> EnvironmentPrompt:
         """See `Task`; the mask is filled in with the row's answer, which has to fit."""
         record = parse_fill_in_prompt(prompt)

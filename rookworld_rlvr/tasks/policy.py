@@ -267,6 +267,16 @@ class PolicyTask(Task):
         """See `Task`."""
         return parse_policy_answer(completion)
 
+    def ask(self, position: EnvironmentPrompt) -> str | None:
+        """See `Task`; nothing, where there is no move to choose."""
+        if not rules.legal_moves(position.fen):
+            return None
+        return write_policy_prompt(PolicyPrompt(position.fen))
+
+    def read_prompt(self, text: str) -> str:
+        """See `Task`."""
+        return write_policy_prompt(parse_policy_prompt(text))
+
     def check(self, prompt: str, completion: str) -> EnvironmentPrompt:
         """See `Task`."""
         position = self.position(prompt)

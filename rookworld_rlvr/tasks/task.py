@@ -121,6 +121,21 @@ class Task(ABC):
         """
         return EnvironmentPrompt(parse_fen(clean(prompt).removeprefix(self.prefix)))
 
+    def ask(self, position: EnvironmentPrompt) -> str | None:
+        """The task's prompt about a position, with a legal move (empty where there is none) and history.
+
+        None where the task cannot ask anything of it.
+        """
+        return f"{self.prefix} {position.fen}"
+
+    def read_prompt(self, text: str) -> str:
+        """A prompt alone, as this package writes it.
+
+        Raises:
+            NotationError: It is malformed, or more than a prompt.
+        """
+        return self.ask(self.position(text)) or text
+
     def check(self, prompt: str, completion: str) -> EnvironmentPrompt:
         """What a row is about; the row is refused where its prompt is none that could be judged.
 

@@ -609,7 +609,7 @@ def test_a_missing_file_is_a_fault_with_the_close_names_of_its_folder(tmp_path: 
 
 
 def test_a_file_of_an_unknown_kind_is_a_fault(tmp_path: Path) -> None:
-    (fault,) = check_dataset_name(text_file(tmp_path / "rows.csv", ["text"]))
+    (fault,) = check_dataset_name(text_file(tmp_path / "rows.tsv", ["text"]))
     assert "ends in none of" in fault
     assert ".jsonl" in fault
 

@@ -1,0 +1,181 @@
+"""Data sets of the user's own: prompts alone, FENs, EPDs, games, other columns, a held-out set."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import chess
+import chess.pgn
+import pytest
+
+from rookworld_rlvr.common.errors import NotationError, RookWorldError
+from rookworld_rlvr.data.loading import DataArguments, load_data, require_answers
+from rookworld_rlvr.data.positions import fen_of, pgn_positions
+from rookworld_rlvr.data.sources import parse_raw
+from rookworld_rlvr.data.synthesis import environment_prompts, environment_row, opening_positions
+from rookworld_rlvr.tasks.registry import score_row
+
+from ..conftest import script
+
+SMALL = """
+    --max_steps 3 --per_device_train_batch_size 16 --max_completion_length 32 --tasks environment
+    --eval_steps 3 --save_steps 3 --logging_steps 1 --report_to none --use_cpu --output_dir run
+    --rewards [{"name":"environment_exact"},{"name":"environment_format"}] --heldout_share 0.3
+""".split()
+GAMES = """[Event "Scholar"]
+
+1. e4 e5 2. Bc4 Nc6 3. Qh5 (3. Qf3 d6) 3... Nf6 {oh} 4. Qxf7# 1-0
+
+[Event "Broken"]
+
+1. e4 e5 2. Ke3 *
+
+[Variant "Atomic"]
+
+1. e4 *
+"""
+
+
+def prompts(count: int) -> list[str]:
+    return [environment_row(asked)["prompt"] for asked in islice(environment_prompts(0), count)]
+
+
+def jsonl(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def write(folder: Path, form: str) -> str:
+    """Sixty questions in a form."""
+    fens = list(islice(opening_positions(1, 12), 60))
+    path = folder / f"data.{form}"
+    if form == "jsonl":
+        return jsonl(path, [{"prompt": prompt} for prompt in prompts(60)])
+    if form == "txt":
+        path.write_text("\n".join(prompts(60)))
+    elif form == "fen":
+        path.write_text("\n".join(fens))
+    elif form == "epd":
+        path.write_text(
+            "\n".join(f"{chess.Board(fen).epd()} id {n};" for n, fen in enumerate(fens))
+        )
+    elif form == "csv":
+        path.write_text("\n".join(["fen,who", *(f"{fen},me" for fen in fens)]))
+    else:
+        games: list[str] = []
+        for _ in range(12):
+            board, game = chess.Board(), chess.pgn.Game()
+            node: Any = game
+            for number in range(6):
+                move = list(board.legal_moves)[(number + len(games)) % board.legal_moves.count()]
+                board.push(move)
+                node = node.add_variation(move)
+            games.append(str(game))
+        path.write_text("\n\n".join(games))
+    return str(path)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "txt", "fen", "epd", "csv", "pgn"])
+def test_it_trains_three_steps(form: str, tmp_path: Path) -> None:
+    done = script("grpo.py", *SMALL, "--dataset_name", write(tmp_path, form), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    history = json.loads((tmp_path / "run" / "trainer_state.json").read_text())["log_history"]
+    assert sum("rewards/environment_exact/mean" in log for log in history) == 3
+    assert "quarantined                  0" in done.stdout
+
+
+def test_a_prompt_alone_has_the_truth_as_its_answer(tmp_path: Path) -> None:
+    fens = list(islice(opening_positions(3, 12), 30))
+    texts = prompts(30) + [f"P: {fen}" for fen in fens]
+    name = jsonl(tmp_path / "rows.jsonl", [{"text": text} for text in texts])
+    data = load_data(DataArguments(dataset_name=name, heldout_share=0.3))
+    assert not data.report.quarantined and data.report.unlabelled == len(set(fens))
+    for row in data.train:
+        if row["task"] == "environment":
+            score = score_row(row["prompt"], row["completion"])
+            assert score is not None and score["exact"] == 1
+        else:
+            assert row["completion"] == "" and len(row["prompt"]) == 91, (
+                "padded as the data have it"
+            )
+    with pytest.raises(RookWorldError, match="policy rows are prompts without an answer"):
+        require_answers(data)
+
+
+def test_values_give_a_policy_prompt_its_answer() -> None:
+    board = chess.Board("7k/8/8/8/8/8/5PPP/7K w - - 0 1")
+    values = [{"move": move.uci(), "cp": -n} for n, move in enumerate(board.legal_moves)]
+    row = parse_raw({"prompt": f"P: {board.fen()}", "action_values": values})
+    assert f"B: {values[0]['move']}" in row["completion"]
+    with pytest.raises(NotationError, match="do not name every legal move"):
+        parse_raw({"prompt": f"P: {board.fen()}", "action_values": values[1:]})
+
+
+def test_a_malformed_row_is_no_prompt(tmp_path: Path) -> None:
+    rows = [{"text": f"{text}rnbq+1"} for text in prompts(3)] + [{"text": "P: no position"}]
+    name = jsonl(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(RookWorldError, match="4 of 4 rows"):
+        load_data(DataArguments(dataset_name=name))
+
+
+def test_each_task_asks_of_a_position(tmp_path: Path) -> None:
+    fens = sorted(set(islice(opening_positions(4, 12), 80)))
+    name = jsonl(tmp_path / "rows.jsonl", [{"fen": fen} for fen in fens])
+    data = load_data(DataArguments(dataset_name=name, tasks=["policy", "environment"]))
+    for task in ("policy", "environment"):
+        found = data.report.train[task] + data.report.heldout[task]
+        assert found == len(fens)
+    again = load_data(DataArguments(dataset_name=name, tasks=["policy", "environment"]))
+    assert again.train["prompt"][:] == data.train["prompt"][:], "the same moves are drawn"
+    assert all(row["action"] in row["prompt"] for row in data.train)
+
+
+def test_fens_and_epds_are_told_from_other_text() -> None:
+    start = chess.STARTING_FEN
+    assert fen_of(start) == start
+    assert fen_of('rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - id "x";') == start
+    named = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq e3 0 1"
+    assert fen_of(named) == named.replace("e3", "-"), "no pawn could take there"
+    assert fen_of("P: " + start) is None and fen_of("") is None and fen_of(f"{start}+e2e4+") is None
+
+
+def test_games_are_read_as_far_as_they_go(tmp_path: Path) -> None:
+    (tmp_path / "games.pgn").write_text(GAMES)
+    rows = list(pgn_positions(tmp_path / "games.pgn"))
+    faults = [row["fault"] for row in rows if row["fault"]]
+    assert len(faults) == 2 and "Ke3" in faults[0] and "Atomic" in faults[1]
+    played = [row["action"] for row in rows if row["fen"]]
+    assert played[:7] == ["e2e4", "e7e5", "f1c4", "b8c6", "d1h5", "g8f6", "h5f7"]
+    assert rows[2]["history"] == ["e2e4", "e7e5", "f1c4"] and " w " in rows[2]["fen"]
+    with pytest.raises(RookWorldError, match="a game that cannot be read to its end"):
+        load_data(DataArguments(dataset_name=str(tmp_path / "games.pgn"), tasks=["environment"]))
+
+
+def test_a_column_of_another_name_is_named(tmp_path: Path) -> None:
+    rows = [{"row": environment_row(a)["prompt"]} for a in islice(environment_prompts(0), 40)]
+    name = jsonl(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(RookWorldError, match=r"no column 'text' in .*; found: row"):
+        load_data(DataArguments(dataset_name=name))
+    arguments = DataArguments(dataset_name=name, text_column="row", heldout_share=0.3)
+    assert load_data(arguments).report.train["environment"] > 10
+    with pytest.raises(RookWorldError, match=r"no column 'rwo' in .*; found: row"):
+        load_data(DataArguments(dataset_name=name, text_column="rwo"))
+
+
+def test_a_held_out_set_of_its_own(tmp_path: Path) -> None:
+    texts = prompts(120)
+    train = jsonl(tmp_path / "train.jsonl", [{"prompt": text} for text in texts])
+    test = jsonl(tmp_path / "test.jsonl", [{"prompt": text} for text in texts[:30]])
+    arguments = DataArguments(
+        dataset_name=train, eval_dataset_name=test, tasks=["environment"], heldout_share=0
+    )
+    data = load_data(arguments)
+    assert set(data.heldout["prompt"]) == set(texts[:30])
+    assert not {*data.heldout["fen"]} & {*data.train["fen"]}
+    assert data.report.shared >= 30 and data.report.read == 150
+    lines = "\n".join(data.report.lines())
+    assert "left out of training for eval_dataset_name" in lines
+    assert "warning: only 30 held-out environment rows decide" in lines
