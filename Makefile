@@ -11,10 +11,10 @@ help: ## Show these lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 quickstart: $(INSTALLED) ## Train the packaged model with GRPO on this machine's CPU; ARGS="--max_steps 3" overrides
-	$(BIN)/accelerate launch --config_file accelerate_configs/cpu.yaml recipes/grpo.py $(ARGS)
+	ACCELERATE_USE_CPU=true $(BIN)/rookworld grpo $(ARGS)
 
 diagnose: $(INSTALLED) ## Take one GRPO step and take it apart; ARGS="--config recipes/grpo_mixed.yaml"
-	$(BIN)/accelerate launch --config_file accelerate_configs/cpu.yaml recipes/diagnose.py $(ARGS)
+	ACCELERATE_USE_CPU=true $(BIN)/rookworld diagnose $(ARGS)
 
 test: $(INSTALLED) ## Run the tests that take seconds; ARGS="-k rules" picks some
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not slow and not gpu" $(ARGS)

@@ -19,6 +19,7 @@ from trl import ModelConfig, get_peft_config
 
 from rookworld_rlvr.cli.checks import check_recipe
 from rookworld_rlvr.cli.dry_run import dry_run_text
+from rookworld_rlvr.cli.main import next_commands
 from rookworld_rlvr.cli.parser import StrictParser, run_cli
 from rookworld_rlvr.common.files import write_json
 from rookworld_rlvr.common.machine import machine
@@ -168,7 +169,8 @@ def main(argv: Sequence[str]) -> None:
             write_json(output_dir / EVALUATION, results_document(results, [], machine()))
             print(results_text(results))
         print(before_after_table(before, trainer.heldout.results))
-        print(f"\nmodel: {output_dir} (step {step} of {trainer.state.global_step})")
+        print(f"\nmodel: {output_dir} (step {step} of {trainer.state.global_step})\n")
+        print(next_commands(output_dir, model_args.model_name_or_path))
 
 
 if __name__ == "__main__":

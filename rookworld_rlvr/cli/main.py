@@ -56,6 +56,34 @@ def shipped(folder: str) -> Path:
     return package / folder if (package / folder).is_dir() else package.parent / folder
 
 
+def typed() -> str:
+    """How the command is typed here: its name, or its path where the shell would not find it."""
+    beside = Path(sys.executable).with_name("rookworld")
+    found = shutil.which("rookworld")
+    if not beside.is_file() or (found and Path(found).samefile(beside)):
+        return "rookworld"
+    return os.path.relpath(beside) if beside.is_relative_to(Path.cwd()) else str(beside)
+
+
+def next_commands(output_dir: Path, start: str) -> str:
+    """What comes after a run: look at it, measure it, train one's own.
+
+    Args:
+        output_dir: The run's folder.
+        start: The model that it began from.
+    """
+    rookworld = typed()
+    return "\n".join(
+        [
+            "what comes next:",
+            f"  {rookworld} report --run {output_dir}",
+            f"  {rookworld} evaluate --model_name_or_path {start} --model_name_or_path {output_dir}",
+            f"  {rookworld} recipes copy grpo_mixed .   # then edit it, and: {rookworld} grpo --config "
+            "grpo_mixed.yaml",
+        ]
+    )
+
+
 def usage() -> str:
     """The commands, one a line, each with the first sentence of its script."""
     lines = [f"  {name:<10} {_first_sentence(script)}" for name, script in SCRIPTS.items()]

@@ -346,6 +346,7 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
         # accelerate's launcher of several processes does not pass `use_cpu` on; without it each
         # process takes itself for the only one.
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
+    _keep_to_one_gpu()
     for name in ("transformers.modeling_utils", "transformers.trainer"):
         logging.getLogger(name).addFilter(_is_no_false_alarm)
     if not sys.stderr.isatty():  # bars would fill a log file with lines that overwrite each other
@@ -363,6 +364,18 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
         code = ended.code
     _close_process_group()
     raise SystemExit(code)
+
+
+def _keep_to_one_gpu() -> None:
+    """Without a launcher transformers would spread the model over all GPUs, which GRPO cannot use."""
+    count = torch.cuda.device_count()
+    if "LOCAL_RANK" in os.environ or count < 2:
+        return
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    os.environ["CUDA_VISIBLE_DEVICES"] = first
+    print(
+        f"one of {count} GPUs is used; rookworld COMMAND --num_processes {count} uses all of them"
+    )
 
 
 def _say(text: str, code: int) -> int:

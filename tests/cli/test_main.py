@@ -114,6 +114,8 @@ def test_a_wheel_trains_the_packaged_recipe_and_reports(
         code, out, err = rookworld(*words, python=from_a_wheel, cwd=tmp_path)
         assert code == 0, err[-3000:]
         assert "held-out metric" in out
+        command = f"{Path(from_a_wheel).with_name('rookworld')} report --run run"
+        assert command in out, "what comes next, as it is typed here"
     code, out, err = rookworld("report", "--run", "run", python=from_a_wheel, cwd=tmp_path)
     assert code == 0, err[-3000:]
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import itertools
+import os
 import re
 import subprocess
 import sys
@@ -75,6 +76,22 @@ def test_ctrl_c_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         parser.run_cli(main)
     assert ended.value.code == 130
     assert said.getvalue() == "grpo.py: interrupted\n"
+
+
+def test_without_a_launcher_one_gpu_of_several_is_used(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(os, "environ", {**os.environ, "CUDA_VISIBLE_DEVICES": "2,3"})
+    with pytest.raises(SystemExit):
+        parser.run_cli(lambda argv: None)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2"
+    assert "--num_processes 8" in capsys.readouterr().out
+    os.environ["LOCAL_RANK"] = "0"
+    os.environ["CUDA_VISIBLE_DEVICES"] = "2,3"
+    with pytest.raises(SystemExit):
+        parser.run_cli(lambda argv: None)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
 
 
 # --------------------------------------------------------------------------------------------------
