@@ -10,7 +10,6 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
-    GPT2Model,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -74,13 +73,15 @@ def number_positions_from_mask(model: torch.nn.Module) -> None:
     """Make every forward of a GPT-2 take its position ids from the attention mask.
 
     The hook sits on the transformer body, where wrappers (PEFT, DDP, FSDP, TRL's fused head) pass,
-    and leaves position ids that a caller gives, such as `generate`, alone. Models without a table of
-    absolute positions are left as they are. Hooks are not saved with the model.
+    and leaves position ids that a caller gives, such as `generate`, alone. It is for every body with a
+    table of absolute positions by GPT-2's name, GPT-Neo's for one; others (Llama, Qwen2) are left as
+    they are: a shift of all positions changes nothing there. Hooks are not saved with the model.
     """
     for module in model.modules():
-        if isinstance(module, GPT2Model) and not getattr(module, "_positions_from_mask", False):
+        has_table = isinstance(getattr(module, "wpe", None), torch.nn.Embedding)
+        if has_table and not getattr(module, "_positions_from_mask", False):
             module.register_forward_pre_hook(_add_position_ids, with_kwargs=True)
-            module._positions_from_mask = True
+            module._positions_from_mask = True  # type: ignore[assignment]
 
 
 def _add_position_ids(

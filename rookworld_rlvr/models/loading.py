@@ -134,7 +134,8 @@ def check_lengths(
     Raises:
         RookWorldError: The longest prompt and `max_new_tokens` need more positions than there are.
     """
-    positions = getattr(model.config, "n_positions", None)
+    config = model.config  # the second name is that of Llama, Qwen2 and most others
+    positions = getattr(config, "n_positions", getattr(config, "max_position_embeddings", None))
     longest = max(map(len, tokenizer(prompts)["input_ids"]))
     if positions is not None and longest + max_new_tokens > positions:
         raise RookWorldError(
