@@ -185,11 +185,13 @@ class DataArguments(SourceArguments):
                 faults.append("environment_share and task_shares exclude each other; leave one out")
             if not key_faults(self, "task_shares"):
                 faults += left_out_faults("task_shares", self.task_shares, self.tasks)
-        elif self.environment_share is not None and FILL_IN.name in self.tasks:
-            faults.append(
-                f"environment_share: {self.environment_share!r} leaves no share for fill_in; give "
+        elif self.environment_share is not None:
+            faults += [
+                f"environment_share: {self.environment_share!r} leaves no share for {task}; give "
                 "task_shares instead"
-            )
+                for task in TASKS.keys() - {ENVIRONMENT.name, POLICY.name}
+                if task in self.tasks and len(self.tasks) > 1
+            ]
         return faults
 
     def training_shares(self) -> dict[str, float] | None:

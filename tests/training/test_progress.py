@@ -18,6 +18,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from rookworld_rlvr.training.config import RookWorldGRPOConfig, RookWorldSFTConfig
 from rookworld_rlvr.training.progress import ShortProgressCallback, heldout_lines
 
 from ..conftest import RECIPES, script
@@ -67,6 +68,15 @@ def test_the_best_checkpoint_is_measured_at_its_own_step(tmp_path: Path) -> None
     assert f"model: run (step {best} of 4)" in done.stdout
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["best_step"] == best
+
+
+def test_a_run_is_named_after_its_folder() -> None:
+    given = {"rewards": [{"name": "graduated"}], "bf16": False, "use_cpu": True, "report_to": []}
+    assert RookWorldGRPOConfig(output_dir="runs/mine", **given).run_name == "mine"
+    assert RookWorldGRPOConfig(output_dir="runs/mine", run_name="x", **given).run_name == "x"
+    assert (
+        RookWorldSFTConfig(output_dir="a/b", bf16=False, use_cpu=True).project == "rookworld-rlvr"
+    )
 
 
 def test_a_run_without_an_evaluation_at_its_end_logs_one(tmp_path: Path) -> None:
