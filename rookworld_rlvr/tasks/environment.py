@@ -220,6 +220,23 @@ class EnvironmentTask(Task):
         asked = _judged_prompt(prompt)
         return None if asked is None else score_environment(asked.fen, asked.action, completion)
 
+    def errors(self, prompt: str, completion: str, values: Values | None = None) -> Sequence[str]:
+        """See `Task`: the fields that are wrong.
+
+        An illegal move taken for a legal one, or the other way round, is one error: the rest follows.
+        """
+        asked = _judged_prompt(prompt)
+        if asked is None:
+            return ()
+        try:
+            answer = parse_environment_answer(completion)
+        except NotationError:
+            return ("malformed",)
+        truth = rules.transition(asked.fen, asked.action)
+        if answer.truncated != truth.truncated:
+            return ("illegal move",)
+        return tuple(dict.fromkeys(_KINDS.get(name, name) for name in _wrong(answer, truth)))
+
     def truth(self, prompt: str, values: Values | None = None) -> str:
         """See `Task`."""
         asked = parse_environment_prompt(prompt)
@@ -269,15 +286,27 @@ class EnvironmentTask(Task):
 _FIELDS = ("board", "side to move", "castling", "en passant", "halfmoves", "move number")
 
 
+_KINDS = {
+    "halfmoves": "clocks",
+    "move number": "clocks",
+    "reward": "outcome",
+    "terminated": "outcome",
+}
+
+
+def _wrong(answer: EnvironmentAnswer, truth: EnvironmentAnswer) -> list[str]:
+    """The fields of an answer that are wrong."""
+    pairs = zip(_FIELDS, answer.fen.split(" "), truth.fen.split(" "), strict=True)
+    suffix = ("reward", "terminated", "truncated")
+    return [
+        *(name for name, mine, true in pairs if mine != true),
+        *(name for name in suffix if getattr(answer, name) != getattr(truth, name)),
+    ]
+
+
 def _faults(answer: EnvironmentAnswer, truth: EnvironmentAnswer, squares: int) -> str:
     """What of an answer is wrong, in one line."""
-    pairs = zip(_FIELDS, answer.fen.split(" "), truth.fen.split(" "), strict=True)
-    names = [name for name, mine, true in pairs if mine != true and name != "board"]
-    names += [
-        name
-        for name in ("reward", "terminated", "truncated")
-        if getattr(answer, name) != getattr(truth, name)
-    ]
+    names = [name for name in _wrong(answer, truth) if name != "board"]
     if squares:
         names.insert(0, f"{squares} square{'s' if squares > 1 else ''}")
     return f"wrong: {', '.join(names)}" if names else "right"

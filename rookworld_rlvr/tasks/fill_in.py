@@ -166,6 +166,11 @@ class FillInTask(Task):
         record = _judged_prompt(prompt)
         return None if record is None else score_fill_in(record, completion)
 
+    def errors(self, prompt: str, completion: str, values: Values | None = None) -> Sequence[str]:
+        """See `Task`: the field that is hidden."""
+        kinds = super().errors(prompt, completion, values)
+        return [_field(parse_fill_in_prompt(prompt)) if k == "wrong" else k for k in kinds]
+
     def truth(self, prompt: str, values: Values | None = None) -> str:
         """See `Task`; the first of the answers that fit."""
         return write_fill_in_answer(fill_in_truth.truth(parse_fill_in_prompt(prompt))[0])

@@ -9,6 +9,7 @@ from ..common.stats import Proportion
 from .registry import TASKS, score_row
 from .scoring import values_by_move
 from .task import Metric, Task
+from .types import Score
 
 Row = Mapping[str, Any]
 
@@ -41,21 +42,36 @@ def evaluate_completions(rows: Iterable[Row], completions: Sequence[str]) -> dic
         rows: `N` rows of the columns that `data.sources` documents.
         completions: `N` texts, one a row.
     """
-    judged = []
-    for row, completion in zip(rows, completions, strict=True):
-        score = score_row(row["prompt"], completion, values_by_move(row.get("action_values")))
-        if score is not None:
-            judged.append((row["task"], TASKS[row["task"]].part(row), score))
-    results = {}
-    for name, (task, metric) in metrics().items():
-        trials = [
-            score[metric.component] == 1
-            for its_task, its_part, score in judged
+    rows = list(rows)
+    scores = [
+        score_row(row["prompt"], completion, values_by_move(row.get("action_values")))
+        for row, completion in zip(rows, completions, strict=True)
+    ]
+    found = hits(rows, scores)
+    return {name: Proportion(sum(right.values()), len(right)) for name, right in found.items()}
+
+
+def hits(rows: Sequence[Row], scores: Sequence[Score | None]) -> dict[str, dict[int, bool]]:
+    """Metric → place of each row that counts for it → whether its answer was right.
+
+    Args:
+        rows: `N` rows.
+        scores: Of one answer a row; a row without a score counts for no metric.
+    """
+    judged = [
+        (place, row["task"], TASKS[row["task"]].part(row), score)
+        for place, (row, score) in enumerate(zip(rows, scores, strict=True))
+        if score is not None
+    ]
+    found = {
+        name: {
+            place: score[metric.component] == 1
+            for place, its_task, its_part, score in judged
             if its_task == task.name and metric.part in (None, its_part)
-        ]
-        if trials:
-            results[name] = Proportion(sum(trials), len(trials))
-    return results
+        }
+        for name, (task, metric) in metrics().items()
+    }
+    return {name: right for name, right in found.items() if right}
 
 
 def headline(results: Mapping[str, Proportion]) -> float:

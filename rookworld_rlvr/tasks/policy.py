@@ -226,6 +226,13 @@ def policy_reference(fen: str, values: Sequence[ActionValue]) -> PolicyAnswer:
     )
 
 
+_KINDS = {
+    "legality": "illegal move",
+    "best_move_hit": "not the best move",
+    "consistency": "contradicts itself",
+}
+
+
 _QUALITY = {"best_move": 0.5, "candidates": 0.3, "evaluation": 0.2}
 
 
@@ -289,6 +296,15 @@ class PolicyTask(Task):
     def score(self, prompt: str, completion: str, values: Values | None = None) -> Score | None:
         """See `Task`."""
         return score_policy(values, completion) if values else None
+
+    def errors(self, prompt: str, completion: str, values: Values | None = None) -> Sequence[str]:
+        """See `Task`: by the components that fall short of 1."""
+        score = self.score(prompt, completion, values)
+        if score is None:
+            return ()
+        if not score["format"]:
+            return ("malformed",)
+        return tuple(kind for name, kind in _KINDS.items() if score[name] < 1)
 
     def truth(self, prompt: str, values: Values | None = None) -> str | None:
         """See `Task`."""

@@ -178,6 +178,22 @@ class Task(ABC):
             values: What the legal moves are worth, for tasks that need it.
         """
 
+    def errors(self, prompt: str, completion: str, values: Values | None = None) -> Sequence[str]:
+        """What is wrong with an answer, by kind; nothing where it is right or has no score.
+
+        Args:
+            prompt: See `score`, like the others.
+            completion: Nothing in it raises.
+            values: What the legal moves are worth, for tasks that need it.
+
+        Returns:
+            Kinds in a user's words, none twice; ``malformed`` alone where the answer cannot be read.
+        """
+        score = self.score(prompt, completion, values)
+        if score is None or score[self.metrics[self.headline].component] == 1:
+            return ()
+        return ("wrong",) if score["format"] else ("malformed",)
+
     def truth(self, prompt: str, values: Values | None = None) -> str | None:
         """The right answer as text; None where it is not known.
 
