@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
+
+from .browser import Browser
 
 REPOSITORY = Path(__file__).parents[1]
 RECIPES = REPOSITORY / "recipes"
@@ -67,6 +69,13 @@ def chromium() -> tuple[str, str]:
     if os.environ.get("ROOKWORLD_REQUIRE_BROWSER"):
         raise FileNotFoundError("no chromium or no chromedriver on the PATH")
     pytest.skip("no chromium or no chromedriver (apt-get install chromium chromium-driver)")
+
+
+@pytest.fixture(scope="session")
+def browser(chromium: tuple[str, str]) -> Iterator[Browser]:
+    opened = Browser(*chromium)
+    yield opened
+    opened.driver.quit()
 
 
 def recipe(name: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from difflib import SequenceMatcher
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
@@ -35,6 +36,28 @@ def name(value: str) -> Markup:
     return Markup(f'<code class="name">{breakable}</code>')
 
 
+_WORDS = re.compile(r"[^\s+/]+|\s+|[+/]")  # moves, numbers, the fields and ranks of a FEN
+
+
+def marked(text: str, reference: str) -> Markup:
+    """Text in which the words that a reference has otherwise are marked; resting on one shows those.
+
+    >>> print(marked("8/8/4K3 w", "8/8/3K4 w -"))
+    8/8/<mark title="3K4">4K3</mark> w<mark title="-"></mark>
+    """
+    mine, theirs = _WORDS.findall(text), _WORDS.findall(reference)
+    # However many spaces: the padding of a column is no difference.
+    a, b = ([word.strip() or " " for word in words] for words in (theirs, mine))
+    drawn = Markup()
+    for kind, low, high, start, end in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+        words, others = "".join(mine[start:end]), "".join(theirs[low:high]).strip()
+        if kind == "equal" or not (words.strip() or others):
+            drawn += escape(words)
+        else:
+            drawn += Markup('<mark title="{}">{}</mark>').format(others, words)
+    return drawn
+
+
 def percent(part: float) -> str:
     """A share as a CSS length, held in [0, 100]%."""
     return f"{100 * min(1.0, max(0.0, part)):.2f}%"
@@ -52,6 +75,18 @@ def bars(rows: Sequence[tuple[str, float | None, str]], kind: str = "") -> Marku
     """Horizontal bars: label, value from 0 up, and its text; the largest is as wide as there is room."""
     largest = max((value or 0.0 for _, value, _ in rows), default=0.0) or 1.0
     return render("bars.html", rows=[(a, (b or 0) / largest, c) for a, b, c in rows], kind=kind)
+
+
+def pair_bars(rows: Sequence[tuple[str, float, float, str]], largest: float = 0) -> Markup:
+    """Two bars a label, what was before above what is after.
+
+    Args:
+        rows: Label, the two values, and their text.
+        largest: The value of a full bar; the largest of the rows where it is 0.
+    """
+    full = largest or max((value for _, *pair, _ in rows for value in pair), default=0.0) or 1.0
+    drawn = [(label, old / full, new / full, words) for label, old, new, words in rows]
+    return render("pair_bars.html", rows=drawn)
 
 
 def histogram(values: Sequence[float], title: str, bins: int = 24) -> Markup:
@@ -94,4 +129,10 @@ _TEMPLATES = Environment(
 _TEMPLATES.filters |= {"prose": prose, "name": name, "percent": percent, "pixels": pixels}
 
 
-_TEMPLATES.globals |= {"bars": bars, "histogram": histogram, "curve": curve}
+_TEMPLATES.globals |= {
+    "bars": bars,
+    "pair_bars": pair_bars,
+    "histogram": histogram,
+    "curve": curve,
+    "marked": marked,
+}

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from rookworld_rlvr.cli.parser import run_cli
 from rookworld_rlvr.common.errors import RookWorldError
-from rookworld_rlvr.common.stats import Proportion
+from rookworld_rlvr.common.stats import Proportion, paired
 from rookworld_rlvr.reports.run import RunRecord, page, read_runs
-from rookworld_rlvr.reports.run.answers import change, choose, quality
+from rookworld_rlvr.reports.run.answers import change, changes, choose, errors, quality
 from rookworld_rlvr.reports.run.plots import Dot, Series, intervals, plot
 from rookworld_rlvr.reports.run.published import PUBLISHED, comparable
 from rookworld_rlvr.reports.run.record import AnswerPair
 
+from ..browser import HEIGHT, WIDTHS, Browser, colour, painted
 from ..conftest import recipe
 
 SMALL = """
@@ -209,6 +208,23 @@ def test_runs_are_told_apart_by_colour_dash_and_legend() -> None:
     assert "&lt;</li>" in drawn
 
 
+def test_a_ring_marks_the_saved_weights() -> None:
+    drawn = plot("share", [Series("run", [(0, 0.0), (10, 1.0)], chosen=5)])
+    (left, low), (right, high) = points(drawn, "polyline")
+    (ring,) = re.findall(r'class="s0 ring" cx="([^"]*)" cy="([^"]*)"', drawn)
+    assert [float(x) for x in ring] == pytest.approx([(left + right) / 2, (low + high) / 2])
+    assert "saved weights: step 5" in drawn
+    for chosen in (None, 20):
+        assert "ring" not in plot("share", [Series("run", [(0, 0.0), (10, 1.0)], chosen=chosen)])
+
+
+def test_a_share_that_stays_has_no_axis_beyond_shares() -> None:
+    for value in (0.0, 1.0):
+        drawn = plot("share", [Series("run", [(0, value), (1, value)])], is_share=True)
+        ticks = [float(text) for text in re.findall(r">(-?[\d.]+)%</text>", drawn)]
+        assert 0 <= min(ticks) < max(ticks) <= 100
+
+
 def test_intervals_are_drawn_from_low_to_high() -> None:
     drawn = intervals("shares", [("exact", [Dot("run", 0.5, 0.25, 0.75, hollow=True)])])
     grid = [float(x) for x in re.findall(r'class="grid" x1="([^"]*)"', drawn)]  # every quarter
@@ -246,6 +262,47 @@ def test_answers_are_chosen_by_change_and_by_quality() -> None:
         "best": ["right"],
     }
     assert change(pairs[2]) == pytest.approx(0.9)
+
+
+def environment_answer(fen: str, exact: float) -> dict[str, Any]:
+    start = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+    score = {"format": 1.0, "exact": exact, "state": exact}
+    return {
+        "task": "environment",
+        "prompt": f"A: {start}+e2e4+e2e4+",
+        "fen": start,
+        "completion": f"{fen}+0.001+0+0",
+        "score": score,
+        "values": None,
+    }
+
+
+def test_what_changed_is_counted_row_by_row() -> None:
+    right = environment_answer("rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1", 1)
+    wrong = environment_answer("rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQk e3 0 1", 0)
+    unscored = AnswerPair(wrong, {**right, "score": None})
+    pairs = [AnswerPair(wrong, right)] * 9 + [AnswerPair(right, wrong), AnswerPair(right, right)]
+    found = changes([*pairs, unscored])["environment/exact"]
+    assert (found.gained, found.lost) == (9, 1)
+    assert found.p == pytest.approx(2 * 11 / 1024), "by hand: ten fair coins, nine heads or more"
+    (kinds,) = errors([*pairs, unscored])
+    assert kinds.rows == 11
+    assert kinds.kinds == {"castling": (9, 1), "en passant": (9, 1)}
+    assert changes([]) == {} and errors([]) == []
+
+
+def test_the_paired_test_is_that_of_the_counted_rows(runs: Path) -> None:
+    (run,) = read_runs([str(runs / "resumed")])
+    for metric, found in changes(run.answers).items():
+        change = run.after[metric].value - run.before[metric].value
+        assert found.gained - found.lost == round(change * run.rows[metric]), metric
+    task = "environment"
+    sides = [
+        {str(i): getattr(p, side)["score"]["exact"] for i, p in enumerate(run.answers)
+         if p.after["task"] == task} for side in ("before", "after")
+    ]  # fmt: skip
+    other = paired("share", *sides)
+    assert other is not None and other.p == changes(run.answers)["environment/exact"].p
 
 
 def test_a_policy_answer_is_ordered_by_the_weighted_reward(runs: Path) -> None:
@@ -299,12 +356,37 @@ def test_the_page_tells_the_run(one: Path) -> None:
         assert f"<b>{result.value:.1%}</b> <small>[{100 * low:.1f}, {100 * high:.1f}]" in drawn, (
             name
         )
-    for title in ("Reward by component", "KL coefficient", "Entropy", "Groups without signal"):
+    titles = ["Reward by component", "Reward deviation", "Loss", "Completion length"]
+    titles += ["Completions cut off", "KL coefficient", "Entropy", "Groups without signal"]
+    for title in titles:
         assert f"<figcaption>{title}" in drawn, title
+    assert f"A ring marks the saved weights: step {run.best_step}." in drawn
+    for found in changes(run.answers).values():
+        assert f"<small>{found.gained} gained, {found.lost} lost, p = " in drawn
     assert drawn.count('class="band') == 8, "one a held-out metric, none for the mean"
     assert "<code>B</code> &amp; 40%" in drawn, "the health log"
     assert "99.9%" in drawn and "99.61%" in drawn and "RookWorld-LM model card" in drawn
     assert not run.missing and 'id="missing"' not in drawn
+
+
+def test_the_result_comes_first_and_the_configuration_last(one: Path) -> None:
+    drawn = one.read_text()
+    order = re.findall(r'<section id="(\w+)">', drawn)
+    assert order == "heldout curves errors training boards health suites run".split()
+    assert drawn.index('class="verdict') < drawn.index('<section id="heldout"')
+    setup = drawn[drawn.index('<section id="run"') :]
+    assert setup.count("<details>") == setup.count("<table>") == 2, "folded"
+
+
+def test_a_run_that_fell_does_not_look_well(runs: Path) -> None:
+    (run,) = read_runs([str(runs / "first")])
+    run.health = []
+    zero = {name: Proportion(0, result.n) for name, result in run.before.items()}
+    one = {name: Proportion(result.n, result.n) for name, result in run.before.items()}
+    run.before, run.after = zero, one
+    assert '<div class="verdict ">' in page([run])
+    run.before, run.after = one, zero
+    assert '<div class="verdict warning">' in page([run])
 
 
 def test_the_suites_are_shown_with_their_comparison(one: Path) -> None:
@@ -426,78 +508,6 @@ def test_the_recipe_writes_the_page(
 # --------------------------------------------------------------------------------------------------
 # In a browser
 # --------------------------------------------------------------------------------------------------
-class Browser:
-    """Headless Chromium: a page at a width, in a colour scheme and a medium."""
-
-    def __init__(self, chromium: str, chromedriver: str) -> None:
-        from selenium import webdriver
-        from selenium.webdriver.chrome.service import Service
-
-        options = webdriver.ChromeOptions()
-        options.binary_location = chromium
-        for word in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage"):
-            options.add_argument(f"--{word}")
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-        self.driver = webdriver.Chrome(options, Service(chromedriver))
-
-    def open(self, path: Path, width: int = 1280, scheme: str = "light", medium: str = "") -> None:
-        self.command(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=900,
-            deviceScaleFactor=1,
-            mobile=width < 600,
-        )
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self.command("Emulation.setEmulatedMedia", media=medium, features=features)
-        self.driver.get(path.as_uri())
-
-    def command(self, name: str, **arguments: Any) -> Any:
-        return self.driver.execute_cdp_cmd(name, arguments)
-
-    def ask(self, script: str) -> Any:
-        return self.driver.execute_script(script)
-
-    def console(self) -> list[str]:
-        """What the console has said since it was asked last."""
-        return [entry["message"] for entry in self.driver.get_log("browser")]
-
-    def screenshot(self) -> np.ndarray:
-        """The whole page: ``(height, width, 3)``."""
-        size = self.ask("const e=document.documentElement;return [e.scrollWidth,e.scrollHeight]")
-        clip = {"x": 0, "y": 0, "width": size[0], "height": size[1], "scale": 1}
-        shot = self.command(
-            "Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip
-        )
-        return np.asarray(Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB"))
-
-    def boxes(self, selector: str) -> list[list[float]]:
-        """Left, top, width and height on the page of what a selector finds."""
-        return self.ask(
-            f"return [...document.querySelectorAll('{selector}')].map(e=>e.getBoundingClientRect())"
-            ".map(r=>[r.left+scrollX,r.top+scrollY,r.width,r.height])"
-        )
-
-
-@pytest.fixture(scope="module")
-def browser(chromium: tuple[str, str]) -> Iterator[Browser]:
-    opened = Browser(*chromium)
-    yield opened
-    opened.driver.quit()
-
-
-def painted(shot: np.ndarray, box: Sequence[float], paper: Sequence[int]) -> float:
-    """Share of a box's pixels that are not the paper's colour."""
-    left, top, width, height = (round(number) for number in box)
-    part = shot[top : top + height, left : left + width].astype(int)
-    assert part.size, "it lies on the page"
-    return float((np.abs(part - np.asarray(paper)).max(axis=2) > 12).mean())
-
-
-def colour(text: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", text)[:3]]
-
-
 def contrast(one: Sequence[int], other: Sequence[int]) -> float:
     """WCAG 2.2's contrast ratio, 1 to 21."""
 
@@ -511,14 +521,18 @@ def contrast(one: Sequence[int], other: Sequence[int]) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", WIDTHS)
 def test_plots_and_boards_are_seen(browser: Browser, one: Path, width: int, scheme: str) -> None:
     browser.console()
     browser.open(one, width, scheme)
+    for left, top, wide, high in browser.boxes(".verdict, #heldout h2"):
+        assert left >= 0 and left + wide <= width and top + high <= HEIGHT, "without scrolling"
+    browser.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
     shot = browser.screenshot()
     assert browser.console() == []
     assert browser.ask("return performance.getEntriesByType('resource').length") == 0
-    assert browser.ask("return document.documentElement.scrollWidth - innerWidth") <= 0
+    assert browser.overflow() <= 0
+    assert browser.strays() == []
     paper = colour(browser.ask("return getComputedStyle(document.body).backgroundColor"))
     assert (sum(paper) < 150) == (scheme == "dark")
     plots, boards = browser.boxes(".plot > svg"), browser.boxes(".board > svg")
@@ -531,6 +545,38 @@ def test_plots_and_boards_are_seen(browser: Browser, one: Path, width: int, sche
         assert box[2] >= 120 and box[3] >= 120
         assert box[0] >= 0 and box[0] + box[2] <= width
         assert painted(shot, box, paper) > 0.8
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_wide_table_shows_that_it_scrolls(browser: Browser, one: Path, scheme: str) -> None:
+    def shade(selector: str, side: str) -> bool:
+        """Whether the edge of the table is painted where no text is: below its last line."""
+        (left, top, width, height), *_ = browser.boxes(selector)
+        edge = left if side == "left" else left + width - 3
+        return painted(browser.screenshot(), (edge, top, 3, height), paper) > 0.5
+
+    first = "#heldout .wide"
+    browser.open(one, 390, scheme)
+    paper = colour(browser.ask("return getComputedStyle(document.body).backgroundColor"))
+    assert shade(first, "right") and not shade(first, "left")
+    browser.ask(f"document.querySelector('{first}').scrollLeft = 1e5")
+    assert shade(first, "left") and not shade(first, "right")
+    browser.open(one, 1920, scheme)
+    assert not shade(first, "left") and not shade(first, "right"), "all of it is seen"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_before_and_after_are_told_apart(browser: Browser, one: Path, scheme: str) -> None:
+    browser.open(one, scheme=scheme)
+    dots = browser.boxes(".intervals circle")
+    assert min(width for *_, width, _ in dots) >= 8
+    for before, after in zip(dots[::2], dots[1::2], strict=True):
+        assert after[1] >= before[1] + before[3], "none covers the other"
+    fills = "[...document.querySelectorAll('.intervals circle')].map(e=>getComputedStyle(e).fill)"
+    ring, dot, *_ = browser.ask(f"return {fills}")
+    assert contrast(colour(ring), colour(dot)) >= 3
+    tracks = browser.boxes("#errors .pair-of-tracks .track")
+    assert tracks and min(height for *_, height in tracks) >= 10
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -565,7 +611,7 @@ def test_it_prints_on_white_paper(browser: Browser, one: Path) -> None:
         colour(browser.ask("return getComputedStyle(document.body).backgroundColor")) == [255] * 3
     )
     assert browser.ask("return getComputedStyle(document.querySelector('nav')).display") == "none"
-    assert browser.ask("return document.documentElement.scrollWidth - innerWidth") <= 0
+    assert browser.overflow() <= 0
     pdf = base64.b64decode(browser.command("Page.printToPDF")["data"])
     assert pdf.startswith(b"%PDF") and len(pdf) > 50_000
 
@@ -574,7 +620,7 @@ def test_several_runs_fit_on_a_phone(browser: Browser, runs: Path, tmp_path: Pat
     path = tmp_path / "both.html"
     path.write_text(page(read_runs([str(runs / "first"), str(runs / "resumed")])))
     browser.open(path, 390)
-    assert browser.ask("return document.documentElement.scrollWidth - innerWidth") <= 0
+    assert browser.overflow() <= 0
     keys = ".legend line"
     assert len(browser.boxes(keys)) >= 30
     strokes = f"return [...document.querySelectorAll('{keys}')].map(e=>getComputedStyle(e).stroke)"

@@ -1,12 +1,50 @@
-"""Which held-out answers are worth a look: the best, the worst, the most changed."""
+"""Held-out answers before and after training: how many became right, what kinds of errors they have,
+and which are worth a look.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...common.stats import mcnemar
+from ...tasks.metrics import hits
 from ...tasks.registry import TASKS
 from .record import Answer, AnswerPair
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Held-out rows whose answers training changed, of a metric.
+
+    Args:
+        gained: Wrong before, right after.
+        lost: Right before, wrong after.
+    """
+
+    gained: int
+    lost: int
+
+    @property
+    def p(self) -> float:
+        """McNemar's exact two-sided test on the rows that changed."""
+        return mcnemar(self.lost, self.gained)
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Errors of one task's held-out answers; an answer may have several kinds.
+
+    Args:
+        task: Of the rows.
+        rows: That have a score.
+        kinds: Kind → rows that have it before, and after; the most frequent first.
+    """
+
+    task: str
+    rows: int
+    kinds: dict[str, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +60,54 @@ class Choice:
     task: str
     title: str
     pairs: Sequence[AnswerPair]
+
+
+def changes(pairs: Sequence[AnswerPair]) -> dict[str, Change]:
+    """Metric → how many of its rows became right and wrong, of those that both answers are scored on."""
+    scored = _scored(pairs)
+    rows = [pair.after for pair in scored]
+    old, new = (hits(rows, [a["score"] for a in side]) for side in _sides(scored))
+    return {
+        metric: Change(
+            gained=sum(after[place] > before for place, before in old[metric].items()),
+            lost=sum(after[place] < before for place, before in old[metric].items()),
+        )
+        for metric, after in new.items()
+    }
+
+
+def errors(pairs: Sequence[AnswerPair]) -> list[Errors]:
+    """Errors by task and kind, as the tasks tell them, see `Task.errors`."""
+    found = []
+    for name, task in TASKS.items():
+        mine = [pair for pair in _scored(pairs) if pair.after["task"] == name]
+        before, after = (
+            Counter(
+                kind
+                for answer in side
+                for kind in task.errors(answer["prompt"], answer["completion"], answer["values"])
+            )
+            for side in _sides(mine)
+        )
+        order = sorted(before | after, key=lambda kind: (-max(before[kind], after[kind]), kind))
+        if mine:
+            found.append(
+                Errors(name, len(mine), {kind: (before[kind], after[kind]) for kind in order})
+            )
+    return found
+
+
+def _scored(pairs: Sequence[AnswerPair]) -> list[AnswerPair]:
+    """The pairs that have two scores, of tasks that are known here."""
+    return [
+        pair
+        for pair in pairs
+        if pair.after["task"] in TASKS and None not in (pair.before["score"], pair.after["score"])
+    ]
+
+
+def _sides(pairs: Sequence[AnswerPair]) -> tuple[list[Answer], list[Answer]]:
+    return [pair.before for pair in pairs], [pair.after for pair in pairs]
 
 
 def choose(pairs: Sequence[AnswerPair], count: int) -> list[Choice]:

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from ...common.files import read_asset
 from ...common.stats import Proportion
-from ...tasks.metrics import training_metrics
+from ...tasks.metrics import headlines, training_metrics
 from ...training.glossary import dashboard_key, explain
 from .plots import Series, plot
 from .record import RunRecord
@@ -42,9 +42,13 @@ PANELS = [Panel(**panel) for panel in read_asset("run_report.yaml")["panels"]]
 
 
 def heldout_plots(runs: Sequence[RunRecord]) -> list[Markup]:
-    """Held-out shares over steps, one plot a metric, with the 95% Wilson interval of their rows."""
+    """Held-out shares over steps, one plot a metric, with the 95% Wilson interval of their rows.
+
+    What decides comes first: the mean of the headlines, and these.
+    """
     plots = []
-    for metric in training_metrics():
+    first = ["overall", *headlines().values()]
+    for metric in dict.fromkeys([*first, *training_metrics()]):
         lines = [_heldout(run, metric, place) for place, run in enumerate(runs)]
         note = "" if metric != "overall" else "A mean of shares, so without a band. "
         plots.append(plot(metric, lines, note + _meaning(f"eval_{metric}"), is_share=True))
@@ -55,7 +59,7 @@ def _heldout(run: RunRecord, metric: str, place: int) -> Series:
     points = run.points(f"eval_{metric}")
     rows = run.rows.get(metric)
     band = [Proportion(round(v * rows), rows).interval for _, v in points] if rows else ()
-    return Series(run.name, points, band, place)
+    return Series(run.name, points, band, place, run.best_step)
 
 
 def training_plots(runs: Sequence[RunRecord]) -> Iterator[Markup]:
@@ -67,7 +71,7 @@ def training_plots(runs: Sequence[RunRecord]) -> Iterator[Markup]:
             yield Markup('<p class="note">{}</p>').format(panel.absent)
         elif len(runs) == 1:
             lines = [
-                Series(label, runs[0].points(group[0]), colour=place)
+                Series(label, runs[0].points(group[0]), (), place, runs[0].best_step)
                 for place, (label, group) in enumerate(zip(labels, groups, strict=True))
             ]
             yield plot(panel.title, lines, is_share=panel.is_share)
@@ -75,7 +79,7 @@ def training_plots(runs: Sequence[RunRecord]) -> Iterator[Markup]:
             for label, (name, *_) in zip(labels, groups, strict=True):
                 title = panel.title if len(groups) == 1 else f"{panel.title}: {label}"
                 lines = [
-                    Series(run.name, run.points(name), colour=place)
+                    Series(run.name, run.points(name), (), place, run.best_step)
                     for place, run in enumerate(runs)
                 ]
                 yield plot(title, lines, _meaning(name), panel.is_share)

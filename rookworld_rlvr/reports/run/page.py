@@ -33,17 +33,27 @@ def page(runs: Sequence[RunRecord]) -> str:
         runs: At least one, at most `MOST_RUNS`, with names of their own.
     """
     with_answers = [run for run in runs if run.answers]
+    changes = {run.name: answers.changes(run.answers) for run in with_answers}
     return render(
         "run_report.html",
         runs=runs,
         names=[run.name for run in runs],
         sentence=_sentence,
+        tone=_tone,
+        paired=[(run.name, _paired(changes[run.name])) for run in with_answers],
+        changes=changes,
+        probability=_probability,
+        errors=[(run.name, answers.errors(run.answers)) for run in with_answers],
         **_setup(runs),
         **_before_after(runs),
         heldout_plots=heldout_plots(runs),
         training_plots=list(training_plots(runs)) if any(run.history for run in runs) else [],
         quality=answers.quality,
-        qualities={name: task.quality_words for name, task in TASKS.items()},
+        qualities={
+            name: task.quality_words
+            for name, task in TASKS.items()
+            if any(pair.after["task"] == name for run in runs for pair in run.answers)
+        },
         boards=[(run.name, list(_boards(run, len(with_answers)))) for run in with_answers],
         gaps=_gaps,
         suites=suites.section(runs),
@@ -62,13 +72,40 @@ def _sentence(run: RunRecord) -> str:
         return f"did not come to its end, logged up to step {last}{alarms}."
     metrics = [metric for metric in headlines().values() if metric in run.after]
     before, after = headline(run.before), headline(run.after)
-    best, steps = run.results.get("best_step"), run.results.get("steps")
-    model = f"checkpoint of step {best} of {steps}" if best else f"{steps} steps"
+    steps = run.results.get("steps")
+    model = f"checkpoint of step {run.best_step} of {steps}" if run.best_step else f"{steps} steps"
     return (
         f"held out, {'mean of ' if len(metrics) > 1 else ''}{' and '.join(metrics)}: "
         f"{before:.1%} before, {after:.1%} after ({100 * (after - before):+.1f} points); "
         f"{model}{alarms}."
     )
+
+
+def _tone(run: RunRecord) -> str:
+    """How loud the line is: ``stop``, ``warning``, or nothing."""
+    severities = {finding["severity"] for finding in run.health or ()}
+    if "stop" in severities:
+        return "stop"
+    fell = run.finished and headline(run.after) < headline(run.before)
+    return "warning" if "warning" in severities or fell or not run.finished else ""
+
+
+def _paired(changes: Mapping[str, answers.Change]) -> str:
+    """What the exact test says of the headlines, in one line."""
+    return "; ".join(
+        f"{metric} {change.gained} gained, {change.lost} lost ({_probability(change.p)})"
+        for metric in headlines().values()
+        if (change := changes.get(metric)) is not None
+    )
+
+
+def _probability(p: float) -> str:
+    """As text that claims no digits.
+
+    >>> _probability(0.00001), _probability(0.0431), _probability(1.0)
+    ('p < 0.001', 'p = 0.043', 'p = 1')
+    """
+    return "p < 0.001" if p < 0.001 else f"p = {p:.2g}"
 
 
 def _setup(runs: Sequence[RunRecord]) -> dict[str, Any]:

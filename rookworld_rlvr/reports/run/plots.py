@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
 from markupsafe import Markup
 
 from ...common.html import render
@@ -29,6 +30,9 @@ _WIDTH, _HEIGHT = 380, 200
 
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 8, 24
+
+
+_WIDTH_OF_INTERVALS, _NAMES, _VALUES, _OF_A_DOT = 460, 150, 60, 17
 
 
 _MOST_POINTS = 240  # of a line: more are not seen at this width
@@ -49,12 +53,14 @@ class Series:
         points: By step.
         band: Lower and upper bound of each point; none for a line without.
         colour: Place among the page's colours.
+        chosen: The step whose weights were saved, which a ring marks; None where it is not known.
     """
 
     label: str
     points: Sequence[Point]
     band: Sequence[tuple[float, float]] = ()
     colour: int = 0
+    chosen: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +104,13 @@ def plot(title: str, series: Sequence[Series], note: str = "", is_share: bool = 
     heights += [bound for line in drawn for pair in line.band for bound in pair]
     first, last = min(steps), max(steps)
     ticks = _ticks(min(heights), max(heights))
+    if is_share:  # a constant one has room on both sides, but no share lies outside of [0, 1]
+        ticks = [tick for tick in ticks if 0 <= tick <= 1]
     x = _scale(first, last, _LEFT, _WIDTH - _RIGHT)
     y = _scale(ticks[0], ticks[-1], _HEIGHT - _BOTTOM, _TOP)
     form = _percent if is_share else _number
     labels = [(first, "start"), ((first + last) / 2, "middle"), (last, "end")]
+    chosen = sorted({c for line in drawn if (c := line.chosen) is not None and first <= c <= last})
     lost = sum(len(line.points) for line in series) - sum(len(line.points) for line in drawn)
     notes = [note, f"{lost} values that are not finite are left out." if lost else ""]
     return render(
@@ -109,12 +118,15 @@ def plot(title: str, series: Sequence[Series], note: str = "", is_share: bool = 
         title=title,
         lines=[_drawn(line, x, y, form, max(8, _MOST_MARKS // len(drawn))) for line in drawn],
         ticks=[(y(tick), form(tick)) for tick in ticks],
+        chosen=[(x(step), step) for step in chosen],
         steps=[(x(step), step, at) for step, at in labels if first < last or at == "middle"],
         note=" ".join(filter(None, notes)),
         width=_WIDTH,
         height=_HEIGHT,
         left=_LEFT,
         right=_WIDTH - _RIGHT,
+        top=_TOP,
+        bottom=_HEIGHT - _BOTTOM,
     )
 
 
@@ -171,8 +183,17 @@ def _drawn(
         "path": _path(_thinned(line.points, _MOST_POINTS), x, y),
         "band": _path([*upper, *reversed(lower)], x, y),
         "marks": [(x(step), y(value), step, form(value)) for step, value in marks],
+        "ring": _ring(line, x, y),
         "radius": 2.5 if len(marks) <= 30 else 1.2,
     }
+
+
+def _ring(line: Series, x: Scale, y: Scale) -> tuple[float, float] | None:
+    """Where a line is at the step of the saved weights, between two of its points if need be."""
+    steps, values = map(list, zip(*line.points, strict=True))
+    if line.chosen is None or not steps[0] <= line.chosen <= steps[-1]:
+        return None
+    return x(line.chosen), y(float(np.interp(line.chosen, steps, values)))
 
 
 def _path(points: Sequence[Point], x: Scale, y: Scale) -> str:
@@ -204,20 +225,22 @@ def intervals(title: str, rows: Sequence[tuple[str, Sequence[Dot]]]) -> Markup:
     """
     if not rows:
         return Markup()
-    x = _scale(0.0, 1.0, 150, _WIDTH - 20)
+    x = _scale(0.0, 1.0, _NAMES, _WIDTH_OF_INTERVALS - _VALUES)
     keys = dict.fromkeys((dot.label, dot.colour) for _, dots in rows for dot in dots)
-    placed, y = [], 6.0
+    placed, y = [], 4.0
     for name, dots in rows:
-        heights = [y + 10 * place + 8 for place in range(len(dots))]
-        placed.append((name, y + 6 + 5 * len(dots), list(zip(dots, heights, strict=True))))
-        y += 10 * len(dots) + 8
+        heights = [y + _OF_A_DOT * (place + 0.5) for place in range(len(dots))]
+        middle = y + _OF_A_DOT * len(dots) / 2
+        placed.append((name, middle, list(zip(dots, heights, strict=True))))
+        y += _OF_A_DOT * len(dots) + 8
     return render(
         "intervals.html",
         title=title,
         rows=placed,
         ticks=[(x(tick), _percent(tick)) for tick in (0, 0.25, 0.5, 0.75, 1)],
         keys=[{"label": label, "colour": colour, "dash": ""} for label, colour in keys],
-        width=_WIDTH,
+        width=_WIDTH_OF_INTERVALS,
+        values=_WIDTH_OF_INTERVALS,
         bottom=y,
         x=x,
         form=_percent,

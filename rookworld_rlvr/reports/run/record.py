@@ -77,6 +77,11 @@ class RunRecord:
         return bool(self.results)
 
     @property
+    def best_step(self) -> int | None:
+        """The optimiser step of the saved weights; None where the folder does not say."""
+        return self.results.get("best_step")
+
+    @property
     def rows(self) -> Mapping[str, int]:
         """Held-out rows by metric."""
         return {name: result.n for name, result in {**self.before, **self.after}.items()}
