@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from string import Formatter
@@ -151,6 +152,33 @@ TABLES: Mapping[str, Mapping[str, str]] = _FORMS["tables"]
 def cells(table: str, values: Part) -> tuple[str, ...]:
     """A row of a table."""
     return tuple(filled(form, values) for form in TABLES[table].values())
+
+
+def merged(completions: Sequence[Part]) -> list[Part]:
+    """A group's completions, the best reward first; equal ones are one, with their `count`.
+
+    Equal are text, reward and whether it ended by itself; the gaps are the largest among them.
+    """
+    equal: dict[tuple[Any, ...], list[Part]] = {}
+    for row in completions:
+        equal.setdefault((row["text"], row["reward"], row["ended"]), []).append(row)
+    gaps = ("sampler_gap", "reference_gap")
+    found = [
+        {
+            **rows[0],
+            "count": len(rows),
+            **{
+                name: max((r[name] for r in rows if r[name] is not None), default=None)
+                for name in gaps
+            },
+        }
+        for rows in equal.values()
+    ]
+    return sorted(found, key=_best_first)
+
+
+def _best_first(row: Part) -> tuple[float, int]:
+    return math.inf if row["reward"] is None else -row["reward"], -row["count"]
 
 
 def with_totals(completion: Part) -> Part:

@@ -16,10 +16,26 @@ from .run import PARTS, Diagnosis
 Part = Mapping[str, Any]
 
 
+_ELSEWHERE = ("findings", "heldout_before", "heldout_after", "setup")
+
+
 Bars = list[tuple[str, float | None, str]]  # label, value and text
 
 
-GROUPS_SHOWN = 12  # with boards; the JSON file holds all
+SECTIONS: Mapping[str, str] = {
+    "findings": PARTS["findings"],
+    "heldout": "Held-out score before and after",
+    **{key: title for key, title in PARTS.items() if key not in _ELSEWHERE},
+    "setup": PARTS["setup"],
+    "costs": "Cost of the phases",
+}
+"""Id → title, in the order of the page: the verdict first, the set-up behind what it led to."""
+
+
+NARROW = ("rewards", "advantages", "loss_terms", "shares")  # two beside each other
+
+
+GROUPS_SHOWN = 12  # of part 3, one a task unfolded; the JSON file holds all
 
 
 def page(diagnoses: Sequence[Diagnosis]) -> str:
@@ -27,20 +43,23 @@ def page(diagnoses: Sequence[Diagnosis]) -> str:
     return render(
         "diagnosis.html",
         diagnoses=diagnoses,
-        titles=PARTS,
+        titles=SECTIONS,
+        narrow=NARROW if len(diagnoses) == 1 else (),
         summary=lines,
         groups_shown=GROUPS_SHOWN,
+        unfolded=_unfolded,
         board=_board,
-        extremes=_extremes,
         tokens=_tokens,
-        heldout_bars=_heldout_bars,
+        heldout_rows=_heldout_rows,
+        share_bars=_share_bars,
         phase_bars=_phase_bars,
     )
 
 
-def _extremes(completions: Sequence[Part]) -> list[Part]:
-    ordered = sorted(completions, key=lambda c: -1e9 if c["reward"] is None else c["reward"])
-    return [ordered[-1], ordered[0]] if len(ordered) > 1 else ordered
+def _unfolded(groups: Sequence[Part]) -> list[int]:
+    """Places of the first group of each task."""
+    tasks = [group["task"] for group in groups]
+    return [tasks.index(task) for task in dict.fromkeys(tasks)]
 
 
 def _board(group: Part) -> Markup:
@@ -67,13 +86,33 @@ def _tokens(completion: Part) -> Iterator[Part]:
 # --------------------------------------------------------------------------------------------------
 # Bars
 # --------------------------------------------------------------------------------------------------
-def _heldout_bars(before: Part, after: Part) -> Bars:
-    both = {
-        f"{name}, {words}": part["metrics"][name]
-        for name in after["metrics"]
-        for words, part in (("before", before), ("after", after))
+def _heldout_rows(before: Part, after: Part) -> list[tuple[str, float, float, str]]:
+    """Metric, shares before and after, and their text with what became right and wrong."""
+    rows = []
+    for name, new in after["metrics"].items():
+        old, pair = before["metrics"][name]["value"], after["paired"].get(name)
+        words = lines.filled("{old:.1%} → {value:.1%} of {n}", {**new, "old": old})
+        if pair is not None:
+            words += lines.filled(": {wrong_to_right} gained, {right_to_wrong} lost", pair)
+        rows.append((name, old, new["value"], words))
+    return rows
+
+
+def _share_bars(shares: Part) -> Bars:
+    """KL's shares of loss and gradient."""
+    names = {
+        "kl_share_unclipped": "loss, before the ratio's clip",
+        "kl_share": "loss, after it",
+        "kl_share_of_gradient": "gradient",
     }
-    return [*lines.bar_rows(both, "{name}", "value", "{value:.1%}"), ("all", 1.0, "100%")]
+    bars: Bars = [
+        (f"{words}, {label}", kl, f"{kl:.1%}")
+        for key, words in lines.STEPS.items()
+        if shares[key] is not None
+        for name, label in names.items()
+        if (kl := shares[key][name]) is not None
+    ]
+    return [*bars, ("all", 1.0, "100%")] if bars else []
 
 
 def _phase_bars(phases: Part) -> Bars:

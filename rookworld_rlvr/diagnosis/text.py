@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..common.errors import RookWorldError
-from .lines import LINES, TABLES, cells, flagged, side_by_side, tokens, with_totals
+from .lines import LINES, TABLES, cells, flagged, merged, side_by_side, tokens, with_totals
 from .page import page
 from .run import PARTS, RESULT_HTML, RESULT_JSON, Diagnosis
 
@@ -91,7 +91,7 @@ def _details(key: str, part: Part) -> Iterator[RenderableType]:
             first.setdefault(group["task"], group)
         for group in [*first.values()][:GROUPS_SHOWN]:
             yield Text(f"\n{group['prompt']}", style="bold")
-            yield _filled_table("completions", map(_shortened, group["completions"]))
+            yield _filled_table("completions", map(_shortened, merged(group["completions"])))
             yield _filled_table("tokens", tokens(group["completions"][0])[:TOKENS_SHOWN])
     elif key == "advantages":
         yield _filled_table("groups", map(_shortened_group, part["groups"]))

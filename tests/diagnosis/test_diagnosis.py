@@ -13,12 +13,13 @@ import torch
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from rookworld_rlvr.common.errors import ConfigurationError
-from rookworld_rlvr.common.html import bars, curve, histogram
+from rookworld_rlvr.common.html import bars, curve, histogram, marked, pair_bars
 from rookworld_rlvr.common.stats import sign_test
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.diagnosis import DiagnoseArguments, choose_heldout, split_compare
 from rookworld_rlvr.diagnosis.completions import completion_groups
 from rookworld_rlvr.diagnosis.findings import find
+from rookworld_rlvr.diagnosis.lines import merged
 from rookworld_rlvr.diagnosis.record import PhaseMeter, RewardFault, guarded
 from rookworld_rlvr.diagnosis.sections import loss_terms_part
 from rookworld_rlvr.diagnosis.trainer import DiagnosedTrainer
@@ -282,6 +283,43 @@ def test_faults_of_the_arguments_are_found_together() -> None:
         DiagnoseArguments(overfit_single_batch=-1, compare=["a"], diagnose_heldout_rows=0)
     assert len(caught.value.faults) == 3
     assert split_compare(["--seed", "1"]) == ([], ["--seed", "1"])
+
+
+def test_equal_completions_are_one_and_the_best_comes_first() -> None:
+    def row(text: str, reward: float | None, gap: float | None = 0.1) -> dict[str, Any]:
+        return {
+            "text": text,
+            "reward": reward,
+            "ended": True,
+            "sampler_gap": gap,
+            "reference_gap": None,
+        }
+
+    rows = [row("b", 0.0), row("a", None), row("b", 0.0, 0.3), row("c", 1.0, None), row("b", 0.5)]
+    found = [(one["text"], one["reward"], one["count"], one["sampler_gap"]) for one in merged(rows)]
+    assert found == [
+        ("c", 1.0, 1, None),
+        ("b", 0.5, 1, 0.1),
+        ("b", 0.0, 2, 0.3),
+        ("a", None, 1, 0.1),
+    ]
+
+
+def test_what_differs_is_marked_word_by_word() -> None:
+    fen = "8/8/4K3/8/8/8/8/8 w - e3 0 1+0.001+0+0"
+    drawn = marked(fen, "8/8/3K4/8/8/8/8/8 w - - 0 1+0.001+0+0")
+    assert re.findall(r"<mark[^>]*>([^<]*)</mark>", drawn) == ["4K3", "e3"]
+    assert re.sub("<[^>]*>", "", drawn) == fen, "nothing is lost"
+    assert "<mark" not in marked("M: e2e4     E:", "M: e2e4 E:"), "padding"
+    assert marked("<b>", "") == '<mark title="">&lt;b&gt;</mark>'
+    assert marked("", '"') == '<mark title="&#34;"></mark>', "what is missing can be read"
+
+
+def test_pairs_of_bars_share_a_scale() -> None:
+    drawn = pair_bars([("a", 1, 2, "1 → 2"), ("b", 4, 0, "4 → 0")])
+    assert re.findall(r"width:([\d.]+)%", drawn) == ["25.00", "50.00", "100.00", "0.00"]
+    assert re.findall(r"width:([\d.]+)%", pair_bars([("a", 0.5, 1, "")], 2)) == ["25.00", "50.00"]
+    assert "width:0.00%" in pair_bars([("a", 0, 0, "")])
 
 
 def test_plots_hold_their_numbers_and_nothing_else_of_the_text() -> None:

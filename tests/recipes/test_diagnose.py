@@ -19,9 +19,11 @@ from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.diagnosis import PARTS, Diagnosis
-from rookworld_rlvr.diagnosis.page import page
+from rookworld_rlvr.diagnosis.lines import merged
+from rookworld_rlvr.diagnosis.page import SECTIONS, page
 from rookworld_rlvr.models import gpt2, loading
 
+from ..browser import HEIGHT, WIDTHS, Browser
 from ..conftest import REPOSITORY, launch, script
 
 SCRIPT = REPOSITORY / "recipes" / "diagnose.py"
@@ -195,8 +197,46 @@ def test_the_page_asks_for_nothing(healthy: Path) -> None:
     assert drawn.count("<polyline") == 0 and drawn.count("<rect") > 50
     assert "prefers-color-scheme:dark" in drawn
     assert "width=device-width" in drawn
-    for key in PARTS:
-        assert f'<section id="{key}">' in drawn
+    assert re.findall(r'<section id="(\w+)"', drawn) == list(SECTIONS)
+    assert next(iter(SECTIONS)) == "findings", "the verdict comes first"
+
+
+def test_equal_completions_are_shown_once(healthy: Path, content: dict[str, Any]) -> None:
+    drawn = (healthy / "diagnosis.html").read_text()
+    for group in content["completions"]["groups"]:
+        rows = merged(group["completions"])
+        assert sum(row["count"] for row in rows) == len(group["completions"])
+        start = drawn.index(f"<code>{group['prompt']}</code></summary>")
+        table = drawn[start : drawn.index("</table>", start)]
+        assert table.count("<tr>") == 1 + len(rows)
+        assert ("<mark" in table) == (len({row["text"] for row in rows}) > 1)
+    assert drawn.count('<details class="group" open>') == 2, "one a task"
+
+
+@pytest.fixture(scope="module")
+def large(content: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a step of sixteen prompts, as many as the packaged recipe's."""
+    parts = copy.deepcopy({key: content[key] for key in PARTS})
+    parts["completions"]["groups"] *= 4
+    path = tmp_path_factory.mktemp("large") / "diagnosis.html"
+    path.write_text(page([Diagnosis("grpo_nano", parts, content["phases"])]))
+    return path
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_is_short_and_fits(browser: Browser, large: Path, width: int, scheme: str) -> None:
+    browser.open(large, width, scheme)
+    for left, top, wide, high in browser.boxes(".verdict, #heldout h2"):
+        assert left >= 0 and left + wide <= width and top + high <= HEIGHT, "without scrolling"
+    assert browser.overflow() <= 0
+    spans = "[...document.querySelectorAll('.bars > span')]"
+    assert browser.ask(f"return {spans}.every(e => e.scrollWidth <= e.clientWidth + 1)"), "overlap"
+    if width == 1280:  # it was 16,209 pixels of the packaged recipe
+        assert browser.ask("return document.documentElement.scrollHeight") < 16_209 / 3
+    browser.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert browser.overflow() <= 0
+    assert browser.strays() == []
 
 
 def test_what_a_model_wrote_is_no_markup(content: dict[str, Any]) -> None:
@@ -386,7 +426,7 @@ def test_two_recipes_side_by_side(
     printed = capsys.readouterr().out
     assert "grpo_nano" in printed and "lora" in printed
     drawn = (tmp_path / "out" / "diagnosis.html").read_text()
-    assert drawn.count('class="verdict good"') == 4
+    assert drawn.count('class="verdict good"') == 2
 
 
 def test_nothing_of_a_run_is_touched(diagnose: Diagnose, tmp_path: Path) -> None:
