@@ -29,6 +29,9 @@ class ReportArguments(Checked):
             else [f"{where}: {len(runs)} folders; give 1 to {MOST_RUNS}, --run for each"]
         ),
     )
+    tasks_from: list[str] = setting(
+        [], "Tasks of your own, path/to/file.py:Class each, whose answers are to be shown."
+    )
     output_file: str | None = setting(
         None, "Where the page goes; report.html in the first run's folder where None."
     )

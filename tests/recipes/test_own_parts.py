@@ -218,6 +218,9 @@ def test_three_steps_of_a_task_of_one_s_own(folder: Path) -> None:
     history = json.loads((folder / "run" / "trainer_state.json").read_text())["log_history"]
     assert sum("rewards/turn_exact/mean" in log for log in history) == 3
     assert sum("eval_turn/exact" in log for log in history) == 2
+    done = script("report.py", "--run", "run", "--tasks_from", "my_task.py:Turn", cwd=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "T: " in (folder / "run" / "report.html").read_text(), "its prompts"
 
 
 @pytest.mark.parametrize(
