@@ -193,6 +193,7 @@ def advantages_part(trainer: DiagnosedTrainer, groups: list[Part]) -> Part:
             [row["text"] for row in rows],
             tasks,
             trainer.num_generations,
+            prompts=[group["prompt"] for group in groups for _ in group["completions"]],
         ),
         "groups": table,
     }

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from rookworld_rlvr.diagnosis.completions import completion_groups
 from rookworld_rlvr.diagnosis.findings import find
 from rookworld_rlvr.diagnosis.lines import merged
 from rookworld_rlvr.diagnosis.record import PhaseMeter, RewardFault, guarded
-from rookworld_rlvr.diagnosis.sections import loss_terms_part
+from rookworld_rlvr.diagnosis.sections import advantages_part, loss_terms_part
 from rookworld_rlvr.diagnosis.trainer import DiagnosedTrainer
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.training.parts.sampling import rollout
@@ -41,6 +42,19 @@ STEP: dict[str, Any] = {
     "logging_steps": 1,
     "log_reference_kl": True,
 }
+
+
+def test_a_fill_in_answer_is_read_as_its_prompt_asks() -> None:
+    prompt = "F: 8/8/8/8/8/4k3/8/4K3 w - - 0 1+[MASK]++8/8/8/8/8/4k3/8/3K4 b - - 1 1+0.001+0+0+"
+    rows = [
+        {"text": text, "reward": reward, "advantage": 0.0}
+        for text, reward in (("e1d1", 1.0), ("no move", 0.0))
+    ]
+    groups = [{"prompt": prompt, "task": "fill_in", "completions": rows}]
+    trainer: Any = SimpleNamespace(
+        scale_rewards="group", num_generations=2, args=SimpleNamespace(baseline="group_mean")
+    )
+    assert advantages_part(trainer, groups)["batch"]["health/unreadable"] == 0.5
 
 
 @pytest.fixture
