@@ -45,6 +45,9 @@ Kind = Literal["share", "mean"]
 RESAMPLES = 2_000
 
 
+_ENUMERATED = 12  # differences whose 4,096 signs are all tried
+
+
 _CHUNK = 4_000_000  # numbers drawn at once
 
 
@@ -72,7 +75,7 @@ class Paired:
     low: float
     high: float
     p: float
-    test: Literal["mcnemar", "bootstrap"]
+    test: Literal["mcnemar", "permutation"]
     n: int
 
 
@@ -93,8 +96,8 @@ def estimate(kind: Kind, values: Sequence[float]) -> Estimate:
 def paired(kind: Kind, first: Mapping[str, float], second: Mapping[str, float]) -> Paired | None:
     """The difference of two models on the items that both have a value for; None without any.
 
-    Shares are judged by McNemar's exact test, means by where 0 lies among the bootstrapped
-    differences. Both intervals are bootstrapped over items.
+    Shares are judged by McNemar's exact test, means by `permutation_test`: with fewer than six items
+    that differ, neither p is below 0.05. Both intervals are bootstrapped over items.
 
     Args:
         kind: ``share`` for values of 0 and 1.
@@ -102,23 +105,20 @@ def paired(kind: Kind, first: Mapping[str, float], second: Mapping[str, float]) 
         second: The same of the other model.
 
     Source: Q. McNemar, Psychometrika 12 (1947); B. Efron and R. Tibshirani, "An Introduction to the
-    Bootstrap" (1993), chapters 13 and 15.
+    Bootstrap" (1993), chapters 13 and 15; R. A. Fisher, "The Design of Experiments" (1935), section 21.
     """
     items = [item for item in first if item in second]
     if not items:
         return None
     differences = np.array([second[item] - first[item] for item in items], dtype=float)
-    drawn = _bootstrap_means(differences)
-    low, high = _percentiles(drawn)
+    low, high = _percentiles(_bootstrap_means(differences))
     if kind == "share":
         rose, fell = int((differences > 0).sum()), int((differences < 0).sum())
         return Paired(
-            float(differences.mean()), low, high, mcnemar(fell, rose), "mcnemar", len(items)
+            float(differences.mean()), low, high, mcnemar(rose, fell), "mcnemar", len(items)
         )
-    # The first draw is the sample itself: a p of 0 would claim more than the draws can tell.
-    tail = min((drawn <= 0).sum(), (drawn >= 0).sum()) + 1
-    p = min(1.0, 2 * float(tail) / (len(drawn) + 1))
-    return Paired(float(differences.mean()), low, high, p, "bootstrap", len(items))
+    p = permutation_test(differences)
+    return Paired(float(differences.mean()), low, high, p, "permutation", len(items))
 
 
 def sign_test(fell: int, rose: int) -> float:
@@ -135,13 +135,45 @@ def sign_test(fell: int, rose: int) -> float:
     return float(ways / 2**changed)
 
 
-def mcnemar(fell: int, rose: int) -> float:
+def mcnemar(better: int, worse: int) -> float:
     """McNemar's exact two-sided test: `sign_test` of the rarer change, doubled.
 
-    >>> mcnemar(1, 9)
-    0.021484375
+    Args:
+        better: Items that the second got right and the first did not.
+        worse: The other way round.
+
+    >>> mcnemar(9, 1), mcnemar(4, 0)
+    (0.021484375, 0.125)
     """
-    return min(1.0, 2 * sign_test(max(fell, rose), min(fell, rose)))
+    return min(1.0, 2 * sign_test(max(better, worse), min(better, worse)))
+
+
+def permutation_test(differences: np.ndarray) -> float:
+    """How likely a mean so far from 0 would be, were each difference as likely to have the other sign.
+
+    Two-sided. Exact for up to `_ENUMERATED` differences other than 0, by `RESAMPLES` draws for more.
+
+    Args:
+        differences: Of pairs, ``(N,)``.
+
+    >>> permutation_test(np.array([1.0, 1.0, 1.0, 1.0]))
+    0.125
+    """
+    changed = differences[differences != 0]
+    if not len(changed):
+        return 1.0
+    bound = abs(changed.sum()) * (1 - 1e-9)  # equal sums may differ by rounding
+    if len(changed) <= _ENUMERATED:
+        bits = np.arange(2 ** len(changed))[:, None] >> np.arange(len(changed)) & 1
+        return float((abs((2 * bits - 1) @ changed) >= bound).mean())
+    generator = np.random.default_rng(_SEED)
+    at_once = max(1, _CHUNK // len(changed))
+    extreme = 1  # the sample itself: a p of 0 would claim more than the draws can tell
+    for start in range(0, RESAMPLES, at_once):
+        count = min(at_once, RESAMPLES - start)
+        signs = generator.integers(2, size=(count, len(changed))) * 2 - 1
+        extreme += int((abs(signs @ changed) >= bound).sum())
+    return extreme / (RESAMPLES + 1)
 
 
 def _bootstrap_means(values: np.ndarray) -> np.ndarray:

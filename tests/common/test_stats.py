@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rookworld_rlvr.common.stats import estimate, mcnemar, paired
+from rookworld_rlvr.common.stats import Kind, estimate, mcnemar, paired, permutation_test
 
 
 def test_a_share_has_wilsons_interval() -> None:
@@ -51,12 +51,40 @@ def test_shares_are_paired_by_item() -> None:
     assert found.low < 0.25 < found.high
 
 
-def test_means_are_compared_by_bootstrap() -> None:
+@pytest.mark.parametrize(
+    ("differences", "p"),
+    [
+        ([1, 1, 1, 1], 2 / 16),  # of the sixteen signs: all up, all down
+        ([3, 2, 1], 2 / 8),
+        ([3, 2, -1], 4 / 8),  # sums of 6, 4, -4, -6
+        ([1, 0, 0, -1], 1.0),
+        ([0, 0], 1.0),
+        # Darwin's maize, eighths of an inch; Fisher (1935, section 21) counts 1,726 of 2**15.
+        ([49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48], 1_726 / 2**15),
+    ],
+)
+def test_the_permutation_test(differences: list[float], p: float) -> None:
+    exact = len(differences) <= 12
+    found = permutation_test(np.array(differences, dtype=float))
+    assert found == pytest.approx(p, abs=1e-12 if exact else 0.015)
+
+
+@pytest.mark.parametrize("kind", ["share", "mean"])
+@pytest.mark.parametrize(("n", "is_certain"), [(4, False), (5, False), (6, True)])
+def test_a_handful_of_items_proves_nothing(kind: Kind, n: int, is_certain: bool) -> None:
+    first, second = ({str(item): value for item in range(n)} for value in (0.0, 1.0))
+    found = paired(kind, first, second)
+    assert found is not None and found.difference == 1
+    assert found.p == pytest.approx(2 * 0.5**n)
+    assert (found.p < 0.05) is is_certain
+
+
+def test_means_are_compared_by_permutation() -> None:
     draw = np.random.default_rng(4)
     first = {str(i): float(value) for i, value in enumerate(draw.normal(size=200))}
     better = {item: value + 0.1 + 0.1 * draw.normal() for item, value in first.items()}
     found = paired("mean", first, better)
-    assert found is not None and found.test == "bootstrap"
+    assert found is not None and found.test == "permutation"
     assert found.p < 0.01, "paired: far smaller than the spread between items"
     assert 0 < found.low < found.difference < found.high < 0.2
     same = paired("mean", first, {item: v + 0.1 * draw.normal() for item, v in first.items()})
