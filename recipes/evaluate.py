@@ -11,13 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate import PartialState
-from tqdm import tqdm
 
 from rookworld_rlvr.cli.parser import StrictParser, run_cli
 from rookworld_rlvr.common.errors import ConfigurationError
@@ -25,7 +22,6 @@ from rookworld_rlvr.common.files import check_writable, write_json
 from rookworld_rlvr.common.machine import machine
 from rookworld_rlvr.common.settings import each, setting
 from rookworld_rlvr.engine.pool import EngineArguments
-from rookworld_rlvr.evaluation.answerers import Answerer, LanguageModel
 from rookworld_rlvr.evaluation.models import ModelArguments, OracleValues, open_model
 from rookworld_rlvr.evaluation.registry import (
     SUITES,
@@ -35,7 +31,6 @@ from rookworld_rlvr.evaluation.registry import (
     open_suites,
 )
 from rookworld_rlvr.evaluation.results import ModelResults, results_document, results_text
-from rookworld_rlvr.evaluation.suite import Suite, SuiteResult
 from rookworld_rlvr.evaluation.suites.policy import PolicySuite
 from rookworld_rlvr.tasks.scoring import Values
 
@@ -94,7 +89,7 @@ def main(argv: Sequence[str]) -> None:
     results = []
     for name in model_args.model_name_or_path:
         model = open_model(name, model_args, values)
-        answered = {suite.name: run(suite, model) for suite in suites}
+        answered = {suite.name: suite.run(model) for suite in suites}
         results.append(ModelResults(name, answered, left_out))
 
     ################
@@ -108,15 +103,6 @@ def main(argv: Sequence[str]) -> None:
                 results_document(results, proofs, {"arguments": parser.values, **machine()}),
             )
             print(f"\nresults: {args.output_file}")
-
-
-def run(suite: Suite[Any], model: Answerer) -> SuiteResult:
-    """Run a suite behind a progress bar of the prompts that this process has answered."""
-    hidden = not PartialState().is_main_process
-    with tqdm(desc=f"{model.name}: {suite.name}", unit="prompt", disable=hidden) as bar:
-        if isinstance(model, LanguageModel):
-            model.complete = partial(model.complete, progress=bar.update)
-        return suite.run(model)
 
 
 if __name__ == "__main__":

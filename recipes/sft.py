@@ -15,6 +15,7 @@ from trl import ModelConfig, SFTTrainer, get_peft_config
 
 from rookworld_rlvr.cli.checks import check_sft_recipe
 from rookworld_rlvr.cli.parser import StrictParser, run_cli
+from rookworld_rlvr.common.progress import Progress
 from rookworld_rlvr.data.loading import DataArguments, load_data, require_answers
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import complete
@@ -102,12 +103,14 @@ def main(argv: Sequence[str]) -> None:
     ################
     if trainer.accelerator.is_main_process:
         network = loading.load_model(str(output_dir)).to(trainer.accelerator.device).eval()
-        completions = complete(
-            network,
-            tokenizer,
-            data.heldout["prompt"][:],
-            max_new_tokens=MAX_ANSWER_TOKENS,
-        )
+        with Progress("held-out rows", len(data.heldout), "prompts") as progress:
+            completions = complete(
+                network,
+                tokenizer,
+                data.heldout["prompt"][:],
+                max_new_tokens=MAX_ANSWER_TOKENS,
+                progress=progress.update,
+            )
         results = evaluate_completions(data.heldout, completions)
         print(results_table(results))
         command = " ".join(["python recipes/sft.py", *argv])

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
-from tqdm import tqdm
-
 from ..common.errors import IllegalPositionError, NotationError
+from ..common.progress import Progress
 from ..common.settings import setting
 from ..tasks.registry import TASKS, task_of
 from ..tasks.scoring import Values, values_by_move
@@ -92,14 +91,14 @@ class PolicyTruth:
         return cls(args.labels, Labeller(args)) if asked else cls()
 
     def values(
-        self, fens: Sequence[str], stored: Sequence[Any], progress: str | None = None
+        self, fens: Sequence[str], stored: Sequence[Any], progress: str = ""
     ) -> list[Values | None]:
         """The values of each row; None where they cannot be had.
 
         Args:
             fens: Positions with a legal move.
             stored: The rows' `action_values`, or None each.
-            progress: Title of a progress bar, None for no bar.
+            progress: Title of a progress bar; empty for none.
 
         Raises:
             RookWorldError: See `Labeller.values`.
@@ -111,10 +110,8 @@ class PolicyTruth:
         if self.labeller is None or not waiting:
             return found
         asked = [fens[index] for index in waiting]
-        total = len(set(asked))
-        with tqdm(total=total, desc=progress, unit="position", disable=progress is None) as bar:
-            answers = self.labeller.values(asked, bar.update)
-            bar.update(total - bar.n)  # those that were known, or given up
+        with Progress(progress, len(set(asked)), "positions", hidden=not progress) as shown:
+            answers = self.labeller.values(asked, shown.update)
         for index, answer in zip(waiting, answers, strict=True):
             found[index] = None if answer is None else answer.by_move()
         return found

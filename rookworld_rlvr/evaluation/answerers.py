@@ -12,6 +12,7 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 
 from ..common.errors import RookWorldError
+from ..common.progress import Progress
 from ..models.decoding import GREEDY, Decoding
 from ..tasks.registry import TASKS, task_of
 from ..tasks.scoring import Values
@@ -26,8 +27,10 @@ class Answerer(ABC):
     Attributes:
         name: As results name it.
         decoding: How it chooses its tokens, for the record.
+        asked_by: The suite that asks, for a progress bar.
     """
 
+    asked_by: str = ""
     name: str
     decoding: Mapping[str, Any]
 
@@ -43,7 +46,8 @@ class LanguageModel(Answerer):
 
     Args:
         name: As results name it; of a policy in training the run's.
-        complete: Decodes one completion a prompt, on this process, such as `models.decoding.complete`.
+        complete: Decodes one completion a prompt, on this process, such as `models.decoding.complete`;
+            it takes `progress`.
         decoding: How it does.
     """
 
@@ -60,11 +64,12 @@ class LanguageModel(Answerer):
     def answers(self, prompts: Sequence[str]) -> list[str]:
         """See `Answerer`; a prompt that stands several times is decoded once."""
         unique = list(dict.fromkeys(prompts))
-        answers = dict(zip(unique, shared(unique, self.complete), strict=True))
+        title = f"{self.name}: {self.asked_by}" if self.asked_by else self.name
+        answers = dict(zip(unique, shared(unique, self.complete, title), strict=True))
         return [answers[prompt] for prompt in prompts]
 
 
-def shared(prompts: Sequence[str], complete: Callable[[Sequence[str]], list[str]]) -> list[str]:
+def shared(prompts: Sequence[str], complete: Callable[..., list[str]], title: str) -> list[str]:
     """Have every process complete its share of the prompts, and give all of them to each.
 
     Every process gets as many, some of them a second time: under FSDP each forward is a collective,
@@ -72,7 +77,8 @@ def shared(prompts: Sequence[str], complete: Callable[[Sequence[str]], list[str]
 
     Args:
         prompts: `N` texts, the same on every process.
-        complete: Completes some of them.
+        complete: Completes some of them, and calls `progress` with the number of each batch.
+        title: Of a progress bar.
 
     Returns:
         `N` completions.
@@ -82,7 +88,8 @@ def shared(prompts: Sequence[str], complete: Callable[[Sequence[str]], list[str]
     share = [
         (rank + turn * world) % len(prompts) for turn in range(math.ceil(len(prompts) / world))
     ]
-    completions = complete([prompts[index] for index in share])
+    with Progress(title, len(share), "prompts") as progress:
+        completions = complete([prompts[index] for index in share], progress=progress.update)
     if world == 1:
         return completions
     found = dict(gather_object(list(zip(share, completions, strict=True))))

@@ -9,6 +9,7 @@ from typing import Literal
 import chess
 
 from ..common.errors import NotationError
+from ..common.progress import Progress
 from ..data import synthesis
 from ..data.loading import HELDOUT_SHARE, is_held_out
 from ..tasks import rules
@@ -64,7 +65,10 @@ class Game:
 
 
 def play_out(
-    games: Sequence[Game], replies: Callable[[list[Game]], list[Reply]], most: int
+    games: Sequence[Game],
+    replies: Callable[[list[Game]], list[Reply]],
+    most: int,
+    title: str = "games",
 ) -> None:
     """Play all games to their ends, a ply of all that are under way at a time.
 
@@ -72,10 +76,19 @@ def play_out(
         games: Changed in place.
         replies: The moves of the sides to move, one a game.
         most: Half-moves after which a game is cut off.
+        title: Of a progress bar.
     """
-    while running := [game for game in games if game.ending is None]:
-        for game, reply in zip(running, replies(running), strict=True):
-            game.take(reply, most)
+    with game_progress(title, len(games), most) as progress:
+        while running := [game for game in games if game.ending is None]:
+            for game, reply in zip(running, replies(running), strict=True):
+                game.take(reply, most)
+            left = sum(most - game.half_moves for game in games if game.ending is None)
+            progress.update(len(games) * most - left - progress.done)
+
+
+def game_progress(title: str, games: int, most: int) -> Progress:
+    """A bar of half-moves; those that a game which ends early leaves out count as done."""
+    return Progress(title, games * most, "half-moves at most")
 
 
 def openings(count: int, seed: int) -> list[chess.Board]:
@@ -100,7 +113,7 @@ class GameSuite(Suite[chess.Board]):
 
     def __init__(self, games: int, plies: int, seed: int) -> None:
         notes = {
-            "starts": f"held-out positions after {OPENING_PLIES} random plies",
+            "positions": f"Games from held-out positions after {OPENING_PLIES} random plies.",
             "game_plies": plies,
         }
         super().__init__(self.starts(games, seed), seed, notes)

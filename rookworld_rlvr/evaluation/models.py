@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from accelerate import PartialState
 
+from ..common.progress import Progress
 from ..common.settings import Checked, setting
 from ..engine.labeller import Labeller
 from ..engine.pool import EngineArguments
@@ -108,7 +109,9 @@ class OracleValues:
         missing = [fen for fen in dict.fromkeys(fens) if fen not in self._known]
         if missing:
             self._labeller = self._labeller or Labeller(self._engine_args)
-            for fen, values in zip(missing, self._labeller.values(missing), strict=True):
+            with Progress("values for the oracle", len(missing), "positions") as progress:
+                found = self._labeller.values(missing, progress.update)
+            for fen, values in zip(missing, found, strict=True):
                 if values is not None:
                     self._known[fen] = values.by_move()
         return [self._known.get(fen) for fen in fens]

@@ -93,6 +93,8 @@ def results_text(results: Sequence[ModelResults]) -> str:
             "",
             f"{name} (version {result.version}, n {result.n}, {decoding_text(result.decoding)})",
         ]
+        if "positions" in result.notes:
+            lines.append(f"  {result.notes['positions']}")
         lines += _table(name, result, first, others)
     for name, reason in first.left_out.items():
         lines += ["", f"{name}: left out: {reason}"]
@@ -102,8 +104,9 @@ def results_text(results: Sequence[ModelResults]) -> str:
 
 
 _LEGEND = (
-    "Differences from {} are over the items that both have a value for; * where chance alone would "
-    "give as much in less than one case of twenty (shares: McNemar's exact test, means: bootstrap)."
+    "Differences from {} are over the items that both have a value for. * means p < 0.05 in a "
+    "two-sided test of these pairs: McNemar's exact test for shares, sign-flip permutation for means. "
+    "Fewer than six items that differ never earn a star."
 )
 
 
@@ -154,7 +157,7 @@ def _estimate(value: Estimate | None) -> str:
 
 
 def _change(value: Paired | None) -> str:
-    """A star where chance alone would rarely differ as much."""
+    """A star where chance alone would rarely differ as much, see `_LEGEND`."""
     if value is None:
         return ""
     return f" {value.difference:+.3f}{'*' if value.p < 0.05 else ''}"

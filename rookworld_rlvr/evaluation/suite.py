@@ -126,6 +126,8 @@ class Suite(ABC, Generic[Item]):
         metrics: What it measures: by name a ``share`` of items (values 0 and 1) or a ``mean``.
         headline: The metric that says most; the higher, the better.
         grouped: The metrics that are split by group.
+        about: What the positions are, in a line, and which row a run's held-out rows compare with;
+            results carry it as the note `positions`.
     """
 
     name: ClassVar[str]
@@ -133,13 +135,14 @@ class Suite(ABC, Generic[Item]):
     metrics: ClassVar[Mapping[str, Kind]]
     headline: ClassVar[str]
     grouped: ClassVar[Collection[str]] = ()
+    about: ClassVar[str] = ""
 
     def __init__(
         self, items: Mapping[str, Item], seed: int, notes: Mapping[str, Any] | None = None
     ) -> None:
         self.items = dict(items)
         self.seed = seed
-        self.notes = dict(notes or {})
+        self.notes = {**({"positions": self.about} if self.about else {}), **(notes or {})}
 
     @abstractmethod
     def positions(self) -> dict[str, str]:
@@ -161,6 +164,7 @@ class Suite(ABC, Generic[Item]):
     def run(self, model: Answerer) -> SuiteResult:
         """Ask a model, and gather what its answers are worth."""
         seen = Observations(self.metrics, self.groups())
+        model.asked_by = self.name
         for item, values, groups in self.judged(model):
             for metric, value in values.items():
                 seen.add(item, metric, value, groups if metric in self.grouped else ())

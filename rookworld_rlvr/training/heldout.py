@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from datasets import Dataset
 from trl.models.utils import unwrap_model_for_generation
 
+from ..common.progress import quiet
 from ..common.stats import Proportion
 from ..evaluation.answerers import LanguageModel, shared
 from ..evaluation.results import ModelResults
@@ -60,7 +61,11 @@ class HeldoutEvaluation:
         if not isinstance(rows, Dataset):
             raise TypeError(f"held-out rows come as one Dataset, not {type(rows).__name__}")
         started = time.perf_counter()
-        self.completions = shared(rows["prompt"][:], partial(decode, self.trainer))
+        is_quiet = bool(self.trainer.args.disable_tqdm)
+        with quiet(is_quiet):
+            self.completions = shared(
+                rows["prompt"][:], partial(decode, self.trainer), "held-out rows"
+            )
         self.results = evaluate_completions(rows, self.completions)
         if self.trainer.is_in_train and self.before is None:
             self.before = self.results
@@ -69,7 +74,8 @@ class HeldoutEvaluation:
                 write_answers(Path(self.folder) / ANSWERS_BEFORE, rows, self.completions)
         metrics = {name: result.value for name, result in self.results.items()}
         metrics["overall"] = headline(self.results)
-        metrics |= self._run_suites()
+        with quiet(is_quiet):
+            metrics |= self._run_suites()
         metrics["runtime"] = time.perf_counter() - started
         return {f"{prefix}_{name}": value for name, value in metrics.items()}
 
@@ -116,8 +122,10 @@ class HeldoutEvaluation:
         return [ModelResults(str(name), r, left_out) for name, r in measured if r is not None]
 
 
-def decode(trainer: Any, prompts: Sequence[str]) -> list[str]:
-    """Complete prompts with a trainer's policy, greedily, on this process."""
+def decode(
+    trainer: Any, prompts: Sequence[str], progress: Callable[[int], object] | None = None
+) -> list[str]:
+    """Complete prompts with a trainer's policy, greedily, on this process; see `complete`."""
     training = trainer.model.training
     trainer.model.eval()
     try:
@@ -132,6 +140,7 @@ def decode(trainer: Any, prompts: Sequence[str]) -> list[str]:
                 prompts,
                 max_new_tokens=trainer.max_completion_length,
                 batch_size=trainer.args.per_device_eval_batch_size,
+                progress=progress,
             )
     finally:
         trainer.model.train(training)

@@ -86,12 +86,16 @@ def test_the_real_engine_gives_what_it_gave_for_the_column(stockfish: str, label
         assert truth.values(POSITIONS, [None] * len(POSITIONS)) == expected
 
 
-def test_no_bar_is_drawn_unless_it_has_a_title(capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_progress_is_shown_unless_it_has_a_title(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rookworld_rlvr.common.progress.LINE_EVERY_S", 0)
     truth = truth_of("engine", FakeLabeller())
     truth.values([ONE, OTHER, ONE], [None] * 3)
     assert capfd.readouterr().err == ""
     truth.values([ONE, OTHER, ONE], [None] * 3, progress="some values")
-    assert "some values" in capfd.readouterr().err
+    shown = capfd.readouterr().err
+    assert "some values: 2 of 2 positions (100%)" in shown and "\r" not in shown
 
 
 def test_closing_closes_the_labeller() -> None:

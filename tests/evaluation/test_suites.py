@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -32,7 +33,7 @@ from rookworld_rlvr.evaluation.registry import (
     open_suites,
 )
 from rookworld_rlvr.evaluation.results import ModelResults, results_document, results_text
-from rookworld_rlvr.evaluation.suite import Observations, Suite, SuiteUnavailableError
+from rookworld_rlvr.evaluation.suite import Observations, Suite, SuiteResult, SuiteUnavailableError
 from rookworld_rlvr.evaluation.suites.environment import EnvironmentSuite, kinds
 from rookworld_rlvr.evaluation.suites.environment import judge as judge_environment
 from rookworld_rlvr.evaluation.suites.fill_in import FillInSuite
@@ -167,7 +168,7 @@ def test_environment_items_are_held_out_and_of_every_kind() -> None:
         for name, values in suite.run(RandomMover()).observations.values.items()
         if name.startswith("exact/")
     }
-    for group in ("move_1", "moves_2_to_10", "moves_11_to_30", "moves_31_on"):
+    for group in ("openings", "move_1", "moves_2_to_10", "moves_11_to_30", "moves_31_on"):
         assert counts.pop(group) >= 30, group
     assert min(counts.values()) >= 10 and len(counts) == 8, counts
     moves = [len(name.split("+")[2].split()) for name in fens]
@@ -540,7 +541,7 @@ def test_the_schema_of_the_results_file(evaluated: list[ModelResults]) -> None:
     ]
     assert document["schema_version"] == 1 and document["model"] == "random"
     suite = document["suites"]["environment"]
-    assert list(suite) == ["version", "n", "seed", "decoding", "metrics"]
+    assert list(suite) == ["version", "n", "seed", "decoding", "metrics", "notes"]
     assert (suite["version"], suite["n"], suite["seed"]) == (1, 12, 0)
     assert suite["decoding"] == {"name": "random", "seed": 0}
     assert suite["metrics"]["next_state_exact"].keys() == {"value", "low", "high", "n"}
@@ -550,9 +551,58 @@ def test_the_schema_of_the_results_file(evaluated: list[ModelResults]) -> None:
     change = oracle["paired"]["environment"]["next_state_exact"]
     assert change.keys() == {"difference", "low", "high", "p", "test", "n"}
     assert change["test"] == "mcnemar" and change["n"] == 12
-    assert oracle["paired"]["policy"]["top_5_overlap"]["test"] == "bootstrap"
+    assert oracle["paired"]["policy"]["top_5_overlap"]["test"] == "permutation"
     single = results_document(evaluated[:1], [], {})
     assert single["compared"] == [] and single["suites"] == document["suites"]
+
+
+def test_every_suite_says_what_its_positions_are(evaluated: list[ModelResults]) -> None:
+    games, left_out = open_suites(
+        SuiteArguments(
+            suites=["self_play", "closed_loop", "versus_stockfish", "fill_in", "mate_in_one"],
+            suite_games=1,
+            suite_rows=1,
+            versus_levels=["random"],
+        ),
+        EngineArguments(),
+    )
+    assert not left_out
+    for suite in games:
+        assert suite.notes["positions"], suite.name
+    text = results_text(evaluated[:1])
+    assert text.splitlines()[1].startswith("  Held-out positions of whole games")
+    for row in ("exact/openings", "best_move/opening"):
+        assert f"compare with {row}" in text
+        assert re.search(rf"^  {row} +\d+ ", text, re.MULTILINE), row
+
+
+def test_the_openings_are_short_games_from_the_start() -> None:
+    suite = EnvironmentSuite(60, seed=0)
+    result = suite.run(RandomMover())
+    found = set(result.observations.values["exact/openings"])
+    assert 10 < len(found) < 60
+    for item, prompt in suite.items.items():
+        board = chess.Board()
+        with contextlib.suppress(ValueError):
+            for move in prompt.history[:-1]:
+                board.push_uci(move)
+        is_opening = len(prompt.history) <= 8 and board.fen() == prompt.fen
+        assert (item in found) is is_opening, item
+
+
+def test_four_games_earn_no_star() -> None:
+    def model(name: str, value: float, games: int) -> ModelResults:
+        seen = Observations({"legal_half_moves": "mean", "finished": "share"})
+        for game in range(games):
+            seen.add(str(game), "legal_half_moves", value)
+            seen.add(str(game), "finished", value)
+        return ModelResults(name, {"self_play": SuiteResult(1, games, 0, {"name": "x"}, seen)}, {})
+
+    few = results_text([model("first", 0.0, 4), model("second", 1.0, 4)])
+    assert few.count("+1.000") == 2 and "+1.000*" not in few
+    assert "* means p < 0.05" in few and "Fewer than six" in few
+    many = results_text([model("first", 0.0, 6), model("second", 1.0, 6)])
+    assert many.count("+1.000*") == 2
 
 
 def test_the_table_says_what_differs(evaluated: list[ModelResults]) -> None:
@@ -588,6 +638,16 @@ def test_bad_input_gets_one_message(tmp_path: Path) -> None:
     assert "did you mean policy" in done.stderr
 
 
+def test_progress_is_shown_in_plain_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rookworld_rlvr.common.progress.LINE_EVERY_S", 0)
+    words = "--suites environment self_play --suite_rows 4 --suite_games 1 --max_new_tokens 4"
+    done = script("evaluate.py", *words.split(), cwd=tmp_path)
+    assert done.returncode == 0
+    assert "rookworld-nano: environment: 4 of 4 prompts (100%), 00:00 left\n" in done.stderr
+    assert "rookworld-nano: self_play: 200 of 200 half-moves at most (100%)" in done.stderr
+    assert "\r" not in done.stderr
+
+
 def test_every_answerer_answers_each_prompt() -> None:
     prompts = [f"P: {START}", f"A: {START}+e2e4+e2e4+", f"P: {START}"]
     prompts += [f"F: {START}+e2e4+e2e4+{AFTER_E4}+0.001+0+[MASK]+"]
@@ -603,6 +663,25 @@ def test_every_answerer_answers_each_prompt() -> None:
 # --------------------------------------------------------------------------------------------------
 # In training
 # --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("is_quiet", [False, True])
+def test_held_out_decoding_is_shown_unless_bars_are_disabled(
+    random_gpt2: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+    make_trainer: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    is_quiet: bool,
+) -> None:
+    monkeypatch.setattr("rookworld_rlvr.common.progress.LINE_EVERY_S", 0)
+    trainer = make_trainer(random_gpt2, tokenizer, disable_tqdm=is_quiet, max_completion_length=4)
+    trainer.heldout.suites = [EnvironmentSuite(4, seed=0)]
+    capsys.readouterr()
+    trainer.heldout.run(trainer.eval_dataset.select(range(20)), "eval")
+    shown = capsys.readouterr().err
+    assert ("held-out rows: 20 of 20 prompts (100%)" in shown) is not is_quiet
+    assert (": environment: 4 of 4 prompts" in shown) is not is_quiet
+
+
 def test_suites_run_with_every_evaluation_and_choose_the_best_checkpoint(
     nano: tuple[GPT2LMHeadModel, PreTrainedTokenizerBase],
     make_trainer: Callable[..., Any],

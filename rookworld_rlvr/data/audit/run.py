@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from ...common.errors import RookWorldError
+from ...common.progress import Progress, shown
 from ...common.settings import Checked, each, setting
 from ...engine.labeller import Labeller
 from ...tasks import rules
@@ -117,11 +117,12 @@ def audit(args: AuditArguments, labeller: Labeller | None = None) -> dict[str, A
 
 def _read(name: str, split: str, max_rows: int | None = None) -> Iterator[Row | Malformed]:
     rows = parse_rows(raw_rows(name, split, max_rows))
-    return iter(tqdm(rows, desc=f"{name} {split}", unit=" rows", disable=None))
+    return shown(rows, f"reading {name}, {split}")
 
 
 def _ask_engine(counts: Counts, labeller: Labeller) -> dict[str, Any]:
-    answers = labeller.values([row["fen"] for row in counts.sample])
+    with Progress("values of a sample", len(counts.sample), "positions") as progress:
+        answers = labeller.values([row["fen"] for row in counts.sample], progress.update)
     for row, values in zip(counts.sample, answers, strict=True):
         if values is not None:
             counts.compare(row, values.by_move(), "engine")

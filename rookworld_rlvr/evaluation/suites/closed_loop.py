@@ -13,7 +13,7 @@ from ...tasks import rules
 from ...tasks.environment import parse_environment_answer, write_environment_prompt
 from ...tasks.types import EnvironmentAnswer, EnvironmentPrompt
 from ..answerers import Answerer
-from ..games import Game, GameSuite, ask_moves
+from ..games import Game, GameSuite, ask_moves, game_progress
 from ..suite import Judged
 
 MOVE_ERRORS = ("illegal_move", "unreadable_move")
@@ -68,8 +68,11 @@ class ClosedLoopSuite(GameSuite):
     def judged(self, model: Answerer) -> Iterator[Judged]:
         """See `Suite`."""
         loops = [Loop(game) for game in self.games()]
-        while running := [loop for loop in loops if loop.running]:
-            _step(model, running, self.plies)
+        with game_progress(f"{model.name}: {self.name}", len(loops), self.plies) as progress:
+            while running := [loop for loop in loops if loop.running]:
+                _step(model, running, self.plies)
+                left = sum(self.plies - loop.game.half_moves for loop in loops if loop.running)
+                progress.update(len(loops) * self.plies - left - progress.done)
         for loop in loops:
             yield loop.game.name, judge(loop), ()
 

@@ -23,6 +23,14 @@ from ..suite import Judged, Suite
 DATASET = "rookworld-evaluation"
 
 
+OPENINGS = "openings"
+
+
+OPENING_PLIES = (
+    8  # positions after fewer plies than this, as in the packaged rows that runs train on
+)
+
+
 FIRST_MOVES_SHARE = 0.08
 
 
@@ -64,7 +72,11 @@ class EnvironmentSuite(Suite[EnvironmentPrompt]):
         "terminated": "share",  # the flag is right
         "truncated": "share",  # the flag is right
     }
-    grouped = ("exact", "next_state_exact")  # by move number and kind of move
+    grouped = ("exact", "next_state_exact")  # by opening, move number and kind of move
+    about = (
+        "Held-out positions of whole games. Rows of the packaged openings compare with "
+        f"exact/{OPENINGS}: fewer than {OPENING_PLIES} plies played."
+    )
 
     def __init__(self, rows: int, seed: int) -> None:
         super().__init__(_prompts(rows, seed), seed)
@@ -75,13 +87,13 @@ class EnvironmentSuite(Suite[EnvironmentPrompt]):
 
     def groups(self) -> Iterable[str]:
         """See `Suite`."""
-        return (*MOVES, LAST_MOVES, *KINDS)
+        return (OPENINGS, *MOVES, LAST_MOVES, *KINDS)
 
     def judged(self, model: Answerer) -> Iterator[Judged]:
         """See `Suite`."""
         completions = model.answers(list(self.items))
         for (item, prompt), completion in zip(self.items.items(), completions, strict=True):
-            groups = [_moves(prompt.fen), *kinds(prompt.fen, prompt.action)]
+            groups = [*_opening(prompt), _moves(prompt.fen), *kinds(prompt.fen, prompt.action)]
             yield item, judge(prompt, completion), groups
 
 
@@ -132,6 +144,12 @@ def kinds(fen: str, action: str) -> list[str]:
     found["mate"] = board.is_checkmate()
     found["check"] = board.is_check() and not found["mate"]
     return [name for name, applies in found.items() if applies] or ["quiet"]
+
+
+def _opening(prompt: EnvironmentPrompt) -> list[str]:
+    """`OPENINGS` where the history holds the whole game and it is short, else nothing."""
+    plies = chess.Board(prompt.fen).ply()
+    return [OPENINGS] if plies == len(prompt.history) - 1 < OPENING_PLIES else []
 
 
 def _moves(fen: str) -> str:

@@ -36,6 +36,10 @@ class FillInSuite(Suite[Row]):
         "similarity": "mean",  # to the nearest answer that fits; 1 where exact, 0 where invalid
     }
     grouped = ("exact",)  # by hidden field
+    about = (
+        "Held-out positions of whole games, each field hidden equally often; the held-out rows of a "
+        "run may be openings, and other fields."
+    )
 
     def __init__(self, rows: int, seed: int) -> None:
         super().__init__(dict(_items(rows, seed)), seed)

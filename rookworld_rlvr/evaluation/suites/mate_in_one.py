@@ -58,6 +58,7 @@ class MateInOneSuite(Suite[MatePosition]):
         "reference_mate": "share",  # `B` is the reference mate
     }
     grouped = ("mate",)  # by side to move
+    about = "Positions with a mate in one, of random games and small endgames; no openings."
 
     def __init__(self, rows: int, seed: int, file: str | None = None) -> None:
         if file is None:
@@ -65,7 +66,8 @@ class MateInOneSuite(Suite[MatePosition]):
             return
         found, malformed = read_task(Path(file))
         chosen = set(random.Random(seed).sample(sorted(found), min(rows, len(found))))
-        notes = {"file": file, "examples": len(found), "malformed": dict(malformed)}
+        notes: dict[str, Any] = {"positions": "Positions with a mate in one, from a file."}
+        notes |= {"file": file, "examples": len(found), "malformed": dict(malformed)}
         super().__init__({item: found[item] for item in found if item in chosen}, seed, notes)
 
     def positions(self) -> dict[str, str]:

@@ -62,6 +62,10 @@ class PolicySuite(Suite[Values]):
         "consistency": "mean",
     }
     grouped = ("legal", "best_move", "win_probability_loss")  # by side to move and phase
+    about = (
+        "Held-out positions, a third from each phase of the game. Rows of the packaged openings compare "
+        "with best_move/opening."
+    )
 
     def __init__(self, rows: int, seed: int, dataset_name: str | None = None) -> None:
         names = [dataset_name] if dataset_name else list(PACKAGED_DATA)
@@ -74,7 +78,12 @@ class PolicySuite(Suite[Values]):
                 "recipes/prepare_data.py"
             )
         sources = {values_line(dataset_file(name)) or "unknown" for name in names}
-        super().__init__(_balanced(known, rows, seed), seed, {"values": sorted(sources)})
+        notes: dict[str, Any] = {"values": sorted(sources)}
+        if dataset_name:
+            notes["positions"] = (
+                f"Held-out positions of {dataset_name}, as even by phase as they are."
+            )
+        super().__init__(_balanced(known, rows, seed), seed, notes)
 
     def positions(self) -> dict[str, str]:
         """See `Suite`."""

@@ -83,6 +83,7 @@ class PuzzlesSuite(Suite[Puzzle]):
         "whole_line": "share",  # all of the solver's moves are right
     }
     grouped = ("first_move", "whole_line")  # by rating and the sample's most common themes
+    about = "Positions of puzzles from people's games, at any move."
 
     def __init__(self, rows: int, seed: int, file: str | None) -> None:
         if file is None:

@@ -37,7 +37,10 @@ class SelfPlaySuite(GameSuite):
         """See `Suite`."""
         games = self.games()
         play_out(
-            games, lambda running: ask_moves(model, [game.board for game in running]), self.plies
+            games,
+            lambda running: ask_moves(model, [game.board for game in running]),
+            self.plies,
+            f"{model.name}: {self.name}",
         )
         for game in games:
             yield game.name, judge(game), ()

@@ -117,7 +117,12 @@ class VersusStockfishSuite(GameSuite):
         """
         games = self.games()
         with SkilledEngine(self._engine_args) if self._engine_args else nullcontext() as engine:
-            play_out(games, lambda running: self._replies(model, engine, running), self.plies)
+            play_out(
+                games,
+                lambda running: self._replies(model, engine, running),
+                self.plies,
+                f"{model.name}: {self.name}",
+            )
         for game in games:
             pairing = self._pairings[game.name]
             yield game.name, judge(game, pairing.side), [pairing.group]

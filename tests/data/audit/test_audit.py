@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -406,7 +406,9 @@ class FakeLabeller:
         self.given_up = given_up
         self.asked: list[str] = []
 
-    def values(self, fens: Sequence[str]) -> list[PositionValues | None]:
+    def values(
+        self, fens: Sequence[str], on_value: Callable[[], object]
+    ) -> list[PositionValues | None]:
         assert not self.asked, "in one call"
         self.asked += fens
         values = tuple(ActionValue(move, cp) for move, cp in BLACK_VALUES.items())

@@ -1,0 +1,118 @@
+"""How far the work is, and how long it will take: a bar on a terminal, plain lines in a log file."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import ClassVar, TypeVar
+
+from tqdm import tqdm
+
+T = TypeVar("T")
+
+
+LINE_EVERY_S = 10.0  # in a log; work that is done sooner leaves no line there
+
+
+_BAR_AFTER_S = 1.0  # on a terminal
+
+
+class Progress:
+    """Shows how far a piece of work is, on stderr, while it is open as a context manager.
+
+    Only the main process shows it. Of pieces inside one another only the outermost is shown, so that
+    two bars do not write over one another.
+
+    Args:
+        title: What is done.
+        total: How many there are; None where nobody knows, which leaves share and time left out.
+        unit: What is counted, in the plural.
+        hidden: Show nothing, and nothing of what is inside.
+    """
+
+    _open: ClassVar[list[Progress]] = []
+
+    def __init__(
+        self, title: str, total: int | None = None, unit: str = "rows", hidden: bool = False
+    ) -> None:
+        self._title, self._total, self._unit = title, total, unit
+        self._hidden = hidden or os.environ.get("RANK", "0") != "0"
+        self._bar: tqdm[None] | None = None
+        self.done = 0
+
+    def __enter__(self) -> Progress:
+        self._hidden = self._hidden or bool(self._open)
+        self._open.append(self)
+        self._started = self._said = time.monotonic()
+        if not self._hidden and sys.stderr.isatty():
+            self._bar = tqdm(
+                total=self._total,
+                desc=self._title,
+                unit=f" {self._unit}",
+                leave=False,
+                delay=_BAR_AFTER_S,
+                dynamic_ncols=True,
+            )
+        return self
+
+    def update(self, count: int = 1) -> None:
+        """So many more are done."""
+        self.done += count
+        if self._bar is not None:
+            self._bar.update(count)
+        elif not self._hidden and time.monotonic() - self._said >= LINE_EVERY_S:
+            self._said = time.monotonic()
+            line = progress_line(
+                self._title, self.done, self._total, self._unit, self._said - self._started
+            )
+            print(line, file=sys.stderr, flush=True)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._open.remove(self)
+        if self._bar is not None:
+            self._bar.close()
+
+
+def progress_line(title: str, done: int, total: int | None, unit: str, seconds: float) -> str:
+    """A line of a log.
+
+    Args:
+        title: What is done.
+        done: So many.
+        total: Of so many.
+        unit: What is counted.
+        seconds: Since the work began.
+
+    >>> progress_line("making rows", 5_000, 20_000, "rows", 20)
+    'making rows: 5,000 of 20,000 rows (25%), 01:00 left'
+    >>> progress_line("reading", 5_000, None, "rows", 20)
+    'reading: 5,000 rows in 00:20'
+    """
+    if not total:
+        return f"{title}: {done:,} {unit} in {tqdm.format_interval(seconds)}"
+    left = f", {tqdm.format_interval(seconds * (total - done) / done)} left" if done else ""
+    return f"{title}: {done:,} of {total:,} {unit} ({done / total:.0%}){left}"
+
+
+def quiet(wanted: bool) -> AbstractContextManager[object]:
+    """Show nothing of what is inside, where that is wanted."""
+    return Progress("", hidden=True) if wanted else nullcontext()
+
+
+def shown(
+    items: Iterable[T], title: str, total: int | None = None, unit: str = "rows"
+) -> Iterator[T]:
+    """The items as they come, counted by a `Progress`."""
+    with Progress(title, total, unit) as progress:
+        for item in items:
+            yield item
+            progress.update()
