@@ -42,9 +42,13 @@ REWARDS = [{"name": "environment_exact"}, {"name": "environment_state"}, {"name"
 
 
 @pytest.fixture(autouse=True)
-def _nothing_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reaches W&B, the Hub or the kept values of the person who runs it."""
+def _nothing_of_the_users(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """No test reaches W&B, the Hub or what is kept for the person who runs it."""
     monkeypatch.setattr("rookworld_rlvr.engine.cache.default_cache_path", lambda: ":memory:")
+    kept = tmp_path_factory.getbasetemp() / "cache"
+    monkeypatch.setattr("rookworld_rlvr.data.synthesis_cache.cache_folder", lambda: kept)
     for name in ("WANDB_API_KEY", "WANDB_RUN_ID", "WANDB_DIR", "WANDB_MODE", "WANDB_PROJECT"):
         monkeypatch.delenv(name, raising=False)
 

@@ -80,6 +80,12 @@ def _unwritable(path: Path, error: OSError) -> RookWorldError:
     )
 
 
+def cache_folder() -> Path:
+    """Where what can be made again is kept: ``$XDG_CACHE_HOME/rookworld-rlvr``, else in ``~/.cache``."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "rookworld-rlvr"
+
+
 def asset_path(name: str) -> str:
     """Path of a packaged file or folder."""
     return str(Path(str(files("rookworld_rlvr"))) / "assets" / name)

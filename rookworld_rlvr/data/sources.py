@@ -30,6 +30,7 @@ from datasets import Dataset, Features, List, Value
 
 from ..common.errors import IllegalPositionError, NotationError, RookWorldError, close_matches
 from ..common.files import asset_path, is_hub_id
+from ..common.progress import shown
 from ..common.settings import Checked, key_faults, setting
 from ..tasks import rules
 from ..tasks.registry import TASKS, split_row, task_of
@@ -37,6 +38,7 @@ from ..tasks.scoring import values_by_move
 from ..tasks.text import clean
 from . import positions, synthesis
 from .synthesis import FIELD_SHARES, KIND_SHARES
+from .synthesis_cache import kept_rows
 
 PACKAGED_DATA = {
     "rookworld-nano-openings": "nano_openings.parquet",
@@ -177,9 +179,38 @@ class SourceArguments(Checked):
         name, split, column = self.dataset_name, self.dataset_split, self.text_column
         return raw_rows(name, split, self.max_rows, column)
 
-    def made_rows(self, is_wanted: Callable[[str], bool] = lambda fen: True) -> Iterator[Row]:
-        """The synthetic rows of wanted positions: environment rows, then fill-in rows."""
+    def made_rows(
+        self, is_wanted: Callable[[str], bool] = lambda fen: True, wanted: str = "all"
+    ) -> list[Row]:
+        """The synthetic rows of wanted positions: environment rows, then fill-in rows.
+
+        Args:
+            is_wanted: Whether to make a row of a position.
+            wanted: Says which these are; rows that are kept on disk are found by it.
+        """
         kinds, fields = self._synthetic_shares()
+        asked = {
+            "rows": self.synthetic_rows,
+            "fill_in_rows": self.synthetic_fill_in_rows,
+            "seed": self.synthetic_seed,
+            "opening_plies": self.synthetic_opening_plies,
+            "kinds": dict(kinds),
+            "fields": dict(fields),
+            "wanted": wanted,
+        }
+        count = self.synthetic_rows + self.synthetic_fill_in_rows
+
+        def make() -> Iterator[Row]:
+            return shown(self._make_rows(kinds, fields, is_wanted), "making rows", count)
+
+        return kept_rows(asked, count, FEATURES.arrow_schema, make)
+
+    def _make_rows(
+        self,
+        kinds: Mapping[str, float],
+        fields: Mapping[str, float],
+        is_wanted: Callable[[str], bool],
+    ) -> Iterator[Row]:
         seed, plies = self.synthetic_seed, self.synthetic_opening_plies
         prompts = synthesis.environment_prompts(seed, kinds, plies)
         asked = (prompt for prompt in prompts if is_wanted(prompt.fen))

@@ -240,13 +240,13 @@ def _until_found(make: Callable[[], T | None]) -> T:
 
 
 def _random_play(rng: random.Random, plies: int = _LONGEST_GAME) -> Iterator[chess.Board]:
-    """The board of a random game before each of its moves."""
+    """The board of a random game before each of its moves, and at its end where that comes first."""
     board = chess.Board()
     for _ in range(plies):
+        yield board
         moves = list(board.legal_moves)
         if not moves:
             return
-        yield board
         board.push(rng.choice(moves))
 
 
@@ -284,23 +284,29 @@ def _illegal_action(rng: random.Random, board: chess.Board) -> str | None:
 
 def _special(rng: random.Random) -> EnvironmentPrompt:
     """Play at random until the wanted kind of move is there."""
-    is_wanted = rng.choice(
+    wanted = rng.choice(
         (
-            chess.Board.is_castling,
-            chess.Board.is_en_passant,
-            lambda board, move: move.promotion == chess.QUEEN,
-            lambda board, move: move.promotion not in (None, chess.QUEEN),
+            chess.Board.generate_castling_moves,  # no others than legal ones
+            chess.Board.generate_legal_ep,
+            lambda board: (move for move in _promotions(board) if move.promotion == chess.QUEEN),
+            lambda board: (move for move in _promotions(board) if move.promotion != chess.QUEEN),
         )
     )
 
     def game() -> EnvironmentPrompt | None:
         for board in _random_play(rng):
-            found = [move for move in board.legal_moves if is_wanted(board, move)]
+            found = list(wanted(board))
             if found:
                 return prompt_of(board, rng.choice(found).uci())
         return None
 
     return _until_found(game)
+
+
+def _promotions(board: chess.Board) -> Iterator[chess.Move]:
+    last = chess.BB_RANK_7 if board.turn else chess.BB_RANK_2
+    pawns = board.pawns & board.occupied_co[board.turn] & last
+    return board.generate_legal_moves(pawns) if pawns else iter(())
 
 
 def _game_end(rng: random.Random) -> EnvironmentPrompt:
@@ -320,13 +326,23 @@ def _ending_move(rng: random.Random, wanted: chess.Termination) -> EnvironmentPr
     board = _endgame(rng, wanted)
     if not board.is_valid() or board.is_game_over():
         return None
-    for move in rng.sample(list(board.legal_moves), board.legal_moves.count()):
+    moves = list(board.legal_moves)
+    for move in rng.sample(moves, len(moves)):
+        if wanted is chess.Termination.INSUFFICIENT_MATERIAL and not board.is_capture(move):
+            continue
         board.push(move)
-        outcome = board.outcome()
+        outcome = board.outcome() if _may_be(board, wanted) else None
         board.pop()
         if outcome is not None and outcome.termination is wanted:
             return prompt_of(board, move.uci())
     return None
+
+
+def _may_be(board: chess.Board, wanted: chess.Termination) -> bool:
+    """What a game that has ended so shows at once; most moves end none."""
+    if wanted is chess.Termination.CHECKMATE:
+        return board.is_check()
+    return wanted is not chess.Termination.STALEMATE or not any(board.legal_moves)
 
 
 def _endgame(rng: random.Random, wanted: chess.Termination) -> chess.Board:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.errors import RookWorldError
+from ..common.files import cache_folder
 from ..tasks.types import ActionValue, PositionValues, ValueSource
 
 _SCHEMA = """
@@ -27,8 +28,7 @@ _WAIT_S = 60.0  # for another process's write
 
 def default_cache_path() -> Path:
     """``$XDG_CACHE_HOME/rookworld-rlvr/action_values.sqlite``, under ``~/.cache`` without it."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "rookworld-rlvr" / "action_values.sqlite"
+    return cache_folder() / "action_values.sqlite"
 
 
 class ValueCache:

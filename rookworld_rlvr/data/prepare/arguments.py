@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...common.files import is_hub_id
+from ...common.progress import Progress
 from ...common.settings import setting, with_default
 from ...engine.truth import LabelArguments, LabelSource
 from ...tasks import rules
@@ -101,13 +102,15 @@ def made_rows(args: PrepareArguments) -> Iterator[Row]:
 
     positions = filter(is_wanted, _made_positions(args))
     seen: set[str] = set()
-    while len(seen) < args.synthetic_policy_rows:
-        fen = next(positions)
-        if (key := rules.position_key(fen)) not in seen:
-            seen.add(key)
-            prompt = write_policy_prompt(PolicyPrompt(fen))
-            yield POLICY.row(prompt, "", EnvironmentPrompt(fen))
-    yield from args.made_rows(is_wanted)
+    with Progress("making policy rows", args.synthetic_policy_rows) as progress:
+        while len(seen) < args.synthetic_policy_rows:
+            fen = next(positions)
+            if (key := rules.position_key(fen)) not in seen:
+                seen.add(key)
+                progress.update()
+                prompt = write_policy_prompt(PolicyPrompt(fen))
+                yield POLICY.row(prompt, "", EnvironmentPrompt(fen))
+    yield from args.made_rows(is_wanted, "all" if share is None else f"held out {share!r}")
 
 
 def _made_positions(args: PrepareArguments) -> Iterator[str]:
