@@ -45,10 +45,14 @@ STEP: dict[str, Any] = {
 
 
 def test_a_fill_in_answer_is_read_as_its_prompt_asks() -> None:
-    prompt = "F: 8/8/8/8/8/4k3/8/4K3 w - - 0 1+[MASK]++8/8/8/8/8/4k3/8/3K4 b - - 1 1+0.001+0+0+"
+    before, after = (
+        "8/8/8/8/8/4k3/8/4K3 w - - 0 1",
+        "8/8/8/8/8/4k3/8/3K4 b - - 1 1",
+    )
+    prompt = f"F: {before}+[MASK]+[MASK]+{after}+0.001+0+0+"
     rows = [
         {"text": text, "reward": reward, "advantage": 0.0}
-        for text, reward in (("e1d1", 1.0), ("no move", 0.0))
+        for text, reward in ((" e1d1", 1.0), ("no move", 0.0))
     ]
     groups = [{"prompt": prompt, "task": "fill_in", "completions": rows}]
     trainer: Any = SimpleNamespace(
