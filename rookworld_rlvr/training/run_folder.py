@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
+from peft import PeftConfig, PeftModel
 from transformers import PreTrainedModel, Trainer
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -48,6 +49,15 @@ RESULTS = "results.json"
 
 
 EVALUATION = "evaluation.json"  # of the suites
+
+
+CARD = "README.md"
+
+
+REPORT = "report.html"
+
+
+ADAPTER = "adapter"  # the folder of a run's adapters
 
 
 _NO = ("false", "no", "none")
@@ -246,13 +256,28 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def save_final(trainer: Trainer, folder: Path) -> None:
-    """Save a model that plain `AutoModelForCausalLM.from_pretrained` loads, adapters merged."""
+    """Save a model that plain `AutoModelForCausalLM.from_pretrained` loads.
+
+    Adapters are merged into it, and kept by themselves in the folder `ADAPTER`.
+    """
     network = trainer.accelerator.unwrap_model(trainer.model)
     if not hasattr(network, "peft_config"):
         trainer.save_model(str(folder))
         return
     if trainer.accelerator.is_main_process:
+        _save_adapter(network, folder / ADAPTER)
         merged: PreTrainedModel = network.merge_and_unload()
         merged.save_pretrained(folder)
         trainer.processing_class.save_pretrained(folder)
     trainer.accelerator.wait_for_everyone()
+
+
+def _save_adapter(network: PeftModel, folder: Path) -> None:
+    """The adapters alone; they name a base model that lies in a folder without its path."""
+    network.save_pretrained(str(folder), selected_adapters=[network.active_adapter])
+    (folder / CARD).unlink(missing_ok=True)  # PEFT's draft
+    config = PeftConfig.from_pretrained(str(folder))
+    base = Path(config.base_model_name_or_path or "")
+    if base.name and base.is_dir():
+        config.base_model_name_or_path = base.resolve().name
+        config.save_pretrained(str(folder))
