@@ -28,7 +28,7 @@ from ..training.run_folder import foreign_faults
 def check_sft_recipe(*groups: Any) -> list[str]:
     """Faults of a recipe for supervised fine-tuning that no dataclass sees alone."""
     run_args, _, new_args, model_args, sft_args = groups
-    faults = check_output(sft_args)
+    faults = check_output(sft_args) + check_merged(sft_args, model_args)
     if model_args is None or new_args is None:
         return faults
     if new_args.new_model is None:
@@ -41,7 +41,7 @@ def check_sft_recipe(*groups: Any) -> list[str]:
 def check_judge_recipe(*groups: Any) -> list[str]:
     """Faults of a recipe for training a judge that no dataclass sees alone."""
     run_args, data_args, judge_args, model_args, reward_args = groups
-    faults = check_output(reward_args)
+    faults = check_output(reward_args) + check_merged(reward_args, model_args)
     if model_args is not None:
         faults += check_model_arguments(model_args, run_args)
         if model_args.use_peft:
@@ -75,6 +75,13 @@ def check_output(args: TrainingArguments | None) -> list[str]:
     return [] if args is None else foreign_faults(Path(args.output_dir))
 
 
+def check_merged(args: Any, model_args: ModelConfig | None) -> list[str]:
+    """Whether a merged model is to be pushed where nothing is merged."""
+    if args is None or model_args is None or not args.hub_merged or model_args.use_peft:
+        return []
+    return ["hub_merged: there are no adapters; give use_peft: true, or leave it out"]
+
+
 def check_model_arguments(args: ModelConfig, run_args: RunArguments | None) -> list[str]:
     """Faults of a model's name and of how it is to be loaded; nothing is loaded.
 
@@ -100,7 +107,7 @@ def check_model_arguments(args: ModelConfig, run_args: RunArguments | None) -> l
 def check_recipe(*groups: Any) -> list[str]:
     """Faults of a recipe for GRPO that no dataclass sees alone."""
     run_args, data_args, label_args, model_args, _, training_args, suite_args = groups
-    faults = check_output(training_args)
+    faults = check_output(training_args) + check_merged(training_args, model_args)
     if suite_args is not None and training_args is not None:
         faults += [
             f"metric_for_best_model: {metric!r} is of a suite that `suites` leaves out; add it there"

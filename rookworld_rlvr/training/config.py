@@ -12,7 +12,7 @@ from transformers.integrations import (
     INTEGRATION_TO_CALLBACK,
     get_available_reporting_integrations,
 )
-from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy
 from trl import GRPOConfig, RewardConfig, SFTConfig
 
 from ..common.errors import ConfigurationError, close_matches
@@ -161,9 +161,22 @@ class TrainingDefaults:
         },
     )
     project: str = with_default(TrainingArguments, "project", "rookworld-rlvr")
+    push_to_hub: bool = setting(
+        False,
+        "Push the final model with its card, configuration, results and report to the Hub, after the "
+        "run; hub_private_repo: true makes the repository private.",
+    )
+    hub_model_id: str | None = setting(
+        None,
+        "The repository, owner/name; None for one of your account with the run's folder's name.",
+    )
+    hub_strategy: HubStrategy | str = with_default(TrainingArguments, "hub_strategy", "end")
+    hub_merged: bool = setting(
+        False, "Push adapters merged into the model too, into the repository's folder merged."
+    )
 
     def __post_init__(self) -> None:
-        faults = key_faults(self) + self.faults()
+        faults = key_faults(self) + self._hub_faults() + self.faults()
         try:
             super().__post_init__()  # type: ignore[misc]
         except ValueError as error:
@@ -173,6 +186,23 @@ class TrainingDefaults:
         if faults:
             raise ConfigurationError(faults)
         self.run_name = self.run_name or Path(self.output_dir).name  # type: ignore[attr-defined, has-type]
+
+    def _hub_faults(self) -> list[str]:
+        faults = []
+        strategy = str(getattr(self.hub_strategy, "value", self.hub_strategy))
+        if self.hub_token is not None:  # type: ignore[attr-defined]
+            faults.append(
+                "hub_token: it would be written into the run's files; leave it out, and set HF_TOKEN "
+                "or run hf auth login"
+            )
+        if self.push_to_hub and strategy != "end":
+            faults.append(
+                f"hub_strategy: {strategy!r} pushes checkpoints that have no card yet; leave it out: "
+                "the final model is pushed after the run"
+            )
+        if self.hub_merged and not self.push_to_hub:
+            faults.append("hub_merged: nothing is pushed; give push_to_hub: true, or leave it out")
+        return faults
 
     def faults(self) -> list[str]:
         """What no key shows alone, one sentence each."""

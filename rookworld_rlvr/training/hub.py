@@ -1,0 +1,136 @@
+"""The Hub: a repository that is made before a run, and filled after it."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError
+
+from ..common.errors import RookWorldError
+from .run_folder import ADAPTER, CARD, PROVENANCE, REPORT, RESOLVED_CONFIG, RESULTS
+
+_MODEL = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json")
+
+
+_TOKENIZER = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.jinja",
+)
+
+
+_RECORDS = (CARD, RESOLVED_CONFIG, RESULTS, PROVENANCE, REPORT, "judge_report.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """Files of a folder, its subfolders left out.
+
+    Args:
+        folder: Here.
+        target: The folder in the repository; ``.`` is its root.
+        files: Patterns of their names.
+    """
+
+    folder: Path
+    target: str
+    files: tuple[str, ...]
+
+
+def create_repository(args: Any) -> str | None:
+    """Make the repository that a run is to be pushed to, or find out that it may be written to.
+
+    Args:
+        args: The `TrainingArguments`.
+
+    Returns:
+        Its id; None where nothing is to be pushed.
+
+    Raises:
+        RookWorldError: It cannot be made, or belongs to somebody else.
+    """
+    if not args.push_to_hub:
+        return None
+    name = args.hub_model_id or Path(args.output_dir).resolve().name
+    api = HfApi()
+    try:
+        url = api.create_repo(name, private=args.hub_private_repo, exist_ok=True)
+        api.auth_check(url.repo_id, write=True)  # one that exists may be another's
+        if args.hub_revision is not None:
+            api.create_branch(url.repo_id, branch=args.hub_revision, exist_ok=True)
+    except Exception as error:  # of its HTTP library too, whichever that is
+        raise RookWorldError(
+            f"push_to_hub: cannot write to the repository {name!r} at {api.endpoint} "
+            f"({_reason(error)}); run hf auth login or set HF_TOKEN, with a token that may write, give "
+            "hub_model_id: owner/name, or leave push_to_hub out"
+        ) from error
+    return str(url.repo_id)
+
+
+def push(repository: str, folder: Path, args: Any) -> str:
+    """Upload a finished run: model or adapters, tokenizer, card, configuration, results, report.
+
+    Args:
+        repository: Its id.
+        folder: The run's.
+        args: The `TrainingArguments`.
+
+    Returns:
+        A line that says where it is.
+
+    Raises:
+        RookWorldError: It could not be uploaded; the message says how to do it by hand.
+    """
+    api, parts = HfApi(), uploads(folder, args.hub_merged)
+    try:
+        for part in parts:
+            api.upload_folder(
+                repo_id=repository,
+                folder_path=part.folder,
+                path_in_repo=None if part.target == "." else part.target,
+                allow_patterns=list(part.files),
+                ignore_patterns=["*/*"],
+                revision=args.hub_revision,
+                commit_message=f"Add {folder.resolve().name}",
+            )
+    except Exception as error:  # of its HTTP library too: the run's folder is what counts
+        commands = "\n".join(f"  {_by_hand(repository, part, args)}" for part in parts)
+        raise RookWorldError(
+            f"push_to_hub: the run is complete in {folder}, but could not be pushed to {repository} "
+            f"({_reason(error)}). To push it by hand:\n{commands}"
+        ) from error
+    return f"pushed to {api.endpoint}/{repository}"
+
+
+def uploads(folder: Path, merged: bool) -> list[Upload]:
+    """What of a run's folder goes where; adapters take the model's place where there are some."""
+    if not (folder / ADAPTER).is_dir():
+        return [Upload(folder, ".", _MODEL + _TOKENIZER + _RECORDS)]
+    return [
+        Upload(folder / ADAPTER, ".", ("adapter_config.json", "adapter_model.safetensors")),
+        Upload(folder, ".", _TOKENIZER + _RECORDS),
+        *([Upload(folder, "merged", _MODEL + _TOKENIZER)] if merged else []),
+    ]
+
+
+def _by_hand(repository: str, part: Upload, args: Any) -> str:
+    words = ["hf", "upload", repository, str(part.folder), part.target]
+    words += [word for pattern in part.files for word in ("--include", pattern)]
+    words += ["--exclude", "*/*"]
+    words += ["--revision", args.hub_revision] if args.hub_revision else []
+    return shlex.join(words)
+
+
+def _reason(error: Exception) -> str:
+    """An HTTP status with the Hub's own words, or what else went wrong."""
+    said = str(error)
+    if isinstance(error, HfHubHTTPError):
+        said = f"{error.response.status_code}: {error.server_message or said}"
+    return " ".join(said.split())[:300]
