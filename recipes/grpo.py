@@ -28,18 +28,22 @@ from rookworld_rlvr.engine.truth import LabelArguments, PolicyTruth
 from rookworld_rlvr.evaluation.registry import SuiteArguments, open_suites
 from rookworld_rlvr.evaluation.results import results_document, results_text
 from rookworld_rlvr.models import loading
+from rookworld_rlvr.reports.run import page, read_runs
 from rookworld_rlvr.rewards.judge import judges_of
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, RunArguments
 from rookworld_rlvr.training.dashboard import RunConfigCallback, configure_wandb, use_dashboards
 from rookworld_rlvr.training.health.monitor import HealthCallback
 from rookworld_rlvr.training.health.rules import HealthArguments
+from rookworld_rlvr.training.hub import create_repository, push
 from rookworld_rlvr.training.interrupt import StopOnInterrupt
+from rookworld_rlvr.training.model_card import Run, write_grpo_card
 from rookworld_rlvr.training.progress import ShortProgressCallback
 from rookworld_rlvr.training.results import before_after_table, write_results
 from rookworld_rlvr.training.run_folder import (
     ANSWERS_AFTER,
     EVALUATION,
+    REPORT,
     RESULTS,
     close_provenance,
     goes_on,
@@ -84,6 +88,7 @@ def main(argv: Sequence[str]) -> None:
         return
     checkpoint = resume_point(training_args.resume_from_checkpoint, output_dir)
     quarantine = quarantine_path(output_dir)
+    repository = create_repository(training_args) if state.is_main_process else None
     with state.main_process_first():
         data = load_data(data_args, quarantine if state.is_main_process else None)
     state.print("\n".join(data.report.lines()))
@@ -163,6 +168,30 @@ def main(argv: Sequence[str]) -> None:
             best_step=step,
             steps=trainer.state.global_step,
         )
+        run = Run(
+            command="grpo",
+            argv=argv,
+            folder=output_dir,
+            recipe=parser.values,
+            base=model_args.model_name_or_path,
+            data=data,
+            dataset=data_args.dataset_name,
+            parameters=model.num_parameters(),
+            seconds=time.perf_counter() - started,
+            processes=state.num_processes,
+            resumed=checkpoint is not None,
+            repository=repository,
+        )
+        write_grpo_card(
+            run,
+            before,
+            trainer.heldout.results,
+            args=training_args,
+            step=step,
+            steps=trainer.state.global_step,
+            stopped=health.stopped.message if health.stopped else None,
+            adapters=model_args.use_peft,
+        )
         if suites:
             start = model_args.model_name_or_path
             results = trainer.heldout.suites_before_and_after(start, left_out)
@@ -170,6 +199,9 @@ def main(argv: Sequence[str]) -> None:
             print(results_text(results))
         print(before_after_table(before, trainer.heldout.results))
         print(f"\nmodel: {output_dir} (step {step} of {trainer.state.global_step})\n")
+        if repository is not None:
+            (output_dir / REPORT).write_text(page(read_runs([str(output_dir)])), encoding="utf-8")
+            print(push(repository, output_dir, training_args), end="\n\n")
         print(next_commands(output_dir, model_args.model_name_or_path))
 
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from accelerate import PartialState
+from datasets import Dataset
 from trl import ModelConfig, SFTTrainer, get_peft_config
 
 from rookworld_rlvr.cli.checks import check_sft_recipe
 from rookworld_rlvr.cli.parser import StrictParser, run_cli
 from rookworld_rlvr.common.progress import Progress
+from rookworld_rlvr.common.stats import Proportion
 from rookworld_rlvr.data.loading import DataArguments, load_data, require_answers
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import complete
@@ -25,8 +28,9 @@ from rookworld_rlvr.tasks.registry import join_row
 from rookworld_rlvr.tasks.text import END_OF_TEXT
 from rookworld_rlvr.training.config import NewModelArguments, RookWorldSFTConfig, RunArguments
 from rookworld_rlvr.training.dashboard import RunConfigCallback, configure_wandb
-from rookworld_rlvr.training.model_card import write_model_card
-from rookworld_rlvr.training.results import results_table
+from rookworld_rlvr.training.hub import create_repository, push
+from rookworld_rlvr.training.model_card import OwnCard, Run, write_sft_card
+from rookworld_rlvr.training.results import before_after_table, results_table
 from rookworld_rlvr.training.run_folder import (
     goes_on,
     open_folder,
@@ -40,7 +44,7 @@ MAX_ANSWER_TOKENS = 144  # of a complete answer, in tokens of GPT-2
 
 
 def main(argv: Sequence[str]) -> None:
-    started = time.time()
+    started = time.perf_counter()
     parser = StrictParser(
         [RunArguments, DataArguments, NewModelArguments, ModelConfig, RookWorldSFTConfig], RECIPE
     )
@@ -54,6 +58,8 @@ def main(argv: Sequence[str]) -> None:
     ################
     checkpoint = resume_point(sft_args.resume_from_checkpoint, output_dir)
     quarantine = quarantine_path(output_dir)
+    is_pushed = state.is_main_process and not run_args.dry_run
+    repository = create_repository(sft_args) if is_pushed else None
     with state.main_process_first():
         keep_bad_rows = state.is_main_process and not run_args.dry_run
         data = load_data(data_args, quarantine if keep_bad_rows else None)
@@ -86,7 +92,7 @@ def main(argv: Sequence[str]) -> None:
             tags = [*data_args.tasks, Path(model_args.model_name_or_path or "new").name]
             print(configure_wandb(output_dir, keep, tags, parser.recipe))
     state.wait_for_everyone()
-    trainer = SFTTrainer(
+    trainer = Trainer(
         model=model,
         args=sft_args,
         train_dataset=train_dataset,
@@ -102,21 +108,55 @@ def main(argv: Sequence[str]) -> None:
     # Result
     ################
     if trainer.accelerator.is_main_process:
-        network = loading.load_model(str(output_dir)).to(trainer.accelerator.device).eval()
-        with Progress("held-out rows", len(data.heldout), "prompts") as progress:
-            completions = complete(
-                network,
-                tokenizer,
-                data.heldout["prompt"][:],
-                max_new_tokens=MAX_ANSWER_TOKENS,
-                progress=progress.update,
-            )
-        results = evaluate_completions(data.heldout, completions)
-        print(results_table(results))
-        command = " ".join(["python recipes/sft.py", *argv])
-        write_model_card(
-            output_dir, parser.values, data, results, network.num_parameters(), command, started
+        before = {}
+        if new_args.new_model is None:
+            before = _measure(loading.load_from_arguments(model_args)[0], trainer, data.heldout)
+        network = loading.load_model(str(output_dir))
+        after = _measure(network, trainer, data.heldout)
+        print(before_after_table(before, after) if before else results_table(after))
+        run = Run(
+            command="sft",
+            argv=argv,
+            folder=output_dir,
+            recipe=parser.values,
+            base=None if new_args.new_model else model_args.model_name_or_path,
+            data=data,
+            dataset=data_args.dataset_name,
+            parameters=network.num_parameters(),
+            seconds=time.perf_counter() - started,
+            processes=state.num_processes,
+            resumed=checkpoint is not None,
+            repository=repository,
         )
+        write_sft_card(
+            run,
+            before,
+            after,
+            args=sft_args,
+            answer_tokens=MAX_ANSWER_TOKENS,
+            adapters=model_args.use_peft,
+        )
+        if repository is not None:
+            print(push(repository, output_dir, sft_args))
+
+
+class Trainer(OwnCard, SFTTrainer):
+    """TRL's, with the card that is written here."""
+
+
+def _measure(network: Any, trainer: Trainer, heldout: Dataset) -> dict[str, Proportion]:
+    """A model's held-out results, by one greedy answer a row."""
+    network = network.to(trainer.accelerator.device).eval()
+    prompts = heldout["prompt"][:]
+    with Progress("held-out rows", len(heldout), "prompts") as progress:
+        completions = complete(
+            network,
+            trainer.processing_class,
+            prompts,
+            max_new_tokens=MAX_ANSWER_TOKENS,
+            progress=progress.update,
+        )
+    return evaluate_completions(heldout, completions)
 
 
 def _end(row: dict[str, str]) -> dict[str, str]:

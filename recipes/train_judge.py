@@ -26,7 +26,8 @@ from rookworld_rlvr.rewards.judge import check_pair_lengths, load_judge
 from rookworld_rlvr.rewards.judge_spec import JudgeSpec
 from rookworld_rlvr.training.config import RookWorldRewardConfig, RunArguments
 from rookworld_rlvr.training.dashboard import RunConfigCallback, configure_wandb
-from rookworld_rlvr.training.results import write_card
+from rookworld_rlvr.training.hub import create_repository, push
+from rookworld_rlvr.training.model_card import OwnCard, Run, write_judge_card
 from rookworld_rlvr.training.run_folder import (
     goes_on,
     open_folder,
@@ -41,7 +42,7 @@ GROUPS = [RunArguments, DataArguments, JudgeDataArguments, ModelConfig, RookWorl
 
 
 def main(argv: Sequence[str]) -> None:
-    started = time.time()
+    started = time.perf_counter()
     parser = StrictParser(GROUPS, RECIPE)
     arguments = parser.parse_strictly(argv, check_judge_recipe)
     run_args, data_args, judge_args, model_args, reward_args = arguments
@@ -53,6 +54,8 @@ def main(argv: Sequence[str]) -> None:
     ################
     checkpoint = resume_point(reward_args.resume_from_checkpoint, output_dir)
     quarantine = quarantine_path(output_dir)
+    is_pushed = state.is_main_process and not run_args.dry_run
+    repository = create_repository(reward_args) if is_pushed else None
     with state.main_process_first():
         keep_bad_rows = state.is_main_process and not run_args.dry_run
         data = load_data(data_args, quarantine if keep_bad_rows else None)
@@ -87,7 +90,7 @@ def main(argv: Sequence[str]) -> None:
             tags = [*data_args.tasks, Path(model_args.model_name_or_path or "new").name]
             print(configure_wandb(output_dir, keep, tags, parser.recipe))
     state.wait_for_everyone()
-    trainer = RewardTrainer(
+    trainer = Trainer(
         model=loading.resolve_model_path(model_args.model_name_or_path),
         args=reward_args,
         train_dataset=Dataset.from_list(
@@ -114,17 +117,28 @@ def main(argv: Sequence[str]) -> None:
         report = judge_report(judge, heldout, data.heldout, judge_args)
         write_json(output_dir / REPORT, report)
         print(report_text(report))
-        command = " ".join(["python recipes/train_judge.py", *argv])
-        write_card(
-            output_dir,
-            "judge_card.md",
-            parser.values,
-            command,
-            started,
+        run = Run(
+            command="judge",
+            argv=argv,
+            folder=output_dir,
+            recipe=parser.values,
+            base=model_args.model_name_or_path,
+            data=data,
+            dataset=data_args.dataset_name,
             parameters=judge.network.num_parameters(),
-            origin=parser.values.get("model_name_or_path"),
-            results=report_text(report),
+            seconds=time.perf_counter() - started,
+            processes=state.num_processes,
+            resumed=checkpoint is not None,
+            repository=repository,
         )
+        example = (heldout[0].prompt, heldout[0].chosen)
+        write_judge_card(run, report, report_text(report), example)
+        if repository is not None:
+            print(push(repository, output_dir, reward_args))
+
+
+class Trainer(OwnCard, RewardTrainer):  # type: ignore[misc]
+    """TRL's, with the card that is written here."""
 
 
 if __name__ == "__main__":

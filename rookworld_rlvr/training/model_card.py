@@ -1,49 +1,371 @@
-"""The card that is written beside a model."""
+"""The card that every run writes beside its model: true, and the only one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+from datasets import Dataset
+from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
+
+from .. import __version__
+from ..common.files import is_hub_id
+from ..common.html import render
+from ..common.machine import machine
 from ..common.stats import Proportion
 from ..data.loading import LoadedData
+from ..data.sources import PACKAGED_DATA, dataset_file
+from ..models.loading import PACKAGED_MODEL, resolve_model_path
+from ..tasks.metrics import headlines
 from ..tasks.registry import TASKS
-from .results import results_table, write_card
+from .run_folder import CARD
+
+LICENCE = "gpl-3.0"  # of this package, its data and its model
 
 
-def write_model_card(
-    folder: Path,
-    recipe: Mapping[str, Any],
-    data: LoadedData,
-    results: Mapping[str, Proportion],
-    parameters: int,
-    command: str,
-    started: float,
-) -> None:
-    """Write the README.md of a model fine-tuned by `recipes/sft.py`.
+_VERSIONS = ("torch", "transformers", "trl", "rookworld-rlvr")
+
+
+class OwnCard:
+    """Mixin for TRL's trainers: they neither draft a card nor push, with checkpoints or by themselves.
+
+    A run writes its own card when it has something to tell, and `hub.push` pushes it.
+    """
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """TRL drafts one with every checkpoint; nothing here."""
+
+    def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
+        """transformers makes a repository with the trainer; `hub.create_repository` has done it."""
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> None:
+        """transformers pushes whatever lies in the folder when a model is saved; nothing here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What the cards of all runs tell.
 
     Args:
-        folder: The model's.
+        command: Of the console command that ran it: ``grpo``, ``sft`` or ``judge``.
+        argv: What it was given.
+        folder: The run's; the card goes there.
         recipe: The keys that were given, YAML and overrides in one.
+        base: The model that it began with; None for one from scratch.
         data: What it was trained and measured on.
-        results: Greedy, on held-out rows.
+        dataset: Its name, as `check_dataset_name` takes it.
         parameters: How many the model has.
-        command: What was run.
-        started: Seconds since the epoch.
+        seconds: That it took, since it was resumed where it was.
+        processes: That trained together.
+        resumed: Whether it went on from a checkpoint.
+        repository: The id on the Hub that it is pushed to; None where it stays here.
     """
-    playing_first = sorted(TASKS.values(), key=lambda task: not task.needs_values)
-    write_card(
-        folder,
-        "model_card.md",
-        recipe,
-        command,
-        started,
-        parameters=parameters,
-        abilities=" and ".join(
-            task.ability for task in playing_first if data.report.train[task.name]
-        ),
-        results=results_table(results),
-        values=data.report.values or "whose source the data set does not say",
-        origin="from scratch" if recipe.get("new_model") else recipe.get("model_name_or_path"),
+
+    command: str
+    argv: Sequence[str]
+    folder: Path
+    recipe: Mapping[str, Any]
+    base: str | None
+    data: LoadedData
+    dataset: str
+    parameters: int
+    seconds: float
+    processes: int = 1
+    resumed: bool = False
+    repository: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Of the model: the repository's, or else the folder's."""
+        return (self.repository or self.folder.resolve().name).split("/")[-1]
+
+
+# --------------------------------------------------------------------------------------------------
+# A card for each kind
+# --------------------------------------------------------------------------------------------------
+def write_grpo_card(
+    run: Run,
+    before: Mapping[str, Proportion],
+    after: Mapping[str, Proportion],
+    *,
+    args: Any,
+    step: int,
+    steps: int,
+    stopped: str | None = None,
+    adapters: bool = False,
+) -> None:
+    """Write the card of a run of `recipes/grpo.py`.
+
+    Args:
+        run: What was run.
+        before: Held-out results of the starting model.
+        after: Held-out results of the model saved.
+        args: The `RookWorldGRPOConfig`.
+        step: The optimiser step that the model saved is of.
+        steps: That were made.
+        stopped: Why training ended early; None where it did not.
+        adapters: Whether adapters were trained.
+    """
+    metric = args.metric_for_best_model
+    averaged = [f"`{name}`" for name in headlines().values() if name in after]
+    if metric == "overall":
+        criterion = f"{'mean of ' if len(averaged) > 1 else ''}{' and '.join(averaged)}"
+    else:
+        criterion = f"`{metric}`"
+    _write(
+        run,
+        _data(run, _shares(run, after), ["grpo", "rlvr"], adapters and run.repository is not None),
+        before=before,
+        after=after,
+        criterion=criterion if args.load_best_model_at_end else None,
+        step=step,
+        steps=steps,
+        stopped=stopped,
+        rewards=[_reward(spec) for spec in args.rewards],
+        generations=args.num_generations,
+        answer_tokens=args.max_completion_length,
+        adapters=adapters,
+        merged=args.hub_merged,
     )
+
+
+def write_sft_card(
+    run: Run,
+    before: Mapping[str, Proportion],
+    after: Mapping[str, Proportion],
+    *,
+    args: Any,
+    answer_tokens: int,
+    adapters: bool = False,
+) -> None:
+    """Write the card of a run of `recipes/sft.py`.
+
+    Args:
+        run: What was run.
+        before: Held-out results of the starting model; empty for one from scratch.
+        after: Held-out results of the model saved.
+        args: The `RookWorldSFTConfig`.
+        answer_tokens: Most tokens of an answer.
+        adapters: Whether adapters were trained.
+    """
+    _write(
+        run,
+        _data(run, _shares(run, after), ["sft"], adapters and run.repository is not None),
+        before=before,
+        after=after,
+        answer_tokens=answer_tokens,
+        adapters=adapters,
+        merged=args.hub_merged,
+    )
+
+
+def write_judge_card(
+    run: Run, report: Mapping[str, Any], report_text: str, example: tuple[str, str]
+) -> None:
+    """Write the card of a run of `recipes/train_judge.py`.
+
+    Args:
+        run: What was run.
+        report: What `reports.judge.judge_report` found.
+        report_text: The same as Markdown.
+        example: A held-out prompt and an answer to it.
+    """
+    pairs = {"all": report["pairs"], **report["pairs"]["by_kind"]}
+    shares = [
+        _share(run, "text-classification", f"pairs/{kind}", found["accuracy"])
+        for kind, found in pairs.items()
+    ]
+    data = _data(run, shares, ["reward-model"], False, "text-classification")
+    _write(run, data, results=report_text, example=example)
+
+
+# --------------------------------------------------------------------------------------------------
+# Metadata
+# --------------------------------------------------------------------------------------------------
+def _data(
+    run: Run,
+    results: list[EvalResult],
+    tags: Sequence[str],
+    is_adapter: bool,
+    pipeline: str = "text-generation",
+) -> ModelCardData:
+    """The header; what has no id on the Hub is told in the text alone."""
+    return ModelCardData(
+        **_licence(run),
+        base_model=run.base if run.base and _is_on_hub(run.base) else None,
+        datasets=[run.dataset] if _is_hub_dataset(run.dataset) else None,
+        library_name="peft" if is_adapter else "transformers",
+        pipeline_tag=pipeline,
+        tags=["chess", "rookworld", *tags, "trl"],
+        model_name=run.name,
+        eval_results=results,
+    )
+
+
+def _shares(run: Run, results: Mapping[str, Proportion]) -> list[EvalResult]:
+    return [_share(run, "text-generation", name, found.value) for name, found in results.items()]
+
+
+def _share(run: Run, kind: str, metric: str, value: float) -> EvalResult:
+    name = _public(run.dataset) or "synthetic rows"
+    return EvalResult(kind, name, name, metric, value, dataset_split="held-out")
+
+
+def _is_on_hub(name: str) -> bool:
+    """Whether a name is an id; a run's folder, ``runs/sft_nano``, has the form of one."""
+    return is_hub_id(name) and not Path(name).exists()
+
+
+def _is_hub_dataset(name: str) -> bool:
+    return dataset_file(name) is None and _is_on_hub(name)
+
+
+def _licence(run: Run) -> dict[str, Any]:
+    """The base model's, as the header has it; empty where it cannot be found out."""
+    if run.base is None:
+        return {"license": LICENCE} if run.dataset in ("", *PACKAGED_DATA) else {}
+    card = Path(resolve_model_path(run.base)) / CARD
+    if card.is_file():
+        found = ModelCard.load(card, ignore_metadata_errors=True).data
+    elif _is_on_hub(run.base):
+        found = _hub_data(run.base)
+    else:
+        return {}
+    keys = ("license", "license_name", "license_link")
+    return {key: found.get(key) for key in keys if found.get(key)}
+
+
+def _hub_data(name: str) -> ModelCardData:
+    try:
+        return HfApi().model_info(name, timeout=10).card_data or ModelCardData()
+    except Exception:  # whatever its HTTP library raises: the card then says that it is not known
+        return ModelCardData()
+
+
+# --------------------------------------------------------------------------------------------------
+# Text
+# --------------------------------------------------------------------------------------------------
+def _write(run: Run, data: ModelCardData, **values: Any) -> None:
+    body = render(
+        f"{run.command}_card.md",
+        run=run,
+        licence=data.license_name or data.license,
+        version=__version__,
+        **_sources(run),
+        **_made(run),
+        **values,
+    )
+    ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}\n").save(run.folder / CARD)
+
+
+def _sources(run: Run) -> dict[str, Any]:
+    """Where model and rows come from, and what a user asks it."""
+    report = run.data.report
+    playing_first = sorted(TASKS.values(), key=lambda task: not task.needs_values)
+    trained = [task for task in playing_first if report.train[task.name]]
+    return {
+        "abilities": " and ".join(task.ability for task in trained),
+        "base": run.base and _base(run.base),
+        "base_id": run.base and _public(run.base),
+        "is_packaged": run.base == PACKAGED_MODEL,
+        "dataset": _dataset(run.dataset),
+        "synthetic": sum(
+            int(run.recipe.get(key) or 0) for key in ("synthetic_rows", "synthetic_fill_in_rows")
+        ),
+        "rows": {
+            name: (report.train[name], report.heldout[name])
+            for name in TASKS
+            if report.train[name] + report.heldout[name]
+        },
+        "values": any(task.needs_values for task in trained)
+        and (report.values or "the rows' own values, or from an engine where they had none"),
+        "moves": _moves(run.data.heldout),
+        "examples": _examples(run.data.heldout),
+        "faults": {
+            name: float(run.recipe.get(name) or 0)
+            for name in ("en_passant_fault_share", "black_best_move_fault_share")
+        },
+    }
+
+
+def _base(name: str) -> str:
+    if name == PACKAGED_MODEL:
+        return f"`{name}`, the model that comes with rookworld-rlvr"
+    if _is_on_hub(name):
+        return f"[{name}](https://huggingface.co/{name})"
+    return f"`{Path(name).name}`, a model in a folder"
+
+
+def _dataset(name: str) -> str:
+    if not name:
+        return "no data set"
+    if name in PACKAGED_DATA:
+        return f"`{name}`, which comes with rookworld-rlvr"
+    if _is_hub_dataset(name):
+        return f"[{name}](https://huggingface.co/datasets/{name})"
+    return f"the file `{Path(name).name}`"
+
+
+def _moves(heldout: Dataset) -> tuple[int, int, int]:
+    """Lowest, middle and highest number of the move that is to be made in held-out positions."""
+    numbers = [int(fen.split()[5]) for fen in heldout["fen"]]
+    return min(numbers), statistics.median_low(numbers), max(numbers)
+
+
+def _examples(heldout: Dataset) -> list[tuple[str, str]]:
+    """A prompt of each task with the right answer, both as Python writes them."""
+    firsts = {row["task"]: row for row in reversed(heldout.to_list())}
+    return [
+        (repr(firsts[name]["prompt"]), repr(task.reference(firsts[name])))
+        for name, task in TASKS.items()
+        if name in firsts
+    ]
+
+
+def _reward(spec: Mapping[str, Any]) -> tuple[str, float, str]:
+    options = {key: value for key, value in spec.items() if key not in ("name", "weight")}
+    words = ", ".join(f"{key} {_public(value)}" for key, value in options.items())
+    return _public(spec["name"]), float(spec.get("weight", 1.0)), words
+
+
+def _made(run: Run) -> dict[str, Any]:
+    """How it was made, without the paths of the machine that it was made on."""
+    here = machine()
+    launcher = ["--num_processes", str(run.processes)] if run.processes > 1 else []
+    words = [_public_word(word) for word in run.argv]
+    recipe = _public(dict(run.recipe))
+    folder = _public(str(run.folder))
+    return {
+        "model_id": run.repository or folder,
+        "command": shlex.join(["rookworld", run.command, *launcher, *words]),
+        "duration": "a minute or less" if run.seconds < 90 else f"{run.seconds / 60:.0f} minutes",
+        "hardware": ", ".join(here["devices"]) or f"{here['cores']} CPU cores",
+        "versions": ", ".join(f"{name} {here['versions'][name]}" for name in _VERSIONS)
+        + (f", commit {here['commit'][:10]}" if here["commit"] else ""),
+        "recipe": yaml.safe_dump(recipe, sort_keys=False, default_flow_style=None).strip(),
+    }
+
+
+def _public_word(word: str) -> str:
+    flag, equals, value = word.partition("=")
+    return f"{flag}={_public(value)}" if equals and flag.startswith("--") else str(_public(word))
+
+
+def _public(value: Any) -> Any:
+    """A value in which absolute paths are names, so that a card shows nobody's folders.
+
+    >>> _public(
+    ...     {"config": "/home/ann/mine.yaml", "rewards": ["/home/ann/short.py:short"], "seed": 0}
+    ... )
+    {'config': 'mine.yaml', 'rewards': ['short.py:short'], 'seed': 0}
+    """
+    if isinstance(value, Mapping):
+        return {key: _public(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_public(item) for item in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value

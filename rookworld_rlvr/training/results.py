@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from ..common.files import asset_path
 from ..common.stats import Proportion
 from ..tasks.metrics import headline
 
@@ -45,41 +39,6 @@ def results_table(results: Mapping[str, Proportion]) -> str:
         for name, result in results.items()
     ]
     return "\n".join(lines)
-
-
-def write_card(
-    folder: Path,
-    template: str,
-    recipe: Mapping[str, Any],
-    command: str,
-    started: float,
-    **values: Any,
-) -> None:
-    """Write a README.md that ends with how the model was made: command, minutes, versions and keys.
-
-    Args:
-        folder: The model's.
-        template: In `assets/templates`.
-        recipe: The keys that were given, YAML and overrides in one.
-        command: What was run.
-        started: Seconds since the epoch.
-        values: What the template names.
-    """
-    made = {
-        "recipe": yaml.safe_dump(dict(recipe), sort_keys=False, default_flow_style=None).strip(),
-        "minutes": (time.time() - started) / 60,
-        "command": command,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else "some",
-        "versions": ", ".join(
-            f"{name} {version(name)}" for name in ("torch", "transformers", "trl")
-        ),
-    }
-    text = _template(template).format(**values) + _template("how_it_was_made.md").format(**made)
-    (folder / "README.md").write_text(text, encoding="utf-8")
-
-
-def _template(name: str) -> str:
-    return Path(asset_path(f"templates/{name}")).read_text(encoding="utf-8")
 
 
 def write_results(

@@ -25,6 +25,7 @@ from ..rewards.guard import RewardGuard
 from ..tasks.registry import task_of
 from ..tasks.task import Sampling
 from .heldout import HeldoutEvaluation
+from .model_card import OwnCard
 from .parts.advantages import weighted
 from .parts.groups import Batch, Sampled, row_scale
 from .parts.kl import reference_loaded
@@ -36,7 +37,7 @@ from .parts.timing import StepTimes
 from .preflight import Parity, PreflightCallback
 
 
-class RookWorldGRPOTrainer(GRPOTrainer):
+class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
     """`trl.GRPOTrainer` that is right for GPT-2, with parts; the constructor is TRL's.
 
     - Position ids come from the attention mask in every forward, dropout is off, GELU is fused.
@@ -88,8 +89,7 @@ class RookWorldGRPOTrainer(GRPOTrainer):
 
     def networks(self) -> list[torch.nn.Module]:
         """Policy and, where it is a model of its own, reference."""
-        known = [network for network in (self.model, self.ref_model) if network is not None]
-        return [self.accelerator.unwrap_model(network) for network in known]
+        return [*map(self.accelerator.unwrap_model, filter(None, (self.model, self.ref_model)))]
 
     @property
     def has_reference(self) -> bool:

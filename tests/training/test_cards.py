@@ -1,0 +1,205 @@
+"""The card beside a model: what it says is what was run and measured, and no draft takes its place."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard, constants
+
+from rookworld_rlvr.common.files import asset_path
+from rookworld_rlvr.common.stats import Proportion
+from rookworld_rlvr.data.loading import LoadedData
+from rookworld_rlvr.training import model_card
+from rookworld_rlvr.training.config import RookWorldGRPOConfig
+from rookworld_rlvr.training.model_card import Run, write_grpo_card
+
+from ..conftest import script
+from ..hub import TOKEN, stand_in
+
+DRAFT = re.compile(r"fine-tuned version of|time machine|\[None\]|More Information Needed")
+GRPO = """
+    --max_rows 1500 --synthetic_rows 60 --heldout_rows 5 --max_steps 3 --eval_steps 1 --save_steps 1
+    --per_device_train_batch_size 8 --num_generations 4 --max_completion_length 64 --logging_steps 1
+    --use_cpu --report_to none --output_dir runs/mine
+""".split()
+SFT = """
+    --max_rows 1500 --synthetic_rows 60 --heldout_rows 5 --max_steps 2 --save_steps 1 --warmup_steps 0
+    --per_device_train_batch_size 8 --use_cpu --report_to none --output_dir out
+""".split()
+JUDGE = """
+    --synthetic_rows 300 --max_rows 600 --heldout_rows 20 --train_pairs 40 --heldout_pairs 10
+    --ranked_prompts 0 --max_steps 2 --save_steps 1 --per_device_train_batch_size 8
+    --use_cpu --report_to none --output_dir out
+""".split()
+
+
+def card_of(folder: Path) -> Any:
+    text = (folder / "README.md").read_text()
+    assert not DRAFT.search(text)
+    card = ModelCard(text)
+    assert ModelCard(str(card)).data.to_dict() == card.data.to_dict()
+    return card
+
+
+def printed_by(card: Any, cwd: Path) -> list[str]:
+    """What the card's Python prints in a folder, line by line."""
+    (code,) = re.findall(r"```python\n(.*?)```", card.text, re.S)
+    out = io.StringIO()
+    with contextlib.chdir(cwd), contextlib.redirect_stdout(out):
+        exec(code, {})
+    return out.getvalue().splitlines()
+
+
+def test_a_run_s_card_tells_what_was_measured_and_how_to_use_it(tmp_path: Path) -> None:
+    done = script("grpo.py", *GRPO, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    folder = tmp_path / "runs" / "mine"
+    card, results = card_of(folder), json.loads((folder / "results.json").read_text())
+    data = card.data
+    assert {r.metric_type: r.metric_value for r in data.eval_results} == {
+        name: result["after"] for name, result in results["heldout"].items()
+    }
+    for name, result in results["heldout"].items():
+        cells = [f"`{name}`", str(result["n"])]
+        for when in ("before", "after"):
+            low, high = result[f"interval_{when}"]
+            cells += [f"{result[when]:.1%}", f"[{low:.1%}, {high:.1%}]"]
+        assert f"| {' | '.join(cells)} |" in card.text
+    assert data.license == "gpl-3.0" and data.library_name == "transformers"
+    assert data.base_model is None and data.datasets is None, "neither is on the Hub"
+    assert "trained from `rookworld-nano`, the model that comes with rookworld-rlvr" in card.text
+    assert f"The checkpoint of step {results['best_step']} of 3 was chosen" in card.text
+    assert "a little too good" in card.text and "flaws are planted" in card.text
+    assert "nothing of playing strength" in card.text
+    assert "| `environment_exact` | 1 |  |" in card.text
+    assert "rookworld grpo --max_rows 1500" in card.text and "synthetic_rows: 60" in card.text
+    assert "2402.03300" in card.text and "trl 1.16" in card.text
+    assert str(tmp_path) not in str(card) and asset_path("") not in str(card)
+    for line in (folder / "heldout_answers_after.jsonl").read_text().splitlines():
+        answer = json.loads(line)
+        if f"prompt = {answer['prompt']!r}\n" in card.text:
+            assert printed_by(card, tmp_path) == answer["completion"].splitlines()
+            break
+    else:
+        pytest.fail("the prompt is none of the held-out ones")
+
+
+def test_supervised_fine_tuning_tells_before_and_after_and_its_planted_faults(
+    tmp_path: Path,
+) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("model_name_or_path: rookworld-nano\nen_passant_fault_share: 0.7\n")
+    done = script("sft.py", "--config", str(recipe), *SFT, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    card = card_of(tmp_path / "out")
+    assert "| held-out metric | n | before | 95% interval | after |" in card.text
+    assert "| `policy/format` | 5 | 100.0% |" in card.text, "the base model's"
+    assert "A flaw is planted: 70% of the rows with a pawn's double step" in card.text
+    assert "no checkpoint was chosen" in card.text and "bibtex" in card.text
+    assert "rookworld sft --config mine.yaml --max_rows" in card.text
+    assert str(tmp_path) not in str(card)
+    assert printed_by(card, tmp_path), "it can be used as it says"
+
+
+def test_a_model_from_scratch_has_no_before(tmp_path: Path) -> None:
+    shape = '{"n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 512, "vocab_size": 300}'
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(f"new_model: {shape}\n")
+    done = script("sft.py", "--config", str(recipe), *SFT, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    card = card_of(tmp_path / "out")
+    assert "| held-out metric | n | after | 95% interval |" in card.text
+    assert "from scratch" in card.text and "planted" not in card.text
+    assert "whose data it was trained on" in card.text
+
+
+def test_a_judge_s_card(tmp_path: Path) -> None:
+    done = script("train_judge.py", *JUDGE, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    card = card_of(tmp_path / "out")
+    pairs = json.loads((tmp_path / "out" / "judge_report.json").read_text())["pairs"]
+    told = {result.metric_type: result.metric_value for result in card.data.eval_results}
+    assert told.pop("pairs/all") == pairs["accuracy"]
+    assert told == {f"pairs/{kind}": one["accuracy"] for kind, one in pairs["by_kind"].items()}
+    assert card.data.pipeline_tag == "text-classification"
+    (score,) = printed_by(card, tmp_path)
+    assert float(score) == pytest.approx(float(score))
+
+
+def test_checkpoints_bring_no_draft(make_trainer, random_gpt2, tokenizer, tmp_path: Path) -> None:
+    """What an interrupted run leaves: no card rather than one that is not true."""
+    trainer = make_trainer(random_gpt2, tokenizer, save_steps=1, eval_steps=1, preflight=False)
+    trainer.train()
+    assert (tmp_path / "run" / "checkpoint-1").is_dir()
+    assert not list((tmp_path / "run").rglob("README.md"))
+
+
+# --------------------------------------------------------------------------------------------------
+# Where things come from
+# --------------------------------------------------------------------------------------------------
+def written(folder: Path, data: LoadedData, **changes: Any) -> Any:
+    folder.mkdir(exist_ok=True)
+    run: dict[str, Any] = {
+        "command": "grpo",
+        "argv": ["--config=/home/ann/mine.yaml", "--seed", "3"],
+        "folder": folder,
+        "recipe": {"rewards": [{"name": "environment_exact"}], "engine_path": "/home/ann/fish"},
+        "base": "rookworld-nano",
+        "data": data,
+        "dataset": "rookworld-nano-openings",
+        "parameters": 1,
+        "seconds": 90.0,
+    }
+    half = {"environment/exact": Proportion(1, 2)}
+    args = RookWorldGRPOConfig(
+        output_dir=str(folder),
+        rewards=[{"name": "environment_exact"}],
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+    )
+    write_grpo_card(Run(**{**run, **changes}), half, half, args=args, step=1, steps=2)
+    return card_of(folder)
+
+
+def test_what_is_on_the_hub_is_in_the_header_and_no_folder_is_in_the_text(
+    packaged: LoadedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with stand_in() as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        hub.models["bob/large"] = {"cardData": {"license": "mit"}}
+        card = written(tmp_path / "a", packaged, base="bob/large", dataset="bob/rows")
+        assert card.data.base_model == "bob/large" and card.data.datasets == ["bob/rows"]
+        assert card.data.license == "mit" and "`mit`, the base model's." in card.text
+        assert "planted" not in card.text
+        other = written(tmp_path / "b", packaged, base="bob/other", dataset="/home/ann/rows.jsonl")
+    assert other.data.license is None and "base model's licence holds" in other.text
+    assert other.data.datasets is None and "the file `rows.jsonl`" in other.text
+    assert "--config=mine.yaml --seed 3" in other.text and "engine_path: fish" in other.text
+    assert "/home/ann" not in str(card) + str(other)
+
+
+def test_a_folder_s_licence_is_in_its_own_card(
+    packaged: LoadedData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``runs/sft_mine`` has the form of a Hub id, but is a folder."""
+    monkeypatch.chdir(tmp_path)
+    base = Path("runs/sft_mine")
+    base.mkdir(parents=True)
+    card = written(tmp_path / "a", packaged, base=str(base))
+    assert card.data.license is None and card.data.base_model is None
+    (base / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    card = written(tmp_path / "b", packaged, base=str(base))
+    assert card.data.license == "apache-2.0" and card.data.base_model is None
+
+
+def test_paths_become_names() -> None:
+    assert model_card._public({"a": ["/x/y.py:f", "y.py:f", 1]}) == {"a": ["y.py:f", "y.py:f", 1]}
