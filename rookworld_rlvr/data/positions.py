@@ -24,8 +24,10 @@ def fen_of(text: str) -> str | None:
     '7k/8/8/8/8/8/8/K7 w - - 0 1'
     >>> fen_of("P: 7k/8/8/8/8/8/8/K7 w - - 0 1")
     """
-    board = chess.Board()
     fields = text.split()
+    if not fields or fields[0].count("/") != 7:  # most lines are rows, and there may be millions
+        return None
+    board = chess.Board()
     try:
         if len(fields) == 6 and fields[4].isdecimal() and fields[5].isdecimal():
             board.set_fen(text)
