@@ -83,7 +83,8 @@ def check_trials(sweep: SweepArguments, trials: Sequence[dict[str, Any]]) -> Non
     for values in trials:
         parser = StrictParser(grpo.GROUPS, grpo.RECIPE)
         try:
-            parser.parse_strictly(sweep.arguments(values, sweep.folder), check_recipe)
+            words = [*sweep.arguments(values, sweep.folder / "trial"), "--dry_run"]  # asks no Hub
+            parser.parse_strictly(words, check_recipe)
         except ConfigurationError as error:
             faults |= dict.fromkeys(error.faults)
     if faults:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,15 @@ def _how_to_make(path: Path) -> str:
     )
 
 
+@cache
+def _hub_refusal(name: str, revision: str) -> Exception | None:
+    try:
+        HfApi().model_info(name, revision=revision, timeout=10)
+    except Exception as error:  # of its HTTP library too, whichever that is
+        return error
+    return None
+
+
 def hub_faults(name: str, revision: str, offline: bool) -> list[str]:
     """Whether the Hub, or the copies of it on this machine, have a model; nothing is downloaded.
 
@@ -78,16 +88,14 @@ def hub_faults(name: str, revision: str, offline: bool) -> list[str]:
         return []
     if isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
         return []
-    try:
-        HfApi().model_info(name, revision=revision, timeout=10)
-    except HfHubHTTPError as error:
-        reason = f"the Hub does not give it at revision {revision!r}: {error}"
-    except Exception as error:  # of its HTTP library, whichever that is: the Hub cannot be asked
-        if offline:
-            return []
-        reason = f"not on this machine, and the Hub cannot be asked: {error}"
-    else:
+    error = _hub_refusal(name, revision)
+    is_said_by_hub = isinstance(error, HfHubHTTPError)
+    if error is None or (offline and not is_said_by_hub):
         return []
+    if is_said_by_hub:
+        reason = f"the Hub does not give it at revision {revision!r}: {error}"
+    else:
+        reason = f"not on this machine, and the Hub cannot be asked: {error}"
     return [
         f"model_name_or_path: {name!r}: {' '.join(reason.split())[:300]}; give another, or a folder"
     ]

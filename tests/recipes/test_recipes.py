@@ -186,7 +186,7 @@ def test_bad_input_is_refused(
     ("argv", "words"),
     [
         (("--resume_from_checkpoint", "missing"), "no checkpoint in 'missing'"),
-        (("--model_name_or_path", "nobody/nothing"), "cannot load the tokenizer 'nobody/nothing'"),
+        (("--model_name_or_path", "nobody/nothing"), "'nobody/nothing': not on this machine"),
         (("--dataset_name", "nobody/nothing"), "cannot load the data set 'nobody/nothing'"),
     ],
 )
