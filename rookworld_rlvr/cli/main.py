@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import logging
 import os
 import shutil
+import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,8 +42,10 @@ def main() -> NoReturn:
         elif command == "recipes":
             print("\n".join(recipes(words)))
         elif command in SCRIPTS:
-            line = [sys.executable, *command_line(SCRIPTS[command], words)]
-            os.execv(line[0], line)  # the script itself, as if it had been typed
+            launcher, line = command_line(SCRIPTS[command], words)
+            if launcher:
+                raise SystemExit(launch([*launcher, *line]))
+            os.execv(sys.executable, [sys.executable, *line])  # as if it had been typed
         else:
             close = close_matches(command, [*SCRIPTS, "recipes"])
             raise ConfigurationError([f"{command!r} is no command{close}; see rookworld --help"])
@@ -101,8 +106,8 @@ def usage() -> str:
     )
 
 
-def command_line(script: str, words: Sequence[str]) -> list[str]:
-    """What Python is given to run a script, by accelerate's launcher where an option asks for it."""
+def command_line(script: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Options of accelerate's launcher, empty where none is asked for, and a script with its words."""
     path = str(shipped("recipes") / f"{script}.py")
     launcher: list[str] = []
     rest: list[str] = []
@@ -117,11 +122,31 @@ def command_line(script: str, words: Sequence[str]) -> list[str]:
             launcher += [LAUNCHER[word], value]
         else:
             rest.append(word)
-    if not launcher:
-        return [path, *rest]
-    if "--config_file" not in launcher:
+    if launcher and "--config_file" not in launcher:
         launcher = ["--config_file", _accelerate_config(_usual_config()), *launcher]
-    return ["-m", "accelerate.commands.launch", *launcher, path, *rest]
+    return launcher, [path, *rest]
+
+
+def launch(words: Sequence[str]) -> int:
+    """Run accelerate's launcher; the exit code is the script's, which has said all there is to say.
+
+    By itself the launcher turns every failure into 1, and adds a traceback of its own.
+    """
+    from accelerate.commands.launch import launch_command, launch_command_parser
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    signal.signal(signal.SIGINT, lambda number, frame: None)  # Ctrl-C is the script's; wait for it
+    try:
+        launch_command(launch_command_parser().parse_args(list(words)))
+    except ChildFailedError as error:
+        return int(error.get_first_failure()[1].exitcode)
+    except subprocess.CalledProcessError as error:
+        return int(error.returncode)
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    return 0
 
 
 def recipes(words: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import site
 import subprocess
 import sys
@@ -63,16 +64,46 @@ def test_faults_name_the_remedy(words: list[str], said: str, tmp_path: Path) -> 
 
 def test_several_processes_are_launched() -> None:
     script = str(RECIPES / "grpo.py")
-    assert command_line("grpo", ["--max_steps", "3"]) == [script, "--max_steps", "3"]
-    module = ["-m", "accelerate.commands.launch"]
+    assert command_line("grpo", ["--max_steps", "3"]) == ([], [script, "--max_steps", "3"])
     fsdp2 = str(REPOSITORY / "accelerate_configs" / "fsdp2.yaml")
     words = ["--accelerate_config=fsdp2", "--max_steps", "3", "--num_processes", "8"]
     options = ["--config_file", fsdp2, "--num_processes", "8"]
-    assert command_line("grpo", words) == [*module, *options, script, "--max_steps", "3"]
+    assert command_line("grpo", words) == (options, [script, "--max_steps", "3"])
     mine = str(REPOSITORY / "accelerate_configs" / "cpu.yaml")
-    assert command_line("sft", ["--accelerate_config", mine])[2:4] == ["--config_file", mine]
-    usual = command_line("grpo", ["--num_processes", "2"])
-    assert Path(usual[3]).stem in ("cpu", "multi_gpu"), "what this machine has"
+    assert command_line("sft", ["--accelerate_config", mine])[0] == ["--config_file", mine]
+    usual, _ = command_line("grpo", ["--num_processes", "2"])
+    assert Path(usual[1]).stem in ("cpu", "multi_gpu"), "what this machine has"
+
+
+def test_a_fault_on_two_processes_is_one_message_and_exit_code_2(tmp_path: Path) -> None:
+    words = ["grpo", "--accelerate_config", "cpu", "--num_processes", "2", "--learning_rate", "-1"]
+    code, _, err = rookworld(*words, cwd=tmp_path)
+    assert code == 2
+    assert err.count("learning_rate: -1.0 is too small") == 1 and "Traceback" not in err
+
+
+def test_ctrl_c_on_two_processes_saves_and_leaves_no_traceback(tmp_path: Path) -> None:
+    words = ["grpo", "--accelerate_config", "cpu", "--num_processes", "2", "--max_steps", "500"]
+    small = "--per_device_train_batch_size 16 --heldout_rows 6 --report_to none --logging_steps 1"
+    words += [*small.split(), "--eval_steps", "500", "--save_steps", "500", "--output_dir", "run"]
+    process = subprocess.Popen(
+        [sys.executable, "-uc", "from rookworld_rlvr.cli.main import main; main()", *words],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("step     2/500"):
+            break
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGINT
+    assert "Traceback" not in err and "--resume_from_checkpoint true goes on" in out
+    assert len(list((tmp_path / "run").glob("checkpoint-*"))) == 1
 
 
 def test_recipes_are_listed_and_copied_but_never_over_another(tmp_path: Path) -> None:
