@@ -1,8 +1,8 @@
 """GRPO with verifiable chess rewards for RookWorld-LM, on TRL.
 
-Public names: `rewards.get_reward_funcs`, `training.RookWorldGRPOTrainer`, `training.RookWorldGRPOConfig`
-and `models.resolve_model_path`; each is importable without the rest. Rooms are loaded when they are
-first asked for.
+Public names: `RookWorld`, `rewards.get_reward_funcs`, `training.RookWorldGRPOTrainer`,
+`training.RookWorldGRPOConfig` and `models.resolve_model_path`; each is importable without the rest.
+Rooms are loaded when they are first asked for.
 """
 
 import importlib
@@ -12,6 +12,8 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
+    if name == "RookWorld":
+        return importlib.import_module(".inference.model", __name__).RookWorld
     if name in ("models", "rewards", "training"):
         return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

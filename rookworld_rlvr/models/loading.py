@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from huggingface_hub import HfApi, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError
@@ -14,11 +14,13 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from trl import ModelConfig
 
 from ..common.errors import RookWorldError
 from ..common.files import asset_path, is_hub_id
 from . import gpt2
+
+if TYPE_CHECKING:
+    from trl import ModelConfig  # asking a model needs no TRL
 
 PACKAGED_MODEL = "rookworld-nano"
 
