@@ -1,0 +1,121 @@
+"""Which move a model plays: its best one, or what replaces it where that is illegal or unreadable."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import chess
+
+from ..common.errors import RookWorldError
+from ..tasks.types import PolicyAnswer
+
+if TYPE_CHECKING:
+    from .model import Reply, RookWorld
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A legal move, and what the model says that it is worth."""
+
+    move: chess.Move
+    pawns: float | None  # from the side to move; None where the model gives no evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The legal candidates of an answer.
+
+    Args:
+        candidates: Each move once, at least one; the first is played, the others follow by evaluation.
+        fault: Why the first is not the model's best move, a sentence; empty where it is.
+    """
+
+    candidates: tuple[Candidate, ...]
+    fault: str = ""
+
+    @property
+    def move(self) -> chess.Move:
+        """What is played."""
+        return self.candidates[0].move
+
+
+def load(name: str) -> RookWorld:
+    """A model, loaded without a progress bar.
+
+    Raises:
+        RookWorldError: There is no such model, or it cannot be had.
+    """
+    from transformers.utils.logging import disable_progress_bar
+
+    from ..models.loading import check_model_name
+    from .model import RookWorld  # torch and transformers: seconds that `uci` must not wait for
+
+    if faults := check_model_name(name, "--model"):
+        raise RookWorldError("; ".join(faults))
+    disable_progress_bar()
+    return RookWorld.from_pretrained(name)
+
+
+def choose(
+    board: chess.Board, reply: Reply[PolicyAnswer], among: Collection[chess.Move] = ()
+) -> Choice:
+    """The model's best move; else its best legal candidate; else the first legal move.
+
+    Args:
+        board: The position, in which there is a legal move.
+        reply: What the model said of it.
+        among: Moves that alone may be played; empty for all. Illegal ones do not count.
+    """
+    allowed = allowed_moves(board, among)
+    if reply.record is None:
+        return no_answer(allowed, f"the model's answer cannot be read ({reply.fault})")
+    candidates = _candidates(board, reply.record, allowed)
+    best = _legal(board, reply.record.best_move)
+    if best is not None and best in allowed:
+        first = [one for one in candidates if one.move == best] or [Candidate(best, None)]
+        others = (one for one in candidates if one.move != best)
+        return Choice((first[0], *others))
+    what = "illegal" if best is None else "not among the moves asked for"
+    fault = f"the model's best move {reply.record.best_move} is {what}"
+    if not candidates:
+        return no_answer(allowed, f"{fault}, and none of its candidates can be played")
+    move = candidates[0].move.uci()
+    return Choice(candidates, f"{fault}; its best legal candidate {move} is played")
+
+
+def allowed_moves(board: chess.Board, among: Collection[chess.Move] = ()) -> list[chess.Move]:
+    """The legal moves, or those of them that are asked for."""
+    legal = list(board.legal_moves)
+    return [move for move in legal if move in among] or legal
+
+
+def no_answer(allowed: list[chess.Move], why: str) -> Choice:
+    """The first move that is allowed, by python-chess's order, where the model gives none."""
+    move = allowed[0]
+    return Choice((Candidate(move, None),), f"{why}; {move.uci()}, the first legal move, is played")
+
+
+def _candidates(
+    board: chess.Board, answer: PolicyAnswer, allowed: Collection[chess.Move]
+) -> tuple[Candidate, ...]:
+    """What may be played of `M`, by `E`, each move once; first named first where `E` says the same."""
+    named = itertools.zip_longest(answer.moves, answer.evaluations)
+    found: dict[chess.Move, Candidate] = {}
+    for text, pawns in named:
+        move = _legal(board, text) if text else None
+        if move is not None and move in allowed:
+            found.setdefault(move, Candidate(move, pawns))
+    return tuple(
+        sorted(found.values(), key=lambda one: math.inf if one.pawns is None else -one.pawns)
+    )
+
+
+def _legal(board: chess.Board, text: str) -> chess.Move | None:
+    try:
+        return board.parse_uci(text)
+    except ValueError:  # unreadable and illegal alike
+        return None

@@ -1,0 +1,46 @@
+"""What a model might say, without a model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rookworld_rlvr.common.errors import NotationError
+from rookworld_rlvr.inference.model import Reply
+from rookworld_rlvr.inference.uci import Analyse, Stopped
+from rookworld_rlvr.tasks.policy import parse_policy_answer
+from rookworld_rlvr.tasks.types import PolicyAnswer
+
+OPENING = "M: e2e4 d2d4 g1f3 E: 0.3 0.25 0.4 B: e2e4"
+
+
+def reply(text: str) -> Reply[PolicyAnswer]:
+    try:
+        return Reply(text, parse_policy_answer(text))
+    except NotationError as error:
+        return Reply(text, None, error.reason)
+
+
+class Model:
+    """Says the same of every position, or what a function of the FEN gives.
+
+    Args:
+        answer: Text, or a function; None thinks until it is told to give up.
+    """
+
+    def __init__(self, answer: str | Callable[[str], str | None] | None = OPENING) -> None:
+        self.answer = answer
+        self.loaded: list[str] = []
+
+    def load(self, name: str, give_up: Callable[[], bool]) -> Analyse:
+        self.loaded.append(name)
+
+        def analyse(fen: str) -> Reply[PolicyAnswer]:
+            text = self.answer(fen) if callable(self.answer) else self.answer
+            while text is None:
+                if give_up():
+                    raise Stopped
+                time.sleep(0.001)
+            return reply(text)
+
+        return analyse

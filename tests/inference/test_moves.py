@@ -1,0 +1,67 @@
+"""What is played, and what is said of it, for every kind of answer."""
+
+from __future__ import annotations
+
+import chess
+import pytest
+
+from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.inference.moves import choose, load
+
+from .answers import reply
+
+
+@pytest.mark.parametrize(
+    ("text", "played", "fault"),
+    [
+        ("M: e2e4 d2d4 E: 0.3 0.2 B: d2d4", [("d2d4", 0.2), ("e2e4", 0.3)], ""),
+        ("M: e2e4 E: 0.3 B: g1f3", [("g1f3", None), ("e2e4", 0.3)], ""),
+        ("M: e2e4 e2e4 d2d4 E: 0.1 0.9 0.2 B: e2e4", [("e2e4", 0.1), ("d2d4", 0.2)], ""),
+        (
+            "M: e2e5 d2d4 e2e4 c2c4 E: 0.9 0.2 0.3 B: e2e5",
+            [("e2e4", 0.3), ("d2d4", 0.2), ("c2c4", None)],
+            "e2e5 is illegal; its best legal candidate e2e4 is played",
+        ),
+        (
+            "M: e7e5 E: 0.9 B: e2e5",
+            [("g1h3", None)],
+            "e2e5 is illegal, and none of its candidates can be played; g1h3, the first legal move",
+        ),
+        (
+            "E: 0.9 B: e2e4",
+            [("g1h3", None)],
+            "the model's answer cannot be read (not the three sections",
+        ),
+    ],
+)
+def test_the_best_move_or_what_replaces_it(
+    text: str, played: list[tuple[str, float | None]], fault: str
+) -> None:
+    choice = choose(chess.Board(), reply(text))
+    assert [(one.move.uci(), one.pawns) for one in choice.candidates] == played
+    assert choice.move.uci() == played[0][0]
+    assert fault in choice.fault and bool(fault) == bool(choice.fault)
+
+
+def test_castling_is_read_in_both_forms_and_written_in_one() -> None:
+    board = chess.Board("4k3/8/8/8/8/8/8/4K2R w K - 0 1")
+    for text in ("M: e1h1 E: 0.5 B: e1h1", "M: e1g1 E: 0.5 B: e1h1"):
+        choice = choose(board, reply(text))
+        assert [(one.move.uci(), one.pawns) for one in choice.candidates] == [("e1g1", 0.5)]
+        assert not choice.fault
+
+
+def test_only_moves_that_are_asked_for() -> None:
+    text = reply("M: e2e4 d2d4 E: 0.3 0.2 B: e2e4")
+    d2d4, a2a3 = map(chess.Move.from_uci, ("d2d4", "a2a3"))
+    choice = choose(chess.Board(), text, [d2d4, a2a3])
+    assert choice.move == d2d4
+    assert "e2e4 is not among the moves asked for; its best legal candidate d2d4" in choice.fault
+    assert choose(chess.Board(), text, [a2a3]).move == a2a3
+    nowhere = chess.Move.from_uci("a1a8")
+    assert choose(chess.Board(), text, [nowhere]).move.uci() == "e2e4"
+
+
+def test_a_name_that_is_no_model_is_refused_before_anybody_is_asked() -> None:
+    with pytest.raises(RookWorldError, match="--model: 'nowhere' is neither packaged"):
+        load("nowhere")

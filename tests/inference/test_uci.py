@@ -1,0 +1,397 @@
+"""The engine's protocol: every command, clocks, a game against Stockfish, a thousand odd lines."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import chess
+import chess.engine
+import pytest
+
+from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.inference.uci import Engine, parse_go
+
+from .answers import OPENING, Model
+
+COMMAND = [sys.executable, "-P", "-m", "rookworld_rlvr.inference.uci", "--model", "rookworld-nano"]
+
+MATED = "rnb1kbnr/pppp1ppp/8/4p3/6Pq/5P2/PPPPP2P/RNBQKBNR w KQkq - 1 3"
+STALEMATED = "7k/5Q2/6K1/8/8/8/8/8 b - - 0 1"
+
+
+class Conversation:
+    """An engine with a made-up model, and what it has said."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.failed: list[str] = []
+        self.said: list[str] = []
+        self._lines: queue.Queue[str] = queue.Queue()
+        self.engine = Engine("made-up", model.load, self._write, self.failed.append)
+
+    def _write(self, text: str) -> None:
+        self.said += text.splitlines()
+        for line in text.splitlines():
+            self._lines.put(line)
+
+    def send(self, *lines: str) -> None:
+        for line in lines:
+            self.engine.handle(line)
+
+    def until(self, start: str) -> list[str]:
+        """The next lines, to the first that starts so."""
+        lines = [self._lines.get(timeout=60)]
+        while not lines[-1].startswith(start):
+            lines.append(self._lines.get(timeout=60))
+        return lines
+
+    def settle(self) -> None:
+        """Wait until the model has nothing to do."""
+        self.engine._thinker.submit(lambda: None).result(timeout=60)
+
+
+@pytest.fixture
+def talk() -> Iterator[Conversation]:
+    conversation = Conversation(Model())
+    yield conversation
+    conversation.send("quit")
+    conversation.settle()
+    assert not conversation.failed
+
+
+# --------------------------------------------------------------------------------------------------
+# Commands
+# --------------------------------------------------------------------------------------------------
+def test_uci_is_answered_before_the_model_is_loaded(talk: Conversation) -> None:
+    talk.send("uci")
+    lines = talk.until("uciok")
+    assert lines[0].startswith("id name ") and lines[1].startswith("id author ")
+    assert "option name MultiPV type spin default 1 min 1 max 5" in lines
+    assert "option name Model type string default made-up" in lines
+    assert not talk.model.loaded
+    talk.send("isready", "isready")
+    talk.until("readyok")
+    talk.until("readyok")
+    assert talk.model.loaded == ["made-up"]
+
+
+@pytest.mark.parametrize(
+    "clock",
+    [
+        "",
+        "movetime 60000",
+        "wtime 60000 btime 60000",
+        "wtime 60000 btime 60000 winc 1000 binc 1000 movestogo 40",
+        "depth 12",
+        "nodes 100000",
+        "mate 3",
+        "searchmoves e2e4 a2a3 depth 5",
+        "wtime x btime 60000 rubbish depth",
+    ],
+)
+def test_every_clock_gets_a_move(talk: Conversation, clock: str) -> None:
+    talk.send("ucinewgame", "position startpos", f"go {clock}")
+    info, move = talk.until("bestmove")
+    assert info.startswith("info depth 1 ") and " score cp 30 " in info
+    assert info.endswith(" pv e2e4") and move == "bestmove e2e4"
+
+
+@pytest.mark.parametrize(
+    ("how", "release"),
+    [
+        ("infinite", "stop"),
+        ("ponder wtime 60000 btime 60000", "ponderhit"),
+        ("ponder", "stop"),
+    ],
+)
+def test_a_best_move_that_is_held_waits(talk: Conversation, how: str, release: str) -> None:
+    talk.send(f"go {how}")
+    talk.until("info")
+    talk.settle()
+    assert not any(line.startswith("bestmove") for line in talk.said)
+    talk.send("isready", release)
+    assert talk.until("bestmove") == ["readyok", "bestmove e2e4"]
+    talk.send("stop", "ponderhit", "isready")
+    assert talk.until("readyok") == ["readyok"], "one best move a search"
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (["go movetime 1"], "has not answered within"),
+        (["go wtime 5 btime 60000"], "has not answered within"),
+        (["go ponder wtime -20 btime 60000", "ponderhit"], "has not answered within 0 ms"),
+        (["go wtime 60000", "isready", "stop"], "was stopped before it had answered"),
+        (["go infinite", "stop"], "was stopped before it had answered"),
+        (["go", "quit"], "was stopped before it had answered"),
+    ],
+)
+def test_a_model_that_is_late_does_not_cost_the_game(
+    talk: Conversation, lines: list[str], why: str
+) -> None:
+    talk.model.answer = None
+    talk.send(*lines)
+    said = talk.until("bestmove")
+    assert said[-1] == "bestmove g1h3"
+    assert why in said[-2] and "g1h3, the first legal move, is played" in said[-2]
+    talk.settle()  # it has given up
+    talk.model.answer = OPENING
+    talk.send("go")
+    assert talk.until("bestmove")[-1] == "bestmove e2e4"
+
+
+def test_a_go_ends_the_one_before(talk: Conversation) -> None:
+    talk.model.answer = None
+    talk.send("go infinite", "go infinite", "stop")
+    talk.until("bestmove")
+    talk.until("bestmove")
+
+
+@pytest.mark.parametrize(
+    ("words", "seconds"),
+    [
+        ("", None),
+        ("depth 3", None),
+        ("btime 1000", None),
+        ("movetime 1000", 0.9),
+        ("movetime 50", 0.0),
+        ("wtime 10000", 4.9),
+        ("wtime 10000 winc 2000 binc 9999", 6.9),
+        ("wtime 1000 winc 5000", 0.9),
+        ("wtime 10000 movestogo 1", 9.9),
+        ("wtime 10000 movestogo 0", 9.9),
+        ("wtime 10000 movestogo 40", 4.9),
+        ("wtime -3", 0.0),
+    ],
+)
+def test_half_of_the_clock_at_most(words: str, seconds: float | None) -> None:
+    assert parse_go(words.split()).seconds(chess.WHITE, overhead=100) == seconds
+
+
+@pytest.mark.parametrize(("fen", "score"), [(MATED, "mate 0"), (STALEMATED, "cp 0")])
+def test_no_move_where_the_game_is_over(talk: Conversation, fen: str, score: str) -> None:
+    talk.send(f"position fen {fen}", "go infinite")
+    assert talk.until("bestmove") == [f"info depth 0 score {score}", "bestmove 0000"]
+    assert not talk.model.loaded
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("", "write startpos or fen FEN"),
+        ("fen", "not a FEN"),
+        ("fen 8/8/8/8/8/8/8/8 w - - 0 1", "not a legal chess position"),
+        ("fen 4k3/8/8/8/8/8/8/4K3 w - - 0 9999999", "counter is no whole number"),
+        ("startpos moves e2e5", "illegal move 'e2e5'"),
+        ("startpos moves e2e4 0000", "illegal move '0000'"),
+    ],
+)
+def test_a_bad_position_is_said_and_changes_nothing(
+    talk: Conversation, words: str, said: str
+) -> None:
+    talk.send("position startpos moves d2d4", f"position {words}")
+    (line,) = talk.said
+    assert said in line and line.startswith("info string ")
+    assert "the position is still rnbqkbnr/pppppppp/8/8/3P4/8/PPP1PPPP/RNBQKBNR b" in line
+
+
+def test_illegal_answers_are_counted_and_replaced(talk: Conversation) -> None:
+    answers = iter([OPENING, "M: e2e5 d2d4 E: 1 0 B: e2e5", "rubbish"])
+    talk.model.answer = lambda fen: next(answers)
+    talk.send("debug on")
+    said = []
+    for _ in range(3):
+        talk.send("go")
+        said.append(talk.until("bestmove"))
+    assert [lines[-1] for lines in said] == ["bestmove e2e4", "bestmove d2d4", "bestmove g1h3"]
+    assert said[0][0] == f"info string the model says: {OPENING}"
+    assert "e2e5 is illegal; its best legal candidate d2d4 is played (1 of 2" in said[1][-2]
+    assert "cannot be read" in said[2][-2] and "(2 of 3 answers so far)" in said[2][-2]
+
+
+def test_options(talk: Conversation) -> None:
+    talk.send("setoption name multipv value 3", "go")
+    *lines, _ = talk.until("bestmove")
+    assert [line.split(" multipv ")[1].split()[0] for line in lines] == ["1", "2", "3"]
+    assert [line.split()[-1] for line in lines] == ["e2e4", "g1f3", "d2d4"]
+    assert " score cp 40 " in lines[1]
+    talk.send("setoption name Model value runs/my run", "isready")
+    talk.until("readyok")
+    assert talk.model.loaded == ["made-up", "runs/my run"]
+    for words, said in [
+        ("name MultiPV value 6", "MultiPV: '6' is no whole number from 1 to 5"),
+        ("name Move Overhead", "Move Overhead: None is no whole number"),
+        ("name Hash value 64", "no option 'Hash'"),
+        ("MultiPV 3", "no option ''"),
+    ]:
+        talk.send(f"setoption {words}")
+        assert said in talk.said[-1]
+
+
+def test_evaluations_without_bounds_stay_numbers_of_centipawns(talk: Conversation) -> None:
+    talk.model.answer = f"M: e2e4 E: -{'9' * 20} B: e2e4"
+    talk.send("go")
+    assert " score cp -99999 " in talk.until("bestmove")[0]
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_engine() -> None:
+    class Missing(Model):
+        def load(self, name, give_up):
+            raise RookWorldError(f"no {name}")
+
+    talk = Conversation(Missing())
+    talk.send("isready")
+    talk.settle()
+    assert talk.failed == ["no made-up"] and not talk.said
+
+
+def test_at_the_end_of_the_input_the_model_finishes(talk: Conversation) -> None:
+    ended = Conversation(Model())
+    ended.send("go infinite")
+    ended.engine.finish()
+    assert ended.said[-1] == "bestmove e2e4"
+
+
+# --------------------------------------------------------------------------------------------------
+# A thousand lines
+# --------------------------------------------------------------------------------------------------
+WORDS = (
+    "uci isready ucinewgame position startpos fen moves go stop ponderhit setoption name value debug "
+    "on off register later code go go position wtime btime winc binc movestogo movetime depth nodes "
+    "mate infinite ponder searchmoves e2e4 e7e5 g1f3 0000 a1a9 e7e8q -1 0 7 99999999999999999999 ٣ é "
+    "MultiPV Model Overhead w b KQkq - \x00 4k3/8/8/8/8/8/8/4K2R 8/8/8/8/8/8/8/8 999999 joho"
+).split()
+
+
+def odd_line(draw: random.Random) -> str:
+    line = " ".join(draw.choices(WORDS, k=draw.randrange(8)))
+    position = "position " + draw.choice(
+        ["startpos", f"fen {MATED}", f"fen {STALEMATED}", "fen 4k3/8/8/8/8/8/8/4K2R w K - 0 999999"]
+    )
+    clock = f"go {draw.choice(WORDS)} {draw.randrange(200)}"
+    noise = "".join(map(chr, draw.choices(range(1, 0x3000), k=draw.randrange(60))))
+    return draw.choice([line, line, position, f"{position} moves {line}", clock, noise])
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_thousand_odd_lines(seed: int) -> None:
+    draw = random.Random(seed)
+
+    def answer(fen: str) -> str | None:
+        legal = [move.uci() for move in chess.Board(fen).legal_moves]
+        best = draw.choice([*legal, "a1a1"])
+        return draw.choice([f"M: {best} a1a1 E: 1 B: {best}", "rubbish", "", None])
+
+    talk = Conversation(Model(answer))
+    known = talk.engine._commands
+    asked, answered = [], 0
+    for _ in range(1000):
+        line = odd_line(draw)
+        first = next((word for word in line.split() if word in known), None)
+        board = talk.engine.board
+        assert talk.engine.handle(line) == (first != "quit")
+        if first == "go":
+            asked.append(board)
+    talk.send("stop")
+    talk.settle()
+    assert not talk.failed
+    best = [line.split()[1] for line in talk.said if line.startswith("bestmove")]
+    assert len(best) == len(asked) > 100
+    for board, move in zip(asked, best, strict=True):
+        answered += move != "0000"
+        assert move == "0000" if not any(board.legal_moves) else board.parse_uci(move)
+    assert answered > 50
+    assert all("\n" not in line for line in talk.said)
+
+
+# --------------------------------------------------------------------------------------------------
+# The packaged model, in a process of its own
+# --------------------------------------------------------------------------------------------------
+def test_the_protocol_over_pipes() -> None:
+    with subprocess.Popen(
+        COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8"
+    ) as engine:
+        stdin, stdout = engine.stdin, engine.stdout
+        assert stdin is not None and stdout is not None
+
+        def ask(lines: str, last: str) -> list[str]:
+            stdin.write(f"{lines}\n")
+            stdin.flush()
+            said = [stdout.readline().strip()]
+            while not said[-1].startswith(last):
+                assert said[-1], said
+                said.append(stdout.readline().strip())
+            return said
+
+        assert "id name RookWorld rookworld-nano" in ask("uci", "uciok")
+        ask("isready", "readyok")
+        lines = ask("position startpos moves e2e4\nsetoption name MultiPV value 2\ngo", "bestmove")
+        move = lines[-1].split()[1]
+        assert chess.Move.from_uci(move) in chess.Board(lines_after("e2e4")).legal_moves
+        assert lines[0].endswith(f"pv {move}")
+        assert ask("go infinite\nisready", "readyok")
+        ask("stop", "bestmove")
+        stdin.write("go infinite\nquit\n")
+        stdin.flush()
+        assert engine.wait(timeout=60) == 0
+
+
+def lines_after(*moves: str) -> str:
+    board = chess.Board()
+    for move in moves:
+        board.push_uci(move)
+    return board.fen()
+
+
+def test_a_game_against_stockfish_within_its_clock(stockfish: str) -> None:
+    """Sixty seconds for the game, which the engine is told of and which python-chess measures here."""
+    board = chess.Board()
+    clock = 60.0
+    with (
+        chess.engine.SimpleEngine.popen_uci(COMMAND, timeout=120) as ours,
+        chess.engine.SimpleEngine.popen_uci(stockfish) as theirs,
+    ):
+        ours.ping()
+        theirs.configure({"Skill Level": 0})
+        for _ in itertools.takewhile(lambda _: not board.is_game_over(), range(120)):
+            if board.turn:
+                began = time.monotonic()
+                limit = chess.engine.Limit(white_clock=clock, black_clock=60)
+                played = ours.play(board, limit, info=chess.engine.INFO_ALL)
+                clock -= time.monotonic() - began
+                assert clock > 0, "lost on time"
+            else:
+                played = theirs.play(board, chess.engine.Limit(depth=1))
+            assert played.move is not None and board.is_legal(played.move)
+            board.push(played.move)
+        assert len(board.move_stack) > 4
+        lines = ours.analyse(chess.Board(), chess.engine.Limit(time=30), multipv=3)
+        assert all("pv" in line for line in lines) and any("score" in line for line in lines)
+
+
+def test_the_protocol_waits_for_no_library_and_the_model_for_few() -> None:
+    code = (
+        "import sys\n"
+        "heavy = {'torch', 'transformers', 'trl', 'wandb', 'datasets', 'peft'}\n"
+        "from rookworld_rlvr.inference import moves, play, uci\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+        "uci.load('rookworld-nano', lambda: False)\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "['torch', 'transformers']\n", done.stderr
+
+
+def test_a_name_that_is_no_model_is_one_message() -> None:
+    command = [*COMMAND[:-1], "nowhere"]
+    done = subprocess.run(command, input="isready\n", capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout.startswith("info string --model: 'nowhere' is neither packaged")
+    assert done.stderr.startswith("rookworld uci: --model: 'nowhere'")
+    assert len(done.stderr.splitlines()) == 1
