@@ -1,0 +1,319 @@
+"""Play a game against a model in the terminal; its PGN is kept."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import chess
+import chess.pgn
+
+from ..common.errors import RookWorldError
+from ..tasks import rules
+from ..tasks.text import parse_fen
+from . import moves
+
+if TYPE_CHECKING:
+    from ..tasks.types import PolicyAnswer
+    from .model import Reply
+
+HELP = """\
+  a move     as Nf3, exd5, O-O, e8=Q, or as g1f3, e7e8q
+  takeback   take back your last move and the answer to it
+  moves      list the legal moves
+  board      show the board again
+  flip       turn the board round
+  draw       claim a draw: the position has been there three times, or fifty moves have passed
+  resign     give the game up
+  quit       leave; the game so far is kept
+  help       this list"""
+
+
+class TerminalGame:
+    """A game between the model and the one at the terminal.
+
+    Args:
+        board: Where it starts.
+        human: The human's colour.
+        name: The model's.
+        analyse: FEN → what the model says of it.
+        say: Shows text.
+    """
+
+    def __init__(
+        self,
+        board: chess.Board,
+        human: chess.Color,
+        name: str,
+        analyse: Callable[[str], Reply[PolicyAnswer]],
+        say: Callable[[str], object] = print,
+    ) -> None:
+        self.board = board
+        self.human = human
+        self.name = name
+        self.below = human  # whose side of the board is below
+        self.result = "*"
+        self.faults: dict[int, str] = {}  # plies of the game → what was wrong with the model's move
+        self._analyse = analyse
+        self._say = say
+        self._commands: dict[str, Callable[[], object]] = {
+            "takeback": self.take_back,
+            "moves": lambda: say(" ".join(map(board.san, board.legal_moves))),
+            "board": self.show,
+            "flip": self.flip,
+            "draw": self.claim_draw,
+            "resign": self.resign,
+            "help": lambda: say(HELP),
+        }
+
+    def play(self, ask: Callable[[str], str]) -> None:
+        """Play until the game is over or left.
+
+        Args:
+            ask: Shows a prompt and gives the answer, as `input`.
+
+        Raises:
+            EOFError: There is nobody to ask any more.
+        """
+        self.show()
+        while self.result == "*":
+            if outcome := self.board.outcome():
+                if self.board.turn != self.human:
+                    self.show()
+                self.end(outcome.result(), outcome.termination.name.lower().replace("_", " "))
+            elif self.board.turn != self.human:
+                self.answer()
+            else:
+                text = ask(self._number()).strip()
+                if text.lower() == "quit":
+                    return
+                if command := self._commands.get(text.lower()):
+                    command()
+                elif text:
+                    self.move(text)
+
+    def show(self) -> None:
+        """The board, the side below as it is turned."""
+        self._say(f"\n{drawn(self.board, self.below)}\n")
+
+    def flip(self) -> None:
+        """Turn the board round."""
+        self.below = not self.below
+        self.show()
+
+    def end(self, result: str, how: str) -> None:
+        """End the game."""
+        self.result = result
+        self._say(f"{result} ({how})")
+
+    # ----------------------------------------------------------------------------------------------
+    # Moves
+    # ----------------------------------------------------------------------------------------------
+    def move(self, text: str) -> None:
+        """Play the human's move, or say why not."""
+        try:
+            self.board.push(read_move(self.board, text))
+        except RookWorldError as error:
+            self._say(str(error))
+
+    def answer(self) -> None:
+        """Let the model move."""
+        choice = moves.choose(self.board, self._analyse(self.board.fen()))
+        if choice.fault:
+            self.faults[self.board.ply()] = choice.fault
+            self._say(f"  ({choice.fault})")
+        said = ", ".join(self._evaluated(candidate) for candidate in choice.candidates)
+        self._say(f"{self.name}: {self._number()}{self.board.san(choice.move)}   [{said}]")
+        self.board.push(choice.move)
+        self.show()
+
+    def _evaluated(self, candidate: moves.Candidate) -> str:
+        pawns = "" if candidate.pawns is None else f" {candidate.pawns:+.2f}"
+        return f"{self.board.san(candidate.move)}{pawns}"
+
+    def _number(self) -> str:
+        return f"{self.board.fullmove_number}{'. ' if self.board.turn else '... '}"
+
+    # ----------------------------------------------------------------------------------------------
+    # Commands
+    # ----------------------------------------------------------------------------------------------
+    def take_back(self) -> None:
+        """Take back the human's last move and the model's answer to it."""
+        if len(self.board.move_stack) < 2:
+            self._say("you have not moved yet: there is nothing to take back")
+            return
+        for _ in range(2):
+            self.board.pop()
+            self.faults.pop(self.board.ply(), None)
+        self.show()
+
+    def claim_draw(self) -> None:
+        """End the game as a draw, where the rules give one to who claims it."""
+        if self.board.can_claim_draw():
+            self.end("1/2-1/2", "a draw is claimed")
+        else:
+            self._say(
+                "there is no draw to claim: the position has not been there three times, and fifty "
+                "moves have not passed without a capture or a pawn's move"
+            )
+
+    def resign(self) -> None:
+        """Give the game up."""
+        self.end("0-1" if self.human else "1-0", "you resign")
+
+    def pgn(self) -> chess.pgn.Game:
+        """The game so far, with a comment where the model's move had to be replaced."""
+        game = chess.pgn.Game.from_board(self.board)
+        white, black = ("Human", self.name) if self.human else (self.name, "Human")
+        game.headers.update(
+            {
+                "Event": "rookworld play",
+                "Date": date.today().strftime("%Y.%m.%d"),
+                "White": white,
+                "Black": black,
+                "Result": self.result,
+                "Termination": "unterminated" if self.result == "*" else "normal",
+            }
+        )
+        for node in game.mainline():
+            node.comment = self.faults.get(node.ply() - 1, "")
+        return game
+
+
+def drawn(board: chess.Board, below: chess.Color) -> str:
+    """A board in Unicode, with its coordinates."""
+    rows = board.unicode(orientation=below, empty_square="·").splitlines()
+    ranks, files = ("87654321", "a b c d e f g h") if below else ("12345678", "h g f e d c b a")
+    lines = [f"  {rank}  {row}" for rank, row in zip(ranks, rows, strict=True)]
+    return "\n".join([*lines, "", f"     {files}"])
+
+
+def read_move(board: chess.Board, text: str) -> chess.Move:
+    """A legal move in UCI or in standard algebraic notation.
+
+    Raises:
+        RookWorldError: It is unreadable, illegal or ambiguous.
+    """
+    move = chess.Move.null()
+    reason = "unreadable"
+    for read in (board.parse_uci, board.parse_san):
+        try:
+            move = move or read(text)
+        except chess.IllegalMoveError:
+            reason = "illegal"
+        except chess.AmbiguousMoveError:
+            reason = "ambiguous"
+        except ValueError:
+            pass
+    if not move:  # python-chess lets a side pass
+        raise RookWorldError(f"{text!r} is no move here ({reason}); type moves, or help")
+    return move
+
+
+# --------------------------------------------------------------------------------------------------
+# The command
+# --------------------------------------------------------------------------------------------------
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser("rookworld play", description=__doc__)
+    add = parser.add_argument
+    add("--model", required=True, help="rookworld-nano, a run's folder, or a Hub id")
+    add("--colour", choices=rules.SIDES, default="white", help="yours (white)")
+    add("--fen", default=chess.STARTING_FEN, help="where the game starts")
+    add("--pgn", type=Path, default=Path("games.pgn"), help="the game goes to its end (games.pgn)")
+    return parser.parse_args()
+
+
+def _start(fen: str) -> chess.Board:
+    board = rules.board_of(fen)
+    parse_fen(board.fen())
+    if outcome := board.outcome():
+        how = outcome.termination.name.lower().replace("_", " ")
+        raise RookWorldError(f"--fen: the game is over there ({how}): {fen!r}; give another")
+    return board
+
+
+def _check_writable(path: Path) -> None:
+    folder = path.absolute().parent
+    goes = folder.is_dir() and not path.is_dir()
+    if not (goes and os.access(path if path.exists() else folder, os.W_OK)):
+        raise RookWorldError(f"--pgn: {str(path)!r} cannot be written; name another file")
+
+
+def _keep(game: chess.pgn.Game, path: Path) -> str:
+    """Append a game to a file; the game itself where that fails."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"\n\n{game}\n" if file.tell() else f"{game}\n")
+    except OSError as error:
+        return f"{path} cannot be written ({error.strerror}); this is the game:\n\n{game}"
+    return f"the game is in {path}"
+
+
+@contextlib.contextmanager
+def _kept(game: TerminalGame, path: Path) -> Iterator[None]:
+    """Keep the game however it ends: by a signal, too, or with the terminal closed."""
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {name: signal.signal(getattr(signal, name), _interrupt) for name in names}
+    before["SIGINT"] = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        for name in before:
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+        if game.board.move_stack:
+            said = _keep(game.pgn(), path)
+            with contextlib.suppress(OSError):  # the terminal may be closed
+                print(f"\n{said}")
+        for name, handler in before.items():
+            signal.signal(getattr(signal, name), handler)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _play(args: argparse.Namespace) -> None:
+    board = _start(args.fen)
+    _check_writable(args.pgn)
+    print(f"loading {args.model} …", flush=True)
+    model = moves.load(args.model)
+    name = Path(args.model).name
+    game = TerminalGame(
+        board, args.colour == "white", name, lambda fen: model.analyse_all([fen])[0]
+    )
+    print(f"You are {args.colour} against {name}. Type a move, or help.")
+    with _kept(game, args.pgn):
+        game.play(input)
+
+
+def main() -> NoReturn:
+    """Play a game; bad input ends it with one message and exit code 2."""
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    if sys.stdin.isatty():
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  # lines that can be edited; Windows has none
+    code = 0
+    try:
+        _play(_arguments())
+    except RookWorldError as error:
+        print(f"rookworld play: {error}", file=sys.stderr)
+        code = 2
+    except EOFError:
+        print()
+    except KeyboardInterrupt:
+        code = 130
+    raise SystemExit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""Games at the terminal: moves, takebacks, every way to end, and the PGN that is kept."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import chess
+import chess.pgn
+import pytest
+
+from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.inference import moves, play
+from rookworld_rlvr.inference.play import TerminalGame, drawn, read_move
+
+from .answers import reply
+
+KINGS = "4k3/8/8/8/8/8/4P3/4K3 w - - 0 1"
+
+
+class Played:
+    """A game with a model whose answers are listed, and what was shown."""
+
+    def __init__(
+        self, words: str, answers: list[str], human: bool = True, fen: str = chess.STARTING_FEN
+    ) -> None:
+        self.shown: list[str] = []
+        lines = iter(words.split(", "))
+        texts = iter(answers)
+        self.game = TerminalGame(
+            chess.Board(fen), human, "nano", lambda fen: reply(next(texts)), self.shown.append
+        )
+        self.game.play(lambda prompt: next(lines))
+        self.text = "\n".join(self.shown)
+        read = chess.pgn.read_game(io.StringIO(str(self.game.pgn())))
+        assert read is not None
+        self.pgn = read
+
+
+def test_a_game_to_mate() -> None:
+    played = Played(
+        "e5, d8h4", ["M: f2f3 E: 0.1 B: f2f3", "M: g2g4 E: -0.5 B: g2g4"], human=chess.BLACK
+    )
+    assert played.game.result == "0-1" and "0-1 (checkmate)" in played.text
+    assert "nano: 1. f3   [f3 +0.10]" in played.text
+    headers = played.pgn.headers
+    assert (headers["White"], headers["Black"], headers["Result"]) == ("nano", "Human", "0-1")
+    assert headers["Termination"] == "normal"
+    assert [node.san() for node in played.pgn.mainline()] == ["f3", "e5", "g4", "Qh4#"]
+
+
+def test_takebacks_and_what_the_model_is_asked_again() -> None:
+    black = "M: e7e5 E: 0 B: e7e5"
+    played = Played("takeback, e4, takeback, d4, c4, TAKEBACK, quit", [black, black, "rubbish"])
+    assert [move.uci() for move in played.game.board.move_stack] == ["d2d4", "e7e5"]
+    assert "you have not moved yet" in played.text
+    assert played.game.faults == {}, "those of moves that were taken back"
+    assert played.pgn.headers["Termination"] == "unterminated"
+
+
+def test_the_models_illegal_moves_are_said_replaced_and_noted_in_the_pgn() -> None:
+    played = Played("e4, resign", ["M: e7e4 c7c5 E: 1 0.2 B: e7e4"])
+    fault = "the model's best move e7e4 is illegal; its best legal candidate c7c5 is played"
+    assert fault in played.text
+    assert [node.comment for node in played.pgn.mainline()] == ["", fault]
+    assert played.pgn.headers["Result"] == "0-1" and "you resign" in played.text
+
+
+@pytest.mark.parametrize("text", ["Ke5", "e2e5", "rubbish", "0000", "--", "Nd2x"])
+def test_what_is_no_move_is_said_and_asked_again(text: str) -> None:
+    played = Played(f"{text}, , quit", [])
+    assert f"{text!r} is no move here" in played.text and not played.game.board.move_stack
+
+
+def test_moves_in_both_notations() -> None:
+    board = chess.Board("4k3/P7/8/8/8/8/8/4K2R w K - 0 1")
+    for text, uci in [("O-O", "e1g1"), ("0-0", "e1g1"), ("e1g1", "e1g1"), ("a8=Q+", "a7a8q")]:
+        assert read_move(board, text).uci() == uci
+    with pytest.raises(RookWorldError, match="'Rd1' is no move here \\(ambiguous\\)"):
+        read_move(chess.Board("4k3/8/8/8/8/4K3/8/R6R w - - 0 1"), "Rd1")
+
+
+def test_draws_by_the_rules() -> None:
+    black = ["M: g8f6 E: 0 B: g8f6", "M: f6g8 E: 0 B: f6g8"]
+    played = Played("Nf3, draw, Ng1, Nf3, Ng1, draw", [*black, *black])
+    assert "there is no draw to claim" in played.text
+    assert played.game.result == "1/2-1/2" and "a draw is claimed" in played.text
+    bare = Played("Kxe2", [], fen="4k3/8/8/8/8/8/4p3/4K3 w - - 0 1")
+    assert bare.game.result == "1/2-1/2" and "insufficient material" in bare.text
+
+
+def test_help_moves_and_the_board_from_either_side() -> None:
+    played = Played("help, moves, flip, board, quit", [], fen=KINGS)
+    assert all(
+        f"  {word} " in played.text for word in ("takeback", "resign", "flip", "draw", "quit")
+    )
+    assert " e4" in played.text
+    assert played.shown[-1] == played.shown[-2] != played.shown[0]
+    white, black = (drawn(chess.Board(), side).splitlines() for side in (True, False))
+    assert white[0].endswith("♜ ♞ ♝ ♛ ♚ ♝ ♞ ♜") and black[0].endswith("♖ ♘ ♗ ♔ ♕ ♗ ♘ ♖")
+    assert white[-1].split() == list("abcdefgh") and black[0].split()[0] == "1"
+
+
+# --------------------------------------------------------------------------------------------------
+# The command
+# --------------------------------------------------------------------------------------------------
+class Quick:
+    """A model that answers 1... e5 to everything."""
+
+    def analyse_all(self, fens):
+        return [reply("M: e7e5 d7d5 E: 0.1 0 B: e7e5") for _ in fens]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., int | str | None]:
+    """`rookworld play` in this process; its input is given, and where it ends a function is called."""
+
+    def run(words: str, lines: str, at_the_end: Callable[[], object] | None = None, real=False):
+        class Lines(io.StringIO):
+            def readline(self, *args):
+                line = super().readline(*args)
+                if not line and at_the_end is not None:
+                    at_the_end()
+                return line
+
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["play", "--model", "rookworld-nano", *words.split()])
+        monkeypatch.setattr(sys, "stdin", Lines(lines))
+        if not real:
+            monkeypatch.setattr(moves, "load", lambda name: Quick())
+        with pytest.raises(SystemExit) as ended:
+            play.main()
+        return ended.value.code
+
+    return run
+
+
+def games(path: Path) -> list[chess.pgn.Game]:
+    found = []
+    with path.open(encoding="utf-8") as file:
+        while game := chess.pgn.read_game(file):
+            assert not game.errors
+            found.append(game)
+    return found
+
+
+def test_a_session_with_the_packaged_model(command, tmp_path: Path, capsys) -> None:
+    assert command("--pgn mine.pgn", "e4\ntakeback\nd4\nflip\nresign\n", real=True) == 0
+    out = capsys.readouterr().out
+    assert "You are white against rookworld-nano" in out and "the game is in mine.pgn" in out
+    assert command("--colour black --pgn mine.pgn", "resign\n", real=True) == 0
+    first, second = games(tmp_path / "mine.pgn")
+    assert next(move.uci() for move in first.mainline_moves()) == "d2d4" and first.end().ply() == 2
+    assert first.headers["Result"] == "0-1" and second.headers["Result"] == "1-0"
+    assert second.end().ply() == 1
+
+
+def hang_up() -> None:
+    os.kill(os.getpid(), signal.SIGHUP)
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("at_the_end", "code"), [(None, 0), (hang_up, 130), (interrupt, 130)], ids=str
+)
+def test_a_game_that_is_broken_off_is_kept(command, tmp_path: Path, at_the_end, code) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)]
+    assert command(f"--fen {chess.STARTING_FEN.split()[0]}", "e4\n", at_the_end) == code
+    (game,) = games(tmp_path / "games.pgn")
+    assert [move.uci() for move in game.mainline_moves()] == ["e2e4", "e7e5"]
+    assert game.headers["Result"] == "*" and game.headers["Termination"] == "unterminated"
+    assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)]
+
+
+def test_a_game_without_a_move_is_not_kept(command, tmp_path: Path) -> None:
+    assert command("", "quit\n") == 0
+    assert not (tmp_path / "games.pgn").exists()
+
+
+def test_it_goes_behind_other_games_with_where_it_started(command, tmp_path: Path) -> None:
+    (tmp_path / "games.pgn").write_text('[Event "another"]\n\n1. e4 *')
+    assert command("--fen rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNB1KBNR", "e4\nquit\n") == 0
+    other, game = games(tmp_path / "games.pgn")
+    assert other.headers["Event"] == "another" and other.end().ply() == 1
+    assert game.board().fen().startswith("rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNB1KBNR w")
+    assert game.end().ply() == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--fen rubbish", "not a FEN: 'rubbish'"),
+        ("--fen 8/8/8/8/8/8/8/8", "not a legal chess position"),
+        ("--fen 7k/8/8/8/8/8/8/7K", "--fen: the game is over there (insufficient material)"),
+        ("--pgn nowhere/game.pgn", "--pgn: 'nowhere/game.pgn' cannot be written"),
+        ("--pgn .", "--pgn: '.' cannot be written"),
+        ("--colour green", "'green'"),
+    ],
+)
+def test_bad_input_is_one_message(command, capsys, words: str, said: str) -> None:
+    assert command(words, "") == 2
+    err = capsys.readouterr().err
+    assert said in err and "Traceback" not in err
+
+
+def test_a_pipe_and_the_command_itself(tmp_path: Path) -> None:
+    """From the shell's word to the PGN, with a chess.py in the folder that is not python-chess."""
+    (tmp_path / "chess.py").write_text("raise SystemExit('not python-chess')")
+    code = "from rookworld_rlvr.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, "play", "--model", "rookworld-nano"],
+        input="Nf3\nresign\n",
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "0-1 (you resign)" in done.stdout and not done.stderr
+    (game,) = games(tmp_path / "games.pgn")
+    assert next(iter(game.mainline())).san() == "Nf3"
