@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import logging
 import os
 import shutil
@@ -29,6 +30,12 @@ SCRIPTS = {
 }
 """Command → the script in ``recipes/`` that it runs."""
 
+MODULES = {
+    "play": "rookworld_rlvr.inference.play",
+    "uci": "rookworld_rlvr.inference.uci",
+}
+"""Command → the module that it runs."""
+
 LAUNCHER = {"--num_processes": "--num_processes", "--accelerate_config": "--config_file"}
 """Our options for several processes → those of ``accelerate launch``."""
 
@@ -46,8 +53,11 @@ def main() -> NoReturn:
             if launcher:
                 raise SystemExit(launch([*launcher, *line]))
             os.execv(sys.executable, [sys.executable, *line])  # as if it had been typed
+        elif command in MODULES:
+            # -P: a chess.py in the working folder is not python-chess
+            os.execv(sys.executable, [sys.executable, "-P", "-m", MODULES[command], *words])
         else:
-            close = close_matches(command, [*SCRIPTS, "recipes"])
+            close = close_matches(command, [*SCRIPTS, *MODULES, "recipes"])
             raise ConfigurationError([f"{command!r} is no command{close}; see rookworld --help"])
     except RookWorldError as error:
         print(f"rookworld: {error}", file=sys.stderr)
@@ -90,8 +100,10 @@ def next_commands(output_dir: Path, start: str) -> str:
 
 
 def usage() -> str:
-    """The commands, one a line, each with the first sentence of its script."""
-    lines = [f"  {name:<10} {_first_sentence(script)}" for name, script in SCRIPTS.items()]
+    """The commands, one a line, each with the first sentence of what it runs."""
+    files = {name: shipped("recipes") / f"{script}.py" for name, script in SCRIPTS.items()}
+    files |= {name: _file_of(module) for name, module in MODULES.items()}
+    lines = [f"  {name:<10} {_first_sentence(path)}" for name, path in files.items()]
     return "\n".join(
         [
             "rookworld COMMAND [--config RECIPE] [--key value ...]",
@@ -198,9 +210,15 @@ def _names(folder: str) -> list[str]:
     return sorted(path.stem for path in shipped(folder).glob("*.yaml"))
 
 
-def _first_sentence(script: str) -> str:
-    text = (shipped("recipes") / f"{script}.py").read_text(encoding="utf-8")
-    return (ast.get_docstring(ast.parse(text)) or "").split("\n\n")[0].replace("\n", " ")
+def _file_of(module: str) -> Path:
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None, module
+    return Path(spec.origin)
+
+
+def _first_sentence(path: Path) -> str:
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return text.split("\n\n")[0].replace("\n", " ")
 
 
 def _first_comment(path: Path) -> str:

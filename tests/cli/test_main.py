@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rookworld_rlvr.cli.main import SCRIPTS, command_line, recipes, shipped, usage
+from rookworld_rlvr.cli.main import MODULES, SCRIPTS, command_line, recipes, shipped, usage
 from rookworld_rlvr.common.errors import ConfigurationError
 
 from ..conftest import RECIPES, REPOSITORY
@@ -35,7 +35,7 @@ def rookworld(*words: str, python: str = sys.executable, cwd: Path) -> tuple[int
 def test_every_script_is_a_command_and_says_what_it_does() -> None:
     assert set(SCRIPTS.values()) == {path.stem for path in RECIPES.glob("*.py")}
     lines = usage().splitlines()
-    for name in SCRIPTS:
+    for name in (*SCRIPTS, *MODULES):
         (line,) = [line for line in lines if line.startswith(f"  {name} ")]
         assert line.endswith("."), "a sentence"
 
@@ -50,6 +50,8 @@ def test_a_command_is_the_script(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["gpro"], "'gpro' is no command; did you mean grpo"),
+        (["plai"], "'plai' is no command; did you mean play"),
+        (["play", "--model", "nano", "--pgn", "."], "rookworld play: --pgn: '.' cannot be written"),
         (["grpo", "--num_processes"], "--num_processes: has no value"),
         (["grpo", "--accelerate_config", "gpus"], "'gpus' is no file and none of cpu, "),
         (["recipes", "copy", "grpo_mix"], "no recipe 'grpo_mix'; did you mean grpo_mixed"),
