@@ -47,6 +47,7 @@ from rookworld_rlvr.training.run_folder import (
     RESULTS,
     close_provenance,
     goes_on,
+    note_coverage,
     open_folder,
     open_provenance,
     quarantine_path,
@@ -110,6 +111,7 @@ def main(argv: Sequence[str]) -> None:
     if model_args.model_revision != "main":  # TRL warns, but loads the reference with it
         training_args.model_init_kwargs = {"revision": model_args.model_revision}
     loading.check_lengths(model, tokenizer, data.prompts(), training_args.max_completion_length)
+    note_coverage(model, data.train, is_new=False)
     reward_funcs = get_reward_funcs(training_args.rewards, truth)
     for judge in judges_of(reward_funcs).values():
         judge.check_lengths(data.prompts(), training_args.max_completion_length)

@@ -33,6 +33,7 @@ from rookworld_rlvr.training.model_card import OwnCard, Run, write_sft_card
 from rookworld_rlvr.training.results import before_after_table, results_table
 from rookworld_rlvr.training.run_folder import (
     goes_on,
+    note_coverage,
     open_folder,
     quarantine_path,
     resume_point,
@@ -81,6 +82,7 @@ def main(argv: Sequence[str]) -> None:
         tokenizer = train_tokenizer(texts, shape.pop("vocab_size"))
         model = new_model(tokenizer, **shape)
     loading.check_lengths(model, tokenizer, data.prompts(), MAX_ANSWER_TOKENS)
+    note_coverage(model, data.train, is_new=new_args.new_model is not None)
 
     ################
     # Training

@@ -25,6 +25,7 @@ from ..common.machine import machine
 from ..common.stats import Proportion
 from ..data.loading import LoadedData
 from ..engine.truth import PolicyTruth
+from ..tasks.coverage import coverage, note, noted, widened
 from ..tasks.metrics import evaluate_completions
 from ..tasks.registry import score_row
 from ..tasks.scoring import values_by_move
@@ -253,6 +254,22 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     incomplete = path.with_name(f"{path.name}.incomplete")
     incomplete.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     incomplete.replace(path)
+
+
+def note_coverage(model: PreTrainedModel, rows: Dataset, is_new: bool) -> None:
+    """Note in a model's configuration which positions it is trained on, see `tasks.coverage`.
+
+    To what it notes already it is added. One that was trained before and notes nothing is left
+    without: its rows were more than these.
+
+    Args:
+        model: Before or after its training.
+        rows: That it is trained on.
+        is_new: Whether nothing else was.
+    """
+    earlier = noted(model.config)
+    if is_new or earlier:
+        note(model.config, widened(earlier, coverage(rows["task"], rows["fen"])))
 
 
 def save_final(trainer: Trainer, folder: Path) -> None:

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import chess
 import pytest
+from datasets import Dataset
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.engine.truth import PolicyTruth
+from rookworld_rlvr.tasks.coverage import coverage, noted
 from rookworld_rlvr.tasks.metrics import evaluate_completions
 from rookworld_rlvr.tasks.registry import TASKS
 from rookworld_rlvr.training.results import write_proportions
@@ -16,6 +19,7 @@ from rookworld_rlvr.training.run_folder import (
     HELDOUT_BEFORE,
     close_provenance,
     goes_on,
+    note_coverage,
     open_folder,
     open_provenance,
     quarantine_path,
@@ -134,3 +138,22 @@ def test_each_start_of_a_run_is_a_session(packaged: LoadedData, tmp_path: Path) 
     assert second["data"]["heldout"] == dict(packaged.report.heldout)
     open_provenance(tmp_path, packaged, PolicyTruth(), processes=1)
     assert len(json.loads((tmp_path / "provenance.json").read_text())["sessions"]) == 1
+
+
+def test_a_model_s_configuration_notes_what_it_was_trained_on(
+    packaged: LoadedData, random_gpt2: GPT2LMHeadModel, tmp_path: Path
+) -> None:
+    rows = packaged.heldout.select(range(10))
+    note_coverage(random_gpt2, rows, is_new=False)
+    assert noted(random_gpt2.config) == {}, "what it was trained on before is not known"
+    note_coverage(random_gpt2, rows, is_new=True)
+    found = noted(random_gpt2.config)
+    assert found == coverage(rows["task"], rows["fen"])
+    random_gpt2.config.save_pretrained(tmp_path)
+    config = GPT2Config.from_pretrained(tmp_path)
+    assert noted(config) == found
+    late = {**rows[0], "fen": rows[0]["fen"].rpartition(" ")[0] + " 40"}
+    random_gpt2.config = config
+    note_coverage(random_gpt2, Dataset.from_list([late]), is_new=False)
+    low, _ = found[late["task"]]["move_numbers"]
+    assert noted(config)[late["task"]]["move_numbers"] == (low, 40)
