@@ -15,11 +15,9 @@ from ..common.settings import Checked, setting
 from ..engine.labeller import Labeller
 from ..engine.pool import EngineArguments
 from ..models import loading
-from ..models.decoding import GREEDY, Decoding, complete
+from ..models.decoding import ANSWER_TOKENS, GREEDY, Decoding, complete
 from ..tasks.scoring import Values
 from .answerers import ORACLE, RANDOM_MOVER, Answerer, LanguageModel, Oracle, RandomMover
-
-MAX_NEW_TOKENS = 160  # an answer of the policy task takes up to 144 GPT-2 tokens
 
 
 def _model_faults(names: Sequence[str], where: str) -> list[str]:
@@ -58,7 +56,7 @@ class ModelArguments(Checked):
     top_p: float | None = setting(None, "Of custom.", above=0, most=1)
     decoding_seed: int = setting(0, "Says, with the prompt, what is drawn.")
     batch_size: int = setting(64, "Prompts decoded at once by a process.", least=1)
-    max_new_tokens: int = setting(MAX_NEW_TOKENS, "Most tokens of an answer.", least=1)
+    max_new_tokens: int = setting(ANSWER_TOKENS, "Most tokens of an answer.", least=1)
 
     def faults(self) -> list[str]:
         """What no key shows alone, one sentence each."""

@@ -3,42 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Self
 
 import torch
 
-from ..common.errors import NotationError
+from ..common.errors import NotationError, RookWorldError
 from ..models import loading
-from ..models.decoding import complete
-from ..tasks import rules
-from ..tasks.environment import (
-    parse_environment_answer,
-    write_environment_prompt,
-)
-from ..tasks.policy import parse_policy_answer, write_policy_prompt
-from ..tasks.text import MAX_HISTORY, parse_fen
-from ..tasks.types import EnvironmentAnswer, EnvironmentPrompt, PolicyAnswer, PolicyPrompt
+from ..models.decoding import ANSWER_TOKENS, complete
+from ..tasks.coverage import Coverage, noted
+from ..tasks.environment import parse_environment_answer
+from ..tasks.policy import parse_policy_answer
+from ..tasks.types import EnvironmentAnswer, PolicyAnswer
+from .prompts import Record, Reply, environment_prompt, over, policy_prompt
 
-ANSWER_TOKENS = 144  # of a complete answer, in tokens of GPT-2
-
-
-Record = TypeVar("Record", PolicyAnswer, EnvironmentAnswer)
-
-
-@dataclass(frozen=True, slots=True)
-class Reply(Generic[Record]):
-    """What a model said, and what of it can be read.
-
-    Args:
-        text: As the model wrote it.
-        record: The same, read; None where it cannot be.
-        fault: Why not; empty where it can.
-    """
-
-    text: str
-    record: Record | None
-    fault: str = ""
+__all__ = ["Reply", "RookWorld", "environment_prompt", "over", "policy_prompt"]
 
 
 class RookWorld:
@@ -72,12 +50,23 @@ class RookWorld:
         Raises:
             RookWorldError: There is no such model, or it cannot be had.
         """
+        if faults := loading.check_model_name(name, "model"):
+            raise RookWorldError(faults[0])
         if device is None:
             found = torch.accelerator.current_accelerator(check_available=True)
             device = "cpu" if found is None else found.type
         tokenizer = loading.load_tokenizer(name, revision=revision)
         network: Any = loading.load_model(name, revision=revision, dtype=dtype)
         return cls(network.to(device), tokenizer, name)
+
+    @property
+    def trained_on(self) -> Coverage:
+        """The positions that it was trained on, by task; empty where its configuration is silent.
+
+        Raises:
+            RookWorldError: The configuration's note cannot be read.
+        """
+        return noted(self.network.config)
 
     # --------------------------------------------------------------------------------------------
     # One answer
@@ -158,41 +147,6 @@ class RookWorld:
             batch_size=batch_size,
             progress=progress,
         )
-
-
-def policy_prompt(fen: str) -> str:
-    """The prompt that asks for an analysis.
-
-    Raises:
-        NotationError: The FEN is malformed, or the game is over there.
-        IllegalPositionError: It is no position.
-    """
-    position = rules.canonical_fen(parse_fen(fen))
-    if not rules.legal_moves(position):
-        raise NotationError(f"nothing to analyse: {over(position)}", position)
-    return write_policy_prompt(PolicyPrompt(position))
-
-
-def environment_prompt(fen: str, move: str, history: Sequence[str] = ()) -> str:
-    """The prompt that asks for the state after a move.
-
-    Raises:
-        NotationError: The FEN is malformed.
-        IllegalPositionError: It is no position.
-    """
-    position = rules.canonical_fen(parse_fen(fen))
-    told = (*history, move)[-MAX_HISTORY:]
-    return write_environment_prompt(EnvironmentPrompt(position, move, told))
-
-
-def over(fen: str) -> str:
-    """How a game has ended, in a word or two."""
-    outcome = rules.board_of(fen).outcome()
-    return (
-        "the game goes on"
-        if outcome is None
-        else outcome.termination.name.lower().replace("_", " ")
-    )
 
 
 def _reply(text: str, read: Callable[[str], Record]) -> Reply[Record]:

@@ -24,6 +24,8 @@ from transformers import (
 
 from ..common.errors import RookWorldError
 
+ANSWER_TOKENS = 160  # most of an answer; one of the policy task takes up to 144 of GPT-2's
+
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
