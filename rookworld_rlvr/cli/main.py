@@ -31,6 +31,7 @@ SCRIPTS = {
 """Command → the script in ``recipes/`` that it runs."""
 
 MODULES = {
+    "analyse": "rookworld_rlvr.inference.analyse",
     "play": "rookworld_rlvr.inference.play",
     "uci": "rookworld_rlvr.inference.uci",
 }
@@ -225,3 +226,7 @@ def _first_comment(path: Path) -> str:
     """What a recipe says of itself, up to the first empty line of its comment."""
     lines = [line.removeprefix("#").strip() for line in path.read_text("utf-8").splitlines()]
     return " ".join(lines[: lines.index("")])
+
+
+if __name__ == "__main__":  # python -m, where no shell finds the command: in a notebook
+    main()

@@ -294,14 +294,20 @@ _KINDS = {
 }
 
 
+def answer_fields(answer: EnvironmentAnswer) -> dict[str, str | float | bool]:
+    """The nine fields of an answer by name: six of the FEN, reward, two flags."""
+    return {
+        **dict(zip(_FIELDS, answer.fen.split(" "), strict=True)),
+        "reward": answer.reward,
+        "terminated": answer.terminated,
+        "truncated": answer.truncated,
+    }
+
+
 def _wrong(answer: EnvironmentAnswer, truth: EnvironmentAnswer) -> list[str]:
     """The fields of an answer that are wrong."""
-    pairs = zip(_FIELDS, answer.fen.split(" "), truth.fen.split(" "), strict=True)
-    suffix = ("reward", "terminated", "truncated")
-    return [
-        *(name for name, mine, true in pairs if mine != true),
-        *(name for name in suffix if getattr(answer, name) != getattr(truth, name)),
-    ]
+    true = answer_fields(truth)
+    return [name for name, mine in answer_fields(answer).items() if mine != true[name]]
 
 
 def _faults(answer: EnvironmentAnswer, truth: EnvironmentAnswer, squares: int) -> str:
