@@ -1,0 +1,33 @@
+"""The quickstart notebook runs from top to bottom."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..conftest import REPOSITORY
+
+
+def test_the_quickstart_runs_from_top_to_bottom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nbclient: Any = importlib.import_module("nbclient")
+    nbformat: Any = importlib.import_module("nbformat")
+    monkeypatch.setenv("ROOKWORLD_NOTEBOOK_STEPS", "2")
+    notebook = nbformat.read(REPOSITORY / "notebooks" / "quickstart.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "kept without outputs"
+    client = nbclient.NotebookClient(
+        notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}
+    )
+    client.execute()  # raises where a cell does
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    text = "".join(output["text"] for output in outputs if output["output_type"] == "stream")
+    drawn = "".join(output["data"].get("text/html", "") for output in outputs if "data" in output)
+    assert "Traceback" not in text and "held-out metric" in text
+    assert "environment/exact" in text and "best move: " in text
+    assert "trained on 30 to 32" in text, "the note travels with the model"
+    assert "srcdoc" in drawn and "polyline" in drawn and "<svg" in drawn
+    assert (tmp_path / "runs" / "notebook" / "model.safetensors").is_file()
