@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 import chess
 
-from ..common.errors import RookWorldError
 from ..tasks.types import PolicyAnswer
 
 if TYPE_CHECKING:
-    from .model import Reply, RookWorld
+    from .model import Reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +40,6 @@ class Choice:
     def move(self) -> chess.Move:
         """What is played."""
         return self.candidates[0].move
-
-
-def load(name: str) -> RookWorld:
-    """A model, loaded without a progress bar.
-
-    Raises:
-        RookWorldError: There is no such model, or it cannot be had.
-    """
-    from transformers.utils.logging import disable_progress_bar
-
-    from ..models.loading import check_model_name
-    from .model import RookWorld  # torch and transformers: seconds that `uci` must not wait for
-
-    if faults := check_model_name(name, "--model"):
-        raise RookWorldError("; ".join(faults))
-    disable_progress_bar()
-    return RookWorld.from_pretrained(name)
 
 
 def choose(

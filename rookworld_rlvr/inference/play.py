@@ -20,6 +20,7 @@ from ..common.errors import RookWorldError
 from ..tasks import rules
 from ..tasks.text import parse_fen
 from . import moves
+from .start import start
 
 if TYPE_CHECKING:
     from ..tasks.types import PolicyAnswer
@@ -284,7 +285,7 @@ def _play(args: argparse.Namespace) -> None:
     board = _start(args.fen)
     _check_writable(args.pgn)
     print(f"loading {args.model} …", flush=True)
-    model = moves.load(args.model)
+    model = start(args.model)
     name = Path(args.model).name
     game = TerminalGame(
         board, args.colour == "white", name, lambda fen: model.analyse_all([fen])[0]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING
 
+from ..common.errors import RookWorldError
+
 if TYPE_CHECKING:
     from .model import RookWorld
 
@@ -22,9 +24,12 @@ def start(name: str) -> RookWorld:
     try:
         from transformers.utils import logging
 
+        from ..models.loading import check_model_name
         from .model import RookWorld
     finally:
         gc.enable()
+    if faults := check_model_name(name, "--model"):  # before the Hub is asked, again and again
+        raise RookWorldError("; ".join(faults))
     logging.disable_progress_bar()  # of weights; downloads keep theirs
     logging.set_verbosity_error()
     return RookWorld.from_pretrained(name)

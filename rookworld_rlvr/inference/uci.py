@@ -29,6 +29,7 @@ from ..tasks.policy import MAX_CANDIDATES
 from ..tasks.text import parse_fen
 from ..tasks.types import MATE_CP, PolicyAnswer
 from . import moves
+from .start import start
 
 if TYPE_CHECKING:
     from .model import Reply
@@ -414,7 +415,7 @@ def parse_position(words: Sequence[str]) -> chess.Board:
 # --------------------------------------------------------------------------------------------------
 def load(name: str, give_up: Callable[[], bool]) -> Analyse:
     """A model that can be stopped between two tokens; see `Load`."""
-    model = moves.load(name)
+    model = start(name)
 
     def check(*_: object) -> None:
         if give_up():

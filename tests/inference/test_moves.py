@@ -6,7 +6,8 @@ import chess
 import pytest
 
 from rookworld_rlvr.common.errors import RookWorldError
-from rookworld_rlvr.inference.moves import choose, load
+from rookworld_rlvr.inference.moves import choose
+from rookworld_rlvr.inference.start import start
 
 from .answers import reply
 
@@ -64,4 +65,4 @@ def test_only_moves_that_are_asked_for() -> None:
 
 def test_a_name_that_is_no_model_is_refused_before_anybody_is_asked() -> None:
     with pytest.raises(RookWorldError, match="--model: 'nowhere' is neither packaged"):
-        load("nowhere")
+        start("nowhere")

@@ -15,7 +15,7 @@ import chess.pgn
 import pytest
 
 from rookworld_rlvr.common.errors import RookWorldError
-from rookworld_rlvr.inference import moves, play
+from rookworld_rlvr.inference import play
 from rookworld_rlvr.inference.play import TerminalGame, drawn, read_move
 
 from .answers import reply
@@ -132,7 +132,7 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., in
         monkeypatch.setattr(sys, "argv", ["play", "--model", "rookworld-nano", *words.split()])
         monkeypatch.setattr(sys, "stdin", Lines(lines))
         if not real:
-            monkeypatch.setattr(moves, "load", lambda name: Quick())
+            monkeypatch.setattr(play, "start", lambda name: Quick())
         with pytest.raises(SystemExit) as ended:
             play.main()
         return ended.value.code
