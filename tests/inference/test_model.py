@@ -1,0 +1,87 @@
+"""What a model answers: the same alone, in a batch, and as evaluation asks it."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import ByteLevelBPETokenizer
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from rookworld_rlvr import RookWorld
+from rookworld_rlvr.common.errors import IllegalPositionError, NotationError
+from rookworld_rlvr.data.loading import LoadedData
+from rookworld_rlvr.data.synthesis import environment_prompts, opening_positions
+from rookworld_rlvr.evaluation.models import ModelArguments, open_model
+from rookworld_rlvr.tasks import rules
+from rookworld_rlvr.tasks.environment import parse_environment_answer, write_environment_prompt
+from rookworld_rlvr.tasks.policy import parse_policy_answer, write_policy_prompt
+from rookworld_rlvr.tasks.registry import join_row
+from rookworld_rlvr.tasks.text import END_OF_TEXT
+from rookworld_rlvr.tasks.types import PolicyPrompt
+
+START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+
+
+@pytest.fixture(scope="module")
+def gpt2_tokenised(packaged: LoadedData, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Random weights behind a byte-level tokenizer of GPT-2's kind, as RookWorld-LM's is."""
+    folder = tmp_path_factory.mktemp("gpt2")
+    bytes_ = ByteLevelBPETokenizer()
+    texts = [join_row(row["prompt"], row["completion"]) for row in packaged.heldout]
+    bytes_.train_from_iterator(texts, vocab_size=600, special_tokens=[END_OF_TEXT])
+    ends = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT}
+    PreTrainedTokenizerFast(tokenizer_object=bytes_._tokenizer, **ends).save_pretrained(folder)
+    torch.manual_seed(0)
+    shape = {"n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": 512, "initializer_range": 0.2}
+    config = GPT2Config(vocab_size=bytes_.get_vocab_size(), bos_token_id=0, eos_token_id=0, **shape)
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("kind", ["packaged", "gpt2_tokenised"])
+def test_the_answers_are_those_of_the_evaluation(kind: str, request: pytest.FixtureRequest) -> None:
+    name = "rookworld-nano" if kind == "packaged" else request.getfixturevalue(kind)
+    model = RookWorld.from_pretrained(name, device="cpu")
+    measured = open_model(name, ModelArguments(model_name_or_path=[name]), lambda fens: [])
+    fens = [fen for fen in islice(opening_positions(7, 10), 12) if rules.legal_moves(fen)]
+    asked = list(islice(environment_prompts(3), 12))
+    steps = [(a.fen, a.action, a.history[:-1]) for a in asked]
+    policy = measured.answers([write_policy_prompt(PolicyPrompt(fen)) for fen in fens])
+    environment = measured.answers([write_environment_prompt(prompt) for prompt in asked])
+    assert [reply.text for reply in model.analyse_all(fens)] == policy
+    assert [reply.text for reply in model.step_all(steps)] == environment
+    for fen, text in zip(fens[:3], policy, strict=False):
+        assert _said(model.analyse, fen) == _said(parse_policy_answer, text)
+    for step, text in zip(steps[:3], environment, strict=False):
+        assert _said(model.step, *step) == _said(parse_environment_answer, text)
+
+
+def _said(ask: Any, *given: Any) -> Any:
+    """A record, or that there is none."""
+    try:
+        return ask(*given)
+    except NotationError:
+        return "unreadable"
+
+
+def test_what_cannot_be_asked_is_said() -> None:
+    model = RookWorld.from_pretrained("rookworld-nano", device="cpu")
+    with pytest.raises(NotationError, match="a FEN has six fields"):
+        model.analyse("8/8/8/8/8/8/8/8")
+    with pytest.raises(IllegalPositionError):
+        model.analyse("8/8/8/8/8/8/8/8 w - - 0 1")
+    with pytest.raises(NotationError, match="nothing to analyse: stalemate"):
+        model.analyse("7k/5Q2/6K1/8/8/8/8/8 b - - 0 1")
+
+
+def test_a_fine_tuned_model_answers_where_it_lies(tmp_path: Path) -> None:
+    model = RookWorld.from_pretrained("rookworld-nano", device="cpu")
+    model.network.save_pretrained(tmp_path / "run")
+    model.tokenizer.save_pretrained(tmp_path / "run")
+    again = RookWorld.from_pretrained(str(tmp_path / "run"), device="cpu")
+    assert again.analyse(START) == model.analyse(START)
+    assert again.step(START, "e2e4") == model.step(START, "e2e4")
