@@ -110,7 +110,7 @@ def test_supervised_fine_tuning_tells_before_and_after_and_its_planted_faults(
 def test_a_model_from_scratch_has_no_before(tmp_path: Path) -> None:
     shape = '{"n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 512, "vocab_size": 300}'
     recipe = tmp_path / "mine.yaml"
-    recipe.write_text(f"new_model: {shape}\n")
+    recipe.write_text(f"new_model: {shape}\nbf16: false\n")
     done = script("sft.py", "--config", str(recipe), *SFT, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     card = card_of(tmp_path / "out")
