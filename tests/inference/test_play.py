@@ -169,7 +169,9 @@ def interrupt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("at_the_end", "code"), [(None, 0), (hang_up, 130), (interrupt, 130)], ids=str
+    ("at_the_end", "code"),
+    [(None, 0), (hang_up, 130), (interrupt, 130)],
+    ids=["end", "hang up", "Ctrl-C"],
 )
 def test_a_game_that_is_broken_off_is_kept(command, tmp_path: Path, at_the_end, code) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)]
