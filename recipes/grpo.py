@@ -83,6 +83,7 @@ def main(argv: Sequence[str]) -> None:
     ################
     if run_args.dry_run:
         data = load_data(data_args)
+        require_truth(data, data_args.tasks, label_args.labels)
         truth = PolicyTruth.open(label_args, *data.policy_rows())
         state.print(parser.resolved(*arguments))
         state.print(dry_run_text(data, training_args.rewards, truth))

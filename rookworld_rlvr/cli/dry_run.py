@@ -24,6 +24,9 @@ def dry_run_text(
         rows = (row for row in data.train if row["task"] == name)
         for place, row in enumerate(islice(rows, ROWS_SHOWN), 1):
             lines += ["", f"{name} row {place}: {row['prompt']!r}"]
+            if task.needs_values and not row["action_values"] and not row["completion"]:
+                lines.append("  no answer and no values: the engine is asked as the training goes")
+                continue
             for kind, text in (("reference", task.reference(row)), ("broken", task.broken(row))):
                 lines.append(f"  {kind:<9} {text!r}")
                 lines.append(f"            {_rewards(row, text, funcs)}")

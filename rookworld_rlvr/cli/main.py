@@ -145,6 +145,8 @@ def launch(words: Sequence[str]) -> int:
 
     By itself the launcher turns every failure into 1, and adds a traceback of its own.
     """
+    # Ctrl-C may wait for a step, an evaluation and a checkpoint, not for 30 seconds only.
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3600")
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

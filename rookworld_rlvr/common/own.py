@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import re
 import sys
 import traceback
@@ -42,12 +43,14 @@ def load_own(name: str, key: str) -> Any:
     Raises:
         ConfigurationError: There is no such file, it cannot be run, or it has nothing of that name.
     """
+    if not is_own(name):
+        raise ConfigurationError([f"{key}: {name!r}; write path/to/file.py:name"])
     source, _, attribute = name.rpartition(":")
     try:
         module = _module(source)
     except _NoFileError as error:
         raise ConfigurationError([f"{key}: {error}"]) from None
-    except Exception as error:  # whatever a user's file raises when it is run
+    except (Exception, SystemExit) as error:  # whatever a user's file raises when it is run
         raise ConfigurationError([f"{key}: {source} cannot be run: {place_of(error)}"]) from error
     if not hasattr(module, attribute):
         names = [found for found in vars(module) if not found.startswith("_")]
@@ -62,6 +65,8 @@ class _NoFileError(Exception):
 
 def _module(source: str) -> ModuleType:
     if not source.endswith(".py"):
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())  # where a user would look for it; behind all else
         return importlib.import_module(source)
     path = Path(source)
     if not path.is_file():
@@ -94,7 +99,8 @@ def place_of(error: BaseException) -> str:
     ...     print(place_of(error).split(" (")[0])
     ZeroDivisionError: division by zero
     """
-    frame = traceback.extract_tb(error.__traceback__)[-1]
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = [one for one in frames if not one.filename.startswith("<frozen")][-1]
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text} ({Path(frame.filename).name}, line {frame.lineno})"
 

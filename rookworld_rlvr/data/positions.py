@@ -46,11 +46,18 @@ def pgn_positions(path: Path) -> Iterator[dict[str, Any]]:
     """
     with path.open(encoding="utf-8", errors="replace") as file:
         while (game := chess.pgn.read_game(file)) is not None:
-            board = game.board()
+            try:
+                board = game.board()
+            except ValueError as error:
+                yield _row(fault=str(error))
+                continue
             if type(board) is not chess.Board or board.chess960:
                 yield _row(fault=f"of the variant {game.headers.get('Variant')!r}")
                 continue
             for move in game.mainline_moves():
+                if not move:
+                    yield _row(fault=f"a null move after {board.fen()}")
+                    break
                 played = [past.uci() for past in board.move_stack[-(MAX_HISTORY - 1) :]]
                 history = [*played, move.uci()]
                 yield _row(board.fen(), move.uci(), history)
@@ -66,6 +73,20 @@ def _row(
     fault: str | None = None,
 ) -> dict[str, Any]:
     return {"fen": fen, "action": action, "history": list(history), "fault": fault}
+
+
+def _played(fen: str, action: Any, history: Any) -> tuple[str, tuple[str, ...]]:
+    """A position's move, a legal one where none is given, and the moves up to it."""
+    history = history.split() if isinstance(history, str) else list(history or ())
+    moves = rules.legal_moves(fen)
+    if not action:
+        action = history[-1] if history else random.Random(fen).choice(moves) if moves else ""
+    history = history or ([action] if action else [])
+    if not all(isinstance(move, str) for move in (action, *history)):
+        raise NotationError("action and history are no moves in UCI notation", str(history))
+    if history and history[-1] != action:
+        raise NotationError("the last move of the history is not the action", str(history))
+    return action, tuple(history)
 
 
 def asked_of(raw: Mapping[str, Any], tasks: Sequence[str]) -> list[Mapping[str, Any]]:
@@ -91,11 +112,7 @@ def asked_of(raw: Mapping[str, Any], tasks: Sequence[str]) -> list[Mapping[str, 
         if not is_row and not raw.get("text"):
             raise NotationError("the column fen holds neither a FEN nor an EPD", str(given))
         return [raw]
-    draw = random.Random(fen)
-    moves = rules.legal_moves(fen)
-    action = raw.get("action") or (draw.choice(moves) if moves else "")
-    history = tuple(raw.get("history") or ((action,) if action else ()))
-    position = EnvironmentPrompt(fen, action, history)
+    position = EnvironmentPrompt(fen, *_played(fen, raw.get("action"), raw.get("history")))
     prompts = (TASKS[task].ask(position) for task in tasks)
     values = raw.get("action_values")
     return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -34,7 +35,8 @@ def own_faults(spec: Mapping[str, Any]) -> list[str]:
         return error.faults
     if not callable(func):
         return [f"rewards: {name} is no function but {func!r}"]
-    if tasks is not None and (not isinstance(tasks, list) or not tasks):
+    are_names = isinstance(tasks, list) and all(isinstance(task, str) for task in tasks)
+    if tasks is not None and not (tasks and are_names):
         return [f"rewards: tasks of {name} is {tasks!r}, no list of tasks"]
     faults = [
         f"rewards: {task!r} of {name} is no task{close_matches(str(task), TASKS)}"
@@ -77,6 +79,7 @@ def own_reward(spec: Mapping[str, Any]) -> Callable[..., Rewards | Awaitable[Rew
     name = spec["name"].rpartition(":")[2]
 
     def checked(prompts: Sequence[str], rewards: Any) -> Rewards:
+        rewards = rewards.tolist() if hasattr(rewards, "tolist") else rewards  # NumPy, PyTorch
         found = list(rewards) if isinstance(rewards, Sequence) else None
         if found is None or len(found) != len(prompts):
             said = "no list" if found is None else f"{len(found)} rewards"
@@ -88,6 +91,10 @@ def own_reward(spec: Mapping[str, Any]) -> Callable[..., Rewards | Awaitable[Rew
             numbers = [None if number is None else float(number) for number in found]
         except (TypeError, ValueError) as error:
             raise RookWorldError(f"the reward {name} gave what is no number: {error}") from error
+        if any(number is not None and math.isinf(number) for number in numbers):
+            raise RookWorldError(
+                f"the reward {name} gave an infinite number; nothing learns from it"
+            )
         mine = (task_of(prompt) in tasks for prompt in prompts)
         return [number if its else None for number, its in zip(numbers, mine, strict=True)]
 
@@ -108,7 +115,8 @@ def own_reward(spec: Mapping[str, Any]) -> Callable[..., Rewards | Awaitable[Rew
             raise failed(error) from error
         return checked(prompts, rewards)
 
-    found = reward_in_time if inspect.iscoroutinefunction(func) else reward
+    calls = (func, getattr(func, "__call__", None))  # noqa: B004  (an object's own)
+    found = reward_in_time if any(map(inspect.iscoroutinefunction, calls)) else reward
     found.__name__ = name
     found.__doc__ = f"Reward `{spec['name']}` of the user's own."
     return found

@@ -202,7 +202,7 @@ def configure_wandb(
     os.environ.setdefault("WANDB_PROJECT", "rookworld-rlvr")
     os.environ.setdefault("WANDB_DIR", str(output_dir))
     os.environ.setdefault("WANDB_SILENT", "true")
-    os.environ.setdefault("WANDB_TAGS", ",".join(tags))
+    os.environ.setdefault("WANDB_TAGS", ",".join(tag.replace(",", " ")[:64] for tag in tags if tag))
     if group:
         os.environ.setdefault("WANDB_RUN_GROUP", group)
     if not has_wandb_key():

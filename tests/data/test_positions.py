@@ -13,7 +13,7 @@ import pytest
 
 from rookworld_rlvr.common.errors import NotationError, RookWorldError
 from rookworld_rlvr.data.loading import DataArguments, load_data, require_answers
-from rookworld_rlvr.data.positions import fen_of, pgn_positions
+from rookworld_rlvr.data.positions import asked_of, fen_of, pgn_positions
 from rookworld_rlvr.data.sources import parse_raw
 from rookworld_rlvr.data.synthesis import environment_prompts, environment_row, opening_positions
 from rookworld_rlvr.tasks.registry import score_row
@@ -179,3 +179,20 @@ def test_a_held_out_set_of_its_own(tmp_path: Path) -> None:
     lines = "\n".join(data.report.lines())
     assert "left out of training for eval_dataset_name" in lines
     assert "warning: only 30 held-out environment rows decide" in lines
+
+
+def test_one_odd_game_does_not_refuse_the_others(tmp_path: Path) -> None:
+    odd = '[FEN "garbage"]\n[SetUp "1"]\n\n1. e4 *\n\n1. e4 -- 2. d4 *\n\n1. d4 d5 *\n'
+    (tmp_path / "games.pgn").write_text(odd)
+    rows = list(pgn_positions(tmp_path / "games.pgn"))
+    assert [row["action"] for row in rows if row["fen"]] == ["e2e4", "d2d4", "d7d5"]
+    assert sum(row["fault"] is not None for row in rows) == 2
+
+
+def test_moves_that_come_along_are_moves(tmp_path: Path) -> None:
+    fen = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+    (row,) = asked_of({"fen": fen, "history": "g1f3 g8f6 e2e4"}, ["environment"])
+    assert row["prompt"].endswith("+e2e4+g1f3 g8f6 e2e4+")
+    for wrong in ({"action": 5}, {"history": [None]}, {"action": "e2e4", "history": ["d2d4"]}):
+        with pytest.raises(NotationError):
+            asked_of({"fen": fen, **wrong}, ["environment"])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.evaluation import registry as suites
 from rookworld_rlvr.rewards.registry import check_reward_specs, get_reward_funcs
 from rookworld_rlvr.tasks import rules
@@ -151,11 +152,26 @@ def test_a_reward_has_its_options_its_tasks_and_a_dashboard_s_name() -> None:
         ({"name": "my_rewards.py:short", "lenght": 3}, "no option 'lenght'; did you mean length"),
         ({"name": "my_rewards.py:short", "tasks": ["polic"]}, "is no task; did you mean policy"),
         ({"name": "short"}, "unknown reward 'short'"),
+        ({"name": "my_rewards.py:short", "tasks": [["x"]]}, "no list of tasks"),
+        ({"name": "my_rewards.py:"}, "has no ''"),
     ],
 )
 def test_what_is_wrong_with_a_reward_is_one_sentence(spec: dict[str, str], said: str) -> None:
     (fault,) = check_reward_specs([spec])
     assert said in fault
+
+
+@pytest.mark.usefixtures("folder")
+def test_arrays_are_taken_and_infinity_is_not() -> None:
+    Path("more.py").write_text(
+        "import numpy as np\n"
+        "def ones(completions, **columns): return np.ones(len(completions))\n"
+        "def inf(completions, **columns): return [float('inf')] * len(completions)\n"
+    )
+    ones, inf = get_reward_funcs([{"name": "more.py:ones"}, {"name": "more:inf"}])
+    assert ones(prompts=[ENVIRONMENT], completions=["a"]) == [1.0]
+    with pytest.raises(RookWorldError, match="an infinite number"):
+        inf(prompts=[ENVIRONMENT], completions=["a"])
 
 
 def test_a_file_that_cannot_be_run_is_named_with_its_line(folder: Path) -> None:
@@ -227,6 +243,7 @@ def test_three_steps_of_a_task_of_one_s_own(folder: Path) -> None:
     ("words", "said"),
     [
         (["--tasks_from", "my_task.py:Turm"], "my_task.py has no 'Turm'; did you mean Turn"),
+        (["--tasks_from", "my_task.py"], "'my_task.py'; write path/to/file.py:name"),
         (["--tasks_from", "my_task.py:Half"], "my_task.py:Half lacks parse_answer, score, split"),
         (
             ["--tasks_from", "my_task.py:rules"],
