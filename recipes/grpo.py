@@ -32,7 +32,12 @@ from rookworld_rlvr.reports.run import page, read_runs
 from rookworld_rlvr.rewards.judge import judges_of
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, RunArguments
-from rookworld_rlvr.training.dashboard import RunConfigCallback, configure_wandb, use_dashboards
+from rookworld_rlvr.training.dashboard import (
+    RunConfigCallback,
+    configure_wandb,
+    run_tags,
+    use_dashboards,
+)
 from rookworld_rlvr.training.health.monitor import HealthCallback
 from rookworld_rlvr.training.health.rules import HealthArguments
 from rookworld_rlvr.training.hub import create_repository, push
@@ -125,7 +130,7 @@ def main(argv: Sequence[str]) -> None:
         open_folder(output_dir, keep, parser.resolved(*arguments), quarantine)
         open_provenance(output_dir, data, truth, state.num_processes, checkpoint)
         if "wandb" in training_args.report_to:
-            tags = [*data_args.tasks, Path(model_args.model_name_or_path or "new").name]
+            tags = run_tags(data_args.tasks, model_args.model_name_or_path)
             print(configure_wandb(output_dir, keep, tags, parser.recipe))
     state.wait_for_everyone()
     health, interrupt = HealthCallback(health_args), StopOnInterrupt()

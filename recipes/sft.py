@@ -27,7 +27,7 @@ from rookworld_rlvr.tasks.metrics import evaluate_completions
 from rookworld_rlvr.tasks.registry import join_row
 from rookworld_rlvr.tasks.text import END_OF_TEXT
 from rookworld_rlvr.training.config import NewModelArguments, RookWorldSFTConfig, RunArguments
-from rookworld_rlvr.training.dashboard import RunConfigCallback, configure_wandb
+from rookworld_rlvr.training.dashboard import RunConfigCallback, configure_wandb, run_tags
 from rookworld_rlvr.training.hub import create_repository, push
 from rookworld_rlvr.training.model_card import OwnCard, Run, write_sft_card
 from rookworld_rlvr.training.results import before_after_table, results_table
@@ -91,7 +91,7 @@ def main(argv: Sequence[str]) -> None:
     if state.is_main_process:
         open_folder(output_dir, keep, parser.resolved(*arguments), quarantine)
         if "wandb" in sft_args.report_to:
-            tags = [*data_args.tasks, Path(model_args.model_name_or_path or "new").name]
+            tags = run_tags(data_args.tasks, model_args.model_name_or_path)
             print(configure_wandb(output_dir, keep, tags, parser.recipe))
     state.wait_for_everyone()
     trainer = Trainer(

@@ -25,7 +25,7 @@ from rookworld_rlvr.reports.judge import judge_report, pairs_text, report_text
 from rookworld_rlvr.rewards.judge import check_pair_lengths, load_judge
 from rookworld_rlvr.rewards.judge_spec import JudgeSpec
 from rookworld_rlvr.training.config import RookWorldRewardConfig, RunArguments
-from rookworld_rlvr.training.dashboard import RunConfigCallback, configure_wandb
+from rookworld_rlvr.training.dashboard import RunConfigCallback, configure_wandb, run_tags
 from rookworld_rlvr.training.hub import create_repository, push
 from rookworld_rlvr.training.model_card import OwnCard, Run, write_judge_card
 from rookworld_rlvr.training.run_folder import (
@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> None:
     if state.is_main_process:
         open_folder(output_dir, keep, parser.resolved(*arguments), quarantine)
         if "wandb" in reward_args.report_to:
-            tags = [*data_args.tasks, Path(model_args.model_name_or_path or "new").name]
+            tags = run_tags(data_args.tasks, model_args.model_name_or_path)
             print(configure_wandb(output_dir, keep, tags, parser.recipe))
     state.wait_for_everyone()
     trainer = Trainer(

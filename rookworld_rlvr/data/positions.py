@@ -13,8 +13,8 @@ import chess.pgn
 from ..common.errors import NotationError
 from ..tasks import rules
 from ..tasks.registry import TASKS
-from ..tasks.text import MAX_HISTORY
 from ..tasks.types import EnvironmentPrompt
+from .synthesis import prompt_of
 
 
 def fen_of(text: str) -> str | None:
@@ -58,9 +58,8 @@ def pgn_positions(path: Path) -> Iterator[dict[str, Any]]:
                 if not move:
                     yield _row(fault=f"a null move after {board.fen()}")
                     break
-                played = [past.uci() for past in board.move_stack[-(MAX_HISTORY - 1) :]]
-                history = [*played, move.uci()]
-                yield _row(board.fen(), move.uci(), history)
+                asked = prompt_of(board, move.uci())
+                yield _row(asked.fen, asked.action, asked.history)
                 board.push(move)
             if game.errors:
                 yield _row(fault=str(game.errors[0]))

@@ -14,9 +14,7 @@ from ..tasks.coverage import Coverage, noted
 from ..tasks.environment import parse_environment_answer
 from ..tasks.policy import parse_policy_answer
 from ..tasks.types import EnvironmentAnswer, PolicyAnswer
-from .prompts import Record, Reply, environment_prompt, over, policy_prompt
-
-__all__ = ["Reply", "RookWorld", "environment_prompt", "over", "policy_prompt"]
+from .prompts import Record, Reply, environment_prompt, policy_prompt
 
 
 class RookWorld:

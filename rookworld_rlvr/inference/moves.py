@@ -13,7 +13,7 @@ import chess
 from ..tasks.types import PolicyAnswer
 
 if TYPE_CHECKING:
-    from .model import Reply
+    from .prompts import Reply
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from .start import start
 
 if TYPE_CHECKING:
     from ..tasks.types import PolicyAnswer
-    from .model import Reply
+    from .prompts import Reply
 
 HELP = """\
   a move     as Nf3, exd5, O-O, e8=Q, or as g1f3, e7e8q

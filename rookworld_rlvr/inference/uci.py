@@ -32,7 +32,7 @@ from . import moves
 from .start import start
 
 if TYPE_CHECKING:
-    from .model import Reply
+    from .prompts import Reply
 
 Analyse = Callable[[str], "Reply[PolicyAnswer]"]
 """FEN → what a model says of it."""

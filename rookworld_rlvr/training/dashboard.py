@@ -183,6 +183,11 @@ def use_dashboards(trainer: Any, truth: PolicyTruth, rows: int) -> None:
     ]
 
 
+def run_tags(tasks: Sequence[str], model: str | None) -> list[str]:
+    """The tags of a run: its tasks, and the model that it begins with; None for a new one."""
+    return [*tasks, Path(model or "new").name]
+
+
 def configure_wandb(
     output_dir: Path, resume: bool, tags: Sequence[str] = (), group: str | None = None
 ) -> str:
