@@ -1,4 +1,4 @@
-"""The errors that users see, and what helps to word them."""
+"""The errors that users see, and helpers to word them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 
 class RookWorldError(ValueError):
-    """Base of this package's errors: bad input, named with its value, the reason and the remedy."""
+    """Base of this package's errors. The message gives the bad value, the reason and the remedy."""
 
 
 class NotationError(RookWorldError):
-    """A text that the grammar of `notation` does not read.
+    """Text that does not have the form its task requires, see `tasks.text`.
 
     Args:
-        reason: What is wrong, a short phrase that rows can be counted by.
+        reason: What is wrong, as a short phrase: rows are counted by it.
         text: The offending text; the message quotes its first 120 characters.
     """
 
@@ -27,18 +27,18 @@ class NotationError(RookWorldError):
 
 
 class IllegalPositionError(RookWorldError):
-    """A readable FEN that is no chess position (no king, side not to move in check, ...)."""
+    """A readable FEN that is not a legal chess position (no king, side not to move in check, ...)."""
 
 
 class EngineError(RookWorldError):
-    """The chess engine is missing, is none, or cannot be kept running."""
+    """The chess engine is missing, does not speak UCI, or keeps failing."""
 
 
 class ConfigurationError(RookWorldError):
-    """One or several faults of a configuration, reported together.
+    """All faults of a configuration, reported together.
 
     Args:
-        faults: One sentence each.
+        faults: One sentence per fault.
     """
 
     def __init__(self, faults: list[str]) -> None:
@@ -48,27 +48,30 @@ class ConfigurationError(RookWorldError):
 
 
 def json_value(key: str, value: Any) -> Any:
-    """A key's value; a text, as the command line gives it, is read as JSON.
+    """The value of a key. Text, which is what the command line gives, is read as JSON.
 
     Raises:
-        ConfigurationError: The text is no JSON.
+        ConfigurationError: The text is not valid JSON.
     """
     if not isinstance(value, str):
         return value
     try:
         return json.loads(value)
     except json.JSONDecodeError as error:
-        raise ConfigurationError([f"{key}: {value!r} is no JSON ({error})"]) from error
+        raise ConfigurationError([f"{key}: {value!r} is not valid JSON ({error})"]) from error
 
 
 def close_matches(name: str, known: Iterable[str]) -> str:
-    """A clause that lists the known names, the close ones first; empty without any.
+    """A clause for a message: the known names that are close, or all of them if they are few.
 
     >>> close_matches("policy_formt", ["policy_format", "environment_exact"])
     '; did you mean policy_format?'
+    >>> close_matches("regret", ["policy_format", "environment_exact"])
+    '; choose one of environment_exact, policy_format'
     """
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     if close:
         return f"; did you mean {' or '.join(close)}?"
-    return f"; known: {', '.join(known)}" if 0 < len(known) <= 20 else ""
+    choose = "choose one of" if len(known) > 1 else "the only choice is"
+    return f"; {choose} {', '.join(known)}" if 0 < len(known) <= 20 else ""

@@ -1,7 +1,7 @@
-"""Keys of a configuration: declared, documented and bounded at their fields, and checked by that alone.
+"""Keys of a configuration: each field declares its default, help and bounds, and is checked by them.
 
-A value that is one of several is a `Literal`; all other bounds are a field's `Bounds`. What looks at two
-keys is written by hand, in `Checked.faults`.
+A value that is one of several is a `Literal`; all other bounds are in the field's `Bounds`. Checks that
+compare two keys are written by hand, in `Checked.faults`.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from .errors import ConfigurationError, close_matches, json_value
 BOUNDS = "bounds"  # in a field's metadata, beside `help`
 
 
-_TOLERANCE = 1e-6  # of the sum of shares
+_TOLERANCE = 1e-6  # how far the sum of shares may be from 1
 
 
 Kind = TypeVar("Kind")
 
 
 Check = Callable[[Any, str], list[str]]
-"""Takes a value and the key that gave it; what is wrong, one sentence each."""
+"""Takes a value and its key, and returns what is wrong, one sentence per fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a value has to be beside its type; of a list or mapping, what each item has to be.
+    """What is required of a value beyond its type, or of each item of a list or mapping.
 
     Args:
-        above: A number is above it.
-        least: A number is not below it.
-        below: A number is below it.
-        most: A number is not above it.
-        among: The names that there are: of a text, of a list's items, of a mapping's keys.
-        of: What they are names of.
-        shares: The keys that a mapping may have, whose values are in [0, 1] and add up to 1.
-        filled: A text or list is not empty.
-        once: A list holds nothing twice.
-        check: Says what else is wrong with a value of the right type.
+        above: A number must be greater than this.
+        least: A number must be at least this.
+        below: A number must be less than this.
+        most: A number must be at most this.
+        among: The valid names, for a string, a list's items or a mapping's keys.
+        of: What kind of thing these names are, for messages: "task", "rule".
+        shares: The keys that a mapping may have. Its values must be in [0, 1] and add up to 1.
+        filled: A string or list must not be empty.
+        once: A list must not contain the same item twice.
+        check: Returns further faults of a value that has the right type.
         remedy: What to do about a value that is out of bounds.
     """
 
@@ -60,12 +60,12 @@ class Bounds:
 
 
 def setting(default: Any, help: str, **bounds: Any) -> Any:
-    """A field with its documentation and its bounds.
+    """Make a dataclass field with documentation and bounds.
 
     Args:
-        default: As for `dataclasses.field`, `MISSING` included; each instance gets a list of its own,
-            or what a function gives.
-        help: What ``--help`` says.
+        default: As for `dataclasses.field`; `MISSING` makes the field required. A list is copied and a
+            function is called for each instance.
+        help: What ``--help`` and the table of keys say.
         bounds: See `Bounds`.
     """
     metadata = {"help": help, BOUNDS: Bounds(**bounds)}
@@ -76,13 +76,13 @@ def setting(default: Any, help: str, **bounds: Any) -> Any:
 
 
 def with_default(kind: type, name: str, default: Any) -> Any:
-    """A field of another dataclass with another default; its documentation and bounds stay."""
+    """Copy a field of another dataclass with a new default; its documentation and bounds stay."""
     (inherited,) = (item for item in dataclasses.fields(kind) if item.name == name)
     return field(default=default, metadata=inherited.metadata)
 
 
 def bounded(**bounds: Bounds) -> Callable[[type[Kind]], type[Kind]]:
-    """Give fields that a dataclass inherits bounds; their defaults and documentation stay."""
+    """Add bounds to inherited fields of a dataclass; their defaults and documentation stay."""
 
     def give(kind: type[Kind]) -> type[Kind]:
         fields: dict[str, Any] = kind.__dict__["__dataclass_fields__"]
@@ -95,7 +95,7 @@ def bounded(**bounds: Bounds) -> Callable[[type[Kind]], type[Kind]]:
 
 
 class Checked:
-    """A dataclass of keys that reports everything that is wrong with it when it is made."""
+    """Base of a dataclass of keys that raises all of its faults together when it is made."""
 
     def __post_init__(self) -> None:
         faults = key_faults(self) + self.faults()
@@ -103,7 +103,7 @@ class Checked:
             raise ConfigurationError(faults)
 
     def faults(self) -> list[str]:
-        """What no key shows alone, one sentence each."""
+        """Faults that involve several keys, one sentence each."""
         return []
 
 
@@ -111,10 +111,14 @@ class Checked:
 # What is wrong
 # --------------------------------------------------------------------------------------------------
 def key_faults(record: Any, *only: str) -> list[str]:
-    """What is wrong with a configuration's keys, one sentence each; with names, with these keys.
+    """What is wrong with the keys of a configuration, one sentence per fault.
 
-    A list or mapping that may also be a text, as the command line gives it, is read as JSON and put in
-    its place.
+    The command line gives lists and mappings as text. Where the type allows that, the text is read as
+    JSON and the record's field is set to the result.
+
+    Args:
+        record: An instance of a dataclass of keys.
+        only: Check these keys only; without names, check all of them.
     """
     faults = []
     for name, hint, bounds, _ in _keys(type(record)):
@@ -133,7 +137,7 @@ def key_faults(record: Any, *only: str) -> list[str]:
 
 
 def record_faults(kind: type, given: Mapping[Any, Any], where: str) -> list[str]:
-    """What is wrong with a mapping that is to become a dataclass of keys, one sentence each."""
+    """What is wrong with a mapping of options for a dataclass of keys, one sentence per fault."""
     keys = {name: rest for name, *rest in _keys(kind)}
     faults = [
         f"{where}: no option {name!r}{close_matches(str(name), keys)}"
@@ -149,19 +153,19 @@ def record_faults(kind: type, given: Mapping[Any, Any], where: str) -> list[str]
 
 
 def share_faults(where: str, shares: Any, among: Collection[str], of: str) -> list[str]:
-    """What is wrong with shares by name, one sentence each.
+    """What is wrong with a mapping of names to shares, one sentence per fault.
 
     Args:
-        where: The configuration's key that gave them.
+        where: The configuration's key that holds the mapping.
         shares: Numbers by name.
-        among: The names that there are.
-        of: What they are names of.
+        among: The valid names.
+        of: What kind of thing these names are, see `Bounds`.
     """
     if not isinstance(shares, Mapping):
-        return [f"{where}: {shares!r} is no mapping of {of}s to shares"]
+        return [f"{where}: {shares!r} is not a mapping of {of}s to shares"]
     faults = _name_faults(where, shares, among, of)
     faults += [
-        f"{where}: {name} is {share!r}, no share; give a number from 0 to 1"
+        f"{where}: {name}: {share!r} is not a share; give a number from 0 to 1"
         for name, share in shares.items()
         if name in among and not (_is_number(share, float) and 0 <= share <= 1)
     ]
@@ -171,7 +175,7 @@ def share_faults(where: str, shares: Any, among: Collection[str], of: str) -> li
 
 
 def each(check: Check) -> Check:
-    """The check of a list whose items are checked one by one."""
+    """Make a check of a list from a check of one item."""
     return lambda values, name: [fault for value in values for fault in check(value, name)]
 
 
@@ -179,7 +183,7 @@ def each(check: Check) -> Check:
 # By type
 # --------------------------------------------------------------------------------------------------
 def _keys(kind: type) -> Iterator[tuple[str, Any, Bounds, bool]]:
-    """Name, type, bounds, and whether there is no default, of all fields that were made by `setting`."""
+    """Name, type, bounds, and whether a value is required, of each field made by `setting`."""
     hints = get_type_hints(kind)
     for item in dataclasses.fields(kind):
         if BOUNDS in item.metadata:
@@ -192,7 +196,7 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
 
 
 def _form(hint: Any) -> Any:
-    """The first of a union's types, without its parameters: a container comes before its spelling."""
+    """The first type of a union, without parameters: `dict` for ``dict[str, float] | str``."""
     return get_origin(_kinds(hint)[0]) or _kinds(hint)[0]
 
 
@@ -203,11 +207,11 @@ def _value_faults(name: str, value: Any, hint: Any, bounds: Bounds) -> list[str]
     if form is dict:
         if not isinstance(value, Mapping):
             of = f" of {bounds.of}s to {'values' if bounds.shares is None else 'shares'}"
-            return [f"{name}: {value!r} is no mapping{of if bounds.of else ''}"]
+            return [f"{name}: {value!r} is not a mapping{of if bounds.of else ''}"]
         faults = _mapping_faults(name, value, kind, bounds)
     elif form in (list, tuple):
         if not isinstance(value, list | tuple):
-            return [_fault(f"{name}: {value!r} is no list", bounds.remedy)]
+            return [_fault(f"{name}: {value!r} is not a list", bounds.remedy)]
         faults = _list_faults(name, value, kind, bounds)
     elif faults := _item_faults(name, value, kind, bounds):
         return faults
@@ -219,7 +223,7 @@ def _mapping_faults(name: str, value: Mapping[Any, Any], kind: Any, bounds: Boun
         return share_faults(name, value, bounds.shares, bounds.of)
     among = value if bounds.among is None else bounds.among
     of_item = dataclasses.replace(bounds, among=None, of="")
-    return _name_faults(name, value, among, bounds.of) + [
+    return _name_faults(name, value, among, bounds.of or "key") + [
         fault
         for at, item in value.items()
         if at in among
@@ -229,8 +233,8 @@ def _mapping_faults(name: str, value: Mapping[Any, Any], kind: Any, bounds: Boun
 
 def _list_faults(name: str, value: Sequence[Any], kind: Any, bounds: Bounds) -> list[str]:
     if not value and bounds.filled:
-        some = f"some of {', '.join(bounds.among)}" if bounds.among else "at least one"
-        return [_fault(f"{name}: empty", bounds.remedy or f"give {some}")]
+        of = f" of {', '.join(bounds.among)}" if bounds.among else ""
+        return [_fault(f"{name}: empty", bounds.remedy or f"give at least one{of}")]
     texts = [str(item) for item in value]  # YAML reads some names as numbers
     of_item = dict(zip(texts, value, strict=True))
     faults = [
@@ -239,7 +243,7 @@ def _list_faults(name: str, value: Sequence[Any], kind: Any, bounds: Bounds) -> 
         for fault in _item_faults(name, item, get_args(kind)[0], bounds)
     ]
     return faults + [
-        f"{name}: {text!r} stands there {texts.count(text)} times; give it once"
+        f"{name}: {text!r} appears {texts.count(text)} times; give it once"
         for text in of_item
         if bounds.once and texts.count(text) > 1
     ]
@@ -247,14 +251,14 @@ def _list_faults(name: str, value: Sequence[Any], kind: Any, bounds: Bounds) -> 
 
 def _name_faults(where: str, names: Collection[Any], among: Collection[str], of: str) -> list[str]:
     return [
-        f"{where}: {name!r} is {f'no {of}' if of else 'none'}{close_matches(str(name), among)}"
+        f"{where}: {name!r} is not a valid {of or 'value'}{close_matches(str(name), among)}"
         for name in names
         if str(name) not in among
     ]
 
 
 def _item_faults(name: str, value: Any, kind: Any, bounds: Bounds) -> list[str]:
-    """Of a value that holds no others."""
+    """Faults of a single value: not of a list or mapping."""
     if bounds.among is not None:
         return _name_faults(name, [value], bounds.among, bounds.of)
     if get_origin(kind) is Literal:
@@ -263,14 +267,14 @@ def _item_faults(name: str, value: Any, kind: Any, bounds: Bounds) -> list[str]:
     if kind in (int, float):
         return _number_faults(name, value, kind, bounds)
     if bounds.filled and not isinstance(value, str):
-        return [_fault(f"{name}: {value!r} is no text", bounds.remedy)]
+        return [_fault(f"{name}: {value!r} is not text", bounds.remedy)]
     return [_fault(f"{name}: missing", bounds.remedy)] if bounds.filled and not value else []
 
 
 def _number_faults(name: str, value: Any, kind: type, bounds: Bounds) -> list[str]:
     whole = "whole " if kind is int else ""
     if not _is_number(value, kind):
-        return [_fault(f"{name}: {value!r} is no {whole}number", bounds.remedy)]
+        return [_fault(f"{name}: {value!r} is not a {whole}number", bounds.remedy)]
     low = bounds.least if bounds.above is None else bounds.above
     high = bounds.most if bounds.below is None else bounds.below
     is_above = low is None or (value >= low if bounds.above is None else value > low)
@@ -281,7 +285,10 @@ def _number_faults(name: str, value: Any, kind: type, bounds: Bounds) -> list[st
         opening, closing = "[("[bounds.above is not None], "])"[bounds.below is not None]
         reason, remedy = f"is not in {opening}{low:g}, {high:g}{closing}", ""
     elif bounds.above is not None and not is_above:
-        reason, remedy = f"is not above {low}", ""
+        reason, remedy = (
+            f"is not above {low}",
+            f"give more than {low}" if low else "give a positive number",
+        )
     elif not is_above:
         reason, remedy = "is too small", f"give at least {low}"
     else:

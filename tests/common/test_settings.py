@@ -68,30 +68,30 @@ class Lamp(Checked):
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
-        ({"mode": "stedy"}, "mode: 'stedy' is none; did you mean steady?"),
+        ({"mode": "stedy"}, "mode: 'stedy' is not a valid value; did you mean steady?"),
         ({"watts": 0}, "watts: 0 is not above 0; give watts"),
         ({"watts": math.nan}, "watts: nan is not above 0; give watts"),
-        ({"watts": True}, "watts: True is no number; give watts"),
-        ({"watts": "5"}, "watts: '5' is no number; give watts"),
+        ({"watts": True}, "watts: True is not a number; give watts"),
+        ({"watts": "5"}, "watts: '5' is not a number; give watts"),
         ({"dimmed": 1.5}, "dimmed: 1.5 is not in [0, 1]"),
         ({"dimmed": math.nan}, "dimmed: nan is not in [0, 1]"),
         ({"duty": 1}, "duty: 1 is not in (0, 1)"),
         ({"gain": -0.5}, "gain: -0.5 is too small; give at least 0"),
         ({"hours": 0}, "hours: 0 is too small; give at least 1"),
         ({"hours": 25}, "hours: 25 is too large; give at most 24"),
-        ({"hours": 1.0}, "hours: 1.0 is no whole number"),
-        ({"colours": ["gren"]}, "colours: 'gren' is none; did you mean green?"),
-        ({"colours": []}, "colours: empty; give some of red, green, blue"),
-        ({"colours": ["red"] * 3}, "colours: 'red' stands there 3 times; give it once"),
+        ({"hours": 1.0}, "hours: 1.0 is not a whole number"),
+        ({"colours": ["gren"]}, "colours: 'gren' is not a valid value; did you mean green?"),
+        ({"colours": []}, "colours: empty; give at least one of red, green, blue"),
+        ({"colours": ["red"] * 3}, "colours: 'red' appears 3 times; give it once"),
         ({"delays": [1, -1]}, "delays: -1 is too small; give at least 0"),
-        ({"delays": 3}, "delays: 3 is no list"),
-        ({"shares": "{"}, "shares: '{' is no JSON"),
-        ({"shares": [1]}, "shares: [1] is no mapping of colours to shares"),
-        ({"shares": {"rde": 1}}, "shares: 'rde' is no colour; did you mean red?"),
-        ({"shares": {"red": 2}}, "shares: red is 2, no share; give a number from 0 to 1"),
+        ({"delays": 3}, "delays: 3 is not a list"),
+        ({"shares": "{"}, "shares: '{' is not valid JSON"),
+        ({"shares": [1]}, "shares: [1] is not a mapping of colours to shares"),
+        ({"shares": {"rde": 1}}, "shares: 'rde' is not a valid colour; did you mean red?"),
+        ({"shares": {"red": 2}}, "shares: red: 2 is not a share; give a number from 0 to 1"),
         ({"shares": '{"red": 0.5}'}, "shares: the shares add up to 0.5, not to 1"),
         ({"levels": {"red": 0}}, "levels: red: 0 is too small; give at least 1"),
-        ({"levels": {"rde": 1}}, "levels: 'rde' is none; did you mean red?"),
+        ({"levels": {"rde": 1}}, "levels: 'rde' is not a valid key; did you mean red?"),
         ({"label": ""}, "label: missing; give a word"),
         ({"words": ["a", "b!"]}, "words: b!"),
     ],
@@ -109,11 +109,11 @@ def test_all_faults_are_found_at_once() -> None:
             mode="blinkin", watts=-1, colours=["rde", "red", "red"], shares={"blu": 1}, note="lamp"
         )
     assert caught.value.faults == [
-        "mode: 'blinkin' is none; did you mean blinking?",
+        "mode: 'blinkin' is not a valid value; did you mean blinking?",
         "watts: -1 is not above 0; give watts",
-        "colours: 'rde' is none; did you mean red?",
-        "colours: 'red' stands there 2 times; give it once",
-        "shares: 'blu' is no colour; did you mean blue?",
+        "colours: 'rde' is not a valid value; did you mean red?",
+        "colours: 'red' appears 2 times; give it once",
+        "shares: 'blu' is not a valid colour; did you mean blue?",
         "label and note are alike; change one",
     ]
 
@@ -153,7 +153,7 @@ def test_choices_are_checked_with_all_the_rest(tmp_path: Path, source: str) -> N
     unknown, *others = caught.value.faults
     assert "did you mean mode" in unknown
     assert others[:2] == [
-        "mode: 'blinkin' is none; did you mean blinking?",
+        "mode: 'blinkin' is not a valid value; did you mean blinking?",
         "watts: 0.0 is not above 0; give watts",
     ]
 

@@ -193,11 +193,11 @@ def test_faults_are_found_together() -> None:
         "train_pairs: 0 is too small",
         "smallest_gap: 1.5",
         "ranked_completions: 1",
-        "pair_shares: 'pieces' is no pair; did you mean piece?",
+        "pair_shares: 'pieces' is not a valid pair; did you mean piece?",
     ):
         assert words in str(caught.value)
     with pytest.raises(ConfigurationError, match=r"add up to 0\.5, not to 1"):
         JudgeDataArguments(pair_shares={"piece": 0.5})
-    with pytest.raises(ConfigurationError, match="no mapping"):
+    with pytest.raises(ConfigurationError, match="not a mapping"):
         JudgeDataArguments(pair_shares=[1])  # type: ignore[arg-type]
     assert JudgeDataArguments(pair_shares={"piece": 1}).tasks() == ["environment"]

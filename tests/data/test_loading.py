@@ -587,7 +587,7 @@ def test_good_names_have_no_fault(name: str) -> None:
     ("name", "words"),
     [
         ("rookworld-nano-opening", ["neither packaged", "did you mean rookworld-nano-openings"]),
-        ("zzz", ["neither packaged", "known: ", "rookworld-nano-openings"]),
+        ("zzz", ["neither packaged", "choose one of ", "rookworld-nano-openings"]),
         ("a/b/c", ["neither packaged"]),
         ("/name", ["neither packaged"]),
     ],
@@ -628,12 +628,12 @@ def test_all_faults_are_reported_together() -> None:
     assert len(caught.value.faults) == 7
     for words in (
         "did you mean rookworld-nano-openings",
-        "'polcy' is no task; did you mean policy",
+        "'polcy' is not a valid task; did you mean policy",
         "heldout_share: 1.5",
         "environment_share: nan",
         "max_rows: 0",
         "synthetic_rows: -1",
-        "'opennings' is no kind; did you mean openings",
+        "'opennings' is not a valid kind; did you mean openings",
     ):
         assert words in str(caught.value)
 

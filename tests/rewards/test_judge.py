@@ -112,11 +112,11 @@ def test_all_faults_of_an_entry_are_reported_and_nothing_is_loaded() -> None:
         "no option 'modle'; did you mean model?",
         "judge_small: model: missing; give a folder",
         "judge_small: batch_size: 0 is too small",
-        "judge_small: dtype: 'float23' is none; did you mean float",
-        "judge_small: scale: 'sigmod' is none; did you mean sigmoid?",
-        "judge_small: window: True is no whole number",
+        "judge_small: dtype: 'float23' is not a valid value; did you mean float",
+        "judge_small: scale: 'sigmod' is not a valid value; did you mean sigmoid?",
+        "judge_small: window: True is not a whole number",
         "judge_small: window is for scale: zscore",
-        "judge_small: tasks: 'policies' is no task; did you mean policy?",
+        "judge_small: tasks: 'policies' is not a valid task; did you mean policy?",
     ):
         assert words in faults
     assert check_reward_specs([{"name": "judge", "model": "no/where"}]) == []

@@ -451,8 +451,8 @@ def test_masked_ranks_are_often_touched_by_the_action() -> None:
             {"synthetic_fill_in_shares": {"action": 0.5}},
             "synthetic_fill_in_shares: the shares add up to 0.5",
         ),
-        ({"synthetic_fill_in_shares": {"action": "much"}}, "is 'much', no share"),
-        ({"synthetic_fill_in_shares": [1]}, "no mapping of fields"),
+        ({"synthetic_fill_in_shares": {"action": "much"}}, "action: 'much' is not a share"),
+        ({"synthetic_fill_in_shares": [1]}, "not a mapping of fields"),
         ({"synthetic_fill_in_rows": -1}, "synthetic_fill_in_rows: -1"),
         ({"synthetic_shares": {"game_ends": 1.0}}, "needs the whole game"),
         ({"synthetic_opening_plies": 1}, "needs the whole game"),
@@ -463,7 +463,7 @@ def test_masked_ranks_are_often_touched_by_the_action() -> None:
         ({"task_shares": {"fillin": 1}}, "did you mean fill_in"),
         ({"task_shares": {"policy": 1}}, "`tasks` leaves it out"),
         ({"task_shares": {"fill_in": 1}, "environment_share": 0.5}, "exclude each other"),
-        ({"task_shares": "{"}, "no JSON"),
+        ({"task_shares": "{"}, "not valid JSON"),
     ],
 )
 def test_faults_of_fill_in_keys(options: dict[str, Any], words: str) -> None:

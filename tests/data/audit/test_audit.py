@@ -729,7 +729,7 @@ def test_all_faults_are_reported_together() -> None:
     for words in (
         "dataset_name: 'rookworld-nano-opening'",
         "did you mean rookworld-nano-openings",
-        "dataset_splits: 'test' stands there 2 times",
+        "dataset_splits: 'test' appears 2 times",
         "evaluation_names: no file 'nothing.txt'",
         "evaluation_names: an empty name",
         "max_rows: 0",

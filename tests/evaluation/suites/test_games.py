@@ -555,8 +555,8 @@ def test_bad_values_are_reported_together(tmp_path: Path) -> None:
     for words in (
         "give at most 1000",
         "game_plies: 0 is too small",
-        "versus_levels: '6' is none",
-        "'0' stands there 2 times",
+        "versus_levels: '6' is not a valid value",
+        "'0' appears 2 times",
         "puzzles_file: no file",
         "mate_in_one_file: no file",
     ):

@@ -508,7 +508,7 @@ def test_all_faults_are_reported_together() -> None:
         ("health_severity", "'truncatd'", "did you mean truncated?"),
         ("health_severity", "unreadable", "'warn'", "did you mean warning?"),
         ("health_bounds", "'zero_varianc'", "did you mean zero_variance"),
-        ("health_bounds", "unreadable", "'half'", "no number"),
+        ("health_bounds", "unreadable", "'half'", "not a number"),
         ("health_patience", "0", "at least 1"),
         ("health_bounds", "10 of truncated", "from 0 to 1"),
         ("health_bounds", "inf of advantage_std", "finite"),
@@ -519,8 +519,8 @@ def test_all_faults_are_reported_together() -> None:
     with pytest.raises(ConfigurationError) as caught:
         HealthArguments(health_severity="{truncated", health_bounds="[1]")
     first, second = caught.value.faults
-    assert "health_severity: '{truncated' is no JSON" in first
-    assert second == "health_bounds: [1] is no mapping of rules to values"
+    assert "health_severity: '{truncated' is not valid JSON" in first
+    assert second == "health_bounds: [1] is not a mapping of rules to values"
 
 
 # --------------------------------------------------------------------------------------------------

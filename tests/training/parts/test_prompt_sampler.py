@@ -545,14 +545,14 @@ def test_all_faults_are_found_together() -> None:
     )
     found = "\n".join(key_faults(arguments) + arguments.prompt_faults())
     for words in (
-        "task_mixture: 'polcy' is no task; did you mean policy?",
-        "task_mixture: environment is -0.5, no share",
+        "task_mixture: 'polcy' is not a valid task; did you mean policy?",
+        "task_mixture: environment: -0.5 is not a share",
         "task_phases: entry 1: has no steps; only the last may leave them out",
         "task_phases: entry 2: steps is 0, no whole number above 0",
         "task_phases: entry 2: the shares add up to 0.9, not to 1",
         "task_phases: entry 3: 3 is no mapping",
         "exclude each other",
-        "prompt_sampling: 'by_dificulty' is none; did you mean by_difficulty?",
+        "prompt_sampling: 'by_dificulty' is not a valid value; did you mean by_difficulty?",
         "difficulty_floor: 0.0 is not in (0, 1]",
     ):
         assert words in found
@@ -561,14 +561,14 @@ def test_all_faults_are_found_together() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"task_mixture": "{policy"}, "task_mixture: '{policy' is no JSON"),
-        ({"task_mixture": "[1]"}, "no mapping of tasks to shares"),
+        ({"task_mixture": "{policy"}, "task_mixture: '{policy' is not valid JSON"),
+        ({"task_mixture": "[1]"}, "not a mapping of tasks to shares"),
         ({"task_mixture": {}}, "add up to 0"),
-        ({"task_mixture": {"policy": True}}, "policy is True, no share"),
-        ({"task_mixture": {"policy": float("nan")}}, "policy is nan, no share"),
+        ({"task_mixture": {"policy": True}}, "policy: True is not a share"),
+        ({"task_mixture": {"policy": float("nan")}}, "policy: nan is not a share"),
         ({"task_mixture": {"policy": 1}}, "`tasks` leaves it out: ['environment']"),
         ({"task_phases": []}, "no list of mappings"),
-        ({"task_phases": "{}"}, "task_phases: {} is no list"),
+        ({"task_phases": "{}"}, "task_phases: {} is not a list"),
         ({"task_phases": [{"steps": 1.5, "environment": 1}]}, "steps is 1.5, no whole number"),
     ],
 )

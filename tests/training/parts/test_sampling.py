@@ -184,14 +184,18 @@ def test_faults_are_found_together() -> None:
         )
     faults = str(caught.value)
     for words in (
-        "'polcy' is no task; did you mean policy?",
+        "'polcy' is not a valid task; did you mean policy?",
         "temperature: 0 is not above 0",
         "top_p: 2 is not in (0, 1]",
         "top_k: -1 is too small",
         "max_completion_length is 64, over the trainer's 32",
     ):
         assert words in faults
-    for bad, words in (("{", "no JSON"), ("[1]", "no mapping"), ('{"policy": 3}', "no mapping")):
+    for bad, words in (
+        ("{", "not valid JSON"),
+        ("[1]", "not a mapping"),
+        ('{"policy": 3}', "no mapping"),
+    ):
         with pytest.raises(ConfigurationError, match=words):
             RookWorldGRPOConfig(rewards=REWARDS, use_cpu=True, bf16=False, task_sampling=bad)
     with pytest.raises(ConfigurationError, match="no option 'top_q'; did you mean"):
