@@ -1,8 +1,8 @@
 """GRPO with verifiable chess rewards for RookWorld-LM, on TRL.
 
 Public names: `RookWorld`, `rewards.get_reward_funcs`, `training.RookWorldGRPOTrainer`,
-`training.RookWorldGRPOConfig` and `models.resolve_model_path`; each is importable without the rest.
-Rooms are loaded when they are first asked for.
+`training.RookWorldGRPOConfig` and `models.resolve_model_path`. Each can be imported without the others:
+a subpackage is loaded on first use.
 """
 
 import importlib

@@ -1,1 +1,1 @@
-"""What everything else stands on: errors, proportions and intervals, files, hashing, the machine."""
+"""What every other room builds on: errors, settings, statistics, files, hashing, the machine, HTML."""

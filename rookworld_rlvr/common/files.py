@@ -1,4 +1,4 @@
-"""Files that a script is told to write: tried before the work, written after it."""
+"""Files that a script writes: checked before the work starts, written when it is done."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .errors import RookWorldError
 
 
 def check_writable(path: Path) -> None:
-    """Find out before an hour of work; makes the folder, leaves no file.
+    """Check that a file can be written, before an hour of work. The folder is made, the file is not.
 
     Raises:
         RookWorldError: The file cannot be written.
@@ -32,14 +32,14 @@ def check_writable(path: Path) -> None:
 
 
 def folder_faults(folder: str, name: str) -> list[str]:
-    """What keeps a folder from being written to, found by trying; nothing is left behind.
+    """Why a folder cannot be written to, found by trying; empty if it can. Nothing is left behind.
 
     Args:
-        folder: Made where it is not there, and taken away again.
-        name: The key that gave it.
+        folder: If it does not exist, it is made for the check and removed again.
+        name: The configuration's key that names the folder.
     """
     path, made = Path(folder), []
-    if os.environ.get("RANK", "0") != "0":  # several processes would be in each other's way
+    if os.environ.get("RANK", "0") != "0":  # the main process checks for all
         return []
     try:
         for parent in (*reversed(path.parents), path):
@@ -56,13 +56,13 @@ def folder_faults(folder: str, name: str) -> list[str]:
 
 
 def unwritable(name: str, folder: Path, error: OSError) -> str:
-    """The sentence for a folder, given by a key, that cannot be written to."""
+    """The message for a folder that cannot be written to; `name` is the key that gave it."""
     reason = error.strerror or error
     return f"{name}: cannot write to {str(folder)!r} ({reason}); give another folder"
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write JSON for people and programs.
+    """Write indented JSON, readable by people and programs.
 
     Raises:
         RookWorldError: The file cannot be written.
@@ -81,7 +81,7 @@ def _unwritable(path: Path, error: OSError) -> RookWorldError:
 
 
 def cache_folder() -> Path:
-    """Where what can be made again is kept: ``$XDG_CACHE_HOME/rookworld-rlvr``, else in ``~/.cache``."""
+    """The cache: ``$XDG_CACHE_HOME/rookworld-rlvr``, by default ``~/.cache/rookworld-rlvr``."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "rookworld-rlvr"
 
@@ -92,7 +92,7 @@ def asset_path(name: str) -> str:
 
 
 def read_asset(name: str) -> Any:
-    """Content of a packaged YAML file."""
+    """Read a packaged YAML file."""
     return yaml.safe_load(Path(asset_path(name)).read_text(encoding="utf-8"))
 
 

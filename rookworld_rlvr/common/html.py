@@ -1,4 +1,4 @@
-"""Pages from the templates of `assets/templates`, which ask for nothing; and small plots for them."""
+"""Pages and small plots from the templates in `assets/templates`. A page loads no other file."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from markupsafe import Markup, escape
 
 
 def render(template: str, **values: Any) -> Markup:
-    """A template filled in; in HTML, what is no `Markup` yet is text, in which nothing is markup.
+    """Fill in a template. In HTML, values are escaped unless they are `Markup` already.
 
     Args:
-        template: Its file in `assets/templates`, without ``.j2``.
-        values: What it names.
+        template: Name of a file in `assets/templates`, without ``.j2``.
+        values: The template's variables.
     """
     return Markup(_TEMPLATES.get_template(f"{template}.j2").render(values))
 
 
 def prose(value: str) -> Markup:
-    """Text with what stands in backticks as code.
+    """Escape text for HTML; words in backticks become code.
 
     >>> print(prose("`B` < 1"))
     <code>B</code> &lt; 1
@@ -31,7 +31,7 @@ def prose(value: str) -> Markup:
 
 
 def name(value: str) -> Markup:
-    """A metric's or a key's name as code that may be broken after its separators."""
+    """Format the name of a metric or key as code; lines may break after ``/`` and ``_``."""
     breakable = re.sub("([/_])", r"\1<wbr>", str(escape(value)))
     return Markup(f'<code class="name">{breakable}</code>')
 
@@ -40,13 +40,13 @@ _WORDS = re.compile(r"[^\s+/]+|\s+|[+/]")  # moves, numbers, the fields and rank
 
 
 def marked(text: str, reference: str) -> Markup:
-    """Text in which the words that a reference has otherwise are marked; resting on one shows those.
+    """Mark the words of a text that differ from a reference. The tooltip shows the reference's words.
 
     >>> print(marked("8/8/4K3 w", "8/8/3K4 w -"))
     8/8/<mark title="3K4">4K3</mark> w<mark title="-"></mark>
     """
     mine, theirs = _WORDS.findall(text), _WORDS.findall(reference)
-    # However many spaces: the padding of a column is no difference.
+    # Runs of spaces count as one: the padding of a column is not a difference.
     a, b = ([word.strip() or " " for word in words] for words in (theirs, mine))
     drawn = Markup()
     for kind, low, high, start, end in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
@@ -59,12 +59,12 @@ def marked(text: str, reference: str) -> Markup:
 
 
 def percent(part: float) -> str:
-    """A share as a CSS length, held in [0, 100]%."""
+    """Format a share as a CSS length, clipped to 0% to 100%."""
     return f"{100 * min(1.0, max(0.0, part)):.2f}%"
 
 
 def pixels(place: float) -> str:
-    """A coordinate of a plot."""
+    """Format a coordinate of a plot."""
     return f"{place:.1f}"
 
 
@@ -72,17 +72,22 @@ def pixels(place: float) -> str:
 # Plots
 # --------------------------------------------------------------------------------------------------
 def bars(rows: Sequence[tuple[str, float | None, str]], kind: str = "") -> Markup:
-    """Horizontal bars: label, value from 0 up, and its text; the largest is as wide as there is room."""
+    """Draw horizontal bars, the largest at full width.
+
+    Args:
+        rows: Label, value (at least 0), and the text for the value.
+        kind: A CSS class.
+    """
     largest = max((value or 0.0 for _, value, _ in rows), default=0.0) or 1.0
     return render("bars.html", rows=[(a, (b or 0) / largest, c) for a, b, c in rows], kind=kind)
 
 
 def pair_bars(rows: Sequence[tuple[str, float, float, str]], largest: float = 0) -> Markup:
-    """Two bars a label, what was before above what is after.
+    """Draw two bars per label: the value before, and below it the value after.
 
     Args:
-        rows: Label, the two values, and their text.
-        largest: The value of a full bar; the largest of the rows where it is 0.
+        rows: Label, value before, value after, and the text for the values.
+        largest: The value of a bar at full width; 0 takes the largest value of the rows.
     """
     full = largest or max((value for _, *pair, _ in rows for value in pair), default=0.0) or 1.0
     drawn = [(label, old / full, new / full, words) for label, old, new, words in rows]
@@ -90,7 +95,7 @@ def pair_bars(rows: Sequence[tuple[str, float, float, str]], largest: float = 0)
 
 
 def histogram(values: Sequence[float], title: str, bins: int = 24) -> Markup:
-    """How often values of a range occur."""
+    """Draw a histogram; empty without values."""
     if not values:
         return Markup()
     low, high = min(values), max(values)
@@ -106,7 +111,7 @@ def histogram(values: Sequence[float], title: str, bins: int = 24) -> Markup:
 
 
 def curve(values: Sequence[float | None], title: str) -> Markup:
-    """A line over steps; steps without a value are passed over."""
+    """Draw a line over steps, skipping steps without a value; empty for fewer than two values."""
     points = [(place, value) for place, value in enumerate(values) if value is not None]
     if len(points) < 2:
         return Markup()

@@ -1,4 +1,4 @@
-"""What a run runs on: versions, processors, devices, the commit of this package."""
+"""Where a run runs: versions, CPU cores, devices, the commit of this package."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ PACKAGES = (
 
 
 def machine() -> dict[str, Any]:
-    """Versions, platform, cores, devices and commit, as JSON takes them.
+    """Versions, platform, cores, devices and commit, ready for JSON.
 
     Keys: `versions` (by package), `python`, `platform`, `cores` (that this process may use),
-    `threads` (of torch), `devices` (names of accelerators, none on a CPU), `commit` (of the
-    repository that the package lies in; None where it was installed from elsewhere).
+    `threads` (of torch), `devices` (names of the GPUs; empty on a CPU), `commit` (of the git
+    checkout that holds the package; None if the package was installed in another way).
     """
-    import torch  # heavy, and nothing else of this room needs it
+    import torch  # slow to import, and nothing else in this room needs it
 
     return {
         "versions": {"rookworld-rlvr": __version__, **{name: version(name) for name in PACKAGES}},
@@ -46,7 +46,7 @@ def machine() -> dict[str, Any]:
 
 
 def cores() -> int | None:
-    """CPU cores that this process may use; None where the system does not say."""
+    """CPU cores that this process may use; None if the system does not say."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
@@ -56,4 +56,6 @@ def _commit() -> str | None:
     from trl.scripts.utils import get_git_commit_hash
 
     found: str | None = get_git_commit_hash("rookworld_rlvr")
-    return None if found is None or found.startswith("Error") else found  # TRL's word for no git
+    return (
+        None if found is None or found.startswith("Error") else found
+    )  # TRL returns "Error ..." without git

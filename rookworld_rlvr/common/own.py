@@ -1,7 +1,7 @@
-"""What users bring along in files of their own: rewards, tasks, suites.
+"""Rewards, tasks and suites that users write in files of their own.
 
-Named as ``path/to/file.py:name`` or ``package.module:name``. Nothing is looked for anywhere: code runs
-only where a recipe or a command line names it.
+They are named ``path/to/file.py:name`` or ``package.module:name``. No folder is searched for them: code
+runs only if a recipe or a command line names it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FILE = re.compile(r"(.+\.py):\w+")
 
 
 def is_own(name: Any) -> bool:
-    """Whether a name is that of something of the user's.
+    """Whether a name refers to a user's own file or module.
 
     >>> is_own("my_rewards.py:short"), is_own("policy_best_move")
     (True, False)
@@ -34,24 +34,26 @@ def is_own(name: Any) -> bool:
 
 
 def load_own(name: str, key: str) -> Any:
-    """What a file or module holds under a name.
+    """Load an object from a user's file or module.
 
     Args:
-        name: See above.
-        key: The configuration's key that gave it.
+        name: ``path/to/file.py:name`` or ``package.module:name``.
+        key: The configuration's key that gave the name.
 
     Raises:
-        ConfigurationError: There is no such file, it cannot be run, or it has nothing of that name.
+        ConfigurationError: The file does not exist, fails when it is run, or does not define the name.
     """
     if not is_own(name):
-        raise ConfigurationError([f"{key}: {name!r}; write path/to/file.py:name"])
+        raise ConfigurationError([f"{key}: {name!r} has no ':name'; write path/to/file.py:name"])
     source, _, attribute = name.rpartition(":")
     try:
         module = _module(source)
     except _NoFileError as error:
         raise ConfigurationError([f"{key}: {error}"]) from None
-    except (Exception, SystemExit) as error:  # whatever a user's file raises when it is run
-        raise ConfigurationError([f"{key}: {source} cannot be run: {place_of(error)}"]) from error
+    except (Exception, SystemExit) as error:  # a user's file may raise anything
+        raise ConfigurationError(
+            [f"{key}: {source} could not be run: {place_of(error)}"]
+        ) from error
     if not hasattr(module, attribute):
         names = [found for found in vars(module) if not found.startswith("_")]
         close = close_matches(attribute, names)
@@ -66,7 +68,7 @@ class _NoFileError(Exception):
 def _module(source: str) -> ModuleType:
     if not source.endswith(".py"):
         if os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())  # where a user would look for it; behind all else
+            sys.path.append(os.getcwd())  # where a user expects it; last, so it hides nothing
         return importlib.import_module(source)
     path = Path(source)
     if not path.is_file():
@@ -75,7 +77,7 @@ def _module(source: str) -> ModuleType:
     return _run_file(path.resolve(), path.read_bytes())
 
 
-@cache  # of the content too: a file that has changed is run again
+@cache  # by content too, so that a changed file is run again
 def _run_file(path: Path, content: bytes) -> ModuleType:
     name = f"own_{path.stem}_{sha256(bytes(path) + content).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -91,7 +93,7 @@ def _run_file(path: Path, content: bytes) -> ModuleType:
 
 
 def place_of(error: BaseException) -> str:
-    """An error in one line, with the place that raised it.
+    """Format an error in one line, with the file and line that raised it.
 
     >>> try:
     ...     1 / 0
@@ -106,7 +108,7 @@ def place_of(error: BaseException) -> str:
 
 
 def own_files(values: Any) -> dict[str, str]:
-    """SHA-256 of every file that names among a configuration's values name, by path."""
+    """SHA-256 by path of every user file that is named in a configuration's values."""
     if isinstance(values, str):
         found = _FILE.fullmatch(values)
         path = Path(found[1]) if found else None

@@ -1,4 +1,4 @@
-"""How far the work is, and how long it will take: a bar on a terminal, plain lines in a log file."""
+"""Progress and time left: a bar on a terminal, plain lines in a log file."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from tqdm import tqdm
 T = TypeVar("T")
 
 
-LINE_EVERY_S = 10.0  # in a log; work that is done sooner leaves no line there
+LINE_EVERY_S = 10.0  # in a log; shorter work writes no line
 
 
 _BAR_AFTER_S = 1.0  # on a terminal
 
 
 class Progress:
-    """Shows how far a piece of work is, on stderr, while it is open as a context manager.
+    """A context manager that shows the progress of a piece of work on stderr.
 
-    Only the main process shows it. Of pieces inside one another only the outermost is shown, so that
-    two bars do not write over one another.
+    Only the main process shows it. When several are nested, only the outermost is shown, so that bars
+    do not overwrite each other.
 
     Args:
-        title: What is done.
-        total: How many there are; None where nobody knows, which leaves share and time left out.
+        title: What is being done.
+        total: How many items there are. None if unknown: then no share and no time left are shown.
         unit: What is counted, in the plural.
-        hidden: Show nothing, and nothing of what is inside.
+        hidden: Show nothing, neither this progress nor any nested in it.
     """
 
     _open: ClassVar[list[Progress]] = []
@@ -60,7 +60,7 @@ class Progress:
         return self
 
     def update(self, count: int = 1) -> None:
-        """So many more are done."""
+        """Report that `count` more items are done."""
         self.done += count
         if self._bar is not None:
             self._bar.update(count)
@@ -83,14 +83,14 @@ class Progress:
 
 
 def progress_line(title: str, done: int, total: int | None, unit: str, seconds: float) -> str:
-    """A line of a log.
+    """Format a line for a log.
 
     Args:
-        title: What is done.
-        done: So many.
-        total: Of so many.
-        unit: What is counted.
-        seconds: Since the work began.
+        title: What is being done.
+        done: Items done.
+        total: Items in total; None if unknown.
+        unit: What is counted, in the plural.
+        seconds: Time since the work began.
 
     >>> progress_line("making rows", 5_000, 20_000, "rows", 20)
     'making rows: 5,000 of 20,000 rows (25%), 01:00 left'
@@ -104,14 +104,14 @@ def progress_line(title: str, done: int, total: int | None, unit: str, seconds: 
 
 
 def quiet(wanted: bool) -> AbstractContextManager[object]:
-    """Show nothing of what is inside, where that is wanted."""
+    """A context manager that hides all progress inside it if `wanted`."""
     return Progress("", hidden=True) if wanted else nullcontext()
 
 
 def shown(
     items: Iterable[T], title: str, total: int | None = None, unit: str = "rows"
 ) -> Iterator[T]:
-    """The items as they come, counted by a `Progress`."""
+    """Iterate over items and show the progress."""
     with Progress(title, total, unit) as progress:
         for item in items:
             yield item

@@ -1,4 +1,4 @@
-"""Numbers with intervals: shares, means, and the difference of two models on the same items."""
+"""Shares, means and differences of two models on the same items, each with a confidence interval."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Proportion:
 
     @property
     def value(self) -> float:
-        """The share itself, nan without trials."""
+        """The share; nan without trials."""
         return self.successes / self.n if self.n else math.nan
 
     @property
@@ -68,10 +68,10 @@ class Estimate:
 class Paired:
     """How a second model differs from a first one on the same items.
 
-    `p` is two-sided: how likely so large a difference would be, were the models equally good.
+    `p` is two-sided: how likely a difference at least this large is if both models are equally good.
     """
 
-    difference: float  # second less first
+    difference: float  # second minus first
     low: float
     high: float
     p: float
@@ -83,8 +83,8 @@ def estimate(kind: Kind, values: Sequence[float]) -> Estimate:
     """A share with its Wilson interval, or a mean with its bootstrap interval.
 
     Args:
-        kind: ``share`` for values of 0 and 1.
-        values: One an item, at least one.
+        kind: ``share`` if all values are 0 or 1, else ``mean``.
+        values: One value per item; not empty.
     """
     if kind == "share":
         result = Proportion(sum(values), len(values))
@@ -94,15 +94,15 @@ def estimate(kind: Kind, values: Sequence[float]) -> Estimate:
 
 
 def paired(kind: Kind, first: Mapping[str, float], second: Mapping[str, float]) -> Paired | None:
-    """The difference of two models on the items that both have a value for; None without any.
+    """Compare two models on the items that both have a value for; None if there are no such items.
 
-    Shares are judged by McNemar's exact test, means by `permutation_test`: with fewer than six items
-    that differ, neither p is below 0.05. Both intervals are bootstrapped over items.
+    Shares are compared by McNemar's exact test, means by `permutation_test`. With fewer than six items
+    that differ, neither test can give a p below 0.05. Both intervals are bootstrapped over items.
 
     Args:
-        kind: ``share`` for values of 0 and 1.
-        first: Values by item.
-        second: The same of the other model.
+        kind: ``share`` if all values are 0 or 1, else ``mean``.
+        first: The first model's values by item.
+        second: The second model's values by item.
 
     Source: Q. McNemar, Psychometrika 12 (1947); B. Efron and R. Tibshirani, "An Introduction to the
     Bootstrap" (1993), chapters 13 and 15; R. A. Fisher, "The Design of Experiments" (1935), section 21.
@@ -122,7 +122,7 @@ def paired(kind: Kind, first: Mapping[str, float], second: Mapping[str, float]) 
 
 
 def sign_test(fell: int, rose: int) -> float:
-    """How likely at least so many of the changed items fell, were each as likely to rise.
+    """How likely it is that at least `fell` of the changed items fall, if each is as likely to rise.
 
     Exact and one-sided: the sign test of McNemar's table (Q. McNemar, Psychometrika 12, 1947).
 
@@ -130,7 +130,7 @@ def sign_test(fell: int, rose: int) -> float:
     (0.125, 1.0)
     """
     changed = fell + rose
-    # Whole numbers up to the last step: 2**1100 is no float.
+    # Integers until the last step: 2**1100 does not fit in a float.
     ways = sum(math.comb(changed, k) for k in range(fell, changed + 1))
     return float(ways / 2**changed)
 
@@ -139,8 +139,8 @@ def mcnemar(better: int, worse: int) -> float:
     """McNemar's exact two-sided test: `sign_test` of the rarer change, doubled.
 
     Args:
-        better: Items that the second got right and the first did not.
-        worse: The other way round.
+        better: Items that only the second model got right.
+        worse: Items that only the first model got right.
 
     >>> mcnemar(9, 1), mcnemar(4, 0)
     (0.021484375, 0.125)
@@ -149,12 +149,12 @@ def mcnemar(better: int, worse: int) -> float:
 
 
 def permutation_test(differences: np.ndarray) -> float:
-    """How likely a mean so far from 0 would be, were each difference as likely to have the other sign.
+    """How likely a mean at least this far from 0 is, if the sign of each difference is a matter of chance.
 
-    Two-sided. Exact for up to `_ENUMERATED` differences other than 0, by `RESAMPLES` draws for more.
+    Two-sided. Exact for up to `_ENUMERATED` differences other than 0; for more, `RESAMPLES` draws.
 
     Args:
-        differences: Of pairs, ``(N,)``.
+        differences: One per pair, ``(N,)``.
 
     >>> permutation_test(np.array([1.0, 1.0, 1.0, 1.0]))
     0.125
@@ -168,7 +168,7 @@ def permutation_test(differences: np.ndarray) -> float:
         return float((abs((2 * bits - 1) @ changed) >= bound).mean())
     generator = np.random.default_rng(_SEED)
     at_once = max(1, _CHUNK // len(changed))
-    extreme = 1  # the sample itself: a p of 0 would claim more than the draws can tell
+    extreme = 1  # the sample itself counts, so p is never 0
     for start in range(0, RESAMPLES, at_once):
         count = min(at_once, RESAMPLES - start)
         signs = generator.integers(2, size=(count, len(changed))) * 2 - 1
@@ -177,7 +177,7 @@ def permutation_test(differences: np.ndarray) -> float:
 
 
 def _bootstrap_means(values: np.ndarray) -> np.ndarray:
-    """Means of `RESAMPLES` draws with replacement, ``(RESAMPLES,)``; the same for the same values."""
+    """Means of `RESAMPLES` draws with replacement, ``(RESAMPLES,)``; equal values give equal draws."""
     generator = np.random.default_rng(_SEED)
     at_once = max(1, min(RESAMPLES, _CHUNK // len(values)))
     means: list[np.ndarray] = []

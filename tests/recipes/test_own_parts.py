@@ -146,7 +146,7 @@ def test_a_reward_has_its_options_its_tasks_and_a_dashboard_s_name() -> None:
     [
         ({"name": "my_reward.py:short"}, "no file 'my_reward.py'; did you mean my_rewards.py"),
         ({"name": "my_rewards.py:shrt"}, "my_rewards.py has no 'shrt'; did you mean short"),
-        ({"name": "no_such_module:short"}, "no_such_module cannot be run: ModuleNotFoundError"),
+        ({"name": "no_such_module:short"}, "no_such_module could not be run: ModuleNotFoundError"),
         ({"name": "my_rewards.py:fussy"}, "my_rewards.py:fussy takes (text); TRL hands over all"),
         ({"name": "my_rewards.py:nothing"}, "my_rewards.py:nothing is no function but None"),
         ({"name": "my_rewards.py:short", "lenght": 3}, "no option 'lenght'; did you mean length"),
@@ -177,7 +177,7 @@ def test_arrays_are_taken_and_infinity_is_not() -> None:
 def test_a_file_that_cannot_be_run_is_named_with_its_line(folder: Path) -> None:
     (folder / "my_rewards.py").write_text("import math\n\nsurely not Python\n")
     (fault,) = check_reward_specs([{"name": "my_rewards.py:short"}])
-    assert "my_rewards.py cannot be run: SyntaxError" in fault
+    assert "my_rewards.py could not be run: SyntaxError" in fault
 
 
 def test_three_steps_with_a_reward_of_one_s_own(folder: Path) -> None:
@@ -243,7 +243,10 @@ def test_three_steps_of_a_task_of_one_s_own(folder: Path) -> None:
     ("words", "said"),
     [
         (["--tasks_from", "my_task.py:Turm"], "my_task.py has no 'Turm'; did you mean Turn"),
-        (["--tasks_from", "my_task.py"], "'my_task.py'; write path/to/file.py:name"),
+        (
+            ["--tasks_from", "my_task.py"],
+            "'my_task.py' has no ':name'; write path/to/file.py:name",
+        ),
         (["--tasks_from", "my_task.py:Half"], "my_task.py:Half lacks parse_answer, score, split"),
         (
             ["--tasks_from", "my_task.py:rules"],
