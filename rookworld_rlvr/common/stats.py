@@ -149,7 +149,7 @@ def mcnemar(better: int, worse: int) -> float:
 
 
 def permutation_test(differences: np.ndarray) -> float:
-    """How likely a mean at least this far from 0 is, if the sign of each difference is a matter of chance.
+    """How likely a mean at least this far from 0 is, if the sign of each difference is random.
 
     Two-sided. Exact for up to `_ENUMERATED` differences other than 0; for more, `RESAMPLES` draws.
 

@@ -1,1 +1,1 @@
-"""Stockfish: what legal moves are worth, and the truth of policy rows; no torch."""
+"""Stockfish: values of legal moves, and the truth of policy rows. This room does not use torch."""

@@ -1,4 +1,4 @@
-"""Values that were searched once, kept on disk for every process and run of this machine."""
+"""A cache on disk of searched values, shared by all processes and runs of a machine."""
 
 from __future__ import annotations
 
@@ -23,31 +23,30 @@ CREATE TABLE IF NOT EXISTS action_values (
 """
 
 
-_WAIT_S = 60.0  # for another process's write
+_WAIT_S = 60.0  # how long to wait while another process writes
 
 
 def default_cache_path() -> Path:
-    """``$XDG_CACHE_HOME/rookworld-rlvr/action_values.sqlite``, under ``~/.cache`` without it."""
+    """``$XDG_CACHE_HOME/rookworld-rlvr/action_values.sqlite``, by default in ``~/.cache``."""
     return cache_folder() / "action_values.sqlite"
 
 
 class ValueCache:
     """A SQLite file of `PositionValues`, keyed by engine, limit and position.
 
-    Each row is a transaction of its own, so a crash loses at most the row being written. The
-    rollback journal, unlike SQLite's write-ahead log, also works where the folder is shared by
-    several machines.
+    Each row is a transaction of its own, so a crash loses at most the row being written. Unlike SQLite's
+    write-ahead log, the rollback journal used here also works in a folder that several machines share.
 
     Args:
-        path: The file, made where it is missing; None for `default_cache_path`. ``:memory:`` keeps
+        path: The file, made if it is missing; None takes `default_cache_path`. ``:memory:`` keeps
             nothing.
-        source: Whose values they are.
+        source: The engine and limit of the values.
 
     Attributes:
-        path: The file's.
+        path: Path of the file.
 
     Raises:
-        RookWorldError: The file cannot be written, or is no such cache. So do the methods.
+        RookWorldError: The file cannot be written or is not such a cache. The methods raise it too.
     """
 
     def __init__(self, path: str | Path | None, source: ValueSource) -> None:
@@ -56,7 +55,7 @@ class ValueCache:
         try:
             if self.path != ":memory:":
                 Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-            # The event loop's thread writes, the caller's reads, never at once.
+            # The event loop's thread writes and the caller's reads, but never at the same time.
             self._file = sqlite3.connect(
                 self.path, timeout=_WAIT_S, isolation_level=None, check_same_thread=False
             )
@@ -69,18 +68,18 @@ class ValueCache:
         (self._id,) = self._ask("SELECT id FROM sources WHERE engine = ? AND search = ?", *key)
 
     def get(self, positions: Iterable[str]) -> dict[str, PositionValues]:
-        """The values of those positions that are known."""
+        """The values of the positions that the cache holds."""
         query = "SELECT depth, moves FROM action_values WHERE source = ? AND position = ?"
         rows = ((position, self._ask(query, self._id, position)) for position in positions)
         return {position: self._read(*row) for position, row in rows if row is not None}
 
     def missing(self, positions: Iterable[str]) -> list[str]:
-        """Those positions that are not known, in their order."""
+        """The positions that the cache does not hold, in their order."""
         query = "SELECT 1 FROM action_values WHERE source = ? AND position = ?"
         return [position for position in positions if not self._ask(query, self._id, position)]
 
     def put(self, position: str, values: PositionValues) -> None:
-        """Keep a position's values; those that another process has put before stay."""
+        """Store a position's values, unless another process has stored some already."""
         moves = " ".join(f"{value.move} {value.cp}" for value in values.values)
         query = "INSERT OR IGNORE INTO action_values VALUES (?, ?, ?, ?)"
         self._ask(query, self._id, position, values.depth, moves)
@@ -90,7 +89,7 @@ class ValueCache:
         self._file.close()
 
     def _ask(self, query: str, *values: str | int) -> Any:
-        """The first row of what the file answers, None without any."""
+        """The first row of a query's result; None if it is empty."""
         try:
             return self._file.execute(query, values).fetchone()
         except sqlite3.Error as error:

@@ -1,4 +1,4 @@
-"""Label positions with what their legal moves are worth."""
+"""Label positions with the values of their legal moves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .pool import EngineArguments, EnginePool, position_asked
 
 
 class Labeller:
-    """Values of positions: from the cache on disk, else from the engine.
+    """Values positions: it takes them from the cache on disk, or else asks the engine.
 
     Close it, or use it as a context manager. It does not survive a fork: open one in each process.
 
@@ -20,12 +20,12 @@ class Labeller:
         args: Engine, limit and cache.
 
     Attributes:
-        source: Engine and limit, which are the same for all values.
-        searched: How many positions the engine has valued.
-        given_up: Why the engine gave up on positions, by position; they are not asked again.
+        source: Engine and limit of all values.
+        searched: How many positions the engine has searched.
+        given_up: Positions that were given up, with the reason; they are not searched again.
 
     Raises:
-        EngineError: No engine, or none that speaks UCI.
+        EngineError: No engine was found, or it does not speak UCI.
         RookWorldError: The cache cannot be used.
     """
 
@@ -44,15 +44,15 @@ class Labeller:
     def values(
         self, fens: Sequence[str], on_value: Callable[[], object] | None = None
     ) -> list[PositionValues | None]:
-        """The values of each position, None where the engine gave up on it.
+        """The values of each position; None for a position that was given up.
 
         Args:
-            fens: Positions, in any number and order; one that stands twice is asked once.
-            on_value: Called for each position that the engine has valued, for a progress bar.
+            fens: Any number of positions, in any order. Repeated ones are searched once.
+            on_value: Called for each position that the engine has searched, for a progress bar.
 
         Raises:
-            IllegalPositionError: One of them is no position, or has no legal move; none was asked.
-            EngineError: The engine fails at position after position.
+            IllegalPositionError: A position is illegal, or has no legal move. Nothing was searched then.
+            EngineError: The engine failed at several positions in a row.
             RookWorldError: The cache cannot be used.
         """
         positions = [position_asked(fen) for fen in fens]

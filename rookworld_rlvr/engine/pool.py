@@ -1,6 +1,6 @@
-"""Stockfish: a pool of processes that value positions.
+"""A pool of Stockfish processes that value positions.
 
-How a position is valued is the business of `valuation`; what is kept on disk, of `cache`.
+`valuation` defines how a position is valued; `cache` keeps values on disk.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ _HOW_TO_INSTALL = (
 _HANDSHAKE_S = 10.0
 
 
-_REAP_S = 5.0  # for a killed process to be gone
+_REAP_S = 5.0  # how long to wait for a killed process to end
 
 
-_MOST_IN_A_ROW = 5  # positions given up, then the engine itself is at fault
+_MOST_IN_A_ROW = 5  # positions given up before the engine itself counts as faulty
 
 
 T = TypeVar("T")
@@ -65,57 +65,65 @@ T = TypeVar("T")
 # --------------------------------------------------------------------------------------------------
 @dataclass
 class EngineArguments(Checked):
-    """Which engine values positions, and how far it searches."""
+    """Which engine values positions, and how deep it searches."""
 
     engine_path: str | None = setting(
         None,
-        "The engine's program; None takes STOCKFISH_PATH, then stockfish on the PATH, then the usual "
-        "places.",
+        "Path of a UCI engine. None takes the variable STOCKFISH_PATH, else stockfish on the PATH, else "
+        "an installed Stockfish in the usual places.",
     )
     engine_depth: int | None = setting(
         None,
-        "Plies that a move is searched to, itself included; 10 where neither limit is given.",
+        "Search depth for each of the best five moves, in plies including the move itself; the other "
+        "moves are searched two plies less deep. None means 10, unless engine_nodes is given.",
         least=2,
     )
-    engine_nodes: int | None = setting(None, "Nodes a move, instead of engine_depth.", least=400)
-    engine_workers: int = setting(
-        1, "Engine processes, one thread each. A process of a distributed run has its own.", least=1
+    engine_nodes: int | None = setting(
+        None,
+        "Search limit in nodes for each of the best five moves, instead of engine_depth; the other "
+        "moves get a quarter of it. None limits the search by depth.",
+        least=400,
     )
-    engine_hash_mb: int = setting(16, "Hash table of each, in MB.", least=1)
+    engine_workers: int = setting(
+        1,
+        "Engine processes, each with one thread. In a distributed run each process starts its own.",
+        least=1,
+    )
+    engine_hash_mb: int = setting(16, "Hash table of each engine process, in MB.", least=1)
     engine_timeout: float = setting(
         60.0,
-        "Seconds after which a position counts as failed. A guard, no limit of the search: the engine "
-        "is replaced, the position asked once more, then given up.",
+        "Seconds after which the search of a position counts as failed; no search should come near it. "
+        "The engine is then restarted and the position tried once more before it is given up.",
         above=0,
-        remedy="give seconds",
+        remedy="give a number of seconds above 0",
     )
     engine_cache: str | None = setting(
         None,
-        "SQLite file of the values that were searched, shared by all runs; None takes "
-        "~/.cache/rookworld-rlvr/action_values.sqlite, :memory: keeps nothing.",
+        "SQLite file that keeps searched values for all runs. None takes "
+        "~/.cache/rookworld-rlvr/action_values.sqlite; :memory: keeps nothing.",
     )
 
     def faults(self) -> list[str]:
-        """What no key shows alone, one sentence each."""
+        """Faults that involve several keys, one sentence each."""
         if self.engine_depth is not None and self.engine_nodes is not None:
             return ["engine_depth and engine_nodes exclude each other; leave one out"]
         return []
 
     def limit(self) -> SearchLimit:
-        """The search's."""
+        """The limit of each search."""
         if self.engine_nodes is not None:
             return SearchLimit("nodes", self.engine_nodes)
         return SearchLimit("depth", self.engine_depth or DEFAULT_DEPTH)
 
 
 def find_engine(path: str | None = None) -> str:
-    """The engine's program. A path that was given is never passed over for another.
+    """Find the engine's program. If a path is given, no other is tried.
 
     Args:
         path: `EngineArguments.engine_path`.
 
     Raises:
-        EngineError: There is none, or none that may be run, with what to do.
+        EngineError: No engine was found, or it is not executable. The message says what to do.
     """
     for key, given in (("engine_path", path), (PATH_VARIABLE, os.environ.get(PATH_VARIABLE))):
         if given:
@@ -137,18 +145,18 @@ def _executable(key: str, given: str) -> str:
         raise EngineError(f"{key}: {given!r} is a folder; give the engine's program")
     if Path(given).exists():
         raise EngineError(
-            f"{key}: {given!r} may not be run (wrong permission); chmod +x it, or give another"
+            f"{key}: {given!r} is not executable; run chmod +x on it, or give another program"
         )
     raise EngineError(f"{key}: no program {given!r}; {_HOW_TO_INSTALL}")
 
 
 def position_asked(fen: str) -> str:
-    """The FEN under which a position's values are searched and kept.
+    """The FEN under which a position is searched and cached.
 
-    The move number plays no part in them, the halfmove clock does.
+    Values depend on the halfmove clock but not on the move number, which is set to 1.
 
     Raises:
-        IllegalPositionError: No position, or one without a legal move.
+        IllegalPositionError: The position is not legal, or has no legal move.
     """
     board = rules.board_of(fen)
     if not any(board.legal_moves):
@@ -161,11 +169,11 @@ def position_asked(fen: str) -> str:
 # A process
 # --------------------------------------------------------------------------------------------------
 class _Process(LastInfoProtocol):
-    """An engine that can say what it is, and be killed."""
+    """An engine process that reports its identity and can be killed."""
 
     @classmethod
     async def start(cls, path: str, hash_mb: int) -> _Process:
-        # A process group of its own: Ctrl-C is for the program that asks, which then ends the engine.
+        # A process group of its own: Ctrl-C should reach only our process, which then ends the engine.
         _, process = await cls.popen(path, stderr=DEVNULL, setpgrp=True)
         try:
             await process.initialize()
@@ -178,13 +186,13 @@ class _Process(LastInfoProtocol):
         return process
 
     async def end(self) -> None:
-        """Kill it, and wait for its end: a loop that is closed earlier leaves a zombie."""
+        """Kill the process and wait for its end: closing the loop earlier would leave a zombie."""
         assert self.transport is not None
         self.transport.close()
         await asyncio.wait([self.returncode], timeout=_REAP_S)
 
     def identity(self) -> str:
-        """Name and the options that values depend on."""
+        """The engine's name, and the options that values depend on."""
         names = [name for name in ("EvalFile", "Hash", "Threads") if name in self.options]
         options = (f"{name} {self.config.get(name, self.options[name].default)}" for name in names)
         return f"{self.id.get('name', 'unnamed engine')} ({', '.join(options)})"
@@ -196,17 +204,17 @@ class _Process(LastInfoProtocol):
 class EnginePool:
     """Engine processes behind a blocking interface; close it after use.
 
-    A process that dies, hangs or answers nonsense is replaced and its position asked once more.
+    If a process dies, hangs or answers nonsense, it is replaced and its position is tried once more.
 
     Args:
         args: Program, limit, number of processes.
 
     Attributes:
         source: Engine and limit.
-        given_up: Why positions were given up, by position.
+        given_up: Positions that were given up, with the reason.
 
     Raises:
-        EngineError: No engine, or none that speaks UCI.
+        EngineError: No engine was found, or it does not speak UCI.
     """
 
     def __init__(self, args: EngineArguments) -> None:
@@ -218,7 +226,7 @@ class EnginePool:
         self._work: asyncio.Task[Any] | None = None
         self.given_up: dict[str, str] = {}
         self._loop = asyncio.new_event_loop()
-        # What python-chess has to say of searches that were cut short is no news to the user.
+        # python-chess complains about searches that were cut short; users need not see that.
         self._loop.set_exception_handler(lambda _, context: logger.debug("%s", context))
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -228,19 +236,19 @@ class EnginePool:
             self._stop_loop()
             raise
         self.source = ValueSource(first.identity(), str(self._limit))
-        atexit.register(self.close)  # at the latest
+        atexit.register(self.close)  # if nobody closes it before
 
     def values(
         self, positions: Sequence[str], on_value: Callable[[str, PositionValues], None]
     ) -> None:
-        """Value positions, in parallel; those that are given up stand in `given_up` afterwards.
+        """Value positions in parallel; positions that are given up are added to `given_up`.
 
         Args:
-            positions: As `position_asked` writes them.
-            on_value: Called with each position and its values as they come, in another thread.
+            positions: Positions as `position_asked` writes them.
+            on_value: Called in another thread with each position and its values when they are known.
 
         Raises:
-            EngineError: The engine fails at position after position.
+            EngineError: The engine failed at several positions in a row.
         """
         waiting = iter(positions)
         slots = range(min(len(self._processes), len(positions)))
@@ -271,7 +279,7 @@ class EnginePool:
         await asyncio.gather(*(self._discard(slot) for slot in range(len(self._processes))))
 
     async def _interrupt(self) -> None:
-        """End the work of a call that Ctrl-C left: it would go on, and replace its processes."""
+        """Stop the work of a call that Ctrl-C ended; it would go on and restart its processes."""
         if self._work is not None:
             self._work.cancel()
             await asyncio.wait([self._work])
@@ -299,8 +307,8 @@ class EnginePool:
             if self._in_a_row >= _MOST_IN_A_ROW:
                 reason = self.given_up[position]
                 raise EngineError(
-                    f"{self._path!r} failed at {self._in_a_row} positions in a row, the last time "
-                    f"for {reason}; give another engine, or a larger engine_timeout"
+                    f"{self._path!r} failed at {self._in_a_row} positions in a row (last reason: "
+                    f"{reason}); give another engine, or a larger engine_timeout"
                 )
 
     async def _value(self, slot: int, position: str) -> PositionValues | None:
@@ -325,7 +333,7 @@ class EnginePool:
     async def _search(self, process: _Process, position: str) -> dict[chess.Move, tuple[int, int]]:
         search = asyncio.create_task(value_moves(process, position, self._limit))
         ended = process.returncode
-        # Either: python-chess waits on for a process that dies before its search has begun.
+        # Wait for either: python-chess would wait forever if the process dies before the search begins.
         either: list[asyncio.Future[Any]] = [search, ended]
         try:
             await asyncio.wait(
@@ -338,7 +346,7 @@ class EnginePool:
             raise TimeoutError(f"no answer within {self._args.engine_timeout:g} s")
         finally:
             if not search.done():
-                # In this order: python-chess fails where a search that was cancelled loses its process.
+                # In this order: python-chess fails if a cancelled search loses its process.
                 await process.end()
                 search.cancel()
                 await asyncio.gather(search, return_exceptions=True)
@@ -352,16 +360,16 @@ class EnginePool:
         try:
             try:
                 return await self._handshake()
-            except chess.engine.EngineTerminatedError:  # killed as it began, or no engine
+            except chess.engine.EngineTerminatedError:  # killed as it started, or not an engine
                 return await self._handshake()
         except TimeoutError as error:
             raise EngineError(
-                f"{self._path!r} is no UCI engine: it does not answer 'uci' within "
-                f"{_HANDSHAKE_S:g} s; give another"
+                f"{self._path!r} is not a UCI engine: it does not answer 'uci' within "
+                f"{_HANDSHAKE_S:g} s; give another program"
             ) from error
         except (OSError, chess.engine.EngineError) as error:
             raise EngineError(
-                f"{self._path!r} is no UCI engine that runs here ({error}); give another"
+                f"{self._path!r} is not a UCI engine that runs here ({error}); give another program"
             ) from error
 
     async def _handshake(self) -> _Process:

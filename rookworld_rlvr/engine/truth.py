@@ -1,4 +1,4 @@
-"""Where the truth about policy answers comes from: the rows' own values, the engine, or both."""
+"""Truth for policy answers: the values stored in the rows, the engine's, or both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .pool import EngineArguments, position_asked
 
 @lru_cache(maxsize=4_096)
 def _valued_position(prompt: str) -> str | None:
-    """The FEN of a prompt that needs values; None where it is malformed or has no legal move."""
+    """The FEN to value for a prompt; None if the prompt is malformed or has no legal move."""
     try:
         fen = TASKS[task_of(prompt)].position(prompt).fen
         position_asked(fen)
@@ -30,7 +30,14 @@ def _valued_position(prompt: str) -> str | None:
 def policy_values(
     truth: PolicyTruth, prompts: Sequence[str], column: Sequence[Any], applies: Sequence[bool]
 ) -> list[Values | None]:
-    """What the moves are worth, asked for all of a batch's prompts that need it at once."""
+    """Values for the prompts of a batch, all asked at once; None for prompts that need none.
+
+    Args:
+        truth: Where values come from.
+        prompts: `N` prompts.
+        column: The rows' `action_values`, each may be None.
+        applies: Whether the reward or metric applies to each row.
+    """
     fens = {
         index: fen
         for index, prompt in enumerate(prompts)
@@ -51,22 +58,22 @@ LABELS: tuple[LabelSource, ...] = get_args(LabelSource)
 
 @dataclass
 class LabelArguments(EngineArguments):
-    """Where the values of moves come from that policy rewards and held-out metrics are computed by."""
+    """Where the values of moves come from, for policy rewards and held-out metrics."""
 
     labels: LabelSource = setting(
         "stored",
-        "stored, the rows' action_values, which every policy row then needs; engine, asked for every "
-        "position; stored_or_engine, asked for those without. Values that the engine gave are kept in "
-        "engine_cache.",
+        "Where values of moves come from. stored: the rows' action_values, which every policy row then "
+        "needs; engine: the engine, for every position; stored_or_engine: the engine, only for rows "
+        "without action_values. The engine's values are kept in engine_cache.",
     )
 
 
 class PolicyTruth:
-    """What every legal move is worth, for the rows of a batch.
+    """Values of all legal moves for the rows of a batch.
 
     Args:
         labels: One of `LABELS`.
-        labeller: The engine; needed unless `labels` is ``stored``.
+        labeller: Asks the engine; required unless `labels` is ``stored``.
     """
 
     def __init__(self, labels: str = "stored", labeller: Labeller | None = None) -> None:
@@ -77,15 +84,15 @@ class PolicyTruth:
 
     @classmethod
     def open(cls, args: LabelArguments, policy_rows: int, unlabelled: int) -> PolicyTruth:
-        """Start the engine where it is needed.
+        """Make a `PolicyTruth`, and start the engine only if it is needed.
 
         Args:
-            args: Whom to ask.
-            policy_rows: How many there are; without any, no engine is needed.
+            args: Where values come from, and which engine to use.
+            policy_rows: How many policy rows there are.
             unlabelled: How many of them have no values; ``stored_or_engine`` asks for these.
 
         Raises:
-            EngineError: The engine is needed, and there is none.
+            EngineError: The engine is needed but was not found.
         """
         asked = {"stored": 0, "engine": policy_rows, "stored_or_engine": unlabelled}[args.labels]
         return cls(args.labels, Labeller(args)) if asked else cls()
@@ -93,12 +100,12 @@ class PolicyTruth:
     def values(
         self, fens: Sequence[str], stored: Sequence[Any], progress: str = ""
     ) -> list[Values | None]:
-        """The values of each row; None where they cannot be had.
+        """The values of each row; None if they are neither stored nor found by the engine.
 
         Args:
             fens: Positions with a legal move.
-            stored: The rows' `action_values`, or None each.
-            progress: Title of a progress bar; empty for none.
+            stored: The rows' `action_values`, each may be None.
+            progress: Title of a progress bar; empty for no bar.
 
         Raises:
             RookWorldError: See `Labeller.values`.
@@ -117,7 +124,7 @@ class PolicyTruth:
         return found
 
     def lines(self) -> list[str]:
-        """Whom the values are of, and what could not be had, for a terminal."""
+        """A summary for the terminal: the engine, and how many positions were searched or given up."""
         if self.labeller is None:
             return []
         source, given_up = self.labeller.source, self.labeller.given_up

@@ -1,14 +1,14 @@
-"""What every legal move of a position is worth, asked of one UCI engine.
+"""Value every legal move of a position with one UCI engine.
 
-Each legal move is played, and the position behind it is searched by one single-threaded process, in
-two passes over the moves: all of them to a shallower limit, then the best five to the full one, until
-the best five are five that were searched so. The rest keep the shallower pass's values, as an engine
-too looks less deep into moves that do not lead. Against one MultiPV search of all moves to the same
-depth this takes a third of the time; judged by a search three plies deeper, its best move loses 0.004 of
-win probability on average, MultiPV's 0.002 to 0.003 (`benchmarks/engine.py`).
+Each legal move is played, and a single-threaded process searches the position after it. There are two
+passes: all moves to a shallow limit, then the best five to the full limit, repeated until all of the
+best five have been searched to the full limit. The other moves keep their shallow values; engines, too,
+search weak moves less deeply. This takes a third of the time of one MultiPV search of all moves to the
+same depth. Judged by a search three plies deeper, its best move loses 0.004 of win probability on
+average, MultiPV's 0.002 to 0.003 (`benchmarks/engine.py`).
 
-The hash tables are cleared before each position, the order of the searches is fixed and the limit is
-never time: values depend neither on load nor on what was asked before.
+The hash tables are cleared before each position, the order of searches is fixed, and the limit is never
+time. So values depend neither on the machine's load nor on earlier searches.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import chess.engine
 from ..tasks.policy import MAX_CANDIDATES
 from ..tasks.types import MATE_CP
 
-_HIGHEST_CP = MATE_CP // 2  # no evaluation comes near; more is nonsense
+_HIGHEST_CP = MATE_CP // 2  # no real evaluation comes near it
 
 
 _LONGEST_MATE = 1_000  # moves
@@ -31,19 +31,19 @@ _INFO = chess.engine.INFO_BASIC | chess.engine.INFO_SCORE
 
 @dataclass(frozen=True, slots=True)
 class SearchLimit:
-    """How far a move is searched: the move itself and what comes behind it."""
+    """How far a move is searched."""
 
-    kind: str  # "depth" in plies or "nodes"
+    kind: str  # "depth" in plies, the move included, or "nodes"
     size: int
 
     def of_engine(self, size: int) -> chess.engine.Limit:
-        """The limit of the search behind a move."""
+        """The limit for the search of the position after a move."""
         if self.kind == "depth":
             return chess.engine.Limit(depth=size - 1)
         return chess.engine.Limit(nodes=size)
 
     def passes(self) -> tuple[int, int]:
-        """Sizes of the pass over all moves and of the one over the best five."""
+        """Sizes of the first pass, over all moves, and of the second, over the best five."""
         # Two plies less take about a quarter of the nodes.
         return (max(2, self.size - 2) if self.kind == "depth" else self.size // 4), self.size
 
@@ -55,10 +55,10 @@ class SearchLimit:
 
 
 class LastInfoProtocol(chess.engine.UciProtocol):
-    """UCI that hears of a search only its last `info`, which is all that `value_moves` reads.
+    """UCI that reads only the last `info` line of a search, which is all that `value_moves` needs.
 
-    An engine writes one for each depth; reading them all takes python-chess a fifth of the time of
-    shallow searches.
+    An engine writes a line for each depth, and python-chess would spend a fifth of the time of shallow
+    searches on reading all of them.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class LastInfoProtocol(chess.engine.UciProtocol):
         self._info = b""
 
     def pipe_data_received(self, fd: int, data: str | bytes) -> None:
-        """Pass on what an engine has written, `info` lines only when another line follows."""
+        """Pass on an engine's output, but only the last `info` line before any other line."""
         if fd != 1 or isinstance(data, str):
             super().pipe_data_received(fd, data)
             return
@@ -84,15 +84,15 @@ class LastInfoProtocol(chess.engine.UciProtocol):
 
 
 class NonsenseError(Exception):
-    """The engine's answer cannot be one."""
+    """The engine's answer cannot be right."""
 
 
 async def value_moves(
     engine: chess.engine.Protocol, fen: str, limit: SearchLimit
 ) -> dict[chess.Move, tuple[int, int]]:
-    """Centipawns and depth by move, best first."""
+    """Centipawns from the side to move and depth in plies, by move, best first."""
     board = chess.Board(fen)
-    game = object()  # another game than the last one: python-chess has the hash cleared
+    game = object()  # a new game makes python-chess clear the hash
     sizes = limit.passes()
     shallow, full = map(limit.of_engine, sizes)
     values: dict[chess.Move, tuple[int, int]] = {}
@@ -107,7 +107,7 @@ async def value_moves(
 
 
 def _best_first(values: dict[chess.Move, tuple[int, int]]) -> list[chess.Move]:
-    return sorted(values, key=lambda move: -values[move][0])  # stable: equals stay as generated
+    return sorted(values, key=lambda move: -values[move][0])  # stable: equal moves keep their order
 
 
 async def _value_move(
@@ -117,10 +117,10 @@ async def _value_move(
     limit: chess.engine.Limit,
     game: object,
 ) -> tuple[int, int]:
-    """Centipawns of a move from the side to move, and the plies searched, itself included.
+    """Value of a move in centipawns from the side to move, and the plies searched, the move included.
 
     Raises:
-        NonsenseError: The answer is none.
+        NonsenseError: The engine's answer cannot be right.
     """
     board.push(move)
     try:
@@ -130,21 +130,21 @@ async def _value_move(
     finally:
         board.pop()
     if "score" not in info or "depth" not in info:
-        raise NonsenseError("an answer without score or depth")
+        raise NonsenseError("the answer has no score or no depth")
     if info["depth"] < (limit.depth or 1):
-        raise NonsenseError("a search less deep than asked")
+        raise NonsenseError("the search was less deep than asked")
     return _value_before(info["score"].relative), info["depth"] + 1
 
 
 def _value_before(score: chess.engine.Score) -> int:
-    """A move's worth, from the score of the side that is to answer it."""
+    """A move's value, from the score of the side that moves next."""
     mate = score.mate()
     if mate is None:
         cp = score.score()
         if cp is None or abs(cp) >= _HIGHEST_CP:
-            raise NonsenseError("a score beyond every evaluation")
+            raise NonsenseError("the score is too large for an evaluation")
         return -cp
     if not 0 < abs(mate) < _LONGEST_MATE:
-        raise NonsenseError("a mate beyond every game")
-    # Being mated in n moves comes with the n-th answer; mating in n takes the move just played too.
+        raise NonsenseError("the mate score is impossible")
+    # Being mated in n ends with the n-th answer. Mating in n needs the move just played as well.
     return mate - MATE_CP if mate > 0 else MATE_CP - (1 - mate)

@@ -1,1 +1,1 @@
-"""What is asked, what is right and how it is scored; no torch."""
+"""The tasks: what is asked, what is right and how answers are scored. This room does not use torch."""

@@ -1,16 +1,16 @@
-"""Answers as pictures: a position with the moves named in it, a predicted board beside the true one.
+"""Answers as pictures: a position with the answer's moves, or a predicted board beside the true one.
 
-Every function returns one SVG element as text, a few kilobytes, that needs no style sheet, no font
-file and no network: for a web page, a W&B table, a file. Pieces and squares are python-chess's
-drawing; what the model wrote never raises, an answer that cannot be read says so in the picture.
+Every function returns one SVG element as text, a few kilobytes. It needs no style sheet, font file or
+network, so it can go into a web page, a W&B table or a file. python-chess draws pieces and squares. A
+model's text never raises an error: if it cannot be read, the picture says so.
 
 ======  =======================================================================================
 colour  what
 ======  =======================================================================================
-blue    the model's: `M` thin, `B` strong; dashed where the move is illegal
-green   the truth: the engine's best move, the squares as they should be
-red     the squares that the model has wrong
-grey    the action of an environment prompt, or of a record
+blue    the model's moves: `M` thin, `B` thick; dashed if the move is illegal
+green   the truth: the engine's best move, the right contents of squares
+red     the squares that the model got wrong
+grey    the action of an environment prompt or of a fill-in record
 ======  =======================================================================================
 """
 
@@ -52,7 +52,7 @@ _NEEDLESS = re.compile(r'<desc>.*?</desc>| class="[^"]*"| stroke="none"| xlink:h
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """A move drawn on a board; one square twice is drawn as a circle."""
+    """A move drawn on a board; a move from a square to itself is drawn as a circle."""
 
     move: str  # UCI
     colour: str = ACTION
@@ -61,15 +61,15 @@ class Arrow:
 
 
 def position_board(fen: str, arrows: Iterable[Arrow] = (), *, caption: str = "") -> str:
-    """A position, seen from the side to move.
+    """Draw a position, seen from the side to move.
 
     Args:
         fen: The position.
-        arrows: Drawn over the pieces, the later ones on top.
-        caption: A few words under the board, in one or two lines; none where empty.
+        arrows: Drawn over the pieces, later ones on top.
+        caption: A few words for one or two lines under the board; empty for no caption.
 
     Raises:
-        IllegalPositionError: `fen` is no position.
+        IllegalPositionError: `fen` is not a legal position.
     """
     position = rules.board_of(fen)
     drawn = draw_board(position, position.turn, arrows)
@@ -77,10 +77,10 @@ def position_board(fen: str, arrows: Iterable[Arrow] = (), *, caption: str = "")
 
 
 def action_arrows(action: str | None) -> list[Arrow]:
-    """The action of an environment prompt; none where there is none, or none that can be read."""
+    """The arrow of an environment prompt's action; empty if the action is missing or unreadable."""
     try:
         return [Arrow(parse_move(action or ""))]
-    except NotationError:  # an unreadable action is a task, and no arrow
+    except NotationError:  # allowed in a prompt, but there is nothing to draw
         return []
 
 
@@ -88,13 +88,13 @@ def action_arrows(action: str | None) -> list[Arrow]:
 # What is drawn
 # --------------------------------------------------------------------------------------------------
 def placement_of(fen: str) -> dict[chess.Square, str]:
-    """Piece letters of a FEN's board by square, ``.`` where there is none."""
+    """Piece letters of a FEN's board by square, ``.`` for an empty square."""
     letters = expand_placement(fen.split(" ")[0])
     return {chess.square_mirror(place): letter for place, letter in enumerate(letters)}
 
 
 def pieces(placement: Mapping[chess.Square, str]) -> chess.BaseBoard:
-    """A board as it was written, a position or not."""
+    """The board as written, even if it is not a legal position."""
     board = chess.BaseBoard.empty()
     for square, letter in placement.items():
         if letter != ".":
@@ -118,7 +118,7 @@ def draw_board(
 
 
 def _arrow(arrow: Arrow, orientation: chess.Color) -> str:
-    """python-chess draws arrows of one width only."""
+    """Draw an arrow of any width; python-chess has only one."""
     (x, y), (to_x, to_y) = (
         _centre(chess.parse_square(name), orientation) for name in (arrow.move[:2], arrow.move[2:4])
     )
@@ -152,7 +152,7 @@ def _centre(square: chess.Square, orientation: chess.Color) -> tuple[float, floa
 
 
 def blank(words: str) -> str:
-    """What stands in a board's place where there is none."""
+    """A grey square with a few words, shown when there is no board to draw."""
     return (
         f'<rect width="{_SIDE}" height="{_SIDE}" fill="#d9dbde"/><text x="{_SIDE / 2:g}" '
         f'y="{_SIDE / 2:g}" text-anchor="middle" font-family="sans-serif" font-size="32" '
@@ -161,7 +161,7 @@ def blank(words: str) -> str:
 
 
 def picture(boards: Sequence[str], captions: Sequence[str], label: str) -> str:
-    """Boards side by side, each with its caption, in one SVG element of its own colours."""
+    """Boards side by side, each with its caption, as one SVG element with its own background."""
     lines = [textwrap.wrap(text, _LETTERS, max_lines=2, placeholder=" …") for text in captions]
     width = len(boards) * _SIDE + (len(boards) - 1) * _GAP
     height = _SIDE + max((_LINE * len(texts) + 8 for texts in lines), default=0)
@@ -169,7 +169,7 @@ def picture(boards: Sequence[str], captions: Sequence[str], label: str) -> str:
         f'<g transform="translate({place * (_SIDE + _GAP)} 0)">{board}</g>'
         for place, board in enumerate(boards)
     ]
-    if captions:  # on a ground of its own: pages are light or dark
+    if captions:  # a background of its own, as pages may be light or dark
         parts.insert(0, f'<rect width="{width}" height="{height}" fill="#f3f4f6"/>')
     parts += [
         f'<text x="{place * (_SIDE + _GAP) + 4}" y="{_SIDE + _LINE * number - 4}" '

@@ -1,7 +1,7 @@
-"""Which positions a model was trained on, as ranges that its configuration carries.
+"""Which positions a model was trained on, as ranges in its configuration.
 
-A model says something of every position, one unlike all of its training too. With the note in its
-``config.json``, an attribute `rookworld`, it can be told where its word is worth little::
+A model answers for every position, even for one that is unlike all of its training. The attribute
+`rookworld` of its ``config.json`` lets us warn that an answer is worth little::
 
     {"trained_on": {"policy": {"move_numbers": [1, 4], "pieces": [30, 32]}}}
 """
@@ -15,18 +15,18 @@ from typing import Any
 from ..common.errors import RookWorldError
 
 Coverage = Mapping[str, Mapping[str, tuple[int, int]]]
-"""Task → what of a position → its lowest and its highest value."""
+"""Task → property of a position → its lowest and highest value."""
 
 
 _WORDS = {"move_numbers": "move number {}", "pieces": "{} pieces and pawns"}
 
 
 def coverage(tasks: Iterable[str], fens: Iterable[str]) -> Coverage:
-    """The ranges of training rows.
+    """The ranges that training rows cover.
 
     Args:
         tasks: The task of each row.
-        fens: The position of each.
+        fens: The position of each row.
     """
     found: defaultdict[str, defaultdict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
     for task, fen in zip(tasks, fens, strict=True):
@@ -39,7 +39,7 @@ def coverage(tasks: Iterable[str], fens: Iterable[str]) -> Coverage:
 
 
 def widened(first: Coverage, second: Coverage) -> Coverage:
-    """The ranges of what was trained on in two runs, one after the other."""
+    """The ranges that two training runs, one after the other, cover together."""
     both: dict[str, dict[str, tuple[int, int]]] = {}
     for covered in (first, second):
         for task, ranges in covered.items():
@@ -51,7 +51,7 @@ def widened(first: Coverage, second: Coverage) -> Coverage:
 
 
 def unlike(covered: Coverage, task: str, fen: str) -> list[str]:
-    """What of a position lies outside of a model's training, a clause each.
+    """In what way a position is outside the model's training, one clause for each property.
 
     >>> fen = "6k1/5ppp/8/8/8/8/8/R5K1 w - - 0 1"
     >>> unlike({"policy": {"move_numbers": (1, 4), "pieces": (30, 32)}}, "policy", fen)
@@ -66,10 +66,10 @@ def unlike(covered: Coverage, task: str, fen: str) -> list[str]:
 
 
 def noted(config: Any) -> Coverage:
-    """What a model's configuration notes; empty where it notes nothing.
+    """Read the ranges from a model's configuration; empty if it has none.
 
     Raises:
-        RookWorldError: There is a note, but no ranges in it.
+        RookWorldError: The attribute `rookworld` does not hold ranges.
     """
     note = getattr(config, "rookworld", None)
     if note is None:
@@ -81,12 +81,12 @@ def noted(config: Any) -> Coverage:
         }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise RookWorldError(
-            f"the model's config.json: rookworld: {note!r} is no ranges of positions; remove it"
+            f"the model's config.json: rookworld: {note!r} does not hold ranges of positions; remove it"
         ) from error
 
 
 def note(config: Any, covered: Coverage) -> None:
-    """Put the ranges into a model's configuration, which is saved with it."""
+    """Write the ranges into a model's configuration, which is saved with the model."""
     config.rookworld = {
         "trained_on": {
             task: {name: list(pair) for name, pair in ranges.items()}

@@ -1,7 +1,4 @@
-"""The environment task: simulate one move.
-
-The truth is python-chess's.
-"""
+"""The environment task: simulate one move. python-chess computes the truth."""
 
 from __future__ import annotations
 
@@ -30,17 +27,18 @@ from .types import EnvironmentAnswer, EnvironmentPrompt, Score
 
 
 def write_environment_prompt(prompt: EnvironmentPrompt) -> str:
-    """``A: state+action+history+``."""
+    """Write ``A: state+action+history+``."""
     return f"{ENVIRONMENT_PREFIX} {prompt.fen}+{prompt.action}+{' '.join(prompt.history)}+"
 
 
 def parse_environment_prompt(text: str) -> EnvironmentPrompt:
     """Read ``A: state+action+history+``; the prefix may be missing, the last ``+`` may not.
 
-    The action is taken as it stands: an unreadable action is a task, not an error.
+    The action is kept as written: how to answer an unreadable action is part of the task.
 
     Raises:
-        NotationError: Not three fields, no FEN, or more than ten moves of history.
+        NotationError: There are not three fields, the state is not a FEN, or the history has more than
+            ten moves.
     """
     body = clean(text).removeprefix(ENVIRONMENT_PREFIX)
     fields = body.split("+")
@@ -53,7 +51,7 @@ def parse_environment_prompt(text: str) -> EnvironmentPrompt:
 
 
 def write_environment_answer(answer: EnvironmentAnswer) -> str:
-    """``next_state+reward+terminated+truncated``.
+    """Write ``next_state+reward+terminated+truncated``.
 
     >>> write_environment_answer(
     ...     EnvironmentAnswer("8/8/8/8/8/4k3/8/4K3 w - - 0 1", 0.5, True, False)
@@ -68,7 +66,7 @@ def parse_environment_answer(text: str) -> EnvironmentAnswer:
     """Read the four fields of an environment answer.
 
     Raises:
-        NotationError: Not four fields, or one of them is no FEN, number or flag.
+        NotationError: There are not four fields, or one of them is not a FEN, a number or a flag.
     """
     body = clean(text)
     fields = [field.strip(" ") for field in body.split("+", 4)]
@@ -88,7 +86,7 @@ def parse_environment_answer(text: str) -> EnvironmentAnswer:
 ENVIRONMENT_COMPONENTS = ("format", "exact", "state", "outcome", "fields", "closeness")
 
 
-# An unchanged board has only two wrong squares of 64: the power spreads the upper end of the range.
+# A board left unchanged is wrong in only 2 of 64 squares: the power spreads the upper end of the range.
 _SQUARES_POWER = 8
 
 
@@ -100,20 +98,20 @@ def score_environment(fen: str, action: str, completion: str) -> Score:
 
     Components:
 
-    - `format`: 1 where the four fields parse.
-    - `exact`: 1 where the whole answer is right: six FEN fields, reward, both flags.
-    - `state`: 1 where the next state is right, else at most 0.95 by squares and fields right.
-    - `outcome`: share of reward value and the two flags that is right.
-    - `fields`: share right of the nine fields: six of the FEN, reward, two flags.
+    - `format`: 1 if the four fields can be read.
+    - `exact`: 1 if the whole answer is right: six FEN fields, reward, both flags.
+    - `state`: 1 if the next state is right; else at most 0.95, more for more right squares and fields.
+    - `outcome`: share of right values among reward, terminated and truncated.
+    - `fields`: share of right values among the nine fields: six of the FEN, reward, two flags.
     - `closeness`: 1 minus the normalised edit distance between the two FENs.
 
     Args:
         fen: The position, readable and legal.
-        action: The action as the prompt has it.
+        action: The action as the prompt writes it.
         completion: What the policy wrote.
 
     Raises:
-        IllegalPositionError: `fen` is no position. Nothing in `completion` raises.
+        IllegalPositionError: `fen` is not a legal position. No `completion` raises an error.
     """
     if len(completion) > _LONGEST_CACHED:
         return _score_environment(fen, action, completion)
@@ -144,18 +142,18 @@ def _score_environment(fen: str, action: str, completion: str) -> Score:
     }
 
 
-# The reward functions of a run ask for the same scores one after the other.
+# All reward functions of a run ask for the same scores.
 _cached_score_environment = lru_cache(maxsize=16_384)(_score_environment)
 
 
 def clear_cache() -> None:
-    """Forget the prompts and scores kept, for measurements."""
+    """Empty the caches of prompts and scores, for measurements."""
     _judged_prompt.cache_clear()
     _cached_score_environment.cache_clear()
 
 
 def _state_shape(placement: str, true_placement: str, right: Sequence[bool]) -> float:
-    """Below 1: three parts squares, two parts the five other fields."""
+    """The score of a wrong state: 60% by right squares, 40% by the five other fields of the FEN."""
     squares = 1.0
     if placement != true_placement:
         mine, true = map(expand_placement, (placement, true_placement))
@@ -165,7 +163,7 @@ def _state_shape(placement: str, true_placement: str, right: Sequence[bool]) -> 
 
 @lru_cache(maxsize=4_096)
 def _judged_prompt(text: str) -> EnvironmentPrompt | None:
-    """The prompt, or None where it is malformed or no position: its fault, not the completion's."""
+    """Parse a prompt; None if it is malformed or its position is illegal, so that nothing is scored."""
     try:
         prompt = parse_environment_prompt(text)
         rules.transition(prompt.fen, prompt.action)
@@ -208,7 +206,7 @@ class EnvironmentTask(Task):
         return parse_environment_prompt(prompt)
 
     def ask(self, position: EnvironmentPrompt) -> str | None:
-        """See `Task`; nothing, where there is no move to make."""
+        """See `Task`; None without a move to make."""
         return write_environment_prompt(position) if position.action else None
 
     def read_prompt(self, text: str) -> str:
@@ -223,7 +221,7 @@ class EnvironmentTask(Task):
     def errors(self, prompt: str, completion: str, values: Values | None = None) -> Sequence[str]:
         """See `Task`: the fields that are wrong.
 
-        An illegal move taken for a legal one, or the other way round, is one error: the rest follows.
+        If the answer is wrong about whether the move is legal, that is the only error: the rest follows.
         """
         asked = _judged_prompt(prompt)
         if asked is None:
@@ -243,13 +241,13 @@ class EnvironmentTask(Task):
         return write_environment_answer(rules.transition(asked.fen, asked.action))
 
     def broken(self, row: Row) -> str:
-        """The other side to move."""
+        """The reference with the wrong side to move."""
         text = self.reference(row)
         turn = " w " if " w " in text else " b "
         return text.replace(turn, " b " if turn == " w " else " w ", 1)
 
     def guess(self, prompt: str, draw: random.Random) -> str:
-        """As if a random legal move had been the action."""
+        """The answer to a random legal move instead of the action."""
         fen = parse_environment_prompt(prompt).fen
         return write_environment_answer(rules.transition(fen, draw.choice(rules.legal_moves(fen))))
 
@@ -260,7 +258,7 @@ class EnvironmentTask(Task):
     def board(self, row: Row, completion: str, values: Values | None = None) -> str:
         """See `Task`: the predicted board, and beside it the true one.
 
-        Wrong squares are red on the left and green on the right; what else is wrong stands below.
+        Wrong squares are red on the left and green on the right; the caption names the wrong fields.
         """
         truth = rules.transition(row["fen"], row["action"])
         turn = rules.board_of(row["fen"]).turn
@@ -295,7 +293,7 @@ _KINDS = {
 
 
 def answer_fields(answer: EnvironmentAnswer) -> dict[str, str | float | bool]:
-    """The nine fields of an answer by name: six of the FEN, reward, two flags."""
+    """The nine fields of an answer by name: six fields of the FEN, reward, two flags."""
     return {
         **dict(zip(_FIELDS, answer.fen.split(" "), strict=True)),
         "reward": answer.reward,
@@ -311,7 +309,7 @@ def _wrong(answer: EnvironmentAnswer, truth: EnvironmentAnswer) -> list[str]:
 
 
 def _faults(answer: EnvironmentAnswer, truth: EnvironmentAnswer, squares: int) -> str:
-    """What of an answer is wrong, in one line."""
+    """What is wrong with an answer, in one line."""
     names = [name for name in _wrong(answer, truth) if name != "board"]
     if squares:
         names.insert(0, f"{squares} square{'s' if squares > 1 else ''}")

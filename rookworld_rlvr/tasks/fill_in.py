@@ -1,6 +1,6 @@
 """The fill-in task: restore what is hidden in an environment record.
 
-Its text stands in `fill_in_text`, its truth, which is every answer that fits, in `fill_in_truth`.
+`fill_in_text` reads and writes its text. `fill_in_truth` finds the truth: every answer that fits.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ FILL_IN_COMPONENTS = ("format", "exact", "similarity")
 # Scores
 # --------------------------------------------------------------------------------------------------
 def score_fill_in(prompt: FillInPrompt, completion: str) -> Score:
-    """Score what was written for a mask against every answer that fits, see `fill_in_truth`.
+    """Score the text written for a mask against every answer that fits, see `fill_in_truth`.
 
     Components:
 
-    - `format`: 1 where the completion has the form of the field.
-    - `exact`: 1 where it is one of the answers that fit.
-    - `similarity`: 1 where exact, else 0.95 times 1 minus the normalised edit distance to the nearest
-      answer.
+    - `format`: 1 if the completion has the form of the field.
+    - `exact`: 1 if it is one of the answers that fit.
+    - `similarity`: 1 if exact; else 0.95 times the normalised similarity (1 minus edit distance) to the
+      nearest answer.
 
     Args:
         prompt: The masked record.
-        completion: What the policy wrote; nothing in it raises.
+        completion: What the policy wrote; any text is accepted.
 
     Raises:
         NotationError: No answer fits, see `fill_in_truth.truth`.
@@ -64,7 +64,7 @@ def score_fill_in(prompt: FillInPrompt, completion: str) -> Score:
 
 @lru_cache(maxsize=4_096)
 def _judged_prompt(text: str) -> FillInPrompt | None:
-    """The prompt, or None where it is malformed or nothing fits: its fault, not the completion's."""
+    """Parse a prompt; None if it is malformed or no answer fits, so that nothing is scored."""
     try:
         prompt = parse_fill_in_prompt(text)
         fill_in_truth.truth(prompt)
@@ -74,7 +74,7 @@ def _judged_prompt(text: str) -> FillInPrompt | None:
 
 
 def clear_cache() -> None:
-    """Forget the prompts and answers kept, for measurements."""
+    """Empty the caches of prompts and answers, for measurements."""
     _judged_prompt.cache_clear()
     fill_in_truth.truth.cache_clear()
 
@@ -83,10 +83,10 @@ def clear_cache() -> None:
 # Chance
 # --------------------------------------------------------------------------------------------------
 def guesses(prompt: FillInPrompt) -> Sequence[str]:
-    """What chance has to choose from where a record hides a field: texts of its form.
+    """The answers that a random guess chooses from: texts that have the form of the hidden field.
 
-    A legal move, the state after one, a rank of the other board; of the other fields every value, of
-    the clocks those below 100.
+    They are the legal moves, the states after a legal move, the ranks of the other board, clocks below
+    100, or all values of the other fields.
     """
     if prompt.field == "action":
         return rules.legal_moves(prompt.state)
@@ -108,11 +108,11 @@ def guesses(prompt: FillInPrompt) -> Sequence[str]:
 # The task
 # --------------------------------------------------------------------------------------------------
 class FillInTask(Task):
-    """``F: state+action+history+next_state+reward+terminated+truncated+``, the mask in it."""
+    """``F: state+action+history+next_state+reward+terminated+truncated+`` with a mask in it."""
 
     name = "fill_in"
     prefix = FILL_IN_PREFIX
-    ability = "fills in what is hidden of a record (`F:` prompts)"
+    ability = "fills in what is hidden in a record (`F:` prompts)"
     components = FILL_IN_COMPONENTS
     rewards = ("exact", "similarity", "format")
     metrics = MappingProxyType(
@@ -123,7 +123,7 @@ class FillInTask(Task):
         }
     )
     quality_words = "similarity to the nearest answer that fits"
-    sampling = Sampling(temperature=0.95, top_p=0.95)  # as the environment, whose records it hides
+    sampling = Sampling(temperature=0.95, top_p=0.95)  # as for the environment task
 
     def split(self, row: str) -> tuple[str, str]:
         """See `Task`."""
@@ -135,30 +135,30 @@ class FillInTask(Task):
         return write_fill_in_prompt(prompt), write_fill_in_answer(answer)
 
     def parse_answer(self, prompt: str, completion: str) -> str:
-        """See `Task`; the form is that of what the prompt hides."""
+        """See `Task`; the answer must have the form of the hidden field."""
         return parse_fill_in_answer(parse_fill_in_prompt(prompt).field, completion)
 
     def position(self, prompt: str) -> EnvironmentPrompt:
-        """See `Task`; the mask is filled in with an answer that fits."""
+        """See `Task`; the mask is replaced by an answer that fits."""
         record = parse_fill_in_prompt(prompt)
         return fill_in_truth.filled(record, fill_in_truth.truth(record)[0])[0]
 
     def ask(self, position: EnvironmentPrompt) -> None:
-        """Nothing: what is hidden is drawn by `data.synthesis`, see `synthetic_fill_in_rows`."""
+        """See `Task`; always None: `data.synthesis` chooses what to hide."""
 
     def read_prompt(self, text: str) -> str:
         """See `Task`."""
         return write_fill_in_prompt(parse_fill_in_prompt(text))
 
     def check(self, prompt: str, completion: str) -> EnvironmentPrompt:
-        """See `Task`; the mask is filled in with the row's answer, which has to fit."""
+        """See `Task`; the mask is replaced by the row's answer, which must fit."""
         record = parse_fill_in_prompt(prompt)
         answer = parse_fill_in_answer(record.field, completion)
         fill_in_truth.check_answer(record, answer)
         return fill_in_truth.filled(record, answer)[0]
 
     def part(self, row: Row) -> str:
-        """The field that is hidden."""
+        """See `Task`: the hidden field."""
         return parse_fill_in_prompt(row["prompt"]).field
 
     def score(self, prompt: str, completion: str, values: Values | None = None) -> Score | None:
@@ -167,7 +167,7 @@ class FillInTask(Task):
         return None if record is None else score_fill_in(record, completion)
 
     def errors(self, prompt: str, completion: str, values: Values | None = None) -> Sequence[str]:
-        """See `Task`: the field that is hidden."""
+        """See `Task`: a wrong answer's kind is the hidden field."""
         kinds = super().errors(prompt, completion, values)
         return [_field(parse_fill_in_prompt(prompt)) if k == "wrong" else k for k in kinds]
 
@@ -176,11 +176,11 @@ class FillInTask(Task):
         return write_fill_in_answer(fill_in_truth.truth(parse_fill_in_prompt(prompt))[0])
 
     def reference(self, row: Row) -> str:
-        """The data's own, which was checked when the row was read."""
+        """The data's own completion, which was checked when the row was read."""
         return str(row["completion"])
 
     def broken(self, row: Row) -> str:
-        """An answer of the right form that does not fit; the mask, where all of them do."""
+        """An answer of the right form that does not fit; the mask itself if all of them fit."""
         record = parse_fill_in_prompt(row["prompt"])
         fits = fill_in_truth.answers(record)
         wrong = (guess for guess in guesses(record) if guess not in fits)
@@ -195,11 +195,11 @@ class FillInTask(Task):
         return score["similarity"]
 
     def board(self, row: Row, completion: str, values: Values | None = None) -> str:
-        """See `Task`: the record filled in with the answer, and beside it with one that fits.
+        """See `Task`: the record with the model's answer, and beside it with an answer that fits.
 
-        The board is the next state's where that is hidden or a part of it, else the state's. Wrong
-        squares are red on the left and green on the right, a hidden action is an arrow in the colour of
-        its side; what else is hidden stands below.
+        The board shows the next state if that, or a part of it, is hidden; else the state. Wrong squares
+        are red on the left and green on the right. A hidden action is drawn as an arrow; other hidden
+        fields are named in the caption.
         """
         record = parse_fill_in_prompt(row["prompt"])
         fits = fill_in_truth.answers(record)
@@ -232,7 +232,7 @@ def _field(record: FillInPrompt) -> str:
 def _record_board(
     record: FillInPrompt, answer: str, other: str, colour: str, mark: str = ""
 ) -> str:
-    """The board of a record as one answer fills it in, marked where another differs."""
+    """Draw the board of a record filled in with `answer`; mark squares that differ from `other`."""
     asked, fen = _record_position(record, answer)
     mine, theirs = boards.placement_of(fen), boards.placement_of(_record_position(record, other)[1])
     fill = dict.fromkeys((s for s in chess.SQUARES if mine[s] != theirs[s]), f"{mark}b0")
@@ -240,7 +240,7 @@ def _record_board(
     if record.field == "action":
         illegal = rules.transition(asked.fen, asked.action).truncated
         arrows = [boards.Arrow(asked.action, colour, 7, dashed=illegal)]
-    # Seen from the true side to move, whatever the answer says.
+    # Seen from the side that is really to move, whatever the answer says.
     true, _ = _record_position(record, fill_in_truth.answers(record)[0])
     return boards.draw_board(
         boards.pieces(mine), rules.side_to_move(true.fen) == "white", arrows, fill
@@ -248,7 +248,7 @@ def _record_board(
 
 
 def _record_position(record: FillInPrompt, answer: str) -> tuple[EnvironmentPrompt, str]:
-    """What the environment was asked in a record that is filled in, and the FEN that is drawn."""
+    """The prompt of a record filled in with `answer`, and the FEN of the board to draw."""
     asked, answered = fill_in_truth.filled(record, answer)
     return asked, answered.fen if record.column == "next_state" else asked.fen
 

@@ -1,4 +1,4 @@
-"""Text of the fill-in task, in both directions."""
+"""Read and write the text of the fill-in task."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ FEN_COLUMNS = ("state", "next_state")
 
 
 FEN_FIELDS: tuple[FillInField, ...] = (
-    *(("rank",) * 8),  # from the eighth down
+    *(("rank",) * 8),  # from rank 8 down
     "side_to_move",
     "castling",
     "en_passant",
-    "clocks",  # half moves
-    "clocks",  # full moves
+    "clocks",  # the halfmove clock
+    "clocks",  # the move number
 )
 
 
@@ -50,11 +50,11 @@ _COLUMN_FIELDS: Mapping[str, FillInField] = {
 }
 
 
-_UNMASKED = (*(("8",) * 8), "w", "-", "-", "0", "1")  # of the right form, by part of a FEN
+_UNMASKED = (*(("8",) * 8), "w", "-", "-", "0", "1")  # a valid value for each part of a FEN
 
 
 def fen_parts(fen: str) -> tuple[str, ...]:
-    """The 13 parts of a FEN: eight ranks from the eighth down, side, castling, en passant, two clocks.
+    """The 13 parts of a FEN: the ranks from 8 to 1, side, castling, en passant, two clocks.
 
     >>> fen_parts("8/8/8/8/8/4k3/8/4K3 w - - 0 1")[5:9]
     ('4k3', '8', '4K3', 'w')
@@ -64,17 +64,17 @@ def fen_parts(fen: str) -> tuple[str, ...]:
 
 
 def join_fen(parts: Sequence[str]) -> str:
-    """The FEN of `fen_parts`."""
+    """Join the parts of `fen_parts` to a FEN."""
     return " ".join(("/".join(parts[:8]), *parts[8:]))
 
 
 def write_fill_in_prompt(prompt: FillInPrompt) -> str:
-    """``F: state+action+history+next_state+reward+terminated+truncated+``, the mask in it."""
+    """Write ``F: state+action+history+next_state+reward+terminated+truncated+`` with a mask in it."""
     return f"{FILL_IN_PREFIX} {'+'.join(fill_in_columns(prompt))}+"
 
 
 def fill_in_columns(prompt: FillInPrompt) -> tuple[str, ...]:
-    """The texts of the seven columns, in the order of `FILL_IN_COLUMNS`."""
+    """The text of each of the seven columns, in the order of `FILL_IN_COLUMNS`."""
     history = " ".join(prompt.history)
     flags = prompt.terminated, prompt.truncated
     return (prompt.state, prompt.action, history, prompt.next_state, prompt.reward, *flags)
@@ -83,18 +83,18 @@ def fill_in_columns(prompt: FillInPrompt) -> tuple[str, ...]:
 def parse_fill_in_prompt(text: str) -> FillInPrompt:
     """Read a fill-in prompt and find what is masked.
 
-    ``[MASK]`` stands for the action (and for the last move of the history, which is the action), the
-    whole next state, one of the 13 parts of either FEN, another move of the history, the reward, or a
-    flag. Everything else has the form of an environment row.
+    ``[MASK]`` hides one of: the action, the whole next state, one of the 13 parts of either FEN, a move
+    of the history, the reward, a flag. If it hides the action, it also hides the last move of the
+    history, which is the action. Everything else has the form of an environment row.
 
     Raises:
-        NotationError: Not seven columns, one of them malformed, or no mask, several, or one that
-            stands for something else.
+        NotationError: There are not seven columns, one of them is malformed, there is not exactly one
+            mask, or the mask hides something else.
     """
     body = clean(text)
     columns = [column.strip(" ") for column in body.removeprefix(FILL_IN_PREFIX).split("+")]
     if not body.startswith(FILL_IN_PREFIX) or len(columns) != 8 or columns[7]:
-        raise NotationError("not the seven fields of a fill-in prompt behind 'F:'", body)
+        raise NotationError("not the seven fields of a fill-in prompt after 'F:'", body)
     masked = [
         name for name, column in zip(FILL_IN_COLUMNS, columns, strict=False) if MASK in column
     ]
@@ -106,7 +106,7 @@ def parse_fill_in_prompt(text: str) -> FillInPrompt:
     elif len(masked) > 1 or body.count(MASK) > 1:
         raise NotationError(f"more than one {MASK} in the fill-in prompt", body)
     elif masked == ["action"]:
-        raise NotationError(f"the action is {MASK}, the last move of the history is not", body)
+        raise NotationError(f"the action is {MASK}, but the last move of the history is not", body)
     if len(history) > MAX_HISTORY:
         raise NotationError(f"more than {MAX_HISTORY} moves of history", body)
     field, part = _masked_part(masked[0], columns[FILL_IN_COLUMNS.index(masked[0])], history)
@@ -117,7 +117,7 @@ def parse_fill_in_prompt(text: str) -> FillInPrompt:
 
 
 def write_fill_in_answer(answer: str) -> str:
-    """A space, which keeps the answer's tokens apart from the prompt's, and the answer.
+    """Write an answer, after a space that keeps its tokens apart from those of the prompt.
 
     >>> write_fill_in_answer("e2e4")
     ' e2e4'
@@ -126,13 +126,13 @@ def write_fill_in_answer(answer: str) -> str:
 
 
 def parse_fill_in_answer(field: FillInField, text: str) -> str:
-    """Read what was behind the mask, by its form alone, as a record writes it.
+    """Check the form of an answer and return it as a record writes it.
 
     >>> parse_fill_in_answer("reward", " 1 ")
     '1.0'
 
     Raises:
-        NotationError: The text has not the form of the field.
+        NotationError: The text does not have the form of the field.
     """
     return _ANSWER_PARSERS[field](clean(text))
 
@@ -140,7 +140,7 @@ def parse_fill_in_answer(field: FillInField, text: str) -> str:
 def _masked_part(
     column: str, text: str, history: tuple[str, ...]
 ) -> tuple[FillInField, int | None]:
-    """What the mask stands for, and which part of its column it is."""
+    """The field that the mask hides, and which part of its column that is."""
     if text == MASK and column in _COLUMN_FIELDS:
         return _COLUMN_FIELDS[column], None
     if column in FEN_COLUMNS:
@@ -151,16 +151,16 @@ def _masked_part(
         if history[-1] == MASK:
             raise NotationError(f"{MASK} hides the last move of the history, not the action", text)
         return "history", history.index(MASK)
-    raise NotationError(f"{MASK} stands for no field, nor part of one, of column {column}", text)
+    raise NotationError(f"{MASK} does not hide a field or a part of one in column {column}", text)
 
 
 def _parse_masked_fen(text: str) -> str:
-    """`parse_fen` for a FEN that may be masked, in part or as a whole."""
+    """Like `parse_fen`, for a FEN that may be masked in part or as a whole."""
     if text == MASK:
         return text
     if MASK not in text:
         return parse_fen(text)
-    parts = re.split(" +|/", text)  # 13 of them, or `_masked_part` had refused the mask
+    parts = re.split(" +|/", text)  # 13 parts: `_masked_part` has checked that
     at = parts.index(MASK)
     shown = fen_parts(parse_fen(text.replace(MASK, _UNMASKED[at])))
     return join_fen((*shown[:at], MASK, *shown[at + 1 :]))
@@ -184,9 +184,11 @@ _ANSWER_PARSERS: Mapping[FillInField, Callable[[str], str]] = {
     "next_state": parse_fen,
     "rank": _parse_rank,
     "side_to_move": _of_form(re.compile("[wb]"), "a side to move is neither 'w' nor 'b'"),
-    "castling": _of_form(_CASTLING, "castling rights are none of '-' and 'KQkq' in order"),
-    "en_passant": _of_form(_EN_PASSANT, "an en passant square is none of rank 3 or 6"),
-    "clocks": _of_form(_COUNTER, "a clock is no whole number"),
+    "castling": _of_form(_CASTLING, "castling rights are neither '-' nor some of 'KQkq' in order"),
+    "en_passant": _of_form(
+        _EN_PASSANT, "an en passant field is neither '-' nor a square of rank 3 or 6"
+    ),
+    "clocks": _of_form(_COUNTER, "a clock is not a whole number"),
     "history": parse_move,
     "reward": lambda text: write_decimal(parse_decimal(text)),
     "flags": _of_form(re.compile("[01]"), "a flag is neither 0 nor 1"),

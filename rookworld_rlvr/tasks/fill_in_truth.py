@@ -1,21 +1,21 @@
 """Truth of the fill-in task: every answer that is consistent with a masked record.
 
-A record, filled in, is consistent where
+A record without its mask is consistent if
 
-1. its state is a position as python-chess writes it (`rules.canonical_fen`), and not yet drawn by the
+1. its state is a legal position as python-chess writes it (`rules.canonical_fen`), not yet drawn by the
    75-move rule;
-2. its action leads to its next state, reward and flags, exactly (`rules.transition`);
+2. its action leads exactly to its next state, reward and flags (`rules.transition`);
 3. the last move of its history is its action;
-4. its state agrees with the moves before the action that the history holds: the last of them can have
-   led to it, by what stands on its two squares, the half move clock and the en passant square; and no
-   castling right outlives a move from or to the squares of its king and rook;
-5. its state is what its history leads to, where the history is complete: as many moves before the
-   action as the state's counters count. Such a game began at the standard start; only a record
-   without any move before the action may begin elsewhere, where what it shows of the state says so.
+4. its state agrees with the earlier moves of the history: the last of them can have led to the state,
+   judged by its two squares, the halfmove clock and the en passant square; and no castling right remains
+   after a move from or to the squares of its king and rook;
+5. a complete history leads to its state. A history is complete if it has as many moves before the action
+   as the state's counters say. It starts at the standard start; only a record with no move before the
+   action may start elsewhere, if the visible part of its state shows that.
 
-An incomplete history proves nothing but 3 and 4: what stood before it would be for retrograde
-analysis to say. So several answers can fit: a half move clock before a capture, castling rights before
-the king's first move, castling written as the king's two steps or as the king taking its rook.
+An incomplete history is checked by 3 and 4 only: what came before it would need retrograde analysis.
+So several answers can fit: a halfmove clock before a capture, castling rights before the king's first
+move, castling written as the king's two steps or as the king taking its rook.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ from .types import EnvironmentAnswer, EnvironmentPrompt, FillInField, FillInProm
 _SIDE, _HALF_MOVES, _FULL_MOVES = 8, 11, 12  # of a FEN's parts
 
 
-_LAST_HALF_MOVE = 149  # at 150 the game is drawn
+_LAST_HALF_MOVE = 149  # at 150 halfmoves the game is drawn
 
 
 _DOUBLE_STEP = 2  # ranks
 
 
 def answers(prompt: FillInPrompt) -> tuple[str, ...]:
-    """Every answer that makes the record consistent, as a record writes it; none for a corrupted one.
+    """Every answer that makes the record consistent; empty if the record is corrupt.
 
-    Cached: the completions of a group share their prompt.
+    The result is cached: the completions of a group share their prompt.
     """
     try:
         return truth(prompt)
@@ -69,11 +69,11 @@ def answers(prompt: FillInPrompt) -> tuple[str, ...]:
 
 @lru_cache(maxsize=16_384)
 def truth(prompt: FillInPrompt) -> tuple[str, ...]:
-    """`answers`, or why there are none.
+    """Like `answers`, but raises an error with the reason instead of returning nothing.
 
     Raises:
-        NotationError: No answer fits, or it cannot be said which do: the action is masked and was
-            illegal, so that any illegal text would fit; or a move of an incomplete history is masked.
+        NotationError: No answer fits, or nobody can say which do: the masked action was illegal, so any
+            illegal text would fit; or a move of an incomplete history is masked.
     """
     _refuse_what_nobody_can_judge(prompt)
     found = tuple(sorted({answer for answer in _candidates(prompt) if fits(prompt, answer)}))
@@ -83,14 +83,14 @@ def truth(prompt: FillInPrompt) -> tuple[str, ...]:
 
 
 def check_answer(prompt: FillInPrompt, answer: str) -> None:
-    """Refuse an answer that does not fit, without looking for those that do where it does.
+    """Refuse an answer that does not fit. This is faster than `truth` if it fits.
 
     Args:
         prompt: The masked record.
         answer: As `fill_in_text.parse_fill_in_answer` returns it.
 
     Raises:
-        NotationError: As `truth` does, or the answer is not one of those that fit.
+        NotationError: See `truth`, or the answer does not fit.
     """
     _refuse_what_nobody_can_judge(prompt)
     if not fits(prompt, answer):
@@ -115,7 +115,7 @@ _text = write_fill_in_prompt  # for messages
 
 
 def fits(prompt: FillInPrompt, answer: str) -> bool:
-    """Whether the record, filled in with `answer`, is consistent: the one definition of it.
+    """Whether the record is consistent with `answer` in place of the mask; see above for the rules.
 
     Args:
         prompt: The masked record.
@@ -140,7 +140,7 @@ def fits(prompt: FillInPrompt, answer: str) -> bool:
 
 
 def filled(prompt: FillInPrompt, answer: str) -> tuple[EnvironmentPrompt, EnvironmentAnswer]:
-    """The record without its mask: what the environment was asked, and what it answered.
+    """Replace the mask by an answer, and split the record into prompt and answer of the environment.
 
     Args:
         prompt: The masked record.
@@ -160,16 +160,16 @@ _ASKED, _ANSWERED = FILL_IN_COLUMNS[:3], FILL_IN_COLUMNS[3:]
 def mask(
     asked: EnvironmentPrompt, answered: EnvironmentAnswer, column: str, part: int | None = None
 ) -> tuple[FillInPrompt, str]:
-    """Hide a place of a record: the fill-in prompt and the answer that was there.
+    """Hide a part of a record. Returns the fill-in prompt and the answer that was there.
 
     Args:
-        asked: What the environment was asked.
-        answered: What it answered.
+        asked: The environment's prompt.
+        answered: The environment's answer.
         column: One of `fill_in_text.FILL_IN_COLUMNS`.
-        part: Of a FEN or of the history, see `FillInPrompt`; None hides the column.
+        part: Which part of a FEN or of the history, see `FillInPrompt`; None hides the whole column.
 
     Raises:
-        NotationError: That place cannot be masked.
+        NotationError: This column or part cannot be masked.
     """
     row = write_environment_prompt(asked) + write_environment_answer(answered)
     texts = row.removeprefix(notation.ENVIRONMENT_PREFIX).strip(" ").split("+")
@@ -189,7 +189,7 @@ def mask(
 # What the history says of the state
 # --------------------------------------------------------------------------------------------------
 def _en_passant_agrees(board: chess.Board, asked: EnvironmentPrompt) -> bool:
-    """Whether the state names the square that the move before the action has passed over."""
+    """Whether the en passant square is what the move before the action makes it."""
     if len(asked.history) < 2:
         return True
     move = _readable(asked.history[-2])
@@ -199,11 +199,11 @@ def _en_passant_agrees(board: chess.Board, asked: EnvironmentPrompt) -> bool:
         return board.ep_square is None
     expected = board.copy(stack=False)
     expected.ep_square = (start + end) // 2
-    return expected.fen() == asked.fen  # which names the square only where a capture is legal
+    return expected.fen() == asked.fen  # names the square only if a capture is legal
 
 
 def _last_move_agrees(board: chess.Board, history: tuple[str, ...]) -> bool:
-    """Whether the move before the action can have led to the board, as far as its squares show."""
+    """Whether the move before the action can have led to the board, judged by its two squares."""
     if len(history) < 2:
         return True
     move = _readable(history[-2])
@@ -222,7 +222,7 @@ def _last_move_agrees(board: chess.Board, history: tuple[str, ...]) -> bool:
 
 
 def _castling_agrees(board: chess.Board, history: tuple[str, ...]) -> bool:
-    """Whether no move before the action went from or to a square of a king and rook that may castle."""
+    """Whether no move before the action touched the squares of a king and rook that may castle."""
     home = chess.SquareSet(board.castling_rights)  # of the rooks
     for rank, king in ((chess.BB_RANK_1, chess.E1), (chess.BB_RANK_8, chess.E8)):
         if home & rank:
@@ -232,7 +232,7 @@ def _castling_agrees(board: chess.Board, history: tuple[str, ...]) -> bool:
 
 
 def _readable(text: str) -> chess.Move:
-    """A move by its form; the null move where it has none."""
+    """Read a move; the null move if it cannot be read."""
     try:
         return chess.Move.from_uci(text)
     except ValueError:
@@ -240,13 +240,13 @@ def _readable(text: str) -> chess.Move:
 
 
 def _history_agrees(prompt: FillInPrompt, asked: EnvironmentPrompt) -> bool:
-    """Whether the state is where a complete history leads, as far as the record lets one tell."""
+    """Whether a complete history leads to the state; True if the record does not show it."""
     moves = asked.history[:-1]
     if _plies(asked.fen) != len(moves) or replay(moves) == asked.fen:
         return True
     if moves or prompt.column != "state":
         return not moves
-    # Without a move the state alone says whether the game began at the standard start.
+    # No move before the action: only the state shows whether the game began at the standard start.
     assert prompt.part is not None
     start = list(fen_parts(chess.STARTING_FEN))
     start[prompt.part] = MASK
@@ -254,18 +254,18 @@ def _history_agrees(prompt: FillInPrompt, asked: EnvironmentPrompt) -> bool:
 
 
 def _plies(fen: str) -> int:
-    """Moves of both sides before a position, by its counters."""
+    """How many moves of both sides came before a position, by its counters."""
     parts = fen_parts(fen)
     return 2 * (int(parts[_FULL_MOVES]) - 1) + (parts[_SIDE] == "b")
 
 
 @lru_cache(maxsize=1_024)
 def replay(moves: tuple[str, ...]) -> str | None:
-    """The position after these moves from the standard start; None where one is illegal."""
+    """The position after these moves from the standard start; None if one of them is illegal."""
     board = chess.Board()
     try:
         for move in moves:
-            if not board.push_uci(move):  # the null move, which chess has not
+            if not board.push_uci(move):  # the null move is not legal in chess
                 return None
     except ValueError:
         return None
@@ -273,7 +273,7 @@ def replay(moves: tuple[str, ...]) -> str | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Candidates: no answer that is consistent is missing
+# Candidates: they include every consistent answer
 # --------------------------------------------------------------------------------------------------
 def _candidates(prompt: FillInPrompt) -> Iterable[str]:
     if prompt.field == "action":
@@ -296,7 +296,7 @@ VALUES: Mapping[FillInField, Sequence[str]] = {
     "reward": ["0.001", "0.5", "1.0", "-1.0"],
     "flags": "01",
 }
-"""What the fields can hold whose values are few."""
+"""All values of the fields that have few."""
 
 
 def _moves(prompt: FillInPrompt) -> Iterator[str]:
@@ -311,7 +311,7 @@ def _moves(prompt: FillInPrompt) -> Iterator[str]:
 
 
 def _legal_moves(board: chess.Board, start: chess.IntoSquareSet = chess.BB_ALL) -> Iterator[str]:
-    """Castling in both of its notations."""
+    """Legal moves in UCI notation, castling in both of its notations."""
     for move in board.generate_legal_moves(chess.SquareSet(start).mask):
         yield board.uci(move)
         if board.is_castling(move):
@@ -324,7 +324,7 @@ def _hidden_moves(prompt: FillInPrompt) -> Iterator[str]:
 
 
 def _next_parts(prompt: FillInPrompt) -> Iterator[str]:
-    """The next state follows from the state and the action."""
+    """The hidden part of the next state, which follows from the state and the action."""
     try:
         fen = rules.transition(prompt.state, prompt.action).fen
     except IllegalPositionError:
@@ -340,7 +340,7 @@ def _clocks(prompt: FillInPrompt) -> Iterable[str]:
     return str(after - 1), str(after)
 
 
-# Files of the king's goal and of the other way to write it, and what the rank held before.
+# For each side: files of the king's target in both notations, and what the rank held before castling.
 _CASTLINGS = (
     ((6, 7), {4: "k", 5: ".", 6: ".", 7: "r"}),
     ((2, 0), {0: "r", 2: ".", 3: ".", 4: "k"}),
@@ -348,11 +348,11 @@ _CASTLINGS = (
 
 
 def _ranks(prompt: FillInPrompt) -> Iterator[str]:
-    """A rank of the state: the next state's, what the action has touched set back in each way."""
+    """Candidates for a rank of the state: the next state's rank with the action undone in every way."""
     assert prompt.part is not None
     after = notation.expand_placement(prompt.next_state.split(" ")[0])
     rank = range(8 * prompt.part, 8 * prompt.part + 8)
-    yield notation.contract_rank(after[rank.start : rank.stop])  # an illegal action touches nothing
+    yield notation.contract_rank(after[rank.start : rank.stop])  # an illegal action changes nothing
     move = _readable(prompt.action)
     if not move:
         return
@@ -362,12 +362,12 @@ def _ranks(prompt: FillInPrompt) -> Iterator[str]:
 
 
 def _contents_before(after: str, move: chess.Move, white: bool) -> dict[int, str]:
-    """What the squares that a move touches may have held before it, each content one letter.
+    """What the squares that a move changes may have held before it, one letter per possible content.
 
     Args:
-        after: The 64 squares after it, a8 first.
-        move: It may be illegal.
-        white: Whether White has moved.
+        after: The 64 squares after the move, a8 first.
+        move: The move; it may be illegal.
+        white: Whether White made it.
     """
     own, other = (str.upper, str.lower) if white else (str.lower, str.upper)
     start, end = map(chess.square_mirror, (move.from_square, move.to_square))

@@ -1,4 +1,4 @@
-"""Score one greedy completion a held-out row."""
+"""Held-out metrics: score one completion for each held-out row."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ def metrics() -> dict[str, tuple[Task, Metric]]:
 
 
 def headlines() -> dict[str, str]:
-    """Task → the metric of it that `headline` averages."""
+    """Task → its metric that `headline` averages."""
     return {name: f"{name}/{task.headline}" for name, task in TASKS.items()}
 
 
 def training_metrics() -> tuple[str, ...]:
-    """Names that may choose the best checkpoint: the metrics, and `overall`, see `headline`."""
+    """Metrics by which the best checkpoint may be chosen: all held-out metrics and `overall`."""
     return ("overall", *metrics())
 
 
 def evaluate_completions(rows: Iterable[Row], completions: Sequence[str]) -> dict[str, Proportion]:
-    """Proportions by metric, of the metrics that at least one row counts for.
+    """Compute each metric for which at least one row counts.
 
-    Rows without truth (policy rows without `action_values`, corrupted records) are left out.
+    Rows without truth (policy rows without `action_values`, corrupt records) are left out.
 
     Args:
-        rows: `N` rows of the columns that `data.sources` documents.
-        completions: `N` texts, one a row.
+        rows: `N` rows with the columns that `data.sources` documents.
+        completions: `N` texts, one per row.
     """
     rows = list(rows)
     scores = [
@@ -52,11 +52,11 @@ def evaluate_completions(rows: Iterable[Row], completions: Sequence[str]) -> dic
 
 
 def hits(rows: Sequence[Row], scores: Sequence[Score | None]) -> dict[str, dict[int, bool]]:
-    """Metric → place of each row that counts for it → whether its answer was right.
+    """Metric → index of each row that counts for it → whether its answer was right.
 
     Args:
         rows: `N` rows.
-        scores: Of one answer a row; a row without a score counts for no metric.
+        scores: The score of one answer per row; a row whose score is None counts for no metric.
     """
     judged = [
         (place, row["task"], TASKS[row["task"]].part(row), score)
@@ -75,6 +75,6 @@ def hits(rows: Sequence[Row], scores: Sequence[Score | None]) -> dict[str, dict[
 
 
 def headline(results: Mapping[str, Proportion]) -> float:
-    """`overall`: the mean of the headline metric of each task that was evaluated."""
+    """`overall`: the mean of the headline metrics of the evaluated tasks."""
     values = [results[name].value for name in headlines().values() if name in results]
     return sum(values) / len(values)

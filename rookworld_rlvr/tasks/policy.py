@@ -1,7 +1,4 @@
-"""The policy task: analyse a position.
-
-The truth is what an engine says all legal moves are worth.
-"""
+"""The policy task: analyse a position. The truth is an engine's value of every legal move."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ _SECTIONS = re.compile(r"M:( [^:]*) E:( [^:]*) B:( [^:]*)")
 
 
 def write_policy_prompt(prompt: PolicyPrompt) -> str:
-    """``P: FEN`` and its padding but for the last space."""
+    """Write ``P: FEN`` and its padding except for the last space."""
     return f"{POLICY_PREFIX} {prompt.fen:<{_FEN_WIDTH}}"
 
 
@@ -45,16 +42,16 @@ def parse_policy_prompt(text: str) -> PolicyPrompt:
     """Read ``P: FEN`` with any padding.
 
     Raises:
-        NotationError: No prefix, or no FEN behind it.
+        NotationError: The prefix is missing, or what follows is not a FEN.
     """
     body = clean(text)
     if not body.startswith(POLICY_PREFIX):
-        raise NotationError("a policy prompt starts with 'P:'", body)
+        raise NotationError("a policy prompt must start with 'P:'", body)
     return PolicyPrompt(parse_fen(body[len(POLICY_PREFIX) :]))
 
 
 def write_policy_answer(answer: PolicyAnswer) -> str:
-    """`` M: moves E: evaluations B: move``, padded as the public data pads it."""
+    """Write `` M: moves E: evaluations B: move``, padded like the public data."""
     moves = " ".join(answer.moves) + " "
     evaluations = " ".join(map(write_decimal, answer.evaluations)) + " "
     return f" M: {moves:<{_MOVES_WIDTH}}E: {evaluations:<{_EVALUATIONS_WIDTH}}B: {answer.best_move}"
@@ -63,11 +60,11 @@ def write_policy_answer(answer: PolicyAnswer) -> str:
 def parse_policy_answer(text: str) -> PolicyAnswer:
     """Read the three sections ``M: E: B:``.
 
-    As many evaluations as moves are not asked for here: `score_policy` judges consistency.
+    The numbers of moves and evaluations may differ here: `score_policy` judges consistency.
 
     Raises:
-        NotationError: A section is missing, out of order or empty, or holds what is no move or
-            number.
+        NotationError: A section is missing, out of order or empty, or contains something that is not a
+            move or a number.
     """
     body = clean(text)
     sections = _SECTIONS.fullmatch(body)
@@ -103,14 +100,17 @@ POLICY_COMPONENTS = (
 )
 
 
-_NO_REWARDS = ("format", "best_move_hit")  # the format comes last, a hit says less than `best_move`
+_NO_REWARDS = (
+    "format",
+    "best_move_hit",
+)  # `format` comes last; `best_move_hit` says less than `best_move`
 
 
 def win_probability(cp: float) -> float:
     """Expected score of the side to move, in [0, 1], by the Lichess formula.
 
     Args:
-        cp: Centipawns from the side to move; mates as ±(100000 - moves) reach the limits.
+        cp: Centipawns from the side to move; a mate, ±(100000 - moves), gives almost 1 or 0.
 
     Source: https://lichess.org/page/accuracy
 
@@ -121,12 +121,12 @@ def win_probability(cp: float) -> float:
 
 
 def move_accuracy(loss: float) -> float:
-    """Quality of a move by the win probability that it loses, in [0, 1].
+    """Quality of a move, in [0, 1], from the win probability that it loses.
 
-    Lichess's accuracy: a loss of 0.1 gives 0.64, of 0.2 gives 0.40, of 0.5 gives 0.09.
+    This is Lichess's accuracy: a loss of 0.1 gives 0.64, of 0.2 gives 0.40, of 0.5 gives 0.09.
 
     Args:
-        loss: Win probability of the best move less that of the move played, in [0, 1].
+        loss: Win probability of the best move minus that of the move played, in [0, 1].
 
     Source: https://lichess.org/page/accuracy
     """
@@ -141,20 +141,21 @@ def score_policy(values: Mapping[str, int], completion: str) -> Score:
 
     Components:
 
-    - `format`: 1 where the three sections parse.
-    - `best_move`: `move_accuracy` of `B`; illegal 0.
-    - `best_move_hit`: 1 where no legal move is worth more than `B`.
-    - `regret`: 1 minus the win probability that `B` loses against the best move; illegal 0.
-    - `rank`: share of the legal moves that are not better than `B`, itself among them; illegal 0.
-    - `candidates`: share of the engine's top five (or of all legal moves, where fewer) named in `M`;
+    - `format`: 1 if the three sections can be read.
+    - `best_move`: `move_accuracy` of `B`; 0 if it is illegal.
+    - `best_move_hit`: 1 if no legal move is worth more than `B`.
+    - `regret`: 1 minus the win probability that `B` loses against the best move; 0 if it is illegal.
+    - `rank`: share of the legal moves, `B` included, that are not better than `B`; 0 if it is illegal.
+    - `candidates`: share of the engine's top five (or of all legal moves, if fewer) that `M` names;
       moves as good as the fifth count as top.
     - `evaluation`: accuracy of `E`, see `_evaluation`.
-    - `legality`: share of the moves named in `M` and `B` that are legal.
-    - `consistency`: share of: `B` in `M`; `B` has the highest `E`; as many `E` as `M`; no move twice.
+    - `legality`: share of the moves in `M` and `B` that are legal.
+    - `consistency`: share of four checks that pass: `B` is in `M`; `B` has the highest `E`; there are as
+      many `E` as `M`; no move is in `M` twice.
 
     Args:
-        values: Centipawns from the side to move by move, for every legal move; not empty.
-        completion: What the policy wrote; nothing in it raises.
+        values: Every legal move's value in centipawns from the side to move; not empty.
+        completion: What the policy wrote; any text is accepted.
     """
     try:
         answer = parse_policy_answer(completion)
@@ -186,9 +187,9 @@ def _candidates(values: Mapping[str, int], answer: PolicyAnswer) -> float:
 
 
 def _evaluation(values: Mapping[str, int], answer: PolicyAnswer) -> float:
-    """Mean over the moves named of two accuracies: in pawns, 1 / (1 + error), and in win probability.
+    """Mean accuracy of the evaluations: half in pawns, 1 / (1 + error), half in win probability.
 
-    An illegal move, a move without evaluation and an evaluation without move give 0.
+    An illegal move, a move without an evaluation and an evaluation without a move count as 0.
     """
     accuracies = (
         0.5 / (1 + abs(pawns - values[move] / 100))
@@ -211,10 +212,10 @@ def _consistency(answer: PolicyAnswer) -> float:
 
 
 def policy_reference(fen: str, values: Sequence[ActionValue]) -> PolicyAnswer:
-    """The right answer to a policy prompt, as the data's generator writes it but with the right `B`.
+    """The right answer to a policy prompt, written like the public data but with the right `B`.
 
     Args:
-        fen: The position; it seeds the order of `M`, so the same position gives the same text.
+        fen: The position. It seeds the order of `M`, so that a position always gives the same text.
         values: All legal moves, best first.
     """
     top = list(values[:MAX_CANDIDATES])
@@ -275,7 +276,7 @@ class PolicyTask(Task):
         return parse_policy_answer(completion)
 
     def ask(self, position: EnvironmentPrompt) -> str | None:
-        """See `Task`; nothing, where there is no move to choose."""
+        """See `Task`; None if the position has no legal move."""
         if not rules.legal_moves(position.fen):
             return None
         return write_policy_prompt(PolicyPrompt(position.fen))
@@ -298,7 +299,7 @@ class PolicyTask(Task):
         return score_policy(values, completion) if values else None
 
     def errors(self, prompt: str, completion: str, values: Values | None = None) -> Sequence[str]:
-        """See `Task`: by the components that fall short of 1."""
+        """See `Task`: one kind for each component below 1 that has one."""
         score = self.score(prompt, completion, values)
         if score is None:
             return ()
@@ -316,19 +317,19 @@ class PolicyTask(Task):
         return write_policy_answer(policy_reference(parse_policy_prompt(prompt).fen, ordered))
 
     def broken(self, row: Row) -> str:
-        """The worst move as the best."""
+        """The reference with the worst move as `B`."""
         answer = parse_policy_answer(self.reference(row))
         worst = row["action_values"][-1]["move"] if row["action_values"] else "a1a1"
         return write_policy_answer(replace(answer, best_move=worst))
 
     def guess(self, prompt: str, draw: random.Random) -> str:
-        """Legal moves, all worth nothing."""
+        """Random legal moves, each with the evaluation 0."""
         moves = rules.legal_moves(parse_policy_prompt(prompt).fen)
         named = tuple(draw.sample(moves, min(MAX_CANDIDATES, len(moves))))
         return write_policy_answer(PolicyAnswer(named, (0.0,) * len(named), draw.choice(moves)))
 
     def quality(self, score: Score) -> float:
-        """Half the best move, 30% candidates, 20% evaluations, as this package's predecessors."""
+        """50% best move, 30% candidates, 20% evaluations, the weights of this package's predecessors."""
         return math.fsum(weight * score[name] for name, weight in _QUALITY.items())
 
     def board(self, row: Row, completion: str, values: Values | None = None) -> str:
@@ -353,7 +354,7 @@ class PolicyTask(Task):
 
 
 def _best(values: Mapping[str, int] | None, answer: str | None = None) -> str | None:
-    """The move that is worth most; the answer, where none is worth more."""
+    """The move that is worth most; of equally good moves, the answer's."""
     if not values:
         return None
     best = max(values, key=values.__getitem__)

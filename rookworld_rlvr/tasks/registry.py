@@ -15,41 +15,43 @@ from .text import clean
 from .types import Score
 
 TASKS: dict[str, Task] = {task.name: task for task in (ENVIRONMENT, POLICY, FILL_IN)}
-"""Every task that is known, by name; whoever iterates over it gets the names."""
+"""All registered tasks by name."""
 
 
 def register(task: Task) -> None:
-    """Add a task; ``del TASKS[task.name]`` takes it out again.
+    """Add a task; ``del TASKS[task.name]`` removes it again.
 
     Raises:
-        ConfigurationError: Its name or its prefix is taken.
+        ConfigurationError: Another task has the same name or prefix.
     """
     for other in TASKS.values():
         if task.name == other.name or task.prefix == other.prefix:
             raise ConfigurationError(
-                [f"task {task.name!r}: name or prefix {task.prefix!r} is that of {other.name!r}"]
+                [f"task {task.name!r}: name or prefix {task.prefix!r} is taken by {other.name!r}"]
             )
     TASKS[task.name] = task
 
 
 def register_own(name: str) -> None:
-    """Add a task of the user's, named as ``path/to/file.py:Class``; once, however often it is named.
+    """Add a user's task, named ``path/to/file.py:Class``. Naming it again changes nothing.
 
     Raises:
-        ConfigurationError: It cannot be loaded, is no task, or its name or prefix is taken.
+        ConfigurationError: It cannot be loaded or is not a task, or its name or prefix is taken.
     """
     kind = load_own(name, "tasks_from")
     if not isinstance(kind, type) or not issubclass(kind, Task):
-        raise ConfigurationError([f"tasks_from: {name} is no subclass of tasks.task.Task"])
+        raise ConfigurationError([f"tasks_from: {name} is not a subclass of tasks.task.Task"])
     if inspect.isabstract(kind):
         missing = ", ".join(sorted(kind.__abstractmethods__))
-        raise ConfigurationError([f"tasks_from: {name} lacks {missing}, see tasks.task.Task"])
+        raise ConfigurationError(
+            [f"tasks_from: {name} does not define {missing}; see tasks.task.Task"]
+        )
     if not any(type(task) is kind for task in TASKS.values()):
         register(kind())
 
 
 def task_of(text: str) -> str:
-    """Task of a row or prompt by its prefix; text without a prefix is an environment row.
+    """Name of a row's or prompt's task, by its prefix; text without a prefix is an environment row.
 
     >>> task_of("P: 8/8/8/8/8/4k3/8/4K3 w - - 0 1")
     'policy'
@@ -60,7 +62,7 @@ def task_of(text: str) -> str:
 
 
 def split_row(text: str) -> tuple[str, str, str]:
-    """Split one row into task, prompt and completion, both as this package writes them.
+    """Split a row into task, prompt and completion; the texts are as this package writes them.
 
     Raises:
         NotationError: The row does not have the fields of its task.
@@ -71,7 +73,7 @@ def split_row(text: str) -> tuple[str, str, str]:
 
 
 def join_row(prompt: str, completion: str) -> str:
-    """Put a prompt and a completion of this package together to the row that they came from."""
+    """Join a prompt and a completion that this package wrote to a row."""
     return prompt + completion
 
 

@@ -1,6 +1,6 @@
-"""Board truth from python-chess: legality, the next state, its reward and flags, the FEN convention.
+"""The rules, by python-chess: legal moves, the next state, its reward and flags, how a FEN is written.
 
-The rules are those of the data's generator:
+Rewards and flags follow the public data's generator:
 
 ======================================================  ==========  ==========  =========
 the action                                              reward      terminated  truncated
@@ -11,8 +11,8 @@ ends in stalemate, insufficient material or 75 moves    ``0.5``     1           
 is illegal or unreadable (state unchanged)              ``-1.0``    0           1
 ======================================================  ==========  ==========  =========
 
-A FEN names an en passant square only where a capture there is legal (`chess.Board.fen`), so
-``e2e4`` from the start gives ``-``. Repetitions cannot be seen from a FEN: fivefold is out of reach.
+A FEN names an en passant square only if a capture there is legal (`chess.Board.fen`), so ``e2e4`` from
+the start gives ``-``. A FEN does not show repetitions, so a fivefold repetition is never detected.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def board_of(fen: str) -> chess.Board:
     """The position of a FEN.
 
     Raises:
-        IllegalPositionError: The FEN is unreadable to python-chess or no legal position.
+        IllegalPositionError: python-chess cannot read the FEN, or the position is not legal.
     """
     try:
         board = chess.Board(fen)
     except ValueError as error:
         raise IllegalPositionError(f"not a FEN: {fen!r} ({error})") from error
-    # A wrong en passant square or castling right is no reason to refuse; it is dropped.
+    # A wrong en passant square or castling right is dropped, not refused.
     status = board.status()
     if status & chess.STATUS_INVALID_EP_SQUARE:
         board.ep_square = None
@@ -79,13 +79,13 @@ def canonical_fen(fen: str) -> str:
 
 
 def position_key(fen: str) -> str:
-    """Board, side to move, castling and en passant: what makes two FENs the same position.
+    """Board, side to move, castling and en passant: if these are equal, two FENs are the same position.
 
-    The clocks are left out, as they are for repetitions under the laws of chess, and so is an en
-    passant square without a legal capture.
+    As for repetitions under the laws of chess, the clocks do not count, nor does an en passant square
+    without a legal capture.
 
     Raises:
-        IllegalPositionError: See `board_of`; only where an en passant square is named.
+        IllegalPositionError: See `board_of`; only if the FEN names an en passant square.
     """
     fields = fen.split(" ")
     if fields[3] != "-":
@@ -99,10 +99,10 @@ def side_to_move(fen: str) -> str:
 
 
 def phase(fen: str) -> Phase:
-    """The phase of the game, by what stands on the board.
+    """The phase of the game, by the pieces on the board.
 
-    An endgame has at most six queens, rooks, bishops and knights. A middle game has at most ten, or
-    fewer than four pieces or pawns of a side left on its first rank.
+    An endgame has at most six queens, rooks, bishops and knights. A middlegame has at most ten, or one
+    side has fewer than four pieces or pawns left on its first rank.
 
     Source: `Divider` of lila, the code of lichess.org, without its measure of how mixed the sides are.
 
@@ -160,27 +160,26 @@ def gives_mate(board: chess.Board, move: chess.Move) -> bool:
 def transition(fen: str, action: str) -> EnvironmentAnswer:
     """What the environment answers to `action` in the position `fen`.
 
-    The result is cached: the completions of a group ask the same question.
-
-    Castling may be written as the king's two steps or, as python-chess reads it too, as the king
-    taking its rook.
+    The result is cached: the completions of a group ask the same question. Castling may be written as
+    the king's two steps or as the king taking its rook; python-chess reads both.
 
     Raises:
-        IllegalPositionError: See `board_of`. A bad action is no error but an answer.
+        IllegalPositionError: See `board_of`. An illegal or unreadable action does not raise: it has an
+            answer of its own.
     """
     board = board_of(fen)
     try:
         move = board.parse_uci(action)
     except ValueError:  # unreadable and illegal alike
         move = chess.Move.null()
-    if not move:  # the null move 0000 is no move in chess
+    if not move:  # the null move 0000 is not legal in chess
         return EnvironmentAnswer(board.fen(), REWARD_ILLEGAL, terminated=False, truncated=True)
     board.push(move)
     return EnvironmentAnswer(board.fen(), *_ending(board), truncated=False)
 
 
 def double_step_square(fen: str, action: str) -> str | None:
-    """The square that a pawn's double step passes over, capture there or not; None for other moves.
+    """The square that a pawn's double step passes over; None for other moves.
 
     >>> double_step_square("rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1", "e2e4")
     'e3'
@@ -198,7 +197,7 @@ def double_step_square(fen: str, action: str) -> str | None:
 
 
 def _ending(board: chess.Board) -> tuple[float, bool]:
-    """Reward and termination of a position, for the side that has just moved."""
+    """Reward and `terminated` of the side that has just moved."""
     outcome = board.outcome(claim_draw=False)
     if outcome is None:
         return REWARD_CONTINUES, False

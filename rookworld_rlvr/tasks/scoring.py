@@ -1,7 +1,7 @@
-"""What the tasks' scorers share: values of moves, the most that an answer nearly right gets.
+"""What the tasks' scorers share: values of moves, and the highest score of an almost right answer.
 
-Every component lies in [0, 1] and is 0 where the answer cannot be read. The same scorers serve rewards
-and evaluation; they are pure, without I/O.
+Every component is in [0, 1], and 0 if the answer cannot be read. Rewards and evaluation use the same
+scorers, which are pure functions without I/O.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 Values = Mapping[str, int]
-"""Centipawns from the side to move by move, for every legal move."""
+"""Every legal move's value, in centipawns from the side to move."""
 
 
 BELOW_EXACT = 0.95
-"""The most that an answer nearly right gets, where a component tells it from one that is right."""
+"""The highest score of an answer that is almost right; only a right answer gets 1."""
 
 
 def values_by_move(column: Any) -> Values | None:
-    """A row's `action_values` by move; None where the row has none."""
+    """A row's `action_values` by move; None if the row has none."""
     return {value["move"]: value["cp"] for value in column} if column else None

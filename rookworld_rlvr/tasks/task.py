@@ -1,7 +1,7 @@
-"""What a task is, in one object: text both ways, truth, scores, metrics, sampling, board.
+"""What a task is, in one object: reading and writing text, truth, scores, metrics, sampling, board.
 
-A task stands in a file of its own and is listed in `registry.TASKS`. What every task has to say is
-abstract here; the rest has a default that is right for a task whose prompt is its prefix and a FEN.
+Each task has a file of its own and is listed in `registry.TASKS`. What every task must define is
+abstract here. The rest has defaults that suit a task whose prompt is its prefix and a FEN.
 """
 
 from __future__ import annotations
@@ -25,28 +25,36 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How completions are drawn."""
+    """How completions are sampled."""
 
-    temperature: float = setting(1.0, "Logits are divided by it.", above=0)
+    temperature: float = setting(
+        1.0,
+        "Divides the logits before sampling: below 1 sharpens the distribution, 1 leaves it as it is.",
+        above=0,
+    )
     top_p: float = setting(
         1.0,
-        "Only the likeliest tokens that have this probability together are drawn; 1 for all.",
+        "Sample only from the likeliest tokens that together have this probability; 1 keeps all tokens.",
         above=0,
         most=1,
     )
-    top_k: int = setting(0, "Only so many of the likeliest tokens are drawn; 0 for all.", least=0)
+    top_k: int = setting(
+        0, "Sample only from this many of the likeliest tokens; 0 keeps all tokens.", least=0
+    )
     max_completion_length: int | None = setting(
-        None, "Most tokens of a completion; None for the trainer's bound.", least=1
+        None,
+        "The largest number of tokens in a completion; None takes the trainer's max_completion_length.",
+        least=1,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """The share of held-out rows whose score has a component of 1.
+    """A held-out metric: the share of rows whose score has a component of 1.
 
     Args:
-        component: Which.
-        part: Count rows of this part only, see `Task.part`; None counts all.
+        component: The component of the score.
+        part: Count only rows of this part, see `Task.part`; None counts all rows.
     """
 
     component: str
@@ -54,21 +62,21 @@ class Metric:
 
 
 class Task(ABC):
-    """What is asked, what is right and how it is scored.
+    """What is asked, what is right and how answers are scored.
 
     Attributes:
-        name: In configurations and rows; its rewards' and metrics' names begin with it.
-        prefix: Of its rows and prompts.
-        ability: What a model can do that has learned it, for a model card.
-        components: Of its scores, each in [0, 1]; ``format`` is 1 where the answer can be read.
-        rewards: The components that are rewards by themselves, ``<name>_<component>``.
-        metrics: Held out, by name; dashboards show ``<name>/<metric>``.
-        headline: The metric that says most.
-        quality_words: What `quality` is, in a few words.
-        sampling: How completions are drawn where `task_sampling` names the task without more.
-        needs_values: Whether the truth is what all legal moves are worth, of `action_values` or the
+        name: Its name in configurations and rows; the names of its rewards and metrics begin with it.
+        prefix: What its rows and prompts begin with.
+        ability: What a model that has learned the task can do, for a model card.
+        components: Names of its scores, each in [0, 1]; ``format`` is 1 if the answer can be read.
+        rewards: The components that are also rewards, named ``<name>_<component>``.
+        metrics: Held-out metrics by name; dashboards show ``<name>/<metric>``.
+        headline: The most important metric.
+        quality_words: What `quality` measures, in a few words.
+        sampling: How completions are sampled if `task_sampling` names the task without options.
+        needs_values: Whether scores need the values of all legal moves, from `action_values` or an
             engine.
-        is_default: Whether it is trained where a recipe names no `tasks`.
+        is_default: Whether the task is trained if a recipe does not set `tasks`.
     """
 
     name: ClassVar[str]
@@ -88,10 +96,10 @@ class Task(ABC):
     # --------------------------------------------------------------------------------------------
     @abstractmethod
     def split(self, row: str) -> tuple[str, str]:
-        """Prompt and completion of a row, both as this package writes them.
+        """Split a row into prompt and completion, both as this package writes them.
 
         Args:
-            row: Without end-of-text and surrounding spaces, see `text.clean`.
+            row: A row without end-of-text and surrounding spaces, see `text.clean`.
 
         Raises:
             NotationError: The row does not have the fields of the task.
@@ -99,14 +107,14 @@ class Task(ABC):
 
     @abstractmethod
     def parse_answer(self, prompt: str, completion: str) -> Any:
-        """Read an answer as written; the prompt may say which form it has.
+        """Read an answer as written. The prompt may determine its form.
 
         Raises:
-            NotationError: It cannot be read.
+            NotationError: The answer cannot be read.
         """
 
     def is_readable(self, prompt: str, completion: str) -> bool:
-        """What the component ``format`` says, without scoring the rest."""
+        """Whether the component ``format`` is 1, without computing the others."""
         try:
             self.parse_answer(prompt, completion)
         except NotationError:
@@ -114,34 +122,35 @@ class Task(ABC):
         return True
 
     def position(self, prompt: str) -> EnvironmentPrompt:
-        """What a prompt asks about; without an action and history where the task knows none.
+        """The position that a prompt asks about, with action and history if the task has them.
 
         Raises:
-            NotationError: The prompt is malformed, or nothing fits it.
+            NotationError: The prompt is malformed, or no answer fits it.
         """
         return EnvironmentPrompt(parse_fen(clean(prompt).removeprefix(self.prefix)))
 
     def ask(self, position: EnvironmentPrompt) -> str | None:
-        """The task's prompt about a position, with a legal move (empty where there is none) and history.
+        """Write the task's prompt about a position; None if the task cannot ask about it.
 
-        None where the task cannot ask anything of it.
+        Args:
+            position: The position, its history, and a legal move as the action (empty without one).
         """
         return f"{self.prefix} {position.fen}"
 
     def read_prompt(self, text: str) -> str:
-        """A prompt alone, as this package writes it.
+        """Read a prompt without a completion and return it as this package writes it.
 
         Raises:
-            NotationError: It is malformed, or more than a prompt.
+            NotationError: The prompt is malformed, or more text follows it.
         """
         return self.ask(self.position(text)) or text
 
     def check(self, prompt: str, completion: str) -> EnvironmentPrompt:
-        """What a row is about; the row is refused where its prompt is none that could be judged.
+        """The position that a row is about. Rows whose answers cannot be judged are refused.
 
         Raises:
-            NotationError: See `position`, or the task cannot be done.
-            IllegalPositionError: The position is none.
+            NotationError: See `position`, or the prompt has no right answer.
+            IllegalPositionError: The position is not legal.
         """
         position = self.position(prompt)
         rules.board_of(position.fen)
@@ -150,7 +159,7 @@ class Task(ABC):
     def row(
         self, prompt: str, completion: str, position: EnvironmentPrompt, values: Any = None
     ) -> dict[str, Any]:
-        """A row of the columns that `data.sources` documents."""
+        """Make a row with the columns that `data.sources` documents."""
         return {
             "task": self.name,
             "prompt": prompt,
@@ -162,7 +171,7 @@ class Task(ABC):
         }
 
     def part(self, row: Row) -> str:
-        """What `Metric.part` tells rows apart by: the side to move, ``w`` or ``b``."""
+        """The row's part, see `Metric.part`: by default the side to move, ``w`` or ``b``."""
         return str(row["fen"].split(" ")[1])
 
     # --------------------------------------------------------------------------------------------
@@ -170,24 +179,24 @@ class Task(ABC):
     # --------------------------------------------------------------------------------------------
     @abstractmethod
     def score(self, prompt: str, completion: str, values: Values | None = None) -> Score | None:
-        """Score one completion; None where the truth cannot be had, nothing in `completion` raises.
+        """Score one completion; None if the truth is not known.
 
         Args:
             prompt: Text of a row's prompt.
-            completion: What the policy wrote.
-            values: What the legal moves are worth, for tasks that need it.
+            completion: What the policy wrote; no text may raise an error.
+            values: Values of all legal moves, for tasks with `needs_values`.
         """
 
     def errors(self, prompt: str, completion: str, values: Values | None = None) -> Sequence[str]:
-        """What is wrong with an answer, by kind; nothing where it is right or has no score.
+        """The kinds of errors in an answer; empty if it is right or cannot be scored.
 
         Args:
-            prompt: See `score`, like the others.
-            completion: Nothing in it raises.
-            values: What the legal moves are worth, for tasks that need it.
+            prompt: See `score`.
+            completion: See `score`.
+            values: See `score`.
 
         Returns:
-            Kinds in a user's words, none twice; ``malformed`` alone where the answer cannot be read.
+            Different kinds, worded for users; ``malformed`` alone if the answer cannot be read.
         """
         score = self.score(prompt, completion, values)
         if score is None or score[self.metrics[self.headline].component] == 1:
@@ -195,42 +204,42 @@ class Task(ABC):
         return ("wrong",) if score["format"] else ("malformed",)
 
     def truth(self, prompt: str, values: Values | None = None) -> str | None:
-        """The right answer as text; None where it is not known.
+        """The right answer as text; None if it is not known.
 
         Raises:
-            NotationError: The prompt is malformed, or nothing fits it.
+            NotationError: The prompt is malformed, or no answer fits it.
         """
         return None
 
     def reference(self, row: Row) -> str:
-        """The right answer to a row; the data's own where it is not known."""
+        """The right answer to a row; if it is not known, the data's own completion."""
         values = values_by_move(row["action_values"])
         return self.truth(row["prompt"], values) or str(row["completion"])
 
     def broken(self, row: Row) -> str:
-        """The reference with one thing wrong, to show how that is scored; nothing at all by default."""
+        """The reference with one error, to show how that is scored; empty by default."""
         return ""
 
     def guess(self, prompt: str, draw: random.Random) -> str:
-        """What chance would answer; nothing, where chance has nothing to choose from."""
+        """A random answer, as a baseline; empty by default."""
         return ""
 
     def quality(self, score: Score) -> float:
-        """How good an answer is, in [0, 1], to order answers by."""
+        """How good an answer is, in [0, 1], to rank answers."""
         return score[self.metrics[self.headline].component]
 
     # --------------------------------------------------------------------------------------------
     # Board
     # --------------------------------------------------------------------------------------------
     def board(self, row: Row, completion: str, values: Values | None = None) -> str:
-        """An answer as one SVG element, see `boards`.
+        """Draw an answer as one SVG element, see `boards`.
 
         Args:
-            row: With the columns `prompt`, `fen` and `action` that `data.sources` documents.
-            completion: What the model wrote; nothing in it raises.
-            values: What the legal moves are worth; None leaves the engine out.
+            row: A row with the columns `prompt`, `fen` and `action`, see `data.sources`.
+            completion: What the model wrote; no text may raise an error.
+            values: Values of all legal moves; without them the engine's move is not drawn.
 
         Raises:
-            RookWorldError: The row's position or prompt is none.
+            RookWorldError: The row's position is illegal, or its prompt is malformed.
         """
         return position_board(row["fen"], caption=completion)

@@ -1,4 +1,4 @@
-"""What the grammars of ``P:``, ``A:`` and ``F:`` text share, in both directions.
+"""What reading and writing of ``P:``, ``A:`` and ``F:`` text have in common.
 
 A row is one line of RookWorld data. It splits into a prompt and a completion::
 
@@ -11,16 +11,15 @@ A row is one line of RookWorld data. It splits into a prompt and a completion::
     F: state+action+history+next_state+reward+terminated+truncated+ hidden  fill-in
     |--------------------------- prompt --------------------------||-----|
 
-The prompt of a fill-in row is an environment row in which ``[MASK]`` stands for one field or part of
-one, see `fill_in_text.parse_fill_in_prompt`; the completion is what was there.
+The prompt of a fill-in row is an environment row in which ``[MASK]`` replaces a field or a part of a
+field, see `fill_in_text.parse_fill_in_prompt`. The completion is the hidden text.
 
-Reading is strict about fields and their order, and indifferent to how many spaces stand between
-them. Writing pads as the public data pads. The policy prompt carries its padding but for the last
-space, which GPT-2's tokenizer joins to ``M``: so the tokens of the prompt are a prefix of the
-tokens of the row. For the same reason a fill-in answer begins with a space: ``+`` and a minus sign
-behind it would be one token.
+Reading is strict about fields and their order, but accepts any number of spaces between them. Writing
+pads like the public data. The policy prompt includes its padding except for the last space, which
+GPT-2's tokenizer joins to ``M``: so the tokens of the prompt are a prefix of the tokens of the row. For
+the same reason a fill-in answer begins with a space: ``+`` followed by a minus sign would be one token.
 
-Everything here is text; whether a move is legal is the business of `rules`.
+This module checks text only; `rules` decides whether a move is legal.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ FILL_IN_PREFIX = "F:"
 MAX_HISTORY = 10
 
 
-# [0-9], not \d: other scripts' digits are no numbers here. No exponent, no sign but minus.
+# [0-9], not \d, which also matches digits of other scripts. No exponent, and no sign but minus.
 _DECIMAL = re.compile(r"-?[0-9]{1,20}(?:\.[0-9]{1,20})?")
 
 
@@ -82,7 +81,7 @@ def clean(text: str) -> str:
 def parse_fen(text: str) -> str:
     """Check the form of a FEN and return it with single spaces.
 
-    Six fields, eight ranks of eight squares; whether it is a position is the business of `rules`.
+    It needs six fields, and eight ranks of eight squares. `rules` decides whether the position is legal.
 
     Raises:
         NotationError: One of the fields is missing or malformed.
@@ -97,12 +96,16 @@ def parse_fen(text: str) -> str:
     if turn not in ("w", "b"):
         raise NotationError("a FEN's side to move is neither 'w' nor 'b'", turn)
     if not _CASTLING.fullmatch(castling):
-        raise NotationError("a FEN's castling field is none of '-' and 'KQkq' in order", castling)
+        raise NotationError(
+            "a FEN's castling field is neither '-' nor some of 'KQkq' in order", castling
+        )
     if not _EN_PASSANT.fullmatch(en_passant):
-        raise NotationError("a FEN's en passant field is no square of rank 3 or 6", en_passant)
+        raise NotationError(
+            "a FEN's en passant field is neither '-' nor a square of rank 3 or 6", en_passant
+        )
     for counter in (halfmoves, fullmoves):
         if not _COUNTER.fullmatch(counter):
-            raise NotationError("a FEN's counter is no whole number", counter)
+            raise NotationError("a FEN's counter is not a whole number", counter)
     return " ".join(fields)
 
 
@@ -110,7 +113,7 @@ def parse_move(text: str) -> str:
     """Check the form of a UCI move.
 
     Raises:
-        NotationError: The text has not the form of a move.
+        NotationError: The text does not have the form of a move.
     """
     if not _MOVE.fullmatch(text):
         raise NotationError("not a move in UCI notation", text)
@@ -121,7 +124,8 @@ def parse_decimal(text: str) -> float:
     """Read a finite decimal of ASCII digits, such as ``-2.3``.
 
     Raises:
-        NotationError: ``nan``, ``inf``, an exponent, another script's digits, or no number at all.
+        NotationError: The text is ``nan``, ``inf`` or not a number, or has an exponent or digits of
+            another script.
     """
     if not _DECIMAL.fullmatch(text):
         raise NotationError("not a finite decimal number", text)
@@ -148,7 +152,7 @@ def expand_placement(placement: str) -> str:
 
 
 def contract_rank(squares: str) -> str:
-    """A rank as a FEN writes it, from its eight squares as `expand_placement` gives them.
+    """Write a rank as in a FEN, from its eight squares as `expand_placement` gives them.
 
     >>> contract_rank("..K..p..")
     '2K2p2'

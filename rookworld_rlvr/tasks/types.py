@@ -1,7 +1,7 @@
-"""The records that every other module passes on, and the errors it raises.
+"""The records that the other modules use.
 
-Units and points of view stand beside each field: ``cp`` is centipawns, ``evaluations`` are pawns,
-and both are seen from the side to move.
+The comment beside a field gives its unit: ``cp`` is in centipawns, ``evaluations`` are in pawns. Both
+are from the point of view of the side to move.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FILL_IN_FIELDS: tuple[FillInField, ...] = get_args(FillInField)
 
 
 MATE_CP = 100_000
-"""Centipawns of a mate on the board; a mate in `n` moves is worth ``±(MATE_CP - n)``."""
+"""Centipawns for a checkmate on the board; a mate in `n` moves is worth ``±(MATE_CP - n)``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class PolicyPrompt:
 
 @dataclass(frozen=True, slots=True)
 class PolicyAnswer:
-    """``M: moves E: evaluations B: best move``, as written: nothing here has been judged.
+    """``M: moves E: evaluations B: best move``, as written and not yet judged.
 
-    `evaluations[i]` belongs to `moves[i]` where both are there.
+    `evaluations[i]` belongs to `moves[i]` if both exist.
     """
 
     moves: tuple[str, ...]  # UCI, at most five, in no particular order
@@ -55,7 +55,7 @@ class EnvironmentPrompt:
     """``A: state+action+history+``: simulate one move."""
 
     fen: str
-    action: str = ""  # UCI where it is readable; the text as it stands where it is not
+    action: str = ""  # UCI, or any other text as it was written
     history: tuple[str, ...] = ()  # up to ten actions, oldest first, the current action last
 
 
@@ -64,29 +64,29 @@ class EnvironmentAnswer:
     """``next_state+reward+terminated+truncated``."""
 
     fen: str
-    reward: float  # 0.001 game goes on, 1.0 checkmate, 0.5 draw, -1.0 illegal or unreadable
+    reward: float  # 0.001 the game goes on, 1.0 checkmate, 0.5 draw, -1.0 illegal or unreadable
     terminated: bool
     truncated: bool
 
 
 @dataclass(frozen=True, slots=True)
 class FillInPrompt:
-    """``F: state+action+history+next_state+reward+terminated+truncated+``: one place is masked.
+    """``F: state+action+history+next_state+reward+terminated+truncated+`` with one part masked.
 
-    The first seven are the record's columns as text, the mask in them. Where the action is masked,
-    the last move of `history`, which is the action, is masked too.
+    The first seven fields are the record's columns as text, with the mask. If the action is masked, the
+    last move of `history`, which is the action, is masked too.
     """
 
     state: str  # a FEN
-    action: str  # UCI where it is readable
+    action: str  # UCI, or any other text as it was written
     history: tuple[str, ...]  # up to ten actions, oldest first, the current action last
     next_state: str  # a FEN, or the mask alone
     reward: str
     terminated: str  # "0" or "1"
     truncated: str
-    field: FillInField  # what kind of thing is masked
-    column: str  # in which of the seven
-    part: int | None  # of the column: a move of `history`, one of a FEN's 13 parts; None: all of it
+    field: FillInField  # what is masked
+    column: str  # the name of the column with the mask
+    part: int | None  # index of a move in `history`, or of a FEN's 13 parts; None: the whole column
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,24 +99,24 @@ class ActionValue:
 
 @dataclass(frozen=True, slots=True)
 class ValueSource:
-    """Who says what moves are worth."""
+    """Where values of moves come from."""
 
     engine: str  # name and options
-    limit: str  # of the search
+    limit: str  # depth or nodes of the search
 
 
 @dataclass(frozen=True, slots=True)
 class PositionValues:
-    """What every legal move of a position is worth, and who says so."""
+    """What every legal move of a position is worth, and where the values come from."""
 
-    values: tuple[ActionValue, ...]  # one a legal move, best first
-    depth: int  # plies reached by each of the best five moves, or fewer to the end of the game
+    values: tuple[ActionValue, ...]  # one per legal move, best first
+    depth: int  # plies to which each of the best five moves was searched; fewer if the game ends
     source: ValueSource
 
     def by_move(self) -> dict[str, int]:
-        """Centipawns from the side to move by move."""
+        """The value of each move, in centipawns from the side to move."""
         return {value.move: value.cp for value in self.values}
 
 
 Score = Mapping[str, float]
-"""Component scores of one answer by name; `format` is 0 where the answer cannot be read."""
+"""Scores of one answer by component; `format` is 0 if the answer cannot be read."""

@@ -312,10 +312,10 @@ def at(*positions: str) -> str:
     [
         ("dies", "engine process died"),
         ("is deaf", "no answer within 1 s"),
-        ("searches less deep", "a search less deep than asked"),
-        ("gives no score", "an answer without score or depth"),
-        ("gives an absurd value", "a score beyond every evaluation"),
-        ("sees a mate that has been", "a mate beyond every game"),
+        ("searches less deep", "the search was less deep than asked"),
+        ("gives no score", "the answer has no score or no depth"),
+        ("gives an absurd value", "the score is too large for an evaluation"),
+        ("sees a mate that has been", "the mate score is impossible"),
     ],
 )
 def test_a_position_that_fails_twice_is_given_up_and_the_others_are_not(
@@ -356,7 +356,7 @@ def test_failing_at_five_positions_in_a_row_is_the_engines_fault(
         message = str(caught.value)
         assert repr(path) in message
         assert "failed at 5 positions in a row" in message
-        assert "an answer without score or depth" in message
+        assert "the answer has no score or no depth" in message
         assert "give another engine" in message
         assert list(labeller.given_up) == positions[2:7]
         with pytest.raises(EngineError, match="in a row"):
@@ -555,7 +555,7 @@ def test_a_name_is_looked_up_on_the_path(places: dict[str, str]) -> None:
     [
         ("missing", ["no program", "apt-get install"]),
         ("folder", ["is a folder"]),
-        ("not executable", ["may not be run", "chmod +x"]),
+        ("not executable", ["is not executable", "chmod +x"]),
     ],
 )
 def test_a_path_that_was_given_is_never_passed_over(
@@ -612,7 +612,7 @@ def test_a_program_that_is_no_engine_is_named_as_such(
     before = children()
     with pytest.raises(EngineError) as caught:
         Labeller(engine_arguments(path))
-    assert f"{path!r} is no UCI engine" in str(caught.value)
+    assert f"{path!r} is not a UCI engine" in str(caught.value)
     assert "give another" in str(caught.value)
     if name == "cat":
         assert "does not answer" in str(caught.value)
@@ -626,7 +626,7 @@ def test_an_engine_that_is_gone_when_it_is_to_be_replaced_is_given_up(
     with Labeller(engine_arguments(path)) as labeller:
         Path(path).unlink()
         assert labeller.values(POSITIONS[:1]) == [None]
-        assert "is no UCI engine that runs here" in labeller.given_up[POSITIONS[0]]
+        assert "is not a UCI engine that runs here" in labeller.given_up[POSITIONS[0]]
 
 
 # --------------------------------------------------------------------------------------------------

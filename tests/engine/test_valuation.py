@@ -331,12 +331,12 @@ def test_a_moves_worth_from_the_score_of_the_answer(answer: chess.engine.Score, 
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (chess.engine.Cp(50_000), "a score beyond every evaluation"),
-        (chess.engine.Cp(-50_000), "a score beyond every evaluation"),
-        (chess.engine.Mate(0), "a mate beyond every game"),
-        (chess.engine.MateGiven, "a mate beyond every game"),
-        (chess.engine.Mate(1_000), "a mate beyond every game"),
-        (chess.engine.Mate(-1_000), "a mate beyond every game"),
+        (chess.engine.Cp(50_000), "the score is too large"),
+        (chess.engine.Cp(-50_000), "the score is too large"),
+        (chess.engine.Mate(0), "the mate score is impossible"),
+        (chess.engine.MateGiven, "the mate score is impossible"),
+        (chess.engine.Mate(1_000), "the mate score is impossible"),
+        (chess.engine.Mate(-1_000), "the mate score is impossible"),
     ],
 )
 def test_a_score_that_cannot_be_is_nonsense(answer: chess.engine.Score, reason: str) -> None:
@@ -347,8 +347,8 @@ def test_a_score_that_cannot_be_is_nonsense(answer: chess.engine.Score, reason: 
 @pytest.mark.parametrize(
     ("answer", "limit", "reason"),
     [
-        ({"depth": 5}, SearchLimit("depth", 6), "without score or depth"),
-        ({"score": 1}, SearchLimit("depth", 6), "without score or depth"),
+        ({"depth": 5}, SearchLimit("depth", 6), "has no score or no depth"),
+        ({"score": 1}, SearchLimit("depth", 6), "has no score or no depth"),
         ({"score": 1, "depth": 2}, SearchLimit("depth", 6), "less deep than asked"),
         ({"score": 1, "depth": 0}, SearchLimit("nodes", 400), "less deep than asked"),
     ],

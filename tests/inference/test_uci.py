@@ -187,7 +187,7 @@ def test_no_move_where_the_game_is_over(talk: Conversation, fen: str, score: str
         ("", "write startpos or fen FEN"),
         ("fen", "not a FEN"),
         ("fen 8/8/8/8/8/8/8/8 w - - 0 1", "not a legal chess position"),
-        ("fen 4k3/8/8/8/8/8/8/4K3 w - - 0 9999999", "counter is no whole number"),
+        ("fen 4k3/8/8/8/8/8/8/4K3 w - - 0 9999999", "counter is not a whole number"),
         ("startpos moves e2e5", "illegal move 'e2e5'"),
         ("startpos moves e2e4 0000", "illegal move '0000'"),
     ],

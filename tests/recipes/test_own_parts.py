@@ -247,10 +247,13 @@ def test_three_steps_of_a_task_of_one_s_own(folder: Path) -> None:
             ["--tasks_from", "my_task.py"],
             "'my_task.py' has no ':name'; write path/to/file.py:name",
         ),
-        (["--tasks_from", "my_task.py:Half"], "my_task.py:Half lacks parse_answer, score, split"),
+        (
+            ["--tasks_from", "my_task.py:Half"],
+            "my_task.py:Half does not define parse_answer, score, split",
+        ),
         (
             ["--tasks_from", "my_task.py:rules"],
-            "my_task.py:rules is no subclass of tasks.task.Task",
+            "my_task.py:rules is not a subclass of tasks.task.Task",
         ),
         (
             ["--suites_from", "my_task.py:Turn"],

@@ -142,7 +142,7 @@ def test_sft_adds_a_task_to_the_packaged_model(
     for task in ("environment", "policy", "fill_in"):
         assert re.search(rf"{task}/format +[1-5] .*\[", printed), f"{task} before and after"
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "fills in what is hidden of a record (`F:` prompts)" in card
+    assert "fills in what is hidden in a record (`F:` prompts)" in card
     assert "trained from `rookworld-nano`" in card
 
 

@@ -41,5 +41,5 @@ def test_two_trainings_widen_a_range_and_it_survives_the_configuration() -> None
 
 @pytest.mark.parametrize("wrong", [{}, "x", {"trained_on": {"policy": {"pieces": [1]}}}])
 def test_a_note_that_cannot_be_read_is_said(wrong: object) -> None:
-    with pytest.raises(RookWorldError, match=r"config\.json: rookworld: .* is no ranges"):
+    with pytest.raises(RookWorldError, match=r"config\.json: rookworld: .* does not hold ranges"):
         noted(SimpleNamespace(rookworld=wrong))

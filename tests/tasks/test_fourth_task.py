@@ -168,7 +168,7 @@ def test_what_reads_all_tasks_reads_it(loaded: LoadedData, tmp_path: Path) -> No
 
 
 def test_a_name_or_prefix_that_is_taken_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="is that of 'legal_moves'"):
+    with pytest.raises(ConfigurationError, match="is taken by 'legal_moves'"):
         register(LegalMoves())
 
 

@@ -363,8 +363,8 @@ def test_faults_are_reported_together() -> None:
 
 BAD_INPUT = [
     (("--engine_path", "/nowhere/stockfish"), "no program '/nowhere/stockfish'"),
-    (("--engine_path", "/bin/true"), "'/bin/true' is no UCI engine"),
-    (("--engine_path", "rows.txt"), "'rows.txt' may not be run (wrong permission)"),
+    (("--engine_path", "/bin/true"), "'/bin/true' is not a UCI engine"),
+    (("--engine_path", "rows.txt"), "'rows.txt' is not executable"),
     (("--engine_depth", "0"), "engine_depth: 0 is too small"),
     (("--dataset_name", "no_king.txt"), "not a legal chess position: '8/8/8/8/8/8/8/8 w"),
     (("--dataset_name", "mated.txt"), "no legal move to choose"),
