@@ -87,7 +87,7 @@ def _run_file(path: Path, content: bytes) -> ModuleType:
     if str(path.parent) not in sys.path:
         sys.path.append(
             str(path.parent)
-        )  # for its neighbours; behind all else, so it hides nothing
+        )  # so it can import its neighbours; last, so it hides nothing
     spec.loader.exec_module(module)
     return module
 

@@ -32,13 +32,13 @@ from .text import expand_placement, parse_move
 BOARD_SIZE = 200  # pixels of a board's side
 
 
-_SIDE = 8 * chess.svg.SQUARE_SIZE  # of a board, in the picture's own units
+_SIDE = 8 * chess.svg.SQUARE_SIZE  # a board's side in the picture's own units
 
 
-_LINE = 23  # of a caption
+_LINE = 23  # height of a caption's line
 
 
-_LETTERS = 38  # on it
+_LETTERS = 38  # in a caption's line
 
 
 _GAP = 12

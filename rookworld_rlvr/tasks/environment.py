@@ -176,7 +176,7 @@ def _judged_prompt(text: str) -> EnvironmentPrompt | None:
 # The task
 # --------------------------------------------------------------------------------------------------
 class EnvironmentTask(Task):
-    """``A: state+action+history+``, then ``next_state+reward+terminated+truncated``."""
+    """``A: state+action+history+``, answered by ``next_state+reward+terminated+truncated``."""
 
     name = "environment"
     prefix = ENVIRONMENT_PREFIX

@@ -108,7 +108,7 @@ def guesses(prompt: FillInPrompt) -> Sequence[str]:
 # The task
 # --------------------------------------------------------------------------------------------------
 class FillInTask(Task):
-    """``F: state+action+history+next_state+reward+terminated+truncated+`` with a mask in it."""
+    """``F: state+action+history+next_state+reward+terminated+truncated+`` with a mask to fill in."""
 
     name = "fill_in"
     prefix = FILL_IN_PREFIX

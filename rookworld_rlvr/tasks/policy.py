@@ -241,7 +241,7 @@ _QUALITY = {"best_move": 0.5, "candidates": 0.3, "evaluation": 0.2}
 # The task
 # --------------------------------------------------------------------------------------------------
 class PolicyTask(Task):
-    """``P: FEN`` and its padding, then `` M: moves E: evaluations B: move``."""
+    """``P: FEN`` and its padding, answered by `` M: moves E: evaluations B: move``."""
 
     name = "policy"
     prefix = POLICY_PREFIX

@@ -86,7 +86,7 @@ class Task(ABC):
     rewards: ClassVar[Sequence[str]] = ("exact",)
     metrics: ClassVar[Mapping[str, Metric]] = {"exact": Metric("exact")}
     headline: ClassVar[str] = "exact"
-    quality_words: ClassVar[str] = "1 where right"
+    quality_words: ClassVar[str] = "1 if right"
     sampling: ClassVar[Sampling] = Sampling()
     needs_values: ClassVar[bool] = False
     is_default: ClassVar[bool] = False
