@@ -13,7 +13,7 @@ from rapidfuzz.distance import Levenshtein
 from ..common.errors import IllegalPositionError, NotationError
 from . import boards, rules
 from .scoring import BELOW_EXACT, Values
-from .task import Metric, Row, Sampling, Task
+from .task import Component, Metric, Row, Sampling, Task
 from .text import (
     ENVIRONMENT_PREFIX,
     MAX_HISTORY,
@@ -183,6 +183,20 @@ class EnvironmentTask(Task):
     ability = "simulates the board (`A:` prompts)"
     components = ENVIRONMENT_COMPONENTS
     rewards = ("exact", "state", "outcome", "format")
+    meanings = MappingProxyType(
+        {
+            "exact": Component(
+                "0 or 1", "The whole answer is right: six FEN fields, reward and both flags."
+            ),
+            "state": Component(
+                meaning="1 if the next state is right, else below 0.95 by squares and fields right."
+            ),
+            "outcome": Component(
+                meaning="Share of the reward value and the two flags that is right."
+            ),
+            "format": Component("0 or 1", "The four fields can be read."),
+        }
+    )
     metrics = MappingProxyType({name: Metric(name) for name in ("exact", "state", "format")})
     quality_words = "mean of next state and outcome"
     sampling = Sampling(temperature=0.95, top_p=0.95)  # what RookWorld-LM's authors settled on

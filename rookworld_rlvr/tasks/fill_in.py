@@ -24,7 +24,7 @@ from .fill_in_text import (
     write_fill_in_prompt,
 )
 from .scoring import BELOW_EXACT, Values
-from .task import Metric, Row, Sampling, Task
+from .task import Component, Metric, Row, Sampling, Task
 from .text import FILL_IN_PREFIX
 from .types import FILL_IN_FIELDS, EnvironmentPrompt, FillInPrompt, Score
 
@@ -115,6 +115,15 @@ class FillInTask(Task):
     ability = "fills in what is hidden in a record (`F:` prompts)"
     components = FILL_IN_COMPONENTS
     rewards = ("exact", "similarity", "format")
+    meanings = MappingProxyType(
+        {
+            "exact": Component("0 or 1", "The answer is consistent with the rest of the record."),
+            "similarity": Component(
+                meaning="1 if exact, else below 0.95 by edit distance to the nearest consistent answer."
+            ),
+            "format": Component("0 or 1", "The answer has the form of the hidden field."),
+        }
+    )
     metrics = MappingProxyType(
         {
             "exact": Metric("exact"),

@@ -13,7 +13,7 @@ from ..common.errors import NotationError
 from . import boards, rules
 from .boards import Arrow, position_board
 from .scoring import Values
-from .task import Metric, Row, Sampling, Task
+from .task import Component, Metric, Row, Sampling, Task
 from .text import POLICY_PREFIX, clean, parse_decimal, parse_fen, parse_move, write_decimal
 from .types import MATE_CP, ActionValue, EnvironmentPrompt, PolicyAnswer, PolicyPrompt, Score
 
@@ -248,6 +248,30 @@ class PolicyTask(Task):
     ability = "plays chess (`P:` prompts)"
     components = POLICY_COMPONENTS
     rewards = (*(name for name in POLICY_COMPONENTS if name not in _NO_REWARDS), "format")
+    meanings = MappingProxyType(
+        {
+            "best_move": Component(
+                meaning="Lichess accuracy of `B`, by the win probability that it loses against the best "
+                "move; 0 if illegal."
+            ),
+            "regret": Component(
+                meaning="1 minus the win probability that `B` loses against the best move; 0 if illegal."
+            ),
+            "rank": Component(
+                meaning="Share of the legal moves that are not better than `B`; 0 if illegal."
+            ),
+            "candidates": Component(meaning="Share of the engine's top five moves that `M` names."),
+            "evaluation": Component(
+                meaning="Accuracy of the evaluations in `E`, in pawns and in win probability."
+            ),
+            "legality": Component(meaning="Share of the moves in `M` and `B` that are legal."),
+            "consistency": Component(
+                meaning="Share of four checks: `B` is in `M`; `B` has the highest `E`; `M` and `E` are "
+                "equally long; no move appears twice in `M`."
+            ),
+            "format": Component("0 or 1", "The three sections can be read."),
+        }
+    )
     metrics = MappingProxyType(
         {
             "best_move": Metric("best_move_hit"),

@@ -10,6 +10,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from ..common.errors import NotationError
@@ -49,6 +50,19 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Component:
+    """What a component of a task's score says, for tables of rewards.
+
+    Args:
+        range: The values that it takes, such as ``0 or 1``.
+        meaning: One sentence.
+    """
+
+    range: str = "[0, 1]"
+    meaning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Metric:
     """A held-out metric: the share of rows whose score has a component of 1.
 
@@ -70,6 +84,7 @@ class Task(ABC):
         ability: What a model that has learned the task can do, for a model card.
         components: Names of its scores, each in [0, 1]; ``format`` is 1 if the answer can be read.
         rewards: The components that are also rewards, named ``<name>_<component>``.
+        meanings: Range and meaning of each of these rewards; a task may leave them out.
         metrics: Held-out metrics by name; dashboards show ``<name>/<metric>``.
         headline: The most important metric.
         quality_words: What `quality` measures, in a few words.
@@ -84,6 +99,7 @@ class Task(ABC):
     ability: ClassVar[str]
     components: ClassVar[Sequence[str]] = ("format", "exact")
     rewards: ClassVar[Sequence[str]] = ("exact",)
+    meanings: ClassVar[Mapping[str, Component]] = MappingProxyType({})
     metrics: ClassVar[Mapping[str, Metric]] = {"exact": Metric("exact")}
     headline: ClassVar[str] = "exact"
     quality_words: ClassVar[str] = "1 if right"
