@@ -19,6 +19,7 @@ from ..engine.truth import PolicyTruth, policy_values
 from ..tasks.environment import ENVIRONMENT
 from ..tasks.policy import POLICY
 from ..tasks.registry import TASKS, score_row, task_of
+from ..tasks.task import Component, Task
 from ..tasks.types import Score
 from . import composites
 from .judge_spec import is_judge, judge_faults, judge_spec
@@ -39,20 +40,40 @@ class Reward:
         tasks: The tasks that it judges.
         number: The number of a score; takes the options as keywords.
         options: Allowed values by option, the default first.
+        range: The values that it takes, such as ``[0, 1]`` or ``0 or 1``.
+        meaning: One sentence; empty if a user's own task leaves it out.
     """
 
     tasks: tuple[str, ...]
     number: Callable[..., float]
     options: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    range: str = "[0, 1]"
+    meaning: str = ""
 
 
 _SHAPED = {"shaping": composites.SHAPINGS}
 
 
 COMPOSITES: Mapping[str, Reward] = {
-    "weighted_policy": Reward((POLICY.name,), POLICY.quality),
-    "graduated": Reward((ENVIRONMENT.name, POLICY.name), composites.graduated, _SHAPED),
-    "asymmetric": Reward((ENVIRONMENT.name,), composites.asymmetric),
+    "weighted_policy": Reward(
+        (POLICY.name,),
+        POLICY.quality,
+        meaning="0.5 `policy_best_move` + 0.3 `policy_candidates` + 0.2 `policy_evaluation`.",
+    ),
+    "graduated": Reward(
+        (ENVIRONMENT.name, POLICY.name),
+        composites.graduated,
+        _SHAPED,
+        "[-0.3, 1]",
+        "Environment and policy answers on one scale, by the share that is right; `shaping` sets the "
+        "scale's form.",
+    ),
+    "asymmetric": Reward(
+        (ENVIRONMENT.name,),
+        composites.asymmetric,
+        range="[-1, 1]",
+        meaning="A wrong next state costs more than a wrong reward or flag.",
+    ),
 }
 """Rewards made of several components, which are then logged beside them."""
 
@@ -60,11 +81,16 @@ COMPOSITES: Mapping[str, Reward] = {
 def known_rewards() -> dict[str, Reward]:
     """Every reward by name: the components that each task makes rewards of, then the composites."""
     components = {
-        f"{task.name}_{component}": Reward((task.name,), itemgetter(component))
+        f"{task.name}_{component}": _component_reward(task, component)
         for task in TASKS.values()
         for component in task.rewards
     }
     return {**components, **COMPOSITES}
+
+
+def _component_reward(task: Task, component: str) -> Reward:
+    said = task.meanings.get(component, Component())
+    return Reward((task.name,), itemgetter(component), range=said.range, meaning=said.meaning)
 
 
 def get_reward_funcs(specs: Sequence[Spec], truth: PolicyTruth | None = None) -> list[RewardFunc]:

@@ -14,7 +14,7 @@ from rookworld_rlvr.rewards.registry import (
     known_rewards,
     tasks_of,
 )
-from rookworld_rlvr.tasks.registry import score_row
+from rookworld_rlvr.tasks.registry import TASKS, score_row
 from rookworld_rlvr.tasks.scoring import values_by_move
 
 from ..engines import POSITIONS, FakeLabeller, engine_arguments
@@ -435,6 +435,33 @@ def test_score_row_serves_every_task_by_the_prompt() -> None:
 # --------------------------------------------------------------------------------------------------
 def test_names_are_pinned() -> None:
     assert set(known_rewards()) == NAMES  # dashboard keys: a new name breaks the boards of old runs
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_every_reward_says_its_range_and_meaning(name: str) -> None:
+    said = known_rewards()[name]
+    assert said.meaning.endswith(".") and len(said.meaning) > 20
+    (reward,) = get_reward_funcs([{"name": name}])
+    prompts = [ENVIRONMENT_PROMPT, POLICY_PROMPT, FILL_IN_PROMPT]
+    right = [f"{AFTER_E4}+0.001+0+0", PERFECT, " e2e4"]
+    nearly = [f"{NAMED}+1.0+0+1", "M: a1a1 g2g4 E: 1.0 B: a1a1", " e2e3"]
+    column = [None, ACTION_VALUES, None]
+    found = [
+        number
+        for completions in (right, nearly, ["?"] * 3)
+        for number in reward(prompts, completions, column)
+        if number is not None
+    ]
+    if said.range == "0 or 1":
+        assert set(found) == {0, 1}
+    else:
+        low, high = map(float, said.range.strip("[]").split(","))
+        assert low <= min(found) < max(found) <= high == 1
+
+
+def test_a_task_says_what_each_of_its_rewards_means() -> None:
+    for task in TASKS.values():
+        assert set(task.meanings) == set(task.rewards)
 
 
 def test_rewards_come_in_the_order_given_and_carry_their_names() -> None:

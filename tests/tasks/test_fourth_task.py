@@ -144,6 +144,8 @@ def test_its_text_is_told_apart_by_its_prefix() -> None:
 
 def test_its_names_follow_from_it() -> None:
     assert list(known_rewards())[15] == "legal_moves_exact", "after the other tasks' components"
+    said = known_rewards()["legal_moves_exact"]
+    assert (said.range, said.meaning) == ("[0, 1]", ""), "a task need not say what they mean"
     assert tasks_of(REWARDS) == {"legal_moves", "environment"}
     assert training_metrics()[-1] == "legal_moves/exact"
 
