@@ -106,6 +106,19 @@ class SuiteResult:
 Item = TypeVar("Item")
 
 
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """What a suite measures.
+
+    Args:
+        kind: A ``share`` of items (values 0 and 1) or a ``mean``.
+        meaning: One sentence.
+    """
+
+    kind: Kind
+    meaning: str = ""
+
+
 Judged = tuple[str, Mapping[str, float], Iterable[str]]
 """An item's name, its values by metric, and the groups that it belongs to."""
 
@@ -123,7 +136,8 @@ class Suite(ABC, Generic[Item]):
     Attributes:
         name: Of the suite, as `--suites` takes it.
         version: Raised with every change of items, prompts or scoring.
-        metrics: What it measures: by name a ``share`` of items (values 0 and 1) or a ``mean``.
+        summary: What it asks and measures, in one sentence.
+        metrics: What it measures, by name; a kind alone, such as ``"share"``, leaves the meaning out.
         headline: The metric that says most; the higher, the better.
         grouped: The metrics that are split by group.
         about: What the positions are, in a line, and which row a run's held-out rows compare with;
@@ -132,7 +146,8 @@ class Suite(ABC, Generic[Item]):
 
     name: ClassVar[str]
     version: ClassVar[int]
-    metrics: ClassVar[Mapping[str, Kind]]
+    summary: ClassVar[str] = ""
+    metrics: ClassVar[Mapping[str, Metric | Kind]]
     headline: ClassVar[str]
     grouped: ClassVar[Collection[str]] = ()
     about: ClassVar[str] = ""
@@ -143,6 +158,14 @@ class Suite(ABC, Generic[Item]):
         self.items = dict(items)
         self.seed = seed
         self.notes = {**({"positions": self.about} if self.about else {}), **(notes or {})}
+
+    @classmethod
+    def measured(cls) -> dict[str, Metric]:
+        """Its metrics by name, each with its kind and its meaning."""
+        return {
+            name: metric if isinstance(metric, Metric) else Metric(metric)
+            for name, metric in cls.metrics.items()
+        }
 
     @abstractmethod
     def positions(self) -> dict[str, str]:
@@ -163,7 +186,8 @@ class Suite(ABC, Generic[Item]):
 
     def run(self, model: Answerer) -> SuiteResult:
         """Ask a model, and gather what its answers are worth."""
-        seen = Observations(self.metrics, self.groups())
+        kinds = {name: metric.kind for name, metric in self.measured().items()}
+        seen = Observations(kinds, self.groups())
         model.asked_by = self.name
         for item, values, groups in self.judged(model):
             for metric, value in values.items():

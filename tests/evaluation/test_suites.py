@@ -27,6 +27,7 @@ from rookworld_rlvr.engine.pool import EngineArguments
 from rookworld_rlvr.evaluation.answerers import Answerer, LanguageModel, Oracle, RandomMover
 from rookworld_rlvr.evaluation.models import ModelArguments, OracleValues, open_model
 from rookworld_rlvr.evaluation.registry import (
+    SUITES,
     SuiteArguments,
     check_training_data,
     keep_apart,
@@ -490,6 +491,15 @@ def test_training_data_is_checked_by_name(tmp_path: Path) -> None:
 # Observations and results
 # --------------------------------------------------------------------------------------------------
 METRICS: Mapping[str, Kind] = {"right": "share", "error": "mean"}
+
+
+@pytest.mark.parametrize("name", list(SUITES))
+def test_every_suite_says_what_it_is_and_what_its_metrics_mean(name: str) -> None:
+    suite = SUITES[name]
+    assert suite.summary.endswith(".") and suite.headline in suite.metrics
+    for metric, said in suite.measured().items():
+        assert said.meaning.endswith("."), metric
+    assert set(suite.grouped) <= set(suite.metrics)
 
 
 def test_observations_refuse_what_is_none() -> None:

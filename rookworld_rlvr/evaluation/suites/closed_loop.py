@@ -7,14 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from ...common.errors import NotationError
-from ...common.stats import Kind
 from ...data.synthesis import prompt_of
 from ...tasks import rules
 from ...tasks.environment import parse_environment_answer, write_environment_prompt
 from ...tasks.types import EnvironmentAnswer, EnvironmentPrompt
 from ..answerers import Answerer
 from ..games import Game, GameSuite, ask_moves, game_progress
-from ..suite import Judged
+from ..suite import Judged, Metric
 
 MOVE_ERRORS = ("illegal_move", "unreadable_move")
 
@@ -46,23 +45,38 @@ class ClosedLoopSuite(GameSuite):
     """
 
     name = "closed_loop"
+    summary = "Plays and simulates a game: its own environment answer is the next position."
     version = 1
     headline = "right_plies"
-    metrics: ClassVar[Mapping[str, Kind]] = {
-        # Plies before the first error, of move or of state; all plies of a game without one.
-        "right_plies": "mean",
-        "finished": "share",  # the game ended by the rules, without an error
-        "capped": "share",  # the game was cut off at `game_plies` plies, without an error
-        "state_error": "share",  # the state or its outcome was not python-chess's, or unreadable
-        "illegal_move": "share",  # the game stopped at an illegal move
-        "unreadable_move": "share",  # at an unreadable policy answer
-        "unreadable_state": "share",  # at an unreadable environment answer
-        "board": "share",  # at a state with a wrong square; a state may err in several ways
-        "side": "share",  # at a state with the wrong side to move
-        "castling": "share",  # at a state with wrong castling rights
-        "en_passant": "share",  # at a state with a wrong en passant square
-        "clocks": "share",  # at a state with a wrong halfmove clock or move number
-        "outcome": "share",  # at a wrong reward or flag
+    metrics: ClassVar[Mapping[str, Metric]] = {
+        "right_plies": Metric(
+            "mean",
+            "Plies before the first error, of move or state; all plies of a game without an error.",
+        ),
+        "finished": Metric("share", "The game ended by the rules, without an error."),
+        "capped": Metric("share", "The game was cut off at `game_plies` plies, without an error."),
+        "state_error": Metric(
+            "share",
+            "The simulated state, reward or flags differed from python-chess's, or could not be read.",
+        ),
+        "illegal_move": Metric("share", "The game stopped at an illegal move."),
+        "unreadable_move": Metric("share", "The game stopped at an unreadable policy answer."),
+        "unreadable_state": Metric(
+            "share", "The game stopped at an unreadable environment answer."
+        ),
+        "board": Metric(
+            "share",
+            "The game stopped at a state with a wrong square; a state may err in several ways.",
+        ),
+        "side": Metric("share", "The game stopped at a state with the wrong side to move."),
+        "castling": Metric("share", "The game stopped at a state with wrong castling rights."),
+        "en_passant": Metric(
+            "share", "The game stopped at a state with a wrong en passant square."
+        ),
+        "clocks": Metric(
+            "share", "The game stopped at a state with a wrong halfmove clock or move number."
+        ),
+        "outcome": Metric("share", "The game stopped at a wrong reward or flag."),
     }
 
     def judged(self, model: Answerer) -> Iterator[Judged]:

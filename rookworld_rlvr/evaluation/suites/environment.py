@@ -11,14 +11,13 @@ import chess
 from rapidfuzz.distance import Levenshtein
 
 from ...common.errors import NotationError
-from ...common.stats import Kind
 from ...data.sources import SourceArguments, parse_rows
 from ...tasks import rules
 from ...tasks import text as notation
 from ...tasks.environment import ENVIRONMENT, parse_environment_answer
 from ...tasks.types import EnvironmentPrompt
 from ..answerers import Answerer
-from ..suite import Judged, Suite
+from ..suite import Judged, Metric, Suite
 
 DATASET = "rookworld-evaluation"
 
@@ -58,19 +57,30 @@ class EnvironmentSuite(Suite[EnvironmentPrompt]):
     """
 
     name = "environment"
+    summary = "Simulates one move, on held-out positions of whole games."
     version = 1
     headline = "exact"
-    metrics: ClassVar[Mapping[str, Kind]] = {
-        "invalid": "share",  # the answer cannot be read
-        "exact": "share",  # the whole answer is right: six FEN fields, reward, both flags
-        "next_state_exact": "share",  # all six FEN fields are right
-        "next_state_lenient": "share",  # board, side to move, castling and en passant are right
-        "levenshtein": "mean",  # similarity of the FEN to the right one, normalised; 0 where invalid
-        "squares": "mean",  # share of the 64 squares that are right; 0 where invalid
-        "reward": "share",  # the reward is right
-        "reward_mae": "mean",  # mean absolute error of the rewards that can be read
-        "terminated": "share",  # the flag is right
-        "truncated": "share",  # the flag is right
+    metrics: ClassVar[Mapping[str, Metric]] = {
+        "invalid": Metric("share", "The answer cannot be read."),
+        "exact": Metric(
+            "share", "The whole answer is right: six FEN fields, reward and both flags."
+        ),
+        "next_state_exact": Metric("share", "All six FEN fields are right."),
+        "next_state_lenient": Metric(
+            "share",
+            "Board, side to move, castling and en passant are right; the clocks may be wrong.",
+        ),
+        "levenshtein": Metric(
+            "mean",
+            "Similarity of the FEN to the right one, in [0, 1], by edit distance; 0 if invalid.",
+        ),
+        "squares": Metric("mean", "Share of the 64 squares that are right; 0 if invalid."),
+        "reward": Metric("share", "The reward is right."),
+        "reward_mae": Metric(
+            "mean", "Absolute error of the reward, over the answers that can be read."
+        ),
+        "terminated": Metric("share", "The flag `terminated` is right."),
+        "truncated": Metric("share", "The flag `truncated` is right."),
     }
     grouped = ("exact", "next_state_exact")  # by opening, move number and kind of move
     about = (

@@ -6,14 +6,13 @@ import random
 from collections.abc import Iterable, Iterator, Mapping
 from typing import ClassVar
 
-from ...common.stats import Kind
 from ...data.sources import Row
 from ...data.synthesis import fill_in_row
 from ...tasks.fill_in import score_fill_in
 from ...tasks.fill_in_text import parse_fill_in_prompt
 from ...tasks.types import FILL_IN_FIELDS, EnvironmentPrompt, FillInField, FillInPrompt
 from ..answerers import Answerer
-from ..suite import Judged, Suite
+from ..suite import Judged, Metric, Suite
 from .environment import heldout_prompts
 
 
@@ -28,12 +27,15 @@ class FillInSuite(Suite[Row]):
     """
 
     name = "fill_in"
+    summary = "Restores what is hidden in a record; every answer that fits the rest is right."
     version = 1
     headline = "exact"
-    metrics: ClassVar[Mapping[str, Kind]] = {
-        "invalid": "share",  # the answer has not the form of what is hidden
-        "exact": "share",  # the answer fits the rest of the record
-        "similarity": "mean",  # to the nearest answer that fits; 1 where exact, 0 where invalid
+    metrics: ClassVar[Mapping[str, Metric]] = {
+        "invalid": Metric("share", "The answer does not have the form of the hidden field."),
+        "exact": Metric("share", "The answer fits the rest of the record."),
+        "similarity": Metric(
+            "mean", "Similarity to the nearest answer that fits; 1 if exact, 0 if invalid."
+        ),
     }
     grouped = ("exact",)  # by hidden field
     about = (

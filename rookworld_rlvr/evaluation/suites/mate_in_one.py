@@ -13,13 +13,12 @@ from typing import Any, ClassVar
 
 import chess
 
-from ...common.stats import Kind
 from ...data import synthesis
 from ...data.loading import HELDOUT_SHARE, is_held_out
 from ...tasks import rules
 from ..answerers import Answerer
 from ..games import Reply, ask_moves
-from ..suite import Judged, Suite, SuiteUnavailableError
+from ..suite import Judged, Metric, Suite, SuiteUnavailableError
 
 _MOVE_NUMBER = re.compile(r"^[0-9]+\.+")
 
@@ -49,13 +48,16 @@ class MateInOneSuite(Suite[MatePosition]):
     """
 
     name = "mate_in_one"
+    summary = (
+        "Finds a mate in one, in positions made from a seed or in BIG-bench's (`mate_in_one_file`)."
+    )
     version = 1
     headline = "mate"
-    metrics: ClassVar[Mapping[str, Kind]] = {
-        "invalid": "share",  # the answer cannot be read
-        "legal": "share",  # `B` is a legal move
-        "mate": "share",  # `B` gives checkmate, whichever mate it is
-        "reference_mate": "share",  # `B` is the reference mate
+    metrics: ClassVar[Mapping[str, Metric]] = {
+        "invalid": Metric("share", "The answer cannot be read."),
+        "legal": Metric("share", "`B` is a legal move."),
+        "mate": Metric("share", "`B` gives checkmate; any mate counts."),
+        "reference_mate": Metric("share", "`B` is the reference mate."),
     }
     grouped = ("mate",)  # by side to move
     about = "Positions with a mate in one, of random games and small endgames; no openings."

@@ -9,7 +9,6 @@ from functools import cache
 from typing import Any, ClassVar
 
 from ...common.errors import NotationError
-from ...common.stats import Kind
 from ...data.loading import HELDOUT_SHARE, is_held_out
 from ...data.parquet import values_line
 from ...data.sources import PACKAGED_DATA, SourceArguments, dataset_file, parse_rows
@@ -24,7 +23,7 @@ from ...tasks.policy import (
 from ...tasks.scoring import Values, values_by_move
 from ...tasks.types import PolicyAnswer, PolicyPrompt
 from ..answerers import Answerer
-from ..suite import Judged, Suite, SuiteUnavailableError
+from ..suite import Judged, Metric, Suite, SuiteUnavailableError
 
 MOST_CP = 1_000  # a centipawn loss is at most this, as on lichess.org: a mate is no 1,000 pawns
 
@@ -42,24 +41,40 @@ class PolicySuite(Suite[Values]):
     """
 
     name = "policy"
+    summary = "Analyses a position, judged by the engine's values of all legal moves."
     version = 1
     headline = "best_move"
-    metrics: ClassVar[Mapping[str, Kind]] = {
-        "invalid": "share",  # the answer cannot be read
-        "legal": "share",  # `B` is a legal move
-        "best_move": "share",  # no legal move is worth more than `B`
-        "top_5_overlap": "mean",  # share of the engine's top five (of all, where fewer) named in `M`
-        "candidates_legal": "mean",  # share of the moves of `M` that are legal
-        # What `B` loses against the best move, at most 1000; legal `B` only.
-        "centipawn_loss": "mean",
-        "win_probability_loss": "mean",  # the same by Lichess's formula; legal `B` only
-        "move_rank": "mean",  # 1 plus the moves worth more than `B`; legal `B` only
-        # Absolute error of `E` in pawns, both held within ±10; of legal moves in `M`.
-        "evaluation_mae": "mean",
-        # Share of `E` with the right sign, where a move is worth half a pawn or more.
-        "evaluation_sign": "mean",
-        # Share of: `B` in `M`; `B` has the highest `E`; as many `E` as `M`; no move twice.
-        "consistency": "mean",
+    metrics: ClassVar[Mapping[str, Metric]] = {
+        "invalid": Metric("share", "The answer cannot be read."),
+        "legal": Metric("share", "`B` is a legal move."),
+        "best_move": Metric("share", "`B` is a best move: no legal move is worth more."),
+        "top_5_overlap": Metric(
+            "mean", "Share of the engine's top five (of all legal moves, if fewer) that `M` names."
+        ),
+        "candidates_legal": Metric("mean", "Share of the moves in `M` that are legal."),
+        "centipawn_loss": Metric(
+            "mean", "Centipawns that `B` loses against the best move, at most 1000; legal `B` only."
+        ),
+        "win_probability_loss": Metric(
+            "mean",
+            "Win probability (Lichess's formula) that `B` loses against the best move; legal `B` only.",
+        ),
+        "move_rank": Metric(
+            "mean", "1 plus the number of moves worth more than `B`; legal `B` only."
+        ),
+        "evaluation_mae": Metric(
+            "mean",
+            "Absolute error of `E` in pawns, both values limited to ±10; legal moves in `M` only.",
+        ),
+        "evaluation_sign": Metric(
+            "mean",
+            "Share of `E` with the right sign, over moves worth half a pawn or more to either side.",
+        ),
+        "consistency": Metric(
+            "mean",
+            "Share of four checks: `B` is in `M`; `B` has the highest `E`; `M` and `E` are equally long; "
+            "no move appears twice in `M`.",
+        ),
     }
     grouped = ("legal", "best_move", "win_probability_loss")  # by side to move and phase
     about = (

@@ -15,11 +15,10 @@ import pyarrow
 
 from ...common.errors import IllegalPositionError
 from ...common.hashing import draw
-from ...common.stats import Kind
 from ...tasks import rules
 from ..answerers import Answerer
 from ..games import ask_moves
-from ..suite import Judged, Suite, SuiteUnavailableError
+from ..suite import Judged, Metric, Suite, SuiteUnavailableError
 
 COLUMNS = ("PuzzleId", "FEN", "Moves", "Rating", "Themes")
 
@@ -74,13 +73,16 @@ class PuzzlesSuite(Suite[Puzzle]):
     """
 
     name = "puzzles"
+    summary = (
+        "Solves puzzles of Lichess's database (`puzzles_file`): the first move, and the whole line."
+    )
     version = 1
     headline = "first_move"
-    metrics: ClassVar[Mapping[str, Kind]] = {
-        "invalid": "share",  # the first answer cannot be read
-        "legal": "share",  # the first move is legal
-        "first_move": "share",  # the first move is right
-        "whole_line": "share",  # all of the solver's moves are right
+    metrics: ClassVar[Mapping[str, Metric]] = {
+        "invalid": Metric("share", "The first answer cannot be read."),
+        "legal": Metric("share", "The first move is legal."),
+        "first_move": Metric("share", "The first move is right."),
+        "whole_line": Metric("share", "All of the solver's moves are right."),
     }
     grouped = ("first_move", "whole_line")  # by rating and the sample's most common themes
     about = "Positions of puzzles from people's games, at any move."

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
-from ...common.stats import Kind
 from ..answerers import Answerer
 from ..games import Game, GameSuite, ask_moves, play_out
-from ..suite import Judged
+from ..suite import Judged, Metric
 
 
 class SelfPlaySuite(GameSuite):
@@ -22,15 +21,21 @@ class SelfPlaySuite(GameSuite):
     """
 
     name = "self_play"
+    summary = "Plays both sides of a game by policy answers, with python-chess as the board."
     version = 1
     headline = "legal_half_moves"
-    metrics: ClassVar[Mapping[str, Kind]] = {
-        # From the starting position to the first illegal or unreadable move; all without one.
-        "legal_half_moves": "mean",
-        "finished": "share",  # the game ended by the rules
-        "capped": "share",  # it was cut off at `game_plies` half-moves, all of them legal
-        "illegal_end": "share",  # it ended with an illegal move
-        "unreadable_end": "share",  # it ended with an answer that cannot be read
+    metrics: ClassVar[Mapping[str, Metric]] = {
+        "legal_half_moves": Metric(
+            "mean",
+            "Half-moves from the starting position to the first illegal or unreadable move, or to the "
+            "end of the game.",
+        ),
+        "finished": Metric("share", "The game ended by the rules."),
+        "capped": Metric(
+            "share", "The game was cut off at `game_plies` half-moves, all of them legal."
+        ),
+        "illegal_end": Metric("share", "The game ended with an illegal move."),
+        "unreadable_end": Metric("share", "The game ended with an answer that cannot be read."),
     }
 
     def judged(self, model: Answerer) -> Iterator[Judged]:

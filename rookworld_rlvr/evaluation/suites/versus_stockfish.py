@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 import chess
 
 from ...common.errors import EngineError
-from ...common.stats import Estimate, Kind, Proportion
+from ...common.stats import Estimate, Proportion
 from ...engine.pool import EngineArguments
 from ..answerers import Answerer
 from ..games import Game, GameSuite, Reply, ask_moves, play_out
 from ..stockfish_player import SKILL_LEVELS, SkilledEngine, random_move
-from ..suite import Judged, Observations, SuiteResult, SuiteUnavailableError
+from ..suite import Judged, Metric, Observations, SuiteResult, SuiteUnavailableError
 
 RANDOM_LEVEL = "random"
 
@@ -58,16 +58,21 @@ class VersusStockfishSuite(GameSuite):
     """
 
     name = "versus_stockfish"
+    summary = "Plays Stockfish's skill levels 0 to 5, or a random mover (`versus_levels`)."
     version = 1
     headline = "score"
-    metrics: ClassVar[Mapping[str, Kind]] = {
-        "score": "mean",  # 1 for a win, 0.5 for a draw, 0 for a loss
-        "elo_difference": "mean",  # the score as that of Elo ratings, the model's less the opponent's
-        "win": "share",  # the model mates
-        "draw": "share",  # no one mates, and no one errs; games cut off among them
-        "illegal_loss": "share",  # the model loses by an illegal or unreadable move
-        "capped": "share",  # the game was cut off at `game_plies` half-moves
-        "half_moves": "mean",  # legal moves of both sides since the starting position
+    metrics: ClassVar[Mapping[str, Metric]] = {
+        "score": Metric("mean", "1 for a win, 0.5 for a draw, 0 for a loss."),
+        "elo_difference": Metric(
+            "mean", "Elo rating of the model less the opponent's, from the score; by level only."
+        ),
+        "win": Metric("share", "The model mates."),
+        "draw": Metric(
+            "share", "Neither side mates or makes an invalid move; a game that is cut off counts."
+        ),
+        "illegal_loss": Metric("share", "The model loses by an illegal or unreadable move."),
+        "capped": Metric("share", "The game was cut off at `game_plies` half-moves."),
+        "half_moves": Metric("mean", "Legal moves of both sides since the starting position."),
     }
     grouped = tuple(metrics)  # by level
 
