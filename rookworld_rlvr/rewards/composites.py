@@ -1,4 +1,4 @@
-"""Rewards that make one number of several components; each says its range."""
+"""Rewards that combine several components into one number; each docstring gives the range."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _POLICY_QUALITY = ("best_move", "candidates", "evaluation", "legality", "consist
 
 
 def graduated(score: Score, shaping: str = "graduated") -> float:
-    """One number of [-0.3, 1] for an environment or policy answer; unreadable answers get -0.3.
+    """One number in [-0.3, 1] for an environment or policy answer; unreadable answers get -0.3.
 
     With `q`, the share of fields right (environment) or the mean of the five policy components:
 
@@ -24,11 +24,11 @@ def graduated(score: Score, shaping: str = "graduated") -> float:
       0.8 near perfect (q >= 0.85: one field wrong), 1.0 exact (q = 1).
     - ``linear``: 0.2 + 0.8 q.
     - ``binary``: 1 where exact, else 0.
-    - ``continuous``: as ``linear``, but a field nearly right counts in part: for the environment
+    - ``continuous``: as ``linear``, but a nearly right field counts in part: for the environment
       q is 0.8 state + 0.2 outcome.
 
     Args:
-        score: Of `score_environment` or `score_policy`.
+        score: What `score_environment` or `score_policy` returns.
         shaping: One of `SHAPINGS`.
     """
     if not score["format"]:
@@ -53,10 +53,10 @@ def _quality(score: Score, partial: bool) -> float:
 
 
 def asymmetric(score: Score) -> float:
-    """One number of [-1, 1] for an environment answer: a wrong state costs more than a suffix.
+    """One number in [-1, 1] for an environment answer: a wrong state costs more than a wrong suffix.
 
-    1 where exact; 0.6 to 0.87 where the state is right and the suffix is not; from -1 to below 0 by
-    edit distance of the FENs where the state is wrong; -1 where unreadable.
+    1 if exact; 0.6 to 0.87 if the state is right and the suffix (reward and flags) is not; from -1 to
+    below 0, by the edit distance of the FENs, if the state is wrong; -1 if unreadable.
     """
     if score["exact"]:
         return 1.0

@@ -1,4 +1,4 @@
-"""Rewards that raise end all processes together."""
+"""End all processes together when a reward raises."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..common.errors import RookWorldError
 
 
 class RewardGuard:
-    """Keeps what rewards raise until all processes have met.
+    """Keeps what a reward raises until all processes can raise together.
 
-    A process that left alone would leave the others waiting for its rewards.
+    A process that ended alone would leave the others waiting for its rewards.
     """
 
     def __init__(self) -> None:
@@ -42,10 +42,10 @@ class RewardGuard:
         return guarded
 
     def raise_together(self, rank: int) -> None:
-        """Raise what a reward has raised on any process, on all of them.
+        """Raise on every process what a reward has raised on any of them.
 
         Raises:
-            RookWorldError: All of them were; else RuntimeError.
+            RookWorldError: If every failure was one; otherwise RuntimeError.
         """
         mine = [
             (f"{name} on process {rank}: {error!r}", isinstance(error, RookWorldError))

@@ -1,10 +1,10 @@
-"""Frozen one-score sequence classifiers, judges for short: loading, refusing, scoring, the reward.
+"""Judges: frozen sequence classifiers with one score, and the reward that one gives.
 
-TRL's `GRPOTrainer` takes a `PreTrainedModel` as a reward too. A function is handed to it instead, as
-TRL would score the whole batch in one forward, without the end token that its own `RewardTrainer`
-trains with, in the checkpoint's precision, on the raw scale, and rows of every task; it would name the
-reward after the folder, have the model wrapped by accelerate, and take any checkpoint: transformers
-gives one without a score head a random one, and of two labels the first would be read.
+TRL's `GRPOTrainer` also takes a `PreTrainedModel` as a reward. We hand it a function instead. TRL would
+score the whole batch in one forward, rows of every task among them, in the checkpoint's precision, on
+the raw scale, and without the end token that its own `RewardTrainer` trains with. It would name the
+reward after the folder and let accelerate wrap the model. And it would accept any checkpoint:
+transformers gives one without a score head a random head, and of two labels TRL reads the first.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .judge_spec import JudgeSpec
 _HEAD = "ForSequenceClassification"
 
 
-_NO_SPREAD = 1e-5  # of scores: below it a deviation is rounding
+_NO_SPREAD = 1e-5  # a smaller deviation of scores is rounding
 
 
 # --------------------------------------------------------------------------------------------------
@@ -49,12 +49,12 @@ _NO_SPREAD = 1e-5  # of scores: below it a deviation is rounding
 class Judge:
     """A frozen network that gives a text one score.
 
-    What is judged is the prompt and the completion as one text, and the tokenizer's end token behind
-    it where the text does not end with it: what TRL's `RewardTrainer` trains on. A completion comes
-    without its end token, so one that was cut off reads as if it had ended there.
+    It reads prompt, completion and end token as one text, as in TRL's `RewardTrainer`; an end token
+    that is already there is not added again. A completion comes without its end token, so one that was
+    cut off reads as if it had ended there.
 
-    GPT-2 and its like score at the last token that is not padding. Padding is on the right, where it
-    moves no position; where the end token is the padding token, the token before it is scored, in
+    GPT-2 and similar models score at the last token that is not padding. Padding is on the right, where
+    it shifts no position. If the end token is also the padding token, the token before it is scored, in
     training as here.
 
     Args:
@@ -77,11 +77,11 @@ class Judge:
         self.batch_size = batch_size
         if network.config.pad_token_id is None:
             network.config.pad_token_id = tokenizer.pad_token_id
-        # Tokens that there are positions for; infinite where nothing names a limit.
+        # The largest number of tokens that it has positions for; infinite if nothing gives a limit.
         self.longest = min(_table_size(network), float(tokenizer.model_max_length))
 
     def scores(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float | None]:
-        """Scores of `N` texts in their order; None for one that has more tokens than positions.
+        """Scores of `N` texts, in order; None for a text with more tokens than positions.
 
         Raises:
             RookWorldError: A score is nan or infinite.
@@ -94,23 +94,25 @@ class Judge:
             places = order[start : start + self.batch_size]
             for place, score in zip(places, self._forward([rows[p] for p in places]), strict=True):
                 if not math.isfinite(score):
+                    text = prompts[place] + completions[place]
                     raise RookWorldError(
-                        f"{self.name} scores {score} for {prompts[place] + completions[place]!r}; "
-                        "take dtype: float32, or another model"
+                        f"{self.name} gives the score {score} to {text!r}; set dtype: float32, or give "
+                        "another model"
                     )
                 found[place] = score
         return found
 
     def check_lengths(self, prompts: Collection[str], max_completion_length: int) -> None:
-        """Refuse, before a run, completions that could outrun the positions behind the longest prompt.
+        """Refuse, before a run, completions that could be too long for the judge.
 
         Args:
             prompts: The different prompts.
             max_completion_length: In tokens, which are taken to be this tokenizer's too.
 
         Raises:
-            RookWorldError: Prompt, completion and end token together may have no score. TRL would
-                count that as 0 beside another reward, which is better than a negative score.
+            RookWorldError: The longest prompt, a completion and the end token need more positions than
+                there are. Beside another reward, TRL counts a missing score as 0, which would be better
+                than a negative score.
         """
         if not prompts or not math.isfinite(self.longest):
             return
@@ -120,9 +122,10 @@ class Judge:
         if max_completion_length > room:
             lower = f"give at most {room}, or " if room > 0 else ""
             raise RookWorldError(
-                f"max_completion_length: {max_completion_length} tokens behind the longest prompt's "
-                f"{longest} outrun the {int(self.longest)} positions of {self.name}, {end} of them "
-                f"for the end token; {lower}leave out longer prompts, or take a judge with more"
+                f"max_completion_length: {max_completion_length} tokens, after {longest} of the longest "
+                f"prompt and with {end} for the end token, are more than the {int(self.longest)} "
+                f"positions of {self.name}; {lower}leave out longer prompts, or give a judge with more "
+                "positions"
             )
 
     def _encode(self, prompts: Sequence[str], completions: Sequence[str]) -> list[list[int]]:
@@ -145,7 +148,7 @@ class Judge:
 
 
 def _table_size(network: PreTrainedModel) -> float:
-    """Rows of a network's table of positions; infinite where its configuration names none."""
+    """How many positions a network has; infinite if its configuration does not say."""
     config = network.config.get_text_config()
     return getattr(config, "max_position_embeddings", None) or math.inf
 
@@ -153,26 +156,26 @@ def _table_size(network: PreTrainedModel) -> float:
 def check_pair_lengths(
     network: PreTrainedModel, pairs: Dataset, max_length: int | None = None
 ) -> None:
-    """Refuse pairs that outrun the table of positions of a network that is to be trained on them.
+    """Refuse training pairs with more tokens than the network has positions.
 
     Args:
-        network: The judge to be.
+        network: What is to be trained on the pairs.
         pairs: `chosen_ids` and `rejected_ids`, as TRL's `RewardTrainer` makes them.
-        max_length: By which it has left out pairs; None for not at all.
+        max_length: The trainer has left out longer pairs; None if it has left out none.
 
     Raises:
         RookWorldError: No pair is left, or the longest answer needs more positions than there are.
     """
     if not len(pairs["chosen_ids"]):
         raise RookWorldError(
-            f"max_length: {max_length} leaves out every training pair; give a larger one, or none"
+            f"max_length: {max_length} leaves out every training pair; give a larger number, or null"
         )
     limit = _table_size(network)
     longest = max(max(map(len, pairs[key])) for key in ("chosen_ids", "rejected_ids"))
     if longest > limit:
         raise RookWorldError(
-            f"max_length: the longest answer takes {longest} tokens with its prompt, the model has "
-            f"{limit} positions; give max_length: {limit} to leave such pairs out, or another model"
+            f"max_length: the longest answer takes {longest} tokens with its prompt, but the model has "
+            f"{limit} positions; set max_length: {limit} to leave such pairs out, or give another model"
         )
 
 
@@ -180,18 +183,18 @@ def load_judge(spec: JudgeSpec) -> Judge:
     """The judge of a reward, on this process's own device.
 
     Raises:
-        RookWorldError: There is no such model or tokenizer, or it is no sequence classifier with one
-            score; the message says what was found.
+        RookWorldError: The model or tokenizer was not found, or the model is not a sequence classifier
+            with one score; the message says what was found.
     """
     try:
         network = _load_network(spec)
         tokenizer = _load_tokenizer(spec, network)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        reason = f"it cannot be loaded ({' '.join(str(error).split())[:300]})"
-        if isinstance(error, RookWorldError):
-            reason = str(error)
+        reason = str(error)
+        if not isinstance(error, RookWorldError):
+            reason = " ".join(reason.split())[:300]
         raise RookWorldError(
-            f"rewards: {spec.name} cannot be had from {spec.model!r}: {reason}; give a sequence "
+            f"rewards: {spec.name} could not be loaded from {spec.model!r}: {reason}; give a sequence "
             "classifier with one score, such as recipes/train_judge.py trains"
         ) from error
     fuse_gelu(network)
@@ -204,12 +207,12 @@ def _load_network(spec: JudgeSpec) -> PreTrainedModel:
         raise RookWorldError(fault)
     path = loading.resolve_model_path(spec.model)
     config = AutoConfig.from_pretrained(path)
-    found = ", ".join(config.architectures or ["no architecture"])
+    found = ", ".join(config.architectures or ["an unknown model"])
     if not any(name.endswith(_HEAD) for name in config.architectures or ()):
-        raise RookWorldError(f"it is no sequence classifier: its checkpoint is of {found}")
+        raise RookWorldError(f"it is not a sequence classifier: its checkpoint is of {found}")
     if config.num_labels != 1:
         raise RookWorldError(f"its {found} has {config.num_labels} labels (num_labels), not 1")
-    # Under FSDP's efficient loading only the first process would get weights to shard from.
+    # FSDP's efficient loading would give the weights to the first process alone.
     with patch_environment(FSDP_CPU_RAM_EFFICIENT_LOADING="false"):
         network, info = AutoModelForSequenceClassification.from_pretrained(
             path, dtype=spec.dtype, output_loading_info=True
@@ -228,10 +231,10 @@ def _load_tokenizer(spec: JudgeSpec, network: PreTrainedModel) -> PreTrainedToke
     known, size = max(tokenizer.get_vocab().values()), network.get_input_embeddings().num_embeddings
     if known >= size:
         raise RookWorldError(
-            f"the tokenizer of {name!r} has ids up to {known}, its embedding only {size} rows"
+            f"the tokenizer of {name!r} has ids up to {known}, but the model embeds only {size} tokens"
         )
     if tokenizer.pad_token_id is None and network.config.pad_token_id is None:
-        raise RookWorldError(f"neither it nor the tokenizer of {name!r} has a padding token")
+        raise RookWorldError(f"neither the model nor the tokenizer of {name!r} has a padding token")
     return tokenizer
 
 
@@ -241,13 +244,14 @@ def _load_tokenizer(spec: JudgeSpec, network: PreTrainedModel) -> PreTrainedToke
 class JudgeReward:
     """A judge as a reward function in TRL's signature, on every process.
 
-    All processes call it together: they share their scores, so that `zscore` is the same on all of
-    them and the metrics are of the whole batch.
+    All processes call it together and share their scores, so that `zscore` and the metrics are those of
+    the whole batch.
 
     Args:
         spec: What the recipe says.
-        judge: Its network; loaded where None.
-        truth: What policy answers are measured against; None takes the column `action_values`.
+        judge: The judge; None loads it.
+        truth: Where the values of moves come from, for the metrics; None takes the column
+            `action_values`.
 
     Raises:
         RookWorldError: See `load_judge`.
@@ -287,12 +291,12 @@ class JudgeReward:
         return [found.get(index) for index in range(len(prompts))]
 
     def check_lengths(self, prompts: Iterable[str], max_completion_length: int) -> None:
-        """See `Judge.check_lengths`; prompts of tasks that it does not judge are passed over."""
+        """See `Judge.check_lengths`; prompts of tasks that it does not judge are left out."""
         mine = {text for text in prompts if task_of(text) in self.spec.tasks}
         self.judge.check_lengths(mine, max_completion_length)
 
     def _score_together(self, *asked: list[Any]) -> tuple[list[_Judged], list[_Judged]]:
-        """What this process's rows got, and what all processes' did; all of them fail, or none."""
+        """Results of this process's rows, and of all processes' rows; if one fails, all of them do."""
         mine: list[_Judged] = []
         failure: Exception | None = None
         try:
@@ -322,12 +326,15 @@ class JudgeReward:
         ]
 
     def _scaled(self, judged: Sequence[_Judged]) -> list[float | None]:
-        """Rewards; None where there is no score."""
+        """Rewards; None for a text without a score."""
         scale = self._scale()
         return [None if one.score is None else scale(one.score) for one in judged]
 
     def _scale(self) -> Callable[[float], float]:
-        """Of zscore: how many deviations of the window a score lies over its mean; 0 without spread."""
+        """What makes a reward of a score.
+
+        `zscore` gives the distance from the window's mean in deviations; 0 if the window has no spread.
+        """
         if self.spec.scale == "raw":
             return float
         if self.spec.scale == "sigmoid":
@@ -338,11 +345,11 @@ class JudgeReward:
         return lambda score: (score - mean) / deviation
 
     def _log(self, log_metric: Callable[[str, float], None], judged: Sequence[_Judged]) -> None:
-        """Of all processes' rows, so it is the same number on each; nothing for a batch without."""
+        """Log metrics of all processes' rows; nothing for a batch without rows to judge."""
         scored = [one for one in judged if one.score is not None]
         numbers = {"too_long": 1 - len(scored) / len(judged)} if judged else {}
         numbers |= _means(scored)
-        if len({one.text for one in scored}) > 1:  # of one text it would be no judge's fault
+        if len({one.text for one in scored}) > 1:  # scores of one text cannot differ
             rewards = [reward for reward in self._scaled(scored) if reward is not None]
             numbers["std"] = _spread([one.score for one in scored if one.score is not None])[1]
             numbers["reward_std"] = _spread(rewards)[1]
@@ -355,17 +362,17 @@ class JudgeReward:
     # Checkpoints
     # --------------------------------------------------------------------------------------------
     def state(self) -> dict[str, Any]:
-        """The window, for a run that goes on later."""
+        """The window, for a checkpoint."""
         return {"window": list(self.window)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`."""
+        """Continue with a checkpoint's window."""
         self.window = deque(state["window"], maxlen=self.spec.window)
 
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """What one completion got."""
+    """What is known of one completion."""
 
     task: str
     text: str
@@ -374,7 +381,7 @@ class _Judged:
 
 
 def _means(scored: Sequence[_Judged], suffix: str = "") -> dict[str, float]:
-    """Mean score and share right of the same completions; without what none of them has."""
+    """Mean score and share right of completions; a key is missing if no completion has a value."""
     sides = {
         "mean": [one.score for one in scored if one.score is not None],
         "truth": [one.truth for one in scored if one.truth is not None],
@@ -399,6 +406,6 @@ def _spread(values: Collection[float]) -> tuple[float, float]:
 
 
 def judges_of(reward_funcs: Iterable[Any]) -> dict[str, JudgeReward]:
-    """The judges among a trainer's reward functions, by name, also those that are wrapped."""
+    """The judges among a trainer's reward functions, by name; wrapped ones too."""
     unwrapped = (inspect.unwrap(func) for func in reward_funcs)
     return {func.__name__: func for func in unwrapped if isinstance(func, JudgeReward)}

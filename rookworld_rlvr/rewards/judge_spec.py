@@ -1,4 +1,4 @@
-"""What an entry of `rewards` says of a judge, checked without loading anything."""
+"""A judge's entry in `rewards`, checked without loading anything."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAME = re.compile(r"judge(_[a-z0-9]+)*")
 class JudgeSpec:
     """A judge as a reward."""
 
-    name: str = setting(MISSING, "judge or judge_<suffix>, the reward's name on dashboards.")
+    name: str = setting(MISSING, "judge or judge_<suffix>; the reward's name on dashboards.")
     model: str = setting(
         MISSING,
         "Folder or Hub id of a sequence classifier with one score.",
@@ -26,27 +26,27 @@ class JudgeSpec:
     )
     tokenizer: str | None = setting(
         None,
-        "Where its tokenizer comes from; None takes the model's.",
+        "Folder or Hub id of its tokenizer; None takes the model's.",
         filled=True,
         remedy="give a folder or Hub id",
     )
-    batch_size: int = setting(64, "Texts scored in one forward.", least=1)
+    batch_size: int = setting(64, "Texts scored in one forward pass.", least=1)
     dtype: Literal["float32", "bfloat16", "float16"] = setting(
-        "float32", "Precision of its weights and forwards, whatever the policy's."
+        "float32", "Precision of its weights and forward passes; the policy's does not matter."
     )
     scale: Literal["raw", "sigmoid", "zscore"] = setting(
         "raw",
-        "What the reward is: raw the score, sigmoid of it, zscore by mean and deviation of the last "
-        "window scores.",
+        "How a score becomes the reward: raw leaves it as it is; sigmoid maps it to [0, 1]; zscore "
+        "subtracts the mean of the last window scores and divides by their deviation.",
     )
     window: int = setting(
         1024,
-        "Scores of all processes that zscore looks back over, this batch's among them.",
+        "How many of the last scores zscore looks at: those of all processes, this batch's included.",
         least=2,
     )
     tasks: tuple[str, ...] = setting(
         lambda: tuple(TASKS),
-        "Whose rows it judges; the others get None.",
+        "Tasks whose rows it judges; other rows get None.",
         among=TASKS,
         of="task",
         filled=True,
@@ -63,16 +63,16 @@ def is_judge(name: Any) -> bool:
 
 
 def judge_spec(spec: Mapping[str, Any]) -> JudgeSpec:
-    """The record of an entry that `judge_faults` has found nothing wrong with."""
+    """An entry as a record; `judge_faults` must have found nothing wrong with it."""
     given = {key: value for key, value in spec.items() if key != "weight"}
     return JudgeSpec(**{**given, "tasks": tuple(given.get("tasks", TASKS))})
 
 
 def judge_faults(spec: Mapping[str, Any]) -> list[str]:
-    """What is wrong with an entry's options, one sentence each; the weight is not looked at."""
+    """What is wrong with an entry's options, one sentence each; the weight is not checked."""
     where = f"rewards: {spec['name']}"
     options = {key: value for key, value in spec.items() if key != "weight"}
     faults = record_faults(JudgeSpec, options, where)
     if "window" in spec and spec.get("scale") != "zscore":
-        faults.append(f"{where}: window is for scale: zscore; leave it out")
+        faults.append(f"{where}: window only matters with scale: zscore; leave it out")
     return faults

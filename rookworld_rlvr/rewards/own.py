@@ -1,4 +1,4 @@
-"""Rewards of the user's own: functions in TRL's signature, in a file or module of theirs."""
+"""A user's own rewards: functions in TRL's signature, in a file or module."""
 
 from __future__ import annotations
 
@@ -12,50 +12,52 @@ from ..common.errors import ConfigurationError, RookWorldError, close_matches
 from ..common.own import load_own, place_of
 from ..tasks.registry import TASKS, task_of
 
-_GIVEN = ("prompts", "completions")  # by TRL, beside the columns of the data
+_GIVEN = ("prompts", "completions")  # by TRL, with the columns of the data
 
 
-_OURS = ("name", "weight", "tasks")  # keys of a specification that are no options of the function
+_OURS = ("name", "weight", "tasks")  # keys of a specification that are not options of the function
 
 
 Rewards = list[float | None]
 
 
 def own_tasks(spec: Mapping[str, Any]) -> tuple[str, ...]:
-    """The tasks that a reward of the user's judges: all, unless `tasks` names some."""
+    """The tasks that a user's reward judges: all, unless `tasks` names some."""
     return tuple(spec.get("tasks") or TASKS)
 
 
 def own_faults(spec: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a reward of the user's, one sentence each; its file is run."""
+    """What is wrong with a user's reward, one sentence each; this runs its file."""
     name, tasks = spec["name"], spec.get("tasks")
     try:
         func = load_own(name, "rewards")
     except ConfigurationError as error:
         return error.faults
     if not callable(func):
-        return [f"rewards: {name} is no function but {func!r}"]
+        return [f"rewards: {name} must be a function, but is {func!r}"]
     are_names = isinstance(tasks, list) and all(isinstance(task, str) for task in tasks)
     if tasks is not None and not (tasks and are_names):
-        return [f"rewards: tasks of {name} is {tasks!r}, no list of tasks"]
+        return [f"rewards: tasks of {name} must be a list of tasks, but is {tasks!r}"]
     faults = [
-        f"rewards: {task!r} of {name} is no task{close_matches(str(task), TASKS)}"
+        f"rewards: tasks of {name}: {task!r} is not a task{close_matches(str(task), TASKS)}"
         for task in tasks or ()
         if task not in TASKS
     ]
     try:
         parameters = inspect.signature(func).parameters
-    except ValueError:  # of a function that is written in C
+    except ValueError:  # a function that is written in C
         return faults
     kinds = [parameter.kind for parameter in parameters.values()]
     misses = [given for given in _GIVEN if given not in parameters]
     if inspect.Parameter.VAR_KEYWORD not in kinds:
         faults.append(
-            f"rewards: {name} takes {inspect.signature(func)}; TRL hands over all columns of the data, "
+            f"rewards: {name} takes {inspect.signature(func)}; TRL passes all columns of the data, "
             "so write def reward(prompts, completions, **columns)"
         )
     elif len(misses) == len(_GIVEN):
-        faults.append(f"rewards: {name} takes neither prompts nor completions; name one of them")
+        faults.append(
+            f"rewards: {name} takes neither prompts nor completions; add one of them as a parameter"
+        )
     faults += [
         f"rewards: {name} has no option {key!r}{close_matches(str(key), parameters)}"
         for key in spec
@@ -65,9 +67,9 @@ def own_faults(spec: Mapping[str, Any]) -> list[str]:
 
 
 def own_reward(spec: Mapping[str, Any]) -> Callable[..., Rewards | Awaitable[Rewards]]:
-    """A reward of the user's with its options, for rows of its tasks.
+    """A user's reward with its options, for the rows of its tasks.
 
-    What it raises, and what is no list of numbers, becomes one message.
+    An exception, and a result that is not a list of numbers, becomes one message.
 
     Args:
         spec: ``{"name": ..., "weight": ..., "tasks": [...], **options}``.
@@ -84,16 +86,18 @@ def own_reward(spec: Mapping[str, Any]) -> Callable[..., Rewards | Awaitable[Rew
         if found is None or len(found) != len(prompts):
             said = "no list" if found is None else f"{len(found)} rewards"
             raise RookWorldError(
-                f"the reward {name} gave {said} for {len(prompts)} completions; return one number or "
-                "None for each"
+                f"the reward {name} returned {said} for {len(prompts)} completions; return one number "
+                "or None for each"
             )
         try:
             numbers = [None if number is None else float(number) for number in found]
         except (TypeError, ValueError) as error:
-            raise RookWorldError(f"the reward {name} gave what is no number: {error}") from error
+            raise RookWorldError(
+                f"the reward {name} returned something that is not a number: {error}"
+            ) from error
         if any(number is not None and math.isinf(number) for number in numbers):
             raise RookWorldError(
-                f"the reward {name} gave an infinite number; nothing learns from it"
+                f"the reward {name} returned an infinite number; return finite numbers or None"
             )
         mine = (task_of(prompt) in tasks for prompt in prompts)
         return [number if its else None for number, its in zip(numbers, mine, strict=True)]
@@ -118,5 +122,5 @@ def own_reward(spec: Mapping[str, Any]) -> Callable[..., Rewards | Awaitable[Rew
     calls = (func, getattr(func, "__call__", None))  # noqa: B004  (an object's own)
     found = reward_in_time if any(map(inspect.iscoroutinefunction, calls)) else reward
     found.__name__ = name
-    found.__doc__ = f"Reward `{spec['name']}` of the user's own."
+    found.__doc__ = f"The user's own reward `{spec['name']}`."
     return found

@@ -1,4 +1,4 @@
-"""Reward functions in TRL's signature, over the tasks' scorers, in one registry; judges beside them.
+"""The registry of rewards: functions in TRL's signature over the tasks' scorers, and judges.
 
 A reward takes ``prompts``, ``completions`` and the data set's columns as keywords, all of length `B`,
 and returns `B` numbers, or None for a row that it does not apply to: a row of another task, or one
@@ -26,7 +26,7 @@ from .judge_spec import is_judge, judge_faults, judge_spec
 from .own import own_faults, own_reward, own_tasks
 
 RewardFunc = Callable[..., Any]
-"""Takes keywords; gives a number or None a row, or, of a user's coroutine, promises that."""
+"""Takes keywords; returns a number or None for each row. A user's function may be a coroutine."""
 
 
 Spec = Mapping[str, Any]
@@ -34,11 +34,11 @@ Spec = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """What a name of the registry means.
+    """A reward of the registry.
 
     Args:
         tasks: The tasks that it judges.
-        number: The number of a score; takes the options as keywords.
+        number: Makes the number of a score; takes the options as keywords.
         options: Allowed values by option, the default first.
         range: The values that it takes, such as ``[0, 1]`` or ``0 or 1``.
         meaning: One sentence; empty if a user's own task leaves it out.
@@ -75,7 +75,7 @@ COMPOSITES: Mapping[str, Reward] = {
         meaning="A wrong next state costs more than a wrong reward or flag.",
     ),
 }
-"""Rewards made of several components, which are then logged beside them."""
+"""Rewards made of several components; the components are logged with them."""
 
 
 def known_rewards() -> dict[str, Reward]:
@@ -98,14 +98,14 @@ def get_reward_funcs(specs: Sequence[Spec], truth: PolicyTruth | None = None) ->
 
     Args:
         specs: ``{"name": ..., "weight": ..., **options}`` each; the weight is for the trainer
-            (`RookWorldGRPOConfig` hands it to TRL's `reward_weights`). One by the name of ``judge``
-            or ``judge_<suffix>`` is a frozen model, see `judge_spec.JudgeSpec`, and is loaded. One
-            with a colon in its name is the user's own, see `own.own_reward`.
+            (`RookWorldGRPOConfig` hands it to TRL's `reward_weights`). The name ``judge`` or
+            ``judge_<suffix>`` means a frozen model, which is loaded, see `judge_spec.JudgeSpec`. A
+            name with a colon means the user's own, see `own.own_reward`.
         truth: Where the values of moves come from; None takes the column `action_values`.
 
     Raises:
         ConfigurationError: Unknown names or options, with their close matches.
-        RookWorldError: A judge's model is none, see `judge.load_judge`.
+        RookWorldError: A judge could not be loaded, see `judge.load_judge`.
 
     >>> (exact,) = get_reward_funcs([{"name": "environment_exact"}])
     >>> exact(
@@ -125,25 +125,28 @@ def _open(spec: Spec, truth: PolicyTruth) -> RewardFunc:
         return own_reward(spec)
     if not is_judge(spec["name"]):
         return _reward_func(spec, truth)
-    from .judge import JudgeReward  # torch, which no other reward needs
+    from .judge import JudgeReward  # it needs torch, which no other reward does
 
     return JudgeReward(judge_spec(spec), truth=truth)
 
 
 def check_reward_specs(specs: Any) -> list[str]:
-    """Faults of a list of reward specifications, one sentence each."""
+    """What is wrong with a list of reward specifications, one sentence each."""
     if not isinstance(specs, list | tuple) or not specs:
-        return ["rewards: missing or no list; give some of " + ", ".join(known_rewards())]
+        return ["rewards: must be a list of rewards; give some of " + ", ".join(known_rewards())]
     faults = []
     names = []
     for spec in specs:
         if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
-            faults.append(f"rewards: {spec!r} is no mapping with a name; write '- name: ...'")
+            faults.append(f"rewards: {spec!r} must be a mapping with a name; write '- name: ...'")
             continue
-        names.append(spec["name"].rpartition(":")[2])  # of a user's own: the dashboard's name
+        names.append(spec["name"].rpartition(":")[2])  # for a user's own: the dashboard's name
         faults += _check_reward_spec(spec)
     twice = sorted({name for name in names if names.count(name) > 1})
-    return faults + [f"rewards: {name!r} stands twice; add up its weights" for name in twice]
+    return faults + [
+        f"rewards: {name!r} appears twice; give it once, with the sum of its weights"
+        for name in twice
+    ]
 
 
 def _check_reward_spec(spec: Spec) -> list[str]:
@@ -153,12 +156,12 @@ def _check_reward_spec(spec: Spec) -> list[str]:
         known = (*rewards, "judge")
         close = close_matches(name, known)
         return [
-            f"rewards: unknown reward {name!r} (one of your own is path/to/file.py:name){close}"
+            f"rewards: there is no reward called {name!r} (your own is path/to/file.py:name){close}"
         ]
     faults = []
     weight = spec.get("weight", 1.0)
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
-        faults.append(f"rewards: weight {weight!r} of {name} is no finite number")
+        faults.append(f"rewards: weight {weight!r} of {name} is not a finite number")
     if is_own(name):
         return faults + own_faults(spec)
     if is_judge(name):
@@ -171,7 +174,9 @@ def _check_reward_spec(spec: Spec) -> list[str]:
             known = ("name", "weight", *rewards[name].options)
             faults.append(f"rewards: {name} has no option {key!r}{close_matches(str(key), known)}")
         elif value not in allowed:
-            faults.append(f"rewards: {key} of {name} is {value!r}, none of {', '.join(allowed)}")
+            faults.append(
+                f"rewards: {key} of {name} is {value!r}; choose one of {', '.join(allowed)}"
+            )
     return faults
 
 

@@ -147,12 +147,15 @@ def test_a_reward_has_its_options_its_tasks_and_a_dashboard_s_name() -> None:
         ({"name": "my_reward.py:short"}, "no file 'my_reward.py'; did you mean my_rewards.py"),
         ({"name": "my_rewards.py:shrt"}, "my_rewards.py has no 'shrt'; did you mean short"),
         ({"name": "no_such_module:short"}, "no_such_module could not be run: ModuleNotFoundError"),
-        ({"name": "my_rewards.py:fussy"}, "my_rewards.py:fussy takes (text); TRL hands over all"),
-        ({"name": "my_rewards.py:nothing"}, "my_rewards.py:nothing is no function but None"),
+        ({"name": "my_rewards.py:fussy"}, "my_rewards.py:fussy takes (text); TRL passes all"),
+        (
+            {"name": "my_rewards.py:nothing"},
+            "my_rewards.py:nothing must be a function, but is None",
+        ),
         ({"name": "my_rewards.py:short", "lenght": 3}, "no option 'lenght'; did you mean length"),
-        ({"name": "my_rewards.py:short", "tasks": ["polic"]}, "is no task; did you mean policy"),
-        ({"name": "short"}, "unknown reward 'short'"),
-        ({"name": "my_rewards.py:short", "tasks": [["x"]]}, "no list of tasks"),
+        ({"name": "my_rewards.py:short", "tasks": ["polic"]}, "is not a task; did you mean policy"),
+        ({"name": "short"}, "there is no reward called 'short'"),
+        ({"name": "my_rewards.py:short", "tasks": [["x"]]}, "must be a list of tasks"),
         ({"name": "my_rewards.py:"}, "has no ''"),
     ],
 )
@@ -199,7 +202,7 @@ def test_three_steps_with_a_reward_of_one_s_own(folder: Path) -> None:
             "broken",
             "the reward broken raised ZeroDivisionError: division by zero (my_rewards.py, line ",
         ),
-        ("one", "the reward one gave 1 rewards for"),
+        ("one", "the reward one returned 1 rewards for"),
     ],
 )
 def test_a_reward_that_fails_ends_with_one_message(folder: Path, name: str, said: str) -> None:
@@ -257,7 +260,7 @@ def test_three_steps_of_a_task_of_one_s_own(folder: Path) -> None:
         ),
         (
             ["--suites_from", "my_task.py:Turn"],
-            "my_task.py:Turn is no whole subclass of suite.Suite",
+            "my_task.py:Turn must be a subclass of evaluation.suite.Suite",
         ),
     ],
 )

@@ -137,7 +137,7 @@ def test_pairs_that_are_too_long_for_the_model_are_refused(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     pairs: Any = {"chosen_ids": [[1] * 40, [1] * 60], "rejected_ids": [[1], [1]]}
-    with pytest.raises(RookWorldError, match=r"takes 60 tokens .* give max_length: 50"):
+    with pytest.raises(RookWorldError, match=r"takes 60 tokens .* set max_length: 50"):
         check_pair_lengths(tiny_judge(tokenizer, n_positions=50), pairs)
     network = tiny_judge(tokenizer, n_positions=60)
     check_pair_lengths(network, pairs)

@@ -115,13 +115,15 @@ def test_all_faults_of_an_entry_are_reported_and_nothing_is_loaded() -> None:
         "judge_small: dtype: 'float23' is not a valid value; did you mean float",
         "judge_small: scale: 'sigmod' is not a valid value; did you mean sigmoid?",
         "judge_small: window: True is not a whole number",
-        "judge_small: window is for scale: zscore",
+        "judge_small: window only matters with scale: zscore",
         "judge_small: tasks: 'policies' is not a valid task; did you mean policy?",
     ):
         assert words in faults
     assert check_reward_specs([{"name": "judge", "model": "no/where"}]) == []
     twice = [{"name": "judge", "model": "a"}, {"name": "judge", "model": "b"}]
-    assert check_reward_specs(twice) == ["rewards: 'judge' stands twice; add up its weights"]
+    assert check_reward_specs(twice) == [
+        "rewards: 'judge' appears twice; give it once, with the sum of its weights"
+    ]
     twice[1]["name"] = "judge_b"
     assert check_reward_specs(twice) == []
     assert "did you mean judge?" in check_reward_specs([{"name": "jugde"}])[0]
@@ -247,7 +249,7 @@ def test_a_score_that_is_no_number_names_the_judge(tokenizer: PreTrainedTokenize
     network = tiny_judge(tokenizer)
     network.score.weight.data.fill_(math.nan)
     reward = JudgeReward(JudgeSpec("judge_broken", "x"), Judge(network, tokenizer, "judge_broken"))
-    with pytest.raises(RookWorldError, match="judge_broken scores nan"):
+    with pytest.raises(RookWorldError, match="judge_broken gives the score nan"):
         rewards_of(reward, 2)
 
 
@@ -386,17 +388,19 @@ def test_what_is_no_judge_is_refused_with_what_was_found(
     cut_off = Path(damaged) / "model.safetensors"
     cut_off.write_bytes(cut_off.read_bytes()[:-100])
     for model, words in (
-        ("rookworld-nano", "no sequence classifier: its checkpoint is of GPT2LMHeadModel"),
+        ("rookworld-nano", "not a sequence classifier: its checkpoint is of GPT2LMHeadModel"),
         (two, "GPT2ForSequenceClassification has 2 labels"),
         (headless, "lacks 1 of its weights: score.weight"),
-        (damaged, "it cannot be loaded"),
+        (damaged, "deserializing"),
         (silent, "without a tokenizer"),
-        (narrow, "has ids up to 1023, its embedding only 500 rows"),
+        (narrow, "has ids up to 1023, but the model embeds only 500 tokens"),
         (str(tmp_path / "nothing"), "neither packaged"),
         (str(tmp_path / "empty"), "no model in"),
         ("runs/judge_nano", "recipes/train_judge.py"),
     ):
-        with pytest.raises(RookWorldError, match="rewards: judge_a cannot be had from") as caught:
+        with pytest.raises(
+            RookWorldError, match="rewards: judge_a could not be loaded from"
+        ) as caught:
             load_judge(JudgeSpec("judge_a", model))
         assert words in str(caught.value) and repr(model) in str(caught.value)
     assert load_judge(JudgeSpec("judge", silent, tokenizer=folder)).scores([PROMPT], [RIGHT])
@@ -406,7 +410,7 @@ def test_a_run_is_refused_before_it_trains(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     rewards = json.dumps([{"name": "judge", "model": "rookworld-nano"}])
     small = "--max_rows 400 --synthetic_rows 100 --use_cpu true --report_to none".split()
-    with pytest.raises(RookWorldError, match="rewards: judge cannot be had"):
+    with pytest.raises(RookWorldError, match="rewards: judge could not be loaded"):
         recipe("grpo").main(["--rewards", rewards, *small])
     assert list(tmp_path.iterdir()) == [], "an earlier run would have been moved aside"
 

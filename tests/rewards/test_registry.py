@@ -504,12 +504,12 @@ def test_an_unknown_name_far_from_all_lists_all() -> None:
         ({"name": "graduated", "shapin": "linear"}, ["'shapin'", "did you mean shaping"]),
         ({"name": "graduated", "shaping": "cubic"}, ["'cubic'", "graduated", "linear", "binary"]),
         ({"name": "asymmetric", "shaping": "linear"}, ["asymmetric", "no option 'shaping'"]),
-        ({"name": "asymmetric", "weight": "heavy"}, ["'heavy'", "no finite number"]),
-        ({"name": "asymmetric", "weight": True}, ["True", "no finite number"]),
-        ({"name": "asymmetric", "weight": float("nan")}, ["nan", "no finite number"]),
-        ({"weight": 1.0}, ["no mapping with a name"]),
-        ("asymmetric", ["'asymmetric'", "no mapping with a name"]),
-        (None, ["None", "no mapping with a name"]),
+        ({"name": "asymmetric", "weight": "heavy"}, ["'heavy'", "is not a finite number"]),
+        ({"name": "asymmetric", "weight": True}, ["True", "is not a finite number"]),
+        ({"name": "asymmetric", "weight": float("nan")}, ["nan", "is not a finite number"]),
+        ({"weight": 1.0}, ["must be a mapping with a name"]),
+        ("asymmetric", ["'asymmetric'", "must be a mapping with a name"]),
+        (None, ["None", "must be a mapping with a name"]),
     ],
 )
 def test_a_fault_names_the_value_and_the_remedy(spec: Any, words: list[str]) -> None:
@@ -520,7 +520,7 @@ def test_a_fault_names_the_value_and_the_remedy(spec: Any, words: list[str]) -> 
 @pytest.mark.parametrize("specs", [None, [], "graduated", {"name": "graduated"}, 5])
 def test_no_list_of_rewards_is_a_fault(specs: Any) -> None:
     (fault,) = check_reward_specs(specs)
-    assert "missing or no list" in fault
+    assert "must be a list of rewards" in fault
 
 
 def test_all_faults_are_reported_together() -> None:
@@ -533,7 +533,7 @@ def test_all_faults_are_reported_together() -> None:
     with pytest.raises(ConfigurationError) as caught:
         get_reward_funcs(specs)
     assert len(caught.value.faults) == 4
-    for words in ("policy_formt", "cubic", "'wait'", "'asymmetric' stands twice"):
+    for words in ("policy_formt", "cubic", "'wait'", "'asymmetric' appears twice"):
         assert words in str(caught.value)
 
 
