@@ -36,19 +36,19 @@ class Answerer(ABC):
 
     @abstractmethod
     def answers(self, prompts: Sequence[str]) -> list[str]:
-        """One completion a prompt, in their order; on every process the same."""
+        """One completion for each prompt, in order; the same on every process."""
 
 
 class LanguageModel(Answerer):
     """A causal language model; the processes of a distributed run share the prompts.
 
-    The same prompt gets the same answer in whatever batch and process, greedy or sampled.
+    The same prompt gets the same answer in any batch and on any process, greedy or sampled.
 
     Args:
-        name: As results name it; of a policy in training the run's.
-        complete: Decodes one completion a prompt, on this process, such as `models.decoding.complete`;
-            it takes `progress`.
-        decoding: How it does.
+        name: As results name it; for a policy in training, the run's name.
+        complete: Decodes one completion for each prompt on this process, such as
+            `models.decoding.complete`; it takes `progress`.
+        decoding: How `complete` chooses tokens.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class LanguageModel(Answerer):
         self.complete = complete
 
     def answers(self, prompts: Sequence[str]) -> list[str]:
-        """See `Answerer`; a prompt that stands several times is decoded once."""
+        """See `Answerer`; a prompt that appears several times is decoded once."""
         unique = list(dict.fromkeys(prompts))
         title = f"{self.name}: {self.asked_by}" if self.asked_by else self.name
         answers = dict(zip(unique, shared(unique, self.complete, title), strict=True))
@@ -70,14 +70,14 @@ class LanguageModel(Answerer):
 
 
 def shared(prompts: Sequence[str], complete: Callable[..., list[str]], title: str) -> list[str]:
-    """Have every process complete its share of the prompts, and give all of them to each.
+    """Let every process complete a share of the prompts, and return all completions on each.
 
-    Every process gets as many, some of them a second time: under FSDP each forward is a collective,
-    and a process with a batch less would leave the others waiting.
+    All shares have the same size, so some prompts may be completed twice. Under FSDP all processes take
+    part in each forward, and a process with one batch less would leave the others waiting.
 
     Args:
         prompts: `N` texts, the same on every process.
-        complete: Completes some of them, and calls `progress` with the number of each batch.
+        complete: Completes some of them, and calls `progress` with the size of each batch.
         title: Of a progress bar.
 
     Returns:
@@ -100,7 +100,7 @@ class Oracle(Answerer):
     """Always right: python-chess for environment and fill-in, the engine's values for the policy.
 
     Args:
-        values: Values of all legal moves of positions; None where they cannot be had.
+        values: Gives the values of all legal moves of each position; None if they are not known.
     """
 
     name = ORACLE
@@ -113,7 +113,7 @@ class Oracle(Answerer):
         """See `Answerer`.
 
         Raises:
-            RookWorldError: A position's values cannot be had, or nothing fits a masked record.
+            RookWorldError: A position's values are not known, or nothing fits a masked record.
         """
         tasks = [TASKS[task_of(prompt)] for prompt in prompts]
         fens = [
@@ -130,15 +130,15 @@ def _truth(task: Task, prompt: str, known: Mapping[str, Values | None]) -> str:
     truth = task.truth(prompt, None if fen is None else known[fen])
     if truth is None:
         what = f"values of the moves in {fen!r}; install an engine, or" if fen else "answer;"
-        raise RookWorldError(f"model_name_or_path: the oracle knows no {what} leave the oracle out")
+        raise RookWorldError(f"model_name_or_path: the oracle has no {what} leave the oracle out")
     return truth
 
 
 class RandomMover(Answerer):
-    """Legal moves at random, all worth nothing: what chance gives, see `Task.guess`.
+    """Answers by chance: random legal moves, all of them evaluated as 0, see `Task.guess`.
 
     Args:
-        seed: An answer follows from seed and prompt alone.
+        seed: Seed and prompt alone decide an answer.
     """
 
     name = RANDOM_MOVER

@@ -18,7 +18,7 @@ from ..tasks.types import PolicyPrompt
 from .answerers import Answerer
 from .suite import Suite
 
-MOST_GAMES = 1_000  # held-out positions after `OPENING_PLIES` run out at some 7,000
+MOST_GAMES = 1_000  # there are some 7,000 held-out positions after `OPENING_PLIES`
 
 
 OPENING_PLIES = 4
@@ -26,8 +26,8 @@ OPENING_PLIES = 4
 
 Ending = Literal["rules", "illegal", "unreadable", "capped"]
 """Why a game is over: by the rules as python-chess ends it, without a claim (checkmate, stalemate,
-insufficient material, 75 moves, fivefold repetition); by an illegal or unreadable move; or as it
-reached the most half-moves that are played."""
+insufficient material, 75 moves, fivefold repetition); by an illegal or unreadable move; or because it
+was cut off at the limit of half-moves."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Game:
     ending: Ending | None = None
 
     def take(self, reply: Reply, most: int) -> None:
-        """Play a move, or end the game for want of one.
+        """Play a move, or end the game if the reply has none.
 
         Args:
             reply: Of the side to move.
@@ -70,11 +70,11 @@ def play_out(
     most: int,
     title: str = "games",
 ) -> None:
-    """Play all games to their ends, a ply of all that are under way at a time.
+    """Play all games to their ends, one ply of all running games at a time.
 
     Args:
         games: Changed in place.
-        replies: The moves of the sides to move, one a game.
+        replies: Gives the move of the side to move in each game.
         most: Half-moves after which a game is cut off.
         title: Of a progress bar.
     """
@@ -87,12 +87,12 @@ def play_out(
 
 
 def game_progress(title: str, games: int, most: int) -> Progress:
-    """A bar of half-moves; those that a game which ends early leaves out count as done."""
+    """A progress bar of half-moves; a game that ends early counts as played to the limit."""
     return Progress(title, games * most, "half-moves at most")
 
 
 def openings(count: int, seed: int) -> list[chess.Board]:
-    """So many different positions of the held-out tenth, after four random plies, with their moves."""
+    """Different positions of the held-out tenth, after four random plies, with their moves."""
     found: dict[str, chess.Board] = {}
     stream = synthesis.opening_games(seed, OPENING_PLIES)
     while len(found) < count:
@@ -108,7 +108,7 @@ class GameSuite(Suite[chess.Board]):
     Args:
         games: How many.
         plies: Half-moves after which a game is cut off.
-        seed: What the starting positions follow from.
+        seed: Decides the starting positions.
     """
 
     def __init__(self, games: int, plies: int, seed: int) -> None:
@@ -128,7 +128,7 @@ class GameSuite(Suite[chess.Board]):
         return {name: board.fen() for name, board in self.items.items()}
 
     def games(self) -> list[Game]:
-        """New games, one an item."""
+        """New games, one for each item."""
         return [Game(name, board.copy()) for name, board in self.items.items()]
 
 

@@ -31,40 +31,46 @@ class ModelArguments(Checked):
 
     model_name_or_path: list[str] = setting(
         [loading.PACKAGED_MODEL],
-        "Packaged names, folders or Hub ids; oracle is always right, random moves legally at random. "
-        "The first is what the others are compared with.",
+        "Models to evaluate: packaged names, folders or Hub ids; oracle is always right, random plays "
+        "random legal moves. The others are compared with the first.",
         once=True,
         check=_model_faults,
     )
-    model_revision: str = setting("main", "Branch, tag or commit of a Hub id.")
+    model_revision: str = setting("main", "Branch, tag or commit of models on the Hub.")
     dtype: Literal["float32", "bfloat16", "float16"] = setting(
         "float32",
-        "Of weights and forwards. Under float32 a batch of one and a batch of many give the same "
-        "answers.",
+        "Precision of weights and forward passes. With float32, answers do not depend on the batch's "
+        "size.",
     )
     decoding: Literal["greedy", "sampled", "custom"] = setting(
         "greedy",
-        "greedy; sampled, T 0.6 and top-k 5 as RookWorld's own scripts have it; or custom, by the three "
-        "keys below.",
+        "How tokens are chosen: greedy; sampled, at temperature 0.6 and top-k 5 as in RookWorld's own "
+        "scripts; or custom, by temperature, top_k and top_p.",
     )
     temperature: float | None = setting(
-        None, "Of custom.", above=0, remedy="decoding: greedy has 0"
+        None, "Temperature of decoding: custom.", above=0, remedy="for 0, set decoding: greedy"
     )
     top_k: int | None = setting(
-        None, "Of custom; 0 for all tokens.", least=0, remedy="0 takes all tokens"
+        None, "Top-k of decoding: custom; 0 for all tokens.", least=0, remedy="0 takes all tokens"
     )
-    top_p: float | None = setting(None, "Of custom.", above=0, most=1)
-    decoding_seed: int = setting(0, "Says, with the prompt, what is drawn.")
-    batch_size: int = setting(64, "Prompts decoded at once by a process.", least=1)
-    max_new_tokens: int = setting(ANSWER_TOKENS, "Most tokens of an answer.", least=1)
+    top_p: float | None = setting(
+        None, "Top-p of decoding: custom; 1 for all tokens.", above=0, most=1
+    )
+    decoding_seed: int = setting(
+        0, "Seed of what is drawn; seed and prompt alone decide an answer."
+    )
+    batch_size: int = setting(64, "Prompts that a process decodes at once.", least=1)
+    max_new_tokens: int = setting(ANSWER_TOKENS, "Largest number of tokens in an answer.", least=1)
 
     def faults(self) -> list[str]:
         """What no key shows alone, one sentence each."""
         if self.decoding == "custom":
             missing = self.temperature is None
-            return ["temperature: None is not above 0; decoding: greedy has 0"] if missing else []
+            return (
+                ["temperature: missing; decoding: custom needs a number above 0"] if missing else []
+            )
         return [
-            f"{name}: needs decoding: custom; leave it out, or set that"
+            f"{name}: only used with decoding: custom; set that, or leave {name} out"
             for name in ("temperature", "top_k", "top_p")
             if self.decoding in ("greedy", "sampled") and getattr(self, name) is not None
         ]
@@ -85,12 +91,13 @@ class ModelArguments(Checked):
 
 
 class OracleValues:
-    """Values of positions: those that the suites carry, else the engine's, which is started then and
-    ended with the process.
+    """Values of positions: the suites' own, else the engine's.
+
+    The engine is started when it is first needed, and ended with the process.
 
     Args:
         known: By FEN.
-        engine_args: Whom to ask for others.
+        engine_args: The engine for other positions.
     """
 
     def __init__(self, known: Mapping[str, Values], engine_args: EngineArguments) -> None:
@@ -102,7 +109,7 @@ class OracleValues:
         """Values of all legal moves of each position; None where the engine gave up.
 
         Raises:
-            EngineError: The engine is needed, and there is none.
+            EngineError: An engine is needed, and none was found.
         """
         missing = [fen for fen in dict.fromkeys(fens) if fen not in self._known]
         if missing:
@@ -125,10 +132,10 @@ def open_model(
     Args:
         name: One of `args.model_name_or_path`.
         args: How it answers.
-        values: What the oracle knows.
+        values: For the oracle.
 
     Raises:
-        RookWorldError: There is no such model, or it cannot be had.
+        RookWorldError: The model was not found, or could not be loaded.
     """
     if name == ORACLE:
         return Oracle(values)

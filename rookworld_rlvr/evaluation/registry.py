@@ -1,4 +1,4 @@
-"""The suites by name, what they are made from, and the proof that no training set holds their items."""
+"""The suites by name, their arguments, and the proof that no training set holds their items."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ARGUMENTS: dict[type[Suite], tuple[str, ...]] = {
     ClosedLoopSuite: ("suite_games", "game_plies", "suite_seed"),
     VersusStockfishSuite: ("levels", "suite_games", "game_plies", "suite_seed", "engine_args"),
 }
-"""The keys that each suite is made from, in the order in which it takes them."""
+"""Suite → the keys that its constructor takes, in its order."""
 
 
 SUITES: dict[str, type[Suite]] = {suite.name: suite for suite in _ARGUMENTS}
@@ -49,31 +49,39 @@ SUITES: dict[str, type[Suite]] = {suite.name: suite for suite in _ARGUMENTS}
 SUITE_HEADLINES: dict[str, str] = {
     name: f"suites/{name}/{suite.headline}" for name, suite in SUITES.items()
 }
-"""Suite → name, in training, of the metric that says most; it may choose the best checkpoint."""
+"""Suite → the name of its headline in training, which may choose the best checkpoint."""
 
 
 def register_own_suite(name: str) -> None:
-    """Add a suite of the user's, named as ``path/to/file.py:Class``; once, however often it is named.
+    """Add a user's own suite, named as ``path/to/file.py:Class``; naming it again changes nothing.
 
     Its constructor takes keys of `SuiteArguments` by their names, and `engine_args`.
 
     Raises:
-        ConfigurationError: It cannot be loaded, is no suite, or its name is taken.
+        ConfigurationError: It could not be loaded, is not a suite, or its name is taken.
     """
     kind = load_own(name, "suites_from")
     if not isinstance(kind, type) or not issubclass(kind, Suite) or inspect.isabstract(kind):
-        raise ConfigurationError([f"suites_from: {name} is no whole subclass of suite.Suite"])
+        raise ConfigurationError(
+            [
+                f"suites_from: {name} must be a subclass of evaluation.suite.Suite with all of its "
+                "methods"
+            ]
+        )
     if kind in _ARGUMENTS:
         return
     if kind.name in SUITES:
         raise ConfigurationError(
-            [f"suites_from: {name}: {kind.name!r} is the name of another suite"]
+            [f"suites_from: {name}: another suite is called {kind.name!r}; give it another name"]
         )
     known = [*(item.name for item in fields(SuiteArguments)), "engine_args"]
     keys = tuple(inspect.signature(kind).parameters)
     if others := [key for key in keys if key not in known]:
         raise ConfigurationError(
-            [f"suites_from: {name} takes {key!r}{close_matches(key, known)}" for key in others]
+            [
+                f"suites_from: {name} takes {key!r}, which is not a key{close_matches(key, known)}"
+                for key in others
+            ]
         )
     _ARGUMENTS[kind] = keys
     SUITES[kind.name] = kind
@@ -81,45 +89,45 @@ def register_own_suite(name: str) -> None:
 
 
 def _file_faults(name: str, where: str) -> list[str]:
-    return [] if Path(name).is_file() else [f"{where}: no file {name!r}"]
+    return [] if Path(name).is_file() else [f"{where}: file {name!r} not found"]
 
 
 @dataclass
 class SuiteArguments(Checked):
     """Which suites, and how much of each."""
 
-    suites: list[str] = setting([], "Names of evaluation.suites.SUITES.", among=SUITES, of="suite")
+    suites: list[str] = setting([], "Evaluation suites to run, by name.", among=SUITES, of="suite")
     suites_from: list[str] = setting(
-        [], "Suites of your own, path/to/file.py:Class each; name them in `suites` too."
+        [], "Suites of your own, each as path/to/file.py:Class; name them in `suites` too."
     )
-    suite_rows: int = setting(500, "Prompts or positions of a suite.", least=1)
-    suite_seed: int = setting(0, "What they follow from.")
+    suite_rows: int = setting(500, "Largest number of prompts or positions in a suite.", least=1)
+    suite_seed: int = setting(0, "Seed of the suites' items.")
     policy_dataset_name: str | None = setting(
         None,
-        "A labelled data set whose held-out rows the suite policy takes instead of the packaged ones.",
+        "A labelled data set; the suite policy takes its held-out rows in place of the packaged ones.",
         check=check_dataset_name,
     )
     mate_in_one_file: str | None = setting(
         None,
-        "BIG-bench's checkmate_in_one/task.json, whose positions the suite mate_in_one takes instead of "
+        "BIG-bench's checkmate_in_one/task.json; the suite mate_in_one takes its positions in place of "
         "positions made from the seed.",
         check=_file_faults,
     )
     puzzles_file: str | None = setting(
         None,
-        "Lichess's puzzle database, .csv or .csv.zst; the suite puzzles has no other.",
+        "Lichess's puzzle database, .csv or .csv.zst; the suite puzzles needs it.",
         check=_file_faults,
     )
     suite_games: int = setting(
         20,
-        "Games of a suite that plays some; of versus_stockfish, at each level.",
+        "Games in each suite that plays games; in versus_stockfish, at each level.",
         least=1,
         most=MOST_GAMES,
     )
     game_plies: int = setting(200, "Half-moves after which a game is cut off.", least=1)
     versus_levels: list[str] = setting(
         ["0"],
-        "Whom versus_stockfish plays: skill levels 0 to 5, and random, which needs no engine.",
+        "Opponents in versus_stockfish: skill levels 0 to 5, and random, which needs no engine.",
         among=LEVELS,
         filled=True,
         once=True,
@@ -136,8 +144,8 @@ def open_suites(
     """The suites that can be run here, and why each of the others cannot.
 
     Args:
-        args: Which.
-        engine_args: Whom those ask that need an engine.
+        args: Which suites, and how much of each.
+        engine_args: The engine, for suites that need one.
     """
     given = {**vars(args), "levels": args.levels(), "engine_args": engine_args}
     suites, left_out = [], {}
@@ -155,12 +163,12 @@ def open_suites(
 # --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What a training set was searched for.
+    """The result of searching a training set for test positions.
 
     Args:
         training_data: Its name.
-        rows: That are trained on.
-        left_out: By suite, how many items were left out, as their positions are trained on.
+        rows: How many of its rows are trained on.
+        left_out: By suite, how many items were left out because their positions are trained on.
     """
 
     training_data: str
@@ -173,11 +181,11 @@ def keep_apart(suites: Sequence[Suite], name: str) -> Proof:
 
     Args:
         suites: Changed in place.
-        name: A data set, of which all but the default held-out share is trained on; or a recipe (a
-            ``.yaml`` file) with its own keys, synthetic rows among them.
+        name: A data set, all of which is trained on but the default held-out share; or a recipe (a
+            ``.yaml`` file), which is read with its own keys, synthetic rows included.
 
     Raises:
-        RookWorldError: The data set cannot be read.
+        RookWorldError: The data set could not be read.
     """
     items = [
         (suite, item, rules.position_key(fen))
@@ -200,7 +208,7 @@ def keep_apart(suites: Sequence[Suite], name: str) -> Proof:
 
 
 def check_training_data(name: str, key: str = "training_data") -> list[str]:
-    """Faults of a name that `keep_apart` would take, found without reading rows."""
+    """What is wrong with a name for `keep_apart`, found without reading rows."""
     if Path(name).suffix not in (".yaml", ".yml"):
         return check_dataset_name(name, key)
     if not Path(name).is_file():
@@ -218,9 +226,9 @@ def _data_arguments(name: str) -> DataArguments:
     try:
         content: Any = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
-        raise ConfigurationError([f"cannot be read ({' '.join(str(error).split())})"]) from error
+        raise ConfigurationError([f"could not be read ({' '.join(str(error).split())})"]) from error
     if not isinstance(content, dict):
-        raise ConfigurationError(["holds no mapping of keys to values"])
+        raise ConfigurationError(["must hold a mapping of keys to values"])
     known = {item.name for item in fields(DataArguments)}
     return DataArguments(**{key: value for key, value in content.items() if key in known})
 

@@ -33,14 +33,14 @@ def results_document(
 ) -> dict[str, Any]:
     """The content of a results file.
 
-    The first model stands at the top, with ``model``, ``suites`` and ``left_out``; each further one
-    under ``compared``, with the same keys and ``paired``: by suite and metric, how it differs from
-    the first on the same items.
+    The first model is at the top, with ``model``, ``suites`` and ``left_out``. Each further model is
+    under ``compared``, with the same keys and ``paired``: by suite and metric, how it differs from the
+    first on the same items.
 
     Args:
-        results: One a model.
-        proofs: Of the training sets that were searched for test positions.
-        provenance: What else is needed to do it again.
+        results: One for each model.
+        proofs: The results of searching training sets for test positions.
+        provenance: What else is needed to repeat the evaluation.
     """
     first, *others = results
     return {
@@ -85,7 +85,7 @@ def _paired(first: ModelResults, other: ModelResults) -> dict[str, dict[str, Any
 # For a terminal
 # --------------------------------------------------------------------------------------------------
 def results_text(results: Sequence[ModelResults]) -> str:
-    """A table a suite: each model's values with their intervals, and what differs from the first."""
+    """A table for each suite: values with intervals, and the differences from the first model."""
     first, *others = results
     lines = []
     for name, result in first.suites.items():
@@ -104,9 +104,9 @@ def results_text(results: Sequence[ModelResults]) -> str:
 
 
 _LEGEND = (
-    "Differences from {} are over the items that both have a value for. * means p < 0.05 in a "
+    "Differences from {} are over the items that both models have a value for. * means p < 0.05 in a "
     "two-sided test of these pairs: McNemar's exact test for shares, sign-flip permutation for means. "
-    "Fewer than six items that differ never earn a star."
+    "If fewer than six items differ, there is never a star."
 )
 
 
@@ -131,7 +131,7 @@ def _table(
 
 
 def short_name(model: str) -> str:
-    """The end of a long path or name.
+    """A path or name; a long one without its beginning.
 
     >>> short_name("runs/grpo_nano/checkpoint-100")
     'runs/grpo_nano/checkpoint-100'
@@ -157,7 +157,7 @@ def _estimate(value: Estimate | None) -> str:
 
 
 def _change(value: Paired | None) -> str:
-    """A star where chance alone would rarely differ as much, see `_LEGEND`."""
+    """The difference, with a star if chance alone would rarely be as large, see `_LEGEND`."""
     if value is None:
         return ""
     return f" {value.difference:+.3f}{'*' if value.p < 0.05 else ''}"

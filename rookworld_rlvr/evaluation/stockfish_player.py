@@ -1,4 +1,4 @@
-"""Who plays against a model: Stockfish at a skill level, or a random mover."""
+"""Opponents of a model: Stockfish at a skill level, or a random mover."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ T = TypeVar("T")
 
 
 def random_move(board: chess.Board, seed: int) -> chess.Move:
-    """A legal move that follows from seed and position; other ones than `RandomMover`'s."""
+    """A random legal move, decided by seed and position; `RandomMover` chooses differently."""
     return random.Random(f"opponent {seed} {board.fen()}").choice(list(board.legal_moves))
 
 
 class SkilledEngine:
-    """Stockfish at skill levels, in one process of the main process; a context manager.
+    """Stockfish at its skill levels, started once, by the main process; a context manager.
 
-    At level `n` Stockfish chooses at depth 1 + `n` among its best four moves, the weaker the level the
-    more by chance, with the time as its seed; so it is searched to that depth, and a second game differs
-    from the first. It forgets a position before the next one.
+    At level `n`, Stockfish chooses among its best four moves of depth 1 + `n`, so searches go to that
+    depth. The weaker the level, the more chance decides. The time is its seed, so a second game differs
+    from the first. It forgets each position before the next.
 
     Args:
-        args: The program, its hash table, and after how many seconds it counts as hanging.
+        args: The program, its hash table, and the seconds after which it counts as hanging.
 
     Attributes:
         name: The engine's.
 
     Raises:
-        EngineError: There is none, or none with skill levels.
+        EngineError: No engine was found, or it has no skill levels.
 
     Source: `Skill` in the code of Stockfish's search, https://github.com/official-stockfish/Stockfish.
     """
@@ -54,7 +54,7 @@ class SkilledEngine:
         self.name = from_main(self._start)
 
     def moves(self, asked: Sequence[tuple[int, chess.Board]]) -> list[chess.Move]:
-        """A move for each level and position; on every process the same.
+        """A move for each level and position; the same on every process.
 
         Raises:
             EngineError: The engine died, hangs, or gives no move.
@@ -79,7 +79,7 @@ class SkilledEngine:
         except (TimeoutError, OSError, chess.engine.EngineError) as error:
             self.close()
             raise EngineError(
-                f"{path!r} is no UCI engine that runs here ({str(error) or 'no answer'}); give another"
+                f"{path!r} does not run here as a UCI engine ({str(error) or 'no answer'}); give another"
             ) from error
         if _SKILL not in engine.options:
             self.close()
@@ -95,7 +95,7 @@ class SkilledEngine:
             game=object(),  # a new one, so that the engine forgets the last
             options={_SKILL: level},
         )
-        # Not `SimpleEngine.play`, which waits for ever where the limit is no time.
+        # Not `SimpleEngine.play`, which waits for ever if the limit is not a time.
         future = asyncio.run_coroutine_threadsafe(search, protocol.loop)
         try:
             move = future.result(self._args.engine_timeout).move
@@ -108,7 +108,7 @@ class SkilledEngine:
         except chess.engine.EngineError as error:
             raise EngineError(f"the engine failed at {board.fen()!r} ({error})") from error
         if move is None:
-            raise EngineError(f"the engine gives no move at {board.fen()!r}; give another")
+            raise EngineError(f"the engine gave no move at {board.fen()!r}; give another")
         return move
 
     def __enter__(self) -> SkilledEngine:
@@ -119,10 +119,10 @@ class SkilledEngine:
 
 
 def from_main(ask: Callable[[], T]) -> T:
-    """What `ask` gives on the main process, on every process; it is called on no other.
+    """Call `ask` on the main process alone, and return its result on every process.
 
     Raises:
-        EngineError: `ask` raised it; on every process, or the others would wait for ever.
+        EngineError: On every process, if `ask` raised it; the others would wait for ever.
     """
     found: list[Any] = [None, None]
     if PartialState().is_main_process:

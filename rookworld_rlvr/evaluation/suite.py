@@ -14,7 +14,7 @@ from .answerers import Answerer
 
 
 class SuiteUnavailableError(RookWorldError):
-    """A suite cannot be run here: its engine or file is missing. It is left out, and said so."""
+    """A suite's engine or file is missing here. The suite is left out, and the results say why."""
 
 
 class Observations:
@@ -23,8 +23,8 @@ class Observations:
     A metric may be split by group: ``best_move/white`` is `best_move` of White's items.
 
     Args:
-        metrics: The suite's; no other is observed.
-        groups: Their order in results; others follow in the order in which they come.
+        metrics: Kinds of the suite's metrics by name; no other can be observed.
+        groups: In the order of the results; others follow in the order in which they come.
     """
 
     def __init__(self, metrics: Mapping[str, Kind], groups: Iterable[str] = ()) -> None:
@@ -33,10 +33,10 @@ class Observations:
         self.values: dict[str, dict[str, float]] = defaultdict(dict)
 
     def add(self, item: str, metric: str, value: float, groups: Iterable[str] = ()) -> None:
-        """Observe a metric on an item, once overall and once a group.
+        """Observe a metric on an item, once overall and once for each group.
 
         Args:
-            item: What another model is asked as well, under the same name.
+            item: Its name, by which results of different models are paired.
             metric: One of the suite's.
             value: 0 or 1 where the metric is a share.
             groups: Parts that the item belongs to.
@@ -68,10 +68,10 @@ class SuiteResult:
     Args:
         version: Results of different versions are not comparable.
         n: Items that were asked: prompts, positions or games.
-        seed: What the items follow from; None where they come from a file alone.
+        seed: The seed of the items; None if they come from a file alone.
         decoding: How the model chose its tokens.
         observations: All values.
-        estimates: Metrics that no mean over items gives, such as an Elo difference.
+        estimates: Metrics that are not a mean over items, such as an Elo difference.
         notes: What else is worth knowing, such as the engine and its limit.
     """
 
@@ -124,13 +124,13 @@ Judged = tuple[str, Mapping[str, float], Iterable[str]]
 
 
 class Suite(ABC, Generic[Item]):
-    """Items made once, and asked of any number of models.
+    """Items that are made once and put to any number of models.
 
-    Making one raises `SuiteUnavailableError` where its engine or file is missing.
+    Making a suite raises `SuiteUnavailableError` if its engine or file is missing.
 
     Args:
-        items: By name, as results and other models know them.
-        seed: What they follow from.
+        items: By name; results of different models are paired by it.
+        seed: The seed that they were made with.
         notes: See `SuiteResult`.
 
     Attributes:
@@ -140,8 +140,8 @@ class Suite(ABC, Generic[Item]):
         metrics: What it measures, by name; a kind alone, such as ``"share"``, leaves the meaning out.
         headline: The metric that says most; the higher, the better.
         grouped: The metrics that are split by group.
-        about: What the positions are, in a line, and which row a run's held-out rows compare with;
-            results carry it as the note `positions`.
+        about: What the positions are, in a line, and what to compare a run's held-out rows with; the
+            note `positions` of results.
     """
 
     name: ClassVar[str]
@@ -169,7 +169,7 @@ class Suite(ABC, Generic[Item]):
 
     @abstractmethod
     def positions(self) -> dict[str, str]:
-        """The test position (FEN) of each item; a game's is the one that it starts from."""
+        """The test position (FEN) of each item; for a game, the one that it starts from."""
 
     @abstractmethod
     def judged(self, model: Answerer) -> Iterable[Judged]:
@@ -180,12 +180,12 @@ class Suite(ABC, Generic[Item]):
         return ()
 
     def leave_out(self, items: Iterable[str]) -> None:
-        """Drop items, as their positions stand in a training set."""
+        """Drop items, because their positions are in a training set."""
         for item in items:
             del self.items[item]
 
     def run(self, model: Answerer) -> SuiteResult:
-        """Ask a model, and gather what its answers are worth."""
+        """Ask a model, and collect the values of its answers."""
         kinds = {name: metric.kind for name, metric in self.measured().items()}
         seen = Observations(kinds, self.groups())
         model.asked_by = self.name

@@ -298,7 +298,7 @@ def test_what_the_oracle_and_chance_get_in_the_policy_task() -> None:
 
 
 def test_policy_rows_of_another_data_set(tmp_path: Path) -> None:
-    with pytest.raises(SuiteUnavailableError, match="carries action_values"):
+    with pytest.raises(SuiteUnavailableError, match="has action_values"):
         PolicySuite(10, 0, str(write_policy_rows(tmp_path / "rows.txt")))
     labelled = PolicySuite(10, 0, "rookworld-nano-openings")
     assert {rules.phase(fen) for fen in labelled.positions()} == {"opening"}
@@ -423,7 +423,7 @@ def test_models_are_checked_before_one_is_loaded() -> None:
         )
     for words in ("rookworld-nanno", "'random' appears 2", "did you mean greedy", "float32"):
         assert words in str(caught.value)
-    with pytest.raises(ConfigurationError, match="temperature: needs decoding: custom"):
+    with pytest.raises(ConfigurationError, match="temperature: only used with decoding: custom"):
         ModelArguments(temperature=0.5)
     custom = ModelArguments(decoding="custom", temperature=0.5, top_p=0.9)
     assert custom.chosen_decoding() == Decoding("custom", 0.5, 0, 0.9, 0)
@@ -481,9 +481,9 @@ def test_training_data_is_checked_by_name(tmp_path: Path) -> None:
     recipe.write_text("dataset_name: rookworld-nano-opening\n")
     (fault,) = check_training_data(str(recipe))
     assert "did you mean rookworld-nano-openings" in fault
-    assert "no file" in check_training_data("missing.yaml")[0]
+    assert "file 'missing.yaml' not found" in check_training_data("missing.yaml")[0]
     recipe.write_text("- a\n")
-    assert "no mapping" in check_training_data(str(recipe))[0]
+    assert "must hold a mapping" in check_training_data(str(recipe))[0]
     assert not check_training_data("rookworld-nano-openings")
 
 
@@ -627,8 +627,8 @@ def test_the_table_says_what_differs(evaluated: list[ModelResults]) -> None:
     [
         ("--model_name_or_path rookworld-nan", "rookworld-nano"),
         ("--suite_rows 0", "give at least 1"),
-        ("--training_data nothing.yaml", "no file 'nothing.yaml'"),
-        ("--suites policy --policy_dataset_name rows.txt", "carries action_values"),
+        ("--training_data nothing.yaml", "file 'nothing.yaml' not found"),
+        ("--suites policy --policy_dataset_name rows.txt", "has action_values"),
         ("--output_file /dev/null/results.json", "cannot write"),
     ],
 )

@@ -26,7 +26,7 @@ STATE_ERRORS = ("unreadable_state", *dict.fromkeys(_FEN_FIELDS), "outcome")
 
 @dataclass(slots=True)
 class Loop:
-    """A game, and what is wrong where it stops: names of `MOVE_ERRORS` and `STATE_ERRORS`."""
+    """A game, and the errors that stopped it: names of `MOVE_ERRORS` and `STATE_ERRORS`."""
 
     game: Game
     errors: set[str] = field(default_factory=set)
@@ -40,8 +40,8 @@ class Loop:
 class ClosedLoopSuite(GameSuite):
     """Games that a model imagines: its policy answer is the action, its environment answer the state.
 
-    A game stops at the first error. Up to there the model's state is python-chess's, so what is fed
-    back is both. A fivefold repetition ends a game too, though no prompt can tell of it.
+    A game stops at the first error. Until then the model's state equals python-chess's, so it does not
+    matter which of them is fed back. A fivefold repetition ends a game too, though no prompt shows it.
     """
 
     name = "closed_loop"
@@ -92,7 +92,7 @@ class ClosedLoopSuite(GameSuite):
 
 
 def _step(model: Answerer, running: Sequence[Loop], most: int) -> None:
-    """A ply of each game: all moves are asked for, then all states."""
+    """Play a ply of each game: ask for all moves, then for all states."""
     replies = ask_moves(model, [loop.game.board for loop in running])
     asked: list[tuple[Loop, EnvironmentPrompt]] = []
     for loop, reply in zip(running, replies, strict=True):

@@ -52,8 +52,8 @@ class EnvironmentSuite(Suite[EnvironmentPrompt]):
     """Packaged prompts of all kinds, their positions from the held-out tenth.
 
     Args:
-        rows: Most prompts; fewer where there are fewer.
-        seed: Which of them.
+        rows: The largest number of prompts.
+        seed: Decides which.
     """
 
     name = "environment"
@@ -84,7 +84,7 @@ class EnvironmentSuite(Suite[EnvironmentPrompt]):
     }
     grouped = ("exact", "next_state_exact")  # by opening, move number and kind of move
     about = (
-        "Held-out positions of whole games. Rows of the packaged openings compare with "
+        "Held-out positions of whole games. Compare rows of the packaged openings with "
         f"exact/{OPENINGS}: fewer than {OPENING_PLIES} plies played."
     )
 
@@ -133,9 +133,9 @@ def judge(prompt: EnvironmentPrompt, completion: str) -> dict[str, float]:
 
 
 def kinds(fen: str, action: str) -> list[str]:
-    """What kind of move it is: as many of `KINDS` as apply.
+    """The kinds of a move: all of `KINDS` that apply.
 
-    A mate is no check, a quiet move none of the others, an illegal one nothing else.
+    A mate is not counted as a check. A quiet move and an illegal one are of no other kind.
     """
     board = rules.board_of(fen)
     try:
@@ -157,7 +157,7 @@ def kinds(fen: str, action: str) -> list[str]:
 
 
 def _opening(prompt: EnvironmentPrompt) -> list[str]:
-    """`OPENINGS` where the history holds the whole game and it is short, else nothing."""
+    """`OPENINGS` if the history holds the whole game and the game is short, else nothing."""
     plies = chess.Board(prompt.fen).ply()
     return [OPENINGS] if plies == len(prompt.history) - 1 < OPENING_PLIES else []
 

@@ -1,4 +1,4 @@
-"""Suite `fill_in`: what is hidden of a record, by field, against every answer that fits the rest."""
+"""Suite `fill_in`: a hidden field of a record, judged by every answer that fits the rest."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class FillInSuite(Suite[Row]):
     Their positions are those of the suite `environment`, from the held-out tenth.
 
     Args:
-        rows: Most records; fewer where there are fewer.
-        seed: Which of them, and what is hidden.
+        rows: The largest number of records.
+        seed: Decides which, and what is hidden.
     """
 
     name = "fill_in"
@@ -39,8 +39,8 @@ class FillInSuite(Suite[Row]):
     }
     grouped = ("exact",)  # by hidden field
     about = (
-        "Held-out positions of whole games, each field hidden equally often; the held-out rows of a "
-        "run may be openings, and other fields."
+        "Held-out positions of whole games, each field hidden equally often. The held-out rows of a run "
+        "may be openings, and hide fields unequally."
     )
 
     def __init__(self, rows: int, seed: int) -> None:
@@ -75,7 +75,7 @@ def judge(prompt: FillInPrompt, completion: str) -> dict[str, float]:
 # Items
 # --------------------------------------------------------------------------------------------------
 def _items(rows: int, seed: int) -> Iterator[tuple[str, Row]]:
-    """Rows by their prompt, which is the item's name; one of each field in turn, no record twice."""
+    """Rows by their prompt, which names the item; the fields take turns, no record is used twice."""
     known = list(heldout_prompts().values())
     used: set[EnvironmentPrompt] = set()
     streams = {field: _masked(known, field, used, seed) for field in FILL_IN_FIELDS}

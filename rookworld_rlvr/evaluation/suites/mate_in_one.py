@@ -32,19 +32,19 @@ class MatePosition:
 
 
 class MateInOneSuite(Suite[MatePosition]):
-    """Positions made from a seed, half of them of games, half small endgames, all from the held-out
-    tenth; or those of BIG-bench's task `checkmate_in_one`.
+    """Positions made from a seed, or those of BIG-bench's task `checkmate_in_one`.
 
-    The reference mate of a position that is made is the first in python-chess's order of moves: where
-    there are several, hitting it says no more than hitting any.
+    Half of the positions that are made are from games and half are small endgames, all from the
+    held-out tenth. Their reference mate is the first in python-chess's order of moves: finding it says
+    no more than finding any other.
 
     Args:
-        rows: Most positions.
-        seed: What they follow from; of a file, which of them.
+        rows: The largest number of positions.
+        seed: Decides the positions that are made, or which of the file's are taken.
         file: BIG-bench's ``task.json``.
 
     Raises:
-        SuiteUnavailableError: The file cannot be read, or holds no mate in one.
+        SuiteUnavailableError: The file could not be read, or holds no mate in one.
     """
 
     name = "mate_in_one"
@@ -129,7 +129,8 @@ def read_task(path: Path) -> tuple[dict[str, MatePosition], Counter[str]]:
         Positions by ``example 17`` (counted from 1, malformed ones too), and counts by reason.
 
     Raises:
-        SuiteUnavailableError: There is no such file, it is none of the kind, or no example is right.
+        SuiteUnavailableError: The file could not be read, has no list of examples, or none of them is
+            a mate in one.
 
     Source: A. Srivastava et al., "Beyond the Imitation Game", TMLR 2023.
     """
@@ -154,7 +155,7 @@ def _examples(path: Path) -> Iterator[Any]:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SuiteUnavailableError(
-            f"mate_in_one_file: {str(path)!r} cannot be read ({error}); give BIG-bench's "
+            f"mate_in_one_file: {str(path)!r} could not be read ({error}); give BIG-bench's "
             "checkmate_in_one/task.json"
         ) from error
     if not isinstance(content, dict) or not isinstance(content.get("examples"), list):
@@ -180,7 +181,7 @@ def _position(example: Any) -> MatePosition:
     try:
         mate = _san_move(board, target)
     except ValueError as error:
-        raise _MalformedExampleError("the target is no legal move") from error
+        raise _MalformedExampleError("the target is not a legal move") from error
     if not rules.gives_mate(board, mate):
         raise _MalformedExampleError("the target does not mate")
     return MatePosition(board.fen(), mate.uci())
@@ -189,7 +190,7 @@ def _position(example: Any) -> MatePosition:
 def _san_move(board: chess.Board, san: str) -> chess.Move:
     move = board.parse_san(san)
     if not move:  # python-chess reads "--" as a null move
-        raise chess.IllegalMoveError(f"no move: {san!r}")
+        raise chess.IllegalMoveError(f"not a move: {san!r}")
     return move
 
 

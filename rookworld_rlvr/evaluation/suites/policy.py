@@ -25,7 +25,7 @@ from ...tasks.types import PolicyAnswer, PolicyPrompt
 from ..answerers import Answerer
 from ..suite import Judged, Metric, Suite, SuiteUnavailableError
 
-MOST_CP = 1_000  # a centipawn loss is at most this, as on lichess.org: a mate is no 1,000 pawns
+MOST_CP = 1_000  # limit of a centipawn loss, as on lichess.org: a mate is not worth 1,000 pawns
 
 
 DECIDED_CP = 50  # the sign of a smaller value says little
@@ -35,9 +35,9 @@ class PolicySuite(Suite[Values]):
     """Positions with the values of all legal moves, a third of them from each phase of the game.
 
     Args:
-        rows: Most positions; fewer where there are fewer.
-        seed: Which of them.
-        dataset_name: Another data set, whose held-out rows with `action_values` are taken instead.
+        rows: The largest number of positions.
+        seed: Decides which.
+        dataset_name: A data set whose held-out rows with `action_values` are taken instead.
     """
 
     name = "policy"
@@ -72,13 +72,13 @@ class PolicySuite(Suite[Values]):
         ),
         "consistency": Metric(
             "mean",
-            "Share of four checks: `B` is in `M`; `B` has the highest `E`; `M` and `E` are equally long; "
-            "no move appears twice in `M`.",
+            "Share of four checks: `B` is in `M`; `B` has the highest `E`; `M` and `E` are equally "
+            "long; no move appears twice in `M`.",
         ),
     }
     grouped = ("legal", "best_move", "win_probability_loss")  # by side to move and phase
     about = (
-        "Held-out positions, a third from each phase of the game. Rows of the packaged openings compare "
+        "Held-out positions, a third from each phase of the game. Compare rows of the packaged openings "
         "with best_move/opening."
     )
 
@@ -89,14 +89,14 @@ class PolicySuite(Suite[Values]):
             known |= _packaged_values(name) if name in PACKAGED_DATA else _heldout_values(name)
         if not known:
             raise SuiteUnavailableError(
-                f"no held-out policy row of {dataset_name!r} carries action_values; label it with "
+                f"no held-out policy row of {dataset_name!r} has action_values; label it with "
                 "recipes/prepare_data.py"
             )
         sources = {values_line(dataset_file(name)) or "unknown" for name in names}
         notes: dict[str, Any] = {"values": sorted(sources)}
         if dataset_name:
             notes["positions"] = (
-                f"Held-out positions of {dataset_name}, as even by phase as they are."
+                f"Held-out positions of {dataset_name}, spread over the phases as evenly as possible."
             )
         super().__init__(_balanced(known, rows, seed), seed, notes)
 
@@ -181,7 +181,7 @@ def _heldout_values(name: str) -> Mapping[str, Values]:
     rows: Any = parse_rows(SourceArguments(dataset_name=name).raw_rows())
     for row in rows:
         if not isinstance(row, dict) or row["task"] != POLICY.name:
-            continue  # a malformed row is the data's business, not the suite's
+            continue  # loading the data reports malformed rows
         values = values_by_move(row["action_values"])
         if values and is_held_out(row["fen"], HELDOUT_SHARE):
             found[row["fen"]] = values
@@ -192,7 +192,7 @@ _packaged_values = cache(_heldout_values)  # other data sets are files that may 
 
 
 def _balanced(known: Mapping[str, Values], rows: int, seed: int) -> dict[str, Values]:
-    """So many positions, as even between phases as there are."""
+    """At most so many positions, spread over the phases as evenly as possible."""
     by_phase: dict[str, list[str]] = {}
     for fen in sorted(known):
         by_phase.setdefault(rules.phase(fen), []).append(fen)

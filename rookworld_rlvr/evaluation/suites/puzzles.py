@@ -33,7 +33,7 @@ MOST_THEMES = 10
 
 
 _WHAT_TO_GIVE = (
-    "give lichess_db_puzzle.csv, or .csv.zst as https://database.lichess.org/#puzzles has it, in "
+    "give lichess_db_puzzle.csv or .csv.zst, from https://database.lichess.org/#puzzles, as "
     "puzzles_file"
 )
 
@@ -45,7 +45,7 @@ class Puzzle:
     Args:
         name: Its id.
         fen: The position after the opponent's move that the database begins with.
-        line: Of the solver and the opponent in turn, the solver's first and last.
+        line: Moves of solver and opponent in turn; the first and the last are the solver's.
         rating: Glicko-2.
         themes: As Lichess names them.
     """
@@ -60,16 +60,16 @@ class Puzzle:
 class PuzzlesSuite(Suite[Puzzle]):
     """Puzzles drawn from a file by their ids and a seed.
 
-    A line is played out as far as the model finds it, the opponent's moves from the file. As on
-    lichess.org, the file's move is the only right one, but for mates: any that mates ends the line.
+    A line is played out as far as the model finds it, with the opponent's moves from the file. As on
+    lichess.org, only the file's move is right, but any move that mates is right too and ends the line.
 
     Args:
-        rows: Most puzzles.
-        seed: Which.
+        rows: The largest number of puzzles.
+        seed: Decides which.
         file: Lichess's puzzle database, plain or compressed.
 
     Raises:
-        SuiteUnavailableError: There is no file, or it cannot be read.
+        SuiteUnavailableError: No file was given, or it could not be read.
     """
 
     name = "puzzles"
@@ -112,7 +112,7 @@ class PuzzlesSuite(Suite[Puzzle]):
 
 
 def solve(model: Answerer, puzzles: Sequence[Puzzle]) -> list[dict[str, float]]:
-    """The suite's metrics of each puzzle; one question a move for all whose line is still right."""
+    """The suite's metrics of each puzzle; a round asks for a move of all that are still right."""
     found: list[dict[str, float]] = [{} for _ in puzzles]
     boards = (rules.board_of(puzzle.fen) for puzzle in puzzles)
     running = list(zip(puzzles, boards, found, strict=True))
@@ -166,16 +166,16 @@ class _MalformedPuzzleError(ValueError):
 def read_puzzles(file: str, rows: int, seed: int) -> tuple[list[Puzzle], Counter[str]]:
     """Puzzles drawn from the database, and why rows that were drawn are left out.
 
-    A row is drawn by its id, so it does not matter where it stands, and a larger sample holds the
+    A row is drawn by its id: its place in the file does not matter, and a larger sample holds the
     smaller ones.
 
     Args:
-        file: CSV with the columns of `COLUMNS`, compressed as its name's end says.
+        file: CSV with the columns of `COLUMNS`; its suffix says whether it is compressed.
         rows: How many are drawn.
-        seed: Which.
+        seed: Decides which.
 
     Raises:
-        SuiteUnavailableError: It cannot be read, is none of the kind, or holds no puzzle.
+        SuiteUnavailableError: It could not be read, lacks a column, or holds no puzzle.
 
     Source: https://database.lichess.org/#puzzles
     """
@@ -187,7 +187,7 @@ def read_puzzles(file: str, rows: int, seed: int) -> tuple[list[Puzzle], Counter
         if isinstance(error, SuiteUnavailableError):
             raise
         raise SuiteUnavailableError(
-            f"puzzles_file: {file!r} cannot be read ({error}); {_WHAT_TO_GIVE}"
+            f"puzzles_file: {file!r} could not be read ({error}); {_WHAT_TO_GIVE}"
         ) from error
     found: dict[str, Puzzle] = {}
     malformed: Counter[str] = Counter()
@@ -195,7 +195,7 @@ def read_puzzles(file: str, rows: int, seed: int) -> tuple[list[Puzzle], Counter
         try:
             puzzle = _puzzle(row)
             if puzzle.name in found:
-                raise _MalformedPuzzleError("the id stands twice")
+                raise _MalformedPuzzleError("the id appears twice")
             found[puzzle.name] = puzzle
         except _MalformedPuzzleError as error:
             malformed[str(error)] += 1
@@ -207,7 +207,7 @@ def read_puzzles(file: str, rows: int, seed: int) -> tuple[list[Puzzle], Counter
 
 
 def _rows(file: str) -> Iterator[dict[str, Any]]:
-    # pyarrow, which `datasets` needs anyhow, reads what is compressed.
+    # pyarrow, which `datasets` needs anyhow, also reads compressed files.
     with (
         pyarrow.input_stream(file) as stream,
         io.TextIOWrapper(stream, "utf-8", newline="") as text,
@@ -225,11 +225,11 @@ def _puzzle(row: Mapping[str, Any]) -> Puzzle:
     if any(not row[name] for name in COLUMNS if name != "Themes"):
         raise _MalformedPuzzleError("a column is empty")
     if not row["Rating"].isascii() or not row["Rating"].isdecimal():
-        raise _MalformedPuzzleError("the rating is no whole number")
+        raise _MalformedPuzzleError("the rating is not a whole number")
     try:
         board = rules.board_of(row["FEN"])
     except IllegalPositionError as error:
-        raise _MalformedPuzzleError("the FEN is no legal position") from error
+        raise _MalformedPuzzleError("the FEN is not a legal position") from error
     moves = row["Moves"].split()
     if len(moves) < 2 or len(moves) % 2:
         raise _MalformedPuzzleError("the moves are not the opponent's and the solver's in turn")

@@ -11,10 +11,10 @@ from ..suite import Judged, Metric
 
 
 class SelfPlaySuite(GameSuite):
-    """Games of a model against itself from different openings: from one position, a greedy model
-    plays one game.
+    """Games of a model against itself, each from another opening.
 
-    RookWorld's README gives 36.3 legal half-moves, of games that may start elsewhere than these.
+    From one position, a greedy model always plays the same game. RookWorld's README gives 36.3 legal
+    half-moves; its games may start from other positions.
 
     A game that is cut off, and one that ends by the rules, counts with all its half-moves, so the mean
     is a lower bound.

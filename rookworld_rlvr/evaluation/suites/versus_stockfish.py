@@ -41,20 +41,20 @@ class Pairing:
 
 
 class VersusStockfishSuite(GameSuite):
-    """Games from openings, each of them played twice at a level, with colours changed.
+    """Games from openings, each played twice at a level, once with each colour.
 
-    A game that is cut off counts as a draw, and so does every other that python-chess ends without a
-    mate; an illegal or unreadable move loses.
+    A game is a draw if it is cut off, or if python-chess ends it without a mate. An illegal or
+    unreadable move loses.
 
     Args:
         levels: Of `LEVELS`.
         games: How many at each level.
         plies: Half-moves after which a game is cut off.
-        seed: What openings and random movers follow from; not Stockfish, see `SkilledEngine`.
+        seed: Decides openings and random moves, but not Stockfish's moves, see `SkilledEngine`.
         engine_args: Which engine.
 
     Raises:
-        SuiteUnavailableError: A level needs an engine, and there is none.
+        SuiteUnavailableError: A level needs an engine, and none was found.
     """
 
     name = "versus_stockfish"
@@ -95,7 +95,7 @@ class VersusStockfishSuite(GameSuite):
                     self.notes["engine"] = f"{engine.name}, depth 1 + level; it chooses by chance"
             except EngineError as error:
                 raise SuiteUnavailableError(
-                    f"{error}; or versus_levels: {RANDOM_LEVEL}, which needs none"
+                    f"{error}; or set versus_levels: {RANDOM_LEVEL}, which needs no engine"
                 ) from error
 
     def starts(self, games: int, seed: int) -> dict[str, chess.Board]:
@@ -133,7 +133,7 @@ class VersusStockfishSuite(GameSuite):
             yield game.name, judge(game, pairing.side), [pairing.group]
 
     def run(self, model: Answerer) -> SuiteResult:
-        """See `Suite`; with ratings, which no mean over games gives."""
+        """See `Suite`; adds ratings, which are not a mean over games."""
         result = super().run(model)
         estimates, notes = _ratings(result.observations, self.groups())
         return replace(result, estimates=estimates, notes={**notes, **self.notes})
@@ -207,8 +207,8 @@ def _ratings(
 def score_estimate(scores: Sequence[float]) -> Estimate:
     """The mean of scores with its Wilson interval, in which a draw is half a win.
 
-    A draw varies less than a win or a loss, so with draws the interval is too wide, never too narrow;
-    other than the bootstrap's it has a width where all games are lost.
+    A draw varies less than a win or a loss, so with draws the interval is too wide, never too narrow.
+    Unlike the bootstrap's, it has a width even if all games are lost.
 
     Args:
         scores: 1, 0.5 or 0 a game; at least one game.
@@ -218,10 +218,10 @@ def score_estimate(scores: Sequence[float]) -> Estimate:
 
 
 def elo_difference(score: Estimate) -> Estimate | None:
-    """How far apart two players' ratings are, by what one scores against the other.
+    """The difference of two players' ratings, from what one scores against the other.
 
-    ``d = 400 log10(s / (1 - s))``, of the score's value and of both ends of its interval; None where
-    the score is 0 or 1, which no finite difference explains.
+    ``d = 400 log10(s / (1 - s))``, for the score and both ends of its interval; None if the score is 0
+    or 1, which no finite difference explains.
 
     Source: A. E. Elo, "The Rating of Chessplayers, Past and Present" (1978), its logistic form.
     """

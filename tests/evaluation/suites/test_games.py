@@ -489,7 +489,7 @@ done
     ("program", "reason"),
     [
         (PLAIN_ENGINE, "no option 'Skill Level'; give Stockfish"),
-        ("#!/bin/sh\nexit 1\n", "no UCI engine that runs here (engine process died"),
+        ("#!/bin/sh\nexit 1\n", "does not run here as a UCI engine (engine process died"),
     ],
 )
 def test_an_engine_without_levels_leaves_the_suite_out(
@@ -557,8 +557,8 @@ def test_bad_values_are_reported_together(tmp_path: Path) -> None:
         "game_plies: 0 is too small",
         "versus_levels: '6' is not a valid value",
         "'0' appears 2 times",
-        "puzzles_file: no file",
-        "mate_in_one_file: no file",
+        "a.csv' not found",
+        "b.json' not found",
     ):
         assert words in str(caught.value)
     with pytest.raises(ConfigurationError, match="versus_levels: empty"):

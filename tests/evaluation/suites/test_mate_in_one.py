@@ -119,7 +119,7 @@ def test_malformed_examples_are_counted_and_left_out(tmp_path: Path) -> None:
         "no game as 'input'": 2,
         "no mate as 'target' or in 'target_scores'": 2,
         "the game has a move that is not legal": 2,
-        "the target is no legal move": 1,
+        "the target is not a legal move": 1,
         "the target does not mate": 1,
     }
 
@@ -135,7 +135,7 @@ def test_a_sample_of_the_file_follows_from_the_seed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("{", "cannot be read"),
+        ("{", "could not be read"),
         ("[]", "no list 'examples'"),
         (json.dumps({"examples": []}), "holds no mate in one"),
         (json.dumps({"examples": MALFORMED}), "the target does not mate"),
@@ -150,9 +150,9 @@ def test_a_file_of_another_kind_leaves_the_suite_out(
     suites, left_out = open_suites(arguments, EngineArguments())
     assert not suites
     assert reason in left_out["mate_in_one"] and "task.json" in left_out["mate_in_one"]
-    with pytest.raises(SuiteUnavailableError, match="cannot be read"):
+    with pytest.raises(SuiteUnavailableError, match="could not be read"):
         MateInOneSuite(1, 0, str(tmp_path / "nothing.json"))
-    with pytest.raises(ConfigurationError, match="mate_in_one_file: no file"):
+    with pytest.raises(ConfigurationError, match=r"mate_in_one_file: file .* not found"):
         SuiteArguments(mate_in_one_file=str(tmp_path / "nothing.json"))
 
 

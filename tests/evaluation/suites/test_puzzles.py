@@ -138,11 +138,11 @@ def test_malformed_rows_are_counted_and_left_out(tmp_path: Path) -> None:
     puzzles, malformed = read_puzzles(write_rows(tmp_path / "rows.csv", rows), 100, 0)
     assert [puzzle.name for puzzle in puzzles] == ["twice"]
     assert malformed == {
-        "the id stands twice": 1,
+        "the id appears twice": 1,
         "the moves are not the opponent's and the solver's in turn": 1,
         "a move is not legal": 2,
-        "the rating is no whole number": 1,
-        "the FEN is no legal position": 1,
+        "the rating is not a whole number": 1,
+        "the FEN is not a legal position": 1,
         "a column is empty": 2,
     }
     assert common_themes(puzzles) == ["mate", "mateIn1", "short"]
@@ -159,16 +159,16 @@ def test_without_a_readable_file_the_suite_is_left_out(tmp_path: Path) -> None:
         (None, "no puzzles are packaged"),
         (headless, "no column PuzzleId, FEN, Moves, Rating, Themes"),
         (empty, "holds no puzzle"),
-        (str(torn), "cannot be read"),
-        (str(latin), "cannot be read"),
+        (str(torn), "could not be read"),
+        (str(latin), "could not be read"),
     ):
         arguments = SuiteArguments(suites=["puzzles"], puzzles_file=path)
         suites, left_out = open_suites(arguments, EngineArguments())
         assert not suites and reason in left_out["puzzles"]
         assert "give lichess_db_puzzle.csv" in left_out["puzzles"]
-    with pytest.raises(SuiteUnavailableError, match="cannot be read"):
+    with pytest.raises(SuiteUnavailableError, match="could not be read"):
         PuzzlesSuite(1, 0, str(tmp_path / "nothing.csv"))
-    with pytest.raises(ConfigurationError, match="puzzles_file: no file"):
+    with pytest.raises(ConfigurationError, match=r"puzzles_file: file .* not found"):
         SuiteArguments(puzzles_file=str(tmp_path / "nothing.csv"))
 
 
