@@ -33,7 +33,7 @@ def completion_groups(trainer: DiagnosedTrainer, record: StepRecord) -> list[Par
 
 
 def _position(prompt: str) -> Part:
-    """The task, and the board of a prompt where it can be read."""
+    """The task of a prompt, and its position if it can be read."""
     task = task_of(prompt)
     try:
         position = TASKS[task].position(prompt)
@@ -77,7 +77,7 @@ _TABLES = ("policy", "policy_term", "policy_term_unclipped", "kl_term", "entropy
 
 
 def _list(column: torch.Tensor | None, index: int, mask: torch.Tensor) -> list[float] | None:
-    """A completion's values by token; None where there are none, as for rows not trained on yet."""
+    """A completion's values by token; None if there are none, as before a row is trained on."""
     if column is None:
         return None
     values: list[float] = column[index][mask].float().tolist()
@@ -121,6 +121,6 @@ def completions_part(groups: list[Part]) -> Part:
 
 
 def _largest(rows: list[Part], name: str) -> float | None:
-    """The largest gap of the rows that were trained on; None where nobody knows the other side."""
+    """The largest gap of the rows that were trained on; None if the other side is not known."""
     gaps = [row[f"{name}_gap"] or 0.0 for row in rows if row["policy"] is not None]
     return max(gaps, default=None) if any(row[name] for row in rows) else None

@@ -1,6 +1,6 @@
 """Part 10 of a diagnosis: what is wrong, what causes it, and which YAML key to change.
 
-Pure: reads the other parts, without torch. The health rules judge the step's own logs; the diagnosis's
+It reads the other parts alone, without torch. The health rules judge the step's logs; the diagnosis's
 own rules judge what only a diagnosis sees. A finding that another one explains is its consequence, and
 the verdict names the first cause.
 """
@@ -45,7 +45,7 @@ def find(
         parts: The other nine.
         logs: The trainer's logs: the held-out evaluation before, the step, the evaluation after.
         health: Severities and bounds of the health rules.
-        repetitions: Of one batch, where it was repeated.
+        repetitions: Of one batch, if it was repeated.
     """
     own = list(_own_findings({**parts, "repetitions": repetitions}))
     known = {finding.rule for finding in own} | set(_OF_A_TREND)
@@ -75,14 +75,14 @@ def find(
 
 def _verdict(alarms: Sequence[Finding]) -> str:
     if not alarms:
-        return "healthy: one step on this configuration shows nothing to change"
+        return "healthy: one step with this configuration shows nothing to change"
     first = alarms[0]
     key = first.remedy_keys[0] if first.remedy_keys else "nothing in the recipe"
     return f"{first.rule}: {first.message} (change {key})"
 
 
 def _cause(rule: str, found: set[str]) -> str | None:
-    """The first cause of a finding, or None where it is one itself."""
+    """The first cause of a finding, or None if nothing that was found explains it."""
     for cause in RULES.get(rule, {}).get("causes", ()):
         if cause in found:
             return _cause(cause, found) or cause
@@ -95,9 +95,10 @@ def _cause(rule: str, found: set[str]) -> str | None:
 def _health_findings(
     parts: Parts, logs: Sequence[Mapping[str, Any]], health: HealthArguments | None
 ) -> Iterator[Finding]:
-    """What the rules say of the first step.
+    """What the health rules find in the first step.
 
-    The evaluations around it are judged in pairs instead: a few points are chance on so few rows.
+    They do not judge the evaluations around it, where a few points are chance on so few rows;
+    `signs.heldout_fell` compares these row by row.
     """
     batch = parts["completions"]
     sizes = dict.fromkeys(_SHARES_OF_COMPLETIONS, batch["completions"])
@@ -114,7 +115,7 @@ def _health_findings(
 
 
 def _may_be_chance(finding: Finding, n: int | None) -> bool:
-    """Whether a share of one batch is over its bound by no more than such a sample varies."""
+    """Whether a share may be over its bound by chance, in a sample of this size."""
     if n is None or finding.bound is None:
         return False
     return Proportion(finding.value * n, n).interval[0] <= finding.bound

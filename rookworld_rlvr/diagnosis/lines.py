@@ -1,4 +1,4 @@
-"""The ten parts as labelled lines and rows of cells: what the terminal and the page both show."""
+"""The ten parts as labelled lines and rows of cells, for the terminal and the page."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Part = Mapping[str, Any]
 Lines = list[tuple[str, str]]
 
 
-STEPS: Mapping[str, str] = {"step": "in the step", "one_step_on": "one step on"}
-"""Key of what shares there are of → in words."""
+STEPS: Mapping[str, str] = {"step": "in the step", "one_step_on": "one step later"}
+"""Key of the shares → when they were measured, in words."""
 
 
 def number(value: Any, form: str = ".3g") -> str:
-    """A number as text, a dash where there is none."""
+    """A number as text; a dash for None."""
     return "-" if value is None else format(value, form)
 
 
@@ -29,7 +29,7 @@ def number(value: Any, form: str = ".3g") -> str:
 # Lines
 # --------------------------------------------------------------------------------------------------
 class _Formatter(Formatter):
-    """`str.format`, with a dash for a number that there is not, bytes as MiB, and lists."""
+    """`str.format`, with a dash for None, bytes as MiB, and lists item by item."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
         if isinstance(value, list):
@@ -40,7 +40,7 @@ class _Formatter(Formatter):
 
 
 def filled(form: str, values: Part) -> str:
-    """A form with its numbers."""
+    """A form, filled with values."""
     return _Formatter().vformat(form, (), values)
 
 
@@ -125,7 +125,7 @@ LINES: Mapping[str, Callable[[Part], Lines]] = {
 
 
 def side_by_side(parts: Sequence[Lines]) -> list[tuple[str, ...]]:
-    """The same part of several diagnoses by label; a line without one goes on with the last.
+    """The same part of several diagnoses by label; a line without a label continues the last one.
 
     >>> side_by_side([[("a", "1"), ("", "2")], [("b", "3")]])
     [('a', '1\\n2', '-'), ('b', '-', '3')]
@@ -155,9 +155,10 @@ def cells(table: str, values: Part) -> tuple[str, ...]:
 
 
 def merged(completions: Sequence[Part]) -> list[Part]:
-    """A group's completions, the best reward first; equal ones are one, with their `count`.
+    """A group's completions, the best reward first; equal ones are merged, with their `count`.
 
-    Equal are text, reward and whether it ended by itself; the gaps are the largest among them.
+    Completions are equal if text, reward and whether they ended by themselves are. Merged gaps are the
+    largest ones.
     """
     equal: dict[tuple[Any, ...], list[Part]] = {}
     for row in completions:
@@ -182,7 +183,7 @@ def _best_first(row: Part) -> tuple[float, int]:
 
 
 def with_totals(completion: Part) -> Part:
-    """A completion with the log-probs of the whole by sampler, policy and reference."""
+    """A completion with its total log-probs by sampler, policy and reference."""
     totals = {name: _total(completion[name]) for name in ("sampler", "policy", "reference")}
     return {**completion, **totals}
 
@@ -201,7 +202,7 @@ def tokens(completion: Part) -> list[Part]:
 
 
 def flagged(layers: Sequence[Part]) -> list[Part]:
-    """Layers, each with what is the matter with its gradient."""
+    """Layers, each with what is wrong with its gradient."""
     keys = {"frozen": "frozen_parameters", "zero": "zero", "not finite": "non_finite"}
     return [{**x, "flags": [words for words, key in keys.items() if x[key]]} for x in layers]
 
@@ -209,5 +210,5 @@ def flagged(layers: Sequence[Part]) -> list[Part]:
 def bar_rows(
     records: Mapping[str, Part] | Sequence[Part], label: str, value: str, form: str
 ) -> list[tuple[str, float | None, str]]:
-    """Label, value and text of a bar a record."""
+    """Label, value and text of a bar for each record."""
     return [(filled(label, r), r[value], filled(form, r).rstrip()) for r in named(records)]

@@ -1,7 +1,7 @@
-"""The terms that a GRPO loss is the sum of, token by token, and gradients by layer.
+"""The terms of a GRPO loss, token by token, and gradients by layer.
 
-The terms are worked out from the log-probs that the trainer's own forward gave, with the trainer's own
-estimators and aggregation; their sum is held against the loss that the trainer computed.
+The terms are computed from the log-probs of the trainer's own forward, with its own estimators and
+aggregation. Their sum is compared with the loss that the trainer computed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ABSENT = ("original_module", "modules_to_save", "base_layer", "default", "weigh
 
 @dataclass(frozen=True, slots=True)
 class LossTerms:
-    """Terms of the loss of `B` completions, ``(B, T)`` each but for entropy, as they are added up."""
+    """Terms that add up to the loss of `B` completions; each is ``(B, T)``, except entropy."""
 
     policy: torch.Tensor  # after the ratio's clip
     policy_unclipped: torch.Tensor
@@ -51,7 +51,7 @@ def loss_terms(
         entropies: Of the policy, ``(B, T)``.
         inputs: The batch as the trainer's `_compute_loss` takes it.
         coefficient: Of the KL term.
-        values: Of the value head, ``(B, T)``, where the trainer has one.
+        values: Of the value head, ``(B, T)``, if the trainer has one.
     """
     log_weights = log_importance(trainer, logps, inputs)  # (B, T) or (B, 1)
     policy, unclipped = _policy_terms(trainer, logps, log_weights, inputs)
@@ -75,7 +75,7 @@ def loss_terms(
 def _policy_terms(
     trainer: Any, logps: torch.Tensor, log_weights: torch.Tensor, inputs: Mapping[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The policy-gradient term, and what it would be without a bound on the ratio."""
+    """The policy-gradient term, and the same without a bound on the ratio."""
     advantages = inputs["advantages"]
     advantages = advantages if advantages.dim() > 1 else advantages.unsqueeze(1)
     ratio = log_weights.exp()
@@ -145,7 +145,7 @@ def _entropy_term(
 # Gradients
 # --------------------------------------------------------------------------------------------------
 def gradient_of(term: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Gradient of a term by all parameters in a row, on the CPU; the graph stays for the next one."""
+    """Gradient of a term by all parameters, flattened, on the CPU; the graph is kept."""
     if not term.requires_grad:
         return torch.zeros(sum(parameter.numel() for parameter in parameters))
     found = torch.autograd.grad(term, list(parameters), retain_graph=True, materialize_grads=True)
@@ -153,13 +153,13 @@ def gradient_of(term: torch.Tensor, parameters: Sequence[torch.Tensor]) -> torch
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor in one piece, where it was spread over processes."""
+    """A tensor in one piece, gathered if it is spread over processes."""
     whole: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return whole
 
 
 def norm(vectors: Iterable[torch.Tensor | None]) -> float:
-    """Euclidean norm of all of them together; nan or inf where a number is."""
+    """Euclidean norm of all of them together; nan or inf if one of their numbers is."""
     squares = [v.double().square().sum().item() for v in vectors if v is not None]
     return math.sqrt(sum(squares))
 
@@ -186,7 +186,7 @@ def layer_table(
 
     Args:
         named: Parameters after the update.
-        copies: Weight before it, and gradient before `max_grad_norm`; None where there is none.
+        copies: Weight before the update, and gradient before clipping; None without a gradient.
     """
     members: dict[str, list[tuple[torch.nn.Parameter, torch.Tensor, torch.Tensor | None]]] = {}
     for (name, parameter), (before, slope) in zip(named, copies, strict=True):

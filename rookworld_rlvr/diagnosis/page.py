@@ -1,4 +1,4 @@
-"""A diagnosis as one page that asks for nothing: plots and boards inside, readable on a phone."""
+"""A diagnosis as one self-contained page with plots and boards, readable on a phone."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ SECTIONS: Mapping[str, str] = {
     "setup": PARTS["setup"],
     "costs": "Cost of the phases",
 }
-"""Id → title, in the order of the page: the verdict first, the set-up behind what it led to."""
+"""Id → title, in the order of the page: the verdict comes first, the set-up near the end."""
 
 
-NARROW = ("rewards", "advantages", "loss_terms", "shares")  # two beside each other
+NARROW = ("rewards", "advantages", "loss_terms", "shares")  # two side by side
 
 
-GROUPS_SHOWN = 12  # of part 3, one a task unfolded; the JSON file holds all
+GROUPS_SHOWN = 12  # of part 3, the first of each task unfolded; the JSON file holds all
 
 
 def page(diagnoses: Sequence[Diagnosis]) -> str:
-    """The page: one diagnosis in full width, two side by side where there is room."""
+    """The page: one diagnosis in full width, two side by side if there is room."""
     return render(
         "diagnosis.html",
         diagnoses=diagnoses,
@@ -71,7 +71,7 @@ def _board(group: Part) -> Markup:
 
 
 def _tokens(completion: Part) -> Iterator[Part]:
-    """Tokens with a colour and its weight by the policy's term: green pulls up."""
+    """Tokens with a colour and its weight by the policy term; green makes a token likelier."""
     found = lines.tokens(completion)
     largest = max((abs(token["policy_term"] or 0.0) for token in found), default=0.0) or 1.0
     for token in found:

@@ -1,4 +1,4 @@
-"""What a diagnosed step leaves behind, and the guard that notes a reward's exceptions."""
+"""The records of a diagnosed step, and the guard that notes a reward's exceptions."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Generation:
     """One generation of a process: `B` completions of at most `C` tokens."""
 
     batch: dict[str, torch.Tensor]  # TRL's, on the CPU: prompt_ids, completion_ids, advantages, ...
-    rewards: torch.Tensor  # (B, F), nan where one does not apply
+    rewards: torch.Tensor  # (B, F), nan if a reward does not apply
     texts: list[str]  # as the rewards read them
     tables: dict[str, torch.Tensor] = field(
         default_factory=dict
-    )  # (B, C), nan where not trained on
+    )  # (B, C), nan for rows that were not trained on
 
     def write(self, name: str, rows: torch.Tensor, values: torch.Tensor) -> None:
         """Put the values ``(b, C)`` of some rows ``(b,)`` where they belong."""
@@ -45,7 +45,7 @@ class TermSums:
     by_token: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # not yet means
     tokens: int = 0
     coefficient: float = 0.0  # of KL
-    gradients: dict[str, torch.Tensor] = field(default_factory=dict)  # of all parameters in a row
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)  # of all parameters, flattened
 
 
 @dataclass
@@ -62,7 +62,7 @@ class StepRecord:
     gradient_norm_after_clip: float | None = None
     layers: list[dict[str, Any]] = field(default_factory=list)
     without_graph: bool = False  # the loss depended on no weight that is trained
-    no_separate_gradients: str = ""  # why there are none, where there are none
+    no_separate_gradients: str = ""  # why the terms have no gradients of their own, if so
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,11 @@ class RewardFault:
     prompt: str
     completion: str
     error: str
-    rows: int  # how many rows of the batch it raised on; 0 where it did on the batch only
+    rows: int  # how many rows of the batch it raised on; 0 if only on the whole batch
 
 
 def guarded(func: Callable[..., Any], faults: list[RewardFault]) -> Callable[..., Any]:
-    """A reward function whose exceptions are noted, row by row, in place of ending the run.
+    """A reward function whose exceptions are noted, row by row, and do not end the run.
 
     Args:
         func: Of TRL's signature.
@@ -107,7 +107,7 @@ def guarded(func: Callable[..., Any], faults: list[RewardFault]) -> Callable[...
     def noted(**inputs: Any) -> list[float | None]:  # TRL gives keywords only
         try:
             return ask(inputs)
-        except Exception as error:  # whatever a reward raises is what this is for
+        except Exception as error:  # any exception of a reward is to be noted
             found = [ask_row(index, inputs) for index in range(len(inputs["prompts"]))]
             faulty = [(row, fault) for row, (_, fault) in enumerate(found) if fault is not None]
             row, fault = faulty[0] if faulty else (0, f"{type(error).__name__}: {error}")
@@ -145,10 +145,10 @@ class Phase:
 
 
 class PhaseMeter:
-    """Times and weighs phases; a phase that is entered again adds up.
+    """Measures the time and memory of phases; a phase that is entered again adds up.
 
     Args:
-        device: Where the work is done. Without a GPU, the resident set of the process is weighed.
+        device: Where the work is done. Without a GPU, memory is the resident set of the process.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -158,7 +158,7 @@ class PhaseMeter:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Phase]:
-        """Measure what is done in here; the caller adds the tokens that it knows of."""
+        """Measure what is done inside; the caller adds the tokens."""
         phase = self.phases.setdefault(name, Phase(name))
         self._reset_peak()
         started = time.perf_counter()
@@ -172,7 +172,7 @@ class PhaseMeter:
             phase.peak_memory_bytes = max(phase.peak_memory_bytes, self._peak())
 
     def rows(self) -> list[dict[str, Any]]:
-        """The phases in the order in which they began, with tokens a second where they have tokens."""
+        """The phases in the order in which they began, with tokens a second for those with tokens."""
         return [
             {**asdict(p), "tokens_per_second": p.tokens / p.seconds if p.tokens else None}
             for p in self.phases.values()

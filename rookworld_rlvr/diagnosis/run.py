@@ -11,7 +11,7 @@ from datasets import Dataset
 
 from ..common.errors import ConfigurationError
 from ..common.files import read_asset
-from ..common.settings import Checked
+from ..common.settings import Checked, setting
 from ..tasks.registry import TASKS
 from ..training.health.rules import HealthArguments
 from . import sections
@@ -46,50 +46,44 @@ VERSION = 1  # of the JSON file's form
 _OVERRIDES = read_asset("diagnosis_overrides.yaml")
 
 
+def _compare_faults(recipes: Sequence[str], name: str) -> list[str]:
+    return [] if len(recipes) == 2 else [f"{name}: {len(recipes)} recipes given; give two"]
+
+
 @dataclass
 class DiagnoseArguments(Checked):
-    """What is diagnosed, beside the recipe.
+    """What to diagnose, beside the recipe."""
 
-    Args:
-        overfit_single_batch: Take so many steps, all on the prompts of the first batch, each with
-            completions of its own; 0 takes one step.
-        compare: Two recipes to diagnose one after the other, in place of ``--config``.
-        diagnose_heldout_rows: Held-out rows that are evaluated before and after, as many of each task
-            as there are.
-    """
-
-    overfit_single_batch: int = 0
-    compare: list[str] | None = None
-    diagnose_heldout_rows: int = 200
-
-    def faults(self) -> list[str]:
-        """What is wrong with a key, one sentence each."""
-        faults = []
-        if self.overfit_single_batch < 0:
-            faults.append(
-                f"overfit_single_batch: {self.overfit_single_batch} is below 0; give steps, or 0"
-            )
-        if self.compare is not None and len(self.compare) != 2:
-            faults.append(f"compare: {len(self.compare)} recipes given; give two")
-        if self.diagnose_heldout_rows < 1:
-            faults.append(
-                f"diagnose_heldout_rows: {self.diagnose_heldout_rows} is below 1; give rows"
-            )
-        return faults
+    overfit_single_batch: int = setting(
+        0,
+        "Take this many steps on the prompts of the first batch, with new completions in each; 0 takes "
+        "a single step.",
+        least=0,
+    )
+    compare: list[str] | None = setting(
+        None,
+        "Two recipes to diagnose one after the other, in place of --config.",
+        check=_compare_faults,
+    )
+    diagnose_heldout_rows: int = setting(
+        200,
+        "Held-out rows to evaluate before and after the step, spread evenly over the tasks.",
+        least=1,
+    )
 
     def overrides(self) -> dict[str, tuple[str, str]]:
-        """Keys of the recipe that a diagnosis sets: key → value, and why."""
+        """Keys of the recipe that a diagnosis sets: key → its value, and the reason."""
         steps = str(max(1, self.overfit_single_batch))
         return {"max_steps": (steps, "as many as are diagnosed"), **_OVERRIDES}
 
     def words(self) -> list[str]:
-        """The same as words of a command line, for behind the user's."""
+        """The overrides as words of a command line, to append to the user's."""
         pairs = self.overrides().items()
         return [word for key, (value, _) in pairs for word in (f"--{key}", value)]
 
 
 def split_compare(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The recipes behind ``--compare``, and the rest of the command line.
+    """The recipes after ``--compare``, and the rest of the command line.
 
     >>> split_compare(["--compare", "a.yaml", "b.yaml", "--seed", "1"])
     (['a.yaml', 'b.yaml'], ['--seed', '1'])
@@ -106,7 +100,9 @@ def split_compare(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     if len(paths) != 2:
         faults.append(f"--compare: {len(paths)} recipes given; give two")
     if any(word.split("=")[0] == "--config" for word in rest):
-        faults.append("--config: --compare names the recipes; leave one of them out")
+        faults.append(
+            "--config: --compare already names the recipes; give only one of these options"
+        )
     if faults:
         raise ConfigurationError(faults)
     return paths, rest
@@ -134,7 +130,7 @@ class Diagnosis:
         recipe: Its name.
         parts: By the keys of `PARTS`.
         phases: What each cost: ``{memory, rows}``.
-        repetitions: A line a step, of one batch repeated.
+        repetitions: A row for each step, if one batch was repeated.
     """
 
     recipe: str
@@ -144,7 +140,7 @@ class Diagnosis:
 
     @property
     def has_stop(self) -> bool:
-        """Whether a finding says that a run should not start like this."""
+        """Whether a finding says that the run should not start."""
         return any(found["severity"] == "stop" for found in self.parts["findings"]["findings"])
 
     def to_dict(self) -> dict[str, Any]:
@@ -164,15 +160,15 @@ def run_diagnosis(
     extra_setup: Mapping[str, Any] | None = None,
     health: HealthArguments | None = None,
 ) -> Diagnosis:
-    """Train for the steps that the trainer's arguments say, evaluate after, and take the first apart.
+    """Train for as many steps as the trainer's arguments say, evaluate, and take the first step apart.
 
-    Every process has to call it, and gets the same but for the phases, which are its own.
+    Every process has to call it. All get the same result, but each has its own phases.
 
     Args:
-        trainer: Fresh; its arguments are those of a recipe with `DiagnoseArguments.overrides`.
+        trainer: A new one; its arguments are those of a recipe with `DiagnoseArguments.overrides`.
         recipe: Name for the report.
         extra_setup: More for the first part: data, engine, overrides.
-        health: Severities and bounds of the health rules; None takes their own.
+        health: Severities and bounds of the health rules; None takes the defaults.
     """
     trainer.train()
     with trainer.meter.phase("diagnosis"):
@@ -202,7 +198,7 @@ def run_diagnosis(
 
 
 def output_folder(argv: Sequence[str], recipe: str) -> Path:
-    """Where the report goes: ``--output_dir`` where it is given, never the run that the recipe names.
+    """Where the report goes: ``--output_dir`` if it is given, never the recipe's own folder.
 
     >>> output_folder(["--seed", "1"], "grpo_nano").as_posix()
     'runs/diagnosis-grpo_nano'

@@ -105,7 +105,7 @@ def heldout_part(trainer: DiagnosedTrainer, heldout: Heldout) -> Part:
 
 
 def heldout_after_part(trainer: DiagnosedTrainer, before: Heldout, after: Heldout) -> Part:
-    """The same, and each task's headline metric compared row by row."""
+    """As `heldout_part`, with each task's headline metric compared row by row."""
     old, new = (
         [evaluate_completions([row], [text]) for row, text in zip(rows, texts, strict=True)]
         for rows, texts in ((trainer.eval_dataset, texts) for _, texts in (before, after))
@@ -132,7 +132,7 @@ def heldout_after_part(trainer: DiagnosedTrainer, before: Heldout, after: Heldou
 # 4 and 5: rewards and advantages
 # --------------------------------------------------------------------------------------------------
 def rewards_part(trainer: DiagnosedTrainer, groups: list[Part]) -> Part:
-    """Each reward's spread over the step, by task too; and the rewards that raised."""
+    """Each reward's spread over the step and its mean by task, and the rewards that raised."""
     rows = [(group["task"], row) for group in groups for row in group["completions"]]
     weights = trainer.reward_weights.tolist()
     components = {}
@@ -203,9 +203,9 @@ def advantages_part(trainer: DiagnosedTrainer, groups: list[Part]) -> Part:
 # 6 and 7: terms of the loss
 # --------------------------------------------------------------------------------------------------
 def loss_terms_part(trainer: DiagnosedTrainer, record: StepRecord, groups: list[Part]) -> Part:
-    """The terms summed as the trainer sums them, held against its loss; and means by prompt.
+    """The terms, summed as the trainer sums them and compared with its loss; and means by prompt.
 
-    The loss is near 0 on policy, where advantages cancel out: the gap is relative to the terms' sizes.
+    On policy, advantages cancel out and the loss is near 0, so the gap is relative to the terms' sizes.
     """
     terms, sizes = record.terms.in_loss, record.terms.sizes
     ours = sum(terms.values())
@@ -234,7 +234,7 @@ def loss_terms_part(trainer: DiagnosedTrainer, record: StepRecord, groups: list[
 
 
 def _all_tokens(group: Part, name: str) -> list[float]:
-    """What a prompt's completions have, token after token."""
+    """One of the tables for all tokens of a prompt's completions."""
     return [value for row in group["completions"] for value in row[name] or ()]
 
 
@@ -245,7 +245,7 @@ def mean_of(trainer: DiagnosedTrainer, numbers: Mapping[str, float]) -> dict[str
 
 
 def shares_part(trainer: DiagnosedTrainer, record: StepRecord) -> Part:
-    """What policy gradient and KL weigh in loss and gradient, in the step and one step on."""
+    """Shares of policy gradient and KL in loss and gradient, in the step and one step later."""
     return {
         "step": _shares(trainer, record.terms),
         "one_step_on": None if record.one_step_on is None else _shares(trainer, record.one_step_on),
@@ -299,7 +299,7 @@ def gradients_part(record: StepRecord) -> Part:
 
 
 def repetitions(logs: Sequence[Mapping[str, Any]]) -> list[Part]:
-    """A line a step, as the trainer logged it."""
+    """A row for each step, as the trainer logged it."""
     names = ("step", "reward", "reward_std", "loss", "grad_norm", "kl", "entropy")
     return [{name: log.get(name) for name in names} for log in logs if "loss" in log]
 
@@ -308,7 +308,7 @@ def repetitions(logs: Sequence[Mapping[str, Any]]) -> list[Part]:
 # Arithmetic
 # --------------------------------------------------------------------------------------------------
 def clean(value: Any) -> Any:
-    """Numbers at six digits, None where one is not finite; containers through and through.
+    """Numbers rounded to six digits, None for one that is not finite; containers recursively.
 
     >>> clean({"a": (1 / 3, float("nan"))})
     {'a': [0.333333, None]}
@@ -323,13 +323,13 @@ def clean(value: Any) -> Any:
 
 
 def mean(numbers: Iterable[float | None]) -> float | None:
-    """The mean of those that there are; None without any."""
+    """The mean of the known numbers; None if there are none."""
     known = _known(numbers)
     return sum(known) / len(known) if known else None
 
 
 def sample_deviation(numbers: Iterable[float | None]) -> float | None:
-    """Sample deviation, as TRL's; None for fewer than two."""
+    """The sample deviation, as in TRL; None for fewer than two known numbers."""
     known = _known(numbers)
     if len(known) < 2:
         return None

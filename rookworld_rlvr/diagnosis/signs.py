@@ -1,4 +1,4 @@
-"""What each rule of ``assets/diagnosis_rules.yaml`` looks at, in a function of the rule's name."""
+"""The rules of ``assets/diagnosis_rules.yaml``: for each, a function of the rule's name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Parts = Mapping[str, Any]
 P_FELL = 0.005  # for each of two tasks, so that one healthy step in a hundred is accused at most
 
 
-KL_SHARE = 0.9  # the predecessors' failed runs stood at 94% to 100%
+KL_SHARE = 0.9  # it was 94% to 100% in the predecessors' failed runs
 
 
 LOSS_GAP = 1e-3
@@ -39,7 +39,7 @@ class Sign(NamedTuple):
     value: float
     bound: float | None
     words: Mapping[str, Any] = {}  # what the message names beside them
-    severity: Severity | None = None  # where it is not the rule's
+    severity: Severity | None = None  # None takes the rule's
 
 
 def reward_raised(parts: Parts) -> Sign | None:
@@ -49,14 +49,14 @@ def reward_raised(parts: Parts) -> Sign | None:
             f"on {fault['rows']} of the completions, first on {fault['completion'][:80]!r} after "
             f"{fault['prompt'][:100]!r}"
             if fault["rows"]
-            else "on the batch, though on no row of it alone"
+            else "on the whole batch, but on no row of it alone"
         )
         return Sign(fault["rows"], 0, {**fault, "where": where})
     return None
 
 
 def dropout_active(parts: Parts) -> Sign | None:
-    """Modules that drop out, or two forwards that differ."""
+    """Active dropout, or two forwards that differ."""
     dropout, tolerance = parts["setup"]["dropout"], parts["setup"]["parity"]["tolerance"]
     modules, gap = dropout["active_modules"], dropout["repeat_gap"]
     if not modules and not gap > tolerance:
@@ -70,7 +70,7 @@ def dropout_active(parts: Parts) -> Sign | None:
 
 
 def positions_ignored(parts: Parts) -> Sign | None:
-    """Log-probs of a padded batch that depend on who numbers its positions."""
+    """Log-probs of a padded batch that change when the mask's position ids are given."""
     parity = parts["setup"]["parity"]
     gap, tolerance = parity["position_gap"], parity["tolerance"]
     return None if gap <= tolerance else Sign(gap, tolerance)  # nan is over
@@ -88,7 +88,7 @@ def preflight_gap(parts: Parts) -> Sign | None:
 
 
 def frozen_weights(parts: Parts) -> Sign | None:
-    """Parameters that require no gradient, where no adapters want it so."""
+    """Parameters that require no gradient, unless adapters are trained."""
     gradients, setup = parts["gradients"], parts["setup"]["model"]
     share = gradients["frozen_parameters"] / max(1, gradients["parameters"])
     if not share or (setup["adapters"] and setup["trained_parameters"]):
@@ -99,7 +99,7 @@ def frozen_weights(parts: Parts) -> Sign | None:
 
 
 def nothing_parses(parts: Parts) -> Sign | None:
-    """Answers without the form of their task, held out and sampled."""
+    """Held-out and sampled answers that do not have the form of their task."""
     metrics = parts["heldout_before"]["metrics"]
     shares = [found["value"] for name, found in metrics.items() if name.endswith("/format")]
     sampled = 1 - parts["advantages"]["batch"]["health/unreadable"]
@@ -109,7 +109,7 @@ def nothing_parses(parts: Parts) -> Sign | None:
 
 
 def identical_completions(parts: Parts) -> Sign | None:
-    """Pairs of one text, in groups."""
+    """Pairs of equal completions in a group."""
     share = parts["completions"]["identical_pairs"]
     if share is None or share <= IDENTICAL:
         return None
@@ -126,7 +126,7 @@ def reward_constant(parts: Parts) -> Sign | None:
 
 
 def gradient_not_finite(parts: Parts) -> Sign | None:
-    """A norm that is no number."""
+    """A gradient norm that is not a finite number."""
     norm = parts["gradients"]["norm"]
     if parts["gradients"]["finite"] and norm is not None:
         return None
@@ -134,13 +134,13 @@ def gradient_not_finite(parts: Parts) -> Sign | None:
 
 
 def gradient_zero(parts: Parts) -> Sign | None:
-    """A norm of 0."""
+    """A gradient norm of 0."""
     is_zero = parts["gradients"]["finite"] and parts["gradients"]["norm"] == 0
     return Sign(0.0, 0.0) if is_zero else None
 
 
 def layers_without_gradient(parts: Parts) -> Sign | None:
-    """Layers that are trained and get none, where others get some."""
+    """Trained layers without a gradient, while others have one."""
     gradients = parts["gradients"]
     dead = [
         layer["layer"]
@@ -153,7 +153,7 @@ def layers_without_gradient(parts: Parts) -> Sign | None:
 
 
 def kl_dominates(parts: Parts) -> Sign | None:
-    """In the step, or one step on: before the first update KL is 0 whatever its coefficient."""
+    """In the step or one step later: before the first update KL is 0 whatever its coefficient."""
     for key, when in STEPS.items():
         shares = parts["shares"][key]
         if shares is None:
@@ -174,13 +174,13 @@ def update_too_large(parts: Parts) -> Sign | None:
 
 
 def loss_terms_gap(parts: Parts) -> Sign | None:
-    """What the terms leave of the trainer's loss."""
+    """A loss of the trainer's that the terms do not add up to."""
     gap = parts["loss_terms"]["relative_gap"]
     return None if gap <= LOSS_GAP else Sign(gap, LOSS_GAP)  # nan is over
 
 
 def heldout_fell(parts: Parts) -> Sign | None:
-    """Not of one batch repeated: what learns that by heart may well forget others."""
+    """More right answers lost than gained; not for a repeated batch, which may cost others."""
     before, after = parts["heldout_before"]["metrics"], parts["heldout_after"]["metrics"]
     for name, pair in parts["heldout_after"]["paired"].items():
         if pair["p_fell"] < P_FELL and not parts["repetitions"]:

@@ -31,7 +31,7 @@ NUMBERS_SHOWN = 8  # rewards and advantages of a group
 TEXT_SHOWN = 36  # characters of a completion
 
 
-LEAST_WIDTH = 100  # where the output is no terminal
+LEAST_WIDTH = 100  # if the output is not a terminal
 
 
 _COLOURS = {"stop": "bold red", "warning": "yellow", "info": "cyan", "verdict": "bold"}
@@ -57,7 +57,7 @@ def print_report(diagnoses: Sequence[Diagnosis]) -> None:
 
 
 def _lines(key: str, diagnoses: Sequence[Diagnosis]) -> Table:
-    """The part's lines; with two diagnoses a column each, by label."""
+    """The part's lines; for two diagnoses, a column each, by label."""
     several = len(diagnoses) > 1
     table = Table(show_header=several, box=None, pad_edge=False, expand=several)
     table.add_column("")
@@ -125,10 +125,10 @@ def _filled_table(name: str, records: Iterable[Part]) -> Table:
 # Files
 # --------------------------------------------------------------------------------------------------
 def write_reports(folder: Path, diagnoses: Sequence[Diagnosis]) -> list[Path]:
-    """Write the JSON file and the page; of two diagnoses, JSON holds a list under ``diagnoses``.
+    """Write the JSON file and the page; for two diagnoses, the file lists them under ``diagnoses``.
 
     Raises:
-        RookWorldError: The folder cannot be written to.
+        RookWorldError: The folder could not be written to.
     """
     contents = [diagnosis.to_dict() for diagnosis in diagnoses]
     whole = contents[0] if len(contents) == 1 else {"diagnoses": contents}

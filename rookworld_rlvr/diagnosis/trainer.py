@@ -1,8 +1,8 @@
-"""The trainer of a diagnosis: the real one, whose steps leave records behind.
+"""The trainer of a diagnosis: the real one, with a record of each step.
 
-`DiagnosedTrainer` overrides methods to call the trainer's own and to write down what went in and came
-out. It samples, scores, trains and evaluates nothing by itself; what it computes beside the step (two
-probes, the gradient of one term alone, the terms one step on) changes neither weights nor metrics.
+Each method that `DiagnosedTrainer` overrides calls the trainer's own, and records what went in and what
+came out. The trainer still samples, scores, trains and evaluates. What is computed beside the step (two
+probes, the gradients of single terms, the terms one step later) changes neither weights nor metrics.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         self.reward_faults: list[RewardFault] = []
         funcs = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         super().__init__(model, [self._guarded(func) for func in funcs], *args, **kwargs)
-        if not self.use_vllm:  # which gives the sampler's log-probs anyway
+        if not self.use_vllm:  # vLLM gives the sampler's log-probs anyway
             self.rollout_func = partial(rollout, keep_logps=True)
-        self.heldout.before = {}  # a diagnosis leaves no starting point for a run to go on from
+        self.heldout.before = {}  # no run continues from a diagnosis
         self.meter = PhaseMeter(self.accelerator.device)
         self.steps: list[StepRecord] = []
         self.heldouts: list[Heldout] = []
@@ -128,7 +128,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         return sampled
 
     def sample(self, inputs: list[dict[str, Any]]) -> Batch:
-        """As the trainer's own, kept; from the first batch's prompts again where asked for."""
+        """As the trainer's own, and recorded; repeats the first batch's prompts if asked to."""
         if self._repeat_batch:
             self._first_rows = self._first_rows or copy.deepcopy(inputs)
             inputs = copy.deepcopy(self._first_rows)
@@ -149,7 +149,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
     def _logged_here(self, column: Sequence[Any], count: int) -> list[Any]:
         """What the trainer logged of this process's rows, the last `count` of every process.
 
-        The log holds the rows that are trained on, also where groups were sampled again.
+        The log holds the rows that are trained on, even if groups were sampled again.
         """
         rows = list(column)[-count * self.accelerator.num_processes :]
         first = self.accelerator.process_index * count
@@ -204,7 +204,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
     def _add(
         self, sums: TermSums, terms: LossTerms, inputs: Mapping[str, Any]
     ) -> dict[str, torch.Tensor]:
-        """Add a batch's terms to a step's; what each adds to the loss, with graph."""
+        """Add a batch's terms to a step's, and return what each adds to the loss, with its graph."""
         scale, mask = row_scale(self.loss_type, inputs), inputs["completion_mask"]
 
         def total(per_token: torch.Tensor) -> torch.Tensor:
@@ -242,15 +242,15 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
             for name, term in terms.items():
                 gradient = gradient_of(term, parameters)
                 sums.gradients[name] = sums.gradients.get(name, 0) + gradient
-        except RuntimeError as error:  # re-entrant checkpointing knows `backward` only
+        except RuntimeError as error:  # re-entrant checkpointing supports `backward` only
             self.step_record.no_separate_gradients = " ".join(str(error).split())[:200]
             sums.gradients.clear()
 
     def look_one_step_on(self, record: StepRecord) -> None:
-        """The terms of the same batches after the update, as a second iteration would see them.
+        """Compute the terms of the same batches after the update, as a second iteration would.
 
-        The coefficient of KL is the one after any warm-up. Before the first update the policy is its
-        reference, so this is where KL shows its weight.
+        The KL coefficient is the one after any warm-up. Before the first update the policy equals its
+        reference, so only here does KL have a weight.
         """
         sums, network = TermSums(), self.accelerator.unwrap_model(self.model)
         sums.coefficient = 0.0 if self.parts.kl is None else self.parts.kl.controller.beta
@@ -271,7 +271,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
     # Gradients and the update
     # --------------------------------------------------------------------------------------------
     def keep_gradients(self) -> None:
-        """Copies of weights and gradients, before the clip and the update, on the CPU."""
+        """Copy weights and gradients to the CPU, before the clip and the update."""
         with self.meter.phase("diagnosis"):
             scaler = getattr(self.accelerator, "scaler", None)
             scale = scaler.get_scale() if scaler is not None else 1.0
@@ -309,7 +309,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
     # Held-out rows
     # --------------------------------------------------------------------------------------------
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """The trainer's held-out evaluation, kept."""
+        """As the trainer's own, and recorded."""
         with self.meter.phase("held-out after" if self.heldouts else "held-out before"):
             metrics = super().evaluate(*args, **kwargs)
         self.heldouts.append((self.heldout.results, self.heldout.completions))
@@ -317,7 +317,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
 
 
 class RecordingCallback(TrainerCallback):  # type: ignore[misc]
-    """Measures before training, keeps gradients and updates, and looks one step on.
+    """Measures before training, keeps gradients and updates, and looks one step ahead.
 
     Args:
         trainer: The `DiagnosedTrainer`.
@@ -332,7 +332,7 @@ class RecordingCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer = self.trainer
-        if not trainer.copies:  # where accelerate's own clip was not called
+        if not trainer.copies:  # if accelerate's own clip was not called
             trainer.keep_gradients()
         record = trainer.step_record
         network = trainer.accelerator.unwrap_model(trainer.model)
@@ -361,11 +361,11 @@ class RecordingCallback(TrainerCallback):  # type: ignore[misc]
 
 @torch.no_grad()
 def probe(trainer: RookWorldGRPOTrainer) -> dict[str, float]:
-    """What is measured of the policy before the step, in nats: what is behind a gap in parity.
+    """Measure the policy before the step, in nats, to explain a gap in parity.
 
-    Beside the preflight's numbers and tolerance: the largest difference of two forwards of one batch as
-    in training, and that of a padded batch with the mask's position ids given. Both are as of
-    temperature 1: a low one would multiply rounding.
+    The result holds the preflight's numbers and tolerance, and two differences: the largest between two
+    forwards of one batch in training mode, and the largest that the mask's position ids make to a
+    padded batch. Both are at temperature 1, because a low temperature would multiply rounding errors.
     """
     prompts = mixed_length_prompts(trainer)
     rows = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
@@ -397,7 +397,7 @@ def probe(trainer: RookWorldGRPOTrainer) -> dict[str, float]:
 
 
 def _position_gap(trainer: Any, ids: torch.Tensor, mask: torch.Tensor) -> float:
-    """How far log-probs move when position ids of the mask are given: 0 where they were used anyway."""
+    """How far log-probs move when the mask's position ids are given; 0 if they were used anyway."""
     positions = position_ids_from_mask(mask)
     batch = {"input_ids": ids, "attention_mask": mask}
     with trainer.accelerator.autocast():

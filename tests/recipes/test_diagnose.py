@@ -438,10 +438,13 @@ def test_nothing_of_a_run_is_touched(diagnose: Diagnose, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--overfit_single_batch", "-1"], "overfit_single_batch: -1 is below 0"),
-        (["--diagnose_heldout_rows", "0", "--beta", "no"], "diagnose_heldout_rows: 0 is below 1"),
+        (["--overfit_single_batch", "-1"], "overfit_single_batch: -1 is too small"),
+        (["--diagnose_heldout_rows", "0", "--beta", "no"], "diagnose_heldout_rows: 0 is too small"),
         (["--compare", "a.yaml"], "1 recipes given; give two"),
-        (["--compare", "a.yaml", "b.yaml", "--config", "c.yaml"], "--config: --compare names"),
+        (
+            ["--compare", "a.yaml", "b.yaml", "--config", "c.yaml"],
+            "--config: --compare already names",
+        ),
         (["--compare=a.yaml", "--compare=b.yaml"], "compare: "),
         (["--config", "missing.yaml"], "cannot read 'missing.yaml'"),
     ],
