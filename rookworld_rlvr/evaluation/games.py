@@ -1,4 +1,4 @@
-"""Games side by side: where they start, how they end, one question a ply for all of them."""
+"""Games played side by side: where they start, how they end; each ply asks for all of them at once."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class Reply:
 
     Args:
         readable: Whether the answer could be read.
-        move: `B`, where it is legal.
+        move: `B` if it is legal, else None.
     """
 
     readable: bool

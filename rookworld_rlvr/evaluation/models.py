@@ -106,7 +106,7 @@ class OracleValues:
         self._labeller: Labeller | None = None
 
     def __call__(self, fens: Sequence[str]) -> list[Values | None]:
-        """Values of all legal moves of each position; None where the engine gave up.
+        """Values of all legal moves of each position; None if the engine gave up.
 
         Raises:
             EngineError: An engine is needed, and none was found.

@@ -38,7 +38,7 @@ class Observations:
         Args:
             item: Its name, by which results of different models are paired.
             metric: One of the suite's.
-            value: 0 or 1 where the metric is a share.
+            value: 0 or 1 if the metric is a share.
             groups: Parts that the item belongs to.
         """
         if self._metrics[metric] == "share" and value not in (0, 1):

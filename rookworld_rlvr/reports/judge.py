@@ -1,4 +1,4 @@
-"""How good a judge is on what it was not trained on: pairs, calibration, ranking; and its model card."""
+"""How good a judge is on data that it was not trained on: pairs, calibration, ranking."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def judge_report(
 
     Args:
         judge: As a recipe's reward would load it.
-        pairs: Held out.
-        heldout: Held-out rows, whose prompts the generator answers.
-        args: How many, by whom, at which temperature.
+        pairs: Held-out pairs.
+        heldout: Held-out rows; the generator answers their prompts.
+        args: The generator, its temperature, and how many prompts and completions.
 
     Raises:
         RookWorldError: The generator cannot be loaded, or every pair is too long for the judge.
@@ -52,7 +52,7 @@ def judge_report(
     if not differences:
         raise RookWorldError(
             f"{judge.name}: all {len(pairs)} held-out pairs are longer than the {judge.longest:.0f} "
-            "tokens that it has positions for; give a model with more"
+            "tokens that it has positions for; give a model with more positions"
         )
     kept = [pair for pair, one in zip(pairs, found, strict=True) if one is not None]
     report: dict[str, Any] = {
@@ -71,7 +71,7 @@ def judge_report(
 
 
 def pair_differences(judge: Judge, pairs: Sequence[Pair]) -> list[float | None]:
-    """Score of the chosen answer less that of the rejected one, by pair; None where one is too long."""
+    """Score of the chosen answer less that of the rejected one, by pair; None if one is too long."""
     prompts = [pair.prompt for pair in pairs]
     chosen = judge.scores(prompts, [pair.chosen for pair in pairs])
     rejected = judge.scores(prompts, [pair.rejected for pair in pairs])
@@ -85,7 +85,7 @@ def pair_differences(judge: Judge, pairs: Sequence[Pair]) -> list[float | None]:
 # Pairs
 # --------------------------------------------------------------------------------------------------
 def pair_accuracy(pairs: Sequence[Pair], differences: Sequence[float]) -> dict[str, Any]:
-    """Share of the pairs whose chosen answer scores higher, in all and by kind; a tie is no success."""
+    """Share of pairs whose chosen answer scores higher, in all and by kind; a tie counts as wrong."""
     by_kind: dict[str, list[float]] = {}
     for pair, difference in zip(pairs, differences, strict=True):
         by_kind.setdefault(pair.kind, []).append(difference)
@@ -105,10 +105,11 @@ def _named(name: str, result: Estimate) -> dict[str, Any]:
 
 
 def calibration(differences: Sequence[float]) -> dict[str, Any]:
-    """How far a judge's confidence in a pair, the sigmoid of its difference, is the share right.
+    """How well a judge's confidence agrees with how often it is right.
 
-    Confidence lies in [0.5, 1]: of the answer that the judge prefers. The expected calibration error
-    is the mean over pairs of the gap between confidence and share right in the pair's bin.
+    The confidence in a pair is the sigmoid of the difference in score, in [0.5, 1], for the answer that
+    the judge prefers. The expected calibration error is the mean over pairs of the gap between
+    confidence and share right in the pair's bin.
 
     Source: C. Guo, G. Pleiss, Y. Sun and K. Weinberger, "On Calibration of Modern Neural Networks",
     ICML 2017, section 2.
@@ -140,8 +141,8 @@ def ranking(judge: Judge, heldout: Dataset, args: JudgeDataArguments) -> dict[st
     """Kendall's τ by prompt between the judge and the verifiable reward, over sampled completions.
 
     Returns:
-        By task: the mean over prompts with its bootstrap interval, how many prompts it is of, and how
-        many were left out because the judge or the reward gave all completions the same.
+        By task: the mean over prompts with its bootstrap interval, the number of prompts, and how many
+        were left out because the judge or the reward gave all completions the same.
     """
     network = loading.load_model(args.generator).to(judge.network.device).eval()
     tokenizer = loading.load_tokenizer(args.generator)
@@ -172,7 +173,7 @@ def ranking(judge: Judge, heldout: Dataset, args: JudgeDataArguments) -> dict[st
 
 
 def _tau_of_row(judge: Judge, row: Mapping[str, Any], completions: Sequence[str]) -> float | None:
-    """None without truth or variance; completions that are too long for the judge are left out."""
+    """Kendall's τ of a row's completions, without those too long to judge; None if undefined."""
     scored = [
         score_row(row["prompt"], text, values_by_move(row["action_values"])) for text in completions
     ]
@@ -186,7 +187,7 @@ def _tau_of_row(judge: Judge, row: Mapping[str, Any], completions: Sequence[str]
 
 
 def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Kendall's τ-b, in [-1, 1]; None where all values of one side are the same.
+    """Kendall's τ-b, in [-1, 1]; None if all values of one side are the same.
 
     Source: M. G. Kendall, "The treatment of ties in ranking problems", Biometrika 33 (1945).
 
@@ -207,7 +208,7 @@ def report_text(report: Mapping[str, Any]) -> str:
 
 
 def pairs_text(pairs: Sequence[Pair]) -> str:
-    """How many pairs there are of each kind, and some of each."""
+    """The number of pairs of each kind, and a few examples."""
     kinds = Counter(pair.kind for pair in pairs)
     lines = [f"{kind:<14}{count:>8} pairs" for kind, count in sorted(kinds.items())]
     for kind in sorted(kinds):

@@ -140,7 +140,7 @@ class Judge:
     def _forward(self, rows: Sequence[Sequence[int]]) -> list[float]:
         device = self.network.device
         batch = pad_rows(rows, self.network.config.pad_token_id, "right")
-        # Its own precision, also where the trainer's forwards run under autocast.
+        # Its own precision, even if the trainer's forwards run under autocast.
         with torch.inference_mode(), torch.autocast(device.type, enabled=False):
             output = self.network(**{key: tensor.to(device) for key, tensor in batch.items()})
         scores: list[float] = output.logits.squeeze(-1).float().tolist()  # (B,)
@@ -217,7 +217,7 @@ def _load_network(spec: JudgeSpec) -> PreTrainedModel:
         network, info = AutoModelForSequenceClassification.from_pretrained(
             path, dtype=spec.dtype, output_loading_info=True
         )
-    # transformers fills these with random numbers and goes on.
+    # transformers fills these with random numbers and does not fail.
     absent = sorted(map(str, (*info["missing_keys"], *info["mismatched_keys"])))
     if absent:
         few = ", ".join(absent[:3])
@@ -331,7 +331,7 @@ class JudgeReward:
         return [None if one.score is None else scale(one.score) for one in judged]
 
     def _scale(self) -> Callable[[float], float]:
-        """What makes a reward of a score.
+        """The function from a score to the reward.
 
         `zscore` gives the distance from the window's mean in deviations; 0 if the window has no spread.
         """
@@ -377,7 +377,7 @@ class _Judged:
     task: str
     text: str
     score: float | None  # None: the text is too long
-    truth: float | None  # 1 where its task's headline metric counts it as right; None: no truth
+    truth: float | None  # 1 if its task's headline metric counts it as right; None: no truth
 
 
 def _means(scored: Sequence[_Judged], suffix: str = "") -> dict[str, float]:

@@ -435,8 +435,8 @@ def test_a_killed_run_gives_what_there_is(killed: Path) -> None:
     assert "checkpoint-1" in said and "results.json" in said
     assert "heldout_answers_after.jsonl" in said
     drawn = page([run])
-    assert "did not come to its end, logged up to step 1" in drawn
-    assert "1 session(s) that did not come to their end" not in drawn, "nothing is known of any"
+    assert "did not finish; logged up to step 1" in drawn
+    assert "1 session(s) that did not finish" not in drawn, "nothing is known of any"
     assert drawn.count('class="band') == 8
 
 
@@ -456,9 +456,9 @@ def test_a_file_that_is_half_written_is_named(killed: Path) -> None:
     (killed / "provenance.json").write_text('{"sessions": [')
     (killed / "health.jsonl").write_text('{"rule": ')
     (run,) = read_runs([str(killed)])
-    assert any(line.startswith("provenance.json cannot be read") for line in run.missing)
-    assert any(line.startswith("health.jsonl cannot be read") for line in run.missing)
-    assert "The run was not watched" not in page([run]) or run.health is None
+    assert any(line.startswith("provenance.json could not be read") for line in run.missing)
+    assert any(line.startswith("health.jsonl could not be read") for line in run.missing)
+    assert "This run's health was not watched" not in page([run]) or run.health is None
 
 
 def test_only_a_configuration(tmp_path: Path) -> None:
@@ -468,7 +468,7 @@ def test_only_a_configuration(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("folder", "reason"), [("missing", "is no folder"), (".", "holds no resolved_config.yaml")]
+    ("folder", "reason"), [("missing", "is not a folder"), (".", "has no resolved_config.yaml")]
 )
 def test_what_is_no_run_is_one_message(
     folder: str,

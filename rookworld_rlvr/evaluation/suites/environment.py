@@ -108,7 +108,7 @@ class EnvironmentSuite(Suite[EnvironmentPrompt]):
 
 
 def judge(prompt: EnvironmentPrompt, completion: str) -> dict[str, float]:
-    """The suite's metrics for one answer; `reward_mae` only where it can be read."""
+    """The suite's metrics for one answer; `reward_mae` only if it can be read."""
     truth = rules.transition(prompt.fen, prompt.action)
     try:
         answer = parse_environment_answer(completion)

@@ -1,6 +1,4 @@
-"""Held-out answers before and after training: how many became right, what kinds of errors they have,
-and which are worth a look.
-"""
+"""Held-out answers before and after training: what changed, which errors they have, which to show."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from .record import Answer, AnswerPair
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Held-out rows whose answers training changed, of a metric.
+    """Held-out rows whose answers became right or wrong, for one metric.
 
     Args:
         gained: Wrong before, right after.
@@ -38,8 +36,8 @@ class Errors:
 
     Args:
         task: Of the rows.
-        rows: That have a score.
-        kinds: Kind → rows that have it before, and after; the most frequent first.
+        rows: How many have a score.
+        kinds: Kind → how many rows have it before, and after; the most frequent first.
     """
 
     task: str
@@ -54,7 +52,7 @@ class Choice:
     Args:
         task: Of the rows.
         title: What they have in common.
-        pairs: The one that shows it most comes first.
+        pairs: The clearest example comes first.
     """
 
     task: str
@@ -63,7 +61,7 @@ class Choice:
 
 
 def changes(pairs: Sequence[AnswerPair]) -> dict[str, Change]:
-    """Metric → how many of its rows became right and wrong, of those that both answers are scored on."""
+    """Metric → how many of its rows became right and wrong; both answers need a score."""
     scored = _scored(pairs)
     rows = [pair.after for pair in scored]
     old, new = (hits(rows, [a["score"] for a in side]) for side in _sides(scored))
@@ -77,7 +75,7 @@ def changes(pairs: Sequence[AnswerPair]) -> dict[str, Change]:
 
 
 def errors(pairs: Sequence[AnswerPair]) -> list[Errors]:
-    """Errors by task and kind, as the tasks tell them, see `Task.errors`."""
+    """Errors by task and kind, see `Task.errors`."""
     found = []
     for name, task in TASKS.items():
         mine = [pair for pair in _scored(pairs) if pair.after["task"] == name]
@@ -98,7 +96,7 @@ def errors(pairs: Sequence[AnswerPair]) -> list[Errors]:
 
 
 def _scored(pairs: Sequence[AnswerPair]) -> list[AnswerPair]:
-    """The pairs that have two scores, of tasks that are known here."""
+    """The pairs with two scores, of known tasks."""
     return [
         pair
         for pair in pairs
@@ -143,5 +141,5 @@ def quality(answer: Answer) -> float:
 
 
 def change(pair: AnswerPair) -> float:
-    """By how much training has made an answer better, in [-1, 1]."""
+    """How much better training has made an answer, in [-1, 1]."""
     return quality(pair.after) - quality(pair.before)

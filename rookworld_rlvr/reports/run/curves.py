@@ -18,13 +18,13 @@ from .record import RunRecord
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Metrics that belong into one plot.
+    """Metrics that share a plot.
 
     Args:
         title: Of the plot.
-        metrics: Names in the trainer's log; ``*`` stands for any letters.
+        metrics: Names in the trainer's log; ``*`` matches any letters.
         is_share: Whether the values are shares.
-        absent: Why no run may have them, a sentence; empty where every run does.
+        absent: A sentence that says why a run may lack them; empty if every run has them.
     """
 
     title: str
@@ -44,13 +44,13 @@ PANELS = [Panel(**panel) for panel in read_asset("run_report.yaml")["panels"]]
 def heldout_plots(runs: Sequence[RunRecord]) -> list[Markup]:
     """Held-out shares over steps, one plot a metric, with the 95% Wilson interval of their rows.
 
-    What decides comes first: the mean of the headlines, and these.
+    The mean of the headlines comes first, then the headlines.
     """
     plots = []
     first = ["overall", *headlines().values()]
     for metric in dict.fromkeys([*first, *training_metrics()]):
         lines = [_heldout(run, metric, place) for place, run in enumerate(runs)]
-        note = "" if metric != "overall" else "A mean of shares, so without a band. "
+        note = "" if metric != "overall" else "A mean of shares, which has no band. "
         plots.append(plot(metric, lines, note + _meaning(f"eval_{metric}"), is_share=True))
     return list(filter(None, plots))
 
@@ -63,7 +63,7 @@ def _heldout(run: RunRecord, metric: str, place: int) -> Series:
 
 
 def training_plots(runs: Sequence[RunRecord]) -> Iterator[Markup]:
-    """The panels: one plot each for one run, one plot a metric where runs are laid over each other."""
+    """The panels: a plot each for one run; for several runs, a plot for each metric."""
     for panel in PANELS:
         groups = _alike(panel.names(runs), runs)
         labels = [" = ".join(_short(panel, name) for name in group) for group in groups]
@@ -86,7 +86,7 @@ def training_plots(runs: Sequence[RunRecord]) -> Iterator[Markup]:
 
 
 def _alike(names: Sequence[str], runs: Sequence[RunRecord]) -> list[list[str]]:
-    """Metrics with the same values everywhere come together: their lines would hide each other."""
+    """Group metrics with the same values everywhere, whose lines would hide each other."""
     groups: list[list[str]] = []
     for name in names:
         for group in groups:

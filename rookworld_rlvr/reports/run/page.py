@@ -1,4 +1,4 @@
-"""The report as one HTML page that asks for nothing."""
+"""The report as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ MOST_RUNS = COLOURS
 _BOARD_BYTES = 3_000_000  # of all the boards: with the plots the page stays under 5 MB
 
 
-Row = Sequence[str]  # cells; what is no `Markup` is text
+Row = Sequence[str]  # cells: plain text, or HTML as `Markup`
 
 
 def page(runs: Sequence[RunRecord]) -> str:
     """One run, or several side by side.
 
     Args:
-        runs: At least one, at most `MOST_RUNS`, with names of their own.
+        runs: At least one, at most `MOST_RUNS`, with different names.
     """
     with_answers = [run for run in runs if run.answers]
     changes = {run.name: answers.changes(run.answers) for run in with_answers}
@@ -69,7 +69,7 @@ def _sentence(run: RunRecord) -> str:
     alarms = f"; {len(loud)} health warning{'' if len(loud) == 1 else 's'}" if loud else ""
     if not run.finished:
         last = max((logs["step"] for logs in run.history), default=0)
-        return f"did not come to its end, logged up to step {last}{alarms}."
+        return f"did not finish; logged up to step {last}{alarms}."
     metrics = [metric for metric in headlines().values() if metric in run.after]
     before, after = headline(run.before), headline(run.after)
     steps = run.results.get("steps")
@@ -100,7 +100,7 @@ def _paired(changes: Mapping[str, answers.Change]) -> str:
 
 
 def _probability(p: float) -> str:
-    """As text that claims no digits.
+    """A p-value as text, to two digits.
 
     >>> _probability(0.00001), _probability(0.0431), _probability(1.0)
     ('p < 0.001', 'p = 0.043', 'p = 1')
@@ -139,7 +139,7 @@ def _reward(reward: Mapping[str, Any]) -> str:
 
 
 def _provenance(run: RunRecord) -> Mapping[str, str]:
-    """What a run's last session says of itself, and how long all of them took."""
+    """Facts of a run's last session, and the duration of all its sessions."""
     if not run.sessions:
         return {}
     session = run.sessions[-1]
@@ -170,12 +170,12 @@ def _provenance(run: RunRecord) -> Mapping[str, str]:
 
 
 def _duration(sessions: Sequence[Mapping[str, Any]]) -> str:
-    """Of all sessions; one that was killed has none."""
+    """The duration of all sessions; it is not known of one that was killed."""
     known = [session["seconds"] for session in sessions if "seconds" in session]
     if not known:
         return "-"
     killed = len(sessions) - len(known)
-    more = f", and {killed} session(s) that did not come to their end" if killed else ""
+    more = f", and {killed} session(s) that did not finish" if killed else ""
     minutes, seconds = divmod(round(sum(known)), 60)
     return f"{minutes} min {seconds} s{more}"
 
@@ -236,7 +236,7 @@ def _board(answer: Answer) -> Markup:
 # Health
 # --------------------------------------------------------------------------------------------------
 def _gaps(run: RunRecord) -> Mapping[str, float]:
-    """The gaps of a run's preflight, from its log where it did not come to its end."""
+    """The gaps of a run's preflight; from its log if it did not finish."""
     logged = {
         metric.removeprefix("preflight/"): value
         for logs in run.history

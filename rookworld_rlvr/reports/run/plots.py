@@ -35,13 +35,18 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 8, 24
 _WIDTH_OF_INTERVALS, _NAMES, _VALUES, _OF_A_DOT = 460, 150, 60, 17
 
 
-_MOST_POINTS = 240  # of a line: more are not seen at this width
+_MOST_POINTS = 240  # of a line; more would not be visible at this width
 
 
-_MOST_MARKS = 300  # with a value to hover, of all the lines of a plot
+_MOST_MARKS = 300  # with a value to hover over, in all lines of a plot together
 
 
-_DASHES = ("", "7 3", "2 3", "9 3 2 3")  # with the colours, so that no line is told by colour alone
+_DASHES = (
+    "",
+    "7 3",
+    "2 3",
+    "9 3 2 3",
+)  # with the colours, so that colour alone never tells lines apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +56,9 @@ class Series:
     Args:
         label: In the legend, plain text.
         points: By step.
-        band: Lower and upper bound of each point; none for a line without.
+        band: Lower and upper bound of each point; empty for a line without a band.
         colour: Place among the page's colours.
-        chosen: The step whose weights were saved, which a ring marks; None where it is not known.
+        chosen: The step whose weights were saved, marked by a ring; None if it is not known.
     """
 
     label: str
@@ -68,12 +73,12 @@ class Dot:
     """A value with its interval, in a row of `intervals`.
 
     Args:
-        label: Of whom, plain text.
+        label: Whose value it is, plain text.
         value: In [0, 1].
-        low: Of the interval.
-        high: Of the interval.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
         colour: Place among the page's colours.
-        hollow: Drawn as a ring, for what was before.
+        hollow: Drawn as a ring, for a value before training.
     """
 
     label: str
@@ -88,12 +93,12 @@ class Dot:
 # Curves
 # --------------------------------------------------------------------------------------------------
 def plot(title: str, series: Sequence[Series], note: str = "", is_share: bool = False) -> Markup:
-    """Lines over steps, with bands where they have some; empty without a point.
+    """Lines over steps, with their bands; empty if there are no points.
 
     Args:
         title: Plain text.
-        series: Drawn in their order; points that are not finite are passed over, and counted below.
-        note: Stands under the plot, plain text.
+        series: Drawn in their order; points that are not finite are left out, and counted below.
+        note: Shown under the plot, plain text.
         is_share: Whether values are shares, which are written in per cent.
     """
     drawn = [line for line in map(_finite, series) if line.points]
@@ -104,7 +109,7 @@ def plot(title: str, series: Sequence[Series], note: str = "", is_share: bool = 
     heights += [bound for line in drawn for pair in line.band for bound in pair]
     first, last = min(steps), max(steps)
     ticks = _ticks(min(heights), max(heights))
-    if is_share:  # a constant one has room on both sides, but no share lies outside of [0, 1]
+    if is_share:  # a constant has room on both sides, but no share is outside of [0, 1]
         ticks = [tick for tick in ticks if 0 <= tick <= 1]
     x = _scale(first, last, _LEFT, _WIDTH - _RIGHT)
     y = _scale(ticks[0], ticks[-1], _HEIGHT - _BOTTOM, _TOP)
@@ -170,7 +175,7 @@ def _percent(value: float) -> str:
 def _drawn(
     line: Series, x: Scale, y: Scale, form: Callable[[float], str], most: int
 ) -> dict[str, Any]:
-    """A line in pixels, with at most so many marks that say their value where a mouse rests on them."""
+    """A line in pixels, with at most so many marks that show their value under the mouse."""
     bounds = list(zip(line.points, line.band, strict=True)) if line.band else []
     upper = [(step, high) for (step, _), (_, high) in bounds]
     lower = [(step, low) for (step, _), (low, _) in bounds]
@@ -201,7 +206,7 @@ def _path(points: Sequence[Point], x: Scale, y: Scale) -> str:
 
 
 def _thinned(points: Sequence[Point], most: int) -> list[Point]:
-    """At most so many points: the lowest and the highest of every stretch, so that no spike is lost."""
+    """At most so many points: the lowest and the highest of each stretch, so no spike is lost."""
     if len(points) <= most:
         return list(points)
     size = math.ceil(2 * len(points) / most)
@@ -217,11 +222,11 @@ def _thinned(points: Sequence[Point], most: int) -> list[Point]:
 # Intervals
 # --------------------------------------------------------------------------------------------------
 def intervals(title: str, rows: Sequence[tuple[str, Sequence[Dot]]]) -> Markup:
-    """Shares with their intervals, one row a metric; empty without rows.
+    """Shares with their intervals, one row for each metric; empty without rows.
 
     Args:
         title: Plain text.
-        rows: Name of the metric and its dots, drawn under each other.
+        rows: Name of a metric, and its dots from top to bottom.
     """
     if not rows:
         return Markup()

@@ -1,4 +1,4 @@
-"""Numbers that others have published, and whether ours can stand beside them."""
+"""Numbers that others have published, and which of ours may be compared with them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ...common.files import read_asset
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A number of others.
+    """A number that others have published.
 
     Args:
         name: Of the quantity, in their words.
         value: As printed; a share in [0, 1], or a count.
         source: Title and address.
         remark: What agrees and what differs, a sentence.
-        metrics: Ours that count the same: ``heldout:<metric>`` or ``<suite>:<metric>``; none where no
-            definition agrees.
-        needs: A note that the suite's result must carry to be comparable; empty for none.
+        metrics: Ours with the same definition: ``heldout:<metric>`` or ``<suite>:<metric>``; empty if
+            no definition agrees.
+        needs: A note that the suite's result must have to be comparable; empty for none.
     """
 
     name: str
@@ -49,11 +49,11 @@ PUBLISHED = _read()
 
 
 def comparable(metric: str, notes: Collection[str] = ()) -> list[Published]:
-    """The published numbers whose definition is that of a metric of ours.
+    """The published numbers with the same definition as one of our metrics.
 
     Args:
         metric: As in `Published.metrics`.
-        notes: Names of the notes that the suite's result carries.
+        notes: Names of the notes in the suite's result.
 
     >>> [number.value for number in comparable("heldout:environment/state")]
     [0.999, 0.9961]
@@ -64,6 +64,6 @@ def comparable(metric: str, notes: Collection[str] = ()) -> list[Published]:
 
 
 def published(metric: str, notes: Collection[str] = ()) -> Markup:
-    """These numbers with their sources; a dash without any."""
+    """These numbers with their sources; a dash if there are none."""
     words = Markup('{0.words} <small class="source">{0.source[0]}</small>')
     return Markup("<br>").join(map(words.format, comparable(metric, notes))) or Markup("-")

@@ -1,4 +1,4 @@
-"""A run's folder as one record: what is there is read, what is not is said in a sentence."""
+"""A run's folder as one record, with a sentence for each thing that is missing."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ class AnswerPair:
 
 @dataclass(slots=True)
 class RunRecord:
-    """What a run's folder holds; empty or None where it holds nothing of the kind.
+    """What a run's folder holds; a field is empty or None if the folder lacks it.
 
     Args:
         name: Unique among the runs of a report.
         config: The resolved configuration.
-        sessions: Of ``provenance.json``, the first start first.
+        sessions: Of ``provenance.json``, the oldest first.
         history: The trainer's logs in their order, each with its ``step``.
         before: Held-out results before the first step.
-        after: Of the model that the run ended with.
+        after: Held-out results of the model that the run ended with.
         results: The rest of ``results.json``.
         answers: Held-out rows with both answers.
-        health: Findings; None where the run was not watched.
+        health: Findings; None if the run was not watched.
         evaluation: ``evaluation.json``.
-        missing: What is not there, a sentence each.
+        missing: What is missing, one sentence each.
     """
 
     name: str
@@ -73,12 +73,12 @@ class RunRecord:
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end."""
+        """Whether the run finished."""
         return bool(self.results)
 
     @property
     def best_step(self) -> int | None:
-        """The optimiser step of the saved weights; None where the folder does not say."""
+        """The optimiser step of the saved weights; None if the folder does not say."""
         return self.results.get("best_step")
 
     @property
@@ -87,8 +87,9 @@ class RunRecord:
         return {name: result.n for name, result in {**self.before, **self.after}.items()}
 
     def points(self, name: str) -> list[tuple[float, float]]:
-        """Step and value of a metric wherever it was logged as a number; a step that was measured
-        twice, as a resumed run does, has its last value.
+        """Step and value of a metric, wherever it was logged as a number.
+
+        A step that was measured twice, as in a resumed run, has its last value.
         """
         values = {
             float(logs["step"]): float(logs[name])
@@ -102,7 +103,7 @@ def read_runs(folders: Sequence[str]) -> list[RunRecord]:
     """Read folders, each under a name of its own.
 
     Raises:
-        RookWorldError: One of them is no run, or is given twice.
+        RookWorldError: One of them is not a run, or is given twice.
     """
     paths = [Path(folder) for folder in folders]
     resolved = [path.resolve() for path in paths]
@@ -120,11 +121,11 @@ def read_run(folder: Path, name: str) -> RunRecord:
     """Read a run's folder, finished or not.
 
     Raises:
-        RookWorldError: It is no run of `recipes/grpo.py`.
+        RookWorldError: It is not a run of `recipes/grpo.py`.
     """
     config = folder / RESOLVED_CONFIG
     if not config.is_file():
-        kind = "holds no " + RESOLVED_CONFIG if folder.is_dir() else "is no folder"
+        kind = f"has no {RESOLVED_CONFIG}" if folder.is_dir() else "is not a folder"
         raise RookWorldError(
             f"run: {str(folder)!r} {kind}; give the output_dir of a run of recipes/grpo.py"
         )
@@ -132,7 +133,7 @@ def read_run(folder: Path, name: str) -> RunRecord:
         values = yaml.safe_load(config.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
-        raise RookWorldError(f"run: {str(config)!r} cannot be read ({reason})") from error
+        raise RookWorldError(f"run: {str(config)!r} could not be read ({reason})") from error
     run = RunRecord(name, values if isinstance(values, dict) else {})
     unknown = f"There is no {PROVENANCE}: versions, machine, command and duration are not known."
     run.sessions = _read(run, folder / PROVENANCE, {}, unknown).get("sessions", ())
@@ -163,19 +164,19 @@ def _read(
     absent: str = "",
     read: Callable[[Path], Any] = _json,
 ) -> Any:
-    """What a reader makes of a file; `nothing`, and a sentence, where it is absent or broken."""
+    """A file's content; `nothing`, and a sentence in `missing`, if it is absent or broken."""
     if not path.is_file():
         run.missing += [absent] if absent else []
         return nothing
     try:
         return read(path)
     except (OSError, ValueError, TypeError) as error:
-        run.missing.append(f"{path.name} cannot be read ({error}).")
+        run.missing.append(f"{path.name} could not be read ({error}).")
         return nothing
 
 
 def _read_history(run: RunRecord, folder: Path) -> None:
-    """The log at the run's root; of a run that was killed, the one of its last checkpoint."""
+    """Read the log at the run's root, or for a run that was killed, that of its last checkpoint."""
     path = folder / _STATE
     if not path.is_file():
         last = max(folder.glob(f"checkpoint-*/{_STATE}"), key=_checkpoint_step, default=None)
@@ -196,7 +197,7 @@ def _read_results(run: RunRecord, folder: Path) -> None:
     uncounted = f"There is no {HELDOUT_BEFORE}: held-out rows were not counted."
     run.before = _read(run, folder / HELDOUT_BEFORE, {}, uncounted, read_proportions)
     if not (folder / RESULTS).is_file():
-        run.missing.append(f"There is no {RESULTS}: the run did not come to its end.")
+        run.missing.append(f"There is no {RESULTS}: the run did not finish.")
         return
     results = {"heldout": {}, **_read(run, folder / RESULTS, {})}
     run.before, run.after = (heldout_results(results, when) for when in ("before", "after"))
@@ -213,6 +214,6 @@ def _read_answers(run: RunRecord, folder: Path) -> None:
         return
     before, after = (_read(run, path, [], read=_json_lines) for path in paths)
     if [answer["prompt"] for answer in before] != [answer["prompt"] for answer in after]:
-        run.missing.append("The answers before and after are to different rows.")
+        run.missing.append("The answers before and after belong to different rows.")
         return
     run.answers = [AnswerPair(*pair) for pair in zip(before, after, strict=True)]

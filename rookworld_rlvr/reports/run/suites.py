@@ -24,7 +24,7 @@ _PAIRED = Markup(
 
 
 def section(runs: Sequence[RunRecord]) -> Markup:
-    """A table a suite and run; empty where no folder has an ``evaluation.json``."""
+    """A table for each suite and run; empty if no folder has an ``evaluation.json``."""
     told = [(run.name, run.evaluation) for run in runs if run.evaluation is not None]
     return render("run_suites.html", told=[(run, _evaluation(content)) for run, content in told])
 
@@ -43,7 +43,7 @@ def _evaluation(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _suites(models: Sequence[Model]) -> Iterator[dict[str, Any]]:
-    """All models in columns; the parts of a metric (by ply, by kind of move) apart."""
+    """A column for each model; the parts of a metric, such as kinds of moves, come separately."""
     for suite in dict.fromkeys(suite for model in models for suite in model["suites"]):
         having = [model for model in models if suite in model["suites"]]
         results = [model["suites"][suite] for model in having]
