@@ -1,10 +1,10 @@
 """Rows for training: load, quarantine, deduplicate, split by position.
 
-The columns of a row are those of `sources`.
+Rows have the columns that `sources` describes.
 
-Which rows are held out follows from a hash of the position alone, so a position that is held out of
-one data set is held out of every other with the same share: what was trained on in supervised
-fine-tuning is no test for GRPO.
+A hash of the position alone decides which rows are held out. A position that is held out of one data
+set is held out of every other with the same share, so GRPO is never tested on positions that
+supervised fine-tuning has trained on.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from .sources import (
 )
 
 HELDOUT_SHARE = 0.1
-"""Of positions; the evaluation suites' test positions lie in this share."""
+"""Share of positions; it includes the test positions of the evaluation suites."""
 
 
 FEWEST_HELDOUT = 100
-"""Rows of a task, below which a 95% interval is wider than twenty points."""
+"""With fewer rows of a task, a 95% interval is wider than twenty points."""
 
 
 def default_tasks() -> list[str]:
-    """The tasks that are trained where `tasks` is not given."""
+    """The tasks that are trained if `tasks` is not given."""
     return [name for name, task in TASKS.items() if task.is_default]
 
 
@@ -64,11 +64,11 @@ class DataReport:
     duplicates: int = 0
     train: Counter[str] = field(default_factory=Counter)  # rows by task, before any repetition
     heldout: Counter[str] = field(default_factory=Counter)  # rows by task
-    left_out: Counter[str] = field(default_factory=Counter)  # by a task that is not trained
-    overlap: int = 0  # positions in both splits; 0, or loading has failed
-    shared: int = 0  # rows left out of training, as eval_dataset_name holds their positions
+    left_out: Counter[str] = field(default_factory=Counter)  # rows by task that is not trained
+    overlap: int = 0  # positions in both splits; loading fails unless it is 0
+    shared: int = 0  # rows not trained on because eval_dataset_name has their positions
     unlabelled: int = 0  # policy rows without action values
-    values: str = ""  # who valued the moves, where the data set says so
+    values: str = ""  # who valued the moves, if the data set says so
 
     def lines(self) -> list[str]:
         """The counts as lines for a terminal."""
@@ -85,15 +85,15 @@ class DataReport:
             f"duplicates dropped    {self.duplicates:>8}",
             f"train/held-out overlap{self.overlap:>8} positions",
             *(
-                [f"left out of training for eval_dataset_name {self.shared:>6}"]
+                [f"not trained on, as their positions are in eval_dataset_name {self.shared:>6}"]
                 if self.shared
                 else []
             ),
             f"policy rows without action_values{self.unlabelled:>6}",
             *([f"action_values: {self.values}"] if self.values else []),
             *(
-                f"warning: only {rows} held-out {task} rows decide which checkpoint is kept, so chance "
-                "does too: raise heldout_rows or heldout_share, or give eval_dataset_name"
+                f"warning: only {rows} held-out {task} rows decide which checkpoint is kept, so few "
+                "that chance decides too: raise heldout_rows or heldout_share, or give eval_dataset_name"
                 for task, rows in self.heldout.items()
                 if 0 < rows < FEWEST_HELDOUT
             ),
@@ -124,61 +124,71 @@ class DataArguments(SourceArguments):
     """Which rows to train on, and how to split them; see `SourceArguments` for where they come from."""
 
     tasks: list[str] = setting(
-        default_tasks, "Keep rows of these tasks.", among=TASKS, of="task", filled=True
+        default_tasks,
+        "Tasks to train on: environment, policy, fill_in, or your own of tasks_from; rows of other "
+        "tasks are left out.",
+        among=TASKS,
+        of="task",
+        filled=True,
     )
     tasks_from: list[str] = setting(
-        [], "Tasks of your own, path/to/file.py:Class each; name them in `tasks` too."
+        [], "Your own tasks, each as path/to/file.py:Class; name them in `tasks` too."
     )
     environment_share: float | None = setting(
         None,
-        "Share of environment rows in training, the rest policy rows: another spelling of task_shares. "
-        "Where one of the two is trained alone, it has no meaning.",
+        "Share of environment rows in training, the rest policy rows: a short form of task_shares for "
+        "two tasks. It is ignored if `tasks` names only one.",
         least=0,
         most=1,
     )
     task_shares: dict[str, float] | str | None = setting(
         None,
         "Share of each task in training, {policy: 0.4, environment: 0.3, fill_in: 0.3}, reached by "
-        "repeating rows of the scarcer tasks; None leaves the data's own.",
+        "repeating rows of the scarcer tasks. Without it, the data keep the shares that they have.",
         shares=TASKS,
         of="task",
     )
     heldout_share: float = setting(
         HELDOUT_SHARE,
-        "Share of positions held out, by a hash of the position: not trained on, whatever measures.",
+        "Share of positions that are never trained on, chosen by a hash of the position. Their rows "
+        "measure the model, unless eval_dataset_name gives other rows for that.",
         least=0,
         most=1,
     )
     eval_dataset_name: str = setting(
         "",
-        "A held-out set of its own, read like dataset_name; its positions are left out of training.",
+        "A held-out data set of its own to measure on, read like dataset_name; its positions are not "
+        "trained on.",
         check=check_dataset_name,
     )
     heldout_rows: int = setting(
-        200, "Most held-out rows a task that are kept for evaluation.", least=1
+        200,
+        "Largest number of held-out rows of each task that are measured; more rows give narrower "
+        "intervals, and each evaluation takes longer.",
+        least=1,
     )
     en_passant_fault_share: float = setting(
         0.0,
-        "Plant the public data's fault: in so many of the answers to a double step, name the en passant "
-        "square although no capture is legal. Supervised training only.",
+        "Share of the answers to a pawn's double step in which the public data's fault is planted: they "
+        "name the en passant square although no capture is legal. For supervised training only.",
         least=0,
         most=1,
     )
     black_best_move_fault_share: float = setting(
         0.0,
-        "Plant the public data's fault: in so many of Black's rows, B is the worst of the candidates. "
-        "Supervised training only.",
+        "Share of Black's policy rows in which the public data's fault is planted: B is the worst of "
+        "the candidates. For supervised training only.",
         least=0,
         most=1,
     )
 
     def faults(self) -> list[str]:
-        """What no key shows alone, one sentence each."""
+        """Faults that only several keys together show, one sentence each."""
         faults = super().faults()
         if self.synthetic_fill_in_rows > 0 and FILL_IN.name not in self.tasks:
             faults.append(
-                f"synthetic_fill_in_rows: {self.synthetic_fill_in_rows} rows are made, but `tasks` "
-                f"leaves fill_in out: {self.tasks}"
+                f"synthetic_fill_in_rows: {self.synthetic_fill_in_rows} rows would be made, but `tasks` "
+                f"leaves fill_in out: {self.tasks}; add it there, or give 0"
             )
         if isinstance(self.task_shares, dict):
             if self.environment_share is not None:
@@ -195,7 +205,7 @@ class DataArguments(SourceArguments):
         return faults
 
     def training_shares(self) -> dict[str, float] | None:
-        """Share of each task in training, those above 0; None leaves the data's own."""
+        """The shares above 0 of tasks in training; None keeps those that the data have."""
         shares: Any = self.task_shares
         if self.environment_share is not None and len(self.tasks) > 1:
             share = self.environment_share
@@ -272,7 +282,7 @@ def _read(
 def _chosen_heldout(
     args: DataArguments, report: DataReport, quarantine_file: Path | None
 ) -> list[Row] | None:
-    """The rows of `eval_dataset_name`; None where there is none."""
+    """The rows of `eval_dataset_name`; None if it is not given."""
     if not args.eval_dataset_name:
         return None
     own = replace(args, dataset_name=args.eval_dataset_name, max_rows=None)
@@ -285,7 +295,7 @@ def require_answers(data: LoadedData) -> None:
     """Refuse rows that supervised training could learn nothing from: prompts without an answer.
 
     Raises:
-        RookWorldError: There are some.
+        RookWorldError: There are such rows.
     """
     without = Counter(row["task"] for row in data.train if not row["completion"].strip())
     if without:
@@ -301,11 +311,11 @@ def require_truth(data: LoadedData, tasks: Sequence[str], labels: str = "stored"
 
     Args:
         data: What was loaded.
-        tasks: Those that the recipe trains.
+        tasks: The tasks that the recipe trains.
         labels: One of `engine.truth.LABELS`.
 
     Raises:
-        RookWorldError: Some policy rows carry no `action_values` and no engine is to be asked, or a
+        RookWorldError: Some policy rows have no `action_values` and no engine may be asked, or a
             task has no held-out rows.
     """
     for task in tasks:
@@ -316,14 +326,14 @@ def require_truth(data: LoadedData, tasks: Sequence[str], labels: str = "stored"
             )
     if data.report.unlabelled and labels == "stored":
         raise RookWorldError(
-            f"{data.report.unlabelled} policy rows carry no column `action_values`, so no policy "
-            "reward could score them. Label them (recipes/prepare_data.py), ask an engine as the "
-            "training goes (labels: stored_or_engine), or set tasks: [environment]"
+            f"{data.report.unlabelled} policy rows have no `action_values`, so no policy reward could "
+            "score them. Label them (recipes/prepare_data.py), ask an engine during training (labels: "
+            "stored_or_engine), or set tasks: [environment]"
         )
 
 
 def label_heldout(data: LoadedData, truth: PolicyTruth) -> LoadedData:
-    """The data with the values of the held-out policy rows asked from the engine, where it is to be.
+    """The data with values for the held-out policy rows, asked from the engine if there is one.
 
     Rows that the engine gives up on are left out: they cannot be measured.
 
@@ -337,7 +347,7 @@ def label_heldout(data: LoadedData, truth: PolicyTruth) -> LoadedData:
     found = truth.values(
         [row["fen"] for row in policy],
         [row["action_values"] for row in policy],
-        progress="values of held-out positions",
+        progress="valuing held-out positions",
     )
     for row, values in zip(policy, found, strict=True):
         row["action_values"] = values and action_values_column(values)
@@ -345,8 +355,8 @@ def label_heldout(data: LoadedData, truth: PolicyTruth) -> LoadedData:
     report = replace(data.report, heldout=Counter(row["task"] for row in kept))
     if policy and not any(report.heldout[row["task"]] for row in policy):
         raise RookWorldError(
-            f"the engine gave up on all {len(policy)} held-out policy rows, the last time for "
-            f"{list(truth.labeller.given_up.values())[-1]}; give another engine, or a larger "
+            f"the engine gave up on all {len(policy)} held-out policy rows (last reason: "
+            f"{list(truth.labeller.given_up.values())[-1]}); give another engine, or a larger "
             "engine_timeout"
         )
     return replace(data, heldout=_dataset(kept), report=report)
@@ -365,7 +375,7 @@ def _positions(rows: Iterable[Row]) -> set[str]:
 
 
 def _deduplicate(rows: Sequence[Row]) -> list[Row]:
-    """The first row of each prompt, at the place of its last one; a labelled row goes first."""
+    """One row of each prompt: its first labelled row, else its first, in the place of its last."""
     unique: dict[tuple[str, str], Row] = {}
     for row in reversed(rows):
         key = (row["task"], row["prompt"])
@@ -378,7 +388,7 @@ def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
     """Repeat the rows of scarce tasks until each task has its share.
 
     Raises:
-        RookWorldError: A task that is to have a share has no rows.
+        RookWorldError: A task has a share, but no rows.
     """
     shares = args.training_shares()
     if shares is None:

@@ -1,4 +1,4 @@
-"""Positions that are no rows yet (FENs, EPDs, games), and what is asked of them."""
+"""Positions that are not rows yet (FENs, EPDs, games), and the prompts that tasks make of them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import chess.pgn
 
 from ..common.errors import NotationError
 from ..tasks import rules
-from ..tasks.registry import TASKS
+from ..tasks.registry import TASKS, task_of
+from ..tasks.text import clean
 from ..tasks.types import EnvironmentPrompt
 from .synthesis import prompt_of
 
 
 def fen_of(text: str) -> str | None:
-    """The FEN that a line of a file is, written as a FEN or an EPD; None where it is neither.
+    """The FEN of a line that holds a FEN or an EPD; None if it holds neither.
 
     >>> fen_of('7k/8/8/8/8/8/8/K7 w - - bm Ka2; id "corner";')
     '7k/8/8/8/8/8/8/K7 w - - 0 1'
@@ -39,30 +40,32 @@ def fen_of(text: str) -> str | None:
 
 
 def pgn_positions(path: Path) -> Iterator[dict[str, Any]]:
-    """The positions of all games of a PGN file before each move of their main lines, as raw rows.
+    """Raw rows of a PGN file: the position before each move of each game's main line.
 
-    The move played comes as `action`, the last moves as `history`, itself the last of them; in place
-    of what cannot be read comes a row with the reason as `fault`.
+    `action` is the move played and `history` the last moves up to and including it. Where a game
+    cannot be read, there is a row with the reason as `fault` instead.
     """
     with path.open(encoding="utf-8", errors="replace") as file:
-        while (game := chess.pgn.read_game(file)) is not None:
+        games = iter(lambda: chess.pgn.read_game(file), None)
+        for number, game in enumerate(games, 1):
             try:
                 board = game.board()
             except ValueError as error:
-                yield _row(fault=str(error))
+                yield _row(fault=f"game {number}: {error}")
                 continue
             if type(board) is not chess.Board or board.chess960:
-                yield _row(fault=f"of the variant {game.headers.get('Variant')!r}")
+                variant = game.headers.get("Variant")
+                yield _row(fault=f"game {number}: it is of the variant {variant!r}")
                 continue
             for move in game.mainline_moves():
                 if not move:
-                    yield _row(fault=f"a null move after {board.fen()}")
+                    yield _row(fault=f"game {number}: a null move after {board.fen()}")
                     break
                 asked = prompt_of(board, move.uci())
                 yield _row(asked.fen, asked.action, asked.history)
                 board.push(move)
             if game.errors:
-                yield _row(fault=str(game.errors[0]))
+                yield _row(fault=f"game {number}: {game.errors[0]}")
 
 
 def _row(
@@ -75,33 +78,39 @@ def _row(
 
 
 def _played(fen: str, action: Any, history: Any) -> tuple[str, tuple[str, ...]]:
-    """A position's move, a legal one where none is given, and the moves up to it."""
+    """The move to ask about, a random legal one if none is given, and the moves up to it."""
     history = history.split() if isinstance(history, str) else list(history or ())
     moves = rules.legal_moves(fen)
     if not action:
         action = history[-1] if history else random.Random(fen).choice(moves) if moves else ""
     history = history or ([action] if action else [])
     if not all(isinstance(move, str) for move in (action, *history)):
-        raise NotationError("action and history are no moves in UCI notation", str(history))
+        raise NotationError("action and history must be moves in UCI notation", str(history))
     if history and history[-1] != action:
         raise NotationError("the last move of the history is not the action", str(history))
     return action, tuple(history)
 
 
+def _may_be_row(text: str) -> bool:
+    """Whether a text has the mark of a row: a task's prefix, or the ``+`` between fields."""
+    return "+" in text or clean(text).startswith(TASKS[task_of(text)].prefix)
+
+
 def asked_of(raw: Mapping[str, Any], tasks: Sequence[str]) -> list[Mapping[str, Any]]:
-    """A raw row as it is; or, where it is a position alone, what each task asks of it.
+    """A raw row as it is or, if it is only a position, the prompts that the tasks make of it.
 
     Args:
-        raw: With a column `fen` and no text of a row, or a FEN or EPD as its `text`; `action` and
-            `history` (UCI) may come along. Without an action a legal one is drawn, always the same.
-        tasks: Those that ask.
+        raw: A position has a column `fen` and no text of a row, or a FEN or EPD as its `text`. Columns
+            `action` and `history` (UCI) are optional; without an action a legal one is drawn, always
+            the same for a position.
+        tasks: The tasks that make prompts.
 
     Returns:
-        Raw rows with a prompt and no completion; none where no task can ask anything.
+        Raw rows with a prompt and no completion; no rows if no task can ask anything.
 
     Raises:
-        NotationError: It is no position.
-        IllegalPositionError: The same.
+        NotationError: The text is neither a position nor a row, or the moves do not fit.
+        IllegalPositionError: The position is not legal.
     """
     if raw.get("fault"):
         raise NotationError("a game that cannot be read to its end", str(raw["fault"]))
@@ -110,6 +119,8 @@ def asked_of(raw: Mapping[str, Any], tasks: Sequence[str]) -> list[Mapping[str, 
     if is_row or not isinstance(given, str) or (fen := fen_of(given)) is None:
         if not is_row and not raw.get("text"):
             raise NotationError("the column fen holds neither a FEN nor an EPD", str(given))
+        if not is_row and isinstance(given, str) and not _may_be_row(given):
+            raise NotationError("neither a RookWorld row, a FEN nor an EPD", given)
         return [raw]
     position = EnvironmentPrompt(fen, *_played(fen, raw.get("action"), raw.get("history")))
     prompts = (TASKS[task].ask(position) for task in tasks)

@@ -1,16 +1,16 @@
-"""Where rows come from: data sets by name, their raw rows, and the rows parsed from these.
+"""Where rows come from: data sets by name, their raw rows, and the parsed rows.
 
 A parsed row has the columns
 
 - `task`: ``environment``, ``policy``, ``fill_in`` or another of `tasks.registry`;
-- `prompt`, `completion`: text as `notation` writes it; the completion is the data's, not the truth,
-  but for prompts alone, whose completion is the truth, empty where that is not known;
+- `prompt`, `completion`: text as the row's task writes it. The completion is the data's, not the
+  truth; only a prompt that came alone gets the truth as completion, empty if it is not known;
 - `fen`, `action`, `history`: the prompt's fields; action and history are empty for policy rows, and
-  nothing is masked in those of fill-in rows;
+  unmasked for fill-in rows;
 - `action_values`: list of ``{"move": UCI, "cp": centipawns from the side to move}``, best first, one
-  for every legal move, or None where the data carries none.
+  for every legal move, or None if the data have none.
 
-A row that cannot be parsed is `Malformed`: it is kept with its reason, never repaired in silence.
+A row that cannot be parsed is `Malformed`: it is kept with its reason, never repaired silently.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _FILE_LOADERS = {
 }
 
 
-_COLUMNS = ("text", "prompt", "fen", "fault")  # what makes a raw row; the last of a broken game
+_COLUMNS = ("text", "prompt", "fen", "fault")  # of a raw row, one at least; fault: a broken game
 
 
 FEATURES = Features(
@@ -82,7 +82,7 @@ Row = dict[str, Any]
 class Malformed:
     """A raw row that could not be parsed."""
 
-    number: int  # of the row in its data set, from 0
+    number: int  # of the row or line in its data set, from 1
     reason: str  # short; rows are counted by it
     message: str  # the reason with the offending text
     text: Mapping[str, Any]  # the raw row's text columns
@@ -92,8 +92,8 @@ def check_dataset_name(name: str, key: str = "dataset_name") -> list[str]:
     """Faults of a data set's name, found without loading anything.
 
     Args:
-        name: The packaged set, a file, a Hub id, or empty for none.
-        key: The configuration's key that gave it.
+        name: A packaged name, a file, a Hub id, or empty for no data set.
+        key: The configuration key that names it.
     """
     if name in PACKAGED_DATA or name == "":
         return []
@@ -104,7 +104,7 @@ def check_dataset_name(name: str, key: str = "dataset_name") -> list[str]:
         siblings = map(str, path.parent.glob("*"))
         return [f"{key}: no file {name!r}{close_matches(name, siblings)}"]
     if path.is_file():
-        return [f"{key}: {name!r} ends in none of {', '.join(_FILE_LOADERS)}; rename it"]
+        return [f"{key}: {name!r} must end in one of {', '.join(_FILE_LOADERS)}; rename it"]
     if is_hub_id(name):
         return []
     return [
@@ -119,42 +119,58 @@ class SourceArguments(Checked):
 
     dataset_name: str = setting(
         "rookworld-nano-openings",
-        "The packaged set, a Hub id, or a file: JSONL, Parquet, CSV or text with RookWorld lines, "
-        "prompts alone, FENs or EPDs, or a PGN. `tasks` says what is asked of positions.",
+        "Data to read: a packaged name, a Hub id, or a file. JSONL, Parquet, CSV and text files hold "
+        "RookWorld rows, prompts, FENs or EPDs, PGN files games; `tasks` says what positions are for.",
         check=check_dataset_name,
     )
     text_column: str = setting(
         "text",
-        "The column that holds the lines; FENs may stand in a column fen instead.",
+        "Column that holds the rows; FENs may be in a column `fen` instead.",
         filled=True,
     )
-    dataset_split: str = setting("train", "Split of a Hub data set.")
+    dataset_split: str = setting("train", "Split to read of a Hub data set.")
     max_rows: int | None = setting(
-        None, "Read so many rows; a Hub data set is then streamed.", least=1
+        None, "Read at most this many rows; a Hub data set is then streamed.", least=1
     )
     max_quarantined_share: float = setting(
-        0.01, "Stop when more of the rows read than this are malformed.", least=0, most=1
+        0.01,
+        "Stop if more than this share of the rows read is malformed; up to it, malformed rows are left "
+        "out and kept in a file with their reasons.",
+        least=0,
+        most=1,
     )
-    synthetic_rows: int = setting(0, "So many environment rows are made and added.", least=0)
-    synthetic_seed: int = setting(0, "Their seed.")
-    synthetic_opening_plies: int = setting(12, "Openings are shorter than this, in plies.", least=1)
+    synthetic_rows: int = setting(
+        0, "Number of environment rows to make from random games and add.", least=0
+    )
+    synthetic_seed: int = setting(
+        0, "Seed of all synthetic rows; the same seed makes the same rows."
+    )
+    synthetic_opening_plies: int = setting(
+        12, "Openings of synthetic rows are shorter than this, in plies.", least=1
+    )
     synthetic_shares: dict[str, float] | str | None = setting(
-        None, "Shares of their kinds, see assets/shares.yaml.", shares=KIND_SHARES, of="kind"
+        None,
+        "Share of each kind of synthetic environment row, {openings: 0.6, game_ends: 0.4}. Without it, "
+        "the shares of assets/shares.yaml.",
+        shares=KIND_SHARES,
+        of="kind",
     )
     synthetic_fill_in_rows: int = setting(
         0,
-        "So many fill-in rows are made and added, of records with the same kinds, openings and seed.",
+        "Number of fill-in rows to make and add; kinds, openings and seed are those of synthetic "
+        "environment rows.",
         least=0,
     )
     synthetic_fill_in_shares: dict[str, float] | str | None = setting(
         None,
-        "Shares of the fields that they mask, see assets/shares.yaml.",
+        "Share of each field that synthetic fill-in rows mask, {action: 0.7, rank: 0.3}. Without it, "
+        "the shares of assets/shares.yaml.",
         shares=FIELD_SHARES,
         of="field",
     )
 
     def faults(self) -> list[str]:
-        """What no key shows alone: fields that records of the chosen kinds can never be asked for."""
+        """Fields that have a share, but that rows of the chosen kinds can never mask."""
         shares = ("synthetic_shares", "synthetic_fill_in_shares")
         if not self.synthetic_fill_in_rows or key_faults(self, *shares):
             return []
@@ -170,7 +186,7 @@ class SourceArguments(Checked):
         if fields.get("action") and kinds.get("illegal_actions") == 1:
             faults.append(
                 "synthetic_fill_in_shares: a masked action has to be legal, but synthetic_shares makes "
-                "illegal_actions only; give another kind a share, or set action: 0"
+                "only illegal_actions; give another kind a share, or set action: 0"
             )
         return faults
 
@@ -186,7 +202,7 @@ class SourceArguments(Checked):
 
         Args:
             is_wanted: Whether to make a row of a position.
-            wanted: Says which these are; rows that are kept on disk are found by it.
+            wanted: A name for `is_wanted`, under which the rows are kept on disk.
         """
         kinds, fields = self._synthetic_shares()
         asked = {
@@ -238,13 +254,13 @@ def dataset_file(name: str) -> Path | None:
 def raw_rows(
     name: str, split: str = "train", max_rows: int | None = None, text_column: str = "text"
 ) -> Iterator[Row]:
-    """The rows of a data set as they stand, their lines under `text`.
+    """The raw rows of a data set, their lines in the column `text`.
 
     Args:
         name: See `check_dataset_name`.
         split: Of a Hub data set.
-        max_rows: So many rows at most; a Hub data set is then streamed.
-        text_column: What the data set calls its lines.
+        max_rows: Read at most this many rows; a Hub data set is then streamed.
+        text_column: The name of that column in the data set.
 
     Raises:
         RookWorldError: The data set cannot be read, or has no column to read.
@@ -263,13 +279,13 @@ def _check_columns(name: str, row: Mapping[str, Any], text_column: str) -> None:
     if text_column in row or (text_column == "text" and not row.keys().isdisjoint(_COLUMNS)):
         return
     raise RookWorldError(
-        f"no column {text_column!r} in {name!r}; found: {', '.join(row)}. Name the column of the "
-        "lines in text_column, or give columns prompt and completion, or fen"
+        f"no column {text_column!r} in {name!r}; found: {', '.join(row)}. Name the column that holds "
+        "the rows in text_column, or give columns prompt and completion, or fen"
     )
 
 
 def raw_dataset(name: str, split: str = "train", max_rows: int | None = None) -> Dataset:
-    """The same rows as a memory-mapped data set; only those of a Hub data set cut short are copied."""
+    """The same rows as a memory-mapped data set; rows are copied only if they are streamed."""
     if max_rows is not None and dataset_file(name) is None:
         return Dataset.from_list(list(raw_rows(name, split, max_rows)))
     with _loading(name):
@@ -307,14 +323,14 @@ def _open_dataset(name: str, split: str, streaming: bool) -> Any:
 # Parsing
 # --------------------------------------------------------------------------------------------------
 def parse_rows(
-    raws: Iterable[Mapping[str, Any]], first: int = 0, tasks: Sequence[str] = ()
+    raws: Iterable[Mapping[str, Any]], first: int = 1, tasks: Sequence[str] = ()
 ) -> Iterator[Row | Malformed]:
     """Each raw row as a parsed row, or as what is wrong with it; empty lines are left out.
 
     Args:
         raws: See `parse_raw`.
-        first: Number of the first in its data set.
-        tasks: What is asked of positions, see `positions.asked_of`; without any they are malformed.
+        first: Number of the first row in its data set, from 1.
+        tasks: Make prompts of positions, see `positions.asked_of`; without tasks these are malformed.
     """
     for number, raw in enumerate(raws, first):
         if raw.get("text") == "":
@@ -332,7 +348,7 @@ def parse_row(number: int, raw: Mapping[str, Any]) -> Row | Malformed:
     """A raw row as a parsed row, or as what is wrong with it.
 
     Args:
-        number: Of the row in its data set, from 0.
+        number: Of the row in its data set, from 1.
         raw: See `parse_raw`.
     """
     try:
@@ -348,23 +364,23 @@ def _malformed(number: int, raw: Mapping[str, Any], error: Exception) -> Malform
 
 
 def parse_raw(raw: Mapping[str, Any]) -> Row:
-    """One row of the columns described above from one raw row.
+    """One row with the columns described above, from one raw row.
 
     Args:
         raw: Column `text` (a RookWorld line or a prompt alone), or `prompt` and perhaps `completion`;
-            `action_values` may come along.
+            `action_values` is optional.
 
     Raises:
-        NotationError: Malformed text, a policy prompt without a legal move, action values that do not
-            fit the position, or a fill-in record that nothing fits, or not its answer.
-        IllegalPositionError: The position is none.
+        NotationError: The text is malformed, a policy prompt has no legal move, action values do not
+            fit the position, or a fill-in record fits no answer or another one than it has.
+        IllegalPositionError: The position is not legal.
     """
     text = raw.get("text")
     if text is None:
-        # The space parts a policy prompt from its answer; the grammar does not count spaces.
+        # The space separates a policy prompt from its answer; further spaces make no difference.
         text = f"{raw.get('prompt') or ''} {raw.get('completion') or ''}"
     if not isinstance(text, str):
-        raise NotationError("the column holds no text", str(text))
+        raise NotationError("the column does not hold text", str(text))
     values = raw.get("action_values") if TASKS[task_of(text)].needs_values else None
     try:
         task, prompt, completion = split_row(text)
@@ -379,13 +395,13 @@ def parse_raw(raw: Mapping[str, Any]) -> Row:
 
 
 def _prompt_alone(text: str, values: Any) -> tuple[str, str, str] | None:
-    """Task, prompt, and the truth as far as it is known, of what is a prompt and no more."""
+    """Task, prompt and truth (empty if unknown) of a prompt alone; None if it is not one."""
     task = TASKS[task_of(text)]
     try:
         prompt = task.read_prompt(clean(text))
         known = values_by_move(values) if values else None
         return task.name, prompt, task.truth(prompt, known) or ""
-    except (NotationError, KeyError, TypeError):  # the last two: of values that are checked later
+    except (NotationError, KeyError, TypeError):  # the last two: from values that are checked later
         return None
 
 
@@ -394,7 +410,9 @@ def _checked_values(fen: str, values: Any) -> list[dict[str, Any]]:
         moves = [str(value["move"]) for value in values]
         worths = [operator.index(value["cp"]) for value in values]
     except (KeyError, TypeError) as error:
-        raise NotationError("action_values are no list of move and cp", fen) from error
+        raise NotationError(
+            "action_values must be a list of mappings with move and cp", fen
+        ) from error
     if sorted(moves) != sorted(rules.legal_moves(fen)):
         raise NotationError("action_values do not name every legal move once", fen)
     if worths != sorted(worths, reverse=True):
@@ -408,10 +426,10 @@ def _checked_values(fen: str, values: Any) -> list[dict[str, Any]]:
 def quarantine(
     malformed: Sequence[Malformed], read: int, args: SourceArguments, path: Path | None
 ) -> None:
-    """Write malformed rows with their reasons, as JSON lines, and stop where they are too many.
+    """Write malformed rows with their reasons, as JSON lines, and stop if there are too many.
 
     Args:
-        malformed: What was found; without any there is no file.
+        malformed: The malformed rows; without any no file is written.
         read: Rows read, malformed or not.
         args: Which data set it was, and how much of it may be malformed.
         path: Where the rows go.
@@ -421,7 +439,7 @@ def quarantine(
     """
     if not malformed:
         if path:
-            path.unlink(missing_ok=True)  # of an earlier try, whose data have been mended since
+            path.unlink(missing_ok=True)  # of an earlier try; the data have been mended since
         return
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -434,6 +452,12 @@ def quarantine(
         raise RookWorldError(
             f"{len(malformed)} of {read} rows of {args.dataset_name!r} are malformed, more than "
             f"max_quarantined_share={args.max_quarantined_share}: {dict(reasons.most_common(5))}; the "
-            f"first one, row {malformed[0].number}: {malformed[0].message}{where}. Mend the data or "
-            "raise the share"
+            f"first is {_unit(args.dataset_name)} {malformed[0].number}: {malformed[0].message}{where}. "
+            "Mend the data or raise the share"
         )
+
+
+def _unit(name: str) -> str:
+    """What the rows of a data set are counted in: the lines of a text file are its rows."""
+    file = dataset_file(name)
+    return "line" if file is not None and _FILE_LOADERS[file.suffix] == "text" else "row"

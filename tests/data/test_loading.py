@@ -254,7 +254,7 @@ def test_rows_of_nothing_are_refused(raw: Row) -> None:
 # Quarantine
 # --------------------------------------------------------------------------------------------------
 def spoilt_file(tmp_path: Path) -> str:
-    """36 good lines and four bad ones, at 0, 10, 21 and 39."""
+    """36 good lines and four bad ones: 1, 11, 22 and 40."""
     lines = [environment_line(board) for board in boards(36)]
     lines.insert(0, "hello")
     lines.insert(10, lines[5] + "+0")
@@ -268,14 +268,14 @@ def test_malformed_rows_go_to_a_file_with_their_reasons(tmp_path: Path) -> None:
     data = load(spoilt_file(tmp_path), quarantine, max_quarantined_share=0.1)  # exactly four of 40
 
     entries = [json.loads(line) for line in quarantine.read_text().splitlines()]
-    assert [entry["row"] for entry in entries] == [0, 10, 21, 39]
+    assert [entry["row"] for entry in entries] == [1, 11, 22, 40]
     assert [entry["text"] for entry in entries][::3] == ["hello", "Привет"]
-    assert "fewer than seven fields" in entries[0]["reason"]
+    assert "neither a RookWorld row, a FEN nor an EPD" in entries[0]["reason"]
     assert "not the four fields" in entries[1]["reason"]
     assert "not a legal chess position" in entries[2]["reason"]
     assert data.report.read == 40
     assert sorted(data.report.quarantined.values()) == [1, 1, 2]
-    assert data.report.quarantined["fewer than seven fields in the environment row"] == 2
+    assert data.report.quarantined["neither a RookWorld row, a FEN nor an EPD"] == 2
     assert len(all_rows(data)) == 36
     assert any("quarantined" in line and " 4" in line for line in data.report.lines())
 
@@ -610,7 +610,7 @@ def test_a_missing_file_is_a_fault_with_the_close_names_of_its_folder(tmp_path: 
 
 def test_a_file_of_an_unknown_kind_is_a_fault(tmp_path: Path) -> None:
     (fault,) = check_dataset_name(text_file(tmp_path / "rows.tsv", ["text"]))
-    assert "ends in none of" in fault
+    assert "must end in one of" in fault
     assert ".jsonl" in fault
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,27 @@ def test_fens_and_epds_are_told_from_other_text() -> None:
     assert fen_of("P: " + start) is None and fen_of("") is None and fen_of(f"{start}+e2e4+") is None
 
 
+@pytest.mark.parametrize("form", ["fen", "epd", "txt"])
+def test_a_bad_line_is_counted_from_1_and_called_what_it_is(form: str, tmp_path: Path) -> None:
+    name, kept = write(tmp_path, form), tmp_path / "quarantine.jsonl"
+    lines = Path(name).read_text().splitlines()
+    bad = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNX w KQkq - 0 1"
+    Path(name).write_text("\n".join(["", lines[0], bad, *lines[1:]]))
+    said = f"neither a RookWorld row, a FEN nor an EPD: '{bad}'"
+    with pytest.raises(RookWorldError, match=re.escape(f"the first is line 3: {said}")):
+        load_data(DataArguments(dataset_name=name, max_quarantined_share=0), kept)
+    (entry,) = map(json.loads, kept.read_text().splitlines())
+    assert entry == {"row": 3, "reason": said, "text": bad}
+
+
+def test_a_bad_row_is_counted_from_1(tmp_path: Path) -> None:
+    rows = [{"fen": fen} for fen in (chess.STARTING_FEN, "no position")]
+    name = jsonl(tmp_path / "rows.jsonl", rows)
+    said = "the first is row 2: the column fen holds neither a FEN nor an EPD: 'no position'"
+    with pytest.raises(RookWorldError, match=said):
+        load_data(DataArguments(dataset_name=name))
+
+
 def test_games_are_read_as_far_as_they_go(tmp_path: Path) -> None:
     (tmp_path / "games.pgn").write_text(GAMES)
     rows = list(pgn_positions(tmp_path / "games.pgn"))
@@ -150,7 +172,8 @@ def test_games_are_read_as_far_as_they_go(tmp_path: Path) -> None:
     played = [row["action"] for row in rows if row["fen"]]
     assert played[:7] == ["e2e4", "e7e5", "f1c4", "b8c6", "d1h5", "g8f6", "h5f7"]
     assert rows[2]["history"] == ["e2e4", "e7e5", "f1c4"] and " w " in rows[2]["fen"]
-    with pytest.raises(RookWorldError, match="a game that cannot be read to its end"):
+    assert faults[0].startswith("game 2: ") and faults[1].startswith("game 3: ")
+    with pytest.raises(RookWorldError, match=r"cannot be read to its end: .game 2"):
         load_data(DataArguments(dataset_name=str(tmp_path / "games.pgn"), tasks=["environment"]))
 
 
@@ -177,7 +200,7 @@ def test_a_held_out_set_of_its_own(tmp_path: Path) -> None:
     assert not {*data.heldout["fen"]} & {*data.train["fen"]}
     assert data.report.shared >= 30 and data.report.read == 150
     lines = "\n".join(data.report.lines())
-    assert "left out of training for eval_dataset_name" in lines
+    assert "not trained on, as their positions are in eval_dataset_name" in lines
     assert "warning: only 30 held-out environment rows decide" in lines
 
 

@@ -1,4 +1,4 @@
-"""What `recipes/prepare_data.py` is told, and the synthetic rows that follow from it."""
+"""The arguments of `recipes/prepare_data.py`, and the synthetic rows that they ask for."""
 
 from __future__ import annotations
 
@@ -17,37 +17,49 @@ from ...tasks.rules import PHASES
 from ...tasks.types import EnvironmentPrompt, PolicyPrompt
 from .. import synthesis
 from ..loading import is_held_out
-from ..sources import Row, SourceArguments
+from ..sources import Row, SourceArguments, check_dataset_name
 from .repair import REPAIRS
 
 
 def _parquet_faults(name: str, where: str) -> list[str]:
     if Path(name).suffix == ".parquet":
         return []
-    return [f"{where}: {name!r} is no name of a .parquet file; give one"]
+    return [f"{where}: {name!r} is not the name of a .parquet file; give one"]
 
 
 def _phase_faults(shares: Mapping[str, float], where: str) -> list[str]:
     if any(share > 0 for share in shares.values() if isinstance(share, int | float)):
         return []
-    return [f"{where}: {shares!r} are no shares; give numbers from 0, one above it"]
+    return [f"{where}: no share in {shares!r} is above 0; give at least one"]
 
 
 @dataclass
 class PrepareArguments(SourceArguments):
-    """The data set to make; see `SourceArguments` for the rows that it is made of."""
+    """The data set to make; see `SourceArguments` for the rows that it is made from."""
 
-    dataset_name: str = with_default(SourceArguments, "dataset_name", "")
+    dataset_name: str = setting(
+        "",
+        "Data to label and repair: a packaged name, a Hub id, or a JSONL, Parquet, CSV or text file of "
+        "RookWorld rows or prompts. Leave it out to make synthetic rows only.",
+        check=check_dataset_name,
+    )
     output_file: str = setting("", "Parquet file to write.", check=_parquet_faults)
     synthetic_policy_rows: int = setting(
         0,
-        "So many random openings are added as policy rows, their answers written from the values.",
+        "Number of random positions to add as policy rows; their answers are written from the engine's "
+        "values.",
         least=0,
     )
-    synthetic_policy_plies: int = setting(6, "Their longest game, in plies.", least=1)
+    synthetic_policy_plies: int = setting(
+        6,
+        "Longest random game that leads to such a position, in plies; ignored if "
+        "synthetic_policy_phases is given.",
+        least=1,
+    )
     synthetic_policy_phases: dict[str, float] | str | None = setting(
         None,
-        "Instead, shares of phases: {middlegame: 0.5, endgame: 0.5}.",
+        "Draw these positions from phases of the game, in proportion: {middlegame: 0.5, endgame: 0.5}. "
+        "Without it, from openings.",
         among=PHASES,
         of="phase",
         least=0,
@@ -55,25 +67,36 @@ class PrepareArguments(SourceArguments):
     )
     synthetic_heldout_share: float | None = setting(
         None,
-        "Synthetic rows of all tasks take positions of this held-out share only: a test set.",
+        "Make synthetic rows only from positions that a heldout_share of this size holds out, for a "
+        "test set. Without it, from all positions.",
         above=0,
         most=1,
     )
-    repairs: list[str] = setting([], "Names of repair.REPAIRS.", among=REPAIRS)
-    num_proc: int = setting(1, "Worker processes, each with engine_workers engines.", least=1)
-    push_to_hub: bool = setting(False, "Whether to upload the file and a data card.")
-    hub_dataset_id: str | None = setting(None, "Where to; needed for push_to_hub.")
-    hub_private: bool = setting(False, "Whether a repository that is made for it is private.")
+    repairs: list[str] = setting(
+        [],
+        "Repairs to make: candidates, evaluations and best_move rewrite M, E and B by the values of "
+        "moves, environment recomputes answers with python-chess, duplicates drops repeated prompts.",
+        among=REPAIRS,
+        of="repair",
+    )
+    num_proc: int = setting(
+        1, "Number of worker processes; each starts engine_workers engines.", least=1
+    )
+    push_to_hub: bool = setting(False, "Upload the file and a data card to hub_dataset_id.")
+    hub_dataset_id: str | None = setting(
+        None, "Data set on the Hub to upload to, owner/name; needed for push_to_hub."
+    )
+    hub_private: bool = setting(False, "Make the Hub repository private, if it has to be created.")
 
     def faults(self) -> list[str]:
-        """What no key shows alone, one sentence each."""
+        """Faults that only several keys together show, one sentence each."""
         faults = super().faults()
         made = self.synthetic_rows, self.synthetic_policy_rows, self.synthetic_fill_in_rows
         if not (self.dataset_name or any(made)):
             faults.append("dataset_name: missing, and no synthetic rows to make; give one of them")
         if self.push_to_hub and not is_hub_id(self.hub_dataset_id or ""):
             faults.append(
-                f"hub_dataset_id: {self.hub_dataset_id!r} is no Hub id (owner/name); push_to_hub "
+                f"hub_dataset_id: {self.hub_dataset_id!r} is not a Hub id (owner/name); push_to_hub "
                 "needs one"
             )
         return faults
@@ -86,10 +109,12 @@ class PrepareLabelArguments(LabelArguments):
     labels: LabelSource = with_default(LabelArguments, "labels", "stored_or_engine")
 
     def faults(self) -> list[str]:
-        """What is wrong where workers share the values, one sentence each."""
+        """Faults that matter only because workers share a cache, one sentence each."""
         faults = super().faults()
         if self.engine_cache == ":memory:":
-            faults.append("engine_cache: workers meet in the cache; give a file, not ':memory:'")
+            faults.append(
+                "engine_cache: workers share the cache, so it must be a file, not ':memory:'"
+            )
         return faults
 
 

@@ -1,7 +1,7 @@
-"""Labelled data sets: rows read, policy positions valued by the engine in parallel, answers repaired.
+"""Make labelled data sets: read rows, value policy positions with engines in parallel, repair answers.
 
-What has been valued is in the engine's cache on disk, position by position: a run that was stopped
-goes on from there, and so does one whose worker died.
+Each position that has been valued is in the engine's cache on disk. A run that was stopped goes on
+from there, and so does one in which a worker died.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .repair import repair_row
 logger = logging.getLogger(__name__)
 
 
-_DEATHS = 5  # of workers that are made good before the run gives up
+_DEATHS = 5  # of workers that are replaced before the run gives up
 
 
 _BATCH = 8  # positions that a worker takes at once
@@ -121,7 +121,7 @@ def read_rows(
 
 
 def _bounds(count: int, index: int, shards: int) -> tuple[int, int]:
-    """Where a shard begins and ends; the shards are as long as one another or one row longer."""
+    """Where a shard begins and ends; the lengths of shards differ by one row at most."""
     return count * index // shards, count * (index + 1) // shards
 
 
@@ -131,7 +131,7 @@ def _parse(
     rows = _map(raw, _parse_batch, FEATURES, args.num_proc, "Parsing rows")
     good = [index for index, task in enumerate(rows["task"]) if task is not None]
     others = sorted(set(range(len(rows))).difference(good))
-    again = (row for index in others for row in parse_rows([raw[index]], first + index))
+    again = (row for index in others for row in parse_rows([raw[index]], first + index + 1))
     malformed = [row for row in again if isinstance(row, Malformed)]
     read = len(good) + len(malformed)
     report.rows["read"] += read
@@ -141,7 +141,7 @@ def _parse(
 
 
 def _parse_batch(batch: pa.Table) -> pa.Table:
-    """Rows of nothing where there is none to read: only few are, and those are read again."""
+    """Parsed rows; a malformed one comes out empty. These are few, and are read again for the reason."""
     parsed = (parse_row(0, raw) for raw in batch.to_pylist())
     rows = [{} if isinstance(row, Malformed) else row for row in parsed]
     return pa.Table.from_pylist(rows, FEATURES.arrow_schema)
@@ -155,7 +155,7 @@ def _map(
     title: str,
     **fn_kwargs: Any,
 ) -> Dataset:
-    """Other columns from batches of rows; `Dataset.map` leaves none of them where there are no rows."""
+    """Map batches of rows to other columns; without rows `Dataset.map` would give no columns."""
     if not len(rows):
         return Dataset.from_dict({name: [] for name in features}, features=features)
     mapped = rows.with_format("arrow").map(
@@ -177,7 +177,7 @@ def _map(
 def value_positions(
     rows: Dataset, args: LabelArguments, num_proc: int, report: PrepareReport
 ) -> ValueSource | None:
-    """Have the positions valued that the rows need, into the cache; None where none is asked for.
+    """Value the positions that the rows need and keep the values in the cache.
 
     Args:
         rows: Of `read_rows`.
@@ -185,8 +185,11 @@ def value_positions(
         num_proc: Worker processes.
         report: Counted into.
 
+    Returns:
+        Who valued them; None if no row needs a value.
+
     Raises:
-        EngineError: No engine, or one that fails at position after position.
+        EngineError: No engine was found, or it fails at position after position.
         RookWorldError: Worker after worker dies, or the cache cannot be used.
     """
     if args.labels == "stored":
@@ -196,7 +199,7 @@ def value_positions(
     positions = list(dict.fromkeys(map(position_asked, fens)))
     if not positions:
         return None
-    with Labeller(args) as labeller:  # whatever is wrong with the engine, say it before the work
+    with Labeller(args) as labeller:  # faults of the engine show here, before the work
         source = labeller.source
     cache = ValueCache(args.engine_cache, source)
     missing = cache.missing(positions)
@@ -207,7 +210,7 @@ def value_positions(
             given_up = _value_missing(missing, args, num_proc) if missing else {}
             break
         except RuntimeError as error:
-            if "abruptly died" not in str(error):  # the words of datasets
+            if "abruptly died" not in str(error):  # the wording of datasets
                 raise
             missing = cache.missing(missing)
             logger.warning(
@@ -228,12 +231,12 @@ def value_positions(
 
 
 def _is_asked(row: Mapping[str, Any], labels: str) -> bool:
-    """Whether a row's values come from the engine, where one is asked at all."""
+    """Whether a row's values come from the engine, if one is asked at all."""
     return TASKS[row["task"]].needs_values and (labels == "engine" or row["action_values"] is None)
 
 
 def _value_missing(missing: Sequence[str], args: LabelArguments, num_proc: int) -> dict[str, str]:
-    """Value positions in worker processes; why some were given up, by position."""
+    """Value positions in worker processes; returns why some were given up, by position."""
     batch = _BATCH * args.engine_workers
     answers = Dataset.from_dict({"position": list(missing)}).map(
         _value_batch,
@@ -242,7 +245,7 @@ def _value_missing(missing: Sequence[str], args: LabelArguments, num_proc: int) 
         writer_batch_size=batch,
         fn_kwargs={"args": args},
         num_proc=min(num_proc, len(missing)),
-        load_from_cache_file=False,  # the values' own cache knows each position by itself
+        load_from_cache_file=False,  # the engine's cache keeps each position
         desc="Valuing positions",
     )
     return {row["position"]: row["reason"] for row in answers if row["reason"] is not None}
@@ -269,7 +272,7 @@ def finish_rows(
     source: ValueSource | None,
     report: PrepareReport,
 ) -> Dataset:
-    """The rows with their values and repaired answers, of the columns `text` and `action_values`.
+    """The rows with their values and repaired answers, in the columns `text` and `action_values`.
 
     Args:
         rows: Of `read_rows`.
@@ -326,7 +329,7 @@ def _attach_values(rows: Sequence[Row], args: LabelArguments, source: ValueSourc
 def provenance(
     args: PrepareArguments, source: ValueSource | None, report: PrepareReport
 ) -> dict[str, Any]:
-    """What is worth knowing of the rows, for `data.parquet.write_parquet`."""
+    """Where the rows come from and how they were made, for `data.parquet.write_parquet`."""
     before = read_provenance(dataset_file(args.dataset_name)) if args.dataset_name else None
     return {
         "dataset_name": args.dataset_name,
@@ -341,7 +344,7 @@ def provenance(
 
 
 def shard_file(path: Path, index: int, shards: int) -> Path:
-    """The file of a shard; the whole file where there is only one.
+    """The file of a shard; the whole file if there is only one.
 
     >>> str(shard_file(Path("rows.parquet"), 0, 2))
     'rows-00000-of-00002.parquet'

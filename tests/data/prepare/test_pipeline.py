@@ -146,10 +146,10 @@ def test_malformed_rows_are_kept_apart_with_their_reasons(tmp_path: Path) -> Non
     assert len(rows) == 2
     assert report.rows["read"] == 4 and report.rows["quarantined"] == 2
     kept = [json.loads(line) for line in (tmp_path / "quarantine.jsonl").read_text().splitlines()]
-    assert [row["row"] for row in kept] == [1, 3], "lines of the file"
+    assert [row["row"] for row in kept] == [2, 4], "lines of the file"
     assert "not a legal chess position" in kept[0]["reason"]
     assert "no legal move" in kept[1]["reason"]
-    with pytest.raises(RookWorldError, match=r"2 of 4 rows .* the first one, row 1: not a legal"):
+    with pytest.raises(RookWorldError, match=r"2 of 4 rows .* the first is line 2: not a legal"):
         prepare(tmp_path, lines)
 
 
@@ -357,7 +357,7 @@ def test_faults_are_reported_together() -> None:
     assert "dataset_name: missing" in faults
     with pytest.raises(ConfigurationError, match="engine_depth: 0 is too small"):
         PrepareLabelArguments(engine_depth=0)
-    with pytest.raises(ConfigurationError, match="workers meet in the cache"):
+    with pytest.raises(ConfigurationError, match="workers share the cache"):
         PrepareLabelArguments(engine_cache=":memory:")
 
 
