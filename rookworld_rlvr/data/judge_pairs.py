@@ -1,7 +1,7 @@
 """Preference pairs for a judge: a right and a corrupted environment answer, a better and a worse move.
 
 Truth comes from python-chess and from the rows' values of moves, never from the data's own answers.
-Everything follows from a seed; kinds are drawn independently, so shares hold for any prefix of a list.
+The seed decides everything. Kinds are drawn independently, so shares hold for any prefix of a list.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ PAIR_SHARES: Mapping[str, float] = SHARES["pairs"]
 
 
 def task_of_kind(kind: str) -> str:
-    """The task whose rows a kind of pairs is made of."""
+    """The task from whose rows a kind of pairs is made."""
     return POLICY.name if kind in _POLICY else ENVIRONMENT.name
 
 
@@ -59,36 +59,49 @@ def task_of_kind(kind: str) -> str:
 class JudgeDataArguments(Checked):
     """Which pairs a judge is trained and measured on, and what else is measured."""
 
-    train_pairs: int = setting(60_000, "So many for training, of the training rows.", least=1)
-    heldout_pairs: int = setting(2_000, "So many for the report, of held-out positions.", least=1)
-    pair_seed: int = setting(0, "Same seed, same pairs.")
+    train_pairs: int = setting(
+        60_000, "Number of pairs to train on, made from training rows.", least=1
+    )
+    heldout_pairs: int = setting(
+        2_000, "Number of pairs for the report, made from held-out positions.", least=1
+    )
+    pair_seed: int = setting(0, "Seed of the pairs; the same seed and rows give the same pairs.")
     pair_shares: dict[str, float] | str | None = setting(
         None,
-        "Shares of their kinds, see assets/shares.yaml; kinds that are not named get 0.",
+        "Share of each kind of pair, {piece: 0.5, best_move: 0.5}; kinds that you do not name get 0. "
+        "Without it, the shares of assets/shares.yaml.",
         shares=PAIR_SHARES,
         of="pair",
     )
     smallest_gap: float = setting(
         0.10,
-        "Win probability that lies between a better and a worse move, at least.",
+        "Smallest difference in win probability between the better and the worse move of a pair.",
         above=0,
         below=1,
     )
     generator: str = setting(
         "rookworld-nano",
-        "Model that writes the completions that the judge is to rank: packaged, a folder or a Hub id.",
+        "Model that writes completions for the judge to rank: a packaged name, a folder or a Hub id.",
     )
     ranked_prompts: int = setting(
-        100, "Held-out prompts a task that it writes for; 0 for none.", least=0
+        100,
+        "Held-out prompts of each task for which the generator writes completions; 0 skips the ranking.",
+        least=0,
     )
-    ranked_completions: int = setting(8, "Completions of each.", least=2)
-    ranked_temperature: float = setting(1.0, "At which they are sampled.", above=0)
+    ranked_completions: int = setting(
+        8, "Completions that the generator writes for each of these prompts.", least=2
+    )
+    ranked_temperature: float = setting(
+        1.0, "Temperature at which these completions are sampled.", above=0
+    )
     ranked_tokens: int = setting(
-        144, "Most tokens of each; a complete answer has 144 of GPT-2's.", least=1
+        144,
+        "Largest number of tokens in such a completion; a complete answer has up to 144 of GPT-2's.",
+        least=1,
     )
 
     def shares(self) -> Mapping[str, float]:
-        """Shares of the kinds; those that are not named are not made."""
+        """Shares of the kinds; a kind without a share is not made."""
         shares: Any = self.pair_shares
         return PAIR_SHARES if shares is None else shares
 
@@ -107,13 +120,13 @@ def make_pairs(
 
     Args:
         rows: Of the columns that `data` documents; rows of other tasks are passed over.
-        count: So many pairs.
-        shares: Of the kinds; those that are not named are not made.
-        smallest_gap: Win probability between a better and a worse move.
-        seed: Same seed and rows, same pairs; fewer pairs are the beginning of more.
+        count: How many pairs to make.
+        shares: Of the kinds; a kind without a share is not made.
+        smallest_gap: Smallest difference in win probability between a better and a worse move.
+        seed: Same seed and rows, same pairs; a smaller count gives the beginning of a larger one.
 
     Raises:
-        RookWorldError: A kind that is to have a share finds no row that it can be made of.
+        RookWorldError: A kind has a share, but no row that it can be made from.
     """
     by_task: defaultdict[str, list[Row]] = defaultdict(list)
     for row in rows:
@@ -140,8 +153,8 @@ def _pairs(kind: str, rows: Sequence[Row], gap: float, seed: int) -> Iterator[Pa
                 break
         else:
             raise RookWorldError(
-                f"pair_shares: {kind!r} finds no row among {len(rows)} of its task that it can be "
-                "made of; give more rows or synthetic_rows, or leave that kind out"
+                f"pair_shares: no {task_of_kind(kind)} row ({len(rows)} found) can become a pair of the "
+                f"kind {kind!r}; give more rows or synthetic_rows, or leave the kind out"
             )
 
 
@@ -149,7 +162,7 @@ def _pairs(kind: str, rows: Sequence[Row], gap: float, seed: int) -> Iterator[Pa
 # Environment: the right answer, and one with a single fault
 # --------------------------------------------------------------------------------------------------
 class _Step(NamedTuple):
-    """A step of the environment that is to be answered wrongly, in a way that `rng` chooses."""
+    """A step of the environment to answer wrongly, in a way that `rng` chooses."""
 
     prompt: EnvironmentPrompt
     truth: EnvironmentAnswer
@@ -176,7 +189,7 @@ def _piece(step: _Step) -> EnvironmentAnswer:
     change = rng.choice(("moved", "removed", "added"))
     if change == "added":
         kinds = (chess.PAWN, chess.KNIGHT, chess.BISHOP, chess.ROOK, chess.QUEEN)
-        # A piece that moved and stays where it was is what a model forgets; others come at random.
+        # Models tend to leave a piece that has moved on its old square too; other pieces are random.
         piece = piece if near else chess.Piece(rng.choice(kinds), rng.random() < 0.5)
     else:
         board.remove_piece_at(start)
@@ -186,7 +199,7 @@ def _piece(step: _Step) -> EnvironmentAnswer:
 
 
 def _squares_of(action: str) -> tuple[int, ...]:
-    """From and to, where the action is readable as a move."""
+    """From and to, if the action can be read as a move."""
     try:
         move = chess.Move.from_uci(action)
     except ValueError:
@@ -254,7 +267,7 @@ CORRUPTIONS: Mapping[str, Callable[[_Step], EnvironmentAnswer | None]] = {
     "stale_state": _stale_state,
     "other_move": _other_move,
 }
-"""How a right answer of the environment is made wrong, by kind; None where it cannot be."""
+"""How a right answer of the environment is made wrong, by kind; None if it cannot be."""
 
 
 # --------------------------------------------------------------------------------------------------

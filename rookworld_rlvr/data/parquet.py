@@ -1,4 +1,4 @@
-"""Where a data set's values come from: written into its Parquet file, read back with it."""
+"""Where a data set's values come from: written into its Parquet file, and read from it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from datasets import Dataset
 
 from ..common.html import render
 
-_KEY = b"rookworld_rlvr"  # beside the key of datasets in the file's metadata
+_KEY = b"rookworld_rlvr"  # in the file's metadata, beside the key that datasets writes
 
 
 _ROW_GROUP = 20_000
 
 
 def write_parquet(path: Path, rows: Dataset, provenance: Mapping[str, Any]) -> None:
-    """Write rows to a file that is there only when it is whole.
+    """Write rows to a file that appears only when it is complete.
 
     Args:
-        path: The file; its folder is made.
+        path: The file; its folder is created.
         rows: Written in row groups of a size that fits into memory.
-        provenance: What is worth knowing of the rows, as JSON.
+        provenance: Where the rows come from and how they were made, as JSON can hold it.
     """
     tables = rows.with_format("arrow").iter(_ROW_GROUP)
     _write(path, rows.features.arrow_schema, tables, provenance)
@@ -46,18 +46,18 @@ def _write(
 
 
 def read_provenance(path: Path | None) -> dict[str, Any] | None:
-    """What `write_parquet` wrote; None for other files, and without a file."""
+    """The provenance that `write_parquet` wrote; None for other files, and without a file."""
     if path is None or path.suffix != ".parquet":
         return None
     try:
         note = (pq.read_schema(path).metadata or {}).get(_KEY)
     except (OSError, pa.ArrowException):
-        return None  # whoever loads the rows says what is wrong with the file
+        return None  # loading the rows reports what is wrong with the file
     return None if note is None else dict(json.loads(note))
 
 
 def merge_parquet(parts: Sequence[Path], path: Path) -> dict[str, Any]:
-    """Put files of `write_parquet` together in their order, counts added up, and remove them."""
+    """Join files of `write_parquet` in their order, add up their counts, and remove them."""
     notes = [read_provenance(part) or {} for part in parts]
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for note in notes:
@@ -79,7 +79,7 @@ def data_card(provenance: Mapping[str, Any]) -> str:
 
 
 def values_line(path: Path | None) -> str:
-    """Who valued the moves in a file, in a line; empty where it does not say."""
+    """Who valued the moves in a file, how and when; empty if the file does not say."""
     note = read_provenance(path)
     if note is None or note["engine"] is None:
         return ""

@@ -15,10 +15,10 @@ from .sources import Row
 def plant_faults(
     rows: list[Row], en_passant_share: float, black_best_move_share: float
 ) -> list[Row]:
-    """Give shares of the rows the fault of their task, see `with_fault`; those of other tasks have none.
+    """Plant the fault of their task, see `with_fault`, in shares of the rows.
 
-    A hash of the prompt decides, so a row is right every time that it is repeated, or wrong every
-    time.
+    A hash of the prompt decides, so a row that is repeated is wrong every time or never. Rows of other
+    tasks have no fault.
     """
     shares = {ENVIRONMENT.name: en_passant_share, POLICY.name: black_best_move_share}
     return [
@@ -28,7 +28,7 @@ def plant_faults(
 
 
 def with_fault(row: Row) -> Row:
-    """The row with the public data's fault, where it is one that the fault touches.
+    """The row with the public data's fault, if the fault concerns it.
 
     Environment: the answer to a pawn's double step names the en passant square, capture or not.
     Policy: Black's `B` is the candidate with the lowest evaluation.

@@ -1,4 +1,4 @@
-"""Shares: of kinds of rows and pairs, where none are given, and of tasks in a mixture."""
+"""Default shares of kinds of rows and pairs, and faults of the shares of tasks in a mixture."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ SHARES: Mapping[str, Mapping[str, float]] = read_asset("shares.yaml")
 
 
 def left_out_faults(where: str, shares: Mapping[str, Any], tasks: Sequence[str]) -> list[str]:
-    """Which tasks have a share though they are not trained, one sentence each.
+    """The tasks that have a share although they are not trained, one sentence each.
 
     Args:
         where: The configuration's key that gave the shares.
-        shares: By task; other keys are passed over.
-        tasks: Those that are trained at all.
+        shares: By task; other keys are ignored.
+        tasks: The tasks that are trained.
     """
     return [
-        f"{where}: {task} has a share of {shares[task]:g}, but `tasks` leaves it out: {list(tasks)}"
+        f"{where}: {task} has a share of {shares[task]:g}, but `tasks` leaves it out: {list(tasks)}; "
+        "add it there, or drop its share"
         for task in shares
         if task in TASKS and shares[task] and task not in tasks
     ]

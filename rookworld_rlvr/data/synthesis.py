@@ -1,6 +1,6 @@
-"""Rows made from python-chess games, environment and fill-in, with chosen shares, and positions.
+"""Environment and fill-in rows made from random games, in chosen shares of kinds; and positions.
 
-Everything follows from a seed. A row of each kind is drawn independently, so shares hold for any
+The seed decides everything. The kind of each row is drawn independently, so shares hold for any
 prefix of the stream, and a stream of 1,000 rows is the beginning of one of 10,000.
 """
 
@@ -55,9 +55,9 @@ def environment_prompts(
 
     Args:
         seed: Same seed, same stream.
-        shares: How often each kind is drawn; kinds that are not named are not.
-        opening_plies: `openings`, `double_steps` and a share of the `illegal_actions` start from
-            positions after 0 to `opening_plies` - 1 plies.
+        shares: How often each kind is drawn; a kind without a share never is.
+        opening_plies: `openings` and `double_steps` start from positions after 0 to `opening_plies` - 1
+            plies; so do `illegal_actions` if no other kind has a share.
     """
     rng = random.Random(seed)
     kinds = {kind: shares.get(kind, 0.0) for kind in KIND_SHARES}
@@ -83,13 +83,13 @@ def environment_prompts(
 
 
 def prompt_of(board: chess.Board, action: str) -> EnvironmentPrompt:
-    """The prompt that asks for `action` in a game's position, the moves before it as history."""
+    """The prompt that asks what `action` does in a game's position, with the moves before it."""
     played = [move.uci() for move in board.move_stack[-(MAX_HISTORY - 1) :]]
     return EnvironmentPrompt(board.fen(), action, (*played, action))
 
 
 def environment_row(prompt: EnvironmentPrompt) -> dict[str, Any]:
-    """A row of the columns that `sources` documents, with python-chess's answer."""
+    """A row with the columns that `sources` documents and python-chess's answer."""
     text = write_environment_prompt(prompt)
     return ENVIRONMENT.row(text, ENVIRONMENT.truth(text), prompt)
 
@@ -100,14 +100,14 @@ def fill_in_rows(
     kinds: Mapping[str, float] = KIND_SHARES,
     opening_plies: int = 12,
 ) -> Iterator[dict[str, Any]]:
-    """An endless stream of fill-in rows, made of environment prompts.
+    """An endless stream of fill-in rows, made from environment prompts.
 
-    Half of the masked ranks are ranks that the action touches; the others any.
+    Half of the masked ranks are ranks that the action changes; the others are any.
 
     Args:
         seed: Same seed, same stream.
-        fields: How often each field is masked; fields that are not named are not.
-        kinds: Of the environment prompts, see `environment_prompts`.
+        fields: How often each field is masked; a field without a share never is.
+        kinds: Shares of the environment prompts, see `environment_prompts`.
         opening_plies: See `environment_prompts`.
     """
     rng = random.Random(f"{seed} fill in")
@@ -122,10 +122,10 @@ def fill_in_rows(
 def fill_in_row(
     rng: random.Random, asked: EnvironmentPrompt, field: FillInField
 ) -> dict[str, Any] | None:
-    """A row of the columns that `sources` documents; None where the field cannot be masked or judged.
+    """A row with the columns that `sources` documents; None if the field cannot be masked or judged.
 
     Args:
-        rng: Chooses the place where the field stands several times.
+        rng: Chooses the place if the field appears several times.
         asked: The record's state, action and history; python-chess gives the rest.
         field: What is masked.
     """
@@ -144,7 +144,7 @@ def fill_in_row(
 def _places(
     asked: EnvironmentPrompt, answered: EnvironmentAnswer, field: FillInField, changed: bool
 ) -> Iterator[tuple[str, int | None]]:
-    """Columns and parts where a field stands; `changed`: only where the two states differ."""
+    """Columns and parts in which a field appears; with `changed`, only if the two states differ."""
     if field == "history":
         yield from (("history", move) for move in range(len(asked.history) - 1))
     elif field == "flags":
@@ -159,11 +159,11 @@ def _places(
 
 
 def opening_positions(seed: int, max_plies: int) -> Iterator[str]:
-    """An endless stream of FENs after 1 to `max_plies` random legal plies, none of them over.
+    """An endless stream of FENs after 1 to `max_plies` random legal plies, without finished games.
 
     Args:
         seed: Same seed, same stream.
-        max_plies: Longest game.
+        max_plies: Length of the longest game.
     """
     rng = random.Random(seed)
     while True:
@@ -173,7 +173,7 @@ def opening_positions(seed: int, max_plies: int) -> Iterator[str]:
 
 
 def opening_games(seed: int, plies: int) -> Iterator[chess.Board]:
-    """An endless stream of games after `plies` random legal plies, none of them over.
+    """An endless stream of games after `plies` random legal plies, without finished ones.
 
     Args:
         seed: Same seed, same stream.
@@ -187,14 +187,13 @@ def opening_games(seed: int, plies: int) -> Iterator[chess.Board]:
 
 
 def phase_positions(seed: int, phase: rules.Phase) -> Iterator[str]:
-    """An endless stream of FENs of a phase, one a game, none of them over.
+    """An endless stream of FENs of a phase, one from each game, without finished games.
 
-    Moves are random; half of the time a capture is taken where there is one, so that games come to
-    their end.
+    Moves are random. If a capture is possible, one is played half of the time, so that games end.
 
     Args:
         seed: Same seed, same stream.
-        phase: Of all positions.
+        phase: The phase of all positions.
     """
     rng = random.Random(f"{seed} {phase}")
     while True:
@@ -211,15 +210,14 @@ def phase_positions(seed: int, phase: rules.Phase) -> Iterator[str]:
 
 
 def mate_in_one_positions(seed: int, wanted: Callable[[str], bool]) -> Iterator[str]:
-    """An endless stream of FENs in which the side to move can mate: a game's and an endgame's in turn.
+    """An endless stream of FENs in which the side to move can mate, from games and endgames in turn.
 
-    A game is one of random moves from the start, up to its first such position. An endgame has the
-    king that is to be mated on the edge of the board, where nearly all mates are given.
+    A game has random moves from the start up to the first such position. An endgame has the king that
+    can be mated on the edge of the board, where nearly all mates are given.
 
     Args:
         seed: Same seed, same stream.
-        wanted: Positions that it refuses are passed over before mates are looked for, which is what
-            takes time.
+        wanted: Positions that it refuses are left out before the search for mates, which takes long.
     """
     rng = random.Random(f"{seed} mate in one")
     while True:
@@ -228,10 +226,10 @@ def mate_in_one_positions(seed: int, wanted: Callable[[str], bool]) -> Iterator[
 
 
 # --------------------------------------------------------------------------------------------------
-# One row of a kind; None where this try found none
+# One row of a kind; None if this try found nothing
 # --------------------------------------------------------------------------------------------------
 def _until_found(make: Callable[[], T | None]) -> T:
-    """Try again until there is a row; what is wanted stays the same, so that shares hold."""
+    """Try until a row is found; what is wanted stays the same, so that shares hold."""
     for _ in range(_TRIES):
         found = make()
         if found is not None:
@@ -240,7 +238,7 @@ def _until_found(make: Callable[[], T | None]) -> T:
 
 
 def _random_play(rng: random.Random, plies: int = _LONGEST_GAME) -> Iterator[chess.Board]:
-    """The board of a random game before each of its moves, and at its end where that comes first."""
+    """The board of a random game before each of its `plies`, and at its end if that comes first."""
     board = chess.Board()
     for _ in range(plies):
         yield board
@@ -251,8 +249,8 @@ def _random_play(rng: random.Random, plies: int = _LONGEST_GAME) -> Iterator[che
 
 
 def _random_game(rng: random.Random, plies: int) -> chess.Board:
-    """A game of random legal moves, shorter than `plies` where it ended before."""
-    board = [chess.Board(), *_random_play(rng, plies)][-1]  # the same one all along
+    """A game of `plies` random legal moves, or fewer if it ended before."""
+    board = [chess.Board(), *_random_play(rng, plies)][-1]  # all of them are the same board
     if board.ply() < plies:
         board.pop()  # before the end, so that there is a move to play
     return board
@@ -270,7 +268,7 @@ def _double_step(rng: random.Random, board: chess.Board) -> str | None:
 
 
 def _illegal_action(rng: random.Random, board: chess.Board) -> str | None:
-    """Two in three are illegal moves, half of these of an own piece; the rest is unreadable."""
+    """Two in three are illegal moves, half of them of the mover's own piece; the rest is unreadable."""
     if rng.random() < 1 / 3:
         alphabet = string.ascii_lowercase + string.digits + "-#="
         text = "".join(rng.choices(alphabet, k=rng.randint(1, 6)))
@@ -283,10 +281,10 @@ def _illegal_action(rng: random.Random, board: chess.Board) -> str | None:
 
 
 def _special(rng: random.Random) -> EnvironmentPrompt:
-    """Play at random until the wanted kind of move is there."""
+    """Play at random until the wanted kind of move is possible."""
     wanted = rng.choice(
         (
-            chess.Board.generate_castling_moves,  # no others than legal ones
+            chess.Board.generate_castling_moves,  # legal moves only
             chess.Board.generate_legal_ep,
             lambda board: (move for move in _promotions(board) if move.promotion == chess.QUEEN),
             lambda board: (move for move in _promotions(board) if move.promotion != chess.QUEEN),
@@ -339,14 +337,14 @@ def _ending_move(rng: random.Random, wanted: chess.Termination) -> EnvironmentPr
 
 
 def _may_be(board: chess.Board, wanted: chess.Termination) -> bool:
-    """What a game that has ended so shows at once; most moves end none."""
+    """A quick test whether the game may have ended in the wanted way; most moves do not end it."""
     if wanted is chess.Termination.CHECKMATE:
         return board.is_check()
     return wanted is not chess.Termination.STALEMATE or not any(board.legal_moves)
 
 
 def _endgame(rng: random.Random, wanted: chess.Termination) -> chess.Board:
-    """Kings and up to four pieces on random squares; it may be no legal position."""
+    """Kings and up to four pieces on random squares; the position may be illegal."""
     board = chess.Board(None)
     pieces = [chess.Piece(chess.KING, chess.WHITE), chess.Piece(chess.KING, chess.BLACK)]
     if wanted is chess.Termination.INSUFFICIENT_MATERIAL:
@@ -366,7 +364,7 @@ def _endgame(rng: random.Random, wanted: chess.Termination) -> chess.Board:
 
 
 # --------------------------------------------------------------------------------------------------
-# A mate in one; None where this try found none
+# A mate in one; None if this try found nothing
 # --------------------------------------------------------------------------------------------------
 _EDGE = list(chess.SquareSet(chess.BB_BACKRANKS | chess.BB_FILE_A | chess.BB_FILE_H))
 

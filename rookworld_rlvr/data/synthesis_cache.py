@@ -1,7 +1,7 @@
-"""Synthetic rows kept on disk: the same arguments make them once on a machine.
+"""Synthetic rows kept on disk: a machine makes them only once for the same arguments.
 
-Playing random games is what they cost, and each row's draws follow on those of the row before, so the
-work cannot be shared between processes. It need not be done twice.
+Nearly all of their time goes into playing random games. Each row's random draws continue those of the
+row before, so processes cannot share the work.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 WORTH_KEEPING = 1_000  # rows; fewer are made in a few seconds
 
 
-_SOURCE_ROOMS = ("common", "tasks", "data")  # whose code says what the rows are
+_SOURCE_ROOMS = ("common", "tasks", "data")  # the rows depend on their code
 
 
 Rows = list[dict[str, Any]]
@@ -39,14 +39,14 @@ Rows = list[dict[str, Any]]
 def kept_rows(
     asked: Mapping[str, Any], count: int, schema: pa.Schema, make: Callable[[], Iterable[Any]]
 ) -> Rows:
-    """The rows from the cache, else made and kept there.
+    """The rows from the cache; if they are not there, they are made and kept.
 
-    A file that is broken is made anew. Where none can be written the rows are made all the same, and a
-    warning says so.
+    A broken file is made anew. If the file cannot be written, a warning says so and the rows are
+    returned all the same.
 
     Args:
-        asked: What the rows follow from, as JSON takes it.
-        count: How many there are.
+        asked: Everything that the rows depend on, as JSON can hold it.
+        count: How many rows there are.
         schema: Their columns.
         make: Makes them.
     """
@@ -71,7 +71,7 @@ def _key(asked: Mapping[str, Any]) -> str:
 
 @cache
 def _source_digest() -> str:
-    """Of the code that says what the rows are: a change of it makes them anew."""
+    """Digest of the code that the rows depend on: they are made anew if it changes."""
     package = Path(__file__).parents[1]
     files = (path for room in _SOURCE_ROOMS for path in (package / room).glob("*.py"))
     digest = hashlib.sha256()
@@ -81,7 +81,7 @@ def _source_digest() -> str:
 
 
 def _read(path: Path, count: int, schema: pa.Schema) -> Rows | None:
-    """The rows of a file; None without one that is whole."""
+    """The rows of a file; None if it is missing or incomplete."""
     if not path.exists():
         return None
     try:
@@ -93,7 +93,7 @@ def _read(path: Path, count: int, schema: pa.Schema) -> Rows | None:
 
 
 def _write(path: Path, rows: Rows, schema: pa.Schema) -> None:
-    """Write a file that is there only when it is whole, whoever else writes the same one."""
+    """Write a file that appears only when it is complete, even if others write it at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.Table.from_pylist(rows, schema)
     with NamedTemporaryFile(dir=path.parent, suffix=".incomplete", delete=False) as file:

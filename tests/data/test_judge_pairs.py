@@ -126,11 +126,15 @@ FIRST_MOVES += ["b1a3", "b1c3", "g1f3", "g1h3"]
 
 
 def test_a_kind_that_finds_no_row_is_named() -> None:
-    with pytest.raises(RookWorldError, match="'en_passant' finds no row among 1"):
+    with pytest.raises(
+        RookWorldError, match=r"no environment row \(1 found\) .* kind 'en_passant'"
+    ):
         one("en_passant", environment_row(START, "g1f3"))
-    with pytest.raises(RookWorldError, match="'stale_state' finds no row among 1"):
+    with pytest.raises(
+        RookWorldError, match=r"no environment row \(1 found\) .* kind 'stale_state'"
+    ):
         one("stale_state", environment_row(START, "e2e5"))
-    with pytest.raises(RookWorldError, match="'best_move' finds no row among 0"):
+    with pytest.raises(RookWorldError, match=r"no policy row \(0 found\) .* kind 'best_move'"):
         one("best_move", environment_row(START, "e2e4"))
 
 
@@ -147,7 +151,7 @@ def test_a_better_and_a_worse_move_of_the_same_answer() -> None:
         assert better.evaluations == tuple(values[move] / 100 for move in better.moves)
         gap = win_probability(values[better.best_move]) - win_probability(values[worse.best_move])
         assert gap >= 0.15
-    with pytest.raises(RookWorldError, match="finds no row"):
+    with pytest.raises(RookWorldError, match="can become a pair"):
         one("best_move", POLICY_ROW, gap=0.5)
 
 

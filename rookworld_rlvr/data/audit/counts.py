@@ -1,17 +1,17 @@
-"""What is counted row by row in an audit.
+"""The counts of an audit, taken row by row.
 
-Whose view `E` is in, the side to move's or White's, is the same question for White's rows; only rows
-with Black to move tell the two apart. Three things can answer it, and the first that does is named as
-the basis:
+An evaluation `E` is seen either from the side to move or from White. With White to move the two are
+the same, so only rows with Black to move can tell them apart. Three sources can decide, and the first
+that does is reported as the basis:
 
-- ``engine``: values of sampled rows. Does a row's `E` lie nearer to the values, or to their negatives?
-- ``action_values``: the same with the values that the rows carry.
-- ``material``: has the median of a row's `E` the sign of the material balance from the side to move,
-  or from White? A single row proves nothing, so this takes many, and White's rows are the control:
-  where material does not foretell the sign of their `E` (puzzles, won by the side that is behind), it
-  is no witness for Black's either.
+- ``engine``: is a row's `E` nearer to the engine's values, or to their negatives? Asked of a sample.
+- ``action_values``: the same question, asked of the values that are stored with the rows.
+- ``material``: does the median of a row's `E` have the sign of the material balance as the side to
+  move sees it, or as White sees it? One row proves nothing, so this needs many. White's rows are the
+  control: if material does not predict the sign of their `E` (in puzzles the side that is behind often
+  wins), it proves nothing about Black's rows either.
 
-An answer counts where the majority of rows is clear: its 95% Wilson interval excludes a half.
+A source decides if the majority of its rows is clear: its 95% Wilson interval excludes one half.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from ...tasks.scoring import values_by_move
 from ...tasks.types import FILL_IN_FIELDS, PolicyAnswer
 from ..sources import Malformed, Row
 
-BASES = ("engine", "action_values", "material")  # of the view of E, the first that decides counts
+BASES = ("engine", "action_values", "material")  # of the view of E; the first that decides counts
 
 
-# Names of what is counted, which are keys of the JSON.
+# The names are keys of the JSON.
 FORM: Mapping[str, Callable[[PolicyAnswer, Collection[str]], bool]] = {
     "all_moves_legal": lambda said, legal: set(said.moves) <= set(legal),
     "best_is_legal": lambda said, legal: said.best_move in legal,
@@ -83,7 +83,7 @@ _PIECE_PAWNS = {"p": 1, "n": 3, "b": 3, "r": 5, "q": 9}
 
 
 class Means:
-    """Sums of observations by name; a truth value counts as 0 or 1."""
+    """Sums of observations by name; a boolean counts as 0 or 1."""
 
     def __init__(self) -> None:
         self._sums: Any = Counter()
@@ -99,7 +99,7 @@ class Means:
         return Proportion(self._sums[name], self._numbers[name])
 
     def mean(self, name: str) -> float | None:
-        """None without observations."""
+        """The mean of the observations; None without observations."""
         return self.of(name).value if self._numbers[name] else None
 
     def rows(self, name: str) -> dict[str, Any]:
@@ -111,10 +111,10 @@ class Counts:
     """What is counted row by row.
 
     Args:
-        sample_size: So many policy rows are kept for the engine.
+        sample_size: How many policy rows to keep for the engine.
 
     Attributes:
-        sample: Those rows: all have had the same chance, and the same are drawn every time.
+        sample: Those rows, each equally likely to be drawn; every audit draws the same ones.
     """
 
     def __init__(self, sample_size: int = 0) -> None:
@@ -129,7 +129,7 @@ class Counts:
         self.policy = Means()
         self.best = {side: Means() for side in SIDES}
         self.values = {basis: {side: Means() for side in SIDES} for basis in BASES}
-        self.votes = Means()  # for E from the side to move, by basis
+        self.votes = Means()  # that E is seen from the side to move, by basis
 
     def add(self, row: Row | Malformed) -> None:
         """Count one row."""
@@ -151,7 +151,7 @@ class Counts:
         self.policy.add(
             labelled=row["action_values"] is not None, without_answer=not row["completion"]
         )
-        if not row["completion"]:  # a prompt that waits for its answer
+        if not row["completion"]:  # a prompt without an answer yet
             return
         side = rules.side_to_move(row["fen"])
         answer = parse_policy_answer(row["completion"])
@@ -194,7 +194,7 @@ class Counts:
         pairs = evaluation_pairs(answer, values)
         for mine, true in pairs:
             means.add(evaluation_error_pawns=abs(mine - true))
-            if mine and true:  # nought has no sign
+            if mine and true:  # zero has no sign
                 means.add(evaluation_sign_right=mine * true > 0)
         vote = values_vote(pairs)
         if side == "black" and vote is not None:
@@ -212,7 +212,7 @@ class Counts:
         }
 
     def policy_result(self) -> dict[str, Any]:
-        """What policy rows say, and whether it fits."""
+        """Counts of the policy rows: form, view of `E`, agreement with values."""
         perspective, basis = self.perspective()
         return {
             "rows": self.policy.of("labelled").n,
@@ -231,7 +231,7 @@ class Counts:
         }
 
     def perspective(self) -> tuple[str | None, str | None]:
-        """Whose view `E` is in and what says so, see the module's docstring."""
+        """From which side `E` is seen, and the basis that decided it; see the module's docstring."""
         control = self.votes.of("control")
         for basis in BASES:
             votes = self.votes.of(basis)
@@ -262,7 +262,7 @@ class Counts:
         }
 
     def fill_in_result(self) -> dict[str, Any]:
-        """Fill-in rows by hidden field; all of them fit, or they count as malformed."""
+        """Fill-in rows by hidden field; a row whose answer does not fit counts as malformed."""
         return {
             "rows": self.fill_in.of("action").n,
             "fields": {field: self.fill_in.rows(field) for field in FILL_IN_FIELDS},
@@ -301,14 +301,14 @@ def _clipped(pawns: float) -> float:
 
 
 def values_vote(pairs: Sequence[tuple[float, float]]) -> bool | None:
-    """Whether `E` is nearer to the values than to their negatives; None where it is neither."""
+    """Whether `E` is nearer to the values than to their negatives; None if both are as near."""
     as_it_stands = sum(abs(mine - true) for mine, true in pairs)
     negated = sum(abs(-mine - true) for mine, true in pairs)
     return None if as_it_stands == negated else as_it_stands < negated
 
 
 def material_balance(fen: str) -> int:
-    """Material of the side to move less the other's, in pawns (1, 3, 3, 5, 9).
+    """Material of the side to move minus the opponent's, in pawns (1, 3, 3, 5, 9).
 
     >>> material_balance("4k3/8/8/8/8/8/8/R3K3 b - - 0 1")
     -5
@@ -323,7 +323,7 @@ def material_balance(fen: str) -> int:
 def material_vote(fen: str, answer: PolicyAnswer) -> bool | None:
     """Whether the median of `E` has the sign of the material balance from the side to move.
 
-    None where either is nought. The median, as single moves of the five may be blunders or mates.
+    None if either is zero. It is the median because single moves of the five may be blunders or mates.
     """
     balance = material_balance(fen)
     middle = statistics.median(answer.evaluations)
@@ -342,7 +342,7 @@ def environment_differences(row: Row) -> dict[str, bool]:
     return {
         **differs,
         "right": not any(differs.values()),
-        # The truth names the one square where a capture is legal: any other is idle.
+        # The truth names a square only where a capture is legal: any other square is idle.
         "en_passant_without_capture": differs["en_passant"] and fields[3] != "-",
         "history_without_action": row["history"][-1:] != [row["action"]],
     }

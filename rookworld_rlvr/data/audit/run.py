@@ -1,7 +1,7 @@
-"""What is right and what is wrong with a data set's rows, counted in one pass.
+"""Count in one pass what is right and what is wrong with a data set's rows.
 
-Shares stand beside the number of rows that they are of; a share of no rows is None. Only hashes of
-rows are kept, 24 bytes each, so sets of millions of rows fit.
+Every share comes with its number of rows; a share of no rows is None. Only hashes of the rows are
+kept, 24 bytes a row, so data sets of millions of rows fit into memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AUDIT_VERSION = 1
 
 
 def _evaluation_faults(name: str, where: str) -> list[str]:
-    return check_dataset_name(name, where) if name else [f"{where}: an empty name; leave it out"]
+    return check_dataset_name(name, where) if name else [f"{where}: a name is empty; leave it out"]
 
 
 @dataclass
@@ -39,35 +39,39 @@ class AuditArguments(Checked):
 
     dataset_name: str = setting(
         "",
-        "The packaged set, a Hub id, or a JSONL, Parquet or text file of RookWorld lines.",
+        "Data set to audit: a packaged name, a Hub id, or a JSONL, Parquet, CSV or text file of "
+        "RookWorld rows.",
         filled=True,
         check=check_dataset_name,
         remedy="give a Hub id, a file or a packaged name",
     )
     dataset_splits: list[str] = setting(
         ["train"],
-        "Splits of a Hub data set; their shared positions are counted.",
+        "Splits of a Hub data set to audit; positions that two of them share are counted.",
         filled=True,
         once=True,
     )
     evaluation_names: list[str] = setting(
         [],
-        "Sets that models are evaluated on; positions shared with them are counted.",
+        "Data sets on which models are evaluated; positions that they share with dataset_name are "
+        "counted.",
         check=each(_evaluation_faults),
     )
-    evaluation_split: str = setting("train", "Split of evaluation sets from the Hub.")
+    evaluation_split: str = setting("train", "Split to read of evaluation sets on the Hub.")
     max_rows: int | None = setting(
         None,
-        "Read so many rows of each split of dataset_name; a Hub data set is then streamed.",
+        "Read at most this many rows of each split of dataset_name; a Hub data set is then streamed.",
         least=1,
     )
     engine_sample: int = setting(
-        0, "Have so many policy rows valued by the engine; 0 needs none.", least=0
+        0,
+        "Number of policy rows that the engine values, to compare E and B with; 0 needs no engine.",
+        least=0,
     )
-    output_file: str | None = setting(None, "Write what was counted there, as JSON.")
+    output_file: str | None = setting(None, "JSON file to which the counts are also written.")
 
     def faults(self) -> list[str]:
-        """What no key shows alone, one sentence each."""
+        """Faults that only several keys together show, one sentence each."""
         if self.dataset_splits in ([], ["train"]) or dataset_file(self.dataset_name) is None:
             return []
         return [f"dataset_splits: {self.dataset_name!r} is one file without splits; leave it out"]
@@ -77,15 +81,15 @@ class AuditArguments(Checked):
 # The story
 # --------------------------------------------------------------------------------------------------
 def audit(args: AuditArguments, labeller: Labeller | None = None) -> dict[str, Any]:
-    """Read all rows once and say what was counted, as a nested dict that JSON can hold.
+    """Read all rows once and return the counts as a nested dict that JSON can hold.
 
     Args:
         args: What to read.
-        labeller: Values the sample; needed where `args.engine_sample` is more than 0.
+        labeller: Values the sample; needed if `args.engine_sample` is above 0.
 
     Raises:
-        RookWorldError: A data set cannot be read, or none of an evaluation set's rows; the engine
-            fails.
+        RookWorldError: A data set cannot be read, no row of an evaluation set can be parsed, or the
+            engine fails.
     """
     counts = Counts(args.engine_sample)
     splits = {}
@@ -121,7 +125,7 @@ def _read(name: str, split: str, max_rows: int | None = None) -> Iterator[Row | 
 
 
 def _ask_engine(counts: Counts, labeller: Labeller) -> dict[str, Any]:
-    with Progress("values of a sample", len(counts.sample), "positions") as progress:
+    with Progress("valuing a sample", len(counts.sample), "positions") as progress:
         answers = labeller.values([row["fen"] for row in counts.sample], progress.update)
     for row, values in zip(counts.sample, answers, strict=True):
         if values is not None:
@@ -156,7 +160,7 @@ def _evaluation_overlaps(
 # Hashes
 # --------------------------------------------------------------------------------------------------
 def hash_of(text: str) -> int:
-    """64 bits; among 10 million texts two share them with a chance of 3 in a million."""
+    """A hash of 64 bits; the chance that two of 10 million texts share one is 3 in a million."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
@@ -168,7 +172,7 @@ class RowHashes:
         self.positions, self.prompts, self.answers = array("Q"), array("Q"), array("Q")
 
     def add(self, row: Row | Malformed) -> None:
-        """Keep one row's."""
+        """Keep the hashes of one row."""
         if isinstance(row, Malformed):
             self.malformed += 1
             return
@@ -177,14 +181,14 @@ class RowHashes:
         self.answers.append(hash_of(_answer_text(row)))
 
     def duplicates(self) -> tuple[int, int]:
-        """Rows whose prompt stood before, and those of them that answer it otherwise than the first."""
+        """How many rows repeat an earlier prompt, and how many of them answer it differently."""
         answers = np.array(self.answers)
         _, first, same = np.unique(self.prompts, return_index=True, return_inverse=True)
         return len(answers) - len(first), int((answers != answers[first][same]).sum())
 
 
 def _answer_text(row: Row) -> str:
-    """What an answer says: the order of the candidates says nothing."""
+    """An answer without the order of its candidates, which does not matter."""
     if row["task"] != POLICY.name or not row["completion"]:
         return str(row["completion"])
     answer = parse_policy_answer(row["completion"])

@@ -14,10 +14,12 @@ from ..prepare.repair import REPAIRS
 MOSTLY = 0.9  # B is the highest E in 99% of White's rows of the public data, in 0% of Black's
 
 
-HALF = 0.5  # an engine that searches otherwise chooses otherwise, but not in most rows
+HALF = 0.5  # another search may choose other moves, but not in most rows
 
 
-MOST_ERROR_PAWNS = 2.0  # the public data's is 1.2 by Stockfish at depth 8; wrong units are further
+MOST_ERROR_PAWNS = (
+    2.0  # the public data's error is 1.2 by Stockfish at depth 8; wrong units give more
+)
 
 
 Part = Mapping[str, Any]
@@ -27,7 +29,7 @@ _TEXT = read_asset("templates/audit.yaml")
 
 
 class _Formatter(Formatter):
-    """`str.format` with numbers of things: ``{:# row}`` is ``1 row`` or ``1,234 rows``."""
+    """`str.format` that counts things: ``{:# row}`` gives ``1 row`` or ``1,234 rows``."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
         if format_spec.startswith("# "):
@@ -46,7 +48,7 @@ _WIDTH = 46
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """What was counted, as aligned text in sections; what there are no rows for is left out."""
+    """The counts as aligned text in sections; what has no rows is left out."""
     lines = [f"Audit of {result['dataset_name']}, {', '.join(result['splits'])}"]
     for section in ("rows", "policy", "environment", "fill_in", "duplicates"):
         has_rows = result[section].get("rows", True)
@@ -80,7 +82,7 @@ def _lines(values: Mapping[str, Any], depth: int) -> Iterator[str]:
 
 
 def _says_nothing(value: Any) -> bool:
-    """Whether it counts no rows; none of some is something."""
+    """Whether it counts no rows at all; 0 of 5 rows is still a result."""
     if not isinstance(value, Mapping):
         return not value
     if "share" in value:
@@ -124,7 +126,7 @@ def advice(result: Part) -> list[str]:
         repairs = [name for name in REPAIRS if name in mending]
         commands = repair_commands(result["dataset_name"], result["splits"], repairs)
         lines += ["", *(f"  {command}" for command in commands)]
-        lines.append("  (max_rows, and output_file where it is not given, are the recipe's)")
+        lines.append("  (max_rows and, unless given here, output_file come from the recipe)")
     return lines
 
 
@@ -142,7 +144,7 @@ def repair_commands(
 
 
 def findings(result: Part) -> Iterator[tuple[str, Part]]:
-    """What is wrong: its name in ``audit.yaml``, and what its sentence names."""
+    """What is wrong: each finding's name in ``audit.yaml``, and the values for its sentence."""
     rows, policy, environment, duplicates = (
         result[name] for name in ("rows", "policy", "environment", "duplicates")
     )
@@ -182,7 +184,7 @@ def _counted(**parts: Part) -> Iterator[tuple[str, Part]]:
 
 
 def _view_findings(policy: Part) -> Iterator[tuple[str, Part]]:
-    """Of whose view `E` is in, and of `B` beside the row's own `E`."""
+    """Findings about the view of `E`, and about `B` compared with the row's own `E`."""
     black = policy["black"]
     if policy["evaluation_perspective"] == "white":
         yield "seen_from_white", policy
@@ -200,7 +202,7 @@ def _view_findings(policy: Part) -> Iterator[tuple[str, Part]]:
 def _best_and_worst(policy: Part, side: str) -> tuple[float, float]:
     """Shares of rows whose `B` has the best and the worst `E` for the side to move.
 
-    1 and 0 without rows, and for Black where nobody knows whose view `E` is in: nothing is wrong then.
+    Without rows, and for Black if the view of `E` is unknown, 1 and 0: nothing counts as wrong.
     """
     shares = policy[side]["best_is_argmax_e"], policy[side]["best_is_argmin_e"]
     perspective = "side_to_move" if side == "white" else policy["evaluation_perspective"]
@@ -210,7 +212,7 @@ def _best_and_worst(policy: Part, side: str) -> tuple[float, float]:
 
 
 def _value_findings(policy: Part) -> Iterator[tuple[str, Part]]:
-    """Of how rows agree with values of all legal moves, stored or sampled."""
+    """Findings about how rows agree with values of all legal moves, stored or from the engine."""
     for who, basis in (("stored action_values", "action_values"), ("engine's values", "engine")):
         for side in SIDES if policy[basis] else ():
             part = {**policy[basis][side], "side": side.capitalize(), "who": who}

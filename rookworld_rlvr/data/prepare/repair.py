@@ -1,4 +1,4 @@
-"""Repairs of rows: the answer set right where it differs from the truth, each change named."""
+"""Repair rows: correct answers that differ from the truth, and name each correction."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class Repaired:
 
     completion: str
     done: tuple[str, ...] = ()  # repairs that changed it
-    refused: tuple[str, ...] = ()  # repairs that it needs and that its values cannot give
+    refused: tuple[str, ...] = ()  # repairs that it needs, but that its values do not allow
 
 
 def repair_row(row: Mapping[str, Any], repairs: Sequence[str]) -> Repaired:
-    """Repair one row's answer.
+    """Repair the answer of one policy or environment row.
 
-    A policy row that has no answer yet gets the right one, where it has values. A row of another task
-    has nothing to repair: a fill-in answer that does not fit is not read (`sources.parse_raw`).
+    A policy row without an answer gets the right one, if it has values. Rows of other tasks than these
+    two need no repair: a fill-in row whose answer does not fit is malformed (`sources.parse_raw`).
 
     Args:
-        row: Of the columns that `sources` documents.
-        repairs: Names of `REPAIRS`; ``duplicates`` is none of a single row.
+        row: With the columns that `sources` documents.
+        repairs: Names of `REPAIRS`; ``duplicates`` has no effect on a single row.
     """
     repair = _TASK_REPAIRS.get(row["task"])
     return repair(row, repairs) if repair else Repaired(row["completion"])
@@ -70,7 +70,7 @@ def _repair_environment(row: Mapping[str, Any], repairs: Sequence[str]) -> Repai
 
 
 def _repair_candidates(answer: PolicyAnswer, worth: Values, right: PolicyAnswer) -> PolicyAnswer:
-    # Moves as good as the last of the best five are as good as it.
+    # A move worth as much as the last of the best five may be named instead of it.
     least = min(worth[move] for move in right.moves)
     good = {move for move, cp in worth.items() if cp >= least}
     named = set(answer.moves)
@@ -82,7 +82,7 @@ def _repair_evaluations(
     answer: PolicyAnswer, worth: Values, right: PolicyAnswer
 ) -> PolicyAnswer | None:
     if not set(answer.moves) <= set(worth):
-        return None  # an illegal move is worth nothing that could be written
+        return None  # an illegal move has no value to write
     return replace(answer, evaluations=tuple(worth[move] / 100 for move in answer.moves))
 
 
@@ -108,11 +108,11 @@ _POLICY_REPAIRS = {
 REPAIRS = (*_POLICY_REPAIRS, ENVIRONMENT.name, "duplicates")
 """Names of `repairs`.
 
-- `candidates`: M rewritten to the best five moves where it names others, and E and B with it.
+- `candidates`: M rewritten to the best five moves if it names others, and E and B with it.
 - `evaluations`: E rewritten to what the moves of M are worth, in pawns from the side to move.
-- `best_move`: B re-chosen: the best of the moves of M.
+- `best_move`: B set to the best of the moves of M.
 - `environment`: answers recomputed by python-chess.
-- `duplicates`: rows dropped whose prompt stands before.
+- `duplicates`: rows dropped if their prompt has appeared before.
 """
 
 

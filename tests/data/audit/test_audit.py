@@ -731,7 +731,7 @@ def test_all_faults_are_reported_together() -> None:
         "did you mean rookworld-nano-openings",
         "dataset_splits: 'test' appears 2 times",
         "evaluation_names: no file 'nothing.txt'",
-        "evaluation_names: an empty name",
+        "evaluation_names: a name is empty",
         "max_rows: 0",
         "engine_sample: -1",
     ):
@@ -786,7 +786,7 @@ def test_the_script_prints_a_table_and_writes_json(
         "answers right in every field 1 50.0%",
         "B has the highest E 100.0% 100.0%",
         "E is seen from undecided",
-        "prompt stood before in its split 1 25.0%",
+        "prompt appeared before in its split 1 25.0%",
     ):
         assert row in [" ".join(line.split()) for line in printed.splitlines()], row
     table = printed.split("What to do")[0].splitlines()
@@ -868,7 +868,7 @@ def test_bad_input_gives_one_message_and_exit_code_2(tmp_path: Path) -> None:
 def test_where_nothing_is_wrong_it_says_so(audited: Any) -> None:
     five = {"moves": "f7f6 g7g5 h7h5 f7f5 g7g6", "evaluations": "0.0 1.0 0.5 0.9 0.0"}
     result = audited(E4, E5, *(labelled(black(n, **five)) for n in range(5)))
-    assert advice_text(result) == "  Nothing: nothing wrong was found in 7 rows."
+    assert advice_text(result) == "  Nothing: no fault was found in 7 rows."
 
 
 def test_the_black_bug_is_named_with_its_share_and_remedy(audited: Any) -> None:
@@ -889,7 +889,7 @@ def test_the_black_bug_is_named_with_its_share_and_remedy(audited: Any) -> None:
 def test_from_whites_view_blacks_lowest_evaluation_is_the_best(audited: Any) -> None:
     rows = [black(n, "-1.0 -0.5") for n in range(30)]
     text = advice_text(audited(*rows))
-    assert "E is seen from White, as told by material" in text
+    assert "E is seen from White, judged by material" in text
     assert "Black's B is" not in text
     assert "--repairs evaluations" in text.splitlines()[-2]
     rows = [black(n, "-1.0 -0.5", best="f7f5") for n in range(30)]
@@ -898,8 +898,8 @@ def test_from_whites_view_blacks_lowest_evaluation_is_the_best(audited: Any) -> 
 
 def test_an_undecided_view_blames_nobody(audited: Any) -> None:
     text = advice_text(audited(*(black(n, best="f7f5") for n in range(5))))
-    assert "could not be told" in text
-    assert "highest E in 0% and the lowest in 100% of 5 rows" in text
+    assert "these rows do not show from which side E is seen" in text
+    assert "has the highest E in 0% and the lowest in 100% of 5 rows" in text
     assert "--engine_sample 200" in text
     assert "--repairs" not in text
 
@@ -908,11 +908,15 @@ def test_an_undecided_view_blames_nobody(audited: Any) -> None:
     ("row", "words", "repair"),
     [
         (white(9, moves="g2g4 e2e4"), "1 policy row with an illegal move in M", "candidates"),
-        (white(9, moves="g2g4 g2g4"), "1 policy row with a move that stands twice", "candidates"),
+        (white(9, moves="g2g4 g2g4"), "1 policy row with a move that appears twice", "candidates"),
         (white(9, "1.0"), "1 policy row with more or fewer items in E", "evaluations"),
         (white(9, best="a2a4"), "1 policy row with an illegal B", "best_move"),
         (white(9, best="h2h4"), "1 policy row with a B that is not in M", "best_move"),
-        (KINDS["en_passant"], "1 environment answer (50.0%) not what", "environment"),
+        (
+            KINDS["en_passant"],
+            "1 environment answer (50.0%) that python-chess contradicts",
+            "environment",
+        ),
         (KINDS["en_passant"], "(1 name a square where no capture is legal)", "environment"),
         (E5, "1 row (5.0%) with the prompt of an earlier one, 0 of them", "duplicates"),
     ],
@@ -929,13 +933,13 @@ def test_each_finding_names_its_repair(audited: Any, row: str, words: str, repai
 def test_values_that_contradict_are_named(audited: Any) -> None:
     worst = [labelled(black(n, "-0.1 -3.0", "h7h6", "h8g8 h7h6")) for n in range(5)]
     text = advice_text(audited(*worst))
-    assert "Black's M names 0% of the top five by the stored action_values of 5 rows" in text
+    assert "Black's M names 0% of the top five in 5 rows, by the stored action_values" in text
     far = [labelled(black(n, "5.0 3.9")) for n in range(5)]
     text = advice_text(audited(*far))
-    assert "Black's E is 3.5 pawns off by the stored action_values of 5 rows" in text
+    assert "Black's E is 3.5 pawns off on average in 5 rows, by the stored action_values" in text
     tied = [labelled(black(n, "0.5 0.5", "f7f6", "g7g5 f7f6")) for n in range(5)]
     text = advice_text(audited(*tied))
-    assert "Black's B is the best of its five in 0% by the stored action_values of 5" in text
+    assert "Black's B is the best of its five in 0% of 5 rows, by the stored action_values" in text
 
 
 def test_an_engine_that_gives_up_is_named(audited: Any) -> None:
@@ -992,4 +996,4 @@ def test_the_packaged_data_have_nothing_wrong() -> None:
     assert result["environment"]["right"] == counted(1_000, 1.0)
     assert result["policy"]["action_values"]["labelled"] == counted(12_000, 1.0)
     assert (result["policy"]["evaluation_perspective_basis"]) == BASES[1]
-    assert advice_text(result) == "  Nothing: nothing wrong was found in 13,000 rows."
+    assert advice_text(result) == "  Nothing: no fault was found in 13,000 rows."
