@@ -1,1 +1,1 @@
-"""Asking a model: analyse a position, simulate a move, play. Neither TRL, W&B nor datasets is needed."""
+"""Ask a model: analyse a position, simulate a move, play. This needs neither TRL, W&B nor datasets."""

@@ -34,7 +34,7 @@ from .start import start
 PROGRAM = "rookworld analyse"
 
 
-_MOST_FAULTS = 10  # of a file, that are named
+_MOST_FAULTS = 10  # of a file that are listed
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,25 +48,33 @@ def parser() -> argparse.ArgumentParser:
     )
     add = made.add_argument
     add(
-        "--model", default="rookworld-nano", help="packaged name, folder or Hub id (rookworld-nano)"
+        "--model",
+        default="rookworld-nano",
+        help="rookworld-nano (the default), a run's folder, or a Hub id",
     )
-    add("--fen", help="the position; the start position where it is left out")
-    add("--moves", nargs="+", default=[], help="played from there, UCI or SAN: e2e4 c5 Nf3")
-    add("--file", type=Path, help="many positions: FENs, one a line")
+    add("--fen", help="the position (default: the start position)")
+    add(
+        "--moves",
+        nargs="+",
+        default=[],
+        help="moves to play from there, in UCI or SAN: e2e4 c5 Nf3",
+    )
+    add("--file", type=Path, help="a file of many positions, one FEN a line")
     add("--environment", action="store_true", help="ask for the state after --move instead")
-    add("--move", help="the move to simulate; an illegal one, in UCI, is a question too")
+    add("--move", help="the move to simulate; in UCI, it may be illegal")
     add("--json", action="store_true", help="print JSON instead of text")
     add(
         "--engine_depth",
         type=int,
-        help=f"of Stockfish's search ({DEFAULT_DEPTH}); with --file it is asked only if you give this",
+        help=f"depth of Stockfish's search in plies (default: {DEFAULT_DEPTH}); with --file, Stockfish "
+        "is asked only if you give it",
     )
     add("--no_engine", action="store_true", help="do not ask Stockfish")
     return made
 
 
 def main(argv: Sequence[str]) -> int:
-    """Answer; the exit code is 2 where the input is bad."""
+    """Answer; the exit code is 2 if the input is bad."""
     args = parser().parse_args(argv)
     try:
         _check(args)
@@ -111,10 +119,10 @@ def position_of(fen: str | None, moves: Sequence[str]) -> tuple[str, tuple[str, 
 
     Args:
         fen: Where they start; None for the start position.
-        moves: In UCI or SAN; a text may hold several, move numbers are passed over.
+        moves: In UCI or SAN; a text may hold several, and move numbers are ignored.
 
     Raises:
-        RookWorldError: The FEN is malformed or no position, or a move is illegal.
+        RookWorldError: The FEN is malformed or not a legal position, or a move is illegal.
     """
     first = fen or chess.STARTING_FEN
     if fault := _fen_fault(first, "--fen"):
@@ -135,12 +143,12 @@ def _legal_move(board: chess.Board, text: str) -> chess.Move:
         except ValueError:
             continue
     raise RookWorldError(
-        f"--moves: {text!r} is no legal move, in UCI or SAN, in {board.fen()!r}; correct it"
+        f"--moves: {text!r} is not a legal move, in UCI or SAN, in {board.fen()!r}; correct it"
     )
 
 
 def _asked_move(fen: str, text: str) -> str:
-    """A move to simulate in UCI notation, in which it may be illegal."""
+    """A move to simulate, in UCI notation; if it is given so, it may be illegal."""
     try:
         return parse_move(text)
     except NotationError:
@@ -164,17 +172,17 @@ def _read(path: Path) -> list[str]:
     """The positions of a file.
 
     Raises:
-        RookWorldError: It cannot be read, is empty, or holds what is no position; the first ten are
-            named.
+        RookWorldError: The file cannot be read, is empty, or has lines that are not positions; the
+            first ten of these are listed.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text in UTF-8"
+        reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
         raise RookWorldError(f"--file: cannot read {str(path)!r} ({reason})") from error
     given = {number: line.strip() for number, line in enumerate(lines, 1) if line.strip()}
     if not given:
-        raise RookWorldError(f"--file: {str(path)!r} holds no position; write a FEN a line")
+        raise RookWorldError(f"--file: {str(path)!r} holds no position; write one FEN a line")
     found = (_fen_fault(fen, f"{path}, line {number}") for number, fen in given.items())
     faults = [fault for fault in found if fault]
     if len(faults) > _MOST_FAULTS:
@@ -237,7 +245,7 @@ def _ask(
 def _simulate(args: argparse.Namespace) -> None:
     fen, moves = position_of(args.fen, args.moves)
     move = _asked_move(fen, args.move)
-    environment_prompt(fen, move, moves)  # a fault shows before a model is loaded
+    environment_prompt(fen, move, moves)  # faults show before a model is loaded
     model = start(args.model)
     (reply,) = model.step_all([(fen, move, moves)])
     found: Simulation = records.simulation(fen, move, reply, model.trained_on, moves)
@@ -249,7 +257,7 @@ def _simulate(args: argparse.Namespace) -> None:
 
 
 def _verdicts(args: argparse.Namespace, fens: Sequence[str]) -> tuple[Engine, dict[str, Values]]:
-    """Stockfish's values of positions; an engine that is not there is no fault, but said."""
+    """Stockfish's values of positions; a missing engine is not a fault, but the output says so."""
     if args.no_engine:
         return Engine(absent="not asked (--no_engine)"), {}
     if args.file is not None and args.engine_depth is None:

@@ -1,7 +1,7 @@
-"""A model's reply as a record, with what python-chess and Stockfish say beside it; as text and JSON.
+"""A model's reply as a record, beside what python-chess and Stockfish say; as text and as JSON.
 
-The fields of the records are the JSON's: who adds, renames or removes one raises `SCHEMA_VERSION`.
-Evaluations are pawns from the side to move, moves UCI. No torch.
+The fields of the records are those of the JSON: raise `SCHEMA_VERSION` if you add, rename or remove
+one. Evaluations are in pawns from the side to move, moves in UCI notation. No torch.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Verdict:
 
     move: str
     san: str
-    pawns: float | None  # None where it is a mate
-    mate: int | None  # in so many moves; negative where the side to move is mated
+    pawns: float | None  # None for a mate
+    mate: int | None  # moves to the mate; negative if the side to move is mated
 
     def __str__(self) -> str:
         if self.mate is not None:
@@ -49,9 +49,9 @@ class Candidate:
     """A move that the model names."""
 
     move: str
-    san: str | None  # None where it is illegal
+    san: str | None  # None if it is illegal
     legal: bool
-    evaluation: float | None  # the model's; None where it gives none
+    evaluation: float | None  # the model's; None if it gives none
     stockfish: Verdict | None
 
 
@@ -61,19 +61,19 @@ class Analysis:
 
     Args:
         fen: As python-chess writes it.
-        moves: That led there, as far as they were given.
+        moves: The moves that led there, if they were given.
         side_to_move: ``white`` or ``black``.
-        legal_moves: How many there are; without any the model is not asked.
+        legal_moves: How many there are; if there are none, the model is not asked.
         in_check: Whether the side to move is.
         mates_in_one: The moves that give checkmate.
-        ended: How the game has ended; None where it goes on.
-        answer: As the model wrote it; None where it was not asked.
+        ended: How the game has ended; None if it goes on.
+        answer: As the model wrote it; None if it was not asked.
         readable: Whether it has the form of an answer.
         candidates: `M` with `E`, in the model's order.
         best_move: `B`.
         out_of_depth: Why the answer is worth little, a clause each.
         flaws: Where it contradicts itself, a clause each.
-        stockfish: The engine's best move; None where it was not asked.
+        stockfish: The engine's best move; None if it was not asked.
     """
 
     fen: str
@@ -97,7 +97,7 @@ class Field:
     """One of the nine fields of a next state: the model's beside python-chess's."""
 
     name: str
-    model: str | float | bool | None  # None where the answer cannot be read
+    model: str | float | bool | None  # None if the answer cannot be read
     python_chess: str | float | bool
     right: bool
 
@@ -108,13 +108,13 @@ class Simulation:
 
     Args:
         fen: The position before, as python-chess writes it.
-        moves: That led there; the last nine are what the model was told.
+        moves: The moves that led there; the model was told the last nine.
         move: As it was given.
-        san: None where it is illegal.
+        san: None if it is illegal.
         legal: By python-chess.
         answer: As the model wrote it.
         readable: Whether it has the form of an answer.
-        right: Whether every field is.
+        right: Whether every field is right.
         fields: Nine, in the order of the answer.
         out_of_depth: Why the answer is worth little, a clause each.
     """
@@ -133,7 +133,7 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Who gives the verdicts, or why nobody does."""
+    """The engine that gives the verdicts, or why there are no verdicts."""
 
     source: ValueSource | None = None
     absent: str = ""
@@ -141,7 +141,7 @@ class Engine:
     def __str__(self) -> str:
         if self.source is None:
             return f"Stockfish: {self.absent}"
-        name = self.source.engine.partition(" (")[0]  # its options are for the JSON
+        name = self.source.engine.partition(" (")[0]  # its options are in the JSON only
         return f"{name}, {self.source.limit}."
 
 
@@ -159,13 +159,13 @@ def analysis(
 
     Args:
         fen: The position.
-        reply: The model's; None where the game is over.
+        reply: The model's; None if the game is over.
         values: The engine's, in centipawns for every legal move.
         trained_on: What the model was trained on.
-        moves: That led to the position.
+        moves: The moves that led to the position.
 
     Raises:
-        IllegalPositionError: `fen` is no position.
+        IllegalPositionError: `fen` is not a legal position.
     """
     board = rules.board_of(fen)
     said = reply.record if reply is not None else None
@@ -212,13 +212,13 @@ def simulation(
 
     Args:
         fen: The position.
-        move: As it was asked; an illegal one has a right answer too.
+        move: As it was asked; an illegal move has a right answer too.
         reply: The model's.
         trained_on: What the model was trained on.
-        moves: That led to the position.
+        moves: The moves that led to the position.
 
     Raises:
-        IllegalPositionError: `fen` is no position.
+        IllegalPositionError: `fen` is not a legal position.
     """
     board = rules.board_of(fen)
     true = rules.transition(fen, move)
@@ -277,7 +277,7 @@ def verdict(board: chess.Board, move: str, cp: int) -> Verdict:
 
 
 def san(board: chess.Board, move: str) -> str | None:
-    """A move in algebraic notation; None where it is illegal or unreadable."""
+    """A move in algebraic notation; None if it is illegal or unreadable."""
     try:
         return board.san(board.parse_uci(move)) if chess.Move.from_uci(move) else None
     except ValueError:
@@ -290,7 +290,7 @@ def san(board: chess.Board, move: str) -> str | None:
 def document(
     model: str, engine: Engine, found: Sequence[Analysis] | Sequence[Simulation]
 ) -> dict[str, Any]:
-    """Records as JSON takes them, under `SCHEMA_VERSION`."""
+    """Records as JSON can hold them, with their `SCHEMA_VERSION`."""
     return {
         "schema_version": SCHEMA_VERSION,
         "model": model,
@@ -354,7 +354,7 @@ def _row(row: Candidate, best: str, asked: bool) -> str:
 
 
 def analysis_line(found: Analysis) -> str:
-    """A position of many: its FEN, the best move, what is to be said of it."""
+    """One of many positions in a line: its FEN, the best move, and remarks."""
     best = found.best_move
     if found.answer is None:
         said = f"nothing to analyse: {found.ended}"
@@ -369,7 +369,7 @@ def analysis_line(found: Analysis) -> str:
 
 
 def simulation_text(found: Simulation, model: str) -> str:
-    """A move's consequences for a terminal; ``≠`` marks what the model has otherwise."""
+    """A move's consequences for a terminal; ``≠`` marks where the model is wrong."""
     told = " ".join(found.moves[-(MAX_HISTORY - 1) :]) or "none"
     wrong = [field.name for field in found.fields if not field.right]
     lines = [
@@ -389,7 +389,7 @@ def simulation_text(found: Simulation, model: str) -> str:
 
 
 def _boards(board: Field) -> list[str]:
-    """The boards after a move side by side, python-chess's alone where there is no other."""
+    """The boards after a move side by side; python-chess's alone if the model's is unreadable."""
     true, mine = str(board.python_chess), board.model
     if mine is None:
         return ["python-chess", *board_lines(true)]
@@ -416,7 +416,7 @@ def board_lines(fen: str, marked: Collection[chess.Square] = ()) -> list[str]:
     """A FEN's board in Unicode with its coordinates, White below; nine lines of 17 characters.
 
     Args:
-        fen: Or its first field alone; a position or not.
+        fen: A FEN or its first field alone; it need not be a legal position.
         marked: Squares that get a ``≠``.
     """
     placement = placement_of(fen)
@@ -434,11 +434,11 @@ def board_lines(fen: str, marked: Collection[chess.Square] = ()) -> list[str]:
 
 
 def check_position(fen: str, where: str) -> str:
-    """A fault of a position, with its remedy; empty where it is one.
+    """What is wrong with a position, and the remedy; empty if it is legal.
 
     Args:
         fen: Six fields.
-        where: What gave it.
+        where: The option, or the line of a file, that gave it.
     """
     try:
         rules.board_of(fen)

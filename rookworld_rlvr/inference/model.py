@@ -20,11 +20,11 @@ from .prompts import Record, Reply, environment_prompt, policy_prompt
 class RookWorld:
     """A model of the family with its tokenizer.
 
-    Prompts are padded as the data have it, so that a position and no more is what you give.
+    You give a position; the prompt is written and padded for you, as in the data.
 
     Args:
         network: A causal language model; it is put into evaluation mode.
-        tokenizer: Its own.
+        tokenizer: The tokenizer of this model.
         name: For messages.
     """
 
@@ -41,12 +41,12 @@ class RookWorld:
 
         Args:
             name: ``rookworld-nano``, a run's folder, or a Hub id.
-            revision: On the Hub.
-            device: As PyTorch names it; None takes a GPU where there is one.
+            revision: A revision on the Hub.
+            device: As PyTorch names it; None takes a GPU if there is one.
             dtype: As PyTorch names it.
 
         Raises:
-            RookWorldError: There is no such model, or it cannot be had.
+            RookWorldError: There is no such model, or it could not be loaded.
         """
         if faults := loading.check_model_name(name, "model"):
             raise RookWorldError(faults[0])
@@ -59,7 +59,7 @@ class RookWorld:
 
     @property
     def trained_on(self) -> Coverage:
-        """The positions that it was trained on, by task; empty where its configuration is silent.
+        """The positions that it was trained on, by task; empty if its configuration does not say.
 
         Raises:
             RookWorldError: The configuration's note cannot be read.
@@ -72,11 +72,11 @@ class RookWorld:
     def analyse(self, fen: str) -> PolicyAnswer:
         """Candidates, their evaluations in pawns from the side to move, and the best move.
 
-        Moves are the model's: they may be illegal.
+        The moves are the model's own and may be illegal.
 
         Raises:
-            NotationError: `fen` is malformed, nothing can be moved there, or the answer is unreadable.
-            IllegalPositionError: `fen` is no position.
+            NotationError: `fen` is malformed or has no legal move, or the answer is unreadable.
+            IllegalPositionError: `fen` is not a legal position.
 
         >>> from rookworld_rlvr import RookWorld
         >>> model = RookWorld.from_pretrained("rookworld-nano", device="cpu")
@@ -91,12 +91,12 @@ class RookWorld:
 
         Args:
             fen: The position.
-            move: In UCI notation; what is illegal there is a question too.
-            history: The moves before it; the last nine are what the model is told.
+            move: In UCI notation; it may be illegal there.
+            history: The moves before it; the model is told the last nine.
 
         Raises:
             NotationError: `fen` is malformed, or the answer is unreadable.
-            IllegalPositionError: `fen` is no position.
+            IllegalPositionError: `fen` is not a legal position.
         """
         return _record(self.step_all([(fen, move, history)])[0])
 
@@ -109,11 +109,11 @@ class RookWorld:
         batch_size: int = 64,
         progress: Callable[[int], object] | None = None,
     ) -> list[Reply[PolicyAnswer]]:
-        """A reply a position, the same in a batch as alone; what it cannot do is in the reply.
+        """One reply for each position, the same in a batch as alone; an unreadable one has a `fault`.
 
         Raises:
-            NotationError: A FEN is malformed, or nothing can be moved there.
-            IllegalPositionError: One is no position.
+            NotationError: A FEN is malformed, or there is no legal move.
+            IllegalPositionError: A position is not legal.
         """
         prompts = [policy_prompt(fen) for fen in fens]
         texts = self.complete(prompts, batch_size, progress)
@@ -125,7 +125,7 @@ class RookWorld:
         batch_size: int = 64,
         progress: Callable[[int], object] | None = None,
     ) -> list[Reply[EnvironmentAnswer]]:
-        """A reply a position, move and history; see `step` and `analyse_all`."""
+        """One reply for each position, move and history; see `step` and `analyse_all`."""
         prompts = [environment_prompt(*step) for step in steps]
         texts = self.complete(prompts, batch_size, progress)
         return [_reply(text, parse_environment_answer) for text in texts]

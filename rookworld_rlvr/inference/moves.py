@@ -1,4 +1,4 @@
-"""Which move a model plays: its best one, or what replaces it where that is illegal or unreadable."""
+"""Which move a model plays: its best one, or what replaces it if that is illegal or unreadable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Candidate:
     """A legal move, and what the model says that it is worth."""
 
     move: chess.Move
-    pawns: float | None  # from the side to move; None where the model gives no evaluation
+    pawns: float | None  # from the side to move; None if the model gives no evaluation
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Choice:
 
     Args:
         candidates: Each move once, at least one; the first is played, the others follow by evaluation.
-        fault: Why the first is not the model's best move, a sentence; empty where it is.
+        fault: Why the first is not the model's best move, a sentence; empty if it is.
     """
 
     candidates: tuple[Candidate, ...]
@@ -48,9 +48,9 @@ def choose(
     """The model's best move; else its best legal candidate; else the first legal move.
 
     Args:
-        board: The position, in which there is a legal move.
+        board: The position; it has a legal move.
         reply: What the model said of it.
-        among: Moves that alone may be played; empty for all. Illegal ones do not count.
+        among: The only moves that may be played; empty for all. Illegal ones are ignored.
     """
     allowed = allowed_moves(board, among)
     if reply.record is None:
@@ -76,7 +76,7 @@ def allowed_moves(board: chess.Board, among: Collection[chess.Move] = ()) -> lis
 
 
 def no_answer(allowed: list[chess.Move], why: str) -> Choice:
-    """The first move that is allowed, by python-chess's order, where the model gives none."""
+    """The first allowed move in python-chess's order, for a model that gives none."""
     move = allowed[0]
     return Choice((Candidate(move, None),), f"{why}; {move.uci()}, the first legal move, is played")
 
@@ -84,7 +84,7 @@ def no_answer(allowed: list[chess.Move], why: str) -> Choice:
 def _candidates(
     board: chess.Board, answer: PolicyAnswer, allowed: Collection[chess.Move]
 ) -> tuple[Candidate, ...]:
-    """What may be played of `M`, by `E`, each move once; first named first where `E` says the same."""
+    """The moves of `M` that may be played, each once, by `E`; equal ones in the model's order."""
     named = itertools.zip_longest(answer.moves, answer.evaluations)
     found: dict[chess.Move, Candidate] = {}
     for text, pawns in named:

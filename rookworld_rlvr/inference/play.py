@@ -32,14 +32,14 @@ HELP = """\
   moves      list the legal moves
   board      show the board again
   flip       turn the board round
-  draw       claim a draw: the position has been there three times, or fifty moves have passed
+  draw       claim a draw: the position has occurred three times, or fifty moves have passed
   resign     give the game up
   quit       leave; the game so far is kept
   help       this list"""
 
 
 class TerminalGame:
-    """A game between the model and the one at the terminal.
+    """A game between the model and a human at the terminal.
 
     Args:
         board: Where it starts.
@@ -60,9 +60,9 @@ class TerminalGame:
         self.board = board
         self.human = human
         self.name = name
-        self.below = human  # whose side of the board is below
+        self.below = human  # the side at the bottom of the board
         self.result = "*"
-        self.faults: dict[int, str] = {}  # plies of the game → what was wrong with the model's move
+        self.faults: dict[int, str] = {}  # ply of the game → what was wrong with the model's move
         self._analyse = analyse
         self._say = say
         self._commands: dict[str, Callable[[], object]] = {
@@ -79,10 +79,10 @@ class TerminalGame:
         """Play until the game is over or left.
 
         Args:
-            ask: Shows a prompt and gives the answer, as `input`.
+            ask: Shows a prompt and returns the answer, as `input` does.
 
         Raises:
-            EOFError: There is nobody to ask any more.
+            EOFError: The input has ended.
         """
         self.show()
         while self.result == "*":
@@ -102,7 +102,7 @@ class TerminalGame:
                     self.move(text)
 
     def show(self) -> None:
-        """The board, the side below as it is turned."""
+        """Show the board, turned as it is now."""
         self._say(f"\n{drawn(self.board, self.below)}\n")
 
     def flip(self) -> None:
@@ -157,12 +157,12 @@ class TerminalGame:
         self.show()
 
     def claim_draw(self) -> None:
-        """End the game as a draw, where the rules give one to who claims it."""
+        """End the game as a draw, if the rules allow to claim one."""
         if self.board.can_claim_draw():
             self.end("1/2-1/2", "a draw is claimed")
         else:
             self._say(
-                "there is no draw to claim: the position has not been there three times, and fifty "
+                "there is no draw to claim: the position has not occurred three times, and fifty "
                 "moves have not passed without a capture or a pawn's move"
             )
 
@@ -214,8 +214,10 @@ def read_move(board: chess.Board, text: str) -> chess.Move:
             reason = "ambiguous"
         except ValueError:
             pass
-    if not move:  # python-chess lets a side pass
-        raise RookWorldError(f"{text!r} is no move here ({reason}); type moves, or help")
+    if not move:  # python-chess also reads a null move
+        raise RookWorldError(
+            f"{text!r} cannot be played here ({reason}); type moves for a list, or help"
+        )
     return move
 
 
@@ -226,9 +228,18 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser("rookworld play", description=__doc__)
     add = parser.add_argument
     add("--model", required=True, help="rookworld-nano, a run's folder, or a Hub id")
-    add("--colour", choices=rules.SIDES, default="white", help="yours (white)")
-    add("--fen", default=chess.STARTING_FEN, help="where the game starts")
-    add("--pgn", type=Path, default=Path("games.pgn"), help="the game goes to its end (games.pgn)")
+    add("--colour", choices=rules.SIDES, default="white", help="your colour (default: white)")
+    add(
+        "--fen",
+        default=chess.STARTING_FEN,
+        help="where the game starts (default: the start position)",
+    )
+    add(
+        "--pgn",
+        type=Path,
+        default=Path("games.pgn"),
+        help="file to append the game to (default: games.pgn)",
+    )
     return parser.parse_args()
 
 
@@ -237,7 +248,9 @@ def _start(fen: str) -> chess.Board:
     parse_fen(board.fen())
     if outcome := board.outcome():
         how = outcome.termination.name.lower().replace("_", " ")
-        raise RookWorldError(f"--fen: the game is over there ({how}): {fen!r}; give another")
+        raise RookWorldError(
+            f"--fen: the game is already over ({how}): {fen!r}; give another position"
+        )
     return board
 
 
@@ -249,7 +262,7 @@ def _check_writable(path: Path) -> None:
 
 
 def _keep(game: chess.pgn.Game, path: Path) -> str:
-    """Append a game to a file; the game itself where that fails."""
+    """Append a game to a file; returns what to say, with the game itself if that fails."""
     try:
         with path.open("a", encoding="utf-8") as file:
             file.write(f"\n\n{game}\n" if file.tell() else f"{game}\n")
@@ -260,7 +273,7 @@ def _keep(game: chess.pgn.Game, path: Path) -> str:
 
 @contextlib.contextmanager
 def _kept(game: TerminalGame, path: Path) -> Iterator[None]:
-    """Keep the game however it ends: by a signal, too, or with the terminal closed."""
+    """Keep the game however it ends, even by a signal or with the terminal closed."""
     names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     before = {name: signal.signal(getattr(signal, name), _interrupt) for name in names}
     before["SIGINT"] = signal.getsignal(signal.SIGINT)
@@ -302,7 +315,7 @@ def main() -> NoReturn:
             stream.reconfigure(errors="replace")
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  # lines that can be edited; Windows has none
+            import readline  # noqa: F401  # makes input lines editable; Windows has no readline
     code = 0
     try:
         _play(_arguments())

@@ -18,12 +18,12 @@ Record = TypeVar("Record", PolicyAnswer, EnvironmentAnswer)
 
 @dataclass(frozen=True, slots=True)
 class Reply(Generic[Record]):
-    """What a model said, and what of it can be read.
+    """What a model said, as text and as a record.
 
     Args:
         text: As the model wrote it.
-        record: The same, read; None where it cannot be.
-        fault: Why not; empty where it can.
+        record: The same, parsed; None if it cannot be read.
+        fault: Why it cannot be read; empty if it can.
     """
 
     text: str
@@ -36,7 +36,7 @@ def policy_prompt(fen: str) -> str:
 
     Raises:
         NotationError: The FEN is malformed, or the game is over there.
-        IllegalPositionError: It is no position.
+        IllegalPositionError: The position is not legal.
     """
     position = rules.canonical_fen(parse_fen(fen))
     if not rules.legal_moves(position):
@@ -48,19 +48,19 @@ def environment_prompt(fen: str, move: str, history: Sequence[str] = ()) -> str:
     """The prompt that asks for the state after a move.
 
     Raises:
-        NotationError: The FEN is malformed, or a move holds what separates the prompt's fields.
-        IllegalPositionError: It is no position.
+        NotationError: The FEN is malformed, or a move has a space or a ``+``, which separate fields.
+        IllegalPositionError: The position is not legal.
     """
     position = rules.canonical_fen(parse_fen(fen))
     told = (*history, move)[-MAX_HISTORY:]
     asked = EnvironmentPrompt(position, move, told)
     text = write_environment_prompt(asked)
     if not move or text.count("+") != 3 or parse_environment_prompt(text) != asked:
-        raise NotationError("not one word without '+', as a move is", " ".join(told))
+        raise NotationError("a move must be one word without '+'", " ".join(told))
     return text
 
 
 def over(fen: str) -> str:
-    """How a game has ended, in a word or two; empty where it goes on."""
+    """How a game has ended, in a word or two; empty if it goes on."""
     outcome = rules.board_of(fen).outcome()
     return "" if outcome is None else outcome.termination.name.lower().replace("_", " ")

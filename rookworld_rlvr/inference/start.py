@@ -1,4 +1,4 @@
-"""A model for a command: loaded fast, without a word on stderr."""
+"""Load a model for a command: fast, and without output on stderr."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 
 def start(name: str) -> RookWorld:
-    """Load a model; torch comes with it, and the seconds that bad input need not wait for.
+    """Load a model, and torch with it; this takes seconds, so check the input first.
 
     Args:
         name: See `RookWorld.from_pretrained`.
 
     Raises:
-        RookWorldError: There is no such model, or it cannot be had.
+        RookWorldError: There is no such model, or it could not be loaded.
     """
-    gc.disable()  # it would take a sixth of the time, and find nothing: modules stay
+    gc.disable()  # it would take a sixth of the time and free nothing: modules stay
     try:
         from transformers.utils import logging
 
@@ -28,8 +28,8 @@ def start(name: str) -> RookWorld:
         from .model import RookWorld
     finally:
         gc.enable()
-    if faults := check_model_name(name, "--model"):  # before the Hub is asked, again and again
+    if faults := check_model_name(name, "--model"):  # before the Hub is asked, with retries
         raise RookWorldError("; ".join(faults))
-    logging.disable_progress_bar()  # of weights; downloads keep theirs
+    logging.disable_progress_bar()  # for weights; downloads keep theirs
     logging.set_verbosity_error()
     return RookWorld.from_pretrained(name)

@@ -38,7 +38,7 @@ Analyse = Callable[[str], "Reply[PolicyAnswer]"]
 """FEN → what a model says of it."""
 
 Load = Callable[[str, Callable[[], bool]], Analyse]
-"""A model's name, and whether to give up → the model; it raises `Stopped` where it has given up."""
+"""A model's name, and whether to give up → the model; it raises `Stopped` when told to give up."""
 
 SPINS = {"MultiPV": (1, 1, MAX_CANDIDATES), "Move Overhead": (100, 0, 5000)}
 """Options that are whole numbers → default, least, most. The overhead is in milliseconds."""
@@ -60,7 +60,7 @@ class Go:
 
     Args:
         numbers: As they were given; times in milliseconds.
-        searchmoves: The moves that alone may be played.
+        searchmoves: The only moves that may be played; empty for all.
         held: Whether the best move waits for `stop`, or for `ponderhit`.
     """
 
@@ -76,7 +76,7 @@ class Go:
             overhead: Milliseconds that an answer needs to arrive.
 
         Returns:
-            None where there is no clock.
+            None if there is no clock.
         """
         left = self.numbers.get("movetime")
         if left is None:
@@ -90,7 +90,7 @@ class Go:
 
 
 def parse_go(words: Sequence[str]) -> Go:
-    """Read what stands behind `go`; what is malformed or unknown is passed over."""
+    """Read the words after `go`; malformed and unknown ones are ignored."""
     numbers: dict[str, int] = {}
     only: list[chess.Move] = []
     for index, word in enumerate(words):
@@ -114,10 +114,10 @@ def _move(text: str) -> chess.Move | None:
 # One search
 # --------------------------------------------------------------------------------------------------
 class Search:
-    """A `go`: it says `bestmove` once, at the answer, the end of its time or `stop`.
+    """One `go`: it says `bestmove` once, at the answer, at the end of its time or at `stop`.
 
     Args:
-        board: The position; changed by nobody.
+        board: The position; it is never changed.
         go: What is asked for.
         overhead: See `Go.seconds`.
         say: Writes lines.
@@ -138,7 +138,7 @@ class Search:
         self._timer: threading.Timer | None = None
 
     def start_clock(self) -> None:
-        """Nothing, where the best move is waited for without a clock."""
+        """Start the clock, unless there is none or the best move waits for `stop` or `ponderhit`."""
         if self._seconds is not None and not self._held:
             why = f"the model has not answered within {1000 * self._seconds:.0f} ms"
             self._timer = threading.Timer(self._seconds, self.stop, [why])
@@ -146,7 +146,7 @@ class Search:
             self._timer.start()
 
     def answer(self, choice: moves.Choice, lines: Sequence[str]) -> None:
-        """What the model has said: the move, and what to say of it."""
+        """Take the model's answer: the move, and the lines to write about it."""
         with self._lock:
             if self.over.is_set():
                 return
@@ -167,7 +167,7 @@ class Search:
                 self._finish(self._choice)
 
     def stop(self, why: str = "the model was stopped before it had answered") -> None:
-        """Say the best move now; the first legal one where the model has not answered."""
+        """Say the best move now; the first legal one if the model has not answered."""
         with self._lock:
             if self.over.is_set():
                 return
@@ -189,13 +189,13 @@ class Search:
 # The engine
 # --------------------------------------------------------------------------------------------------
 class Engine:
-    """Carries out a chess program's lines.
+    """Carries out the commands of a chess program.
 
     Args:
         model: Packaged name, folder or Hub id.
         load: Loads a model.
         write: Takes text; called by several threads, one at a time.
-        fail: Called with a message where the model cannot be asked.
+        fail: Called with a message if the model cannot be asked.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class Engine:
         self._writing = threading.Lock()
         self._fail = fail
         self._search: Search | None = None  # the latest that was asked for
-        self._asking: Search | None = None  # the one that the model works at
+        self._asking: Search | None = None  # the one that the model works on
         self._thinker = ThreadPoolExecutor(1)
         self._commands: dict[str, Callable[[list[str]], object]] = {
             "uci": self._uci,
@@ -230,7 +230,7 @@ class Engine:
         }
 
     def handle(self, line: str) -> bool:
-        """Carry out a line; what it begins with and no command is, is passed over.
+        """Carry out a line; words before its first known command are ignored.
 
         Returns:
             False after `quit`.
@@ -244,12 +244,12 @@ class Engine:
         return words[0] != "quit"
 
     def finish(self) -> None:
-        """Let the model answer what it has been asked; nobody will ask more."""
+        """Let the model answer the last `go`; no more commands will come."""
         self._ponderhit([])
         self._thinker.shutdown()
 
     def say(self, *lines: str) -> None:
-        """Write lines, those of other threads before or after them."""
+        """Write lines together; other threads write before or after them."""
         with self._writing:
             self._write("".join(f"{line}\n" for line in lines))
 
@@ -295,7 +295,7 @@ class Engine:
             if _WHOLE.fullmatch(value or "") and least <= int(value or "") <= most:
                 self.spins[spin] = int(value or "")
             else:
-                self._tell(f"{spin}: {value!r} is no whole number from {least} to {most}")
+                self._tell(f"{spin}: {value!r} is not a whole number from {least} to {most}")
 
     def _position(self, words: list[str]) -> None:
         try:
@@ -357,7 +357,7 @@ class Engine:
     def _analyse(self) -> Analyse:
         name = self.model
         if self._loaded is None or self._loaded[0] != name:
-            self._loaded = None  # room for the next
+            self._loaded = None  # makes room for the next
             self._loaded = name, self._load(name, self._give_up)
         return self._loaded[1]
 
@@ -365,7 +365,7 @@ class Engine:
         return self._asking is not None and self._asking.over.is_set()
 
     def _report(self, search: Search, choice: moves.Choice) -> list[str]:
-        """What an answer says, the line that is played first."""
+        """The lines of an answer, the move that is played first."""
         self.answers += 1
         milliseconds = int(1000 * (time.monotonic() - search.began))
         lines = [
@@ -381,20 +381,22 @@ class Engine:
 
 
 def _score(candidate: moves.Candidate) -> str:
-    """In centipawns, kept below those of a mate: the model's numbers know no bounds."""
+    """In centipawns, kept within those of a mate, as the model's numbers have no bounds."""
     if candidate.pawns is None:
         return ""
     return f" score cp {max(1 - MATE_CP, min(MATE_CP - 1, round(100 * candidate.pawns)))}"
 
 
 def parse_position(words: Sequence[str]) -> chess.Board:
-    """The board of ``startpos`` or ``fen FEN``, and ``moves ...`` behind it.
+    """The board of ``startpos`` or ``fen FEN``, and ``moves ...`` after it.
 
     Raises:
         RookWorldError: There is no such position, or a move is illegal.
     """
     if not words or words[0] not in ("startpos", "fen"):
-        raise RookWorldError(f"position {' '.join(words)!r}; write startpos or fen FEN")
+        raise RookWorldError(
+            f"position {' '.join(words)!r} cannot be read; write startpos or fen FEN"
+        )
     end = list(words).index("moves") if "moves" in words else len(words)
     fen = " ".join(words[1:end]) if words[0] == "fen" else chess.STARTING_FEN
     board = rules.board_of(fen)
@@ -403,10 +405,10 @@ def parse_position(words: Sequence[str]) -> chess.Board:
             move = board.parse_uci(text)
         except ValueError as error:
             raise RookWorldError(f"illegal move {text!r} ({error})") from error
-        if not move:  # python-chess lets a side pass
+        if not move:  # python-chess also reads a null move
             raise RookWorldError(f"illegal move {text!r}")
         board.push(move)
-    rules.board_of(parse_fen(board.fen()))  # what the model can be asked
+    rules.board_of(parse_fen(board.fen()))  # the model must be able to read it
     return board
 
 

@@ -1,4 +1,4 @@
-"""Models: loading them, making GPT-2 right for left-padded batches, decoding."""
+"""Models: loading, corrections of GPT-2 for left-padded batches, decoding."""
 
 from .loading import resolve_model_path
 

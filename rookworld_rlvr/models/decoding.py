@@ -24,7 +24,7 @@ from transformers import (
 
 from ..common.errors import RookWorldError
 
-ANSWER_TOKENS = 160  # most of an answer; one of the policy task takes up to 144 of GPT-2's
+ANSWER_TOKENS = 160  # the longest answer; one of the policy task has up to 144 tokens of GPT-2's
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class Decoding:
     """How tokens are chosen.
 
     Args:
-        name: As results name it.
+        name: Its name in results.
         temperature: 0 takes the most likely token.
-        top_k: Choose among so many tokens; 0 for all.
+        top_k: Choose among this many of the most likely tokens; 0 for all.
         top_p: Choose among the most likely tokens that have this probability together.
-        seed: With the prompt it says what is drawn.
+        seed: Decides, together with the prompt, what is drawn.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Decoding:
     seed: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """What there is to know of it; a greedy one has no more than its name."""
+        """Its settings; greedy decoding has only its name."""
         return asdict(self) if self.temperature else {"name": self.name}
 
 
@@ -63,17 +63,17 @@ def complete(
     batch_size: int = 64,
     progress: Callable[[int], object] | None = None,
 ) -> list[str]:
-    """Decode one completion a prompt, special tokens left out.
+    """Decode one completion for each prompt, without special tokens.
 
-    Prompts are sorted by length, so that a batch holds little padding, and padded on the left;
-    `generate` numbers positions from the attention mask. A prompt's completion depends neither on
-    its batch nor on its place there, sampled ones included.
+    Prompts are sorted by length, so that a batch has little padding, and padded on the left;
+    `generate` numbers positions from the attention mask. A completion, greedy or sampled, depends
+    neither on its prompt's batch nor on its place there.
 
     Args:
         model: In evaluation mode or without dropout.
         tokenizer: Its pad token may be its end-of-text token.
         prompts: `N` texts.
-        max_new_tokens: Most tokens of a completion; fewer where the model's table of positions ends.
+        max_new_tokens: Largest number of tokens in a completion; less if the model has fewer positions.
         decoding: How tokens are chosen.
         batch_size: Prompts decoded at once.
         progress: Called with the number of prompts of each batch that is done.
@@ -89,7 +89,7 @@ def complete(
     completions = [""] * len(prompts)
     for indices in _batches([len(tokens) for tokens in encoded], room, batch_size):
         config = GenerationConfig(
-            do_sample=False,  # a sampled token is the largest after `_SeededNoise`
+            do_sample=False,  # to sample is to take the largest score after `_SeededNoise`
             max_new_tokens=room[indices[0]],
             pad_token_id=tokenizer.pad_token_id,
             bos_token_id=tokenizer.bos_token_id,
@@ -113,7 +113,7 @@ def complete(
 
 
 def _batches(lengths: Sequence[int], room: Sequence[int], size: int) -> Iterator[list[int]]:
-    """Indices of prompts of like length and the same room: a long one must not cut others short."""
+    """Batches of prompts of similar length and the same room: a long one must not cut others short."""
     order = sorted(range(len(lengths)), key=lambda index: (room[index], lengths[index]))
     for _, group in itertools.groupby(order, key=lambda index: room[index]):
         waiting = list(group)
@@ -122,7 +122,7 @@ def _batches(lengths: Sequence[int], room: Sequence[int], size: int) -> Iterator
 
 
 def _room(model: PreTrainedModel, prompt_tokens: int) -> int:
-    """How many tokens fit behind a prompt."""
+    """How many tokens fit after a prompt."""
     positions = getattr(model.config, "n_positions", None)
     if positions is None:
         return 1 << 30
@@ -148,9 +148,9 @@ def _sampler(decoding: Decoding, prompts: Sequence[str]) -> LogitsProcessorList:
 
 
 class _SeededNoise(LogitsProcessor):
-    """Adds Gumbel noise, whose argmax is a draw from the softmax, from a stream of each prompt's own.
+    """Adds Gumbel noise from each prompt's own stream; the argmax is then a draw from the softmax.
 
-    `generate` draws a batch from one stream, and so a row's tokens would depend on its neighbours.
+    `generate` draws a whole batch from one stream, so a row's tokens would depend on its neighbours.
 
     Source: C. J. Maddison, D. Tarlow and T. Minka, "A* Sampling", NeurIPS 2014, section 2.
     """

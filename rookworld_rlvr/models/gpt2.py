@@ -1,4 +1,4 @@
-"""GPT-2 made right: position ids from the mask, no dropout, fused GELU; and new models."""
+"""Corrections of GPT-2 (position ids from the mask, no dropout, fused GELU), and new models."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from ..tasks.text import END_OF_TEXT
 FUSED_GELU = "gelu_pytorch_tanh"
 
 
-# Words of RookWorld text. A delimiter belongs to the word behind it, but for "+", where prompts end.
-# A run of spaces leaves its last one to the next word, as GPT-2's tokenizer does, and takes it all
-# at the end of a text: so the tokens of a prompt are a prefix of the tokens of its row.
+# Words of RookWorld text. A delimiter belongs to the word after it, except "+", where prompts end. The
+# last space of a run belongs to the next word, as in GPT-2's tokenizer, unless the text ends there. The
+# tokens of a prompt are therefore a prefix of the tokens of its row.
 _WORDS = r"[AP]: |\+| +(?= |\z)|[ /]?[^ +/]+| |/"
 
 
@@ -39,12 +39,12 @@ def disable_dropout(model: torch.nn.Module) -> None:
 
 
 def fuse_gelu(model: torch.nn.Module) -> None:
-    """Compute GPT-2's activation, where it is transformers' `gelu_new`, by PyTorch's one kernel.
+    """Replace transformers' `gelu_new`, GPT-2's activation, by PyTorch's single kernel.
 
     Both are GELU's tanh approximation (arXiv:1606.08415), equal up to rounding. `gelu_new` is eight
     operations and keeps four tensors of the widest layer's size for the backward pass, where the
-    kernel keeps one (huggingface/transformers issue 39073). The configuration is told, so what is
-    saved has it too.
+    kernel keeps one (huggingface/transformers issue 39073). The configuration changes too, so
+    a saved model keeps it.
     """
     for module in model.modules():
         for name, child in module.named_children():
@@ -62,8 +62,8 @@ def position_ids_from_mask(attention_mask: torch.Tensor) -> torch.Tensor:
         attention_mask: ``(B, T)``, 1 for text and 0 for padding on either side.
 
     Returns:
-        ``(B, T)`` of the first text token's 0 onwards; padding gets 0. This is what
-        `transformers.GenerationMixin` builds, and what `GPT2Model.forward` does not
+        ``(B, T)``, counted from 0 at the first text token; padding gets 0.
+        `transformers.GenerationMixin` builds the same, `GPT2Model.forward` does not
         (huggingface/trl issue 6800).
     """
     return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
@@ -72,10 +72,10 @@ def position_ids_from_mask(attention_mask: torch.Tensor) -> torch.Tensor:
 def number_positions_from_mask(model: torch.nn.Module) -> None:
     """Make every forward of a GPT-2 take its position ids from the attention mask.
 
-    The hook sits on the transformer body, where wrappers (PEFT, DDP, FSDP, TRL's fused head) pass,
-    and leaves position ids that a caller gives, such as `generate`, alone. It is for every body with a
-    table of absolute positions by GPT-2's name, GPT-Neo's for one; others (Llama, Qwen2) are left as
-    they are: a shift of all positions changes nothing there. Hooks are not saved with the model.
+    The hook is on the transformer body, which every wrapper calls (PEFT, DDP, FSDP, TRL's fused head).
+    It keeps position ids that a caller gives, as `generate` does. It is added to every body that has a
+    table of absolute positions under GPT-2's name, such as GPT-Neo's. Other models (Llama, Qwen2) need
+    none: a shift of all positions changes nothing there. Hooks are not saved with the model.
     """
     for module in model.modules():
         has_table = isinstance(getattr(module, "wpe", None), torch.nn.Embedding)
@@ -94,7 +94,7 @@ def _add_position_ids(
             for tensor in (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
             if tensor is not None
         )
-        # With a cache the mask covers the past too: the last positions are this forward's.
+        # With a cache the mask covers the past too; this forward has only the last positions.
         kwargs["position_ids"] = position_ids_from_mask(mask)[:, -given.shape[1] :]
     return args, kwargs
 
@@ -104,7 +104,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 
     Args:
         texts: Rows to learn from.
-        vocab_size: Tokens in all, the 256 bytes and end-of-text among them.
+        vocab_size: Number of tokens, including the 256 bytes and end-of-text.
     """
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
@@ -155,10 +155,10 @@ def new_model(
 
 
 def fit(model: torch.nn.Module) -> None:
-    """Make a model right for batches that are padded on the left: no dropout, fused GELU, positions.
+    """Prepare a model for left-padded batches: no dropout, fused GELU, position ids from the mask.
 
-    What `from_pretrained` could be told by keywords is done to the model, so that one that comes as an
-    object, or that TRL has loaded, is right too.
+    This changes the model itself, not keywords of `from_pretrained`, so it also works for a model that
+    comes as an object or that TRL has loaded.
     """
     disable_dropout(model)
     fuse_gelu(model)

@@ -35,7 +35,7 @@ def resolve_model_path(name: str) -> str:
 
 
 def check_model_name(name: str | None, key: str = "model_name_or_path") -> list[str]:
-    """Faults of a model's name, found without loading anything; `key` is what it was given as."""
+    """Faults of a model's name, found without loading anything; `key` is the option that names it."""
     if name is None:
         return [f"{key}: missing; give {PACKAGED_MODEL}, a folder or a Hub id"]
     path = Path(resolve_model_path(name))
@@ -51,11 +51,11 @@ def check_model_name(name: str | None, key: str = "model_name_or_path") -> list[
     ]
 
 
-_RECIPES = Path(__file__).parents[2] / "recipes"  # where the package is used from its repository
+_RECIPES = Path(__file__).parents[2] / "recipes"  # there if the package is used from its repository
 
 
 def _is_run(path: Path) -> bool:
-    """Whether a name is that of a recipe's `output_dir`, which has the form of a Hub id too."""
+    """Whether a name is that of a recipe's `output_dir`, which looks like a Hub id."""
     return path.parent == Path("runs") and path.name.startswith(("sft_", "grpo_", "judge_"))
 
 
@@ -73,18 +73,18 @@ def _how_to_make(path: Path) -> str:
 def _hub_refusal(name: str, revision: str) -> Exception | None:
     try:
         HfApi().model_info(name, revision=revision, timeout=10)
-    except Exception as error:  # of its HTTP library too, whichever that is
+    except Exception as error:  # its HTTP library's errors too, whichever that is
         return error
     return None
 
 
 def hub_faults(name: str, revision: str, offline: bool) -> list[str]:
-    """Whether the Hub, or the copies of it on this machine, have a model; nothing is downloaded.
+    """A fault if a model is neither on the Hub nor in its cache here; nothing is downloaded.
 
     Args:
-        name: A Hub id; all else is passed over, see `check_model_name`.
+        name: A Hub id; other names are ignored, see `check_model_name`.
         revision: Of the repository.
-        offline: Whether it is no fault that the Hub cannot be asked.
+        offline: Whether to accept that the Hub cannot be reached.
     """
     if not is_hub_id(name) or check_model_name(name) or Path(name).exists():
         return []
@@ -95,27 +95,27 @@ def hub_faults(name: str, revision: str, offline: bool) -> list[str]:
     if error is None or (offline and not is_said_by_hub):
         return []
     if is_said_by_hub:
-        reason = f"the Hub does not give it at revision {revision!r}: {error}"
+        reason = f"the Hub refuses it at revision {revision!r}: {error}"
     else:
-        reason = f"not on this machine, and the Hub cannot be asked: {error}"
+        reason = f"not on this machine, and the Hub could not be reached: {error}"
     return [
-        f"model_name_or_path: {name!r}: {' '.join(reason.split())[:300]}; give another, or a folder"
+        f"model_name_or_path: {name!r}: {' '.join(reason.split())[:300]}; give another model, or "
+        "a folder"
     ]
 
 
 def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
     """A causal language model with dropout off and GELU fused, in its configuration too.
 
-    llm.c trains without dropout and its exporter leaves GPT2Config's default of 0.1 in place, so the
-    configuration's word is not taken. What is saved from here carries the zeros on. For GELU see
-    `fuse_gelu`.
+    llm.c trains without dropout, but its exporter leaves GPT2Config's default of 0.1 in place, so the
+    configured value is ignored. A model that is saved later keeps the zeros. For GELU see `fuse_gelu`.
 
     Args:
         name: Packaged name, folder or Hub id.
         kwargs: For `AutoModelForCausalLM.from_pretrained`.
 
     Raises:
-        RookWorldError: There is no such model, or it cannot be had.
+        RookWorldError: There is no such model, or it could not be loaded.
     """
     try:
         model = AutoModelForCausalLM.from_pretrained(resolve_model_path(name), **kwargs)
@@ -139,10 +139,10 @@ def check_lengths(
     prompts: list[str],
     max_new_tokens: int,
 ) -> None:
-    """Refuse completions that could outrun the model's table of positions.
+    """Refuse completions that could need more positions than the model has.
 
     Raises:
-        RookWorldError: The longest prompt and `max_new_tokens` need more positions than there are.
+        RookWorldError: The longest prompt and `max_new_tokens` need more positions than it has.
     """
     config = model.config  # the second name is that of Llama, Qwen2 and most others
     positions = getattr(config, "n_positions", getattr(config, "max_position_embeddings", None))
@@ -155,7 +155,7 @@ def check_lengths(
 
 
 def load_from_arguments(args: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model and tokenizer as TRL's `ModelConfig` asks for them; fp32 where it names no dtype.
+    """Model and tokenizer as TRL's `ModelConfig` asks for them; in fp32 if it names no dtype.
 
     Raises:
         RookWorldError: See `load_model` and `load_tokenizer`.
@@ -171,28 +171,28 @@ def load_from_arguments(args: ModelConfig) -> tuple[PreTrainedModel, PreTrainedT
 
 
 def load_tokenizer(name: str, *, must_end: bool = True, **kwargs: Any) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model, left-padded with end-of-text where it has no pad token.
+    """The tokenizer of a model; it pads on the left, with end-of-text if it has no pad token.
 
-    Padding is told from text by the attention mask alone, never by the token's id: a real end of
-    text keeps its place.
+    The attention mask alone tells padding from text, never the token's id: a real end-of-text counts as
+    text.
 
     Args:
         name: Packaged name, folder or Hub id.
-        must_end: Whether it needs an end token, as that of a model that writes does.
+        must_end: Whether an end token is required, as for a model that writes.
         kwargs: For `AutoTokenizer.from_pretrained`.
 
     Raises:
-        RookWorldError: There is no such tokenizer, it cannot be had, or it is empty.
+        RookWorldError: There is no such tokenizer, it could not be loaded, or it is empty.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(resolve_model_path(name), **kwargs)
     except (OSError, ValueError) as error:
         raise _cannot_load("tokenizer", name, error) from error
-    # transformers makes an empty tokenizer for a folder that holds none.
+    # transformers makes an empty tokenizer for a folder without one.
     ends = tokenizer.eos_token_id is not None or not must_end
     if not tokenizer("P: ")["input_ids"] or not ends:
         raise RookWorldError(
-            f"the model {name!r} comes without a tokenizer that reads text and ends it; put "
+            f"the model {name!r} has no tokenizer that encodes text and has an end token; put "
             "tokenizer.json and tokenizer_config.json into its folder"
         )
     tokenizer.padding_side = "left"

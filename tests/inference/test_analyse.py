@@ -163,8 +163,8 @@ def test_an_engine_that_is_not_there_is_said_and_no_error(
     [
         (["--fen", "8/8/8/8/8/8/8/8 w - - 0 1"], "not a legal chess position"),
         (["--fen", "e4"], "a FEN has six fields: 'e4'; write all six fields"),
-        (["--moves", "e4", "e4"], "'e4' is no legal move, in UCI or SAN, in 'rnbqkbnr/"),
-        (["--moves", "0000"], "'0000' is no legal move"),
+        (["--moves", "e4", "e4"], "'e4' is not a legal move, in UCI or SAN, in 'rnbqkbnr/"),
+        (["--moves", "0000"], "'0000' is not a legal move"),
         (["--model", "nowhere", "--no_engine"], "model: 'nowhere' is neither packaged"),
         (["--file", "nowhere.fen"], "cannot read 'nowhere.fen' (No such file"),
         (["--file", "x", "--fen", "y"], "--file: excludes --fen"),

@@ -74,14 +74,14 @@ def test_the_models_illegal_moves_are_said_replaced_and_noted_in_the_pgn() -> No
 @pytest.mark.parametrize("text", ["Ke5", "e2e5", "rubbish", "0000", "--", "Nd2x"])
 def test_what_is_no_move_is_said_and_asked_again(text: str) -> None:
     played = Played(f"{text}, , quit", [])
-    assert f"{text!r} is no move here" in played.text and not played.game.board.move_stack
+    assert f"{text!r} cannot be played here" in played.text and not played.game.board.move_stack
 
 
 def test_moves_in_both_notations() -> None:
     board = chess.Board("4k3/P7/8/8/8/8/8/4K2R w K - 0 1")
     for text, uci in [("O-O", "e1g1"), ("0-0", "e1g1"), ("e1g1", "e1g1"), ("a8=Q+", "a7a8q")]:
         assert read_move(board, text).uci() == uci
-    with pytest.raises(RookWorldError, match="'Rd1' is no move here \\(ambiguous\\)"):
+    with pytest.raises(RookWorldError, match="'Rd1' cannot be played here \\(ambiguous\\)"):
         read_move(chess.Board("4k3/8/8/8/8/4K3/8/R6R w - - 0 1"), "Rd1")
 
 
@@ -201,7 +201,7 @@ def test_it_goes_behind_other_games_with_where_it_started(command, tmp_path: Pat
     [
         ("--fen rubbish", "not a FEN: 'rubbish'"),
         ("--fen 8/8/8/8/8/8/8/8", "not a legal chess position"),
-        ("--fen 7k/8/8/8/8/8/8/7K", "--fen: the game is over there (insufficient material)"),
+        ("--fen 7k/8/8/8/8/8/8/7K", "--fen: the game is already over (insufficient material)"),
         ("--pgn nowhere/game.pgn", "--pgn: 'nowhere/game.pgn' cannot be written"),
         ("--pgn .", "--pgn: '.' cannot be written"),
         ("--colour green", "'green'"),

@@ -225,8 +225,8 @@ def test_options(talk: Conversation) -> None:
     talk.until("readyok")
     assert talk.model.loaded == ["made-up", "runs/my run"]
     for words, said in [
-        ("name MultiPV value 6", "MultiPV: '6' is no whole number from 1 to 5"),
-        ("name Move Overhead", "Move Overhead: None is no whole number"),
+        ("name MultiPV value 6", "MultiPV: '6' is not a whole number from 1 to 5"),
+        ("name Move Overhead", "Move Overhead: None is not a whole number"),
         ("name Hash value 64", "no option 'Hash'"),
         ("MultiPV 3", "no option ''"),
     ]:
