@@ -9,7 +9,7 @@ shares of 0, stopped while its learning rate is highest. From there, seed by see
 steps do by themselves; and as the yardstick supervised training on the same environment rows
 with their labels, which GRPO never sees. Prints held-out environment/exact before and after, with 95%
 intervals. Exits with 1 where a seed's GRPO gains less than ten points or takes longer than half an
-hour. What was tried stands in `benchmarks/learning.md`.
+hour. What was tried is in `docs/benchmarks.md`.
 """
 
 from __future__ import annotations
