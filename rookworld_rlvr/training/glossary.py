@@ -1,9 +1,9 @@
-"""What a metric is called on a dashboard, and what it means: one name and one sentence each.
+"""What a metric is called on a dashboard, and what it means.
 
-A trainer's log has the names that TRL, transformers and this package give; a dashboard has sections,
-which are the first part of a key. `dashboard_key` leads from the one to the other, `GLOSSARY` explains
-what comes out; the W&B callback, the workspace's layout and the tests read both from here. Keys,
-sentences and panels stand in ``assets/glossary.yaml``.
+TRL, transformers and this package name the metrics in a trainer's log. On a dashboard, the first part of
+a key is its section. `dashboard_key` turns a name of the log into a key of the dashboard, and `GLOSSARY`
+explains that key. The W&B callback, the workspace's layout and the tests use both. Keys, sentences and
+panels are in ``assets/glossary.yaml``.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _CONTENT = read_asset("glossary.yaml")
 
 
 SECTIONS: Mapping[str, str] = _CONTENT["sections"]
-"""Section → its title, in the order in which a dashboard shows them."""
+"""Section → title, in the order in which a dashboard shows them."""
 
 
-STEP = "train/global_step"  # transformers' name of the x-axis
+STEP = "train/global_step"  # transformers' name for the x-axis
 
 
 _NAMES: Mapping[str, str] = {
@@ -49,7 +49,7 @@ _FOLDERS: Mapping[str, str] = {
 
 
 def dashboard_key(name: str) -> str:
-    """The dashboard's key of a metric in the trainer's log; what has no section of its own is `train`.
+    """The dashboard's key for a metric of the trainer's log; the section is `train` if it has no other.
 
     >>> dashboard_key("rewards/environment_exact/mean")
     'reward/environment_exact/mean'
@@ -73,14 +73,14 @@ def dashboard_key(name: str) -> str:
 # --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A key of the dashboard, explained.
+    """A key of the dashboard and its explanation.
 
-    ``<name>`` in a key stands for any one part of it, ``<name...>`` for the rest of it.
+    In a key, ``<name>`` is a placeholder for one part and ``<name...>`` for all the rest.
     """
 
     key: str
-    meaning: str  # one sentence, its unit in it
-    always: bool = False  # whether every GRPO run of this package logs it, its defaults unchanged
+    meaning: str  # one or two sentences, with the unit
+    always: bool = False  # whether every GRPO run with the default keys logs it
 
     @property
     def section(self) -> str:
@@ -90,17 +90,17 @@ class Metric:
 
     @property
     def is_table(self) -> bool:
-        """Whether it is a table, not a number over steps."""
+        """Whether it is a table instead of a curve."""
         return "/" not in self.key
 
     @property
     def has_holes(self) -> bool:
-        """Whether the key stands for several."""
+        """Whether the key has placeholders, so that it covers several keys."""
         return "<" in self.key
 
     @property
     def pattern(self) -> str:
-        """A regular expression that matches the keys that it explains, and no others."""
+        """A regular expression that matches exactly the keys that this entry explains."""
         parts = re.split(r"(<[^>]+>)", self.key)
         return f"^{''.join(_pattern(part) for part in parts)}$"
 
@@ -114,7 +114,7 @@ def _pattern(part: str) -> str:
 
 
 def explain(key: str) -> Metric | None:
-    """The glossary's entry of a dashboard's key, the one without placeholders first; None without any.
+    """The glossary's entry for a dashboard's key, preferably without placeholders; None if not found.
 
     >>> explain("reward/graduated/mean").key
     'reward/<reward>/mean'
@@ -124,7 +124,7 @@ def explain(key: str) -> Metric | None:
 
 
 def panels(section: str) -> list[tuple[str, list[Metric]]]:
-    """What a section shows as curves over steps: titles, and the glossary's metrics under each."""
+    """The panels of curves in a section: their titles, and the glossary's metrics in each."""
     by_key = {metric.key: metric for metric in GLOSSARY}
     return [
         (title, [by_key[key] for key in keys])
@@ -133,7 +133,7 @@ def panels(section: str) -> list[tuple[str, list[Metric]]]:
     ]
 
 
-_OTHER_TASK = Metric("eval/<task>/<metric>", "A held-out metric of a task that is registered.")
+_OTHER_TASK = Metric("eval/<task>/<metric>", "A held-out metric of a task of your own.")
 
 
 GLOSSARY: tuple[Metric, ...] = tuple(
@@ -142,4 +142,4 @@ GLOSSARY: tuple[Metric, ...] = tuple(
 
 
 PANELS: Mapping[str, Sequence[str]] = _CONTENT["panels"]
-"""Title → the keys that share a panel; what a run has only at its end, and tables, have none."""
+"""Title → the keys that share a panel. Tables, and numbers logged once at the end, have no panel."""

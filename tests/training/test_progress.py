@@ -103,8 +103,10 @@ def test_a_model_that_can_do_nothing_is_named_at_step_0(
     tokenizer.save_pretrained(tmp_path / "model")
     untaught = ["--model_name_or_path", "model", "--output_dir", "run"]
     done = script("grpo.py", *SMALL, *untaught, cwd=tmp_path)
-    assert "step     0  warning  nothing_parses: 0% of the held-out answers parse" in done.stdout
-    assert "run sft first" in done.stdout
+    assert (
+        "step     0  warning  nothing_parses: 0% of the held-out answers can be read" in done.stdout
+    )
+    assert "run rookworld sft first" in done.stdout
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:

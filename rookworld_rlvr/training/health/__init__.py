@@ -1,1 +1,1 @@
-"""The health monitor: rules over a run's logs, what they find, and the callback that passes it on."""
+"""The health monitor: its rules, their readings of a run's logs, and the callback that reports."""

@@ -1,4 +1,4 @@
-"""The health monitor: watches a run's logs, says what is wrong and what to change, stops if told to."""
+"""The health monitor: watches a run's logs, says what is wrong and what to change, may stop it."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def batch_health(
     """The numbers of one generation batch that the rules read and TRL does not log.
 
     Args:
-        rewards: ``(N,)``, nan where no reward could judge; the completions of a prompt in a row.
+        rewards: ``(N,)``, nan for a completion without a reward; grouped by prompt.
         advantages: ``(N,)``, or ``(N, T)`` by token.
-        completions: `N` texts, as the policy wrote them.
-        tasks: Of the `N` completions.
-        num_generations: Completions a prompt.
-        prompts: What the `N` completions answer: the form of a fill-in answer is that of what the
-            prompt hides. None where no row is of that task.
+        completions: The `N` texts, as the policy wrote them.
+        tasks: The task of each completion.
+        num_generations: Completions per prompt.
+        prompts: The prompt of each completion. Only fill-in answers need it, because their form depends
+            on what the prompt hides; None if there are none.
 
     Raises:
-        ValueError: Lengths that do not fit together, or no completions.
+        ValueError: The lengths differ or do not make whole groups, or there are no completions.
 
     >>> numbers = batch_health(
     ...     torch.tensor([1.0, 0.0, 1.0, 1.0]),
@@ -63,8 +63,8 @@ def batch_health(
     lengths = (count, rewards.numel(), len(advantages), len(tasks))
     if not count or len(set(lengths)) > 1 or count % num_generations:
         raise ValueError(
-            f"batch of {lengths} completions, rewards, advantages and tasks in groups of "
-            f"{num_generations}"
+            f"a batch of {lengths} completions, rewards, advantages and tasks does not make groups of "
+            f"{num_generations}; give the same number of each, a multiple of the group size"
         )
     rewards = rewards.detach().double()
     scored = rewards[~rewards.isnan()]
@@ -99,18 +99,18 @@ def batch_health(
 # --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A rule that a run breaks."""
+    """A rule that a run has broken."""
 
     rule: str
     severity: Severity
     step: int  # optimiser steps
-    value: float  # in the rule's unit
-    bound: float | None  # in the same; None where the rule has no number
-    message: str  # one sentence: number, bound and remedy
-    remedy_keys: tuple[str, ...]  # YAML keys to change, the first remedy first
+    value: float  # what was read, in the rule's unit
+    bound: float | None  # in the same unit; None if the rule has no number
+    message: str  # one sentence with number, bound and remedy
+    remedy_keys: tuple[str, ...]  # keys of the recipe to change, in the order of the remedies
 
     def to_json(self) -> str:
-        """One line of JSON; a number that is not finite comes as text, for which JSON has no other."""
+        """One line of JSON; a value that is not finite is written as text, for want of a JSON number."""
         record = asdict(self)
         if not math.isfinite(self.value):
             record["value"] = str(self.value)
@@ -119,7 +119,7 @@ class Finding:
 
 @dataclass(slots=True)
 class _Watch:
-    """Readings of one rule in a row."""
+    """How many readings in a row broke one rule or did not."""
 
     broken: int = 0
     sound: int = 0
@@ -127,14 +127,14 @@ class _Watch:
 
 
 class HealthMonitor:
-    """Judges logs by `RULES`. No I/O, no randomness: the same logs give the same findings.
+    """Judges logs by `RULES`, without I/O or randomness: the same logs give the same findings.
 
-    A finding is raised once, and again only after it has been gone for `patience` readings.
+    A finding is raised once. It is raised again only after the rule has held for `patience` readings.
 
     Args:
         args: Severities and bounds.
-        patience: In place of ``args.health_patience``; 1 judges a single step's logs, by all rules but
-            those that compare it with earlier ones.
+        patience: Overrides ``args.health_patience``. With 1, the log of a single step is enough, except
+            for rules that compare it with earlier ones.
     """
 
     def __init__(self, args: HealthArguments, patience: int | None = None) -> None:
@@ -146,22 +146,22 @@ class HealthMonitor:
     def observe(
         self, step: int, logs: Mapping[str, Any], max_grad_norm: float | None = None
     ) -> list[Finding]:
-        """Take in one log, of training or of a held-out evaluation.
+        """Judge one log, of training or of a held-out evaluation.
 
         Args:
-            step: In optimiser steps.
-            logs: Metrics by name; a rule whose metrics are missing, None or nan does not apply.
-            max_grad_norm: Norm that gradients are clipped at; None or 0 for no clipping.
+            step: The optimiser step of the log.
+            logs: Metrics by name. A rule does not apply if its metrics are missing, None or nan.
+            max_grad_norm: Gradients are clipped at this norm; None or 0 means no clipping.
 
         Returns:
-            What is raised now.
+            The findings that are raised now.
         """
         self.history.update(step, logs, max_grad_norm)
         findings = (self._judge(rule) for rule in RULES.values())
         return [finding for finding in findings if finding is not None]
 
     def replay(self, log_history: Sequence[Mapping[str, Any]]) -> None:
-        """Take in the logs of a run that goes on, each with its ``step``, and raise nothing."""
+        """Read the earlier logs of a resumed run, each with its ``step``, without raising findings."""
         for logs in log_history:
             self.history.update(int(logs["step"]), logs, None)
 
@@ -201,13 +201,14 @@ class HealthMonitor:
 # The callback
 # --------------------------------------------------------------------------------------------------
 class HealthCallback(TrainerCallback):
-    """Feeds a monitor with a trainer's logs while it trains, and passes its findings on.
+    """Gives a trainer's logs to a monitor during training, and reports its findings.
 
-    Findings are printed, appended to ``health.jsonl`` in the run's folder and sent as W&B alerts. One
-    of severity `stop` asks for a checkpoint and ends training; `stopped` then holds it.
+    Findings are printed, appended to ``health.jsonl`` in the run's folder and sent as alerts to the
+    dashboards. A finding of severity `stop` asks for a checkpoint and ends training; it is then in
+    `stopped`.
 
-    Every process judges the logs by itself: what the rules read has been gathered over all processes
-    before it is logged, so all of them decide alike. Held-out metrics pass through `on_log` too.
+    Every process judges the logs by itself. They all decide alike, because what the rules read is
+    gathered over all processes before it is logged. Held-out metrics come through `on_log` too.
     """
 
     def __init__(self, args: HealthArguments) -> None:
@@ -224,7 +225,7 @@ class HealthCallback(TrainerCallback):
         if state.is_world_process_zero:
             path = Path(args.output_dir) / HEALTH_FILE
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.open("a" if state.global_step else "w").close()  # a healthy run leaves it empty
+            path.open("a" if state.global_step else "w").close()  # stays empty in a healthy run
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
@@ -232,7 +233,7 @@ class HealthCallback(TrainerCallback):
         if self.monitor is None or not logs:
             return
         if args.fp16 and not math.isfinite(logs.get("grad_norm") or 0.0):
-            # Its scaler skips a step whose gradient overflows, and tries a smaller scale.
+            # The gradient scaler skips a step if the gradient overflows, and tries a smaller scale.
             logs = {name: value for name, value in logs.items() if name != "grad_norm"}
         findings = self.monitor.observe(state.global_step, logs, args.max_grad_norm)
         if findings and state.is_world_process_zero:
@@ -242,7 +243,7 @@ class HealthCallback(TrainerCallback):
                 self._stop(finding, args, control)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.monitor = None  # what is evaluated now may be another checkpoint
+        self.monitor = None  # the next evaluation may be of another checkpoint
 
     def _stop(self, finding: Finding, args: Any, control: Any) -> None:
         if RULES[finding.rule].saves and args.save_strategy != "no":
@@ -252,11 +253,11 @@ class HealthCallback(TrainerCallback):
 
 
 def _report(findings: Sequence[Finding], args: Any) -> None:
-    """Print, write down and send; on one process."""
+    """Print findings, write them to the file and send alerts; called on one process."""
     with (Path(args.output_dir) / HEALTH_FILE).open("a", encoding="utf-8") as file:
         for finding in findings:
             line = f"step {finding.step:>5}  {finding.severity:<7}  {finding.rule}: "
-            tqdm.write(line + finding.message)  # beside a progress bar, not through it
+            tqdm.write(line + finding.message)  # does not break a progress bar
             file.write(finding.to_json() + "\n")
     for dashboard in open_dashboards(args):
         for finding in findings:

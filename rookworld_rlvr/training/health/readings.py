@@ -1,7 +1,7 @@
-"""What the health monitor's rules read: the logs of a run as a history, and readings of it.
+"""What the rules of the health monitor read: the logs of a run as a history, and readings of it.
 
-Every reading takes the history and a bound, and returns None where it does not apply. Pure: no torch,
-no I/O.
+A reading takes the history and a bound. It returns None if it does not apply. These are pure functions:
+no torch, no I/O.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ...evaluation.registry import SUITE_HEADLINES
 from ...tasks.metrics import headlines
 from ...tasks.registry import TASKS
 
-_RECENT = 10  # logs that a trend is seen over
+_RECENT = 10  # logs over which trends are seen
 
 
-_FEWEST = 5  # logs before the latest, below which entropy has no trend
+_FEWEST = 5  # logs needed before the latest one for a trend of the entropy
 
 
-_KEPT = ("reward", "entropy", "grad_norm")  # and those of _KEPT_PREFIXES
+_KEPT = ("reward", "entropy", "grad_norm")  # and names with one of _KEPT_PREFIXES
 
 
 _KEPT_PREFIXES = ("reward/", "eval_", "judge/")
@@ -37,12 +37,12 @@ Points = list[tuple[int, float]]  # step and value, oldest first
 # The history
 # --------------------------------------------------------------------------------------------------
 class History:
-    """The numbers of the latest log, and the series that trends need.
+    """The numbers of the latest log, and the series needed for trends.
 
     Attributes:
-        step: Of the latest log, in optimiser steps.
-        now: Its numbers by name; what is None or no number is left out, nan and infinities are not.
-        max_grad_norm: Norm that gradients are clipped at; None or 0 for no clipping.
+        step: The optimiser step of the latest log.
+        now: Its numbers by name, nan and infinities included; None and other values are left out.
+        max_grad_norm: Gradients are clipped at this norm; None or 0 means no clipping.
         series: ``(step, value)`` pairs by name, finite values only, oldest first.
     """
 
@@ -53,7 +53,7 @@ class History:
         self.series: dict[str, Points] = {}
 
     def update(self, step: int, logs: Mapping[str, Any], max_grad_norm: float | None) -> None:
-        """Take in one log."""
+        """Add one log."""
         self.step = step
         self.max_grad_norm = max_grad_norm
         self.now = {
@@ -66,29 +66,29 @@ class History:
                 self.series.setdefault(name, []).append((step, value))
 
     def get(self, *names: str) -> float | None:
-        """The first of the names that the latest log has a finite number for."""
+        """The latest log's number for the first of the names that has a finite one."""
         found = (self.now[name] for name in names if math.isfinite(self.now.get(name, math.nan)))
         return next(found, None)
 
     def values(self, name: str) -> list[float]:
-        """A series that the latest log goes on with; empty where it does not."""
+        """A series up to the latest log; empty if that log has no number for it."""
         return [value for _, value in self.series[name]] if self.get(name) is not None else []
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a rule reads in a log that it applies to."""
+    """What a rule reads from a log."""
 
     value: float  # in the unit of the rule's bound
     broken: bool
-    detail: str = ""  # for the rule's `says`
+    detail: str = ""  # fills ``{detail}`` in the rule's `says`
 
 
 Measure = Callable[[History, float], Reading | None]
 
 
 def _most(readings: Iterable[Reading]) -> Reading | None:
-    """That of the largest value, the first of equals."""
+    """The reading with the largest value, the first one of equals."""
     return max(readings, key=lambda reading: reading.value, default=None)
 
 
@@ -96,7 +96,7 @@ def _most(readings: Iterable[Reading]) -> Reading | None:
 # One log, and trends
 # --------------------------------------------------------------------------------------------------
 def compared(is_broken: Callable[[float, float], bool], metrics: Sequence[str]) -> Measure:
-    """How the first of the metrics that is logged compares with the bound."""
+    """A reading that compares the first of the metrics that is logged with the bound."""
 
     def measure(history: History, bound: float) -> Reading | None:
         value = history.get(*metrics)
@@ -106,15 +106,15 @@ def compared(is_broken: Callable[[float, float], bool], metrics: Sequence[str]) 
 
 
 def kl_share_low(history: History, bound: float) -> Reading | None:
-    # A coefficient of 0 is no weak KL term: it is none, on purpose. And in the first step the policy
-    # is the reference, so its share is 0 whatever the coefficient.
+    # With a coefficient of 0 there is no KL term on purpose. In the first step the policy is the
+    # reference, so the share is 0 whatever the coefficient.
     if history.get("kl/coefficient") == 0 or history.step <= 1:
         return None
     return compared(operator.lt, ["kl/share_of_loss"])(history, bound)
 
 
 def nothing_parses(history: History, bound: float) -> Reading | None:
-    """The task whose held-out answers parse most often."""
+    """The task with the largest share of held-out answers that can be read."""
     shares = [
         value
         for name, value in history.now.items()
@@ -124,7 +124,7 @@ def nothing_parses(history: History, bound: float) -> Reading | None:
 
 
 def reward_failures(history: History, bound: float) -> Reading | None:
-    """The reward function that misses the truth most often."""
+    """The reward function that lacks the truth most often."""
     return _most(
         Reading(share, share > bound, name.removeprefix("rewards/").removesuffix("/without_truth"))
         for name in history.now
@@ -138,7 +138,7 @@ def gradient_not_finite(history: History, bound: float) -> Reading | None:
 
 
 def gradient_clipped(history: History, bound: float) -> Reading | None:
-    """Norms are logged as they were before clipping."""
+    """The logged norms are those before clipping."""
     limit = history.max_grad_norm
     norms = history.values("grad_norm")[-_RECENT:]
     if not norms or not limit:
@@ -161,9 +161,9 @@ def entropy_falling(history: History, bound: float) -> Reading | None:
 # --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class _Fall:
-    """How a held-out metric stands to its best before."""
+    """How a held-out metric compares with its best value before."""
 
-    step: int  # of the best; the latest one of equals
+    step: int  # of the best value, the latest one of equals
     best: float
     now: float
 
@@ -184,14 +184,14 @@ def _heldout_fall(history: History, metric: str) -> _Fall | None:
 
 
 def _trend(history: History, name: str, since: int) -> float | None:
-    """Mean of the later half of a series' logs since a step, less that of the earlier half."""
+    """Mean of the later half of a series' logs since a step, minus the mean of the earlier half."""
     values = [value for step, value in history.series.get(name, ()) if step > since]
     half = len(values) // 2
     return statistics.fmean(values[half:]) - statistics.fmean(values[:half]) if half else None
 
 
 def heldout_down(history: History, bound: float) -> Reading | None:
-    """Where the reward has not risen: there, `reward_up_heldout_down` says more."""
+    """A fall while the reward has not risen; `reward_up_heldout_down` covers the other case."""
     fall = _heldout_fall(history, "eval_overall")
     if fall is None:
         return None
@@ -209,7 +209,7 @@ def reward_up_heldout_down(history: History, bound: float) -> Reading | None:
 
 
 def forgetting(history: History, bound: float) -> Reading | None:
-    """The task that has fallen most on held-out rows while another held its own."""
+    """The task that has fallen most on held-out rows while another has not fallen."""
     metrics = {task: f"eval_{name}" for task, name in headlines().items()}
     falls = {task: fall for task in metrics if (fall := _heldout_fall(history, metrics[task]))}
     if len(falls) < 2:
@@ -228,7 +228,7 @@ def forgetting(history: History, bound: float) -> Reading | None:
 
 
 def suite_down(history: History, bound: float) -> Reading | None:
-    """The suite whose headline has fallen most, as a share of its best."""
+    """The suite with the largest fall of its headline metric, as a share of its best."""
     found = []
     for suite, metric in SUITE_HEADLINES.items():
         fall = _heldout_fall(history, f"eval_{metric}")
@@ -240,7 +240,7 @@ def suite_down(history: History, bound: float) -> Reading | None:
 
 
 def task_reward_down(history: History, bound: float) -> Reading | None:
-    """The task whose mean reward of ten logs has fallen most while another's has not fallen."""
+    """The task with the largest fall of its mean reward over ten logs while another's has not fallen."""
     series = {n: history.series.get(n, []) for n in history.now if n.startswith("reward/")}
     found = []
     for name, points in series.items():
@@ -258,19 +258,19 @@ def task_reward_down(history: History, bound: float) -> Reading | None:
 
 
 def _windows(points: Points, size: int) -> list[Points]:
-    """So many points in a row each, one window after the other; the last points are now, not before."""
+    """Consecutive windows of `size` points; the last `size` points, the present, are left out."""
     starts = range(0, len(points) - 2 * size + 1, size)
     return [points[start : start + size] for start in starts]
 
 
 def _has_held(points: Points, before: Points) -> bool:
-    """Whether the mean of the last ten logs is not below that of the steps that a window spans."""
+    """Whether the mean of the last ten logs is at least the mean over the steps of a window."""
     then = _within(points, before)
     return bool(then) and _mean(points[-_RECENT:]) >= _mean(then)
 
 
 def _within(points: Points, window: Points) -> Points:
-    """The points of the steps that the window spans."""
+    """The points within the steps of a window."""
     return [point for point in points if window[0][0] <= point[0] <= window[-1][0]]
 
 
@@ -282,7 +282,7 @@ def _mean(points: Points) -> float:
 # Judges
 # --------------------------------------------------------------------------------------------------
 def judge_constant(history: History, bound: float) -> Reading | None:
-    """The judge whose rewards, which is its scores where no scale is logged, lie closest together."""
+    """The judge with the smallest spread of its rewards, or of its scores if no scale is logged."""
     found = [
         Reading(spread, spread <= bound, name)
         for name in _judges(history.now)
@@ -292,9 +292,10 @@ def judge_constant(history: History, bound: float) -> Reading | None:
 
 
 def judge_against_truth(history: History, bound: float) -> Reading | None:
-    """The judge and task whose score rises while the truth has fallen most, in batches or held out.
+    """The judge and task with the largest fall of the truth while the score rises.
 
-    By task, as a shift of the mix moves the means of all tasks together without any of them changing.
+    Each task is looked at by itself, because a shift of the mixture moves the mean over all tasks
+    although none of them has changed.
     """
     found = [
         reading
@@ -307,7 +308,7 @@ def judge_against_truth(history: History, bound: float) -> Reading | None:
 
 
 def _batches_against(history: History, name: str, task: str, bound: float) -> Reading | None:
-    """Of the completions that the judge has scored: five logs now against the best five before."""
+    """Compare the last five logs of what the judge has scored with the best five before."""
     scores, truths = f"judge/{name}/mean_{task}", f"judge/{name}/truth_{task}"
     if history.get(scores) is None or history.get(truths) is None:
         return None
@@ -327,7 +328,7 @@ def _batches_against(history: History, name: str, task: str, bound: float) -> Re
 
 
 def _heldout_against(history: History, name: str, task: str, bound: float) -> Reading | None:
-    """Overall accuracy, of few rows, is surer than a task's; the task's must have fallen with it."""
+    """Compare held-out overall accuracy, which is less noisy than a task's; that must fall too."""
     fall = _heldout_fall(history, "eval_overall")
     rise = _trend(history, f"judge/{name}/mean_{task}", fall.step) if fall else None
     metric = f"eval_{headlines()[task]}"
@@ -345,5 +346,5 @@ def _has_risen(name: str, task: str, rise: float, step: int) -> str:
 
 
 def _judges(names: Iterable[str]) -> list[str]:
-    """Names of judges among those of metrics, each once."""
+    """The names of the judges that metrics are logged for, each once."""
     return list(dict.fromkeys(name.split("/")[1] for name in names if name.startswith("judge/")))

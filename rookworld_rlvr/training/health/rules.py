@@ -1,7 +1,6 @@
 """The rules of the health monitor: each one's severity, bound, meaning and remedy.
 
-Pure: no torch, and no I/O but for the packaged list of rules. `monitor` feeds them and says what they
-find.
+Pure functions: no torch, and no I/O but for reading the packaged list of rules. `monitor` applies them.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ class Rule:
     """One condition of a run, and what to do about it.
 
     Args:
-        name: Key of `health_severity`, `health_bounds` and the dashboards.
-        severity: Its default.
-        bound: Its default; None where there is no number to set.
-        meaning: One sentence for the glossary.
-        says: What is the matter, with ``{value}``, ``{bound}`` and ``{detail}``.
-        remedy: What to change, by its YAML keys.
-        keys: Those keys, the first remedy first.
-        measure: Reads the history against a bound; None where the rule does not apply.
-        share: Whether value and bound are shares, in [0, 1], that are shown as percentages.
-        patient: Whether it must hold for `health_patience` logs before it is raised.
-        saves: Whether a stop asks for a checkpoint.
+        name: Its key in `health_severity`, `health_bounds` and the dashboards.
+        severity: The default severity.
+        bound: The default bound; None if the rule has no number.
+        meaning: One sentence for the documentation.
+        says: What is wrong, with the placeholders ``{value}``, ``{bound}`` and ``{detail}``.
+        remedy: What to change, naming the recipe's keys.
+        keys: Those keys, in the order of the remedies.
+        measure: Compares the history with a bound; gives None if the rule does not apply.
+        share: Whether value and bound are shares in [0, 1], shown as percentages.
+        patient: Whether it must be broken for `health_patience` logs before a finding is raised.
+        saves: Whether a checkpoint is saved when the rule stops the run.
     """
 
     name: str
@@ -86,8 +85,7 @@ def _rule(name: str, keys: Sequence[str], **fields: Any) -> Rule:
 RULES: Mapping[str, Rule] = {
     name: _rule(name, **fields) for name, fields in read_asset("health_rules.yaml").items()
 }
-"""Every rule of ``assets/health_rules.yaml`` by name. Names are dashboard keys; `Rule.meaning` is their
-glossary."""
+"""Every rule of ``assets/health_rules.yaml`` by name; `Rule.meaning` documents it."""
 
 
 # --------------------------------------------------------------------------------------------------
@@ -95,50 +93,58 @@ glossary."""
 # --------------------------------------------------------------------------------------------------
 @dataclass
 class HealthArguments(Checked):
-    """What the health monitor looks for, and how loud it is; see `RULES`."""
+    """Which problems the health monitor looks for during a run, and how severe they are; see `RULES`."""
 
-    health: bool = setting(True, "Whether to watch the run at all.")
+    health: bool = setting(
+        True,
+        "Watch the run for problems, report them with a remedy, and stop the run if a rule of "
+        "severity stop is broken.",
+    )
     health_severity: dict[str, Loudness] | str | None = setting(
         None,
-        "{rule: off, info, warning or stop}, in place of a rule's own severity.",
+        "Mapping of rules to severities, {rule: off | info | warning | stop}; a rule that is not "
+        "named keeps its default.",
         among=RULES,
         of="rule",
     )
     health_bounds: dict[str, float] | str | None = setting(
         None,
-        "{rule: number}, in place of a rule's own bound; shares are in [0, 1].",
+        "Mapping of rules to bounds, {rule: number}; a rule that is not named keeps its default. "
+        "Shares are from 0 to 1.",
         among=RULES,
         of="rule",
     )
     health_patience: int = setting(
         3,
-        "Logs in a row that a condition must hold for before it is raised, where chance could make it "
-        "hold once; and that it must be gone for before it can be raised again.",
+        "For how many logs in a row a rule must be broken before it is reported, unless one log is "
+        "proof enough; and for how many it must hold before it can be reported again.",
         least=1,
     )
 
     def severity(self, rule: str) -> Severity | None:
-        """How loud a rule is; None where it is off."""
+        """The severity of a rule; None if it is off."""
         severity = _given(self.health_severity).get(rule, RULES[rule].severity)
         return None if severity in (OFF, False) else cast(Severity, severity)
 
     def bound(self, rule: str) -> float | None:
-        """A rule's bound; None where it has no number."""
+        """The bound of a rule; None if it has no number."""
         bound = _given(self.health_bounds).get(rule, RULES[rule].bound)
         return None if bound is None else float(bound)
 
     def faults(self) -> list[str]:
-        """Bounds that their rules do not take, one sentence each."""
+        """Faults of the bounds that are given, one sentence each."""
         faults = []
         for name, value in _given(self.health_bounds).items():
             if name not in RULES or isinstance(value, bool) or not isinstance(value, int | float):
                 continue
             rule = RULES[name]
             if rule.bound is None:
-                faults.append(f"health_bounds: {name} has no bound to set; see health_severity")
+                faults.append(
+                    f"health_bounds: {name} has no bound; set its health_severity instead"
+                )
             elif not math.isfinite(value) or (rule.share and not 0 <= value <= 1):
                 kind = "share; give a number from 0 to 1" if rule.share else "finite number"
-                faults.append(f"health_bounds: {value!r} of {name} is no {kind}")
+                faults.append(f"health_bounds: {name}: {value!r} is not a {kind}")
         return faults
 
 

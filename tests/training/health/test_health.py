@@ -510,8 +510,8 @@ def test_all_faults_are_reported_together() -> None:
         ("health_bounds", "'zero_varianc'", "did you mean zero_variance"),
         ("health_bounds", "unreadable", "'half'", "not a number"),
         ("health_patience", "0", "at least 1"),
-        ("health_bounds", "10 of truncated", "from 0 to 1"),
-        ("health_bounds", "inf of advantage_std", "finite"),
+        ("health_bounds", "truncated: 10", "from 0 to 1"),
+        ("health_bounds", "advantage_std: inf", "finite"),
         ("health_bounds", "gradient_not_finite", "health_severity"),
     ]
     for fault, words in zip(caught.value.faults, named, strict=True):
@@ -742,7 +742,7 @@ def test_a_fill_in_answer_is_readable_where_it_has_the_form_of_what_is_hidden() 
 def test_a_batch_whose_lengths_do_not_fit_is_refused(
     completions: list[str], generations: int
 ) -> None:
-    with pytest.raises(ValueError, match="in groups of"):
+    with pytest.raises(ValueError, match="does not make groups of"):
         batch_health(torch.zeros(4), torch.zeros(4), completions, ["policy"] * 4, generations)
 
 
