@@ -1,4 +1,4 @@
-"""The trainer, its configuration, and what watches over a run."""
+"""The trainer, its configuration, the health monitor, and what a run writes."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ __all__ = ["RookWorldGRPOConfig", "RookWorldGRPOTrainer"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load trainer and configuration, and with them TRL, when they are first asked for."""
+    """Import the trainer and its configuration, and with them TRL, when they are first used."""
     if name == "RookWorldGRPOTrainer":
         from .trainer import RookWorldGRPOTrainer
 

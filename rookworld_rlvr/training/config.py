@@ -1,4 +1,4 @@
-"""The dataclasses of a recipe, and the checks that look at several of them."""
+"""The dataclasses of a recipe's training keys, and their checks."""
 
 from __future__ import annotations
 
@@ -45,41 +45,44 @@ from .parts.value_head import ValueArguments
 # --------------------------------------------------------------------------------------------------
 @dataclass
 class RunArguments:
-    """What the script does, as opposed to how it trains."""
+    """What the command does, as opposed to how it trains."""
 
     dry_run: bool = setting(
         False,
-        "Print the resolved configuration, the data's counts and three scored rows a task, then exit "
-        "without loading a model other than judges.",
+        "Print the resolved configuration and the counts of the data, for GRPO also three scored "
+        "rows of each task, then exit without training. No model is loaded, except judges.",
     )
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A GPT-2."""
+    """The shape of a GPT-2."""
 
-    n_layer: int = setting(MISSING, "Layers.", least=1)
-    n_embd: int = setting(MISSING, "Width, a multiple of n_head.", least=1)
-    n_head: int = setting(MISSING, "Heads of a layer.", least=1)
-    n_positions: int = setting(MISSING, "Most tokens of a text.", least=1)
-    vocab_size: int = setting(MISSING, "Tokens that there are.", least=1)
+    n_layer: int = setting(MISSING, "Number of layers.", least=1)
+    n_embd: int = setting(MISSING, "Width of the hidden states; a multiple of n_head.", least=1)
+    n_head: int = setting(MISSING, "Attention heads of each layer.", least=1)
+    n_positions: int = setting(MISSING, "The largest number of tokens in a text.", least=1)
+    vocab_size: int = setting(MISSING, "Size of the vocabulary, in tokens.", least=1)
 
 
 def _shape_faults(shape: Mapping[str, Any], name: str) -> list[str]:
     faults = record_faults(ModelShape, shape, name)
     if not faults and shape["n_embd"] % shape["n_head"]:
-        faults.append(f"{name}: n_embd is no multiple of n_head")
+        faults.append(
+            f"{name}: n_embd {shape['n_embd']} is not a multiple of n_head {shape['n_head']}; change one"
+        )
     return faults
 
 
 @dataclass
 class NewModelArguments(Checked):
-    """A model from scratch, where `new_model` is given, in place of `model_name_or_path`."""
+    """A new model to train from scratch, instead of `model_name_or_path`."""
 
     new_model: dict[str, Any] | str | None = setting(
         None,
-        "{n_layer, n_embd, n_head, n_positions, vocab_size} of a GPT-2; its tokenizer is trained on the "
-        "training rows.",
+        "Shape of a new GPT-2, {n_layer, n_embd, n_head, n_positions, vocab_size}, which is "
+        "trained from scratch, with a tokenizer trained on the training rows. None starts from "
+        "model_name_or_path.",
         check=_shape_faults,
     )
 
@@ -88,7 +91,7 @@ def _metric_faults(value: str | None, name: str) -> list[str]:
     known = (*training_metrics(), *SUITE_HEADLINES.values())
     if value in known:
         return []
-    return [f"{name}: {value!r} is no held-out metric{close_matches(str(value), known)}"]
+    return [f"{name}: {value!r} is not a held-out metric{close_matches(str(value), known)}"]
 
 
 def _must_be_true(otherwise: str) -> Check:
@@ -98,7 +101,9 @@ def _must_be_true(otherwise: str) -> Check:
 def _steps_faults(value: int, name: str) -> list[str]:
     if value == -1 or value >= 1:
         return []
-    return [f"{name}: {value} is no number of steps; give at least 1, or -1 for num_train_epochs"]
+    return [
+        f"{name}: {value} is not a number of steps; give at least 1, or -1 to use num_train_epochs"
+    ]
 
 
 def _report_faults(value: Any, name: str) -> list[str]:
@@ -107,9 +112,11 @@ def _report_faults(value: Any, name: str) -> list[str]:
     faults = []
     for given in [value] if isinstance(value, str) else value or ():
         if given not in known:
-            faults.append(f"{name}: {given!r} is no dashboard{close_matches(given, known)}")
+            faults.append(f"{name}: {given!r} is not a dashboard{close_matches(given, known)}")
         elif given not in here:
-            faults.append(f"{name}: {given} is not installed; pip install {given}, or give another")
+            faults.append(
+                f"{name}: {given} is not installed; run pip install {given}, or choose another dashboard"
+            )
     return faults
 
 
@@ -134,7 +141,7 @@ _TRAINING_BOUNDS = {
     "warmup_steps": Bounds(least=0),
     "weight_decay": Bounds(least=0),
 }
-"""What transformers lets pass, and what then ends in a traceback or in a run that learns nothing."""
+"""Bounds that transformers does not check; other values end in a traceback or teach nothing."""
 
 
 _SAMPLING_BOUNDS = {
@@ -152,27 +159,30 @@ _SAMPLING_BOUNDS = {
 
 @dataclass
 class TrainingDefaults:
-    """Where all trainings log, and under which name; and that all faults are told at once."""
+    """Where a run logs, and whether it is pushed to the Hub."""
 
     report_to: None | str | list[str] = field(  # noqa: RUF036  (the parser takes the second)
         default="wandb",
         metadata={
-            "help": "wandb (offline without a key), trackio, none, or another of transformers'."
+            "help": "Where to log: wandb (offline if there is no key), trackio, none, or another "
+            "dashboard that transformers supports."
         },
     )
     project: str = with_default(TrainingArguments, "project", "rookworld-rlvr")
     push_to_hub: bool = setting(
         False,
-        "Push the final model with its card, configuration, results and report to the Hub, after the "
-        "run; hub_private_repo: true makes the repository private.",
+        "Push the final model with its card, configuration, results and report to the Hub after the "
+        "run. hub_private_repo: true makes the repository private.",
     )
     hub_model_id: str | None = setting(
         None,
-        "The repository, owner/name; None for one of your account with the run's folder's name.",
+        "The repository to push to, owner/name. None uses your account and the name of the run's "
+        "folder.",
     )
     hub_strategy: HubStrategy | str = with_default(TrainingArguments, "hub_strategy", "end")
     hub_merged: bool = setting(
-        False, "Push adapters merged into the model too, into the repository's folder merged."
+        False,
+        "For a run with adapters: also push the merged model, to the folder `merged` of the repository.",
     )
 
     def __post_init__(self) -> None:
@@ -192,24 +202,26 @@ class TrainingDefaults:
         strategy = str(getattr(self.hub_strategy, "value", self.hub_strategy))
         if self.hub_token is not None:  # type: ignore[attr-defined]
             faults.append(
-                "hub_token: it would be written into the run's files; leave it out, and set HF_TOKEN "
-                "or run hf auth login"
+                "hub_token: the token would be written into the run's files; leave it out, and set "
+                "HF_TOKEN or run hf auth login"
             )
         if self.push_to_hub and strategy != "end":
             faults.append(
-                f"hub_strategy: {strategy!r} pushes checkpoints that have no card yet; leave it out: "
-                "the final model is pushed after the run"
+                f"hub_strategy: {strategy!r} would push checkpoints without a card; leave it out: the "
+                "final model is pushed after the run"
             )
         if self.hub_merged and not self.push_to_hub:
-            faults.append("hub_merged: nothing is pushed; give push_to_hub: true, or leave it out")
+            faults.append(
+                "hub_merged: nothing is pushed; set push_to_hub: true, or leave hub_merged out"
+            )
         return faults
 
     def faults(self) -> list[str]:
-        """What no key shows alone, one sentence each."""
+        """Faults that show only when several keys are compared, one sentence each."""
         return []
 
     def settled_faults(self) -> list[str]:
-        """What shows once TRL has settled batch sizes, one sentence each."""
+        """Faults that show once TRL has computed the batch sizes, one sentence each."""
         return []
 
 
@@ -227,36 +239,44 @@ class RookWorldGRPOConfig(
     TrainingDefaults,
     GRPOConfig,
 ):
-    """`trl.GRPOConfig` with RookWorld's defaults and the keys that TRL has none for.
+    """`trl.GRPOConfig` with RookWorld's defaults, and keys of our own beside TRL's.
 
-    Those of the trainer's parts stand with the parts, in `training.parts`.
+    The keys of the trainer's parts are in `training.parts`.
     """
 
     rewards: list[Any] | str | None = setting(
         None,
-        'List of {"name": ..., "weight": ..., **options}, see rewards.get_reward_funcs.',
+        "The rewards, a list of {name, weight, options}: name is a reward's name or "
+        "path/to/file.py:function, weight is a factor (1 if left out), options are the reward's "
+        "own.",
         remedy=f"give some of {', '.join(known_rewards())}",
     )
-    preflight: bool = setting(True, "Whether to compare log-probs before training.")
+    preflight: bool = setting(
+        True,
+        "Before training, check that the trainer's log-probs equal the sampler's and those without "
+        "padding, and that the KL to the reference is 0; stop the run if not.",
+    )
     preflight_tolerance: float | None = setting(
         None,
-        "Largest gap allowed, in nats; None takes 1e-3 in fp32 and 5e-2 in bf16 and fp16 (bf16 keeps 8 "
-        "bits of mantissa: log-probs of about -10 are off by up to 0.04).",
+        "Largest difference that the preflight allows, in nats. None means 1e-3 in fp32 and 5e-2 "
+        "in bf16 and fp16 (bf16 has 8 bits of mantissa, so a log-prob near -10 is off by up to "
+        "0.04).",
         above=0,
-        remedy="give nats, or preflight: false",
+        remedy="give a tolerance in nats, or set preflight: false",
     )
     board_rows: int = setting(
         8,
-        "Completions that W&B's table boards shows with a picture, a log; about 20 KB each.",
+        "How many completions the dashboard's table `boards` shows with a picture, in each log. A "
+        "picture takes about 20 KB; 0 turns the table off.",
         least=0,
     )
 
-    # Defaults of TRL and transformers that are wrong here: evaluate on held-out rows before and during
+    # Defaults that differ from TRL's and transformers': evaluate on held-out rows before and during
     # training, and keep the checkpoint that is best there.
     eval_on_start: bool = setting(
         True,
-        "Evaluate on held-out rows before training.",
-        check=_must_be_true("leaves the table without its 'before'"),
+        "Evaluate on held-out rows before training; it must be true.",
+        check=_must_be_true("would leave no results from before training to compare with"),
     )
     eval_strategy: IntervalStrategy | str = with_default(GRPOConfig, "eval_strategy", "steps")
     eval_steps: float | None = with_default(GRPOConfig, "eval_steps", 100)
@@ -266,48 +286,58 @@ class RookWorldGRPOConfig(
     load_best_model_at_end: bool = with_default(GRPOConfig, "load_best_model_at_end", True)
     metric_for_best_model: str = setting(
         "overall",
-        "Held-out metric of the checkpoint to keep: of a task, or a suite's headline.",
+        "The held-out metric by which the best checkpoint is chosen: overall, a task's metric such as "
+        "policy/best_move, or the headline metric of a suite in suites.",
         check=_metric_faults,
     )
     greater_is_better: bool | None = with_default(GRPOConfig, "greater_is_better", True)
     disable_dropout: bool = setting(
         True,
-        "Dropout off in policy and reference, sampling and training.",
-        check=_must_be_true("makes the trainer's log-probs differ from the sampler's"),
+        "Switch dropout off in policy and reference, for sampling and training; it must be true.",
+        check=_must_be_true("would make the trainer's log-probs differ from the sampler's"),
     )
     remove_unused_columns: bool | None = field(
-        default=False, metadata={"help": "Keep the columns that carry truth to the rewards."}
+        default=False, metadata={"help": "False keeps the columns that carry truth to the rewards."}
     )
     num_generations_eval: int | None = field(
-        default=1, metadata={"help": "Held-out evaluation is greedy: one completion a row."}
+        default=1,
+        metadata={"help": "Completions per held-out row; evaluation is greedy, so one is enough."},
     )
     ddp_find_unused_parameters: bool | None = field(
-        default=False, metadata={"help": "Every parameter of a GPT-2 is used in every step."}
+        default=False,
+        metadata={
+            "help": "Look for unused parameters in each step; a GPT-2 has none, so false saves time."
+        },
     )
     log_completions: bool = field(
-        default=True, metadata={"help": "Log tables of completions, and keep them as Parquet."}
+        default=True,
+        metadata={
+            "help": "Log tables of completions to the dashboard, and keep them as Parquet files."
+        },
     )
     num_completions_to_print: int | None = field(
-        default=0, metadata={"help": "Completions to print with each log; 0 for none."}
+        default=0, metadata={"help": "How many completions to print with each log; 0 prints none."}
     )
 
     def faults(self) -> list[str]:
-        """What no key shows alone, one sentence each."""
+        """Faults that show only when several keys are compared, one sentence each."""
         faults = self._reward_faults() + self.kl_faults(self.beta) + self.sampling_faults(self)
         return faults + self.prompt_faults() + self.value_faults(self) + self.shape_faults(self)
 
     def settled_faults(self) -> list[str]:
-        """What shows once TRL has settled batch sizes, one sentence each."""
+        """Faults that show once TRL has computed the batch sizes, one sentence each."""
         return self.variance_faults(self, self.world_size)
 
     def _reward_faults(self) -> list[str]:
-        """Find the rewards' faults; without any, hand their weights to TRL."""
+        """The faults of the rewards; if there are none, their weights are set for TRL."""
         specs: Any = self.rewards
         faults = (
             check_reward_specs(specs) if specs is None or isinstance(specs, list | tuple) else []
         )
         if self.reward_weights is not None:  # type: ignore[has-type]
-            faults.append("reward_weights: give each reward its weight, under `rewards`")
+            faults.append(
+                "reward_weights: leave it out, and give each reward its weight under `rewards`"
+            )
         if not faults and isinstance(specs, list | tuple):
             self.reward_weights = [float(spec.get("weight", 1.0)) for spec in specs]
         return faults
@@ -319,19 +349,26 @@ class RookWorldSFTConfig(TrainingDefaults, SFTConfig):
     """`trl.SFTConfig` with RookWorld's defaults: loss on completions only."""
 
     completion_only_loss: bool | None = field(
-        default=True, metadata={"help": "Loss on completions only."}
+        default=True,
+        metadata={"help": "Compute the loss on the answers only, not on the prompts."},
     )
 
 
 @bounded(**_TRAINING_BOUNDS)
 @dataclass
 class RookWorldRewardConfig(TrainingDefaults, RewardConfig):
-    """`trl.RewardConfig` with RookWorld's defaults: no pair is left out for its length unasked."""
+    """`trl.RewardConfig` with RookWorld's defaults: pairs of any length are kept unless you ask."""
 
     max_length: int | None = field(
         default=None,
-        metadata={"help": "Leave out pairs with more tokens; a pair too long for the model stops."},
+        metadata={
+            "help": "Leave out pairs with more tokens than this. None keeps all, and the run stops if a "
+            "pair is too long for the model."
+        },
     )
     ddp_find_unused_parameters: bool | None = field(
-        default=False, metadata={"help": "Every parameter of a GPT-2 is used in every step."}
+        default=False,
+        metadata={
+            "help": "Look for unused parameters in each step; a GPT-2 has none, so false saves time."
+        },
     )

@@ -1,4 +1,4 @@
-"""Where a run logs: sections and boards on W&B or Trackio, and W&B's set-up."""
+"""Dashboards: sections and boards on W&B or Trackio, and how W&B is set up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..engine.truth import PolicyTruth
 from ..tasks.registry import TASKS
 from .glossary import STEP, dashboard_key
 
-# What `wandb login` writes to the netrc file, of version 0.31 and of those before.
+# The hosts that `wandb login` writes to the netrc file: of version 0.31, and of earlier ones.
 _WANDB_URLS = ("https://api.forge.coreweave.com", "https://api.wandb.ai")
 
 
@@ -27,7 +27,7 @@ _RUN_ID_FILE = "wandb_run_id.txt"
 
 
 def open_dashboards(args: Any) -> list[Any]:
-    """The modules `wandb` and `trackio`, as far as a run logs there; they have one interface.
+    """The modules `wandb` and `trackio`, if the run logs there; both have the same interface.
 
     Args:
         args: The trainer's arguments.
@@ -44,10 +44,10 @@ def open_dashboards(args: Any) -> list[Any]:
 
 
 class RunConfigCallback(TrainerCallback):
-    """Adds recipe and commit to a dashboard's configuration, and says where W&B shows the run.
+    """Adds recipe and commit to the dashboard's configuration, and prints W&B's address of the run.
 
     Args:
-        recipe: The keys that were given; dashboards know the trainer's arguments only.
+        recipe: The keys that were given; by themselves, dashboards know only the trainer's arguments.
     """
 
     def __init__(self, recipe: Mapping[str, Any]) -> None:
@@ -64,15 +64,15 @@ class RunConfigCallback(TrainerCallback):
 
 
 class _Dashboard(TrainerCallback):
-    """This package's sections on a dashboard, and a table of boards beside TRL's.
+    """Logs to a dashboard under this package's sections, with a table of boards beside TRL's.
 
-    TRL's table `completions` holds the whole batch as text; `boards` holds `rows` of it with a picture
-    each, as dashboards keep every picture in a file of its own.
+    TRL's table `completions` holds the whole batch as text. `boards` shows only `rows` of its
+    completions, with a picture each, because dashboards keep every picture in a file of its own.
 
     Args:
-        trainer: Whose completions are drawn; `RookWorldGRPOTrainer`.
+        trainer: The `RookWorldGRPOTrainer` with the completions to draw.
         truth: Where the engine's best move comes from.
-        rows: Boards a log; 0 for none.
+        rows: Boards in each log; 0 for none.
     """
 
     def __init__(self, trainer: Any, truth: PolicyTruth, rows: int) -> None:
@@ -98,7 +98,7 @@ class _Dashboard(TrainerCallback):
                 self._log(dashboard, named, state.global_step)
 
     def _log(self, dashboard: Any, named: dict[str, Any], step: int) -> None:
-        if "time/train" in named:  # the numbers of the whole training, which no step has
+        if "time/train" in named:  # numbers of the whole training, not of a step
             if dashboard is wandb:
                 dashboard.run.summary.update(named)
             return
@@ -107,7 +107,7 @@ class _Dashboard(TrainerCallback):
         dashboard.log({**named, STEP: step})
 
     def _boards(self, dashboard: Any) -> Any:
-        """A row a completion: prompt, completion, each reward, advantage, board."""
+        """A table with a row for each completion: prompt, completion, each reward, advantage, board."""
         sampled = sampled_rows(self.trainer, self.rows)
         tasks = [TASKS[row["task"]] for row in sampled]
         valued = [index for index, task in enumerate(tasks) if task.needs_values]
@@ -142,16 +142,16 @@ _OURS = {WandbCallback: WandbDashboard, TrackioCallback: TrackioDashboard}
 
 
 def sampled_rows(trainer: Any, count: int) -> list[dict[str, Any]]:
-    """Some of the completions that TRL's table of the last batch holds, with their data rows.
+    """Some completions of the last batch, with their data rows.
 
     Args:
         trainer: The `RookWorldGRPOTrainer`.
-        count: How many, at most; they lie as far apart as there is room. Only this process's, as
-            the truth columns of others are not here.
+        count: How many at most, spread evenly over the batch. They are all of this process, because the
+            columns with the truth of other processes' rows are not here.
 
     Returns:
-        The row's columns by name, `completion` (what was sampled), each reward (None where it does
-        not apply) and `advantage`.
+        The row's columns by name, `completion` (what was sampled), each reward (None if it does not
+        apply) and `advantage`.
     """
     log = {key: list(column) for key, column in trainer.completion_log().items()}
     prompts = log["prompt", ""]
@@ -172,9 +172,9 @@ def sampled_rows(trainer: Any, count: int) -> list[dict[str, Any]]:
 
 
 def use_dashboards(trainer: Any, truth: PolicyTruth, rows: int) -> None:
-    """Put our dashboards in the places of transformers' own, where the run reports to them.
+    """Replace transformers' dashboard callbacks by ours, if the run reports to them.
 
-    In their places, so that callbacks after them find the run open, as they would otherwise.
+    Ours take the same places in the list, so that later callbacks still find the dashboard's run open.
     """
     handler = trainer.callback_handler
     handler.callbacks = [
@@ -184,25 +184,25 @@ def use_dashboards(trainer: Any, truth: PolicyTruth, rows: int) -> None:
 
 
 def run_tags(tasks: Sequence[str], model: str | None) -> list[str]:
-    """The tags of a run: its tasks, and the model that it begins with; None for a new one."""
+    """The tags of a run: its tasks and its starting model; None stands for a new model."""
     return [*tasks, Path(model or "new").name]
 
 
 def configure_wandb(
     output_dir: Path, resume: bool, tags: Sequence[str] = (), group: str | None = None
 ) -> str:
-    """Set W&B up by its environment variables: never ask, never fail, continue a resumed run.
+    """Set W&B up by its environment variables, so that it never asks, never fails and resumes a run.
 
-    Variables that are set already are left alone.
+    Variables that are already set are left alone.
 
     Args:
-        output_dir: Where the run's files and its id go.
-        resume: Take the id of the run before, where there is one.
-        tags: Of the run: tasks and model.
-        group: Of runs that belong together: those of a recipe.
+        output_dir: Where the run's files and its id are written.
+        resume: Use the id of the earlier run, if there is one.
+        tags: The run's tags: tasks and model.
+        group: The name of a group of runs: the recipe.
 
     Returns:
-        A sentence on where the run is logged.
+        A sentence that says where the run is logged.
     """
     os.environ.setdefault("WANDB_PROJECT", "rookworld-rlvr")
     os.environ.setdefault("WANDB_DIR", str(output_dir))
@@ -212,7 +212,9 @@ def configure_wandb(
         os.environ.setdefault("WANDB_RUN_GROUP", group)
     if not has_wandb_key():
         os.environ.setdefault("WANDB_MODE", "offline")
-    if os.environ.get("WANDB_MODE") == "offline":  # tables' pictures would wait in the home folder
+    if (
+        os.environ.get("WANDB_MODE") == "offline"
+    ):  # otherwise the tables' pictures would be in the home folder
         os.environ.setdefault("WANDB_DATA_DIR", str(output_dir.absolute() / "wandb"))
     id_file = output_dir / _RUN_ID_FILE
     if "WANDB_RUN_ID" not in os.environ:
@@ -222,15 +224,15 @@ def configure_wandb(
     mode = os.environ.get("WANDB_MODE", "online")
     if mode == "offline":
         folder = Path(os.environ["WANDB_DIR"]) / "wandb"
-        return f"W&B runs offline; its files are in {folder} (send them with `wandb sync`)"
+        return f"W&B runs offline; its files are in {folder} (upload them with `wandb sync`)"
     return f"W&B runs in mode {mode!r}, project {os.environ['WANDB_PROJECT']!r}"
 
 
 def has_wandb_key() -> bool:
-    """Whether W&B would log in without asking: from the environment or a netrc file.
+    """Whether W&B can log in without asking, with a key from the environment or a netrc file.
 
-    Not `wandb.login`, even with ``prompt=False``: it raises for a key of the wrong form, prints, and
-    fixes W&B's settings, so that the mode and the run's id would no longer be taken from here.
+    `wandb.login` does not fit here, even with ``prompt=False``: it raises for a malformed key, prints,
+    and freezes W&B's settings, so that later changes of the mode and the run's id would be ignored.
     """
     if os.environ.get("WANDB_API_KEY"):
         return True
@@ -249,4 +251,4 @@ def _host(url: str) -> str:
 def _run_id(id_file: Path, resume: bool) -> str:
     if resume and id_file.is_file():
         return id_file.read_text().strip()
-    return uuid.uuid4().hex[:8]  # the form of W&B's own ids
+    return uuid.uuid4().hex[:8]  # W&B's own ids look like this

@@ -1,4 +1,4 @@
-"""Held-out evaluation while a model trains: rows decoded greedily, suites beside them."""
+"""Held-out evaluation during training: rows are answered greedily, and suites are run."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from .run_folder import ANSWERS_BEFORE, HELDOUT_BEFORE, write_answers
 
 
 class HeldoutEvaluation:
-    """Measures a trainer's policy on held-out rows and by suites; keeps the first and the last results.
+    """Measures a trainer's policy on held-out rows and suites; keeps the first and the latest results.
 
     Args:
         trainer: The `RookWorldGRPOTrainer`.
 
     Attributes:
-        results: Of the last evaluation, by metric.
-        completions: Of the last evaluation, one a row.
-        before: Results of the first evaluation in training.
-        suites: Run with every evaluation.
-        suite_results: Of the last evaluation.
-        suites_before: Of the first evaluation in training.
+        results: Results of the latest evaluation, by metric.
+        completions: The answers of the latest evaluation, one per row.
+        before: Results of the evaluation before training.
+        suites: Suites to run with every evaluation.
+        suite_results: The suites' results in the latest evaluation.
+        suites_before: The suites' results before training.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -48,18 +48,18 @@ class HeldoutEvaluation:
         self.suites_before: Mapping[str, SuiteResult] | None = None
 
     def run(self, rows: Any, prefix: str) -> dict[str, float]:
-        """Evaluate; every process decodes its share of the rows.
+        """Evaluate on held-out rows; every process answers its share of them.
 
         Args:
             rows: A `Dataset` of `N` rows with the columns that `data` documents.
-            prefix: Put before each metric's name, with an underscore.
+            prefix: Goes before each metric's name, with an underscore.
 
         Returns:
-            Metrics in [0, 1] by name, ``<prefix>_overall`` and those of suites among them, and
-            ``<prefix>_runtime`` in seconds.
+            Metrics in [0, 1] by name, with ``<prefix>_overall``, the suites' metrics in their own
+            units, and ``<prefix>_runtime`` in seconds.
         """
         if not isinstance(rows, Dataset):
-            raise TypeError(f"held-out rows come as one Dataset, not {type(rows).__name__}")
+            raise TypeError(f"held-out rows must be one Dataset, not {type(rows).__name__}")
         started = time.perf_counter()
         is_quiet = bool(self.trainer.args.disable_tqdm)
         with quiet(is_quiet):
@@ -80,12 +80,13 @@ class HeldoutEvaluation:
         return {f"{prefix}_{name}": value for name, value in metrics.items()}
 
     def run_final(self) -> int:
-        """Measure the weights that training has left, the best checkpoint's or the last.
+        """Measure the final weights: those of the best checkpoint, or of the last step.
 
-        They are logged only where they have not been yet, so that no step has the numbers of another.
+        The results are logged only if that step has none yet, so that every number is logged for its own
+        step.
 
         Returns:
-            The optimiser step that they are of.
+            The optimiser step of the weights.
         """
         state = self.trainer.state
         best = state.best_model_checkpoint if self.trainer.args.load_best_model_at_end else None
@@ -97,7 +98,7 @@ class HeldoutEvaluation:
         return step
 
     def _run_suites(self) -> dict[str, float]:
-        """The suites' metrics without groups."""
+        """Run the suites; gives their metrics, except those of groups of items."""
         policy = LanguageModel(self.folder, partial(decode, self.trainer))
         self.suite_results = {suite.name: suite.run(policy) for suite in self.suites}
         if self.trainer.is_in_train and self.suites_before is None:
@@ -112,11 +113,11 @@ class HeldoutEvaluation:
     def suites_before_and_after(
         self, start: str, left_out: Mapping[str, str]
     ) -> list[ModelResults]:
-        """The suites' results of the starting model, where it was measured, and of the last evaluation.
+        """The suites' results of the starting model, if it was measured, and of the latest evaluation.
 
         Args:
             start: The starting model's name.
-            left_out: Why suites were left out, by suite.
+            left_out: The suites that were left out, with the reason.
         """
         measured = ((start, self.suites_before), (self.folder, self.suite_results))
         return [ModelResults(str(name), r, left_out) for name, r in measured if r is not None]
@@ -125,7 +126,7 @@ class HeldoutEvaluation:
 def decode(
     trainer: Any, prompts: Sequence[str], progress: Callable[[int], object] | None = None
 ) -> list[str]:
-    """Complete prompts with a trainer's policy, greedily, on this process; see `complete`."""
+    """Answer prompts greedily with a trainer's policy, on this process; see `complete`."""
     training = trainer.model.training
     trainer.model.eval()
     try:

@@ -1,4 +1,4 @@
-"""The Hub: a repository that is made before a run, and filled after it."""
+"""The Hub: the repository is created before a run and filled after it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _RECORDS = (CARD, RESOLVED_CONFIG, RESULTS, PROVENANCE, REPORT, "judge_report.js
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """Files of a folder, its subfolders left out.
+    """Files of one folder to upload, without its subfolders.
 
     Args:
-        folder: Here.
+        folder: The folder on this machine.
         target: The folder in the repository; ``.`` is its root.
-        files: Patterns of their names.
+        files: Patterns of the files' names.
     """
 
     folder: Path
@@ -45,16 +45,16 @@ class Upload:
 
 
 def create_repository(args: Any) -> str | None:
-    """Make the repository that a run is to be pushed to, or find out that it may be written to.
+    """Create the repository that a run will be pushed to, or check that it can be written to.
 
     Args:
         args: The `TrainingArguments`.
 
     Returns:
-        Its id; None where nothing is to be pushed.
+        The repository's id; None if nothing is to be pushed.
 
     Raises:
-        RookWorldError: It cannot be made, or belongs to somebody else.
+        RookWorldError: It could not be created, or belongs to somebody else.
     """
     if not args.push_to_hub:
         return None
@@ -62,13 +62,13 @@ def create_repository(args: Any) -> str | None:
     api = HfApi()
     try:
         url = api.create_repo(name, private=args.hub_private_repo, exist_ok=True)
-        api.auth_check(url.repo_id, write=True)  # one that exists may be another's
+        api.auth_check(url.repo_id, write=True)  # it may exist and belong to somebody else
         if args.hub_revision is not None:
             api.create_branch(url.repo_id, branch=args.hub_revision, exist_ok=True)
-    except Exception as error:  # of its HTTP library too, whichever that is
+    except Exception as error:  # errors of the HTTP library too, whichever it is
         raise RookWorldError(
             f"push_to_hub: cannot write to the repository {name!r} at {api.endpoint} "
-            f"({_reason(error)}); run hf auth login or set HF_TOKEN, with a token that may write, give "
+            f"({_reason(error)}); run hf auth login or set HF_TOKEN with a token that may write, set "
             "hub_model_id: owner/name, or leave push_to_hub out"
         ) from error
     return str(url.repo_id)
@@ -78,15 +78,15 @@ def push(repository: str, folder: Path, args: Any) -> str:
     """Upload a finished run: model or adapters, tokenizer, card, configuration, results, report.
 
     Args:
-        repository: Its id.
-        folder: The run's.
+        repository: The repository's id.
+        folder: The run's folder.
         args: The `TrainingArguments`.
 
     Returns:
-        A line that says where it is.
+        A line that says where the model is.
 
     Raises:
-        RookWorldError: It could not be uploaded; the message says how to do it by hand.
+        RookWorldError: The upload failed; the message gives the commands to do it by hand.
     """
     api, parts = HfApi(), uploads(folder, args.hub_merged)
     try:
@@ -100,7 +100,7 @@ def push(repository: str, folder: Path, args: Any) -> str:
                 revision=args.hub_revision,
                 commit_message=f"Add {folder.resolve().name}",
             )
-    except Exception as error:  # of its HTTP library too: the run's folder is what counts
+    except Exception as error:  # errors of the HTTP library too; the run itself is complete
         commands = "\n".join(f"  {_by_hand(repository, part, args)}" for part in parts)
         raise RookWorldError(
             f"push_to_hub: the run is complete in {folder}, but could not be pushed to {repository} "
@@ -110,7 +110,7 @@ def push(repository: str, folder: Path, args: Any) -> str:
 
 
 def uploads(folder: Path, merged: bool) -> list[Upload]:
-    """What of a run's folder goes where; adapters take the model's place where there are some."""
+    """Which files of a run's folder go where; adapters are uploaded in place of the whole model."""
     if not (folder / ADAPTER).is_dir():
         return [Upload(folder, ".", _MODEL + _TOKENIZER + _RECORDS)]
     return [
@@ -129,7 +129,7 @@ def _by_hand(repository: str, part: Upload, args: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """An HTTP status with the Hub's own words, or what else went wrong."""
+    """The HTTP status with the Hub's own message, or the text of another error."""
     said = str(error)
     if isinstance(error, HfHubHTTPError):
         said = f"{error.response.status_code}: {error.server_message or said}"

@@ -1,4 +1,4 @@
-"""Ctrl-C: the step under way is finished, a checkpoint saved, and training ends."""
+"""Ctrl-C: the current step is finished, a checkpoint is saved, and training ends."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from accelerate import PartialState
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-_TOGETHER_S = 2.0  # accelerate's launcher passes on the signal that a terminal sends to all anyway
+_TOGETHER_S = (
+    2.0  # the terminal signals all processes, and accelerate's launcher passes the signal on again
+)
 
 
 class StopOnInterrupt(TrainerCallback):
-    """Ends training at the first Ctrl-C with a checkpoint, at the second at once.
+    """Ends training with a checkpoint at the first Ctrl-C, and immediately at the second.
 
-    What is due at that step, an evaluation for one, is done before.
+    If an evaluation is due at that step, it is done first.
 
     Attributes:
-        stopped_at: The optimiser step that training ended at; None where nobody asked for it.
+        stopped_at: The optimiser step at which training was interrupted; None if it was not.
     """
 
     EXIT_CODE = 128 + signal.SIGINT
@@ -46,13 +48,13 @@ class StopOnInterrupt(TrainerCallback):
             control.should_training_stop = True
 
     def describe(self, output_dir: Path) -> str:
-        """Where training ended, and how it goes on."""
+        """Where training ended, and how to resume it."""
         folder = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{self.stopped_at}"
         if not folder.is_dir():
-            return f"interrupted at step {self.stopped_at}; save_strategy: no keeps no checkpoint"
+            return f"interrupted at step {self.stopped_at}; no checkpoint was saved (save_strategy: no)"
         return (
-            f"interrupted at step {self.stopped_at}: {folder} is saved; the same command with "
-            "--resume_from_checkpoint true goes on from it"
+            f"interrupted at step {self.stopped_at}: {folder} is saved; run the same command with "
+            "--resume_from_checkpoint true to go on from it"
         )
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
@@ -60,13 +62,13 @@ class StopOnInterrupt(TrainerCallback):
         if self._asked_at is None:
             self._asked_at = now
             if PartialState().is_main_process:
-                text = "\ninterrupted: stopping after this step; Ctrl-C again stops at once"
+                text = "\ninterrupted: stopping after this step; press Ctrl-C again to stop at once"
                 print(text, file=sys.stderr, flush=True)
         elif now - self._asked_at > _TOGETHER_S:
             raise KeyboardInterrupt
 
     def _is_asked_anywhere(self) -> bool:
-        """Whether any process has been asked, so that all end at the same step."""
+        """Whether any process was interrupted, so that all end at the same step."""
         state = PartialState()
         asked = torch.tensor(self._asked_at is not None, dtype=torch.float32, device=state.device)
         if state.num_processes > 1:

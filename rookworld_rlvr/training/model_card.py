@@ -1,4 +1,4 @@
-"""The card that every run writes beside its model: true, and the only one."""
+"""The model card that every run writes beside its model."""
 
 from __future__ import annotations
 
@@ -25,45 +25,45 @@ from ..tasks.metrics import headlines
 from ..tasks.registry import TASKS
 from .run_folder import CARD
 
-LICENCE = "gpl-3.0"  # of this package, its data and its model
+LICENCE = "gpl-3.0"  # the licence of this package, its data and its model
 
 
 _VERSIONS = ("torch", "transformers", "trl", "rookworld-rlvr")
 
 
 class OwnCard:
-    """Mixin for TRL's trainers: they neither draft a card nor push, with checkpoints or by themselves.
+    """Mixin for TRL's trainers that keeps them from drafting cards and from pushing to the Hub.
 
-    A run writes its own card when it has something to tell, and `hub.push` pushes it.
+    A run writes its own card at its end, and `hub.push` pushes it.
     """
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """TRL drafts one with every checkpoint; nothing here."""
+        """Write no card, because the run writes its own; TRL drafts one with every checkpoint."""
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
-        """transformers makes a repository with the trainer; `hub.create_repository` has done it."""
+        """Create no repository, because `hub.create_repository` has already done it."""
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> None:
-        """transformers pushes whatever lies in the folder when a model is saved; nothing here."""
+        """Push nothing, because `hub.push` does it after the run; transformers would push too early."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What the cards of all runs tell.
+    """What the cards of all kinds of runs need.
 
     Args:
-        command: Of the console command that ran it: ``grpo``, ``sft`` or ``judge``.
-        argv: What it was given.
-        folder: The run's; the card goes there.
-        recipe: The keys that were given, YAML and overrides in one.
-        base: The model that it began with; None for one from scratch.
-        data: What it was trained and measured on.
-        dataset: Its name, as `check_dataset_name` takes it.
-        parameters: How many the model has.
-        seconds: That it took, since it was resumed where it was.
-        processes: That trained together.
-        resumed: Whether it went on from a checkpoint.
-        repository: The id on the Hub that it is pushed to; None where it stays here.
+        command: The command that ran it: ``grpo``, ``sft`` or ``judge``.
+        argv: The command's arguments.
+        folder: The run's folder, where the card is written.
+        recipe: The keys that were given, from the YAML file and the command line.
+        base: The starting model; None for a model from scratch.
+        data: The data that the model was trained and measured on.
+        dataset: The data set's name, as `check_dataset_name` takes it.
+        parameters: The number of the model's parameters.
+        seconds: How long it took, counted from the last resume.
+        processes: The number of processes that trained together.
+        resumed: Whether it was resumed from a checkpoint.
+        repository: The repository on the Hub that it is pushed to; None if it is not pushed.
     """
 
     command: str
@@ -81,7 +81,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Of the model: the repository's, or else the folder's."""
+        """The model's name: that of the repository, or of the folder if there is no repository."""
         return (self.repository or self.folder.resolve().name).split("/")[-1]
 
 
@@ -99,16 +99,16 @@ def write_grpo_card(
     stopped: str | None = None,
     adapters: bool = False,
 ) -> None:
-    """Write the card of a run of `recipes/grpo.py`.
+    """Write the card of a GRPO run.
 
     Args:
-        run: What was run.
+        run: The run.
         before: Held-out results of the starting model.
-        after: Held-out results of the model saved.
+        after: Held-out results of the saved model.
         args: The `RookWorldGRPOConfig`.
-        step: The optimiser step that the model saved is of.
-        steps: That were made.
-        stopped: Why training ended early; None where it did not.
+        step: The optimiser step of the saved model.
+        steps: The number of optimiser steps made.
+        stopped: Why training ended early; None if it did not.
         adapters: Whether adapters were trained.
     """
     metric = args.metric_for_best_model
@@ -143,14 +143,14 @@ def write_sft_card(
     answer_tokens: int,
     adapters: bool = False,
 ) -> None:
-    """Write the card of a run of `recipes/sft.py`.
+    """Write the card of a supervised run.
 
     Args:
-        run: What was run.
-        before: Held-out results of the starting model; empty for one from scratch.
-        after: Held-out results of the model saved.
+        run: The run.
+        before: Held-out results of the starting model; empty for a model from scratch.
+        after: Held-out results of the saved model.
         args: The `RookWorldSFTConfig`.
-        answer_tokens: Most tokens of an answer.
+        answer_tokens: The largest number of tokens in an answer.
         adapters: Whether adapters were trained.
     """
     _write(
@@ -167,12 +167,12 @@ def write_sft_card(
 def write_judge_card(
     run: Run, report: Mapping[str, Any], report_text: str, example: tuple[str, str]
 ) -> None:
-    """Write the card of a run of `recipes/train_judge.py`.
+    """Write the card of a judge.
 
     Args:
-        run: What was run.
-        report: What `reports.judge.judge_report` found.
-        report_text: The same as Markdown.
+        run: The run.
+        report: The result of `reports.judge.judge_report`.
+        report_text: The report as Markdown.
         example: A held-out prompt and an answer to it.
     """
     pairs = {"all": report["pairs"], **report["pairs"]["by_kind"]}
@@ -194,7 +194,7 @@ def _data(
     is_adapter: bool,
     pipeline: str = "text-generation",
 ) -> ModelCardData:
-    """The header; what has no id on the Hub is told in the text alone."""
+    """The header. Models and data sets that are not on the Hub are named in the text only."""
     return ModelCardData(
         **_licence(run),
         base_model=run.base if run.base and _is_on_hub(run.base) else None,
@@ -217,7 +217,7 @@ def _share(run: Run, kind: str, metric: str, value: float) -> EvalResult:
 
 
 def _is_on_hub(name: str) -> bool:
-    """Whether a name is an id; a run's folder, ``runs/sft_nano``, has the form of one."""
+    """Whether a name is an id on the Hub; a run's folder, ``runs/sft_nano``, has the same form."""
     return is_hub_id(name) and not Path(name).exists()
 
 
@@ -226,7 +226,7 @@ def _is_hub_dataset(name: str) -> bool:
 
 
 def _licence(run: Run) -> dict[str, Any]:
-    """The base model's, as the header has it; empty where it cannot be found out."""
+    """The base model's licence, as keys of the header; empty if it is not known."""
     if run.base is None:
         return {"license": LICENCE} if run.dataset in ("", *PACKAGED_DATA) else {}
     card = Path(resolve_model_path(run.base)) / CARD
@@ -243,7 +243,7 @@ def _licence(run: Run) -> dict[str, Any]:
 def _hub_data(name: str) -> ModelCardData:
     try:
         return HfApi().model_info(name, timeout=10).card_data or ModelCardData()
-    except Exception:  # whatever its HTTP library raises: the card then says that it is not known
+    except Exception:  # whatever the HTTP library raises; the card then says that it is not known
         return ModelCardData()
 
 
@@ -264,7 +264,7 @@ def _write(run: Run, data: ModelCardData, **values: Any) -> None:
 
 
 def _sources(run: Run) -> dict[str, Any]:
-    """Where model and rows come from, and what a user asks it."""
+    """Where the model and its rows come from, and example prompts."""
     report = run.data.report
     playing_first = sorted(TASKS.values(), key=lambda task: not task.needs_values)
     trained = [task for task in playing_first if report.train[task.name]]
@@ -283,7 +283,7 @@ def _sources(run: Run) -> dict[str, Any]:
             if report.train[name] + report.heldout[name]
         },
         "values": any(task.needs_values for task in trained)
-        and (report.values or "the rows' own values, or from an engine where they had none"),
+        and (report.values or "the rows' own values, or an engine's for rows without any"),
         "moves": _moves(run.data.heldout),
         "examples": _examples(run.data.heldout),
         "faults": {
@@ -312,13 +312,13 @@ def _dataset(name: str) -> str:
 
 
 def _moves(heldout: Dataset) -> tuple[int, int, int]:
-    """Lowest, middle and highest number of the move that is to be made in held-out positions."""
+    """The lowest, median and highest move number of the held-out positions."""
     numbers = [int(fen.split()[5]) for fen in heldout["fen"]]
     return min(numbers), statistics.median_low(numbers), max(numbers)
 
 
 def _examples(heldout: Dataset) -> list[tuple[str, str]]:
-    """A prompt of each task with the right answer, both as Python writes them."""
+    """A prompt of each task with the right answer, both as Python literals."""
     firsts = {row["task"]: row for row in reversed(heldout.to_list())}
     return [
         (repr(firsts[name]["prompt"]), repr(task.reference(firsts[name])))
@@ -334,7 +334,7 @@ def _reward(spec: Mapping[str, Any]) -> tuple[str, float, str]:
 
 
 def _made(run: Run) -> dict[str, Any]:
-    """How it was made, without the paths of the machine that it was made on."""
+    """How the model was made, without the paths of the machine."""
     here = machine()
     launcher = ["--num_processes", str(run.processes)] if run.processes > 1 else []
     words = [_public_word(word) for word in run.argv]
@@ -357,7 +357,7 @@ def _public_word(word: str) -> str:
 
 
 def _public(value: Any) -> Any:
-    """A value in which absolute paths are names, so that a card shows nobody's folders.
+    """A value with absolute paths shortened to file names, so that a card shows nobody's folders.
 
     >>> _public(
     ...     {"config": "/home/ann/mine.yaml", "rewards": ["/home/ann/short.py:short"], "seed": 0}

@@ -1,7 +1,7 @@
-"""The preflight: the trainer's log-probs against each row's alone, and against the sampler's.
+"""The preflight: compares the trainer's log-probs with those of each row alone and with the sampler's.
 
-TRL 1.16 scores left-padded batches without position ids, and GPT-2 then counts positions from the
-padding, while `generate` counts them from the text: the trainer's log-probs are not the sampler's
+TRL 1.16 scores left-padded batches without position ids. GPT-2 then counts positions from the padding,
+while `generate` counts them from the text, so the trainer's log-probs differ from the sampler's
 (huggingface/trl issue 6800 describes the same for other trainers).
 """
 
@@ -30,7 +30,7 @@ LogProbs = Callable[..., Any]
 
 
 Batch = tuple[torch.Tensor, torch.Tensor, int, torch.Tensor]
-"""Completions to score: tokens and mask ``(B, P+C)``, `C`, and temperatures ``(B,)``."""
+"""Completions to score: tokens ``(B, P+C)``, mask ``(B, P+C)``, `C`, and temperatures ``(B,)``."""
 
 
 TOLERANCE_FP32 = 1e-3
@@ -40,16 +40,16 @@ TOLERANCE_HALF = 5e-2
 
 
 class PreflightError(RookWorldError):
-    """The trainer's log-probs do not match the sampler's, or the policy is not the reference."""
+    """The trainer's log-probs differ from the sampler's, or the policy from the reference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """What the preflight measures, in nats; at step 0 all three are 0 but for rounding."""
+    """What the preflight measures, in nats. At step 0 all three are 0, up to rounding."""
 
-    alone_gap: float  # largest |trainer's log-prob - that of the row alone and unpadded|, by token
-    sampler_gap: float  # largest |trainer's log-prob - sampler's|, by token
-    reference_kl: float  # KL of the policy to the reference, k3 estimator, mean over tokens
+    alone_gap: float  # largest |trainer's log-prob - that of the row alone, unpadded|, over tokens
+    sampler_gap: float  # largest |trainer's log-prob - sampler's|, over tokens
+    reference_kl: float  # KL from policy to reference by the k3 estimator, mean over tokens
 
     def describe(self) -> str:
         """The three numbers in words."""
@@ -59,7 +59,7 @@ class Parity:
         )
 
     def faults(self, tolerance: float) -> list[str]:
-        """The numbers that are over tolerance or no numbers, as phrases."""
+        """The numbers that are over the tolerance or not finite, as phrases."""
         return [
             f"{name} = {value:.3g}"
             for name, value in asdict(self).items()
@@ -68,7 +68,7 @@ class Parity:
 
 
 class PreflightCallback(TrainerCallback):
-    """Measures parity once the model is on its device and wrapped, before the first update."""
+    """Measures the gaps before the first update, once the model is on its device and wrapped."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
@@ -80,19 +80,19 @@ class PreflightCallback(TrainerCallback):
         Trainer.log(trainer, {f"preflight/{name}": v for name, v in asdict(parity).items()})
         tolerance = preflight_tolerance(trainer)
         trainer.accelerator.print(f"preflight: {parity.describe()} (tolerance {tolerance:g} nats)")
-        # A resumed policy has left its reference, and rightly so.
+        # The policy of a resumed run differs from its reference, as it should.
         checked = parity if state.global_step == 0 else replace(parity, reference_kl=0.0)
         if faults := checked.faults(tolerance):
             raise PreflightError(
-                f"preflight: {', '.join(faults)}, over the tolerance of {tolerance:g} nats. The "
-                "trainer does not score what the sampler wrote, so GRPO would not learn from it. "
-                "Check dropout, position ids and precision of the model (or raise "
-                "preflight_tolerance, if you know why)"
+                f"preflight: {', '.join(faults)}, over the tolerance of {tolerance:g} nats: the "
+                "trainer's log-probs are not those that completions were sampled with, so GRPO would "
+                "not learn from them. Check the model's dropout, position ids and precision, or raise "
+                "preflight_tolerance if you know the reason"
             )
 
 
 def preflight_tolerance(trainer: GRPOTrainer) -> float:
-    """Largest gap allowed, in nats: the arguments', or what the precision allows."""
+    """The largest gap allowed, in nats: as given, or by default what the precision allows."""
     given: float | None = getattr(trainer.args, "preflight_tolerance", None)
     if given is not None:
         return given
@@ -103,7 +103,7 @@ def preflight_tolerance(trainer: GRPOTrainer) -> float:
 
 
 def mixed_length_prompts(trainer: GRPOTrainer) -> list[str]:
-    """Prompts from all over the training set, from the shortest to the longest, evenly by rank."""
+    """Prompts from all over the training set, evenly from the shortest to the longest."""
     rows = trainer.train_dataset
     stride = max(1, len(rows) // 256)
     prompts = sorted({rows[index]["prompt"] for index in range(0, len(rows), stride)})
@@ -120,17 +120,17 @@ def measure_parity(
 ) -> Parity:
     """Compare a trainer's log-probs with those of the sampler and of each row alone.
 
-    Works for any `GRPOTrainer`, so that the plain one can be measured too. Every process measures the
-    same batch, and the random state is left as it was. The sampler's log-probs are those before top-k
-    and top-p, which TRL's loss does not know either, at the temperature of the row.
+    It works for any `GRPOTrainer`, so that TRL's own can be measured too. Every process measures the
+    same batch, and the random state is left as it was. The sampler's log-probs are taken at the row's
+    temperature and before top-k and top-p, because TRL's loss ignores these two.
 
-    Without a reference in memory (``beta`` 0) the starting model is loaded for the comparison, where
-    it has a path; else the policy is compared with itself.
+    Without a reference in memory (``beta`` 0) the starting model is loaded for the comparison. If it has
+    no path, the policy is compared with itself.
 
     Args:
-        trainer: Its model may be wrapped already.
-        prompts: `B` texts, of different lengths.
-        log_probs: How the trainer scores, as `RookWorldGRPOTrainer.log_probs`; None takes its own.
+        trainer: The trainer; its model may be wrapped already.
+        prompts: `B` texts of different lengths.
+        log_probs: How the trainer scores, like `RookWorldGRPOTrainer.log_probs`; None: its own.
     """
     devices = [trainer.accelerator.device] if trainer.accelerator.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
@@ -150,13 +150,13 @@ def measure_parity(
             (ratio.exp() - ratio - 1).mean(),
         ]
     )
-    # The worst process speaks for all, so that they stop together.
+    # All processes use the largest gaps of any of them, so that they stop together.
     worst = trainer.accelerator.gather(gaps.unsqueeze(0)).amax(dim=0).tolist()
     return Parity(*worst)
 
 
 def _sample(trainer: GRPOTrainer, prompts: Sequence[str]) -> tuple[Batch, torch.Tensor]:
-    """Sample as the trainer does: the completions, and their log-probs ``(B, C)``."""
+    """Sample as the trainer does; gives the completions and their log-probs ``(B, C)``."""
     alike = [Sampling(trainer.temperature, trainer.top_p, trainer.top_k or 0)] * len(prompts)
     rows = trainer.samplings(prompts) if hasattr(trainer, "samplings") else alike
     tokenizer, device = trainer.processing_class, trainer.accelerator.device
@@ -186,13 +186,13 @@ def _gather_logps(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def _score(score: LogProbs, network: torch.nn.Module, batch: Batch) -> torch.Tensor:
-    """Log-probs ``(B, C)`` as the trainer's loss takes them."""
+    """Log-probs ``(B, C)`` as the trainer computes them for its loss."""
     logps: torch.Tensor = score(network, *batch)[0]
     return logps.float()
 
 
 def _logps_alone(trainer: GRPOTrainer, batch: Batch) -> torch.Tensor:
-    """Log-probs ``(B, C)`` of each row by itself: no padding, dropout off."""
+    """Log-probs ``(B, C)`` of each row by itself, without padding or dropout."""
     sequences, mask, length, temperatures = batch
     logps = torch.zeros(sequences.size(0), length, device=sequences.device)
     width = sequences.size(1) - length

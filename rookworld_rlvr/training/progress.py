@@ -1,4 +1,4 @@
-"""What a run shows while it trains: a line a log, and a small table a held-out evaluation."""
+"""What a run prints while it trains: a line per log, and a small table per held-out evaluation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WIDTH = 100  # columns
 
 
 class ShortProgressCallback(ProgressCallback):
-    """Transformers' progress bar, on a terminal; readable lines in place of forty numbers a log."""
+    """Transformers' progress bar, on a terminal only; short lines instead of forty numbers per log."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if sys.stderr.isatty() and not args.disable_tqdm:
@@ -48,17 +48,17 @@ class ShortProgressCallback(ProgressCallback):
 
 
 def _line(state: Any, logs: Mapping[str, Any]) -> list[str]:
-    """The numbers of a step that say how it goes, in one line; none where there are none."""
+    """The most telling numbers of a step in one line; no line if the log has none of them."""
     shown = [f"{name} {logs[name]:.4g}" for name in _SHOWN if logs.get(name) is not None]
     return [f"step {state.global_step:>5}/{state.max_steps}  {'  '.join(shown)}"] if shown else []
 
 
 def heldout_lines(step: int, results: Mapping[str, float]) -> list[str]:
-    """A held-out evaluation as a small table: the number that decides first, then a task a row.
+    """A held-out evaluation as a small table: the overall number, then a row per task.
 
     Args:
-        step: In optimiser steps.
-        results: Shares in [0, 1] by metric, and metrics of suites as they come.
+        step: The optimiser step.
+        results: Shares in [0, 1] by metric, and metrics of suites in their own units.
 
     >>> results = {"overall": 0.25, "policy/format": 1.0, "policy/best_move": 0.25}
     >>> print("\\n".join(heldout_lines(50, {**results, "suites/puzzles/elo": 900})))
@@ -70,13 +70,15 @@ def heldout_lines(step: int, results: Mapping[str, float]) -> list[str]:
     lines = [f"step {step:>5}  held-out{overall}"]
     first = set(headlines().values())
     rows: dict[str, list[str]] = {}
-    for name in sorted(results, key=lambda name: name not in first):  # else in their order
+    for name in sorted(
+        results, key=lambda name: name not in first
+    ):  # headlines first, the others in their order
         row, slash, metric = name.partition("/")
         value = f"{results[name]:.4g}" if row == "suites" else f"{results[name]:.1%}"
         if slash:
             rows.setdefault(row, []).append(f"{metric} {value}")
     for row in sorted(rows, key=lambda row: row == "suites"):
-        cells = [cell.replace(" ", "\0") for cell in rows[row]]  # a cell stays in one piece
+        cells = [cell.replace(" ", "\0") for cell in rows[row]]  # keeps a cell on one line
         text = textwrap.fill(
             "  ".join(cells),
             _WIDTH,

@@ -1,4 +1,4 @@
-"""What a run prints and writes: dry runs, before/after tables, the resolved configuration."""
+"""Held-out results: the tables that a run prints, and the files that it writes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def before_after_table(before: Mapping[str, Proportion], after: Mapping[str, Pro
     if headline(after) < headline(before):
         lines += [
             "",
-            "No checkpoint beat the starting model; the saved one is the best of the run's.",
+            "No checkpoint is better than the starting model; the best checkpoint of the run is saved.",
         ]
     return "\n".join(lines)
 
@@ -44,7 +44,7 @@ def results_table(results: Mapping[str, Proportion]) -> str:
 def write_results(
     path: Path, before: Mapping[str, Proportion], after: Mapping[str, Proportion], **extra: Any
 ) -> None:
-    """The table's numbers as JSON, and what else is worth keeping."""
+    """Write the table's numbers as JSON, with other numbers of the run."""
     results = {
         name: {
             "before": before[name].value,
@@ -59,10 +59,10 @@ def write_results(
 
 
 def heldout_results(content: Mapping[str, Any], when: str) -> dict[str, Proportion]:
-    """Held-out results in what `write_results` wrote.
+    """The held-out results in a file of `write_results`.
 
     Args:
-        content: Of the file.
+        content: The file's content.
         when: ``before`` or ``after``.
     """
     return {
@@ -72,12 +72,12 @@ def heldout_results(content: Mapping[str, Any], when: str) -> dict[str, Proporti
 
 
 def write_proportions(path: Path, results: Mapping[str, Proportion]) -> None:
-    """Keep held-out results as they are counted, for a run that goes on later."""
+    """Write held-out results as counts, for a run that is resumed later."""
     path.write_text(json.dumps({name: [r.successes, r.n] for name, r in results.items()}) + "\n")
 
 
 def read_proportions(path: Path) -> dict[str, Proportion]:
-    """What `write_proportions` wrote."""
+    """Read a file of `write_proportions`."""
     content = json.loads(path.read_text())
     return {name: Proportion(successes, n) for name, (successes, n) in content.items()}
 

@@ -1,5 +1,5 @@
-"""The folder of a run: where it goes on, what stands there already, what it began with, what of it
-is kept for a report.
+"""The folder of a run: where to resume, what is there already, the starting results, and what a report
+needs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PROVENANCE = "provenance.json"
 RESULTS = "results.json"
 
 
-EVALUATION = "evaluation.json"  # of the suites
+EVALUATION = "evaluation.json"  # the suites' results
 
 
 CARD = "README.md"
@@ -58,7 +58,7 @@ CARD = "README.md"
 REPORT = "report.html"
 
 
-ADAPTER = "adapter"  # the folder of a run's adapters
+ADAPTER = "adapter"  # the subfolder with a run's adapters
 
 
 _NO = ("false", "no", "none")
@@ -68,15 +68,15 @@ _LAST = ("true", "yes", "last")
 
 
 def resume_point(wish: str | None, output_dir: Path) -> Path | None:
-    """The checkpoint to go on from.
+    """The checkpoint to resume from; None to start anew.
 
     Args:
-        wish: None or ``false`` for none, ``true`` for the last one in `output_dir` (none where there
-            is none yet), or a checkpoint's folder.
+        wish: None or ``false`` to start anew, ``true`` for the last checkpoint in `output_dir` if it has
+            one, or a checkpoint's folder.
         output_dir: The run's folder.
 
     Raises:
-        RookWorldError: The folder named holds no checkpoint.
+        RookWorldError: The given folder is not a checkpoint.
     """
     if wish is None or wish.lower() in _NO:
         return None
@@ -86,22 +86,24 @@ def resume_point(wish: str | None, output_dir: Path) -> Path | None:
             print(f"no checkpoint in {output_dir} yet: the run starts anew")
         return None if last is None else Path(last)
     folder = Path(wish)
-    is_root = (folder / RESOLVED_CONFIG).is_file()  # of a run: its log is there too, no optimiser
+    is_root = (
+        folder / RESOLVED_CONFIG
+    ).is_file()  # a run's folder has a log too, but no optimiser state
     if is_root or not (folder / "trainer_state.json").is_file():
         raise RookWorldError(
             f"resume_from_checkpoint: no checkpoint in {wish!r}; give a folder checkpoint-N, or true "
-            f"for the last one in {output_dir}"
+            f"for the last checkpoint in {output_dir}"
         )
     return folder
 
 
 def goes_on(output_dir: Path, checkpoint: Path | None) -> bool:
-    """Whether a run continues the one in its folder, not one from elsewhere."""
+    """Whether a run continues the one in its own folder, and not one from elsewhere."""
     return checkpoint is not None and checkpoint.resolve().parent == output_dir.resolve()
 
 
 def foreign_faults(output_dir: Path) -> list[str]:
-    """Whether a folder holds what is no run."""
+    """A fault if the folder holds files that are not a run's."""
     is_free = not output_dir.is_dir() or not any(output_dir.iterdir()) or _is_run(output_dir)
     return [] if is_free else [_no_run(output_dir)]
 
@@ -111,22 +113,22 @@ def _is_run(folder: Path) -> bool:
 
 
 def _no_run(folder: Path) -> str:
-    return f"output_dir: {str(folder)!r} holds files that are no run of ours; give another folder"
+    return f"output_dir: {str(folder)!r} holds files that are not from a run; give another folder"
 
 
 def open_folder(output_dir: Path, keep: bool, resolved: str, quarantine: Path) -> None:
-    """Make the run's folder, and put what is known before training there.
+    """Create the run's folder, and write the files that are known before training.
 
-    An earlier run is kept under the next free name beside it.
+    An earlier run in that folder is moved to the next free name beside it.
 
     Args:
         output_dir: The run's folder.
-        keep: The run goes on in the folder as it is.
+        keep: Whether the run continues in the folder as it is.
         resolved: The resolved configuration.
-        quarantine: Where loading has put malformed rows, if it found some.
+        quarantine: The file of malformed rows, if loading found any.
 
     Raises:
-        RookWorldError: The folder cannot be made, or holds something that is no run.
+        RookWorldError: The folder could not be created, or holds something that is not a run.
     """
     try:
         if output_dir.is_dir() and any(output_dir.iterdir()) and not keep:
@@ -151,17 +153,17 @@ def _move_aside(output_dir: Path) -> None:
 
 
 def quarantine_path(output_dir: Path) -> Path:
-    """Beside the run's folder, so that data that cannot be used leave the folder alone."""
+    """The file of malformed rows: beside the run's folder, which unusable data thus leave alone."""
     return output_dir.parent / f"{output_dir.name}.quarantine.jsonl"
 
 
 def starting_point(
     output_dir: Path, checkpoint: Path | None, heldout: Dataset
 ) -> Mapping[str, Proportion] | None:
-    """What the run that goes on measured before its first step; None for a new run.
+    """The held-out results from before the first step of a resumed run; None for a new run.
 
     Raises:
-        RookWorldError: It measured on other held-out rows.
+        RookWorldError: They were measured on other held-out rows.
     """
     path = output_dir / HELDOUT_BEFORE
     if not goes_on(output_dir, checkpoint) or not path.is_file():
@@ -182,12 +184,12 @@ def starting_point(
 def write_answers(
     path: Path, rows: Iterable[Mapping[str, Any]], completions: Sequence[str]
 ) -> None:
-    """Keep what a model answered, scored, one JSON object a row.
+    """Write a model's answers with their scores, one JSON object per row.
 
     Args:
         path: The file; an earlier one is replaced.
-        rows: `N` rows of the columns that `data` documents.
-        completions: `N` texts, one a row.
+        rows: `N` rows with the columns that `data` documents.
+        completions: `N` texts, one per row.
     """
     with path.open("w", encoding="utf-8") as file:
         for row, completion in zip(rows, completions, strict=True):
@@ -209,14 +211,14 @@ def open_provenance(
     processes: int,
     resumed_from: Path | None = None,
 ) -> None:
-    """Write down what a run starts with; one that goes on adds a session to those before.
+    """Write down what a run starts with; a resumed run adds a session to the earlier ones.
 
     Args:
         output_dir: The run's folder.
-        data: What was loaded.
+        data: The data that were loaded.
         truth: Where the values of moves come from.
-        processes: That train together.
-        resumed_from: The checkpoint that it goes on from.
+        processes: The number of processes that train together.
+        resumed_from: The checkpoint that the run is resumed from.
     """
     source = truth.labeller.source if truth.labeller is not None else None
     session = {
@@ -235,12 +237,12 @@ def open_provenance(
 
 
 def close_provenance(output_dir: Path, started: float, parameters: int) -> None:
-    """Add to the last session what is known at its end; one that was killed lacks it.
+    """Add to the last session what is known at its end; a session that was killed lacks it.
 
     Args:
         output_dir: The run's folder.
-        started: When the script started, `time.perf_counter`'s seconds.
-        parameters: How many the model has.
+        started: When the script started, in seconds of `time.perf_counter`.
+        parameters: The number of the model's parameters.
     """
     path = output_dir / PROVENANCE
     content = json.loads(path.read_text())
@@ -250,22 +252,22 @@ def close_provenance(output_dir: Path, started: float, parameters: int) -> None:
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """A file that is there only when it is whole."""
+    """Write a file in one piece, so that it never exists half written."""
     incomplete = path.with_name(f"{path.name}.incomplete")
     incomplete.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     incomplete.replace(path)
 
 
 def note_coverage(model: PreTrainedModel, rows: Dataset, is_new: bool) -> None:
-    """Note in a model's configuration which positions it is trained on, see `tasks.coverage`.
+    """Note in a model's configuration which positions it is trained on; see `tasks.coverage`.
 
-    To what it notes already it is added. One that was trained before and notes nothing is left
-    without: its rows were more than these.
+    They are added to those noted before. If a model was trained before but notes nothing, nothing is
+    noted, because these rows are not all that it has seen.
 
     Args:
-        model: Before or after its training.
-        rows: That it is trained on.
-        is_new: Whether nothing else was.
+        model: The model, before or after training.
+        rows: The rows that it is trained on.
+        is_new: Whether it was never trained on anything else.
     """
     earlier = noted(model.config)
     if is_new or earlier:
@@ -275,7 +277,7 @@ def note_coverage(model: PreTrainedModel, rows: Dataset, is_new: bool) -> None:
 def save_final(trainer: Trainer, folder: Path) -> None:
     """Save a model that plain `AutoModelForCausalLM.from_pretrained` loads.
 
-    Adapters are merged into it, and kept by themselves in the folder `ADAPTER`.
+    Adapters are merged into the model, and also saved by themselves in the subfolder `ADAPTER`.
     """
     network = trainer.accelerator.unwrap_model(trainer.model)
     if not hasattr(network, "peft_config"):
@@ -290,7 +292,7 @@ def save_final(trainer: Trainer, folder: Path) -> None:
 
 
 def _save_adapter(network: PeftModel, folder: Path) -> None:
-    """The adapters alone; they name a base model that lies in a folder without its path."""
+    """Save the adapters alone. A base model in a folder is named without its path."""
     network.save_pretrained(str(folder), selected_adapters=[network.active_adapter])
     (folder / CARD).unlink(missing_ok=True)  # PEFT's draft
     config = PeftConfig.from_pretrained(str(folder))

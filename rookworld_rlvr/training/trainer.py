@@ -1,6 +1,6 @@
-"""The `GRPOTrainer` subclass: what a step does, from top to bottom; features are `parts`.
+"""The `GRPOTrainer` subclass: what a step does, from top to bottom; its features are in `parts`.
 
-The only file that names privates of TRL and transformers: `tests/training/test_canary.py` watches them.
+Only this file uses private names of TRL and transformers; `tests/training/test_canary.py` watches them.
 """
 
 from __future__ import annotations
@@ -38,18 +38,14 @@ from .preflight import Parity, PreflightCallback
 
 
 class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
-    """`trl.GRPOTrainer` that is right for GPT-2, with parts; the constructor is TRL's.
-
-    - Position ids come from the attention mask in every forward, dropout is off, GELU is fused.
-    - `evaluate` decodes the held-out rows greedily and scores them with the rewards' scorer.
-    - A preflight runs when training begins, unless ``args.preflight`` is False.
+    """`trl.GRPOTrainer`, corrected for GPT-2 and extended by parts; it takes TRL's arguments.
 
     Attributes:
-        sampling: How completions are drawn where no task has its own way.
-        preflight: What the preflight has measured; None before.
+        sampling: How completions are sampled, unless `task_sampling` names their task.
+        preflight: The result of the preflight, which runs when training begins; None before.
         sampled: This process's rows of the last batch, by prompt.
-        checkpoint: What training goes on from, as `train` was given it.
-        call: What goes along with the call of TRL's that is under way; None outside of one.
+        checkpoint: The checkpoint that `train` was told to resume from.
+        call: Extra inputs and outputs of the current call to TRL; None outside of a call.
     """
 
     def __init__(
@@ -59,12 +55,13 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
         args: Any = None,
         **kwargs: Any,
     ) -> None:
+        """Correct the model for GPT-2 (position ids, dropout, GELU) and add the parts to it."""
         self.call: Call | None = None
         self._guard = RewardGuard()
         model = resolve_model_path(model) if isinstance(model, str) else model
         with reference_loaded(args):
             super().__init__(model, self._guard.around(reward_funcs), args, **kwargs)
-        self.beta = 0.0  # TRL's own KL term: `parts.kl` takes its place
+        self.beta = 0.0  # switches TRL's own KL term off; `parts.kl` replaces it
         self.sampling = Sampling(self.temperature, self.top_p, self.top_k or 0)
         self.parts = Parts(self)
         for network in self.networks():
@@ -82,36 +79,36 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
             self.add_callback(PreflightCallback(self))
 
     def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
-        arguments = super()._build_accelerator_args(**kwargs)
-        if self.args.torch_compile:  # `parts.compiling` compiles what accelerate would
-            arguments["dynamo_plugin"] = TorchDynamoPlugin(backend="no")
-        return arguments
+        """Keep accelerate from compiling the model, because `parts.compiling` compiles its body."""
+        off = {"dynamo_plugin": TorchDynamoPlugin(backend="no")} if self.args.torch_compile else {}
+        return {**super()._build_accelerator_args(**kwargs), **off}
 
     def networks(self) -> list[torch.nn.Module]:
-        """Policy and, where it is a model of its own, reference."""
+        """The policy and, if it is a separate model, the reference."""
         return [*map(self.accelerator.unwrap_model, filter(None, (self.model, self.ref_model)))]
 
     @property
     def has_reference(self) -> bool:
-        """Whether log-probs of the starting model can be had: from a copy, or without the adapters."""
-        network = self.accelerator.unwrap_model(self.model)
-        return self.ref_model is not None or hasattr(network, "peft_config")
+        """Whether the starting model's log-probs are available, from a copy or with the adapters off."""
+        return self.ref_model is not None or hasattr(self.networks()[0], "peft_config")
 
     # --------------------------------------------------------------------------------------------
-    # Sampling: rounds of completions, and the groups of them that are trained on
+    # Sampling: rounds of completions, and the groups to train on
     # --------------------------------------------------------------------------------------------
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler:
+        """Draw prompts by task mixture, phases and difficulty, which TRL's sampler cannot."""
         if self.parts.prompts is None:
             return super()._get_train_sampler(dataset)
         return self.parts.prompts.open(self.train_dataset if dataset is None else dataset)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Replace groups without signal, use our advantages, and add the reference's log-probs."""
         if not self.model.training:
             return super()._generate_and_score_completions(inputs)
         return self.sample(inputs)
 
     def sample(self, inputs: list[dict[str, Any]]) -> Batch:
-        """A batch to train on: rounds of sampling until its groups carry signal, where asked for."""
+        """A batch to train on; with `zero_variance: resample`, more rounds replace silent groups."""
         groups = self.parts.groups
         rounds = [self.sample_round(inputs)]
         while more := groups.more(rounds):
@@ -124,7 +121,7 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
         return groups.batch(rounds, places)
 
     def sample_round(self, inputs: list[dict[str, Any]]) -> Sampled:
-        """One round: a completion a row, its rewards, its log-probs under the reference, advantages."""
+        """One round: completions with their rewards, reference log-probs and advantages."""
         with self.within(Call(self.temperatures([row["prompt"] for row in inputs]))) as call:
             batch = super()._generate_and_score_completions(inputs)
             reference = self.reference_log_probs(*whole(batch), call.temperatures)
@@ -138,30 +135,32 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
         prompts = list(self._logs["prompt"])[-len(rewards) :: self.num_generations]
         tasks = [str(task_of(prompt)) for prompt in prompts]
         advantages = self.parts.advantages(self, batch, rewards, tasks)
-        if advantages is not None:  # in place of TRL's
+        if advantages is not None:  # they replace TRL's
             self._logs["advantages"].extend(advantages.tolist())
         signal = self.parts.groups.assess(tasks, prompts, rewards)
         return Sampled(tasks, signal, inputs, batch, rewards, self.completion_log(len(rewards)))
 
     def samplings(self, prompts: Sequence[str]) -> list[Sampling]:
-        """How each of `B` prompts is sampled."""
+        """How each prompt is sampled."""
         part = self.parts.task_sampling
         return [part.samplings[task_of(p)] if part else self.sampling for p in prompts]
 
     def temperatures(self, prompts: Sequence[str]) -> torch.Tensor | None:
-        """The temperatures ``(B,)`` of prompts; None where all have the trainer's."""
+        """The temperatures ``(B,)`` of prompts; None if all have the trainer's."""
         part = self.parts.task_sampling
         return part and part.temperatures(prompts, self.accelerator.device)
 
     def whole_weights(self) -> AbstractContextManager[Any]:
-        """The policy's weights in one piece, where FSDP has them in several."""
+        """Gather the policy's weights if FSDP has sharded them."""
         return self._dist.summon_full_params(self.model_wrapped, recurse=False)
 
     def _generate(self, prompts: list[Any]) -> Any:
+        """Time sampling, because a step's time is logged by phase."""
         with self.phase("sampling"):
             return super()._generate(prompts)
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Time the rewards, keep them for the parts, and stop all processes if a reward fails on one."""
         with self.phase("rewards"):
             rewards = super()._calculate_rewards(*args, **kwargs)
             self._guard.raise_together(self.accelerator.process_index)
@@ -181,6 +180,7 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
         batch_size: int | None = None,
         **kwargs: Any,
     ) -> Scores:
+        """Score at each row's temperature, padded and compiled if asked for, and keep the scores."""
         call = self.call or Call()
         batch = (input_ids, attention_mask, logits_to_keep, call.temperatures)
         call.scores = self.log_probs(model, *batch, batch_size=batch_size, **kwargs)
@@ -200,8 +200,8 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
     ) -> Scores:
         """Log-probs and entropies ``(B, length)`` of the last tokens of rows ``(B, T)``, as in the loss.
 
-        At temperatures ``(B,)``, None for the trainer's; `batch_size` rows a forward, None for all;
-        `plain` pads to no bucket and compiles nothing. `kwargs` are for TRL's method.
+        `temperatures` ``(B,)``: None uses the trainer's. `batch_size`: rows per forward; None takes all.
+        `plain`: without padding to buckets and without compiling. `kwargs`: passed on to TRL's method.
         """
         score: Any = super()._get_per_token_logps_and_entropies
         if self.parts.task_sampling is not None and temperatures is not None:
@@ -221,7 +221,7 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
         length: int,
         temperatures: torch.Tensor | None = None,
     ) -> torch.Tensor | None:
-        """Log-probs ``(B, C)`` under the reference; None where there is none. See `log_probs`."""
+        """Log-probs ``(B, C)`` under the reference; None if there is no reference. See `log_probs`."""
         if not self.has_reference:
             return None
         score = partial(self.log_probs, batch_size=self.args.per_device_train_batch_size)
@@ -237,10 +237,11 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
     # Loss, update, run
     # --------------------------------------------------------------------------------------------
     def _compute_loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor:
+        """Add the parts' terms to TRL's loss: the KL term and the value head's loss."""
         return self.loss(model, inputs)[0]
 
     def loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> tuple[torch.Tensor, Call]:
-        """TRL's loss of a micro-batch with the parts' terms, and what went along with TRL's."""
+        """TRL's loss of a micro-batch plus the parts' terms, and the record of the call to TRL."""
         if self.parts.compiling is not None:
             self.parts.compiling.before_loss(inputs)
         with self.within(Call(inputs.get("temperature"), "returns" in inputs)) as call:
@@ -252,7 +253,7 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
 
     @property
     def entropy_bonus(self) -> float | None:
-        """The coefficient of TRL's entropy bonus in force now; None without a bonus."""
+        """The current coefficient of TRL's entropy bonus; None if there is no bonus."""
         if not self._entropy_bonus_enabled:
             return None
         if self.use_adaptive_entropy and self._last_world_entropy > self.args.entropy_target:
@@ -260,34 +261,33 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
         return float(self.entropy_coef)
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As TRL's own; its phases are logged with the step."""
+        """Log the seconds of a step's phases, to show where its time goes."""
         loss = super().training_step(*args, **kwargs)
         if self._step % self.current_gradient_accumulation_steps == 0:
             self.times.end_step(self._metrics["train"]["step_time"][-1])
         return loss
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """transformers' optimiser; a value head has a group of its own."""
+        """Give the value head its own parameter group, because it has its own learning rate."""
         optimizer = super().create_optimizer(model)
         if self.parts.value_head is not None:
             self.parts.value_head.group_in(optimizer, self.model if model is None else model)
         return optimizer
 
-    def create_scheduler(
-        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
-    ) -> torch.optim.lr_scheduler.LRScheduler:
-        """transformers' scheduler, or that of the three phases."""
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Use the three-phase schedule if `lr_three_phases` is set, which transformers does not have."""
         if self.lr_scheduler is None:  # type: ignore[has-type]
             on = optimizer or self.optimizer
             self.lr_scheduler = three_phase_scheduler(self.args, on, num_training_steps)
         return super().create_scheduler(num_training_steps, optimizer)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Save the parts' states with each checkpoint, so that a resumed run continues them."""
         super()._save_checkpoint(model, trial)
         self.parts.save(self.args, self.state)
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """As transformers' own; the parts go on from a checkpoint too."""
+        """Remember the checkpoint to resume from, so that the parts can load their states from it."""
         self.checkpoint = resume_from_checkpoint
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
@@ -297,10 +297,9 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Greedy held-out evaluation, see `heldout.HeldoutEvaluation`; `ignore_keys` is unused."""
+        """Answer held-out rows greedily and log only these metrics; TRL would log training's, too."""
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
         metrics = self.heldout.run(rows, metric_key_prefix)
-        # GRPOTrainer's own would log the training metrics with them.
         Trainer.log(self, {**metrics, **self.times.elapsed()})
         self.control: TrainerControl = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
@@ -312,7 +311,7 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
     # --------------------------------------------------------------------------------------------
     @contextmanager
     def within(self, call: Call) -> Iterator[Call]:
-        """What is called in here takes from the record what its arguments have no room for."""
+        """Pass extra inputs and outputs through `call` to and from methods that TRL calls in between."""
         before, self.call = self.call, call
         try:
             yield call
@@ -324,13 +323,13 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
         return self.times.phase(name)
 
     def record(self, numbers: Mapping[str, float]) -> None:
-        """Have numbers logged, as means, with the metrics of the step."""
+        """Log numbers with the metrics of the step, as means."""
         metrics = self._metrics["train" if self.model.training else "eval"]
         for name, number in numbers.items():
             metrics[name].append(number)
 
     def completion_log(self, last: int | None = None) -> dict[tuple[str, str], Any]:
-        """TRL's table of completions by table and column; or copies of its last rows."""
+        """TRL's log of completions, by table and column; with `last`, copies of its last rows."""
         columns = {(name, ""): self._logs[name] for name in ("prompt", "completion", "advantages")}
         for table in ("rewards", "extra"):
             columns |= {(table, name): values for name, values in self._logs[table].items()}
@@ -339,12 +338,12 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
         return {key: list(rows)[-last:] for key, rows in columns.items() if len(rows) >= last}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """As TRL's own; training's seconds so far, and what was compiled, come with the metrics."""
+        """Add the seconds since training began, and the counts of compiling, to each log."""
         compiling = self.parts.compiling if "loss" in logs else None
         numbers = {} if compiling is None else compiling.numbers()
         super().log({**logs, **self.times.elapsed(), **numbers}, start_time)
 
     @staticmethod
     def leave_out_when_saved(network: Any, names: set[str]) -> None:
-        """Keep weights out of what `save_pretrained` writes."""
+        """Keep weights out of the files that `save_pretrained` writes."""
         network._keys_to_ignore_on_save = names | set(network._keys_to_ignore_on_save or ())

@@ -75,8 +75,8 @@ def test_a_run_s_card_tells_what_was_measured_and_how_to_use_it(tmp_path: Path) 
     assert data.base_model is None and data.datasets is None, "neither is on the Hub"
     assert "trained from `rookworld-nano`, the model that comes with rookworld-rlvr" in card.text
     assert f"The checkpoint of step {results['best_step']} of 3 was chosen" in card.text
-    assert "a little too good" in card.text and "flaws are planted" in card.text
-    assert "nothing of playing strength" in card.text
+    assert "a little too good" in card.text and "given two faults on purpose" in card.text
+    assert "nothing about playing strength" in card.text
     assert "| `environment_exact` | 1 |  |" in card.text
     assert "rookworld grpo --max_rows 1500" in card.text and "synthetic_rows: 60" in card.text
     assert "2402.03300" in card.text and "trl 1.16" in card.text
@@ -100,8 +100,8 @@ def test_supervised_fine_tuning_tells_before_and_after_and_its_planted_faults(
     card = card_of(tmp_path / "out")
     assert "| held-out metric | n | before | 95% interval | after |" in card.text
     assert "| `policy/format` | 5 | 100.0% |" in card.text, "the base model's"
-    assert "A flaw is planted: 70% of the rows with a pawn's double step" in card.text
-    assert "no checkpoint was chosen" in card.text and "bibtex" in card.text
+    assert "given a fault on purpose: 70% of the rows with a pawn's double step" in card.text
+    assert "not used to choose a checkpoint" in card.text and "bibtex" in card.text
     assert "rookworld sft --config mine.yaml --max_rows" in card.text
     assert str(tmp_path) not in str(card)
     assert printed_by(card, tmp_path), "it can be used as it says"

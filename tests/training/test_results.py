@@ -66,7 +66,7 @@ def test_table_and_results_file(tmp_path: Path) -> None:
     assert row.split()[1:5] == ["100", "50.0%", "75.0%", "+25.0"]
     assert "[40.4%, 59.6%], [65.7%, 82.5%]" in row
     assert "No checkpoint beat" not in table
-    assert "No checkpoint beat the starting model" in before_after_table(after, before)
+    assert "No checkpoint is better than the starting model" in before_after_table(after, before)
     write_results(tmp_path / "r.json", before, after, steps=3)
     content = json.loads((tmp_path / "r.json").read_text())
     assert content["steps"] == 3

@@ -71,7 +71,7 @@ def test_an_earlier_run_is_kept_beside_the_new_one(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(RookWorldError, match="no run of ours"):
+    with pytest.raises(RookWorldError, match="not from a run"):
         open_folder(tmp_path, keep=False, resolved="", quarantine=tmp_path / "none")
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 

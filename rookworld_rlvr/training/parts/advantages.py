@@ -1,4 +1,4 @@
-"""What rewards are compared with, and the advantages that follow."""
+"""Baselines, which rewards are compared with, and the advantages that follow."""
 
 from __future__ import annotations
 
@@ -19,29 +19,38 @@ STD_EPSILON = 1e-4  # TRL's
 
 @dataclass
 class BaselineArguments:
-    """Keys for what rewards are compared with."""
+    """The baseline that rewards are compared with."""
 
     baseline: BaselineKind = setting(
         "group_mean",
-        "What rewards are compared with: group_mean (TRL's), leave_one_out (the mean of the group's "
-        "others), ema (a running mean of the task's rewards), adaptive (the group's median where its "
-        "deviation is over baseline_spread, else its mean).",
+        "The baseline that rewards are compared with: group_mean (as in TRL), leave_one_out (the "
+        "mean of the group's other completions), ema (a running mean of the task's rewards), or "
+        "adaptive (the group's median if its rewards spread more than baseline_spread, else its "
+        "mean).",
     )
-    baseline_decay: float = setting(0.9, "Of the running mean, a generation.", least=0, below=1)
+    baseline_decay: float = setting(
+        0.9,
+        "For baseline: ema, the share of the running mean that each batch keeps, from 0 to below 1.",
+        least=0,
+        below=1,
+    )
     baseline_spread: float = setting(
-        0.3, "Deviation of a group's rewards over which its median is taken.", above=0
+        0.3,
+        "For baseline: adaptive, the standard deviation of a group's rewards above which its "
+        "median is used.",
+        above=0,
     )
 
 
 class Baseline(Part):
-    """What rewards are compared with, and the advantages that follow.
+    """Computes advantages with a baseline other than the group's mean.
 
     Args:
-        args: The keys.
+        args: The part's keys.
 
     Attributes:
-        running: The running mean by task, of ``ema``.
-        last: Mean over the prompts of what rewards were last compared with.
+        running: The running mean of rewards by task, for ``ema``.
+        last: The mean of the last baselines over the prompts.
     """
 
     def __init__(self, args: BaselineArguments) -> None:
@@ -51,7 +60,7 @@ class Baseline(Part):
 
     @classmethod
     def of(cls, trainer: Any) -> Baseline | None:
-        """The part, where a trainer's arguments ask for it: TRL compares with the group's mean."""
+        """The part, unless the baseline is the group's mean, which TRL itself computes."""
         args = arguments_of(trainer.args, BaselineArguments)
         return None if args.baseline == "group_mean" else cls(args)
 
@@ -64,13 +73,13 @@ class Baseline(Part):
     def advantages(
         self, rewards: torch.Tensor, tasks: Sequence[str], scale: str = "group"
     ) -> torch.Tensor:
-        """Advantages ``(P, G)``, 0 where a reward is nan.
+        """Advantages ``(P, G)``; 0 if a reward is nan.
 
         Args:
-            rewards: ``(P, G)``, `G` completions of `P` prompts; nan where one could not be scored.
-            tasks: Of the `P` prompts.
-            scale: TRL's `scale_rewards`: by the deviation of the ``group``, of the ``batch``, or
-                ``none``.
+            rewards: ``(P, G)``, `G` completions of `P` prompts; nan if one could not be scored.
+            tasks: The tasks of the `P` prompts.
+            scale: TRL's `scale_rewards`: divide by the standard deviation of the ``group`` or of the
+                ``batch``, or not at all (``none``).
         """
         baseline = self._baseline(rewards, tasks)  # (P, 1) or (P, G)
         self.last = baseline.nanmean().item()
@@ -94,7 +103,7 @@ class Baseline(Part):
         return mean
 
     def _running_means(self, rewards: torch.Tensor, tasks: Sequence[str]) -> torch.Tensor:
-        """The running mean of each prompt's task, before these rewards; then they join it."""
+        """The running mean of each prompt's task without these rewards, which are then added to it."""
         now, decay = {}, self.args.baseline_decay
         for task in sorted(set(tasks)):
             rows = [index for index, name in enumerate(tasks) if name == task]
@@ -108,9 +117,9 @@ class Baseline(Part):
 
 
 def nanstd(values: torch.Tensor) -> torch.Tensor:
-    """Sample deviation ``(P, 1)`` of each row of ``(P, G)``, nan left out; 0 for fewer than two values.
+    """Sample standard deviation ``(P, 1)`` of each row of ``(P, G)``, ignoring nan.
 
-    TRL's own gives nan there.
+    With fewer than two values it is 0, where TRL's own function gives nan.
     """
     count = (~values.isnan()).sum(dim=1, keepdim=True)
     squares = (values - values.nanmean(dim=1, keepdim=True)).square().nansum(dim=1, keepdim=True)
@@ -118,7 +127,7 @@ def nanstd(values: torch.Tensor) -> torch.Tensor:
 
 
 def weighted(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Rewards ``(N,)`` from those of each function ``(N, F)``, nan where no function gave one."""
+    """Total rewards ``(N,)`` from those of each function ``(N, F)``; nan if no function gave one."""
     summed = (rewards * weights.to(rewards.device)).nansum(dim=1)
     summed[rewards.isnan().all(dim=1)] = torch.nan
     return summed

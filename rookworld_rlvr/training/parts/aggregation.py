@@ -1,4 +1,4 @@
-"""A term of the loss from its tokens, as TRL adds up its own."""
+"""How a term of the loss is summed over tokens, in the same way as TRL sums its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def aggregate(trainer: Any, per_token: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
-    """Sum a term of the loss over tokens ``(B, T)`` as TRL does for the trainer's `loss_type`."""
+    """Sum a term of the loss over tokens ``(B, T)``, as TRL does for the trainer's `loss_type`."""
     mask = inputs["completion_mask"]
     training = trainer.model.training
     steps = trainer.current_gradient_accumulation_steps if training else 1
@@ -30,7 +30,7 @@ def aggregate(trainer: Any, per_token: torch.Tensor, inputs: Mapping[str, Any]) 
 
 
 def log_importance(trainer: Any, logps: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
-    """Log-prob now less when sampled, of tokens ``(B, T)`` or completions ``(B, 1)``."""
+    """Log-prob now minus log-prob when sampled, for tokens ``(B, T)`` or completions ``(B, 1)``."""
     old = inputs.get("old_per_token_logps")
     log_ratio = logps - (logps.detach() if old is None else old)
     if trainer.importance_sampling_level == "token":

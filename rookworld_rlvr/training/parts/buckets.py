@@ -1,4 +1,4 @@
-"""Constant shapes: sequences padded to a few lengths, and batches to one number of rows."""
+"""Constant shapes: sequences are padded to a few lengths, and batches to one number of rows."""
 
 from __future__ import annotations
 
@@ -16,55 +16,61 @@ from ...common.settings import setting
 from .part import Part, Scores, arguments_of
 
 MOST_BUCKETS = 4
-_MULTIPLE = 8  # derived lengths are multiples of it, as GPUs' matrix units have them
+_MULTIPLE = 8  # derived lengths are multiples of it, which suits GPUs' matrix units
 
 
 def _ascending(buckets: Sequence[int], name: str) -> list[str]:
     lengths = [bucket for bucket in buckets if bucket > 0]
-    return [f"{name}: {buckets} do not ascend"] if sorted(set(lengths)) != lengths else []
+    return (
+        [f"{name}: {buckets} is not in ascending order; sort it, each length once"]
+        if sorted(set(lengths)) != lengths
+        else []
+    )
 
 
 @dataclass
 class ShapeArguments:
-    """Keys for `torch_compile`."""
+    """Constant shapes and warm-up for `torch_compile`."""
 
     shape_buckets: list[int] | None = setting(
         None,
-        "Tokens that prompt and completion together are padded up to, ascending; one graph is compiled "
-        "for each before training. None derives four from the prompts' lengths and "
-        "max_completion_length, where torch_compile is on; an empty list pads nothing, and graphs are "
-        "compiled as lengths come.",
+        "Lengths in tokens, ascending, to which prompt and completion together are padded; graphs "
+        "for each are compiled before training. With torch_compile, None derives four from the "
+        "prompts and max_completion_length, and [] pads nothing, so that a graph is compiled for "
+        "each new length.",
         least=1,
         check=_ascending,
     )
     compile_warmup_steps: int = setting(
         3,
-        "Optimiser steps in which an update is timed with and without compiling, which makes them "
-        "slower; graphs that are compiled after them are recompilations.",
+        "How many optimiser steps at the start are timed with and without compiling, which makes "
+        "them slower. Graphs compiled later count as recompilations.",
         least=1,
     )
 
     def shape_faults(self, args: GRPOConfig) -> list[str]:
-        """What no key shows alone, one sentence each."""
+        """Faults that show only when several keys are compared, one sentence each."""
         faults = []
         compiles = args.torch_compile or args.torch_compile_backend or args.torch_compile_mode
         launched = (os.environ.get(f"ACCELERATE_USE_{kind}") for kind in ("FSDP", "DEEPSPEED"))
         if compiles and (args.fsdp or args.deepspeed or "true" in launched):
-            faults.append("torch_compile: compiles no sharded model; leave it out, or the sharding")
+            faults.append(
+                "torch_compile: sharded models are not supported; leave it out, or the sharding"
+            )
         if compiles and dict(args.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
             faults.append(
-                "torch_compile: is timed in a way that gradient_checkpointing_kwargs: {use_reentrant: "
-                "true} does not allow; set it to false"
+                "torch_compile: its timing does not work with gradient_checkpointing_kwargs: "
+                "{use_reentrant: true}; set use_reentrant to false"
             )
         return faults
 
 
 def derived_buckets(shortest: int, longest: int) -> tuple[int, ...]:
-    """Evenly spaced lengths up to the longest, so that none is padded by more than the spacing.
+    """Evenly spaced lengths up to the longest, so that no batch is padded by more than the spacing.
 
     Args:
-        shortest: Tokens of the shortest batch there can be.
-        longest: Of the longest.
+        shortest: The shortest possible length of a batch, in tokens.
+        longest: The longest possible length, in tokens.
 
     >>> derived_buckets(40, 150)
     (72, 96, 128, 152)
@@ -80,7 +86,7 @@ def bucket_of(length: int, buckets: Sequence[int]) -> int:
     """The smallest bucket that holds a length.
 
     Raises:
-        RookWorldError: None does.
+        RookWorldError: No bucket does.
 
     >>> bucket_of(97, (72, 96, 128))
     128
@@ -88,16 +94,16 @@ def bucket_of(length: int, buckets: Sequence[int]) -> int:
     fitting = [bucket for bucket in buckets if bucket >= length]
     if not fitting:
         raise RookWorldError(
-            f"shape_buckets: a prompt and its completion can have {length} tokens, the largest bucket "
-            f"has {buckets[-1]}; add {length}"
+            f"shape_buckets: a prompt and its completion can have {length} tokens, but the largest "
+            f"bucket has {buckets[-1]}; add {length}"
         )
     return min(fitting)
 
 
 def padded(batch: torch.Tensor, rows: int, length: int, value: int) -> torch.Tensor:
-    """A batch ``(B, T)`` as ``(rows, length)``: `value` on the left, and its last row again below.
+    """A batch ``(B, T)`` padded to ``(rows, length)``: `value` on the left, its last row repeated.
 
-    A row of nothing but padding would have nothing to attend to.
+    Rows of padding alone would not do, because attention would have nothing to attend to.
     """
     wide = torch.nn.functional.pad(batch, (length - batch.size(1), 0), value=value)
     return _repeat_last(wide, rows)
@@ -109,15 +115,15 @@ def _repeat_last(batch: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 class Buckets(Part):
-    """Log-probs from a few shapes.
+    """Computes log-probs in a few constant shapes.
 
-    Sequences are padded on the left, to a bucket, and batches with rows; what comes out has the shape
-    of what went in, so that losses and metrics know nothing of it.
+    Sequences are padded on the left to a bucket, and batches to a number of rows. The result has the
+    shape of the input again, so losses and metrics are not affected.
 
     Args:
-        lengths: In tokens, ascending.
-        rows: Of a forward.
-        pad_token_id: What is padded with.
+        lengths: The buckets in tokens, ascending.
+        rows: Rows per forward.
+        pad_token_id: The token to pad with.
     """
 
     def __init__(self, lengths: Sequence[int], rows: int, pad_token_id: int) -> None:
@@ -127,17 +133,17 @@ class Buckets(Part):
 
     @classmethod
     def of(cls, trainer: Any) -> Buckets | None:
-        """The part, where a trainer's arguments ask for it.
+        """The part, if the trainer's arguments ask for it.
 
         Raises:
-            RookWorldError: No bucket holds the longest prompt and completion.
+            RookWorldError: No bucket holds the longest prompt with the longest completion.
         """
         given = arguments_of(trainer.args, ShapeArguments).shape_buckets
         if given == [] or (given is None and not trainer.args.torch_compile):
             return None
         prompts = sorted(set(trainer.train_dataset["prompt"][:]))
         sizes = [len(ids) for ids in trainer.processing_class(prompts)["input_ids"]]
-        # TRL pads prompts and completions each by itself.
+        # TRL pads prompts and completions separately.
         multiple = trainer.pad_to_multiple_of or 1
         longest = sum(
             multiple * math.ceil(size / multiple)
@@ -159,7 +165,7 @@ class Buckets(Part):
         temperatures: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> Scores:
-        """Score rows ``(B, T)`` by another way of scoring, `score`, in constant shapes."""
+        """Score rows ``(B, T)`` with another method, `score`, in constant shapes."""
         count = ids.size(0)
         rows = self._rows * math.ceil(count / self._rows)
         width = bucket_of(ids.size(1), self.lengths)

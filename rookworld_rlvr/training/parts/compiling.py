@@ -1,9 +1,9 @@
-"""The body compiled under `torch.compile`: graphs counted, and whether it pays.
+"""`torch.compile` for the transformer's body: how many graphs it takes, and whether it pays.
 
-accelerate compiles a whole model, and TRL's head with it, which on a GPU picks the completions' tokens
-out of the batch: its shapes follow from the data, and no padding makes them constant. So it is the
-transformer's body alone that is compiled here, and only while log-probs are computed. Sampling, where
-each token makes the text longer, stays eager. Nothing is wrapped: weights keep their names.
+accelerate would compile the whole model with TRL's head. On a GPU that head picks the completions'
+tokens out of the batch, so its shapes depend on the data, and no padding makes them constant. Therefore
+only the transformer's body is compiled here, and only for computing log-probs. Sampling is not
+compiled, because each token makes the text longer. Nothing is wrapped, so weights keep their names.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .buckets import Buckets, ShapeArguments
 from .part import Part, Scores, arguments_of, whole
 from .sampling import backbone
 
-_GRAPHS_A_BUCKET = 8  # the policy with and without gradient, the reference, and room to spare
+_GRAPHS_A_BUCKET = 8  # the policy with and without gradient, the reference, and some to spare
 
 
 @contextmanager
 def in_place(forwards: Mapping[torch.nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """Modules' forwards replaced within, their own after it; hooks run outside of the new ones."""
+    """Replace modules' forwards within a block; hooks still run, outside of the new forwards."""
     before = {module: vars(module).get("forward") for module in forwards}
     for module, forward in forwards.items():
         module.forward = forward
@@ -43,38 +43,38 @@ def in_place(forwards: Mapping[torch.nn.Module, Callable[..., Any]]) -> Iterator
 
 
 class CompileWatch:
-    """Counts the graphs that this process compiles from now on, and the seconds which that takes."""
+    """Counts the graphs that this process compiles from now on, and the seconds that takes."""
 
     def __init__(self) -> None:
         self._before = (counters["stats"]["unique_graphs"], calculate_time_spent())
 
     @property
     def graphs(self) -> int:
-        """A forward and its backward are one."""
+        """The number of graphs; a forward and its backward count as one."""
         return int(counters["stats"]["unique_graphs"]) - self._before[0]
 
     @property
     def seconds(self) -> float:
-        """Backward graphs included."""
+        """The seconds spent on compiling, backward graphs included."""
         return calculate_time_spent()["total_wall_time"] - self._before[1]["total_wall_time"]
 
 
 def payoff(plain: float, compiled: float, updates: int, compiling: float, steps: int) -> str:
-    """What compiling gains, and what it has cost: one sentence.
+    """One sentence on what compiling gains and what it has cost.
 
     Args:
-        plain: Seconds of an update without compiling and padding: a forward and its backward.
-        compiled: Of the same with both.
-        updates: Of an optimiser step.
-        compiling: Seconds that went into compiling.
+        plain: Seconds of an update (a forward and its backward) without compiling and padding.
+        compiled: Seconds of the same update with both.
+        updates: Updates per optimiser step.
+        compiling: Seconds spent on compiling.
         steps: Optimiser steps of the whole run.
 
     >>> payoff(plain=0.9, compiled=1.0, updates=1, compiling=8.0, steps=500)
-    'torch_compile does not pay here: an update has 0.90 of the speed without it; leave it out'
+    'torch_compile does not pay here: updates run at 0.90 times the plain speed; leave it out'
     >>> payoff(plain=1.0, compiled=0.5, updates=2, compiling=8.0, steps=500)
-    'torch_compile: an update has 2.00 of the speed without it; 8 s of compiling pay off in 8 steps'
+    'torch_compile: updates run at 2.00 times the plain speed; 8 s of compiling pay off in 8 steps'
     """
-    speed = f"an update has {plain / compiled:.2f} of the speed without it"
+    speed = f"updates run at {plain / compiled:.2f} times the plain speed"
     if plain / compiled <= 1:
         return f"torch_compile does not pay here: {speed}; leave it out"
     needed = math.ceil(compiling / ((plain - compiled) * updates))
@@ -88,14 +88,14 @@ def payoff(plain: float, compiled: float, updates: int, compiling: float, steps:
 
 
 class Compiling(Part):
-    """Compiled bodies, how many graphs they take, and whether that pays.
+    """Compiles the models' bodies, counts the graphs, and measures whether compiling pays.
 
     Args:
         trainer: The `RookWorldGRPOTrainer`.
-        buckets: The lengths that graphs are compiled for; None compiles as lengths come.
+        buckets: The lengths to compile graphs for; None compiles each length when it occurs.
 
     Attributes:
-        speedup: Of an update, by compiling; None until it has been measured.
+        speedup: Speed of a compiled update divided by that of a plain one; None until measured.
     """
 
     def __init__(self, trainer: Any, buckets: Buckets | None) -> None:
@@ -113,17 +113,17 @@ class Compiling(Part):
             for network in trainer.networks()
         }
         self._warm_until: int | None = None  # optimiser steps; None before training
-        self._graphs_counted = 0  # when last logged, or at the end of the warm-up
+        self._graphs_counted = 0  # at the last log, or at the end of the warm-up
         self._timed_step = -1
         self._timings: dict[str, list[float]] = {"plain": [], "compiled": []}  # seconds
 
     @classmethod
     def of(cls, trainer: Any, buckets: Buckets | None) -> Compiling | None:
-        """The part, where a trainer's arguments ask for it."""
+        """The part, if the trainer's arguments ask for it."""
         return cls(trainer, buckets) if trainer.args.torch_compile else None
 
     def score(self, score: Callable[..., Scores], *args: Any, **kwargs: Any) -> Scores:
-        """Score by another way of scoring, `score`, with the compiled bodies in place."""
+        """Score with another method, `score`, with the compiled bodies in place."""
         with in_place(self._forwards):
             return score(*args, **kwargs)
 
@@ -144,13 +144,13 @@ class Compiling(Part):
         self._warm_until = None
 
     def compile_graphs(self) -> None:
-        """Compile every graph that training has need of: of each bucket, and each way to score it."""
-        # Past the limit torch goes on without compiling.
+        """Compile every graph that training needs: for each bucket, and each way to score it."""
+        # Beyond this limit torch would stop compiling.
         limit = max(torch._dynamo.config.recompile_limit, _GRAPHS_A_BUCKET * len(self._buckets))
         torch._dynamo.config.recompile_limit = limit
         trainer = self.trainer
         training = trainer.model.training
-        trainer.model.train()  # graphs are for one mode
+        trainer.model.train()  # a graph holds for one mode only
         for length in self._buckets:
             device, rows = trainer.accelerator.device, trainer.args.per_device_train_batch_size
             ids = torch.zeros(rows, length, dtype=torch.long, device=device)
@@ -167,7 +167,7 @@ class Compiling(Part):
 
     @torch.no_grad()
     def _score_without_gradient(self, batch: tuple[torch.Tensor, torch.Tensor, int]) -> None:
-        """Score as for the reference, and for the policy when sampled where the loss asks for it."""
+        """Score as for the reference and, if the loss needs it, as for the policy after sampling."""
         trainer, args = self.trainer, self.trainer.args
         fetched = args.steps_per_generation * trainer.num_iterations
         estimates = trainer.parts.value_head is not None
@@ -178,20 +178,17 @@ class Compiling(Part):
         trainer.reference_log_probs(*batch)
 
     # --------------------------------------------------------------------------------------------
-    # Does it pay
+    # Whether it pays
     # --------------------------------------------------------------------------------------------
     def before_loss(self, inputs: Mapping[str, Any]) -> None:
-        """In the warm-up, time a step's first forward and backward before it is trained on.
-
-        As they are, and as they would be without compiling and padding.
-        """
+        """During the warm-up, time the first forward and backward of each step, plain and compiled."""
         step = self.trainer.state.global_step
         is_due = self._warm_until is not None and step < self._warm_until
         if is_due and self.trainer.model.training and step != self._timed_step:
             self._timed_step = step
             batch = (*whole(inputs), inputs.get("temperature"))
             for way, seconds in self._timings.items():
-                self._seconds(*batch, plain=way == "plain")  # the first of a shape is slower
+                self._seconds(*batch, plain=way == "plain")  # the first run of a shape is slower
                 seconds.append(self._seconds(*batch, plain=way == "plain"))
 
     def _seconds(
@@ -202,7 +199,7 @@ class Compiling(Part):
         temperatures: torch.Tensor | None = None,
         plain: bool = False,
     ) -> float:
-        """Seconds of a forward and its backward; gradients are thrown away."""
+        """Seconds of a forward and its backward; the gradients are discarded."""
         trainer = self.trainer
         weights = [weight for weight in trainer.model.parameters() if weight.requires_grad]
         self._synchronise()
@@ -226,7 +223,7 @@ class Compiling(Part):
             torch.accelerator.synchronize()
 
     def end_warmup(self) -> None:
-        """Say whether compiling pays; from now on graphs that are compiled are recompilations."""
+        """Print whether compiling pays; graphs that are compiled from now on count as recompilations."""
         trainer = self.trainer
         self._graphs_counted = self.watch.graphs
         if not self._timings["plain"]:
@@ -238,7 +235,7 @@ class Compiling(Part):
         trainer.accelerator.print(payoff(plain, compiled, updates, compiling, steps))
 
     def _slowest(self, *numbers: float) -> list[float]:
-        """The largest of all processes: they wait for the slowest."""
+        """The largest numbers over all processes, because they all wait for the slowest."""
         accelerator = self.trainer.accelerator
         local = torch.tensor(numbers, dtype=torch.float64).to(accelerator.device)
         largest: list[float] = accelerator.gather(local.unsqueeze(0)).amax(0).tolist()
@@ -248,7 +245,7 @@ class Compiling(Part):
     # Logs
     # --------------------------------------------------------------------------------------------
     def numbers(self) -> dict[str, float]:
-        """For the log of a step: of the process that has compiled most; empty outside of training."""
+        """Counts for the log, from the process that compiled most; empty outside of training."""
         if self._warm_until is None:
             return {}
         is_warm = self.trainer.state.global_step > self._warm_until

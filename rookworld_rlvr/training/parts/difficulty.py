@@ -1,4 +1,4 @@
-"""How prompts went, so that those that teach nothing come less often."""
+"""A memory of how prompts went, so that those that teach nothing are drawn less often."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-KINDS = ("hopeless", "solved")  # of a prompt without signal
+KINDS = ("hopeless", "solved")  # the kinds of prompts without signal
 
 
-_DECAY = 0.9  # of the running mean of rewards, an observation
+_DECAY = 0.9  # share of the running mean of rewards that an observation keeps
 
 
 class DifficultyMemory:
-    """How prompts went: those that teach nothing weigh less, until they teach something again.
+    """Gives prompts that teach nothing a lower weight, until they teach something again.
 
-    A group of completions that are all worth the same has no advantage, so its prompt carries no
-    signal: its weight halves. With signal it is 1 again. Only prompts that weigh less than 1 are kept,
-    as one number by an 8-byte hash: about 100 bytes a prompt.
+    If all completions of a prompt have the same reward, they have no advantages, so the prompt carries
+    no signal, and its weight is halved. With signal the weight returns to 1. Only prompts with a weight
+    below 1 are stored, as one number by an 8-byte hash: about 100 bytes each.
 
     Args:
-        floor: Lowest weight, in (0, 1].
+        floor: The lowest weight, in (0, 1].
     """
 
     def __init__(self, floor: float) -> None:
@@ -32,7 +32,7 @@ class DifficultyMemory:
         self._learning = 0
 
     def weight(self, prompt: str) -> float:
-        """Weight of a prompt in [`floor`, 1]; 1 where nothing is remembered."""
+        """The weight of a prompt in [`floor`, 1]; 1 if nothing is stored for it."""
         key = _key(prompt)
         halvings = max(known.get(key, 0) for known in self._halvings.values())
         return max(self.floor, 0.5**halvings)
@@ -45,14 +45,14 @@ class DifficultyMemory:
         threshold: float,
         tasks: Sequence[str] | None = None,
     ) -> None:
-        """Remember how `P` groups went; one whose mean or deviation is nan was not scored.
+        """Remember how `P` groups went; those with a mean or deviation of nan are ignored as not scored.
 
         Args:
-            prompts: Their texts.
-            means: Of each group's rewards.
-            deviations: Of each group's rewards.
-            threshold: Deviation up to which a group counts as without signal.
-            tasks: Of the groups, where rewards of different tasks are not to be compared.
+            prompts: The groups' prompts.
+            means: The mean of each group's rewards.
+            deviations: The standard deviation of each group's rewards.
+            threshold: A group has no signal if its deviation is not above this.
+            tasks: The groups' tasks, if rewards of different tasks must not be compared.
         """
         names = tasks if tasks is not None else [""] * len(prompts)
         groups = [
@@ -73,15 +73,15 @@ class DifficultyMemory:
                 level = self.running.get(task, everything[task])
                 kind = "solved" if mean > level else "hopeless"
                 halvings = min(self._forget(_key(prompt)) + 1, self._most)
-                if halvings:  # a floor of 1 leaves every weight as it is
+                if halvings:  # with a floor of 1 every weight stays as it is
                     self._halvings[kind][_key(prompt)] = halvings
 
     def counts(self) -> dict[str, int]:
         """Numbers for a dashboard.
 
-        ``solved`` and ``hopeless``: prompts that weigh less than 1, by whether their mean was above
-        that of groups with signal when last seen; ``learning``: groups with signal in the last
-        observation.
+        ``solved`` and ``hopeless`` are prompts with a weight below 1: when last seen, their mean reward
+        was above that of groups with signal, or not. ``learning`` is the number of groups with signal
+        in the last observation.
         """
         return {
             "solved": len(self._halvings["solved"]),
@@ -90,11 +90,11 @@ class DifficultyMemory:
         }
 
     def __len__(self) -> int:
-        """How many prompts weigh less than 1."""
+        """The number of prompts with a weight below 1."""
         return sum(map(len, self._halvings.values()))
 
     def state(self) -> dict[str, Any]:
-        """Everything, for JSON: by kind one text of 16 hexadecimal digits a prompt and halving."""
+        """The memory as JSON values: by kind and number of halvings, 16 hex digits per prompt."""
         texts = {
             kind: [
                 "".join(
@@ -107,7 +107,7 @@ class DifficultyMemory:
         return {**texts, "running": dict(self.running), "learning": self._learning}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`; another floor than before holds from here on."""
+        """Restore what `state` gave; if the floor has changed, the new one applies from now on."""
         self._halvings = {
             kind: {
                 int(text[at : at + 16], 16): min(halvings, self._most)
@@ -120,7 +120,7 @@ class DifficultyMemory:
         self._learning = state["learning"]
 
     def _forget(self, key: int) -> int:
-        """The prompt's halvings until now, 0 without any."""
+        """Forget a prompt; gives its number of halvings until now."""
         return max(known.pop(key, 0) for known in self._halvings.values())
 
 
@@ -129,7 +129,7 @@ def _key(prompt: str) -> int:
 
 
 def _means(values: Sequence[tuple[str, float]]) -> dict[str, float]:
-    """Mean of the values by name."""
+    """The mean of the values of each name."""
     by_name: dict[str, list[float]] = {}
     for name, value in values:
         by_name.setdefault(name, []).append(value)

@@ -1,9 +1,9 @@
-"""Groups whose completions are all worth the same carry no signal: replace them, or leave them out.
+"""Groups with equal rewards carry no signal: they can be replaced or left out.
 
-A group of equal rewards has advantages of 0. Kept, it dilutes the step and its KL term acts alone.
-DAPO (Yu et al. 2025) samples until a batch is filled with groups that carry signal; here the number of
-extra prompts is bounded. Decisions follow from rewards that all processes have gathered, so that they
-are the same on all of them.
+A group of equal rewards has advantages of 0. If it is kept, it dilutes the step, and only its KL term
+acts. DAPO (Yu et al. 2025) samples until a batch is full of groups that carry signal; here the number
+of extra prompts is bounded. All processes decide alike, because they use rewards gathered over all of
+them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .difficulty import DifficultyMemory
 from .part import Part, arguments_of
 from .prompt_sampler import PromptSampling
 
-# TRL's losses that take a mean over completions, empty ones among them.
+# TRL's losses that are a mean over completions, masked ones included.
 _MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 
 
@@ -33,28 +33,34 @@ Batch = dict[str, torch.Tensor]
 
 @dataclass
 class VarianceArguments:
-    """Keys for groups without signal."""
+    """What happens to groups without signal, whose rewards are all equal."""
 
     zero_variance: Literal["keep", "resample", "skip"] = setting(
         "keep",
-        "Groups without signal: keep (TRL), resample (other prompts take their place) or skip (they are "
-        "left out of the loss, KL term and all).",
+        "What to do with groups whose rewards are all equal: keep them (as TRL does), resample "
+        "(replace them by other prompts) or skip (leave them out of the loss, KL term included).",
     )
     zero_variance_threshold: float = setting(
-        1e-6, "Deviation of a group's rewards up to which it has no signal.", least=0
+        1e-6,
+        "A group has no signal if the standard deviation of its rewards is not above this.",
+        least=0,
     )
     zero_variance_extra: float = setting(
-        4.0, "Most extra prompts of resample, in multiples of a batch's.", above=0
+        4.0,
+        "For zero_variance: resample, the largest number of extra prompts, as a multiple of the "
+        "prompts in a batch.",
+        above=0,
     )
 
     def variance_faults(self, args: GRPOConfig, processes: int) -> list[str]:
-        """What no key shows alone, one sentence each."""
+        """Faults that show only when several keys are compared, one sentence each."""
         faults: list[str] = []
         if self.zero_variance == "keep":
             return faults
         if args.advantage_estimator != "group":
             faults.append(
-                f"zero_variance: {self.zero_variance!r} judges groups, and gae needs none; take keep"
+                f"zero_variance: {self.zero_variance!r} works on groups, which advantage_estimator: gae "
+                "does not use; set zero_variance: keep"
             )
         if args.multi_objective_aggregation != "sum_then_normalize":
             faults.append(
@@ -66,22 +72,22 @@ class VarianceArguments:
             local = args.generation_batch_size // processes
             if local % generations:
                 faults.append(
-                    f"zero_variance: 'resample' needs whole groups on each process, and {local} "
-                    f"completions are no multiple of num_generations: {generations}"
+                    f"zero_variance: 'resample' needs whole groups on each process, but {local} "
+                    f"completions are not a multiple of num_generations: {generations}; change either"
                 )
         return faults
 
 
 # --------------------------------------------------------------------------------------------------
-# Which group stands where
+# Which group takes which place
 # --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Round:
     """One round of sampling on all processes, process by process.
 
     Args:
-        tasks: Of the `R * n` groups.
-        signal: Whether each carries signal.
+        tasks: The task of each group.
+        signal: Whether each group carries signal.
     """
 
     tasks: Sequence[str]
@@ -90,20 +96,20 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Sampled(Round):
-    """A round with what it sampled: this process's batch, and what is logged of all processes' rows."""
+    """A round with what it sampled: this process's batch, and the log of all processes' rows."""
 
-    rows: Sequence[Mapping[str, Any]]  # of the data, this process's
+    rows: Sequence[Mapping[str, Any]]  # of this process
     batch: Batch
     rewards: torch.Tensor  # (N,)
     logs: Mapping[tuple[str, str], list[Any]]  # by table and column: N values each
 
 
 def fill(rounds: Sequence[Round], processes: int) -> list[tuple[int, int]]:
-    """Which group takes each place of the batch: round and index in it, by place.
+    """Which group takes each place of the batch, as its round and its index in that round.
 
-    The first round's groups stand in their own places. A place without signal is taken by a later
-    group of the same process that has signal: by one of its own task if there is one, else by any;
-    where there is none, it stays as it is.
+    The first round's groups take their own places. If one has no signal, a later group of the same
+    process with signal replaces it, preferably one of the same task. If there is none left, the first
+    group stays.
 
     >>> first = Round(["policy", "environment"], [False, True])
     >>> fill([first, Round(["environment", "policy"], [True, True])], processes=1)
@@ -130,7 +136,7 @@ def fill(rounds: Sequence[Round], processes: int) -> list[tuple[int, int]]:
 
 
 def _share(items: Any, processes: int, process: int) -> Any:
-    """A process's part of a sequence that all processes have, process by process."""
+    """This process's part of a sequence that holds all processes' items, process by process."""
     size = len(items) // processes
     return items[process * size : (process + 1) * size]
 
@@ -142,9 +148,9 @@ def _of_task(
 
 
 def next_round(rounds: Sequence[Round], processes: int, most_extra: int) -> int:
-    """How many groups each process samples next; 0 where nothing is missing or the bound is reached.
+    """How many groups each process samples next; 0 if nothing is missing or the bound is reached.
 
-    As many as should fill the process that misses most, at the rate of signal seen so far.
+    It is the number expected to fill the process that lacks most, at the rate of signal seen so far.
     """
     local = len(rounds[0].tasks) // processes
     places = fill(rounds, processes)
@@ -160,17 +166,17 @@ def next_round(rounds: Sequence[Round], processes: int, most_extra: int) -> int:
 # Batches
 # --------------------------------------------------------------------------------------------------
 def rows_of(groups: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int]]:
-    """Round and row of each completion of groups, by round and index in it, of `size` completions."""
+    """Round and row of each completion of the given groups, which have `size` completions each."""
     return [(number, index * size + turn) for number, index in groups for turn in range(size)]
 
 
 def select_groups(
     batches: Sequence[Batch], chosen: Sequence[tuple[int, int]], generations: int, pad_token_id: int
 ) -> Batch:
-    """One batch of the groups chosen, by batch and index in it; scalars are the first batch's.
+    """One batch of the chosen groups, each given by batch and index; scalars come from the first batch.
 
-    Prompts are padded on the left, completions and what goes with their tokens on the right; columns
-    that only groups left out had need of go.
+    Prompts are padded on the left, completions and their per-token values on the right. Columns that are
+    padding in all chosen rows are dropped.
     """
     merged = {}
     for key, first in batches[0].items():
@@ -201,11 +207,11 @@ def _trim(batch: Batch) -> None:
 # The part
 # --------------------------------------------------------------------------------------------------
 class Groups(Part):
-    """Which groups are trained on.
+    """Decides which groups are trained on.
 
     Args:
         trainer: The `RookWorldGRPOTrainer`.
-        args: The keys.
+        args: The part's keys.
     """
 
     def __init__(self, trainer: Any, args: VarianceArguments) -> None:
@@ -217,12 +223,12 @@ class Groups(Part):
 
     @classmethod
     def of(cls, trainer: Any) -> Groups:
-        """The part; every batch is made of groups, and counted."""
+        """The part; it is always there, because it also computes the metrics of groups."""
         return cls(trainer, arguments_of(trainer.args, VarianceArguments))
 
     @property
     def resamples(self) -> bool:
-        """Whether other prompts take the place of those without signal."""
+        """Whether other prompts replace those without signal."""
         return self.args.zero_variance == "resample"
 
     # --------------------------------------------------------------------------------------------
@@ -231,12 +237,12 @@ class Groups(Part):
     def assess(
         self, tasks: Sequence[str], prompts: Sequence[str], rewards: torch.Tensor
     ) -> list[bool]:
-        """Which groups of a round carry signal; what is remembered of prompts takes note of it.
+        """Which groups of a round carry signal; the memory of difficulty is updated.
 
         Args:
-            tasks: Of the `P` groups.
-            prompts: Of the `P` groups.
-            rewards: ``(N,)``, nan where one could not be scored.
+            tasks: The task of each of the `P` groups.
+            prompts: The prompt of each of the `P` groups.
+            rewards: ``(N,)``; nan if a completion could not be scored.
         """
         groups = rewards.view(-1, self._size)
         deviations = nanstd(groups).flatten()
@@ -253,7 +259,7 @@ class Groups(Part):
         return None if prompts is None else prompts.memory
 
     def more(self, rounds: Sequence[Sampled]) -> list[dict[str, Any]]:
-        """This process's rows of the next round; none where nothing is missing, or enough was tried."""
+        """This process's rows of the next round; empty if nothing is missing or the bound is reached."""
         if not self.resamples:
             return []
         trainer = self._trainer
@@ -272,11 +278,11 @@ class Groups(Part):
         return _share(items, self._processes, self._rank)
 
     def choose(self, rounds: Sequence[Sampled]) -> list[tuple[int, int]]:
-        """Round and index of the group that takes each place of the batch."""
+        """The group that takes each place of the batch, as round and index."""
         return fill(rounds, self._processes)
 
     def batch(self, rounds: Sequence[Sampled], places: Sequence[tuple[int, int]]) -> Batch:
-        """This process's batch of the groups chosen, or without those that are to be skipped."""
+        """This process's batch of the chosen groups, with skipped groups masked."""
         batch = self._merge(rounds, places) if len(rounds) > 1 else rounds[0].batch
         if self.args.zero_variance == "skip":
             kept = [rounds[number].signal[index] for number, index in places]
@@ -294,20 +300,20 @@ class Groups(Part):
         return self._with_token_count(select_groups(batches, local, self._size, pad_token_id))
 
     def rewards(self, rounds: Sequence[Sampled], places: Sequence[tuple[int, int]]) -> torch.Tensor:
-        """Rewards ``(N,)`` of the completions chosen."""
+        """Rewards ``(N,)`` of the completions of the chosen groups."""
         return torch.stack(
             [rounds[number].rewards[row] for number, row in rows_of(places, self._size)]
         )
 
     def _scale_by_whole(self, rounds: Sequence[Sampled], places: Sequence[tuple[int, int]]) -> None:
-        """TRL has divided each round by its own deviation; the batch's is that of what it holds."""
+        """Rescale advantages from the deviation of each round, as TRL does, to that of the batch."""
         whole = nanstd(self.rewards(rounds, places).view(1, -1)) + STD_EPSILON
         for sampled in rounds:
             own = nanstd(sampled.rewards.view(1, -1)) + STD_EPSILON
             sampled.batch["advantages"] = sampled.batch["advantages"] * (own / whole).squeeze()
 
     def _leave_out(self, batch: Batch, kept: torch.Tensor) -> None:
-        """Mask the rows of groups that are not kept; the others share the whole of the loss."""
+        """Mask the rows of groups that are not kept, and scale the loss of the others up accordingly."""
         rows = kept.repeat_interleave(self._size)
         mine = self._mine(rows).to(batch["completion_mask"].device)
         batch["completion_mask"] = batch["completion_mask"] * mine.unsqueeze(1)
@@ -329,7 +335,7 @@ class Groups(Part):
         places: Sequence[tuple[int, int]],
         log: Mapping[tuple[str, str], Any],
     ) -> None:
-        """Log the completions that are trained on, not those that came last."""
+        """Log the completions that are trained on, instead of those of the last round."""
         for key, column in log.items():
             if all(key in sampled.logs for sampled in rounds):
                 column.extend(
@@ -342,7 +348,7 @@ class Groups(Part):
         places: Sequence[tuple[int, int]],
         log: Mapping[tuple[str, str], Any],
     ) -> dict[str, float]:
-        """Shares of groups without signal, how prompts are going, and numbers for the health rules."""
+        """Shares of groups without signal, counts of difficulty, and numbers for the health rules."""
         signal = [one for sampled in rounds for one in sampled.signal]
         kept = torch.tensor([rounds[number].signal[index] for number, index in places])
         skips = self.args.zero_variance == "skip"
@@ -368,5 +374,5 @@ class Groups(Part):
 
 
 def row_scale(loss_type: str, inputs: Mapping[str, Any]) -> Any:
-    """What a loss that is a mean over rows is multiplied by, where some rows are left out."""
+    """The factor by which a loss that is a mean over rows makes up for rows that are left out."""
     return inputs.get("row_scale", 1) if loss_type in _MEAN_OVER_ROWS else 1

@@ -1,4 +1,4 @@
-"""What judges among the rewards remember, kept in checkpoints."""
+"""The states of judges among the rewards, kept in checkpoints."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .part import Part
 
 
 class Judges(Part):
-    """The judges' states in checkpoints.
+    """Keeps the judges' states in checkpoints.
 
     Args:
-        judges: By name.
+        judges: The judges by name.
     """
 
     def __init__(self, judges: Mapping[str, JudgeReward]) -> None:
@@ -21,7 +21,7 @@ class Judges(Part):
 
     @classmethod
     def of(cls, trainer: Any) -> Judges | None:
-        """The part, where a judge stands among a trainer's rewards."""
+        """The part, if there is a judge among the trainer's rewards."""
         judges = judges_of(trainer.reward_funcs)
         return cls(judges) if judges else None
 
@@ -30,5 +30,5 @@ class Judges(Part):
 
     def load(self, state: Mapping[str, Any]) -> None:
         for name, judge in self.judges.items():
-            if name in state.get("judges", {}):  # none: it has come into the recipe since
+            if name in state.get("judges", {}):  # not there if the recipe got the judge only now
                 judge.load(state["judges"][name])

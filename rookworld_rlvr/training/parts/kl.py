@@ -1,10 +1,10 @@
 """KL to the reference: estimators from sampled log-probs, and controllers of the coefficient.
 
-Every estimator takes the log-probs of the tokens that were sampled, the policy's `p` and the
-reference's `r`, so none needs logits or a second forward pass. With ``x = log r - log p``:
+Every estimator uses only the log-probs of the sampled tokens, the policy's `p` and the reference's `r`,
+so none needs logits or another forward pass. With ``x = log r - log p``:
 
 =============  ==================================  ========================================
-estimator      value a token                       what its gradient descends, on policy
+estimator      value per token                     what its gradient descends, on policy
 =============  ==================================  ========================================
 ``k1``         ``-x``, unbiased for KL(p‖r)        nothing: it is 0 in expectation
 ``k2``         ``x² / 2``, biased                  KL(p‖r)
@@ -15,13 +15,14 @@ estimator      value a token                       what its gradient descends, o
 ``symmetric``  mean of the last two                mean of both
 =============  ==================================  ========================================
 
-TRL's `use_bias_correction_kl`, on by default, weighs a token by its importance ratio. The ratio is 1 on
-policy, but its gradient is not 0: with it k1 and k3 descend KL(p‖r), which their values estimate
-(DeepSeek-V3.2, 2025). The last three have the right gradient as they stand and are weighed without it.
+TRL's `use_bias_correction_kl`, on by default, weights a token by its importance ratio. The ratio is 1 on
+policy, but its gradient is not 0: with it, k1 and k3 descend KL(p‖r), which their values estimate
+(DeepSeek-V3.2, 2025). The last three have the right gradient by themselves, so no gradient flows through
+their weights.
 
-Sources: J. Schulman, "Approximating KL divergence" (2020), for k1 to k3; that the value and the
-gradient of one estimator belong to different divergences is worked out in Y. Tang and R. Munos, "On a
-few pitfalls in KL divergence gradient estimation for RL" (2025).
+Sources: J. Schulman, "Approximating KL divergence" (2020), for k1 to k3. Y. Tang and R. Munos, "On a few
+pitfalls in KL divergence gradient estimation for RL" (2025), show that the value and the gradient of one
+estimator may belong to different divergences.
 """
 
 from __future__ import annotations
@@ -81,17 +82,17 @@ ESTIMATORS: Mapping[KLEstimator, Estimator] = {
 def per_token_kl(
     logps: torch.Tensor, reference_logps: torch.Tensor, estimator: KLEstimator, bound: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """KL of each sampled token, and where its log-ratio was out of bounds.
+    """KL of each sampled token, and which log-ratios were clamped.
 
     Args:
-        logps: Of the policy, ``(B, T)``, with gradient.
-        reference_logps: Of the reference, ``(B, T)``.
-        estimator: Of `ESTIMATORS`.
-        bound: Log-ratios are held within ±bound nats, so that `exp` stays finite; a token held there
-            has no gradient.
+        logps: The policy's log-probs ``(B, T)``, with gradient.
+        reference_logps: The reference's log-probs ``(B, T)``.
+        estimator: A key of `ESTIMATORS`.
+        bound: Log-ratios are clamped to ±bound nats, so that `exp` stays finite. A clamped token has no
+            gradient.
 
     Returns:
-        KL ``(B, T)`` in nats, and a mask ``(B, T)`` of the tokens that were held.
+        KL ``(B, T)`` in nats, and a mask ``(B, T)`` of the clamped tokens.
     """
     ratio = reference_logps - logps
     held = ratio.abs() > bound
@@ -101,12 +102,12 @@ def per_token_kl(
 def importance_weighted(
     kl: torch.Tensor, log_weights: torch.Tensor, estimator: KLEstimator
 ) -> torch.Tensor:
-    """KL ``(B, T)`` weighed by how much likelier a token is now than when it was sampled.
+    """KL ``(B, T)`` weighted by how much likelier a token is now than when it was sampled.
 
     Args:
-        kl: Of `per_token_kl`.
-        log_weights: Log-probs of the policy less those when it sampled, ``(B, T)`` or ``(B, 1)``.
-        estimator: Of `ESTIMATORS`.
+        kl: The result of `per_token_kl`.
+        log_weights: The policy's log-probs now minus those when sampled, ``(B, T)`` or ``(B, 1)``.
+        estimator: A key of `ESTIMATORS`.
     """
     weights = log_weights.exp()
     return kl * (weights if estimator in ("k1", "k2", "k3") else weights.detach())
@@ -114,53 +115,71 @@ def importance_weighted(
 
 @dataclass
 class KLArguments:
-    """Keys for the KL term; TRL's, a fixed `beta` times k3, by default."""
+    """The KL term of the loss; by default TRL's, a fixed `beta` times the k3 estimator."""
 
-    kl_estimator: KLEstimator = setting("k3", "How KL to the reference is estimated; k3 is TRL's.")
+    kl_estimator: KLEstimator = setting(
+        "k3", "How the KL to the reference is estimated from sampled tokens; k3 is TRL's estimator."
+    )
     kl_log_ratio_bound: float = setting(
-        20.0, "Log-ratios to the reference are held within so many nats.", above=0
+        20.0,
+        "Log-ratios between policy and reference are clamped to plus or minus this many nats.",
+        above=0,
     )
     kl_control: Literal["fixed", "adaptive"] = setting(
-        "fixed", "fixed, or adaptive to kl_target, starting from beta."
+        "fixed",
+        "fixed keeps the coefficient of the KL term at beta; adaptive starts from beta and changes "
+        "it so that the KL stays at kl_target.",
     )
     kl_adaptation: Literal["proportional", "multiplicative"] = setting(
-        "proportional", "How an adaptive coefficient follows the KL, see training/parts/kl.py."
+        "proportional",
+        "How an adaptive coefficient changes: proportional by up to 20% per kl_horizon completions, "
+        "multiplicative by a factor of 1.5 if the KL is off its target by more than that factor.",
     )
-    kl_target: float | None = setting(None, "KL to hold, in nats a token.", above=0)
+    kl_target: float | None = setting(
+        None, "The KL that kl_control: adaptive aims at, in nats a token.", above=0
+    )
     kl_horizon: int = setting(
-        10_000, "Completions after which a proportional correction is made in full.", above=0
+        10_000,
+        "The number of completions over which a proportional change of the coefficient is made in full. "
+        "Smaller values adapt faster.",
+        above=0,
     )
     kl_waits: bool = setting(
         True,
-        "Leave the coefficient alone while the KL comes nearer to the target; false takes both forms as "
-        "published, which overshoot where the KL answers slowly.",
+        "Leave an adaptive coefficient alone while the KL is already moving towards its target. "
+        "False uses the published form, which overshoots if the KL reacts slowly.",
     )
     kl_warmup_steps: int = setting(
-        0, "The coefficient rises from 0 over so many optimiser steps.", least=0
+        0,
+        "The number of optimiser steps over which the coefficient of the KL term rises linearly from 0.",
+        least=0,
     )
     log_reference_kl: bool = setting(
-        False, "Keep the reference in memory to log KL, though beta is 0."
+        False,
+        "Log the KL to the reference even if beta is 0, which keeps the reference model in memory.",
     )
 
     def kl_faults(self, beta: float) -> list[str]:
-        """What no key shows alone, one sentence each."""
+        """Faults that show only when several keys are compared, one sentence each."""
         faults = []
         if self.kl_control == "adaptive" and (self.kl_target is None or not beta > 0):
             faults.append(
                 "kl_control: 'adaptive' needs a kl_target, and a beta above 0 to start from"
             )
         if self.kl_control == "fixed" and self.kl_target is not None:
-            faults.append("kl_target: nothing holds it; give kl_control: adaptive, or leave it out")
+            faults.append(
+                "kl_target: kl_control: fixed ignores it; set kl_control: adaptive, or leave it out"
+            )
         return faults
 
 
 # --------------------------------------------------------------------------------------------------
 # The coefficient
 # --------------------------------------------------------------------------------------------------
-_WAIT = 2  # steps that are judged as one
+_WAIT = 2  # steps that are judged together
 
 
-_MOVED = 0.05  # share by which a KL has moved, and is not only noisy
+_MOVED = 0.05  # share by which the KL must change to count as more than noise
 
 
 @dataclass
@@ -169,21 +188,22 @@ class KLController:
 
     - ``proportional``: ``beta *= 1 + clip(kl / target - 1, ±0.2) * completions / horizon`` (D. Ziegler
       et al., "Fine-tuning language models from human preferences", 2019).
-    - ``multiplicative``: times 1.5 above 1.5 targets, divided by 1.5 below target / 1.5 (as PPO's
-      adaptive penalty, J. Schulman et al., 2017, has it with 2).
+    - ``multiplicative``: times 1.5 if the KL is above 1.5 * target, divided by 1.5 if it is below
+      target / 1.5 (PPO's adaptive penalty, J. Schulman et al., 2017, with 1.5 in place of 2).
 
-    A policy moves a little with every step, so its KL answers a coefficient tens of steps later, and
-    both forms alone wind up: they lower the coefficient to nothing while a young policy is still on its
-    way to the target, and then take as long to raise it again. With `kl_waits` they judge two steps at a
-    time, and leave the coefficient alone where these have come nearer to the target than the two before.
+    A policy moves a little with every step, so its KL reacts to the coefficient only tens of steps
+    later. Both forms overshoot for that reason: while a new policy is still on its way to the target,
+    they lower the coefficient to almost 0, and then take as long to raise it again. With `kl_waits`
+    they judge two steps together, and leave the coefficient alone if the KL is nearer to the target
+    than in the two before.
 
     Args:
-        beta: Where the coefficient starts.
-        args: The keys.
+        beta: The first coefficient.
+        args: The part's keys.
 
     Attributes:
         measured: ``(KL, completions)`` of the steps since the last judgement.
-        before: The KL that was judged last; None before the first.
+        before: The KL at the last judgement; None before the first.
     """
 
     beta: float
@@ -192,16 +212,16 @@ class KLController:
     before: float | None = None
 
     def coefficient(self, step: int) -> float:
-        """What the loss of an optimiser step multiplies KL by; steps count from 0."""
+        """The coefficient of the KL term at an optimiser step, counted from 0."""
         warmup = self.args.kl_warmup_steps
         return self.beta * step / warmup if step < warmup else self.beta
 
     def update(self, kl: float, completions: int, step: int) -> None:
-        """Adapt to what was measured; not while warming up, when the coefficient is not itself yet.
+        """Adapt the coefficient to a measured KL, except during the warm-up.
 
         Args:
-            kl: Mean over the tokens of an optimiser step, all processes, in nats.
-            completions: How many the step was made of.
+            kl: Mean over the tokens of an optimiser step on all processes, in nats.
+            completions: The number of completions in the step.
             step: The step's number, from 0.
         """
         target = self.args.kl_target
@@ -218,11 +238,11 @@ class KLController:
             self._adapt(kl, completions, target)
 
     def state(self) -> dict[str, Any]:
-        """What a run that goes on later needs."""
+        """What a resumed run needs."""
         return {"beta": self.beta, "measured": self.measured, "before": self.before}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`."""
+        """Restore what `state` gave."""
         self.beta, self.before = state["beta"], state["before"]
         self.measured = [(kl, completions) for kl, completions in state["measured"]]
 
@@ -248,7 +268,7 @@ class KLController:
 # --------------------------------------------------------------------------------------------------
 @contextmanager
 def reference_loaded(args: Any) -> Iterator[None]:
-    """Have TRL's constructor load a reference for `log_reference_kl`: it does where `beta` is not 0."""
+    """Make TRL's constructor load a reference for `log_reference_kl` although `beta` is 0."""
     if not arguments_of(args, KLArguments).log_reference_kl or args.beta:
         yield
         return
@@ -260,22 +280,24 @@ def reference_loaded(args: Any) -> Iterator[None]:
 
 
 class KLTerm(Part):
-    """The KL to the reference as a term of the loss, its coefficient, and what is logged of both.
+    """Adds the KL to the reference to the loss, controls its coefficient, and logs both.
 
     Args:
-        args: The keys.
-        beta: Where the coefficient starts.
+        args: The part's keys.
+        beta: The first coefficient.
     """
 
     def __init__(self, args: KLArguments, beta: float) -> None:
         self.args = args
         self.controller = KLController(beta, args)
-        self._sums = torch.zeros(2, dtype=torch.float64)  # KL and number of a step's tokens
-        self._completions = 0  # of a step
+        self._sums = torch.zeros(
+            2, dtype=torch.float64
+        )  # sum of KL over a step's tokens, and their number
+        self._completions = 0  # in a step
 
     @classmethod
     def of(cls, trainer: Any) -> KLTerm | None:
-        """The part, where a trainer has a reference."""
+        """The part, if the trainer has a reference."""
         if not trainer.has_reference:
             return None
         return cls(arguments_of(trainer.args, KLArguments), trainer.args.beta)
@@ -283,7 +305,7 @@ class KLTerm(Part):
     def per_token(
         self, trainer: Any, logps: torch.Tensor, inputs: Mapping[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """KL by token as the loss takes it, and which log-ratios were held, ``(B, T)`` each."""
+        """KL by token as used in the loss, and which log-ratios were clamped, ``(B, T)`` each."""
         estimator = self.args.kl_estimator
         reference = inputs["ref_per_token_logps"]
         kl, held = per_token_kl(logps, reference, estimator, self.args.kl_log_ratio_bound)
@@ -292,7 +314,7 @@ class KLTerm(Part):
         return kl, held
 
     def term(self, trainer: Any, call: Call, inputs: Mapping[str, Any]) -> torch.Tensor | None:
-        """The KL term of the estimator and the coefficient in use now."""
+        """The KL term with the current coefficient."""
         if inputs.get("ref_per_token_logps") is None:
             return None
         assert call.scores is not None
@@ -337,9 +359,9 @@ class KLTerm(Part):
             self._completions += kl.size(0) * trainer.accelerator.num_processes
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Adapt the coefficient: all processes have the same sums, so the same result."""
+        """Adapt the coefficient; all processes have the same sums, so they get the same result."""
         total, tokens = self._sums.tolist()
-        if tokens:  # steps that have ended are counted by now
+        if tokens:  # `global_step` already counts the step that has ended
             self.controller.update(total / tokens, self._completions, state.global_step - 1)
         self._sums.zero_()
         self._completions = 0

@@ -1,4 +1,4 @@
-"""Shares of tasks in a batch, and for how long they hold, for `prompt_sampler`; and their faults."""
+"""Mixtures of tasks in a batch, and the steps that they last, for `prompt_sampler`."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from ...tasks.registry import TASKS
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Shares of tasks, and for how long they hold."""
+    """The shares of tasks in each batch, and the steps that they last."""
 
     shares: Mapping[str, Fraction]  # by task, above 0; their sum is 1
-    steps: int | None = None  # optimiser steps; None lasts to the end
+    steps: int | None = None  # optimiser steps; None: to the end of the run
 
 
 def _phase_faults(entries: Any, name: str) -> list[str]:
     if not entries:
-        return [f"{name}: {entries!r} is no list of mappings with steps and shares"]
+        return [f"{name}: {entries!r} must be a list of mappings with steps and shares"]
     faults = []
     for number, entry in enumerate(entries, start=1):
         where = f"{name}: entry {number}"
         if not isinstance(entry, Mapping):
-            faults.append(f"{where}: {entry!r} is no mapping of steps and shares")
+            faults.append(f"{where}: {entry!r} must be a mapping with steps and shares")
             continue
         steps = entry.get("steps")
         if "steps" not in entry:
             if number < len(entries):
-                faults.append(f"{where}: has no steps; only the last may leave them out")
+                faults.append(f"{where}: steps is missing; only the last entry may leave it out")
         elif isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-            faults.append(f"{where}: steps is {steps!r}, no whole number above 0")
+            faults.append(f"{where}: steps is {steps!r}; give a whole number above 0")
         shares = {task: share for task, share in entry.items() if task != "steps"}
         faults += share_faults(where, shares, TASKS, "task")
     return faults
@@ -42,44 +42,48 @@ def _phase_faults(entries: Any, name: str) -> list[str]:
 
 @dataclass
 class PromptArguments:
-    """Keys for which prompts a batch holds; off by default."""
+    """Which prompts a batch holds."""
 
     task_mixture: dict[str, float] | str | None = setting(
         None,
-        "Share of each task in every batch, {policy: 0.5, environment: 0.5}: task_phases of one phase. "
-        "None takes rows as they come.",
+        "The share of each task in every batch, from 0 to 1, for example {policy: 0.5, "
+        "environment: 0.5}. None draws from all rows, whatever their task.",
         shares=TASKS,
         of="task",
     )
     task_phases: list[Any] | str | None = setting(
         None,
-        "Mixtures one after the other and then from the start again, each with the optimiser steps "
-        "that it lasts: [{steps: 100, policy: 1}, {steps: 50, environment: 1}]. A last one without "
-        "steps lasts to the end.",
+        "Mixtures that follow each other, each with its optimiser steps, for example [{steps: 100, "
+        "policy: 1}, {steps: 50, environment: 1}]. After the last one they start again, but a last "
+        "one without steps lasts to the end.",
         check=_phase_faults,
     )
     prompt_sampling: Literal["uniform", "by_difficulty"] = setting(
         "uniform",
-        "uniform: each prompt once before any comes again; by_difficulty: prompts whose completions "
-        "were all worth the same come less often, see difficulty.DifficultyMemory.",
+        "How prompts are drawn: uniform draws every prompt once before any is repeated; "
+        "by_difficulty draws prompts less often whose completions all had the same reward.",
     )
     difficulty_floor: float = setting(
-        0.0625, "How much less often at most: the lowest weight, in (0, 1].", above=0, most=1
+        0.0625,
+        "For prompt_sampling: by_difficulty, the lowest weight of a prompt, above 0 and up to 1: "
+        "with 0.0625 it is drawn at least a sixteenth as often as others.",
+        above=0,
+        most=1,
     )
 
     def prompt_faults(self, tasks: Sequence[str] | None = None) -> list[str]:
-        """What no key shows alone, one sentence each.
+        """Faults that show only when several keys are compared, one sentence each.
 
         Args:
-            tasks: Those that are trained at all, where they are known.
+            tasks: The tasks that are trained, if they are known.
         """
         faults = []
         if self.task_mixture is not None and self.task_phases is not None:
-            faults.append("task_mixture and task_phases exclude each other; leave one out")
+            faults.append("task_mixture and task_phases cannot be combined; leave one out")
         if self.prompt_sampling == "by_difficulty" and not getattr(self, "shuffle_dataset", True):
             faults.append(
-                f"prompt_sampling: {self.prompt_sampling!r} draws at random; leave "
-                "shuffle_dataset: false out"
+                f"prompt_sampling: {self.prompt_sampling!r} draws at random; leave out "
+                "shuffle_dataset: false"
             )
         if tasks is not None and not key_faults(self, "task_mixture", "task_phases"):
             for where, mixture in self._mixtures().items():
@@ -87,11 +91,11 @@ class PromptArguments:
         return faults
 
     def phases(self) -> tuple[Phase, ...]:
-        """The mixtures in order, once nothing is wrong with them; empty without any."""
+        """The mixtures in order, which must be free of faults; empty if there are none."""
         return tuple(map(_phase, self._mixtures().values()))
 
     def _mixtures(self) -> dict[str, Mapping[str, Any]]:
-        """`task_phases` by the words for each; `task_mixture` is another spelling of a single one."""
+        """The mixtures by their names in messages; `task_mixture` is the same as a single phase."""
         if isinstance(self.task_mixture, dict):
             return {"task_mixture": self.task_mixture}
         entries: Any = self.task_phases or ()
@@ -99,7 +103,7 @@ class PromptArguments:
 
 
 def _phase(entry: Mapping[str, Any]) -> Phase:
-    # Shares are meant as decimals: 0.1 is a tenth, so that batches of ten hold one exactly.
+    # Shares are read as decimals: 0.1 is exactly a tenth, so a batch of ten has exactly one.
     shares = {
         task: Fraction(float(entry[task])).limit_denominator(10**6)
         for task in TASKS

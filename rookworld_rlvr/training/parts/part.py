@@ -1,4 +1,4 @@
-"""What the parts of the trainer have in common, and the record that one call of TRL's is made with."""
+"""What the parts of the trainer have in common, and the record that goes with a call to TRL."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ Arguments = TypeVar("Arguments")
 
 
 class Scores(NamedTuple):
-    """What scoring completions gives, `C` tokens each."""
+    """The result of scoring completions of `C` tokens."""
 
     logps: torch.Tensor  # (B, C), nats
-    entropies: torch.Tensor | None  # (B, C), nats; where they were asked for
+    entropies: torch.Tensor | None  # (B, C), nats; None if they were not asked for
     aux_loss: torch.Tensor | None  # of a mixture of experts
 
 
 @dataclass(slots=True)
 class Call:
-    """What goes into one call of a method of TRL's, and comes out of it, beside arguments and result.
+    """Inputs and outputs of one call to a method of TRL that its arguments and result have no room for.
 
     Args:
-        temperatures: ``(B,)``, of the rows that are scored in it; None for the trainer's.
-        reads_values: Whether the value head is read in the policy's forwards.
+        temperatures: ``(B,)``, of the rows scored during the call; None uses the trainer's.
+        reads_values: Whether the policy's forwards also read the value head.
 
     Attributes:
-        scores: Of the last forward that was scored in it.
-        values: What the head said, ``(b, T)`` of each forward.
-        rewards: ``(N, F)`` of all processes' completions by reward function; nan for none.
+        scores: The scores of the last forward during the call.
+        values: The value head's outputs, ``(b, T)`` for each forward.
+        rewards: ``(N, F)``, of all processes' completions by reward function; nan if there is no reward.
     """
 
     temperatures: torch.Tensor | None = None
@@ -42,36 +42,36 @@ class Call:
 
 
 class Part(TrainerCallback):
-    """A feature of the trainer, absent where its keys are off; a transformers callback too.
+    """A feature of the trainer, which is absent if its keys are off; also a transformers callback.
 
-    Besides a callback's events it may add a term to the loss and keep a state in checkpoints.
+    Besides handling a callback's events, it may add a term to the loss and keep a state in checkpoints.
     """
 
     def term(self, trainer: Any, call: Call, inputs: Mapping[str, Any]) -> torch.Tensor | None:
-        """What the part adds to the loss of a micro-batch; None for nothing.
+        """A term that the part adds to the loss of a micro-batch; None if it adds nothing.
 
         Args:
             trainer: The `RookWorldGRPOTrainer`.
-            call: Of TRL's own loss.
+            call: The record of the call to TRL's own loss.
             inputs: The micro-batch.
         """
         return None
 
     def state(self) -> dict[str, Any]:
-        """What a run that goes on later needs, for JSON, by key of `control_state.json`."""
+        """What a resumed run needs, as JSON values, by key of `control_state.json`."""
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from the states of all parts."""
+        """Restore the part from the states of all parts."""
 
 
 def arguments_of(args: Any, kind: type[Arguments]) -> Arguments:
-    """A trainer's arguments as those of a part; the defaults where it was given plain `GRPOConfig`."""
+    """A trainer's arguments as those of a part; the defaults if the trainer has a plain `GRPOConfig`."""
     return args if isinstance(args, kind) else kind()
 
 
 def whole(batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Tokens and mask ``(B, P+C)`` of a batch's prompts and completions together, and `C`."""
+    """A batch's prompts and completions together: tokens ``(B, P+C)``, mask ``(B, P+C)``, and `C`."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     return ids, mask, batch["completion_ids"].size(1)

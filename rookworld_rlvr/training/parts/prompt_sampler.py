@@ -1,8 +1,8 @@
 """Which prompts a generation batch holds: mixtures and phases of tasks, and difficulty.
 
-Batches are numbered from 0 over the whole run, epoch after epoch, and each is drawn from its number,
-the seed and what is remembered of difficulty at that moment. So every process draws the same rows, and
-a run that goes on from a checkpoint draws what it would have drawn undisturbed.
+Batches are numbered from 0 over the whole run. Each is drawn from its number, the seed and the memory
+of difficulty at that moment. So every process draws the same rows, and a resumed run draws what it
+would have drawn without the interruption.
 """
 
 from __future__ import annotations
@@ -26,42 +26,42 @@ from .difficulty import DifficultyMemory
 from .mixture import Phase, PromptArguments
 from .part import Part, arguments_of
 
-_PROPOSALS = 64  # a wanted prompt; then what comes is taken, whatever its weight
+_PROPOSALS = 64  # proposals per prompt; after these, prompts are taken whatever their weight
 
 
-_REMEMBERED = 256  # drawn batches: far more than any loader fetches ahead
+_REMEMBERED = 256  # drawn batches that are kept: far more than any loader fetches ahead
 
 
-_ALL = ""  # the pool of all rows, where tasks are taken as they come
+_ALL = ""  # the pool of all rows, used if there is no mixture
 
 
-_STREAM, _BATCH, _EXTRA = range(3)  # so that no two draws share a seed
+_STREAM, _BATCH, _EXTRA = range(3)  # parts of seeds, so that no two draws share one
 
 
 Rows = NDArray[np.int32]
 
 
 class PromptSampler(Sampler[int]):
-    """Rows of generation batches, laid out as by `trl.trainer.utils.RepeatSampler`.
+    """Draws rows for generation batches, in the layout of `trl.trainer.utils.RepeatSampler`.
 
-    A batch is yielded with each row `mini_repeat_count` times in a row, and the whole of it
-    `repeat_count` times. An epoch has as many batches as the data fill.
+    In a batch, each row is repeated `mini_repeat_count` times in succession, and the whole batch is
+    yielded `repeat_count` times. An epoch has as many batches as the data fill.
 
-    Without `memory`, no row of a task comes twice before all of them have come once, over the borders
-    of batches and epochs. With it, rows are proposed at random and accepted with the probability of
-    their prompt's weight. Either way a batch holds no row twice, or where a task has fewer rows than
-    it needs, none more than once more than another.
+    Without `memory`, no row of a task is repeated before all of them were drawn once, across batches and
+    epochs. With it, rows are proposed at random and accepted with the probability of their prompt's
+    weight. Either way a batch holds no row twice. Only if a task has too few rows are they repeated, all
+    equally often, give or take one.
 
     Args:
-        rows: `N` rows with the column `prompt`, and `task` where there are phases.
-        mini_repeat_count: Completions a prompt.
-        batch_size: Prompts a generation batch, over all processes.
-        repeat_count: Times that a batch is fetched: iterations by slices.
-        seed: The same on every process.
-        steps_per_batch: Optimiser steps that a batch serves; below 1 where a step takes several.
-        phases: See `mixture.PromptArguments.phases`; empty takes rows as they come.
-        memory: What weighs the prompts; None draws uniformly.
-        shuffle: False takes rows in their order. With a memory it has no meaning.
+        rows: `N` rows with the column `prompt`, and `task` if there are phases.
+        mini_repeat_count: Completions per prompt.
+        batch_size: Prompts per generation batch, over all processes.
+        repeat_count: How often a batch is fetched: iterations times slices.
+        seed: The seed, which is the same on every process.
+        steps_per_batch: Optimiser steps per batch; below 1 if a step takes several batches.
+        phases: See `mixture.PromptArguments.phases`; empty draws from all rows.
+        memory: The weights of prompts; None draws uniformly.
+        shuffle: False takes rows in their order. It has no effect with a memory.
 
     Raises:
         RookWorldError: A task with a share has no rows, or all rows together do not fill a batch.
@@ -93,7 +93,7 @@ class PromptSampler(Sampler[int]):
         if not self.batches_per_epoch:
             raise RookWorldError(
                 f"{len(rows)} rows to train on do not fill one generation batch of {batch_size} "
-                "prompts: give more rows, or a smaller generation_batch_size"
+                "prompts; give more rows, or a smaller generation_batch_size"
             )
         self.steps_per_epoch = math.ceil(self.batches_per_epoch * self.steps_per_batch)
         self._rows = rows
@@ -102,14 +102,14 @@ class PromptSampler(Sampler[int]):
             self._pools |= _rows_by_task(rows)
             self._check_tasks()
         self._drawn: dict[int, list[int]] = {}  # by number, the latest
-        self._restored: dict[int, list[int]] = {}  # by number, of the run that goes on here
+        self._restored: dict[int, list[int]] = {}  # by number, from the checkpoint of a resumed run
         self._restart()
 
     # --------------------------------------------------------------------------------------------
-    # What a loader asks
+    # The interface for loaders
     # --------------------------------------------------------------------------------------------
     def __len__(self) -> int:
-        """How many indices an epoch yields."""
+        """The number of indices in an epoch."""
         return self.batches_per_epoch * self.batch_size * self.mini_repeat_count * self.repeat_count
 
     def __iter__(self) -> Iterator[int]:
@@ -121,14 +121,14 @@ class PromptSampler(Sampler[int]):
         self.epoch += 1
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin the next iteration with this epoch's first batch."""
+        """Start the next iteration at this epoch's first batch."""
         self.epoch = epoch
 
     def seek(self, step: int) -> None:
-        """`set_epoch` to that of an optimiser step.
+        """Set the epoch to that of an optimiser step.
 
-        Of several processes that go on within an epoch, none is told its epoch: accelerate's
-        `skip_first_batches` hides the sampler behind one wrapper more than its loaders look through.
+        A run of several processes that is resumed within an epoch does not set it otherwise:
+        accelerate's `skip_first_batches` wraps the sampler once more than its loaders unwrap.
         """
         self.set_epoch(step // self.steps_per_epoch)
 
@@ -136,9 +136,9 @@ class PromptSampler(Sampler[int]):
     # Batches
     # --------------------------------------------------------------------------------------------
     def batch(self, number: int) -> list[int]:
-        """The rows of a batch, the tasks evenly spread, so that each process has its share of each.
+        """The rows of a batch, with tasks evenly spread, so that each process gets its share of each.
 
-        Going forward is cheap; going back walks from the first batch again.
+        Going forward is cheap; going back starts from the first batch again.
         """
         if number < self._next:
             self._restart()
@@ -160,31 +160,31 @@ class PromptSampler(Sampler[int]):
         return rows
 
     def extra(self, count: int, step: int, round_: int, exclude: Collection[str] = ()) -> list[int]:
-        """Rows beside the batches, for resampling; the batches stay as they are.
+        """Extra rows for resampling, which leave the batches as they are.
 
         Args:
-            count: How many rows, of the tasks that a batch takes.
-            step: Optimiser step, which decides on the shares of tasks.
-            round_: Of resampling, within the step.
-            exclude: Texts of prompts that are not to come.
+            count: The number of rows, shared out among tasks like a batch.
+            step: The optimiser step, which decides on the shares of tasks.
+            round_: The number of the round of resampling within the step.
+            exclude: Texts of prompts that must not be drawn.
 
         Returns:
-            Different rows with different prompts; fewer where the data have no more.
+            Different rows with different prompts; fewer if the data have no more.
         """
         rng = self._rng(_EXTRA, step, round_)
         shares = self.phases[self._phase_at(step)].shares
-        # A random offset instead of a half: right in the long run without remembering anything.
+        # A random offset instead of a half makes the shares right in the long run, without any memory.
         counts = _counts(shares, count, Fraction(rng.random()))
         seen = set(exclude)
         return _spread({task: self._distinct(rng, task, n, seen) for task, n in counts.items()})
 
     def first_step(self, number: int) -> int:
-        """The optimiser step that a batch is drawn for."""
+        """The first optimiser step that a batch is drawn for."""
         epoch, within = divmod(number, self.batches_per_epoch)
         return epoch * self.steps_per_epoch + math.floor(within * self.steps_per_batch)
 
     def batch_at(self, step: int) -> int:
-        """The batch that an optimiser step begins with."""
+        """The first batch of an optimiser step."""
         epoch, within = divmod(step, self.steps_per_epoch)
         return epoch * self.batches_per_epoch + math.floor(within / self.steps_per_batch)
 
@@ -192,16 +192,16 @@ class PromptSampler(Sampler[int]):
     # Checkpoints
     # --------------------------------------------------------------------------------------------
     def state(self, step: int) -> dict[str, Any]:
-        """For JSON, the batches in use at an optimiser step or fetched ahead of it.
+        """The batches that are in use at an optimiser step or fetched ahead of it, as JSON values.
 
-        Loaders fetch ahead, so these were drawn before the last generations were remembered, and
-        could not be drawn again.
+        Loaders fetch ahead, so these batches were drawn with an earlier state of the memory and could
+        not be drawn again.
         """
         first = self.batch_at(step)
         return {"drawn": {str(at): rows for at, rows in self._drawn.items() if at >= first}}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`."""
+        """Restore what `state` gave."""
         self._restored = {int(number): list(rows) for number, rows in state["drawn"].items()}
 
     # --------------------------------------------------------------------------------------------
@@ -217,10 +217,10 @@ class PromptSampler(Sampler[int]):
         }
 
     def _next_counts(self) -> dict[str, int]:
-        """Prompts by task of the next batch.
+        """The number of prompts of each task in the next batch.
 
-        What a batch holds too much or too little of, its phase's next ones make up for; other phases
-        have accounts of their own, so that a task without a share never comes.
+        If rounding gives a task too many or too few, the phase's next batches make up for it. Each phase
+        counts by itself, so that a task without a share is never drawn.
         """
         index = self._phase_at(self.first_step(self._next))
         shares, batches = self.phases[index].shares, self._batches[index]
@@ -242,8 +242,8 @@ class PromptSampler(Sampler[int]):
         for task, share in shares.items():
             if not len(self._pools[task]):
                 raise RookWorldError(
-                    f"no {task} rows to train on, but the mixture gives them a share of "
-                    f"{float(share):g}: give such rows, or leave {task} out of task_mixture and "
+                    f"there are no {task} rows to train on, but the mixture gives them a share of "
+                    f"{float(share):g}; add such rows, or leave {task} out of task_mixture and "
                     "task_phases"
                 )
 
@@ -255,7 +255,7 @@ class PromptSampler(Sampler[int]):
         return np.random.default_rng((self.seed, *numbers))
 
     def _draw(self, rng: np.random.Generator, task: str, count: int) -> list[int]:
-        """Rows for a batch: all of them as often as they go into it, the rest by weight."""
+        """Rows for a batch: all rows as often as they fit in, and the rest by weight."""
         pool = self._pools[task]
         whole, rest = divmod(count, len(pool))
         rows: list[int] = np.tile(pool, whole).tolist()
@@ -264,7 +264,7 @@ class PromptSampler(Sampler[int]):
     def _distinct(
         self, rng: np.random.Generator, task: str, count: int, seen: set[str] | None = None
     ) -> list[int]:
-        """Up to `count` different rows by weight; where `seen` is given, of prompts not yet in it."""
+        """Up to `count` different rows by weight; if `seen` is given, of prompts not yet in it."""
         pool = self._pools[task]
         chosen: list[int] = []
         taken: set[Any] = set() if seen is None else seen
@@ -281,7 +281,7 @@ class PromptSampler(Sampler[int]):
             proposals -= size
             proposed: list[int] = pool[rng.integers(len(pool), size=size)].tolist()
             lots = rng.random(size).tolist()
-            # An empty memory is false: then nothing depends on the texts, and none is read.
+            # With an empty memory, which is false, nothing depends on the texts, so none is read.
             by_text = self.memory or seen is not None
             texts = self._prompts(proposed) if by_text else [""] * size
             for row, text, lot in zip(proposed, texts, lots, strict=True):
@@ -296,7 +296,7 @@ class PromptSampler(Sampler[int]):
 
 
 class _Stream:
-    """A task's rows in random order, pass after pass."""
+    """The rows of a task in random order, pass after pass."""
 
     def __init__(self, pool: Rows, seed: int, code: int, shuffle: bool) -> None:
         self._pool = pool
@@ -318,12 +318,12 @@ class _Stream:
         return taken
 
     def _next_pass(self, taken: Sequence[int], wanted: int) -> None:
-        """Order the rows anew, those last that a batch over the border of two passes holds already."""
+        """Shuffle the rows for the next pass; those already in the current batch come later."""
         self._order, self._at = self._pool, 0
         if self._shuffle:
             self._order = np.random.default_rng((*self._seed, self._passes)).permutation(self._pool)
         self._passes += 1
-        held = taken[: len(taken) % len(self._pool)]  # then come whole passes
+        held = taken[: len(taken) % len(self._pool)]  # the rest was whole passes
         if held:
             head = self._order[~np.isin(self._order, held)][:wanted]
             self._order = np.concatenate([head, self._order[~np.isin(self._order, head)]])
@@ -331,7 +331,9 @@ class _Stream:
 
 def _rows_by_task(rows: Dataset) -> dict[str, Rows]:
     if "task" not in rows.column_names:
-        raise RookWorldError("a mixture of tasks needs rows with the column `task`")
+        raise RookWorldError(
+            "a mixture of tasks needs rows with the column `task`, which is missing; add it"
+        )
     column = rows.select_columns("task").with_format("arrow")[:]["task"]
     return {
         task: np.flatnonzero(pc.equal(column, task).to_numpy()).astype(np.int32) for task in TASKS
@@ -341,7 +343,7 @@ def _rows_by_task(rows: Dataset) -> dict[str, Rows]:
 def _counts(
     shares: Mapping[str, Fraction], amount: int, offset: Fraction = Fraction(1, 2)
 ) -> dict[str, int]:
-    """Split an amount by shares; rounding the sums up to each task keeps the amount as a whole.
+    """Split an amount by shares into whole numbers that add up to the amount.
 
     >>> _counts({"environment": Fraction(1, 4), "policy": Fraction(3, 4)}, 10)
     {'environment': 3, 'policy': 7}
@@ -352,7 +354,7 @@ def _counts(
 
 
 def _spread(by_task: Mapping[str, Sequence[int]]) -> list[int]:
-    """The rows of all tasks, each task's at even distances.
+    """The rows of all tasks in one list, each task's rows evenly spaced.
 
     >>> _spread({"environment": [1, 2], "policy": [11, 12, 13, 14]})
     [11, 1, 12, 13, 2, 14]
@@ -366,15 +368,15 @@ def _spread(by_task: Mapping[str, Sequence[int]]) -> list[int]:
 
 
 class PromptSampling(Part):
-    """Which prompts come: mixtures, phases, difficulty, and extra ones for groups without signal.
+    """Draws prompts by mixture, phase and difficulty, and extra ones for groups without signal.
 
     Args:
         trainer: The `RookWorldGRPOTrainer`.
-        args: The keys.
+        args: The part's keys.
 
     Attributes:
-        memory: What is remembered of prompts, where `prompt_sampling` asks for it.
-        sampler: What draws prompts; None until training begins.
+        memory: The weights of prompts, if `prompt_sampling` asks for it; else None.
+        sampler: Draws the prompts; None until training begins.
     """
 
     def __init__(self, trainer: Any, args: PromptArguments) -> None:
@@ -386,13 +388,13 @@ class PromptSampling(Part):
 
     @classmethod
     def of(cls, trainer: Any, resamples: bool) -> PromptSampling | None:
-        """The part, where TRL's own sampler cannot do what a trainer's arguments ask for."""
+        """The part, if TRL's own sampler cannot do what the trainer's arguments ask for."""
         args = arguments_of(trainer.args, PromptArguments)
         wanted = args.phases() or resamples or args.prompt_sampling == "by_difficulty"
         return cls(trainer, args) if wanted else None
 
     def open(self, dataset: Dataset) -> PromptSampler:
-        """The sampler of the training rows, for the loader."""
+        """Make the sampler of the training rows, for the loader."""
         trainer = self._trainer
         fetched = trainer.num_iterations * trainer.args.steps_per_generation
         self.sampler = PromptSampler(
@@ -409,7 +411,7 @@ class PromptSampling(Part):
         return self.sampler
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Tell the sampler its epoch, which processes that go on within one are not told otherwise."""
+        """Set the sampler's epoch, which nothing else sets if a run is resumed within an epoch."""
         if self.sampler is not None:
             self.sampler.seek(state.global_step)
 

@@ -1,4 +1,4 @@
-"""The parts of a trainer, one a line."""
+"""The parts of a trainer, one per line."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ PARTS_STATE = "control_state.json"
 
 
 class Parts:
-    """Those that a trainer's arguments ask for; None where the keys of one are off.
+    """The parts that a trainer's arguments ask for; a part is None if its keys are off.
 
-    Iterating gives those that are there.
+    Iterating gives the parts that are not None.
 
     Args:
         trainer: The `RookWorldGRPOTrainer`.
@@ -40,9 +40,9 @@ class Parts:
         self.compiling = Compiling.of(trainer, self.buckets)  # compiled bodies
         self.kl = KLTerm.of(trainer)  # the KL term and its coefficient
         self.baseline = Baseline.of(trainer)  # what rewards are compared with
-        self.judges = Judges.of(trainer)  # what frozen judges remember
+        self.judges = Judges.of(trainer)  # the states of frozen judges
         self.value_head = ValueHead.of(trainer)  # advantages by token
-        self.groups = Groups.of(trainer)  # those without signal
+        self.groups = Groups.of(trainer)  # groups without signal
         self.prompts = PromptSampling.of(
             trainer, self.groups.resamples
         )  # which rows come, and when
@@ -53,16 +53,16 @@ class Parts:
     def advantages(
         self, trainer: Any, batch: Batch, rewards: torch.Tensor, tasks: Sequence[str]
     ) -> torch.Tensor | None:
-        """Put a part's advantages into a batch, in place of TRL's.
+        """Replace TRL's advantages in a batch by a part's, if one computes them.
 
         Args:
             trainer: The `RookWorldGRPOTrainer`.
             batch: `B` completions of this process.
-            rewards: ``(N,)`` of all processes' completions, nan for none.
-            tasks: Of all processes' groups.
+            rewards: ``(N,)``, of all processes' completions; nan if there is no reward.
+            tasks: The tasks of all processes' groups.
 
         Returns:
-            One advantage a completion ``(N,)``, for the log; None where TRL's stay.
+            One advantage per completion ``(N,)``, for the log; None if TRL's are kept.
         """
         first = trainer.accelerator.process_index * len(batch["completion_ids"])
         mine = slice(first, first + len(batch["completion_ids"]))
@@ -80,19 +80,19 @@ class Parts:
         return advantages.flatten()
 
     def state(self) -> dict[str, Any]:
-        """What they have learnt, for a run that goes on later."""
+        """What the parts have learnt, for a resumed run."""
         return {key: value for part in self for key, value in part.state().items()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state`."""
+        """Restore what `state` gave."""
         for part in self:
             part.load(state)
 
     def save(self, args: Any, state: Any) -> None:
-        """Put what they have learnt into the checkpoint that transformers has just saved.
+        """Write what the parts have learnt into the checkpoint that transformers has just saved.
 
-        Not at `on_save`: that is late for W&B, which has then taken the checkpoint as an artifact, and
-        it never comes for the checkpoints that `enable_jit_checkpoint` makes at SIGTERM.
+        The event `on_save` would be too late: W&B may already have taken the checkpoint as an artifact.
+        And it does not occur for the checkpoints that `enable_jit_checkpoint` saves at SIGTERM.
         """
         if not args.should_save:
             return
@@ -102,7 +102,7 @@ class Parts:
             self.value_head.save_in(folder)
 
     def load_from(self, folder: Path) -> None:
-        """Go on from a checkpoint."""
+        """Restore the parts from a checkpoint."""
         if (folder / PARTS_STATE).is_file():
             self.load(json.loads((folder / PARTS_STATE).read_text()))
         if self.value_head is not None:
@@ -110,7 +110,7 @@ class Parts:
 
 
 class Checkpoints(TrainerCallback):
-    """Brings the parts' states back where training goes on from a checkpoint.
+    """Restores the parts' states when training is resumed from a checkpoint.
 
     Args:
         trainer: The `RookWorldGRPOTrainer`.

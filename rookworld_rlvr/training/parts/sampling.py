@@ -1,9 +1,8 @@
-"""Sampling task by task in one mixed batch, and log-probs at the temperature that was sampled with.
+"""Sampling each task in its own way in one mixed batch, and log-probs at the temperature of sampling.
 
-The loss knows the temperature, row by row, but neither top-p nor top-k: it takes the log-prob of a
-token before the tail was cut off. What was cut is never sampled, so the update sees too little of it
-(the tail is not pushed down) and the policy drifts towards what its own cut keeps. top-p 1 and top-k 0
-are without that bias.
+The loss takes each row's temperature into account, but neither top-p nor top-k: it uses the log-prob of
+a token before the tail is cut off. Tokens of the tail are never sampled, so updates never push them
+down, and the policy drifts towards what the cut keeps. With top-p 1 and top-k 0 there is no such bias.
 """
 
 from __future__ import annotations
@@ -37,7 +36,9 @@ def _sampling_faults(given: Mapping[Any, Any], name: str) -> list[str]:
     faults = []
     for task, options in given.items():
         if task in TASKS and not isinstance(options, Mapping):
-            faults.append(f"{name}: {task}: {options!r} is no mapping; write {{}} for the defaults")
+            faults.append(
+                f"{name}: {task}: {options!r} is not a mapping; write {{}} for the defaults"
+            )
         elif task in TASKS:
             faults += record_faults(Sampling, options, f"{name}: {task}")
     return faults
@@ -45,32 +46,32 @@ def _sampling_faults(given: Mapping[Any, Any], name: str) -> list[str]:
 
 @dataclass
 class SamplingArguments:
-    """Keys for sampling each task in its own way."""
+    """How each task is sampled."""
 
     task_sampling: dict[str, Any] | str | None = setting(
         None,
-        "{task: {temperature, top_p, top_k, max_completion_length}}; a task that is named takes what it "
-        "leaves out from its Task.sampling, one that is not is sampled as the trainer's own keys "
-        "say. None samples all tasks alike.",
+        "How to sample each task, {task: {temperature, top_p, top_k, max_completion_length}}. What "
+        "a named task leaves out comes from its Task.sampling; a task that is not named, and all "
+        "tasks with None, are sampled by the trainer's own keys.",
         among=TASKS,
         of="task",
         check=_sampling_faults,
     )
 
     def sampling_faults(self, args: GRPOConfig) -> list[str]:
-        """What no key shows alone, one sentence each."""
+        """Faults that show only when several keys are compared, one sentence each."""
         given = self.task_sampling
         if not isinstance(given, Mapping):
             return []
         faults = [
-            f"task_sampling: {name} draws completions elsewhere, alike for all tasks; leave one out"
+            f"task_sampling: {name} samples all tasks alike; leave one of the two out"
             for name in ("use_vllm", "use_transformers_continuous_batching")
             if getattr(args, name, False)
         ]
         longest = args.max_completion_length
         return faults + [
             f"task_sampling: {task}: max_completion_length is {length}, over the trainer's {longest}; "
-            "raise that"
+            "raise the trainer's max_completion_length"
             for task, options in given.items()
             if isinstance(options, Mapping)
             and longest is not None
@@ -79,7 +80,7 @@ class SamplingArguments:
         ]
 
     def sampling_by_task(self, default: Sampling) -> dict[str, Sampling]:
-        """How each task is sampled; `default` for those that `task_sampling` does not name."""
+        """How each task is sampled; tasks that `task_sampling` does not name get `default`."""
         given: Any = self.task_sampling or {}
         return {
             task: dataclasses.replace(TASKS[task].sampling, **given[task])
@@ -93,12 +94,12 @@ class SamplingArguments:
 # Drawing
 # --------------------------------------------------------------------------------------------------
 class RowSampler(LogitsProcessor):
-    """Temperature, top-k and top-p of each row, as transformers' warpers apply them to a batch.
+    """Applies each row's own temperature, top-k and top-p, as transformers' warpers do for a batch.
 
     Args:
-        rows: How each of the `B` rows is drawn.
-        device: Of the logits.
-        keep_logps: Whether to keep the log-probs of what is drawn, before top-k and top-p.
+        rows: How each of the `B` rows is sampled.
+        device: The device of the logits.
+        keep_logps: Whether to keep the log-probs of the sampled tokens, before top-k and top-p.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class RowSampler(LogitsProcessor):
         self._drawn: list[torch.Tensor] = []  # (B,) each
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Logits ``(B, V)`` after what was drawn so far, ``(B, T)``, at each row's temperature."""
+        """Logits ``(B, V)`` for the next token after ``(B, T)``, at each row's temperature and cut."""
         scores = scores.float() / self.temperature
         if self.keep_logps:
             self._take(input_ids[:, -1])
@@ -125,7 +126,7 @@ class RowSampler(LogitsProcessor):
         return self._cut(scores) if self.cuts else scores
 
     def logps(self, last: torch.Tensor) -> torch.Tensor:
-        """Log-probs ``(B, C)`` of all tokens drawn, the last of them ``(B,)``."""
+        """Log-probs ``(B, C)`` of all sampled tokens; `last` ``(B,)`` is the last of them."""
         self._take(last)
         return torch.stack(self._drawn, dim=1)
 
@@ -149,8 +150,8 @@ class RowLength(StoppingCriteria):
     """Ends each row at its own number of new tokens.
 
     Args:
-        longest: Most new tokens, by row.
-        width: Tokens of the padded prompts.
+        longest: The largest number of new tokens, by row.
+        width: Tokens in the padded prompts.
     """
 
     def __init__(self, longest: Sequence[int], width: int) -> None:
@@ -158,7 +159,7 @@ class RowLength(StoppingCriteria):
         self.width = width
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        """Which rows ``(B,)`` are done after ``(B, T)`` tokens."""
+        """Which rows ``(B,)`` have reached their length after ``(B, T)`` tokens."""
         return (self.longest <= input_ids.size(1) - self.width).to(input_ids.device)
 
 
@@ -170,14 +171,14 @@ def draw(
     config: GenerationConfig,
     keep_logps: bool = False,
 ) -> tuple[list[list[int]], list[list[float]] | None]:
-    """Draw one completion a prompt, each in its own way, in one call of `generate`.
+    """Sample one completion per prompt, each in its own way, in one call of `generate`.
 
     Args:
-        network: What `generate` is called on.
+        network: The model that `generate` is called on.
         prompts: Token ids of `B` prompts.
-        rows: How each is drawn; None as a length takes `config.max_new_tokens`.
-        config: For everything else; its end-of-text ids end a completion and stay in it.
-        keep_logps: Whether log-probs are wanted.
+        rows: How each is sampled; a length of None means `config.max_new_tokens`.
+        config: Everything else. Its end-of-text ids end a completion and are kept in it.
+        keep_logps: Whether to return log-probs.
 
     Returns:
         Token ids by row, and their log-probs at the row's temperature, before top-k and top-p.
@@ -186,7 +187,7 @@ def draw(
     batch = {key: tensor.to(network.device) for key, tensor in batch.items()}
     width = batch["input_ids"].size(1)
     config = copy.deepcopy(config)
-    config.temperature, config.top_p, config.top_k = 1.0, 1.0, 0  # they are the rows'
+    config.temperature, config.top_p, config.top_k = 1.0, 1.0, 0  # the rows have their own
     longest = [row.max_completion_length or config.max_new_tokens for row in rows]
     sampler = RowSampler(rows, network.device, keep_logps)
     output = network.generate(
@@ -205,7 +206,7 @@ def draw(
 
 
 def _lengths(completions: torch.Tensor, ends: int | list[int], longest: Sequence[int]) -> list[int]:
-    """Tokens of each completion up to its end of text, or to its bound: what follows is padding."""
+    """The length of each completion up to its end of text or its bound; what follows is padding."""
     known = torch.as_tensor(ends, device=completions.device)
     is_end = torch.isin(completions, known)  # (B, C)
     first = torch.where(is_end.any(1), is_end.int().argmax(1) + 1, completions.size(1))
@@ -216,13 +217,13 @@ def _lengths(completions: torch.Tensor, ends: int | list[int], longest: Sequence
 # The part
 # --------------------------------------------------------------------------------------------------
 class TaskSampling(Part):
-    """Each row at its task's temperature, when it is sampled and when it is scored.
+    """Uses each task's own temperature for its rows, for sampling and for scoring.
 
     Args:
         samplings: How each task is sampled.
-        tasks: Those of the training data.
-        networks: Policy and, where it is a model of its own, reference.
-        temperature: The trainer's, by which TRL divides all logits.
+        tasks: The tasks of the training data.
+        networks: The policy and, if it is a separate model, the reference.
+        temperature: The trainer's temperature, by which TRL divides all logits.
     """
 
     def __init__(
@@ -235,13 +236,13 @@ class TaskSampling(Part):
         self.samplings = samplings
         self._tasks = tasks
         self._temperature = temperature
-        self._scale: torch.Tensor | None = None  # (b, 1, 1) of the rows in the forward now
+        self._scale: torch.Tensor | None = None  # (b, 1, 1), of the rows in the current forward
         for network in networks:
             backbone(network).register_forward_hook(self._scale_hidden_states)
 
     @classmethod
     def of(cls, trainer: Any) -> TaskSampling | None:
-        """The part, where a trainer's arguments ask for it."""
+        """The part, if the trainer's arguments ask for it."""
         given = arguments_of(trainer.args, SamplingArguments)
         if given.task_sampling is None:
             return None
@@ -255,9 +256,9 @@ class TaskSampling(Part):
         return torch.tensor(values, device=device)
 
     def metrics(self) -> dict[str, float]:
-        """The temperature of each task of the data.
+        """The temperature of each task of the data, whether or not this process has rows of it.
 
-        Not of this process's rows alone: only the first process's metrics are logged.
+        Only the first process's metrics are logged.
         """
         return {
             f"sampling/temperature_{task}": self.samplings[task].temperature for task in self._tasks
@@ -274,10 +275,10 @@ class TaskSampling(Part):
         temperatures: torch.Tensor,
         **kwargs: Any,
     ) -> Scores:
-        """Score rows ``(B, T)`` at temperatures ``(B,)`` by TRL's way of scoring, `score`.
+        """Score rows ``(B, T)`` at temperatures ``(B,)`` with TRL's method, `score`.
 
-        TRL's head divides all logits by one temperature. The hidden states, which the logits are
-        linear in, are scaled so that the division by each row's own comes out.
+        TRL divides all logits by one temperature. The logits are linear in the hidden states, so these
+        are scaled such that each row's logits end up divided by its own temperature.
         """
         parts = []
         scales = self._temperature / temperatures
@@ -311,7 +312,7 @@ def rollout(
     Args:
         prompts: `B` texts.
         trainer: The `RookWorldGRPOTrainer`.
-        keep_logps: Whether the batch is to carry the sampler's log-probs, as
+        keep_logps: Whether to put the sampler's log-probs into the batch, as
             ``sampling_per_token_logps`` ``(B, C)``.
     """
     prompt_ids = trainer.processing_class(text=prompts)["input_ids"]
@@ -332,10 +333,10 @@ def rollout(
 
 
 def language_model(network: Any) -> Any:
-    """The model with the head, inside of adapters too."""
+    """The language model with its head, also inside of adapters."""
     return network.get_base_model() if hasattr(network, "peft_config") else network
 
 
 def backbone(network: Any) -> Any:
-    """What makes the hidden states that the head reads, inside of adapters too."""
+    """The module that computes the hidden states which the head reads, also inside of adapters."""
     return language_model(network).base_model

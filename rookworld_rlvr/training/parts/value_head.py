@@ -1,8 +1,8 @@
 """A value head on the policy's hidden states, and advantages by token: generalised advantage estimation.
 
-Schulman et al. 2016, "High-Dimensional Continuous Control Using Generalized Advantage Estimation". A
-group's mean compares completions with each other and gives each of a completion's tokens the same
-advantage; a value head says at which token a completion went well or badly, and needs no group.
+Schulman et al. 2016, "High-Dimensional Continuous Control Using Generalized Advantage Estimation". The
+mean of a group compares completions with each other and gives all tokens of a completion the same
+advantage. A value head tells at which token a completion went well or badly, and needs no group.
 """
 
 from __future__ import annotations
@@ -25,36 +25,43 @@ from .sampling import backbone, language_model
 VALUE_HEAD_FILE = "value_head.safetensors"
 
 
-_SMALLEST_VARIANCE = 1e-8  # of returns; below, they are all the same but for rounding
+_SMALLEST_VARIANCE = 1e-8  # of returns; below it they are equal up to rounding
 
 
 @dataclass
 class ValueArguments:
-    """Keys for advantages by token."""
+    """Advantages by token, from a value head."""
 
     advantage_estimator: Literal["group", "gae"] = setting(
-        "group", "group (what baseline says, one advantage a completion) or gae."
+        "group",
+        "How advantages are computed: group gives one advantage per completion, by the key "
+        "baseline; gae gives one per token, from a value head.",
     )
-    gae_gamma: float = setting(1.0, "Discount a token.", least=0, most=1)
+    gae_gamma: float = setting(
+        1.0, "For gae: the discount per token, from 0 to 1; 1 does not discount.", least=0, most=1
+    )
     gae_lambda: float = setting(
         0.95,
-        "1 takes the completion's reward less the value, which has no bias; lower values trust the "
-        "value head more, which has less variance.",
+        "For gae, from 0 to 1: with 1 the advantage is the completion's reward minus the value, "
+        "which has no bias; lower values rely more on the value head, which has less variance.",
         least=0,
         most=1,
     )
     value_coef: float = setting(
         0.1,
-        "Of the value head's loss, half the squared error, in the whole; its gradient reaches the "
-        "policy's layers.",
+        "For gae: the coefficient of the value head's loss (half the squared error), whose "
+        "gradient also reaches the policy's layers.",
         least=0,
     )
     value_learning_rate: float = setting(
-        1e-3, "Of the head alone, which starts from 0; the policy keeps learning_rate.", above=0
+        1e-3,
+        "For gae: the learning rate of the value head, which starts from 0; the policy keeps "
+        "learning_rate.",
+        above=0,
     )
 
     def value_faults(self, args: GRPOConfig) -> list[str]:
-        """What no key shows alone, one sentence each."""
+        """Faults that show only when several keys are compared, one sentence each."""
         if self.advantage_estimator != "gae":
             return []
         clashes = {
@@ -63,7 +70,8 @@ class ValueArguments:
             f"baseline: {args.baseline}": args.baseline != "group_mean",
         }
         return [
-            f"{name} takes one advantage a completion, gae has one a token; leave one out"
+            f"{name} needs one advantage per completion, but advantage_estimator: gae has one per "
+            "token; leave one of the two out"
             for name, clash in clashes.items()
             if clash
         ]
@@ -72,13 +80,13 @@ class ValueArguments:
 def generalised_advantages(
     rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Advantages and returns by token, ``(B, C)`` each, 0 outside of the mask.
+    """Advantages and returns by token, ``(B, C)`` each; 0 outside of the mask.
 
     Args:
-        rewards: ``(B,)``, of whole completions; they come with the last token.
-        values: ``(B, C)``, what is expected before each token.
-        mask: ``(B, C)``, 1 for the completion's tokens, which come first.
-        gamma: Discount a token.
+        rewards: ``(B,)``, of whole completions; they are given at the last token.
+        values: ``(B, C)``, the expected return before each token.
+        mask: ``(B, C)``, 1 for a completion's tokens, 0 for the padding after them.
+        gamma: Discount per token.
         lam: Weight of the later tokens' errors.
     """
     advantages = torch.zeros_like(values)
@@ -96,25 +104,25 @@ def generalised_advantages(
 
 
 def value_error(values: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
-    """Half the squared error of values ``(B, C)``, 0 where a completion has no reward."""
+    """Half the squared error of values ``(B, C)``; 0 for completions without a reward."""
     return 0.5 * (values - inputs["returns"]).square() * inputs["value_mask"]
 
 
 class ValueHead(Part):
-    """Advantages by token from a value head on the policy.
+    """Computes advantages by token from a value head on the policy.
 
-    The head is a part of the model (so that it is optimised, wrapped and sharded with it), is kept in
-    checkpoints as ``value_head.safetensors``, and is no part of the model that is saved.
+    The head is attached to the model, so that it is optimised, wrapped and sharded with it. Checkpoints
+    keep it as ``value_head.safetensors``; the final saved model does not contain it.
 
     Args:
         trainer: The `RookWorldGRPOTrainer`.
-        args: The keys.
+        args: The part's keys.
     """
 
     def __init__(self, trainer: Any, args: ValueArguments) -> None:
         self.args = args
         self._trainer = trainer
-        self._is_grouped = False  # the head has a group of its own in the optimiser
+        self._is_grouped = False  # whether the head has its own group in the optimiser
         network = trainer.accelerator.unwrap_model(trainer.model)
         owner = language_model(network)
         weight = owner.get_output_embeddings().weight
@@ -123,24 +131,24 @@ class ValueHead(Part):
         torch.nn.init.zeros_(head.bias)
         owner.value_head = head
         trainer.leave_out_when_saved(owner, {"value_head.weight", "value_head.bias"})
-        # Before states are scaled to temperatures.
+        # Runs before the hook that scales states by temperature.
         backbone(network).register_forward_hook(self._read, prepend=True)
 
     @classmethod
     def of(cls, trainer: Any) -> ValueHead | None:
-        """The part, where a trainer's arguments ask for it."""
+        """The part, if the trainer's arguments ask for it."""
         args = arguments_of(trainer.args, ValueArguments)
         return cls(trainer, args) if args.advantage_estimator == "gae" else None
 
     @property
     def head(self) -> torch.nn.Linear:
-        """The head, wherever the model has been wrapped since."""
+        """The head, even if the model has been wrapped since."""
         network = self._trainer.accelerator.unwrap_model(self._trainer.model)
         head: torch.nn.Linear = language_model(network).value_head
         return head
 
     def _read(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        """Read the head in a forward of the policy, where its weights are at hand when sharded."""
+        """Read the head during a forward of the policy, when sharded weights are gathered."""
         call: Call | None = self._trainer.call
         if call is not None and call.reads_values:
             states = output.last_hidden_state  # (b, T, D)
@@ -166,7 +174,7 @@ class ValueHead(Part):
         return {"advantages": advantages, "returns": returns, "value_mask": mask}
 
     def _moments(self, numbers: torch.Tensor, mask: torch.Tensor) -> tuple[float, float]:
-        """Mean and variance over the kept tokens of all processes."""
+        """Mean and variance over all processes' tokens in the mask."""
         kept = numbers.double() * mask
         sums = torch.stack([kept.sum(), (kept**2).sum(), mask.sum().double()])
         total, squares, count = self._trainer.accelerator.reduce(sums, reduction="sum").tolist()
@@ -180,7 +188,7 @@ class ValueHead(Part):
     def _record_explained_variance(
         self, values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor
     ) -> None:
-        """1 where the head knows the returns, 0 where it knows no more than their mean."""
+        """1 if the head predicts the returns exactly, 0 if no better than their mean."""
         _, left = self._moments(returns - values, mask)
         _, whole = self._moments(returns, mask)
         if whole > _SMALLEST_VARIANCE:
@@ -201,7 +209,7 @@ class ValueHead(Part):
         return term
 
     def group_in(self, optimizer: torch.optim.Optimizer, network: torch.nn.Module) -> None:
-        """Give the head a group of its own, with its learning rate; once."""
+        """Move the head to its own group with its own learning rate; later calls do nothing."""
         if self._is_grouped:
             return
         owner = language_model(self._trainer.accelerator.unwrap_model(network))
@@ -217,12 +225,12 @@ class ValueHead(Part):
     # Checkpoints
     # --------------------------------------------------------------------------------------------
     def save_in(self, checkpoint: Path) -> None:
-        """Keep the head in a checkpoint; one that is sharded holds it already."""
+        """Save the head in a checkpoint; a sharded checkpoint already contains it."""
         if not self._trainer.is_fsdp_enabled:
             safetensors.torch.save_file(self.head.state_dict(), checkpoint / VALUE_HEAD_FILE)
 
     def load_from(self, checkpoint: Path) -> None:
-        """Go on from a checkpoint's head, unless it was sharded with the model."""
+        """Load the head from a checkpoint, unless it is sharded with the model."""
         trainer, path = self._trainer, checkpoint / VALUE_HEAD_FILE
         is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
         if path.is_file() and not is_sharded:
@@ -230,5 +238,5 @@ class ValueHead(Part):
 
 
 def values_of(call: Call, rows: int, length: int) -> torch.Tensor:
-    """Values ``(B, C)`` before each of a completion's tokens, without padding rows and columns."""
+    """Values ``(B, C)`` before each token of the completions, without rows and columns of padding."""
     return torch.cat(call.values)[:rows, -length - 1 : -1]

@@ -547,11 +547,11 @@ def test_all_faults_are_found_together() -> None:
     for words in (
         "task_mixture: 'polcy' is not a valid task; did you mean policy?",
         "task_mixture: environment: -0.5 is not a share",
-        "task_phases: entry 1: has no steps; only the last may leave them out",
-        "task_phases: entry 2: steps is 0, no whole number above 0",
+        "task_phases: entry 1: steps is missing; only the last entry may leave it out",
+        "task_phases: entry 2: steps is 0; give a whole number above 0",
         "task_phases: entry 2: the shares add up to 0.9, not to 1",
-        "task_phases: entry 3: 3 is no mapping",
-        "exclude each other",
+        "task_phases: entry 3: 3 must be a mapping",
+        "cannot be combined",
         "prompt_sampling: 'by_dificulty' is not a valid value; did you mean by_difficulty?",
         "difficulty_floor: 0.0 is not in (0, 1]",
     ):
@@ -567,9 +567,9 @@ def test_all_faults_are_found_together() -> None:
         ({"task_mixture": {"policy": True}}, "policy: True is not a share"),
         ({"task_mixture": {"policy": float("nan")}}, "policy: nan is not a share"),
         ({"task_mixture": {"policy": 1}}, "`tasks` leaves it out: ['environment']"),
-        ({"task_phases": []}, "no list of mappings"),
+        ({"task_phases": []}, "must be a list of mappings"),
         ({"task_phases": "{}"}, "task_phases: {} is not a list"),
-        ({"task_phases": [{"steps": 1.5, "environment": 1}]}, "steps is 1.5, no whole number"),
+        ({"task_phases": [{"steps": 1.5, "environment": 1}]}, "steps is 1.5; give a whole number"),
     ],
 )
 def test_a_fault_names_its_value(options: dict[str, Any], words: str) -> None:

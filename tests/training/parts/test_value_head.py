@@ -266,7 +266,7 @@ def test_faults_are_found_together() -> None:
         "gae_lambda: -1",
         "value_coef: -0.1",
         "value_learning_rate: 0",
-        "baseline: ema takes one advantage a completion",
-        "zero_variance: 'skip' judges groups",
+        "baseline: ema needs one advantage per completion",
+        "zero_variance: 'skip' works on groups",
     ):
         assert words in found
