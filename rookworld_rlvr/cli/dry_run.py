@@ -17,7 +17,7 @@ ROWS_SHOWN = 3
 def dry_run_text(
     data: LoadedData, specs: Sequence[Mapping[str, Any]], truth: PolicyTruth | None = None
 ) -> str:
-    """The data's counts, and for each task three rows with scored reference and broken variant."""
+    """The counts of the data, and for each task three rows with a right and a broken answer, scored."""
     funcs = get_reward_funcs(specs, truth)
     lines = [*data.report.lines()]
     for name, task in TASKS.items():
@@ -25,7 +25,7 @@ def dry_run_text(
         for place, row in enumerate(islice(rows, ROWS_SHOWN), 1):
             lines += ["", f"{name} row {place}: {row['prompt']!r}"]
             if task.needs_values and not row["action_values"] and not row["completion"]:
-                lines.append("  no answer and no values: the engine is asked as the training goes")
+                lines.append("  no answer and no values: the engine is asked during training")
                 continue
             for kind, text in (("reference", task.reference(row)), ("broken", task.broken(row))):
                 lines.append(f"  {kind:<9} {text!r}")

@@ -1,4 +1,4 @@
-"""The command `rookworld`: the recipes' scripts under one name, and the recipes themselves."""
+"""The command `rookworld`: runs the scripts in ``recipes/``, and lists or copies the recipes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
+from .output import show
 
 SCRIPTS = {
     "grpo": "grpo",
@@ -38,28 +39,28 @@ MODULES = {
 """Command → the module that it runs."""
 
 LAUNCHER = {"--num_processes": "--num_processes", "--accelerate_config": "--config_file"}
-"""Our options for several processes → those of ``accelerate launch``."""
+"""Option of `rookworld` for several processes → option of ``accelerate launch``."""
 
 
 def main() -> NoReturn:
-    """Run a command; bad input ends it with one message and exit code 2."""
+    """Run a command; for bad input, print one message and exit with code 2."""
     command, *words = sys.argv[1:] or ["--help"]
     try:
         if command in ("-h", "--help"):
-            print(usage())
+            show(usage())
         elif command == "recipes":
-            print("\n".join(recipes(words)))
+            show("\n".join(recipes(words)))
         elif command in SCRIPTS:
             launcher, line = command_line(SCRIPTS[command], words)
             if launcher:
                 raise SystemExit(launch([*launcher, *line]))
-            os.execv(sys.executable, [sys.executable, *line])  # as if it had been typed
+            os.execv(sys.executable, [sys.executable, *line])  # the script replaces this process
         elif command in MODULES:
-            # -P: a chess.py in the working folder is not python-chess
+            # -P: otherwise a chess.py in the working folder would hide python-chess
             os.execv(sys.executable, [sys.executable, "-P", "-m", MODULES[command], *words])
         else:
             close = close_matches(command, [*SCRIPTS, *MODULES, "recipes"])
-            raise ConfigurationError([f"{command!r} is no command{close}; see rookworld --help"])
+            raise ConfigurationError([f"{command!r} is not a command{close}; see rookworld --help"])
     except RookWorldError as error:
         print(f"rookworld: {error}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -67,13 +68,13 @@ def main() -> NoReturn:
 
 
 def shipped(folder: str) -> Path:
-    """A folder that comes with the package: inside of it in a wheel, beside it in a clone."""
+    """A folder that is shipped with the package: inside of it in a wheel, beside it in a clone."""
     package = Path(__file__).resolve().parents[1]
     return package / folder if (package / folder).is_dir() else package.parent / folder
 
 
 def typed() -> str:
-    """How the command is typed here: its name, or its path where the shell would not find it."""
+    """How to type the command here: by name, or by path if the shell would not find it."""
     beside = Path(sys.executable).with_name("rookworld")
     found = shutil.which("rookworld")
     if not beside.is_file() or (found and Path(found).samefile(beside)):
@@ -82,11 +83,11 @@ def typed() -> str:
 
 
 def next_commands(output_dir: Path, start: str) -> str:
-    """What comes after a run: look at it, measure it, train one's own.
+    """The commands to suggest after a run: look at it, evaluate it, edit a recipe of your own.
 
     Args:
         output_dir: The run's folder.
-        start: The model that it began from.
+        start: The starting model.
     """
     rookworld = typed()
     return "\n".join(
@@ -101,7 +102,7 @@ def next_commands(output_dir: Path, start: str) -> str:
 
 
 def usage() -> str:
-    """The commands, one a line, each with the first sentence of what it runs."""
+    """The commands, one per line, each with the first sentence of its script."""
     files = {name: shipped("recipes") / f"{script}.py" for name, script in SCRIPTS.items()}
     files |= {name: _file_of(module) for name, module in MODULES.items()}
     lines = [f"  {name:<10} {_first_sentence(path)}" for name, path in files.items()]
@@ -110,17 +111,18 @@ def usage() -> str:
             "rookworld COMMAND [--config RECIPE] [--key value ...]",
             "",
             *lines,
-            "  recipes    List the recipes that come with the package; recipes copy NAME [FOLDER].",
+            "  recipes    List the packaged recipes, or copy one: recipes copy NAME [FOLDER].",
             "",
-            "rookworld COMMAND --help describes a command's keys. To run it on several processes:",
-            "--num_processes N, and --accelerate_config NAME for one of "
-            f"{', '.join(_names('accelerate_configs'))}, or a file.",
+            "rookworld COMMAND --help describes the keys of a command.",
+            "To run it on several processes, add --num_processes N, --accelerate_config NAME, or both; "
+            "NAME is a file or one of",
+            f"{', '.join(_names('accelerate_configs'))}.",
         ]
     )
 
 
 def command_line(script: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Options of accelerate's launcher, empty where none is asked for, and a script with its words."""
+    """Options for accelerate's launcher, empty if not needed, and the script with its arguments."""
     path = str(shipped("recipes") / f"{script}.py")
     launcher: list[str] = []
     rest: list[str] = []
@@ -129,7 +131,7 @@ def command_line(script: str, words: Sequence[str]) -> tuple[list[str], list[str
         word = given.pop(0)
         if word in LAUNCHER:
             if not given:
-                raise ConfigurationError([f"{word}: has no value; give one"])
+                raise ConfigurationError([f"{word}: the value is missing; give one"])
             value = given.pop(0)
             value = value if word == "--num_processes" else _accelerate_config(value)
             launcher += [LAUNCHER[word], value]
@@ -141,18 +143,20 @@ def command_line(script: str, words: Sequence[str]) -> tuple[list[str], list[str
 
 
 def launch(words: Sequence[str]) -> int:
-    """Run accelerate's launcher; the exit code is the script's, which has said all there is to say.
+    """Run accelerate's launcher and give the script's exit code, without further output.
 
-    By itself the launcher turns every failure into 1, and adds a traceback of its own.
+    By itself the launcher turns every failure into exit code 1 and adds a traceback.
     """
-    # Ctrl-C may wait for a step, an evaluation and a checkpoint, not for 30 seconds only.
+    # After Ctrl-C, a step, an evaluation and a checkpoint may take longer than the usual 30 seconds.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3600")
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    signal.signal(signal.SIGINT, lambda number, frame: None)  # Ctrl-C is the script's; wait for it
+    signal.signal(
+        signal.SIGINT, lambda number, frame: None
+    )  # the script handles Ctrl-C; wait for it
     try:
         launch_command(launch_command_parser().parse_args(list(words)))
     except ChildFailedError as error:
@@ -165,18 +169,24 @@ def launch(words: Sequence[str]) -> int:
 
 
 def recipes(words: Sequence[str]) -> list[str]:
-    """List the recipes, each with what it says of itself, or copy one to edit it."""
+    """List the recipes with a description each, or copy one."""
     folder, names = shipped("recipes"), _names("recipes")
     if not words:
         return [f"{name:<20} {_first_comment(folder / f'{name}.yaml')}" for name in names]
     if words[0] != "copy" or len(words) not in (2, 3):
-        raise ConfigurationError([f"recipes: {' '.join(words)!r}; write copy NAME [FOLDER]"])
+        raise ConfigurationError(
+            [f"recipes: {' '.join(words)!r} is not understood; write copy NAME [FOLDER]"]
+        )
     name = words[1].removesuffix(".yaml")
     if name not in names:
-        raise ConfigurationError([f"recipes: no recipe {words[1]!r}{close_matches(name, names)}"])
+        raise ConfigurationError(
+            [f"recipes: there is no recipe {words[1]!r}{close_matches(name, names)}"]
+        )
     target = Path(words[2] if len(words) == 3 else ".") / f"{name}.yaml"
     if target.exists():
-        raise ConfigurationError([f"recipes: {target} exists; remove it, or name another folder"])
+        raise ConfigurationError(
+            [f"recipes: {target} exists already; remove it, or name another folder"]
+        )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(folder / target.name, target)
@@ -186,25 +196,27 @@ def recipes(words: Sequence[str]) -> list[str]:
 
 
 def _split(word: str) -> list[str]:
-    """``--key=value`` of our own options as two words."""
+    """Split ``--key=value`` into two words if it is an option of the launcher."""
     flag, equals, value = word.partition("=")
     return [flag, value] if equals and flag in LAUNCHER else [word]
 
 
 def _accelerate_config(name: str) -> str:
-    """The file of a configuration by name, or the file that is named."""
+    """The file of an accelerate configuration, given as a name or as a file."""
     if Path(name).is_file():
         return name
     names = _names("accelerate_configs")
     if name not in names:
         raise ConfigurationError(
-            [f"--accelerate_config: {name!r} is no file and none of {', '.join(names)}"]
+            [
+                f"--accelerate_config: {name!r} is not a file; give a file or one of {', '.join(names)}"
+            ]
         )
     return str(shipped("accelerate_configs") / f"{name}.yaml")
 
 
 def _usual_config() -> str:
-    import torch  # a second that only those wait who launch several processes
+    import torch  # takes a second, so only if several processes are launched
 
     return "multi_gpu" if torch.accelerator.is_available() else "cpu"
 
@@ -225,10 +237,10 @@ def _first_sentence(path: Path) -> str:
 
 
 def _first_comment(path: Path) -> str:
-    """What a recipe says of itself, up to the first empty line of its comment."""
+    """A recipe's description: its comment up to the first empty line."""
     lines = [line.removeprefix("#").strip() for line in path.read_text("utf-8").splitlines()]
     return " ".join(lines[: lines.index("")])
 
 
-if __name__ == "__main__":  # python -m, where no shell finds the command: in a notebook
+if __name__ == "__main__":  # python -m, if the shell does not find the command, as in a notebook
     main()

@@ -1,4 +1,4 @@
-"""Strict parsing of recipes: YAML and command line into dataclasses, all faults at once; exit codes."""
+"""Strict parsing of recipes: YAML and command line into dataclasses, with all faults at once."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from ..common.own import own_files
 from ..common.settings import Bounds
 from ..evaluation.registry import register_own_suite
 from ..tasks.registry import register_own
+from .output import show
 
 EXIT_BAD_INPUT = 2
 
@@ -37,30 +38,33 @@ EXIT_INTERRUPTED = 130
 _OWN = {"tasks_from": register_own, "suites_from": register_own_suite}
 
 
-_OF_A_CALL = ("dry_run", "resume_from_checkpoint")  # keys that no other run is to repeat
+_OF_A_CALL = (
+    "dry_run",
+    "resume_from_checkpoint",
+)  # keys of one call, which are not part of the resolved configuration
 
 
-# TRL 1.16 itself uses these deprecated names: there is nothing that a user could do about it.
+# TRL 1.16 itself uses these deprecated names, so the user can do nothing about the warning.
 warnings.filterwarnings("ignore", message="`(is_)?gradient_checkpointing` is deprecated")
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML without the same key twice, of which PyYAML would take the last."""
+    """A YAML loader that refuses duplicate keys; PyYAML would take the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
         twice = sorted({str(key) for key in keys if keys.count(key) > 1})
         if twice:
-            raise yaml.YAMLError(f"key {twice[0]!r} stands twice")
+            raise yaml.YAMLError(f"key {twice[0]!r} appears twice")
         return super().construct_mapping(node, deep)
 
 
 class StrictParser(TrlParser):
-    """`TrlParser` that collects every fault before it gives up, and knows close matches.
+    """A `TrlParser` that reports all faults at once and suggests close matches.
 
     Args:
         dataclass_types: As for `TrlParser`.
-        default_config: YAML recipe to run without ``--config``.
+        default_config: The YAML recipe that is used without ``--config``.
     """
 
     def __init__(self, dataclass_types: Sequence[type], default_config: Path | None = None) -> None:
@@ -72,18 +76,18 @@ class StrictParser(TrlParser):
     def parse_strictly(
         self, argv: Sequence[str], check: Callable[..., list[str]] | None = None
     ) -> tuple[Any, ...]:
-        """Instances of the dataclasses, from the YAML recipe and the overrides of the command line.
+        """Read the YAML recipe and the command line into instances of the dataclasses.
 
-        Afterwards `values` holds the keys that were given, recipe and overrides in one, and `recipe`
-        the name of the recipe.
+        Afterwards `values` holds all keys that were given, by the recipe or the command line, and
+        `recipe` the name of the recipe.
 
         Args:
             argv: The command line without the script's name.
-            check: Finds faults of combinations; called with the instances, None for a faulty one.
+            check: Finds faults of combinations. Called with the instances; one with faults is None.
 
         Raises:
-            ConfigurationError: With every fault found: unknown keys, values of the wrong type, and
-                what the dataclasses' own checks say; of a recipe that cannot be read, with that alone.
+            ConfigurationError: With all faults: unknown keys, values of the wrong type, and those that
+                the dataclasses report. If the recipe cannot be read, that is the only fault.
         """
         faults: list[str] = []
         path, options = self._split(list(argv), faults)
@@ -103,7 +107,7 @@ class StrictParser(TrlParser):
         return tuple(outputs)
 
     def own_help(self) -> str:
-        """What ``--help`` says: this package's keys by what they are for; others are only counted."""
+        """The text of ``--help``: this package's keys by topic; other keys are only counted."""
         lines = [f"{self.prog} [--config RECIPE.yaml] [--key value ...]"]
         known = self._actions_by_key
         shown: set[str] = set()
@@ -119,15 +123,17 @@ class StrictParser(TrlParser):
                 shown.update(keys)
         more = len(known) - len(shown)
         lines += (
-            ["", f"{more} more keys are those of TRL and transformers: --help_all"] if more else []
+            ["", f"{more} more keys are TRL's and transformers'; --help_all describes them"]
+            if more
+            else []
         )
         return "\n".join(lines)
 
     def resolved(self, *arguments: Any) -> str:
-        """A recipe that gives the same run: what differs from the defaults, and the defaults below it.
+        """A recipe that gives the same run: first what differs from the defaults, then the defaults.
 
-        What follows from other keys (a batch size from three others) is there as a comment: given
-        beside them, it would be a contradiction.
+        Values that follow from other keys (such as a batch size) are comments, because they would
+        contradict those keys as soon as you edit one.
 
         Args:
             arguments: The instances that `parse_strictly` returned.
@@ -162,7 +168,7 @@ class StrictParser(TrlParser):
         )
 
     def add_argument(self, *flags: str, bounds: Bounds | None = None, **options: Any) -> Any:
-        """As argparse's; the values of keys that have bounds are left to `checks`, choices and all."""
+        """Add an argument, which argparse does not check if it has bounds: its dataclass does that."""
         if bounds is not None:
             options["help"] = options["help"].replace("%", "%%")
             if choices := options.pop("choices", None):
@@ -170,15 +176,15 @@ class StrictParser(TrlParser):
         return super().add_argument(*flags, **options)
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse would print before it exits."""
+        """Raise the message that argparse would print before it exits."""
         raise argparse.ArgumentTypeError(message)
 
     def _split(
         self, argv: list[str], faults: list[str]
     ) -> tuple[Path | None, list[tuple[str, list[str]]]]:
-        """The recipe's path, and each option with the words behind it."""
+        """The recipe's path, and each option with the words after it."""
         if {"-h", "--help", "--help_all"} & set(argv):
-            print(self.format_help() if "--help_all" in argv else self.own_help())
+            show(self.format_help() if "--help_all" in argv else self.own_help())
             raise SystemExit(0)
         options: list[tuple[str, list[str]]] = []
         for word in argv:
@@ -188,14 +194,18 @@ class StrictParser(TrlParser):
             elif options:
                 options[-1][1].append(word)
             else:
-                faults.append(f"command line: {word!r} stands before any --key")
+                faults.append(
+                    f"command line: {word!r} does not belong to any key; write --key {word}"
+                )
         path = self.default_config
         for flag, words in options:
             if flag == "--config":
                 if len(words) == 1:
                     path = Path(words[0])
                 else:
-                    faults.append(f"--config: {' '.join(words)!r} is not the path of one recipe")
+                    faults.append(
+                        f"--config: {' '.join(words)!r} is not the path of a recipe; give one file"
+                    )
         return path, [option for option in options if option[0] != "--config"]
 
     def _read_yaml(self, path: Path | None, faults: list[str]) -> dict[str, Any]:
@@ -208,16 +218,16 @@ class StrictParser(TrlParser):
             text = f"--config: cannot read {str(path)!r} ({error.strerror}){close}"
             raise ConfigurationError([text]) from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            text = f"--config: {path} is no YAML ({' '.join(str(error).split())})"
+            text = f"--config: {path} is not valid YAML ({' '.join(str(error).split())})"
             raise ConfigurationError([text]) from error
         if not isinstance(content, dict):
-            raise ConfigurationError([f"--config: {path} holds no mapping of keys to values"])
+            raise ConfigurationError([f"--config: {path} must be a mapping of keys to values"])
         variables = content.pop("env", None) or {}
         if isinstance(variables, dict):
             for key, value in variables.items():
                 os.environ.setdefault(str(key), str(value))
         else:
-            faults.append(f"{path}: env: {variables!r} is no mapping of variables to values")
+            faults.append(f"{path}: env: {variables!r} must be a mapping of variables to values")
         values: dict[str, Any] = {}
         known = self._actions_by_key
         for key, value in content.items():
@@ -244,10 +254,12 @@ class StrictParser(TrlParser):
             faults.append(f"command line: {error}")
             return
         if rest:
-            faults.append(f"command line: {' '.join(rest)!r} is too much for {flag}")
+            faults.append(f"command line: {flag} takes one value; leave {' '.join(rest)!r} out")
             return
         value = getattr(namespace, action.dest)
-        if action.nargs in ("+", "*") and action.dest in values:  # a list in several parts
+        if (
+            action.nargs in ("+", "*") and action.dest in values
+        ):  # a list may be given in several parts
             value = [*values[action.dest], *value]
         values[action.dest] = value
 
@@ -256,14 +268,14 @@ class StrictParser(TrlParser):
         return {action.dest: action for action in reversed(self._actions) if action.dest != "help"}
 
     def _convert(self, action: argparse.Action, value: Any) -> Any:
-        """A YAML value as the key's type; PyYAML reads ``1e-6`` as a text, argparse would not."""
+        """A YAML value converted to the key's type; PyYAML reads ``1e-6`` as a text, for example."""
         if value is None:
             if not self._may_be_none(action.dest):
-                raise TypeError("has no value; give one, or leave the key out")
+                raise TypeError("the value is missing; give one, or leave the key out")
             return None
         if action.nargs in ("+", "*"):
             if not isinstance(value, list):
-                raise TypeError(f"{value!r} is no list")
+                raise TypeError(f"{value!r} is not a list")
             return [self._convert_one(action, item) for item in value]
         return self._convert_one(action, value)
 
@@ -278,17 +290,19 @@ class StrictParser(TrlParser):
         elif kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         elif kind is int and (isinstance(value, bool) or not isinstance(value, int)):
-            raise TypeError(f"{value!r} is no whole number")
+            raise TypeError(f"{value!r} is not a whole number")
         elif kind is float and not isinstance(value, float):
-            raise TypeError(f"{value!r} is no number")
+            raise TypeError(f"{value!r} is not a number")
         elif getattr(kind, "__name__", "") == "string_to_bool" and not isinstance(value, bool):
             raise TypeError(f"{value!r} is neither true nor false")
         if action.choices is not None and value not in action.choices:
-            raise TypeError(f"{value!r} is none of {', '.join(map(str, action.choices))}")
+            raise TypeError(
+                f"{value!r} is not valid; choose one of {', '.join(map(str, action.choices))}"
+            )
         return value
 
     def _take_own(self, values: dict[str, Any], faults: list[str]) -> None:
-        """Register what the user brings along, before other keys name it."""
+        """Register the user's own tasks and suites before other keys name them."""
         for key, register in _OWN.items():
             for name in values.get(key) or ():
                 try:
@@ -308,7 +322,7 @@ class StrictParser(TrlParser):
 
 
 def _help_of(action: argparse.Action) -> list[str]:
-    """A key, its default and what it does."""
+    """A key with its default and its description."""
     default = "" if action.default in (None, argparse.SUPPRESS, []) else f" ({action.default})"
     text = " ".join((action.help or "").replace("%%", "%").split())
     body = textwrap.wrap(text, 96, initial_indent=" " * 6, subsequent_indent=" " * 6)
@@ -323,7 +337,7 @@ def _default(item: dataclasses.Field[Any]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value as YAML has it."""
+    """A value as YAML can write it."""
     return value.value if isinstance(value, Enum) else value
 
 
@@ -341,15 +355,15 @@ def _dump(values: dict[str, Any]) -> str:
 
 
 def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
-    """Run a script's `main`; bad input ends it with one message and exit code 2, no traceback."""
+    """Run a script's `main`; for bad input, print one message without traceback and exit with code 2."""
     if "LOCAL_RANK" in os.environ and not torch.accelerator.is_available():
-        # accelerate's launcher of several processes does not pass `use_cpu` on; without it each
-        # process takes itself for the only one.
+        # accelerate's launcher does not pass `use_cpu` on to several processes; without it, each
+        # process would run as if it were the only one.
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
     _keep_to_one_gpu()
     for name in ("transformers.modeling_utils", "transformers.trainer"):
         logging.getLogger(name).addFilter(_is_no_false_alarm)
-    if not sys.stderr.isatty():  # bars would fill a log file with lines that overwrite each other
+    if not sys.stderr.isatty():  # progress bars would fill a log file
         datasets.disable_progress_bars()
         disable_progress_bars()
         transformers.utils.logging.disable_progress_bar()
@@ -367,7 +381,7 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
 
 
 def _keep_to_one_gpu() -> None:
-    """Without a launcher transformers would spread the model over all GPUs, which GRPO cannot use."""
+    """Use one GPU without a launcher; transformers would spread the model over all of them."""
     count = torch.cuda.device_count()
     if "LOCAL_RANK" in os.environ or count < 2:
         return
@@ -379,26 +393,28 @@ def _keep_to_one_gpu() -> None:
 
 
 def _say(text: str, code: int) -> int:
-    """Say on one process why a script ends."""
+    """Print on one process why a script ends."""
     if os.environ.get("RANK", "0") == "0":
         print(f"{Path(sys.argv[0]).name}: {text}", file=sys.stderr)
     return code
 
 
 def _close_process_group() -> None:
-    """Leave the group of processes while the interpreter still stands.
+    """Leave the process group before the interpreter shuts down.
 
-    A thread of gloo's that lets go of its last tensor while the interpreter is being torn down
-    aborts the process, and a finished run ends with SIGABRT (PyTorch issue 190489).
+    If a gloo thread releases its last tensor during the shutdown, it aborts the process, and a finished
+    run ends with SIGABRT (PyTorch issue 190489).
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        gc.collect()  # a trainer is full of cycles, which would hold the group and its threads
+        gc.collect()  # a trainer has reference cycles, which would keep the group and its threads
         torch.distributed.destroy_process_group()
 
 
 def _is_no_false_alarm(record: logging.LogRecord) -> bool:
-    """False alarms are: `generate` drops the mask of a batch without padding, and transformers warns
-    of it; a checkpoint without the head, where the head is tied to the embedding.
+    """Whether a warning is worth showing; two of transformers' are not.
+
+    One is that `generate` got no attention mask, for a batch without padding. The other is that a
+    checkpoint lacks the head, when the head is tied to the embedding.
     """
     text = str(record.msg)
     return "passing in an `attention_mask`" not in text and not text.endswith("['lm_head.weight'].")

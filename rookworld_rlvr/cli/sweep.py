@@ -1,8 +1,8 @@
-"""W&B's sweep files, run by Optuna without W&B's server: one trial after the other, then a ranking.
+"""Sweeps without W&B's server: Optuna runs a W&B sweep file, one trial after the other.
 
-A sweep file is W&B's (https://docs.wandb.ai/guides/sweeps/define-sweep-configuration), so that `wandb
-sweep` takes the same one. Optuna draws the parameters, says which trials to stop early, and keeps the
-study in a SQLite file, from which a sweep goes on after a kill.
+A sweep file has W&B's format (https://docs.wandb.ai/guides/sweeps/define-sweep-configuration), so
+`wandb sweep` takes the same file. Optuna draws the parameters, decides which trials to stop early, and
+keeps the study in a SQLite file, from which an interrupted sweep continues.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ METHODS = ("grid", "random", "bayes")
 STUDY_FILE = "study.db"
 
 
-POLL_SECONDS = 5.0  # between two looks at what a running trial has measured
+POLL_SECONDS = 5.0  # between two looks at the results of a running trial
 
 
 _PREFIX = "eval/"
@@ -46,7 +46,7 @@ _PREFIX = "eval/"
 _COMMAND = ("${env}", "${interpreter}", "${program}", "${args}")  # W&B's own default
 
 
-_FAILURE = "failure"  # why a trial failed; one that was interrupted has no reason, and is run again
+_FAILURE = "failure"  # why a trial failed; an interrupted trial has no reason and is run again
 
 
 Values = Mapping[str, Any]
@@ -54,25 +54,25 @@ Values = Mapping[str, Any]
 
 @dataclass
 class SweepArguments(Checked):
-    """The keys of a sweep file, and those of the agent.
+    """The keys of a sweep file, and of the command.
 
     Args:
-        program: The script, from the folder that the agent is started in.
-        method: `grid`, every combination, in a shuffled order; `random`; or `bayes`, Optuna's TPE.
-        metric: ``{name: eval/overall, goal: maximize}``; a held-out metric, of the best checkpoint.
+        program: The script, relative to the folder that you start in.
+        method: `grid` (every combination, in shuffled order), `random`, or `bayes` (Optuna's TPE).
+        metric: A held-out metric of the best checkpoint, ``{name: eval/overall, goal: maximize}``.
         parameters: Recipe key → ``{value: …}``, ``{values: […]}``, or ``{min: …, max: …}`` with a
             `distribution`: uniform, int_uniform, log_uniform_values.
         early_terminate: ``{type: hyperband, min_iter: 3, eta: 3}``: of the trials that reach
-            evaluation 3 (then 9, 27, …), one in three goes on, by Optuna's successive halving. The
-            evaluation before training is the first; each is seen when a checkpoint is saved.
-        command: As W&B has it, with ``${env}``, ``${interpreter}``, ``${program}`` and ``${args}``.
-        name: Of the sweep.
-        description: For a dashboard.
-        project: For W&B's server.
-        entity: For W&B's server.
-        count: Trials in all, those of earlier starts among them; a grid may leave it out.
-        seed: Of the draws; the same sweep draws the same, also if it was killed and goes on.
-        output_dir: Folder of the trials; ``runs/<name>`` where it is not given.
+            evaluation 3 (then 9, 27, …), one in three continues, by Optuna's successive halving. The
+            evaluation before training counts as the first. Results are seen when a checkpoint is saved.
+        command: W&B's format, with ``${env}``, ``${interpreter}``, ``${program}`` and ``${args}``.
+        name: The sweep's name.
+        description: A text for a dashboard.
+        project: W&B's project; used by W&B's server only.
+        entity: W&B's user or team; used by W&B's server only.
+        count: The number of trials, those of earlier starts included; a grid may leave it out.
+        seed: The seed of the draws; an interrupted sweep continues with the same draws.
+        output_dir: The folder of the trials; by default ``runs/<name>``.
     """
 
     program: str = "recipes/grpo.py"
@@ -91,14 +91,16 @@ class SweepArguments(Checked):
     space: dict[str, Any] = field(init=False, default_factory=dict)  # Optuna's distributions
 
     def faults(self) -> list[str]:
-        """What is wrong with a key, one sentence each; what is right is read."""
+        """The faults of the keys, one sentence each; valid values are converted."""
         faults = []
         if self.method not in METHODS:
-            faults.append(f"method: {self.method!r} is none{close_matches(self.method, METHODS)}")
+            faults.append(
+                f"method: {self.method!r} is not valid{close_matches(self.method, METHODS)}"
+            )
         if self.count is not None and self.count < 1:
-            faults.append(f"count: {self.count} is not above 0")
+            faults.append(f"count: {self.count} is not above 0; give a positive number")
         if self.method in ("random", "bayes") and self.count is None:
-            faults.append(f"count: missing; a {self.method} sweep has no end of its own")
+            faults.append(f"count: missing; a {self.method} sweep needs a number of trials")
 
         def attempt(name: str, make: Callable[..., Any], *given: Any) -> Any:
             try:
@@ -111,32 +113,34 @@ class SweepArguments(Checked):
         faults += _metric_faults(self.metric)
         attempt("early_terminate", pruner, self.early_terminate)
         if not isinstance(self.parameters, Mapping) or not self.parameters:
-            faults.append("parameters: missing or no mapping of recipe keys to their values")
+            faults.append("parameters: must be a mapping of recipe keys to their values")
         else:
             for key, spec in self.parameters.items():
                 given = (key, spec, self.method)
                 self.space[key] = attempt(f"parameters: {key}", distribution, *given)
         if "${program}" not in (self.command or _COMMAND):
-            faults.append("command: no ${program} in it; write it where the script's name stands")
+            faults.append(
+                "command: ${program} is missing; write it in the place of the script's name"
+            )
         return faults
 
     @property
     def folder(self) -> Path:
-        """Where the trials go."""
+        """The folder of the trials."""
         return Path(self.output_dir or f"runs/{self.name}")
 
     @property
     def total(self) -> int:
-        """How many trials there are in all."""
+        """The number of trials."""
         if self.method != "grid":
             return self.count or 0
         size = math.prod(len(choice.choices) for choice in self.space.values())
         return min(self.count or size, size)
 
     def sampler(self, number: int) -> optuna.samplers.BaseSampler:
-        """What draws the trial that `number` others went before.
+        """The sampler for trial `number`, counted from 0.
 
-        Each has a seed of its own: with one for all, a sweep that goes on would draw its first trials
+        Each trial has its own seed. With one seed for all, a resumed sweep would draw its first trials
         again.
         """
         if self.method == "grid":
@@ -147,7 +151,7 @@ class SweepArguments(Checked):
         return optuna.samplers.RandomSampler(seed)
 
     def trials(self) -> list[dict[str, Any]]:
-        """The parameters of every trial, in order; of `bayes`, as long as no result is known."""
+        """The parameters of all trials in order; for `bayes`, those drawn before any result is known."""
         study, drawn = optuna.create_study(), []
         for number in range(self.total):
             study.sampler = self.sampler(number)
@@ -155,12 +159,12 @@ class SweepArguments(Checked):
         return drawn
 
     def arguments(self, values: Values, folder: Path) -> list[str]:
-        """What of a trial's command the script sees."""
+        """The arguments that the script gets in a trial's command."""
         words = self.command_of(values, folder)
         return words[words.index(self.program) + 1 :]
 
     def command_of(self, values: Values, folder: Path) -> list[str]:
-        """A trial's command, as `wandb agent` writes it, with a folder of its own."""
+        """A trial's command, as `wandb agent` would write it, with the trial's own folder."""
         meanings = {
             "${env}": ["/usr/bin/env"],
             "${interpreter}": [sys.executable],
@@ -172,39 +176,43 @@ class SweepArguments(Checked):
 
 
 # --------------------------------------------------------------------------------------------------
-# From W&B's words to Optuna's
+# From W&B's format to Optuna's objects
 # --------------------------------------------------------------------------------------------------
 class _Grid(optuna.samplers.GridSampler):
-    """Optuna's, which otherwise ends a loop of Optuna's own after the last trial."""
+    """Optuna's grid sampler, without its attempt to stop a loop of Optuna's after the last trial."""
 
     def after_trial(self, *args: Any) -> None:
-        """Nothing: the trials are counted."""
+        """Do nothing, because the trials are counted elsewhere."""
 
 
 def _metric_faults(metric: Any) -> list[str]:
     if not isinstance(metric, Mapping) or not isinstance(metric.get("name"), str):
-        return ["metric: missing or no mapping; write {name: eval/overall, goal: maximize}"]
-    faults = [f"metric: {key!r} is not supported" for key in metric if key not in ("name", "goal")]
+        return ["metric: must be a mapping; write {name: eval/overall, goal: maximize}"]
+    faults = [
+        f"metric: {key!r} is not supported; leave it out"
+        for key in metric
+        if key not in ("name", "goal")
+    ]
     known = [_PREFIX + name for name in training_metrics()]
     if metric["name"] not in known:
         close = close_matches(metric["name"], known)
-        faults.append(f"metric: no held-out metric {metric['name']!r}{close}")
+        faults.append(f"metric: {metric['name']!r} is not a held-out metric{close}")
     goals = ("maximize", "minimize")
     if metric.get("goal") not in goals:
-        faults.append(f"metric: goal is {metric.get('goal')!r}, none of {', '.join(goals)}")
+        faults.append(f"metric: goal is {metric.get('goal')!r}; choose one of {', '.join(goals)}")
     return faults
 
 
 def distribution(key: str, spec: Any, method: str) -> optuna.distributions.BaseDistribution:
-    """What a parameter is drawn from.
+    """The distribution that a parameter is drawn from.
 
     Raises:
-        ValueError: Optuna finds a fault, or there is no such distribution.
+        ValueError: The distribution is not supported, or its numbers are not valid.
     """
     if key == "output_dir":
-        raise ValueError("every trial has its own; leave it out")
+        raise ValueError("every trial has its own folder; leave it out")
     if not isinstance(spec, Mapping):
-        raise ValueError(f"{spec!r} is no mapping; write {{value: {spec!r}}}")
+        raise ValueError(f"{spec!r} is not a mapping; write {{value: {spec!r}}}")
     kind = spec.get("distribution")
     keys = spec.keys() - {"distribution"}
     if keys == {"value"} and kind in (None, "constant"):
@@ -217,26 +225,24 @@ def distribution(key: str, spec: Any, method: str) -> optuna.distributions.BaseD
             "distribution uniform, int_uniform or log_uniform_values"
         )
     if method == "grid":
-        raise ValueError("a grid has no range; give values")
+        raise ValueError("a grid cannot use a range; give values")
     low, high = spec["min"], spec["max"]
     types = {type(low), type(high)}
     if not types <= ({int} if kind == "int_uniform" else {int, float}):
-        raise ValueError(
-            f"min {low!r} and max {high!r} are no two numbers (1e-6 is written 1.0e-6)"
-        )
+        raise ValueError(f"min {low!r} and max {high!r} must be numbers (write 1e-6 as 1.0e-6)")
     if kind == "int_uniform" or (kind is None and types == {int}):
         return IntDistribution(low, high)
     return FloatDistribution(low, high, log=kind == "log_uniform_values")
 
 
 def pruner(spec: Any) -> optuna.pruners.BasePruner:
-    """What stops trials early.
+    """The pruner that stops trials early.
 
-    W&B's hyperband stops trials at ``min_iter * eta**k`` evaluations: it is one bracket of successive
-    halving, not the several of Optuna's Hyperband.
+    W&B's hyperband stops trials at ``min_iter * eta**k`` evaluations. That is one bracket of successive
+    halving, while Optuna's Hyperband has several.
 
     Raises:
-        ValueError: Optuna finds a fault, or there is no such way of stopping.
+        ValueError: The rule is not supported, or its numbers are not valid.
     """
     match {"eta": 3, **spec} if isinstance(spec, Mapping) else spec:
         case None:
@@ -250,7 +256,7 @@ def pruner(spec: Any) -> optuna.pruners.BasePruner:
 # Trials
 # --------------------------------------------------------------------------------------------------
 def open_study(sweep: SweepArguments) -> optuna.Study:
-    """The study in the sweep's folder; a trial that was running when it was left is queued again.
+    """The study in the sweep's folder; a trial that was interrupted is queued again.
 
     Raises:
         RookWorldError: The folder holds the trials of another sweep.
@@ -275,13 +281,13 @@ def open_study(sweep: SweepArguments) -> optuna.Study:
     study.set_user_attr("sweep", identity)
     for trial in study.get_trials(states=[TrialState.RUNNING]):
         trial.state, trial.intermediate_values = TrialState.WAITING, {}
-        study.add_trial(trial)  # a copy, which keeps its place in a grid
+        study.add_trial(trial)  # the copy keeps its place in a grid
         study.tell(trial.number, state=TrialState.FAIL)
     return study
 
 
 def ended(study: optuna.Study) -> list[FrozenTrial]:
-    """The trials that were scored, pruned or failed; not those that were interrupted."""
+    """The trials that were scored, pruned or failed, without those that were interrupted."""
     states = (TrialState.COMPLETE, TrialState.PRUNED)
     return [
         trial for trial in study.trials if trial.state in states or _FAILURE in trial.user_attrs
@@ -289,7 +295,7 @@ def ended(study: optuna.Study) -> list[FrozenTrial]:
 
 
 def run_trial(sweep: SweepArguments, study: optuna.Study, trial: optuna.Trial) -> FrozenTrial:
-    """Run a trial as a process of its own; its output goes into a file beside its folder."""
+    """Run a trial as its own process; its output goes to a file beside its folder."""
     metric: Any = sweep.metric
     folder = sweep.folder / f"trial-{trial.number:03}"
     log = folder.with_suffix(".log")
@@ -321,7 +327,7 @@ def run_trial(sweep: SweepArguments, study: optuna.Study, trial: optuna.Trial) -
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """SIGINT and SIGTERM act after this: between a fork and its return they leave the child alone."""
+    """Delay SIGINT and SIGTERM to the end of the block, so that a process being started is not lost."""
     held: list[int] = []
     words = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(word, lambda number, _: held.append(number)) for word in words]
@@ -335,7 +341,7 @@ def _signals_held() -> Iterator[None]:
 
 
 def _watch(process: subprocess.Popen[Any], trial: optuna.Trial, folder: Path, metric: str) -> bool:
-    """Tell Optuna what a trial measures until it ends; whether it is to be stopped early."""
+    """Report a trial's results to Optuna until it ends; gives whether to stop it early."""
     seen = 0
     while True:
         try:
@@ -350,11 +356,11 @@ def _watch(process: subprocess.Popen[Any], trial: optuna.Trial, folder: Path, me
 
 
 def evaluations(folder: Path, metric: str) -> list[float]:
-    """A held-out metric in the log of a run's last checkpoint, in the order of measuring."""
+    """The values of a held-out metric in the log of a run's last checkpoint, oldest first."""
     try:
         checkpoint = Path(get_last_checkpoint(str(folder)) or folder)
         state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # none yet, half written, or just deleted
+    except (OSError, ValueError):  # there is none yet, or it is being written or deleted
         return []
     key = metric.replace(_PREFIX, "eval_", 1)
     return [logs[key] for logs in state["log_history"] if key in logs]
@@ -375,7 +381,7 @@ def read_score(path: Path, metric: str) -> float:
 # Ranking
 # --------------------------------------------------------------------------------------------------
 def ranking(trials: Sequence[FrozenTrial], metric: str, goal: str) -> str:
-    """A table, the best trial first; those that were pruned or failed below, with the reason."""
+    """A table with the best trial first, and below it the pruned and failed trials with the reason."""
     scored = [trial for trial in trials if trial.state is TrialState.COMPLETE]
     scored.sort(key=lambda trial: trial.value or 0.0, reverse=goal == "maximize")
     lines = [f"{'rank':>4}{'trial':>7}{metric:>20}{'minutes':>9}   parameters"]
@@ -393,7 +399,7 @@ def ranking(trials: Sequence[FrozenTrial], metric: str, goal: str) -> str:
 
 
 def outcome(trial: FrozenTrial, metric: str) -> str:
-    """What became of a trial, in one sentence."""
+    """The result of a trial, in one sentence."""
     if _FAILURE in trial.user_attrs:
         return str(trial.user_attrs[_FAILURE])
     early = f", stopped early at evaluation {trial.last_step}"

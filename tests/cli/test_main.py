@@ -49,11 +49,14 @@ def test_a_command_is_the_script(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["gpro"], "'gpro' is no command; did you mean grpo"),
-        (["plai"], "'plai' is no command; did you mean play"),
+        (["gpro"], "'gpro' is not a command; did you mean grpo"),
+        (["plai"], "'plai' is not a command; did you mean play"),
         (["play", "--model", "nano", "--pgn", "."], "rookworld play: --pgn: '.' cannot be written"),
-        (["grpo", "--num_processes"], "--num_processes: has no value"),
-        (["grpo", "--accelerate_config", "gpus"], "'gpus' is no file and none of cpu, "),
+        (["grpo", "--num_processes"], "--num_processes: the value is missing"),
+        (
+            ["grpo", "--accelerate_config", "gpus"],
+            "'gpus' is not a file; give a file or one of cpu, ",
+        ),
         (["recipes", "copy", "grpo_mix"], "no recipe 'grpo_mix'; did you mean grpo_mixed"),
         (["recipes", "grpo_mixed"], "write copy NAME [FOLDER]"),
     ],
@@ -104,8 +107,21 @@ def test_ctrl_c_on_two_processes_saves_and_leaves_no_traceback(tmp_path: Path) -
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     out, err = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGINT
-    assert "Traceback" not in err and "--resume_from_checkpoint true goes on" in out
+    assert "Traceback" not in err and "--resume_from_checkpoint true to go on" in out
     assert len(list((tmp_path / "run").glob("checkpoint-*"))) == 1
+
+
+def test_a_reader_that_stops_early_is_no_fault() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-c", "from rookworld_rlvr.cli.output import show; show('x' * 100_000)"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_recipes_are_listed_and_copied_but_never_over_another(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_a_yaml_that_cannot_be_read_is_the_only_fault(tmp_path: Path) -> None:
     done = script("grpo.py", "--config", "broken.yaml", "--max_steps", "0", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("grpo.py: 1 fault in the configuration:")
-    assert "broken.yaml is no YAML" in done.stderr
+    assert "broken.yaml is not valid YAML" in done.stderr
 
 
 def test_what_ends_in_a_traceback_is_refused_before_anything_all_at_once(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_another_ones_folder_is_refused_before_the_data_are_read(tmp_path: Path)
     (tmp_path / "thesis" / "chapter.tex").write_text("")
     done = script("grpo.py", "--output_dir", "thesis", cwd=tmp_path)
     assert done.returncode == 2 and not done.stdout
-    assert "holds files that are no run of ours" in done.stderr
+    assert "holds files that are not from a run" in done.stderr
 
 
 def test_a_resolved_configuration_is_a_recipe_that_gives_the_same_run(tmp_path: Path) -> None:

@@ -124,9 +124,9 @@ def test_faults_of_the_recipe_are_found_together() -> None:
             ]
         )
     for words in (
-        "environment_share: pairs are mixed by pair_shares",
-        "use_peft: a judge's new score head",
-        "of the task 'policy', which `tasks` leaves out",
+        "environment_share: not used for a judge, whose pairs are mixed by pair_shares",
+        "use_peft: a judge is trained without adapters",
+        "of the task 'policy', which is not in `tasks`",
         "generator: 'nobody' is neither packaged",
         "train_pair",
     ):
