@@ -1,9 +1,9 @@
 """Audit a data set: what its rows get right and wrong, and what to do about it.
 
-python recipes/audit_data.py --dataset_name rows.txt                      # a file, needs no engine
-python recipes/audit_data.py --dataset_name jrahn/rookworld_7m --max_rows 100000
-python recipes/audit_data.py --dataset_name rows.txt --evaluation_names puzzles.txt   # overlap
-python recipes/audit_data.py --dataset_name rows.txt --engine_sample 200 --output_file audit.json
+rookworld audit --dataset_name rows.txt                                   # a file; needs no engine
+rookworld audit --dataset_name jrahn/rookworld_7m --max_rows 100000
+rookworld audit --dataset_name rows.txt --evaluation_names puzzles.txt    # overlap with test positions
+rookworld audit --dataset_name rows.txt --engine_sample 200 --output_file audit.json
 """
 
 from __future__ import annotations
@@ -40,11 +40,13 @@ def main(argv: Sequence[str]) -> None:
 
 
 def unused_engine_keys(given: Mapping[str, Any], args: AuditArguments | None) -> list[str]:
-    """A fault where keys of the engine are given, but no sample for it."""
+    """A fault if keys of the engine are given, but no sample that the engine would check."""
     keys = [item.name for item in dataclasses.fields(EngineArguments) if item.name in given]
     if not keys or args is None or args.engine_sample:
         return []
-    return [f"{', '.join(keys)}: no engine is asked; give engine_sample too, or leave this out"]
+    return [
+        f"{', '.join(keys)}: no engine is asked without engine_sample; give it too, or leave this out"
+    ]
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Diagnose a GRPO recipe: one optimiser step of the real trainer, taken apart.
+"""Diagnose a GRPO recipe by taking one optimiser step of the real trainer apart.
 
-accelerate launch recipes/diagnose.py                                    # the packaged recipe
-accelerate launch recipes/diagnose.py --config recipes/grpo_mixed.yaml   # any other
-accelerate launch recipes/diagnose.py --overfit_single_batch 30          # can it learn one batch?
-accelerate launch recipes/diagnose.py --compare recipes/grpo_mixed.yaml recipes/grpo_lora.yaml
+rookworld diagnose                                          # the packaged recipe
+rookworld diagnose --config recipes/grpo_mixed.yaml         # another recipe
+rookworld diagnose --overfit_single_batch 30                # can it learn one batch?
+rookworld diagnose --compare recipes/grpo_mixed.yaml recipes/grpo_lora.yaml
 
-Exit code: 0, or 1 where a finding says that a run should not start like this; 2 for bad input.
+Exit code: 0; 1 if a finding says that a run should not start with this recipe; 2 for bad input.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> None:
     lines = [[*rest, "--config", path] for path in compared] or [list(argv)]
     names = [path.stem for path in map(recipe_path, lines)]
     folder = output_folder(argv, "-vs-".join(names))
-    for line in lines:  # all faults before the first step is taken
+    for line in lines:  # report all faults before taking a step
         parse(line, folder)
 
     ################
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> None:
     diagnoses = []
     for line, name in zip(lines, names, strict=True):
         diagnoses.append(diagnose(line, name, folder))
-        gc.collect()  # the first one's model, before the second one's is loaded
+        gc.collect()  # frees the first model before the second is loaded
         torch.cuda.empty_cache()
 
     ################
@@ -94,27 +94,33 @@ def main(argv: Sequence[str]) -> None:
 
 
 def recipe_path(line: Sequence[str]) -> Path:
-    """The recipe that a command line names; the packaged one without any."""
+    """The recipe that a command line names; by default the packaged one."""
     words = [part for word in line for part in word.split("=", 1)]
     return Path(words[words.index("--config") + 1]) if "--config" in words[:-1] else RECIPE
 
 
 def parse(line: Sequence[str], folder: Path) -> tuple[Any, ...]:
-    """The dataclasses of a recipe, with what a diagnosis sets."""
+    """The dataclasses of a recipe, with the keys that a diagnosis sets."""
     given, *_ = StrictParser(GROUPS, RECIPE).parse_strictly(line, check)
     words = [*line, *given.words(), "--output_dir", str(folder)]
     return StrictParser(GROUPS, RECIPE).parse_strictly(words, check)
 
 
 def check(args: DiagnoseArguments | None, *others: Any) -> list[str]:
-    """Faults that no dataclass sees alone."""
-    misplaced = args is not None and args.compare is not None  # `main` has taken the flag away
-    faults = ["compare: write --compare A B on the command line, in no recipe"] if misplaced else []
+    """Faults that show only when several dataclasses are compared."""
+    misplaced = (
+        args is not None and args.compare is not None
+    )  # `main` removes the flag from the command line
+    faults = (
+        ["compare: not allowed in a recipe; write --compare A B on the command line"]
+        if misplaced
+        else []
+    )
     return faults + check_recipe(None, *others)
 
 
 def diagnose(line: Sequence[str], name: str, folder: Path) -> Diagnosis:
-    """Take a recipe's first step and take it apart."""
+    """Take the first step of a recipe, and take it apart."""
     args, data_args, label_args, model_args, health_args, training_args, _ = parse(line, folder)
     state = PartialState()
 
@@ -150,7 +156,7 @@ def diagnose(line: Sequence[str], name: str, folder: Path) -> Diagnosis:
 
 
 def more_setup(args: DiagnoseArguments, data: LoadedData, truth: PolicyTruth) -> dict[str, Any]:
-    """What the trainer does not know of its set-up."""
+    """The parts of the set-up that the trainer does not know."""
     return {
         "data": data.report.lines(),
         "engine": truth.lines() or ["none asked: the rows carry the values of all moves"],

@@ -1,10 +1,10 @@
 """Evaluate models on fixed suites, with 95% intervals; several models are compared with the first.
 
-accelerate launch recipes/evaluate.py                                      # the packaged model
-accelerate launch recipes/evaluate.py --model_name_or_path runs/grpo_nano --suites environment policy
-accelerate launch recipes/evaluate.py --model_name_or_path rookworld-nano \
+rookworld evaluate                                      # the packaged model
+rookworld evaluate --model_name_or_path runs/grpo_nano --suites environment policy
+rookworld evaluate --model_name_or_path rookworld-nano \
     --model_name_or_path runs/grpo_nano --output_file runs/grpo_nano/evaluation.json
-accelerate launch recipes/evaluate.py --model_name_or_path random oracle   # chance, and the ceiling
+rookworld evaluate --model_name_or_path random oracle   # chance, and the ceiling
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from rookworld_rlvr.tasks.scoring import Values
 
 @dataclass
 class EvaluateArguments(SuiteArguments):
-    """`SuiteArguments` of an evaluation by itself."""
+    """Which suites to run, and where the results go."""
 
     suites: list[str] = setting(
         ["environment", "policy"],
-        "Names of evaluation.suites.SUITES.",
+        "The evaluation suites to run.",
         among=SUITES,
         of="suite",
         filled=True,
-        remedy="give some, environment and policy for a start",
+        remedy="give some, such as environment and policy",
     )
     training_data: list[str] = setting(
         [],
-        "Data sets or recipes (.yaml) that models were trained on: items whose positions they hold are "
-        "left out, and counted.",
+        "Data sets or recipes (.yaml) that the models were trained on. Test items with positions from "
+        "them are left out and counted.",
         check=each(check_training_data),
     )
-    output_file: str = setting("", "Where the results go, as JSON.")
+    output_file: str = setting("", "The JSON file for the results; none by default.")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -68,14 +68,14 @@ def main(argv: Sequence[str]) -> None:
     ################
     suites, left_out = open_suites(args, engine_args)
     for name, reason in left_out.items():
-        state.print(f"{name}: left out: {reason}")
+        state.print(f"suite {name} is left out: {reason}")
     if not suites:
         raise ConfigurationError([f"suites: {name}: {why}" for name, why in left_out.items()])
     proofs = [keep_apart(suites, name) for name in args.training_data]
     for proof in proofs:
         state.print(
-            f"{proof.training_data}: {proof.rows} training rows; test items left out, as their "
-            f"positions are trained on: {dict(proof.left_out)}"
+            f"{proof.training_data}: {proof.rows} training rows; test items left out because their "
+            f"positions are among these: {dict(proof.left_out)}"
         )
 
     ################

@@ -1,9 +1,9 @@
 """Fine-tune a RookWorld model by GRPO with verifiable chess rewards.
 
-accelerate launch recipes/grpo.py                                      # the packaged recipe
-accelerate launch recipes/grpo.py --config recipes/grpo_mixed.yaml     # any other
-accelerate launch recipes/grpo.py --learning_rate 1e-5 --max_steps 20  # overrides
-python recipes/grpo.py --dry_run                                       # look, do not train
+rookworld grpo                                      # the packaged recipe
+rookworld grpo --config recipes/grpo_mixed.yaml     # another recipe
+rookworld grpo --learning_rate 1e-5 --max_steps 20  # with other values
+rookworld grpo --dry_run                            # look, do not train
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def main(argv: Sequence[str]) -> None:
     state.print("\n".join(data.report.lines()))
     require_truth(data, data_args.tasks, label_args.labels)
     truth = PolicyTruth.open(label_args, *data.policy_rows())
-    with state.local_main_process_first():  # the others find the values in the cache
+    with state.local_main_process_first():  # the other processes find the values in the cache
         data = label_heldout(data, truth)
     for line in truth.lines():
         state.print(line)
@@ -114,7 +114,9 @@ def main(argv: Sequence[str]) -> None:
     # Model & Tokenizer
     ################
     model, tokenizer = loading.load_from_arguments(model_args)
-    if model_args.model_revision != "main":  # TRL warns, but loads the reference with it
+    if (
+        model_args.model_revision != "main"
+    ):  # TRL warns about it, but needs it to load the reference
         training_args.model_init_kwargs = {"revision": model_args.model_revision}
     loading.check_lengths(model, tokenizer, data.prompts(), training_args.max_completion_length)
     note_coverage(model, data.train, is_new=False)
@@ -148,7 +150,7 @@ def main(argv: Sequence[str]) -> None:
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(ShortProgressCallback)
     use_dashboards(trainer, truth, training_args.board_rows)
-    trainer.heldout.before = before  # None: measured when training begins
+    trainer.heldout.before = before  # None: it is measured when training begins
     trainer.heldout.suites = suites
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     if interrupt.stopped_at is not None:

@@ -1,9 +1,9 @@
 """Label a data set with the values of all legal moves, repair its answers, write it as Parquet.
 
-python recipes/prepare_data.py --config recipes/prepare_policy.yaml
-accelerate launch recipes/prepare_data.py --config recipes/prepare_policy.yaml  # a shard a process
+rookworld prepare --config recipes/prepare_policy.yaml
+rookworld prepare --config recipes/prepare_policy.yaml --num_processes 2   # a shard for each process
 
-A run that was stopped goes on where it was: start it again.
+If a run was stopped, start it again: it continues where it was.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rookworld_rlvr.data.prepare.pipeline import (
     value_positions,
 )
 
-LONGEST_WAIT = timedelta(days=30)  # of a process that is done for the others
+LONGEST_WAIT = timedelta(days=30)  # how long a process that is done waits for the others
 
 
 def main(argv: Sequence[str]) -> None:
@@ -70,23 +70,24 @@ def main(argv: Sequence[str]) -> None:
 
 
 def merge_shards(output: Path, shards: int) -> dict[str, Any]:
-    """Put the processes' parts together.
+    """Merge the parts of all processes.
 
     Raises:
-        RookWorldError: Some parts lie on other machines.
+        RookWorldError: Some parts are on other machines.
     """
     parts = [shard_file(output, index, shards) for index in range(shards)]
     missing = [str(part) for part in parts if not part.is_file()]
     if missing:
         raise RookWorldError(
-            f"{', '.join(missing)}: not on this machine. Each part is whole where it was written; copy "
-            "them into one folder, or give an output_file on a disk that all machines share"
+            f"output_file: {', '.join(missing)}: not on this machine. Each part is complete where it "
+            "was written; copy them into one folder, or give an output_file on a disk that all "
+            "machines share"
         )
     return merge_parquet(parts, output)
 
 
 def push(args: PrepareArguments, output: Path, card: str) -> None:
-    """Upload the file as it is, provenance and all, with a card."""
+    """Upload the file, including its provenance, with a card."""
     assert args.hub_dataset_id is not None
     api = HfApi()
     name = args.hub_dataset_id
@@ -102,8 +103,8 @@ def push(args: PrepareArguments, output: Path, card: str) -> None:
             )
     except (OSError, ValueError) as error:
         raise RookWorldError(
-            f"push_to_hub: {args.hub_dataset_id!r} could not be written ({error}); {output} is whole: "
-            "log in (hf auth login) and start again"
+            f"push_to_hub: {args.hub_dataset_id!r} could not be written ({error}), but {output} is "
+            "complete; log in (hf auth login) and start again"
         ) from error
     print(f"pushed to {args.hub_dataset_id}")
 

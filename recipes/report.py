@@ -1,7 +1,7 @@
-"""Report on a GRPO run, or several side by side: one HTML page that needs no network.
+"""Write an HTML report on a GRPO run, or on several side by side; it needs no network.
 
-python recipes/report.py --run runs/grpo_nano                                # runs/grpo_nano/report.html
-python recipes/report.py --run runs/a --run runs/b --output_file ab.html
+rookworld report --run runs/grpo_nano                            # writes runs/grpo_nano/report.html
+rookworld report --run runs/a --run runs/b --output_file ab.html
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from rookworld_rlvr.reports.run import MOST_RUNS, page, read_runs
 
 @dataclass
 class ReportArguments(Checked):
-    """What to report on."""
+    """Which runs to report on."""
 
     run: list[str] = setting(
         [],
-        "The output_dir of each run of recipes/grpo.py, finished or not.",
+        "The folder (output_dir) of a GRPO run, finished or not; repeat --run for several.",
         check=lambda runs, where: (
             []
             if 1 <= len(runs) <= MOST_RUNS
-            else [f"{where}: {len(runs)} folders; give 1 to {MOST_RUNS}, --run for each"]
+            else [f"{where}: {len(runs)} folders; give 1 to {MOST_RUNS}, with --run before each"]
         ),
     )
     tasks_from: list[str] = setting(
-        [], "Tasks of your own, path/to/file.py:Class each, whose answers are to be shown."
+        [],
+        "Your own tasks in these runs, each as path/to/file.py:Class; needed to show their answers.",
     )
     output_file: str | None = setting(
-        None, "Where the page goes; report.html in the first run's folder where None."
+        None, "The HTML file to write; None writes report.html to the first run's folder."
     )
 
 

@@ -1,7 +1,7 @@
 """Supervised fine-tuning of a RookWorld model on its tasks.
 
-accelerate launch recipes/sft.py --config recipes/sft_nano.yaml
-python recipes/sft.py --dry_run
+rookworld sft --config recipes/sft_nano.yaml
+rookworld sft --dry_run                       # look, do not train
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from rookworld_rlvr.training.run_folder import (
 )
 
 RECIPE = Path(__file__).with_name("sft_nano.yaml")
-MAX_ANSWER_TOKENS = 144  # of a complete answer, in tokens of GPT-2
+MAX_ANSWER_TOKENS = 144  # tokens of GPT-2's tokenizer in a complete answer
 
 
 def main(argv: Sequence[str]) -> None:
@@ -143,11 +143,11 @@ def main(argv: Sequence[str]) -> None:
 
 
 class Trainer(OwnCard, SFTTrainer):
-    """TRL's, with the card that is written here."""
+    """TRL's trainer, without its own model card."""
 
 
 def _measure(network: Any, trainer: Trainer, heldout: Dataset) -> dict[str, Proportion]:
-    """A model's held-out results, by one greedy answer a row."""
+    """A model's held-out results, from one greedy answer per row."""
     network = network.to(trainer.accelerator.device).eval()
     prompts = heldout["prompt"][:]
     with Progress("held-out rows", len(heldout), "prompts") as progress:
@@ -162,7 +162,7 @@ def _measure(network: Any, trainer: Trainer, heldout: Dataset) -> dict[str, Prop
 
 
 def _end(row: dict[str, str]) -> dict[str, str]:
-    """End each row, so that the model learns to stop."""
+    """Add the end token to a row, so that the model learns to stop."""
     return {"completion": row["completion"] + END_OF_TEXT}
 
 

@@ -1,9 +1,10 @@
-"""Run a W&B sweep file without W&B's server: one trial after the other, then the ranking.
+"""Run a W&B sweep file without W&B's server: one trial after the other, then a ranking.
 
-python recipes/sweep.py --config recipes/sweep_nano.yaml --count 8     # eight trials
-python recipes/sweep.py --config recipes/sweep_nano.yaml --count 12    # four more, or after a kill
+rookworld sweep --config recipes/sweep_nano.yaml --count 8     # eight trials
+rookworld sweep --config recipes/sweep_nano.yaml --count 12    # four more; also continues after a stop
 
-With the server it is `wandb sweep recipes/sweep_nano.yaml`, then `wandb agent` with the id it prints.
+To use W&B's server instead: `wandb sweep recipes/sweep_nano.yaml`, then `wandb agent` with the id it
+prints.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def main(argv: Sequence[str]) -> None:
     ################
     # Sweep
     ################
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # what it would say is said below
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # this script prints its own messages
     (sweep,) = StrictParser([SweepArguments], SWEEP).parse_strictly(argv)
     metric, goal = sweep.metric["name"], sweep.metric["goal"]
     check_trials(sweep, sweep.trials())
@@ -52,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
     ################
     # Trials
     ################
-    for word in (signal.SIGINT, signal.SIGTERM):  # the trial ends too, and is run again next time
+    for word in (signal.SIGINT, signal.SIGTERM):  # the trial ends too and is run again next time
         signal.signal(word, lambda number, _: sys.exit(128 + number))
     for number in range(len(ended(study)), sweep.total):
         study.sampler = sweep.sampler(number)
@@ -68,7 +69,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def check_trials(sweep: SweepArguments, trials: Sequence[dict[str, Any]]) -> None:
-    """Parse every trial as the recipe will; nothing is run while one of them has a fault.
+    """Check every trial's keys before any is run.
 
     Raises:
         ConfigurationError: With the faults of all trials, each once.
@@ -76,7 +77,7 @@ def check_trials(sweep: SweepArguments, trials: Sequence[dict[str, Any]]) -> Non
     if Path(sweep.program).resolve() != Path(grpo.__file__).resolve():
         raise ConfigurationError(
             [
-                f"program: {sweep.program!r} is not recipes/grpo.py; start the agent in its repository"
+                f"program: {sweep.program!r} is not recipes/grpo.py; start the sweep in the repository"
             ]
         )
     faults: dict[str, None] = {}

@@ -1,7 +1,7 @@
-"""Train a judge: a sequence classifier with one score, on pairs of a better and a worse answer.
+"""Train a judge: a model that scores answers, from pairs of a better and a worse answer.
 
-accelerate launch recipes/train_judge.py --config recipes/judge_nano.yaml
-python recipes/train_judge.py --dry_run
+rookworld judge --config recipes/judge_nano.yaml
+rookworld judge --dry_run                         # look, do not train
 """
 
 from __future__ import annotations
@@ -104,7 +104,9 @@ def main(argv: Sequence[str]) -> None:
     )
     fuse_gelu(trainer.model)
     left_out = len(train) - len(trainer.train_dataset)
-    state.print(f"training pairs: {len(train)}, of which longer than max_length: {left_out}")
+    state.print(
+        f"training pairs: {len(train)}, of which {left_out} are longer than max_length and left out"
+    )
     check_pair_lengths(trainer.model, trainer.train_dataset, reward_args.max_length)
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     save_final(trainer, output_dir)
@@ -138,7 +140,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 class Trainer(OwnCard, RewardTrainer):  # type: ignore[misc]
-    """TRL's, with the card that is written here."""
+    """TRL's trainer, without its own model card."""
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Lay the W&B dashboard out: a section for each kind of metric, health and held-out first.
+"""Lay out a W&B dashboard with a section for each kind of metric, health and held-out first.
 
-python recipes/wandb_workspace.py --project rookworld-rlvr --entity you   # saves it, prints its address
-python recipes/wandb_workspace.py --output_file workspace.json            # without a key, the file
+rookworld workspace --project rookworld-rlvr --entity you   # saves it at W&B and prints its address
+rookworld workspace --output_file workspace.json            # without a W&B key, writes the layout
 
-Needs wandb-workspaces: pip install -c constraints.txt -e ".[dashboard]".
+It needs wandb-workspaces: pip install -c constraints.txt -e ".[dashboard]".
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from rookworld_rlvr.training.dashboard import has_wandb_key
 from rookworld_rlvr.training.glossary import GLOSSARY, SECTIONS, STEP, Metric, panels
 
 MISSING = (
-    'wandb-workspaces is not installed; pip install -c constraints.txt -e ".[dashboard]", which '
-    "lays a workspace out"
+    "wandb-workspaces is not installed, which lays out the dashboard; run "
+    'pip install -c constraints.txt -e ".[dashboard]"'
 )
 
 
 @dataclass
 class WorkspaceArguments:
-    """Where the workspace goes."""
+    """Where the workspace is saved."""
 
-    project: str = setting("rookworld-rlvr", "W&B's project, as WANDB_PROJECT has it for runs.")
-    entity: str | None = setting(None, "User or team; None for that of the key.")
-    name: str = setting("RookWorld GRPO", "Of the workspace.")
+    project: str = setting("rookworld-rlvr", "The W&B project of the runs (WANDB_PROJECT).")
+    entity: str | None = setting(None, "The W&B user or team; None uses the default of your key.")
+    name: str = setting("RookWorld GRPO", "The name of the workspace.")
     output_file: str = setting(
-        "runs/workspace.json", "Where the layout is written that cannot be saved at W&B."
+        "runs/workspace.json", "The file for the layout if it cannot be saved at W&B."
     )
 
 
@@ -52,24 +52,24 @@ def main(argv: Sequence[str]) -> None:
             print(f"workspace: {save(args)}")
             return
         except (wandb.Error, OSError, ValueError) as error:
-            reason = f"W&B did not take it ({' '.join(str(error).split())})"
+            reason = f"W&B did not accept the layout ({' '.join(str(error).split())})"
     path = write(args)
-    print(f"{reason}; the layout is in {path}. `wandb login`, then the same command, saves it")
+    print(f"{reason}; the layout is in {path}. To save it at W&B, run wandb login, then this again")
 
 
 def save(args: WorkspaceArguments) -> str:
-    """Save the workspace at W&B; its address."""
+    """Save the workspace at W&B; gives its address."""
     entity = args.entity or wandb.Api().default_entity
     return str(workspace(args, entity).save().url)
 
 
 def write(args: WorkspaceArguments) -> Path:
-    """Write what W&B would be sent."""
+    """Write the layout to a file, as it would be sent to W&B."""
     path = Path(args.output_file)
     check_writable(path)
     write_json(
         path, workspace(args, args.entity or "")._spec
-    )  # the library has no public way to it
+    )  # the library has no public method for it
     return path
 
 
@@ -104,7 +104,7 @@ def section_panels(section: str) -> list[Any]:
 
 
 def curve(wr: Any, title: str, members: Sequence[Metric]) -> Any:
-    """One panel; keys that stand for several are looked for when the panel is shown."""
+    """One panel; keys with placeholders are matched when the panel is shown."""
     if any(metric.has_holes for metric in members):
         return wr.LinePlot(title=title, x=STEP, metric_regex="|".join(m.pattern for m in members))
     return wr.LinePlot(title=title, x=STEP, y=[metric.key for metric in members])

@@ -11,6 +11,8 @@ from accelerate.commands.config.config_args import ClusterConfig, load_config_fr
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils import DistributedType
 
+from rookworld_rlvr.cli.main import command_line
+
 from ..conftest import REPOSITORY, launch
 
 CONFIGS = REPOSITORY / "accelerate_configs"
@@ -63,11 +65,13 @@ def test_its_precision(path: Path) -> None:
 def test_it_opens_with_its_launch_command(path: Path) -> None:
     comment = re.match(r"(#.*\n)+", path.read_text())
     assert comment is not None
-    commands = re.findall(r"^#   (accelerate launch .*)$", comment[0], re.M)
+    commands = re.findall(r"^#   ((?:accelerate launch|rookworld grpo) .*)$", comment[0], re.M)
     assert commands
     assert "# Change: " in comment[0]
     for command in commands:
-        assert f"--config_file accelerate_configs/{path.name}" in command
+        assert re.search(
+            rf"--(config_file accelerate_configs/|accelerate_config ){path.stem}\b", command
+        )
         for word in command.split():
             if "/" in word:
                 assert (REPOSITORY / word).is_file(), word
@@ -75,9 +79,12 @@ def test_it_opens_with_its_launch_command(path: Path) -> None:
 
 @each_config
 def test_accelerate_takes_its_launch_command(path: Path) -> None:
-    command = re.search(r"accelerate launch (.*)", path.read_text())
+    command = re.search(r"^#   (accelerate launch|rookworld grpo) (.*)$", path.read_text(), re.M)
     assert command is not None
-    words = [str(REPOSITORY / word) if "/" in word else word for word in command[1].split()]
+    words = [str(REPOSITORY / word) if "/" in word else word for word in command[2].split()]
+    if command[1] == "rookworld grpo":
+        launcher, line = command_line("grpo", words)
+        words = [*launcher, *line]
     args, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
     assert args.training_script == str(REPOSITORY / "recipes" / "grpo.py")
     assert args.num_processes == load(path).num_processes

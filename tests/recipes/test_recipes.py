@@ -16,10 +16,11 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rookworld_rlvr.cli.main import SCRIPTS
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.synthesis import opening_positions
 
-from ..conftest import RECIPES, REPOSITORY, launch, recipe, script
+from ..conftest import RECIPES, launch, recipe, script
 
 GRPO = sorted(RECIPES.glob("grpo_*.yaml"))
 GRPO.remove(RECIPES / "grpo_judge.yaml")  # needs a judge: see test_judge.py
@@ -80,13 +81,11 @@ def test_the_set_of_recipes() -> None:
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_recipe_opens_with_its_launch_command(path: Path) -> None:
     head = path.read_text().split("\n\n")[0]
-    command = re.search(r"accelerate launch (.*)|python (recipes/sweep\.py .*)", head)
+    assert re.fullmatch(r"# [A-Z].*\.", head.split("\n")[0]), "a sentence on what it is"
+    command = re.search(r"^#   rookworld (\w+)(.*)$", head, re.M)
     assert command is not None
-    line = command[1] or command[2]
-    for word in line.split():
-        if "/" in word:
-            assert (REPOSITORY / word).exists(), word
-    assert f"{path.name}" in line or path.stem == "grpo_nano"
+    assert command[1] == path.stem.split("_")[0] and command[1] in SCRIPTS
+    assert f"--config recipes/{path.name}" in command[2] or path.stem == "grpo_nano"
 
 
 @pytest.mark.parametrize("path", GRPO, ids=lambda path: path.stem)

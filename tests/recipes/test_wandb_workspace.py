@@ -106,7 +106,7 @@ def test_without_a_network_the_layout_is_kept_too(tmp_path: Path) -> None:
         },
     )
     assert done.returncode == 0, done.stderr
-    assert "W&B did not take it" in done.stdout
+    assert "W&B did not accept the layout" in done.stdout
     assert json.loads((tmp_path / "here" / "layout.json").read_text())["entity"] == "me"
 
 
@@ -116,4 +116,4 @@ def test_without_the_library_one_message_and_exit_code_2(
     monkeypatch.setitem(sys.modules, "wandb_workspaces", None)  # an import of it fails
     done = lay_out(tmp_path)
     assert done.returncode == 2
-    assert "wandb-workspaces is not installed; pip install" in done.stderr
+    assert "wandb-workspaces is not installed" in done.stderr
