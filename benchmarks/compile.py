@@ -1,10 +1,11 @@
-"""Updates of the packaged recipe: plain, compiled with buckets of lengths, and compiled without.
+"""How fast updates of the packaged recipe are: plain, compiled with buckets, compiled without them.
 
     python benchmarks/compile.py                        # three runs of 40 steps: some minutes
 
-Prints seconds of a step's update (losses and gradients, no sampling) after the warm-up: the median, the
-slowest, and the median over the plain one's; and what was compiled. Exits with 1 where anything was
-compiled after the warm-up with buckets. Whether compiling pays is the machine's affair, and no fault.
+It prints the seconds of an update (losses and gradients, no sampling) after the warm-up: the median,
+the slowest, and the median divided by the plain one's; and how much was compiled. It exits with 1 if
+anything was compiled after the warm-up with buckets. Whether compiling pays depends on the machine, so
+it is not checked.
 """
 
 from __future__ import annotations
@@ -52,13 +53,15 @@ def main() -> int:
 
 
 def measure(kind: str, args: argparse.Namespace) -> Run:
-    """Run the recipe with one kind's keys; what is evaluated at its end is not timed."""
+    """Run the recipe with one kind's keys; the evaluation at its end is not timed."""
     name = kind.replace(", ", "_").replace(" ", "_")
     recipe = yaml.safe_load((REPOSITORY / "recipes" / args.recipe).read_text()) | KINDS[kind]
     recipe |= {"logging_steps": 1, "max_steps": args.steps, "load_best_model_at_end": False}
     recipe |= {"eval_steps": args.steps, "save_steps": args.steps, "heldout_rows": 64}
     args.output_dir.mkdir(parents=True, exist_ok=True)
-    path = (args.output_dir / f"{name}.yaml").resolve()  # a list that is empty has no option
+    path = (
+        args.output_dir / f"{name}.yaml"
+    ).resolve()  # the command line cannot give an empty list
     path.write_text(yaml.safe_dump(recipe))
     return run_recipe(args.output_dir / name, recipe=str(path))
 

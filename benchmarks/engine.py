@@ -1,18 +1,20 @@
-"""How fast positions are valued, as ratios measured in one run. Needs Stockfish; about three minutes.
+"""How fast positions are valued, as ratios measured in one run; needs Stockfish, takes three minutes.
 
     python benchmarks/engine.py
 
 - `workers`: labelling with two engine processes against one.
 - `cache`: a second run on the same positions, in a new labeller, against the first.
-- `rewards`: policy rewards of 16 positions x 8 completions, three times, sampled from the packaged
-  model, with nothing known before and one engine process, against a stand-in for scoring completion
-  by completion: one MultiPV-5 search a position and one search a legal move that a completion names,
-  by python-chess's blocking engine to the same depth. Its hash stays warm, ours is cleared between
-  positions.
-- `passes`: valuing all moves in two passes against one MultiPV search of all moves to the same depth,
-  and what each gives away: win probability that its best move loses by a search three plies deeper.
+- `rewards`: policy rewards of 16 positions with 8 completions each, three times. The completions are
+  sampled from the packaged model, the cache is empty, and there is one engine process. It is compared
+  with scoring each completion by itself: one MultiPV-5 search per position, and one search for each
+  legal move that a completion names, by python-chess's blocking engine to the same depth. Its hash
+  stays warm, while ours is cleared between positions.
+- `passes`: valuing all moves in two passes, against one MultiPV search of all moves to the same depth.
+It
+  also prints the win probability that the best move of each loses by a search three plies deeper.
 
-Positions are openings, as packaged, and middle games of random play, which have more legal moves.
+Positions are openings, as in the packaged data, and middle games of random play, which have more legal
+moves.
 """
 
 from __future__ import annotations
@@ -72,7 +74,7 @@ def main() -> None:
 # Labelling
 # --------------------------------------------------------------------------------------------------
 def labelling(fens: Sequence[str]) -> Iterator[bool]:
-    """Two workers against one, then the cache against the engine; the start of engines left out."""
+    """Two workers against one, then the cache against the engine, without the start of engines."""
     with tempfile.TemporaryDirectory() as folder:
         one = label(fens, 1, str(Path(folder) / "one.sqlite"))
         two = label(fens, 2, str(Path(folder) / "two.sqlite"))
@@ -83,7 +85,7 @@ def labelling(fens: Sequence[str]) -> Iterator[bool]:
 
 
 def label(fens: Sequence[str], workers: int, cache: str) -> float:
-    """Seconds that it takes to value positions."""
+    """How many seconds it takes to value positions."""
     args = EngineArguments(engine_depth=DEPTH, engine_workers=workers, engine_cache=cache)
     with Labeller(args) as labeller:
         started = time.perf_counter()
@@ -97,7 +99,7 @@ def label(fens: Sequence[str], workers: int, cache: str) -> float:
 # Rewards with the engine in the loop
 # --------------------------------------------------------------------------------------------------
 def rewards(batches: Sequence[Sequence[str]], path: str) -> bool:
-    """All policy rewards of batch after batch, cold, against the stand-in on the same completions."""
+    """All policy rewards with an empty cache, against scoring the same completions one by one."""
     slow = fast = 0.0
     for fens in batches:
         prompts = [policy_prompt(fen) for fen in fens for _ in range(GROUP)]
@@ -124,7 +126,7 @@ def policy_prompt(fen: str) -> str:
 
 
 def sample(prompts: Sequence[str]) -> list[str]:
-    """One completion a prompt, as in training."""
+    """One completion per prompt, as in training."""
     torch.manual_seed(0)
     tokenizer = loading.load_tokenizer(loading.PACKAGED_MODEL)
     model = loading.load_model(loading.PACKAGED_MODEL).eval()
@@ -140,7 +142,7 @@ def sample(prompts: Sequence[str]) -> list[str]:
 def one_by_one(
     engine: chess.engine.SimpleEngine, fens: Sequence[str], completions: Sequence[str]
 ) -> None:
-    """The stand-in: what scoring a completion by itself asks of the engine."""
+    """The engine's work if each completion is scored by itself."""
     limit = chess.engine.Limit(depth=DEPTH)
     for index, completion in enumerate(completions):
         board = chess.Board(fens[index // GROUP])
@@ -219,7 +221,7 @@ def middle_games(count: int) -> Iterator[str]:
 
 
 def report(what: str, slow: float, fast: float, ratio: float, wanted: float | None) -> bool:
-    """Print a line; whether the ratio is what is wanted."""
+    """Print a line; gives whether the ratio is reached."""
     print(f"{what:<36}{slow:>12,.1f}{fast:>12,.1f}{ratio:>8.1f}{wanted or '':>8}", flush=True)
     return wanted is None or ratio >= wanted
 

@@ -1,10 +1,10 @@
-"""A forward and backward with transformers' `gelu_new`, and with the kernel that we put in its place.
+"""Speed and memory of a forward and backward with transformers' `gelu_new` and with our fused kernel.
 
     python benchmarks/gelu.py                # the packaged model, and the real shape with random weights
 
-Prints seconds (median of runs that take turns) and what the forward keeps for the backward pass, ours
-over plain. On a GPU under bf16 autocast, else in fp32 on this machine's CPU. Why: `fuse_gelu` in
-`rookworld_rlvr/models/gpt2.py`.
+It prints the seconds (median of alternating runs), and the memory that a forward keeps for the backward
+pass, ours divided by plain. On a GPU it uses bf16 autocast, else fp32 on this machine's CPU. The reason
+for the kernel is in `fuse_gelu` in `rookworld_rlvr/models/gpt2.py`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def network(name: str, fused: bool) -> PreTrainedModel:
-    """The packaged model, or the real shape with random weights; with `gelu_new` where not fused."""
+    """The packaged model, or the real shape with random weights; with `gelu_new` if not fused."""
     plain = {"activation_function": "gelu_new"}
     if name == PACKAGED_MODEL:
         model = AutoModelForCausalLM.from_pretrained(resolve_model_path(name), **plain)
@@ -55,7 +55,7 @@ def network(name: str, fused: bool) -> PreTrainedModel:
 
 
 def step(model: PreTrainedModel, ids: torch.Tensor) -> float:
-    """Seconds of one forward and backward of the transformer's body."""
+    """The seconds of one forward and backward of the transformer's body."""
     started = time.perf_counter()
     with autocast(ids):
         loss = model.transformer(ids).last_hidden_state.float().square().mean()
@@ -67,7 +67,7 @@ def step(model: PreTrainedModel, ids: torch.Tensor) -> float:
 
 
 def kept_bytes(model: PreTrainedModel, ids: torch.Tensor) -> int:
-    """Bytes that a forward keeps for the backward pass, weights left out, views counted once."""
+    """The bytes that a forward keeps for the backward pass, without weights; views count once."""
     weights = {weight.untyped_storage().data_ptr() for weight in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
 

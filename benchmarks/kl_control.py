@@ -1,10 +1,10 @@
-"""Adaptive KL on the packaged recipe: from a coefficient far too low and one far too high to the target.
+"""Whether adaptive KL control reaches its target from a coefficient far too low and one far too high.
 
-    python benchmarks/kl_control.py                  # 150 steps from 0.001 and from 1.0, ten minutes
+    python benchmarks/kl_control.py                  # 150 steps each from 0.001 and 1.0: ten minutes
     python benchmarks/kl_control.py --target 0.05 --adaptation multiplicative
 
-Prints the KL, in nats a token, by ten steps, and the step from which it stays within a factor of 1.5 of
-the target to the end. Exits with 1 where it does not inside the steps given.
+It prints the KL over every ten steps, in nats a token, and the step from which it stays within a factor
+of 1.5 of the target. It exits with 1 if the KL does not settle there within the steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from recipe_runs import Run, run_recipe
 
 FACTOR = 1.5
-WINDOW = 10  # steps, over which one batch's noise is averaged
+WINDOW = 10  # steps, over which the noise of batches is averaged
 
 
 def main() -> int:
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def report(run: Run, beta: float, target: float) -> int | None:
-    """Print a run; the step from which the KL stays near the target, None where it does not."""
+    """Print a run; gives the step from which the KL stays near the target, None if it does not."""
     kl = [value for _, value in run.series("kl")]
     coefficients = [value for _, value in run.series("kl/coefficient")]
     print(f"\nbeta {beta:g}, target {target:g} nats a token, {run.seconds:.0f} s")

@@ -1,15 +1,15 @@
-"""How much GRPO teaches a model that has no fault planted in it, in half an hour on two cores.
+"""How much GRPO teaches a model without planted faults, in half an hour on two cores.
 
     python benchmarks/learning.py                  # makes the starting model first: an hour more
     python benchmarks/learning.py --seeds 0 --methods grpo
 
-The starting model answers 66.1% of held-out openings exactly: `recipes/sft_nano.yaml` with fault
-shares of 0, stopped while its learning rate is highest. From there, seed by seed: GRPO by
-`recipes/grpo_learning.yaml`; the same with rewards shuffled within each group, which shows what small
-steps do by themselves; and as the yardstick supervised training on the same environment rows
-with their labels, which GRPO never sees. Prints held-out environment/exact before and after, with 95%
-intervals. Exits with 1 where a seed's GRPO gains less than ten points or takes longer than half an
-hour. What was tried is in `docs/benchmarks.md`.
+The starting model answers 66.1% of held-out openings exactly: `recipes/sft_nano.yaml` with fault shares
+of 0, stopped while its learning rate is highest. From it, for each seed, three methods are run: GRPO by
+`recipes/grpo_learning.yaml`; the same with rewards shuffled within each group, which shows the effect
+of small steps by themselves; and supervised training on the same environment rows with their labels,
+which GRPO never sees. It prints held-out environment/exact before and after, with 95% intervals. It
+exits with 1 if GRPO gains less than ten points with any seed or takes longer than half an hour. What
+was tried is in `docs/benchmarks.md`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument(
-        "--sft_steps", type=int, default=1500, help="some minutes more than GRPO takes"
+        "--sft_steps", type=int, default=1500, help="takes some minutes more than GRPO"
     )
     parser.add_argument("--output_dir", type=Path, default=Path("runs/learning"))
     args = parser.parse_args()
@@ -77,7 +77,7 @@ def main() -> int:
 
 
 def make_start(folder: Path) -> None:
-    """Train the starting model; the recipe's rows, right all of them."""
+    """Train the starting model on the recipe's rows, without faults."""
     options = {
         "en_passant_fault_share": "0",
         "black_best_move_fault_share": "0",
@@ -88,7 +88,7 @@ def make_start(folder: Path) -> None:
 
 
 def supervised(folder: Path, start: Path, seed: int, steps: int) -> float:
-    """Train on the same rows with their labels; seconds that it took."""
+    """Train on the same rows with their labels; gives the seconds it took."""
     seconds_file = folder / "seconds.json"
     if not seconds_file.is_file():
         recipe = yaml.safe_load(RECIPE.read_text())
@@ -121,7 +121,7 @@ def sft(folder: Path, options: dict[str, str]) -> None:
 
 
 def exact(folder: Path) -> Proportion:
-    """Held-out openings answered exactly, by greedy decoding."""
+    """The share of held-out openings answered exactly, by greedy decoding."""
     rows = load_data(DataArguments(tasks=["environment"], heldout_rows=1500)).heldout
     completions = complete(
         loading.load_model(str(folder)).eval(),

@@ -1,4 +1,4 @@
-"""Runs of a recipe for the other benchmarks: started as a user would, read from what they leave."""
+"""Runs of a recipe for the other benchmarks: started as a user would, and read from their files."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Run:
     """A finished run.
 
     Args:
-        seconds: From start to end, loading and evaluation included.
-        results: What `results.json` holds.
+        seconds: The whole time, loading and evaluation included.
+        results: The content of `results.json`.
         logs: The trainer's log history, oldest first.
     """
 
@@ -42,13 +42,13 @@ def run_recipe(
     recipe: str = "grpo_nano.yaml",
     script: str = "recipes/grpo.py",
 ) -> Run:
-    """Run a recipe, unless the folder holds a finished run; its last checkpoint is read.
+    """Run a recipe, unless the folder holds a finished run, and read its last checkpoint.
 
     Args:
-        output_dir: Of the run.
+        output_dir: The run's folder.
         options: Overrides, as on the command line.
-        recipe: Under `recipes/`.
-        script: What runs it.
+        recipe: The recipe's file in `recipes/`.
+        script: The script that runs it.
     """
     log = output_dir.with_name(output_dir.name + ".log")
     seconds_file = output_dir / "seconds.json"

@@ -1,10 +1,10 @@
-"""Completions a second that the rewards score, on one core.
+"""How many completions per second the rewards score, on one core.
 
     python benchmarks/rewards.py
 
-Groups of 8 different completions a prompt, and prompts that do not repeat, as in training: the board
-is computed once a prompt, each completion is parsed once. `environment rewards` and the like are all
-rewards of a task together, so a completion is scored several times over.
+As in training, there are groups of 8 different completions per prompt, and prompts are not repeated:
+the board is computed once per prompt, and each completion is parsed once. Lines such as `environment
+rewards` are all rewards of a task together, so each completion is scored several times.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def measure(rows: Sequence[dict[str, Any]], funcs: Sequence[Callable[..., Any]]) -> float:
-    """Median over runs; each run has prompts of its own, and nothing is cached at its start."""
+    """The median over runs; each run has its own prompts and starts with empty caches."""
     size = len(rows) // (REPEATS + 1)
     rates = []
     for run in range(REPEATS):
@@ -71,7 +71,7 @@ def measure(rows: Sequence[dict[str, Any]], funcs: Sequence[Callable[..., Any]])
 
 
 def variant(text: str, number: int, rng: random.Random) -> str:
-    """The right answer, or the right answer with some characters changed; all different."""
+    """The right answer with `number` characters changed at random."""
     letters = list(text)
     for _ in range(number):
         letters[rng.randrange(len(letters))] = rng.choice("pnbrqkPNBRQK12345678/ -+abcdefgh.")
@@ -79,7 +79,7 @@ def variant(text: str, number: int, rng: random.Random) -> str:
 
 
 def clear_caches() -> None:
-    """Forget boards and scores, so that nothing is known at the start of a run."""
+    """Clear the caches of boards and scores before a run."""
     rules.transition.cache_clear()
     environment.clear_cache()
     fill_in.clear_cache()

@@ -1,8 +1,8 @@
-"""`recipes/grpo.py` with rewards shuffled within each group: a run that should learn nothing from them.
+"""GRPO with rewards shuffled within each group: a run that should learn nothing from them.
 
     python benchmarks/shuffled_rewards.py --config recipes/grpo_learning.yaml --model_name_or_path M
 
-What it gains all the same is due to small steps on the policy's own completions, not to the rewards.
+Whatever it still gains comes from small steps on the policy's own completions, not from the rewards.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from rookworld_rlvr.rewards.registry import RewardFunc, get_reward_funcs
 
 
 def shuffled(func: RewardFunc) -> RewardFunc:
-    """The reward function, each prompt's rewards in another order."""
+    """The reward function with each prompt's rewards in random order."""
 
     def reward(prompts: list[str], completions: list[str], **columns: Any) -> list[float | None]:
         rewards = iter(func(prompts=prompts, completions=completions, **columns))
         mixed: list[float | None] = []
         for prompt, group in groupby(prompts):
             mine = [next(rewards) for _ in group]
-            # The same order for every reward of a completion, so that their sum is shuffled, too.
+            # All rewards of a completion are moved alike, so that their sum is shuffled too.
             random.Random(f"{prompt} {completions[len(mixed)]}").shuffle(mine)
             mixed += mine
         return mixed
@@ -43,5 +43,5 @@ def shuffled_funcs(*args: Any) -> list[RewardFunc]:
 
 
 if __name__ == "__main__":
-    vars(grpo)["get_reward_funcs"] = shuffled_funcs  # what the recipe calls
+    vars(grpo)["get_reward_funcs"] = shuffled_funcs  # the name that the recipe calls
     run_cli(grpo.main)

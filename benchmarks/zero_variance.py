@@ -1,10 +1,12 @@
-"""Groups without signal on the packaged recipe: kept, and replaced, seed by seed.
+"""Whether replacing groups without signal is better than keeping them, on the packaged recipe.
 
-    python benchmarks/zero_variance.py               # three seeds, twice 150 steps each: half an hour
+    python benchmarks/zero_variance.py               # three seeds, two runs of 150 steps each: half an
+    hour
 
-Prints the share of groups without signal in the trained batches, and held-out accuracy (`overall`: the
-mean of environment/exact and policy/best_move) as a mean over the run's evaluations, at the end, and at
-the time when keeping ends. Exits with 1 where replacing leaves 2% or more, or is not the better one.
+For each seed it prints the share of groups without signal in the trained batches, and held-out accuracy
+(`overall`: the mean of environment/exact and policy/best_move) as a mean over the run's evaluations, at
+the end, and at the time when the run that keeps groups ends. It exits with 1 if replacing leaves 2% or
+more of them, or is not better.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ def compare(seed: int, keep: Run, resample: Run) -> dict[str, float]:
     row: dict[str, float] = {}
     for name, run in (("keep", keep), ("resample", resample)):
         silent = statistics.fmean(value for _, value in run.series("zero_variance/trained"))
-        curve = [value for _, value in run.series(METRIC)][1:]  # not the one before training
+        curve = [value for _, value in run.series(METRIC)][1:]  # without the one before training
         in_time = [value for seconds, value in run.timed(METRIC) if seconds <= end][-1]
         mean = statistics.fmean(curve)
         print(
@@ -70,7 +72,7 @@ def compare(seed: int, keep: Run, resample: Run) -> dict[str, float]:
 
 
 def verdict(rows: list[dict[str, float]]) -> int:
-    """Print what holds over the seeds; 0 where all of it does."""
+    """Print which checks hold over the seeds; 0 if all do."""
 
     def mean(name: str) -> float:
         return statistics.fmean(row[name] for row in rows)
@@ -83,7 +85,7 @@ def verdict(rows: list[dict[str, float]]) -> int:
         > mean("keep_mean"),
         "at equal steps, at the end, replacing is better": mean("resample_last")
         > mean("keep_last"),
-        "at equal time replacing is no worse": mean("resample_time") >= mean("keep_time"),
+        "at equal time, replacing is not worse": mean("resample_time") >= mean("keep_time"),
     }
     for check, holds in checks.items():
         print(f"{'yes' if holds else 'NO':<5}{check}")
