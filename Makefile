@@ -3,9 +3,10 @@ ARGS ?=
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' rookworld_rlvr/__init__.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart diagnose test test-slow canary lint clean
+.PHONY: help quickstart diagnose test test-slow canary lint docs release clean
 
 help: ## Show these lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +34,21 @@ lint: $(INSTALLED) ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(INSTALLED) ## Write the tables of the documentation that follow from the code
+	$(BIN)/python docs/generate.py
+
+release: $(INSTALLED) ## Check, build and tag the version of rookworld_rlvr/__init__.py
+	@test -z "$$(git status --porcelain)" || { echo 'uncommitted changes; commit them first' >&2; exit 1; }
+	@grep -q '^## $(VERSION) ' CHANGELOG.md || { echo 'CHANGELOG.md has no section $(VERSION); name the unreleased one so' >&2; exit 1; }
+	@grep -q '^version: $(VERSION)$$' CITATION.cff || { echo 'CITATION.cff has another version than $(VERSION); set it and the date' >&2; exit 1; }
+	@! git rev-parse -q --verify v$(VERSION) >/dev/null || { echo 'v$(VERSION) is tagged already; raise __version__' >&2; exit 1; }
+	$(MAKE) lint test
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+	git tag -a v$(VERSION) -m 'rookworld-rlvr $(VERSION)'
+	@echo 'tagged v$(VERSION); now: git push --tags, and twine upload dist/*'
 
 clean: ## Remove .venv, caches and builds; runs/ stays
 	rm -rf .venv .venv-canary build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -1,7 +1,6 @@
 """Whether replacing groups without signal is better than keeping them, on the packaged recipe.
 
-    python benchmarks/zero_variance.py               # three seeds, two runs of 150 steps each: half an
-    hour
+    python benchmarks/zero_variance.py        # three seeds, two runs of 150 steps each: half an hour
 
 For each seed it prints the share of groups without signal in the trained batches, and held-out accuracy
 (`overall`: the mean of environment/exact and policy/best_move) as a mean over the run's evaluations, at

@@ -21,9 +21,11 @@ from rookworld_rlvr.data.audit.text import advice, table
 from rookworld_rlvr.engine.labeller import Labeller
 from rookworld_rlvr.engine.pool import EngineArguments
 
+GROUPS = [AuditArguments, EngineArguments]
+
 
 def main(argv: Sequence[str]) -> None:
-    parser = StrictParser([AuditArguments, EngineArguments])
+    parser = StrictParser(GROUPS)
 
     def check(args: AuditArguments | None, engine_args: EngineArguments | None) -> list[str]:
         return unused_engine_keys(parser.values, args)

@@ -108,9 +108,7 @@ def parse(line: Sequence[str], folder: Path) -> tuple[Any, ...]:
 
 def check(args: DiagnoseArguments | None, *others: Any) -> list[str]:
     """Faults that show only when several dataclasses are compared."""
-    misplaced = (
-        args is not None and args.compare is not None
-    )  # `main` removes the flag from the command line
+    misplaced = args is not None and args.compare is not None  # `main` took it off the command line
     faults = (
         ["compare: not allowed in a recipe; write --compare A B on the command line"]
         if misplaced

@@ -56,8 +56,11 @@ class EvaluateArguments(SuiteArguments):
     output_file: str = setting("", "The JSON file for the results; none by default.")
 
 
+GROUPS = [EvaluateArguments, ModelArguments, EngineArguments]
+
+
 def main(argv: Sequence[str]) -> None:
-    parser = StrictParser([EvaluateArguments, ModelArguments, EngineArguments])
+    parser = StrictParser(GROUPS)
     args, model_args, engine_args = parser.parse_strictly(argv)
     state = PartialState(cpu=not torch.accelerator.is_available())
     if args.output_file and state.is_main_process:

@@ -114,9 +114,7 @@ def main(argv: Sequence[str]) -> None:
     # Model & Tokenizer
     ################
     model, tokenizer = loading.load_from_arguments(model_args)
-    if (
-        model_args.model_revision != "main"
-    ):  # TRL warns about it, but needs it to load the reference
+    if model_args.model_revision != "main":  # TRL warns, but needs it to load the reference
         training_args.model_init_kwargs = {"revision": model_args.model_revision}
     loading.check_lengths(model, tokenizer, data.prompts(), training_args.max_completion_length)
     note_coverage(model, data.train, is_new=False)

@@ -33,9 +33,11 @@ from rookworld_rlvr.data.prepare.pipeline import (
 
 LONGEST_WAIT = timedelta(days=30)  # how long a process that is done waits for the others
 
+GROUPS = [PrepareArguments, PrepareLabelArguments]
+
 
 def main(argv: Sequence[str]) -> None:
-    parser = StrictParser([PrepareArguments, PrepareLabelArguments])
+    parser = StrictParser(GROUPS)
     args, label_args = parser.parse_strictly(argv, check_prepare_recipe)
     state = PartialState(cpu=True, timeout=LONGEST_WAIT)
     shard = state.process_index, state.num_processes

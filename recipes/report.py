@@ -38,8 +38,11 @@ class ReportArguments(Checked):
     )
 
 
+GROUPS = [ReportArguments]
+
+
 def main(argv: Sequence[str]) -> None:
-    (args,) = StrictParser([ReportArguments]).parse_strictly(argv)
+    (args,) = StrictParser(GROUPS).parse_strictly(argv)
     runs = read_runs(args.run)
     path = Path(args.output_file or Path(args.run[0]) / "report.html")
     check_writable(path)

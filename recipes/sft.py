@@ -42,13 +42,12 @@ from rookworld_rlvr.training.run_folder import (
 
 RECIPE = Path(__file__).with_name("sft_nano.yaml")
 MAX_ANSWER_TOKENS = 144  # tokens of GPT-2's tokenizer in a complete answer
+GROUPS = [RunArguments, DataArguments, NewModelArguments, ModelConfig, RookWorldSFTConfig]
 
 
 def main(argv: Sequence[str]) -> None:
     started = time.perf_counter()
-    parser = StrictParser(
-        [RunArguments, DataArguments, NewModelArguments, ModelConfig, RookWorldSFTConfig], RECIPE
-    )
+    parser = StrictParser(GROUPS, RECIPE)
     arguments = parser.parse_strictly(argv, check_sft_recipe)
     run_args, data_args, new_args, model_args, sft_args = arguments
     output_dir = Path(sft_args.output_dir)

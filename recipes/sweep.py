@@ -39,13 +39,15 @@ from rookworld_rlvr.common.errors import ConfigurationError
 
 SWEEP = Path(__file__).with_name("sweep_nano.yaml")
 
+GROUPS = [SweepArguments]
+
 
 def main(argv: Sequence[str]) -> None:
     ################
     # Sweep
     ################
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # this script prints its own messages
-    (sweep,) = StrictParser([SweepArguments], SWEEP).parse_strictly(argv)
+    (sweep,) = StrictParser(GROUPS, SWEEP).parse_strictly(argv)
     metric, goal = sweep.metric["name"], sweep.metric["goal"]
     check_trials(sweep, sweep.trials())
     study = open_study(sweep)

@@ -40,8 +40,11 @@ class WorkspaceArguments:
     )
 
 
+GROUPS = [WorkspaceArguments]
+
+
 def main(argv: Sequence[str]) -> None:
-    (args,) = StrictParser([WorkspaceArguments]).parse_strictly(argv)
+    (args,) = StrictParser(GROUPS).parse_strictly(argv)
     try:
         import wandb_workspaces  # noqa: F401
     except ImportError as error:

@@ -172,7 +172,7 @@ def recipes(words: Sequence[str]) -> list[str]:
     """List the recipes with a description each, or copy one."""
     folder, names = shipped("recipes"), _names("recipes")
     if not words:
-        return [f"{name:<20} {_first_comment(folder / f'{name}.yaml')}" for name in names]
+        return [f"{name:<20} {first_comment(folder / f'{name}.yaml')}" for name in names]
     if words[0] != "copy" or len(words) not in (2, 3):
         raise ConfigurationError(
             [f"recipes: {' '.join(words)!r} is not understood; write copy NAME [FOLDER]"]
@@ -236,7 +236,7 @@ def _first_sentence(path: Path) -> str:
     return text.split("\n\n")[0].replace("\n", " ")
 
 
-def _first_comment(path: Path) -> str:
+def first_comment(path: Path) -> str:
     """A recipe's description: its comment up to the first empty line."""
     lines = [line.removeprefix("#").strip() for line in path.read_text("utf-8").splitlines()]
     return " ".join(lines[: lines.index("")])

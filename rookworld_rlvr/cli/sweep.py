@@ -18,15 +18,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 from transformers.trainer_utils import get_last_checkpoint
 
-from ..common.errors import RookWorldError, close_matches, json_value
-from ..common.settings import Checked
+from ..common.errors import RookWorldError, close_matches
+from ..common.settings import Checked, key_faults, setting
 from ..tasks.metrics import headline, training_metrics
 from ..training.results import heldout_results
 from ..training.run_folder import RESULTS
@@ -54,75 +54,74 @@ Values = Mapping[str, Any]
 
 @dataclass
 class SweepArguments(Checked):
-    """The keys of a sweep file, and of the command.
+    """The keys of a sweep file, and of the command."""
 
-    Args:
-        program: The script, relative to the folder that you start in.
-        method: `grid` (every combination, in shuffled order), `random`, or `bayes` (Optuna's TPE).
-        metric: A held-out metric of the best checkpoint, ``{name: eval/overall, goal: maximize}``.
-        parameters: Recipe key → ``{value: …}``, ``{values: […]}``, or ``{min: …, max: …}`` with a
-            `distribution`: uniform, int_uniform, log_uniform_values.
-        early_terminate: ``{type: hyperband, min_iter: 3, eta: 3}``: of the trials that reach
-            evaluation 3 (then 9, 27, …), one in three continues, by Optuna's successive halving. The
-            evaluation before training counts as the first. Results are seen when a checkpoint is saved.
-        command: W&B's format, with ``${env}``, ``${interpreter}``, ``${program}`` and ``${args}``.
-        name: The sweep's name.
-        description: A text for a dashboard.
-        project: W&B's project; used by W&B's server only.
-        entity: W&B's user or team; used by W&B's server only.
-        count: The number of trials, those of earlier starts included; a grid may leave it out.
-        seed: The seed of the draws; an interrupted sweep continues with the same draws.
-        output_dir: The folder of the trials; by default ``runs/<name>``.
-    """
-
-    program: str = "recipes/grpo.py"
-    method: str = "random"
-    metric: dict[str, Any] | str | None = None
-    parameters: dict[str, Any] | str | None = None
-    early_terminate: dict[str, Any] | str | None = None
-    command: list[str] | None = None
-    name: str = "sweep"
-    description: str | None = None
-    project: str | None = None
-    entity: str | None = None
-    count: int | None = None
-    seed: int = 0
-    output_dir: str | None = None
+    program: str = setting(
+        "recipes/grpo.py", "The script, relative to the folder that you start in."
+    )
+    method: Literal["grid", "random", "bayes"] = setting(
+        "random",
+        "How parameters are drawn: `grid` tries every combination, in shuffled order; `bayes` is "
+        "Optuna's TPE.",
+    )
+    metric: dict[str, Any] | str | None = setting(
+        None, "A held-out metric of the best checkpoint, `{name: eval/overall, goal: maximize}`."
+    )
+    parameters: dict[str, Any] | str | None = setting(
+        None,
+        "For each recipe key `{value: …}`, `{values: […]}`, or `{min: …, max: …}` with a "
+        "`distribution`: uniform, int_uniform or log_uniform_values.",
+    )
+    early_terminate: dict[str, Any] | str | None = setting(
+        None,
+        "`{type: hyperband, min_iter: 3, eta: 3}`: of the trials that reach evaluation 3 (then 9, "
+        "27, …) one in three continues, by Optuna's successive halving. The evaluation before training counts "
+        "as the first. Results are seen when a checkpoint is saved.",
+    )
+    command: list[str] | None = setting(
+        None, "W&B's format, with `${env}`, `${interpreter}`, `${program}` and `${args}`."
+    )
+    name: str = setting("sweep", "The sweep's name.")
+    description: str | None = setting(None, "A text for a dashboard.")
+    project: str | None = setting(None, "W&B's project; used by W&B's server only.")
+    entity: str | None = setting(None, "W&B's user or team; used by W&B's server only.")
+    count: int | None = setting(
+        None,
+        "The number of trials, those of earlier starts included; a grid may leave it out.",
+        above=0,
+    )
+    seed: int = setting(
+        0, "The seed of the draws; an interrupted sweep continues with the same draws."
+    )
+    output_dir: str | None = setting(None, "The folder of the trials; by default `runs/<name>`.")
     space: dict[str, Any] = field(init=False, default_factory=dict)  # Optuna's distributions
 
     def faults(self) -> list[str]:
-        """The faults of the keys, one sentence each; valid values are converted."""
+        """What no key shows alone, one sentence each; parameters are converted."""
         faults = []
-        if self.method not in METHODS:
-            faults.append(
-                f"method: {self.method!r} is not valid{close_matches(self.method, METHODS)}"
-            )
-        if self.count is not None and self.count < 1:
-            faults.append(f"count: {self.count} is not above 0; give a positive number")
         if self.method in ("random", "bayes") and self.count is None:
             faults.append(f"count: missing; a {self.method} sweep needs a number of trials")
-
-        def attempt(name: str, make: Callable[..., Any], *given: Any) -> Any:
-            try:
-                return make(*given)
-            except ValueError as error:
-                faults.extend(getattr(error, "faults", [f"{name}: {error}"]))
-
-        for key in ("metric", "parameters", "early_terminate"):
-            setattr(self, key, attempt(key, json_value, key, getattr(self, key)))
-        faults += _metric_faults(self.metric)
-        attempt("early_terminate", pruner, self.early_terminate)
+        faults += [] if key_faults(self, "metric") else _metric_faults(self.metric)
+        if not key_faults(self, "early_terminate"):
+            self._attempt(faults, "early_terminate", pruner, self.early_terminate)
         if not isinstance(self.parameters, Mapping) or not self.parameters:
             faults.append("parameters: must be a mapping of recipe keys to their values")
         else:
             for key, spec in self.parameters.items():
                 given = (key, spec, self.method)
-                self.space[key] = attempt(f"parameters: {key}", distribution, *given)
+                self.space[key] = self._attempt(faults, f"parameters: {key}", distribution, *given)
         if "${program}" not in (self.command or _COMMAND):
             faults.append(
                 "command: ${program} is missing; write it in the place of the script's name"
             )
         return faults
+
+    @staticmethod
+    def _attempt(faults: list[str], name: str, make: Callable[..., Any], *given: Any) -> Any:
+        try:
+            return make(*given)
+        except ValueError as error:
+            faults.extend(getattr(error, "faults", [f"{name}: {error}"]))
 
     @property
     def folder(self) -> Path:

@@ -125,7 +125,7 @@ def key_faults(record: Any, *only: str) -> list[str]:
         if only and name not in only:
             continue
         value = getattr(record, name)
-        if str in _kinds(hint) and _form(hint) in (dict, list):
+        if str in kinds(hint) and _form(hint) in (dict, list):
             try:
                 value = json_value(name, value)
             except ConfigurationError as error:
@@ -191,19 +191,20 @@ def _keys(kind: type) -> Iterator[tuple[str, Any, Bounds, bool]]:
             yield item.name, hints[item.name], item.metadata[BOUNDS], is_required
 
 
-def _kinds(hint: Any) -> tuple[Any, ...]:
+def kinds(hint: Any) -> tuple[Any, ...]:
+    """The types of a union; of any other type, that type alone."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
 
 
 def _form(hint: Any) -> Any:
     """The first type of a union, without parameters: `dict` for ``dict[str, float] | str``."""
-    return get_origin(_kinds(hint)[0]) or _kinds(hint)[0]
+    return get_origin(kinds(hint)[0]) or kinds(hint)[0]
 
 
 def _value_faults(name: str, value: Any, hint: Any, bounds: Bounds) -> list[str]:
-    if value is None and NoneType in _kinds(hint):
+    if value is None and NoneType in kinds(hint):
         return []
-    kind, form = _kinds(hint)[0], _form(hint)
+    kind, form = kinds(hint)[0], _form(hint)
     if form is dict:
         if not isinstance(value, Mapping):
             of = f" of {bounds.of}s to {'values' if bounds.shares is None else 'shares'}"

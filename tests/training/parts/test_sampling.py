@@ -191,7 +191,11 @@ def test_faults_are_found_together() -> None:
         "max_completion_length is 64, over the trainer's 32",
     ):
         assert words in faults
-    for bad, words in (("{", "not valid JSON"), ("[1]", "not a mapping"), ('{"policy": 3}', "not a mapping")):
+    for bad, words in (
+        ("{", "not valid JSON"),
+        ("[1]", "not a mapping"),
+        ('{"policy": 3}', "not a mapping"),
+    ):
         with pytest.raises(ConfigurationError, match=words):
             RookWorldGRPOConfig(rewards=REWARDS, use_cpu=True, bf16=False, task_sampling=bad)
     with pytest.raises(ConfigurationError, match="no option 'top_q'; did you mean"):

@@ -1,0 +1,130 @@
+"""The documentation as a reader uses it: its code fences in order, commands run small."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import runpy
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rookworld_rlvr.cli import main
+
+from ..conftest import REPOSITORY, script
+
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
+
+# Commands that need a network, an account, a package manager or hours. What they name must exist.
+NOT_RUN = (
+    "accelerate", "apt-get", "brew", "cd", "git", "hf", "make", "optuna-dashboard", "pip", "python",
+    "source", "trackio", "uv", "wandb",
+)  # fmt: skip
+
+TRAINING = """
+    --max_rows 400 --synthetic_rows 40 --heldout_rows 4 --max_steps 1 --eval_steps 1 --save_steps 1
+    --per_device_train_batch_size 8 --per_device_eval_batch_size 8 --gradient_accumulation_steps 1
+    --dtype float32 --bf16 false --use_cpu --report_to none --dataloader_pin_memory false
+""".split()
+GROUPS = "--num_generations 4 --max_completion_length 24 --logging_steps 1".split()
+NANO = "--model_name_or_path rookworld-nano --dataset_name rookworld-nano-openings".split()
+SMALL: dict[str, list[str]] = {
+    "grpo": [*NANO, *TRAINING, *GROUPS],
+    "sft": TRAINING,
+    "diagnose": [*NANO, *TRAINING, *GROUPS, "--diagnose_heldout_rows", "4"],
+    "evaluate": "--suite_rows 4 --suite_games 1 --game_plies 6".split(),
+    "judge": [*TRAINING, "--judge_pairs", "40"],
+    "audit": ["--max_rows", "200"],
+    "prepare": ["--max_rows", "4", "--engine_depth", "1"],
+    "sweep": ["--count", "1"],
+}
+"""What is put behind a command so that it takes seconds; what the page gives itself stays, but for a
+model and data that have to be downloaded."""
+
+
+def fences(page: Path) -> Iterator[tuple[str, str]]:
+    """Language and text of each code fence."""
+    yield from FENCE.findall(page.read_text(encoding="utf-8"))
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The words of each command of a console fence."""
+    for line in text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if words:
+            yield words
+
+
+def follow(page: Path, folder: Path) -> int:
+    """Do in a folder what a page says; how many commands and pieces of Python were run."""
+    names: dict[str, Any] = {}
+    done = 0
+    for language, text in fences(page):
+        if file := re.match(r"# file: (\S+)\n", text):
+            (folder / file[1]).write_text(text, encoding="utf-8")
+        elif language == "python":
+            with contextlib.chdir(folder):
+                exec(compile(text, str(page), "exec"), names)
+            done += 1
+        elif language == "console":
+            for words in commands(text):
+                done += run(words, folder)
+    return done
+
+
+def run(words: list[str], folder: Path) -> bool:
+    """Run a command small, and whether it was run: of others only what they name is looked for."""
+    if words[0] != "rookworld":
+        assert words[0] in NOT_RUN, f"{words}: neither run nor listed as one that is not"
+        for word in words[1:]:
+            if word.startswith(("recipes/", "benchmarks/", "accelerate_configs/")):
+                assert (REPOSITORY / word).exists(), word
+        if words[0] == "make" and "-C" not in words:
+            targets = re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.M)
+            assert words[1] in targets, words
+        return False
+    command, given = words[1], words[2:]
+    if command == "recipes" or command.startswith("-"):
+        with contextlib.chdir(folder):
+            assert main.recipes(given) if command == "recipes" else main.usage()
+        return True
+    if command in main.MODULES:
+        return run_module(main.MODULES[command], given, folder)
+    _, line = main.command_line(main.SCRIPTS[command], given)
+    done = script(f"{main.SCRIPTS[command]}.py", *small(command, line[1:]), cwd=folder)
+    # a diagnosis says by 1 that a run should not start like this
+    assert done.returncode in ((0, 1) if command == "diagnose" else (0,)), (
+        f"{words}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
+    )
+    return True
+
+
+def small(command: str, words: list[str]) -> list[str]:
+    """The words with what makes them quick; a key that the page gives is not given twice."""
+    if {"--help", "--help_all"} & set(words):
+        return words
+    given = {word for word in words if word.startswith("--")}
+    extra: list[str] = []
+    for option in re.findall(r"--\w+(?: (?!--)\S+)*", " ".join(SMALL.get(command, []))):
+        if option.split()[0] not in given:
+            extra += option.split()
+    return [*words, *extra]
+
+
+def run_module(module: str, words: list[str], folder: Path) -> bool:
+    """One of the commands that are modules; a person who is asked something leaves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", [module, *words])
+        patch.setattr(sys, "stdin", io.StringIO("quit\n"))
+        patch.setitem(os.environ, "OMP_NUM_THREADS", "1")
+        with contextlib.redirect_stdout(io.StringIO()), pytest.raises(SystemExit) as ended:
+            runpy.run_module(module, run_name="__main__")
+    assert not ended.value.code, words
+    return True

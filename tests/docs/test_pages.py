@@ -1,0 +1,147 @@
+"""README and docs: short, their tables current, their links alive, their commands as printed."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import importlib.util
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rookworld_rlvr import __version__
+from rookworld_rlvr.data.loading import LoadedData
+from rookworld_rlvr.tasks.registry import join_row
+
+from ..conftest import REPOSITORY, mixed_rows, script
+from .pages import TRAINING, follow
+
+README = REPOSITORY / "README.md"
+DOCS = sorted((REPOSITORY / "docs").glob("*.md"))
+PAGES = [README, *DOCS, REPOSITORY / "CONTRIBUTING.md"]
+
+
+def generator() -> Any:
+    spec = importlib.util.spec_from_file_location("generate", REPOSITORY / "docs/generate.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_front_page_is_read_in_two_minutes() -> None:
+    assert len(README.read_text().splitlines()) <= 150
+
+
+def test_generated_tables_are_those_of_the_code() -> None:
+    generate = generator()
+    assert [path.name for path in generate.stale_pages([README, *DOCS])] == [], "run make docs"
+    text = "\n".join(path.read_text() for path in DOCS)
+    assert set(generate.MARKED.findall(text)) and all(
+        f"<!-- generated: {name} -->" in text for name in generate.TABLES
+    )
+
+
+def test_a_key_without_a_description_fails() -> None:
+    @dataclasses.dataclass
+    class Keys:
+        known: int = dataclasses.field(default=1, metadata={"help": "Known."})
+        unknown: int = 1
+
+    known, unknown = dataclasses.fields(Keys)
+    generate = generator()
+    assert generate.described(Keys, known) == "Known."
+    with pytest.raises(ValueError, match=r"Keys\.unknown has no description"):
+        generate.described(Keys, unknown)
+    with pytest.raises(ValueError, match="a cell is empty"):
+        generate.table(["a", "b"], [["1", ""]])
+
+
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of the headings of a page."""
+    titles = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.S), re.M)
+    plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title) for title in titles)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    dead = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        if link.startswith(("https://", "mailto:")):
+            continue
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            dead.append(link)
+    assert dead == []
+
+
+def test_every_page_opens_with_a_question_and_is_in_the_index() -> None:
+    index = (REPOSITORY / "docs/README.md").read_text()
+    for page in DOCS:
+        if page.name != "README.md":
+            title, answer = page.read_text().split("\n\n")[:2]
+            assert title.startswith("# ") and title.endswith("?"), page.name
+            assert not answer.startswith(("#", "|", "<", "```", "!")), page.name
+            assert f"({page.name})" in index and f"(docs/{page.name})" in README.read_text()
+
+
+def test_versions_agree() -> None:
+    citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())
+    released = re.findall(r"^## (\S+) \((\S+)\)$", (REPOSITORY / "CHANGELOG.md").read_text(), re.M)
+    assert released[0] == (citation["version"], str(citation["date-released"]))
+    assert __version__ == released[0][0] or __version__.endswith(".dev0")
+    workflow = yaml.safe_load((REPOSITORY / ".github/workflows/ci.yml").read_text())
+    assert any(".ci/run" in step.get("run", "") for step in workflow["jobs"]["test"]["steps"])
+
+
+# --------------------------------------------------------------------------------------------------
+# Commands
+# --------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which every page's commands find what they name: recipes, a finished run, data."""
+    folder = tmp_path_factory.mktemp("docs")
+    for name in ("recipes", "accelerate_configs", "docs", "benchmarks", "notebooks"):
+        (folder / name).symlink_to(REPOSITORY / name)
+    words = [*TRAINING, "--num_generations", "4", "--max_completion_length", "24"]
+    done = script("grpo.py", *words, "--output_dir", "runs/grpo_nano", cwd=folder)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return folder
+
+
+@pytest.fixture
+def workplace(finished: Path, tmp_path: Path, packaged: LoadedData) -> Path:
+    """A copy of that folder for one page, with data files by the names that the pages use."""
+    folder = tmp_path / "workplace"
+    shutil.copytree(finished, folder, symlinks=True)
+    rows = [*mixed_rows(packaged.train, 30), *mixed_rows(packaged.heldout, 10)]
+    lines = [join_row(row["prompt"], row["completion"]) for row in rows]
+    (folder / "rows.txt").write_text("\n".join(lines) + "\n")
+    with_values = [
+        {"text": line, "action_values": row["action_values"]}
+        for line, row in zip(lines, rows, strict=True)
+    ]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, with_values)) + "\n")
+    with (folder / "rows.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["text"], *([line] for line in lines)])
+    (folder / "positions.fen").write_text("\n".join(row["fen"] for row in rows) + "\n")
+    (folder / "games.pgn").write_text("1. e4 e5 2. Nf3 Nc6 3. Bb5 a6 *\n\n1. d4 d5 2. c4 e6 *\n")
+    return folder
+
+
+def test_the_commands_of_the_front_page(workplace: Path) -> None:
+    assert follow(README, workplace) >= 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", DOCS, ids=lambda path: path.stem)
+def test_the_commands_of_the_documentation(page: Path, workplace: Path) -> None:
+    follow(page, workplace)
