@@ -75,8 +75,8 @@ class SweepArguments(Checked):
     early_terminate: dict[str, Any] | str | None = setting(
         None,
         "`{type: hyperband, min_iter: 3, eta: 3}`: of the trials that reach evaluation 3 (then 9, "
-        "27, …) one in three continues, by Optuna's successive halving. The evaluation before training counts "
-        "as the first. Results are seen when a checkpoint is saved.",
+        "27, …) one in three continues, by Optuna's successive halving. The evaluation before training "
+        "counts as the first. Results are seen when a checkpoint is saved.",
     )
     command: list[str] | None = setting(
         None, "W&B's format, with `${env}`, `${interpreter}`, `${program}` and `${args}`."

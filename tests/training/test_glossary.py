@@ -28,7 +28,6 @@ from rookworld_rlvr.training.glossary import (
     panels,
 )
 
-from ..conftest import REPOSITORY
 from ..recipes.test_recipes import SMALL, run_apart
 
 
@@ -102,22 +101,6 @@ def test_held_out_metrics_and_rewards_have_their_entries() -> None:
 def test_a_number_of_boards_below_0_is_a_fault() -> None:
     with pytest.raises(ConfigurationError, match="board_rows: -1 is too small; give at least 0"):
         RookWorldGRPOConfig(rewards=[{"name": "environment_exact"}], board_rows=-1, use_cpu=True)
-
-
-def test_readme_s_metrics_are_explained() -> None:
-    """Names of the trainer's log, as the README documents them."""
-    table = (REPOSITORY / "README.md").read_text().split("\n## Metrics\n")[1].split("\n## ")[0]
-    names = []
-    for cell in re.findall(r"^\| (`.*?) \|", table, re.M):
-        first, *others = re.findall(r"`([^`]+)`", cell)
-        stem = first[: first.rindex("/")] if "/" in first else first
-        names += [first, *(name if name[0] not in "/_" else stem + name for name in others)]
-    assert len(names) > 20
-    for name in names:
-        filled = re.sub(r"<\w+>", "policy", name).replace("*", "alone_gap")
-        filled = filled.replace("policy_white", "policy/best_move_white")
-        filled = filled.replace("policy_black", "policy/best_move_black")
-        assert explain(dashboard_key(filled)), name
 
 
 def test_every_number_over_steps_has_one_panel() -> None:
