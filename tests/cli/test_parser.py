@@ -184,7 +184,7 @@ def test_help_is_of_our_keys_and_all_of_it_is_described(capsys: pytest.CaptureFi
         assert ended.value.code == 0
         shown[flag] = capsys.readouterr().out
     lines = shown["--help"].splitlines()
-    assert len(lines) < 300
+    assert len(lines) < 350
     assert "  --rewards" in lines and not [line for line in lines if "--adam_beta1" in line]
     assert "--help_all" in lines[-1] and "--adam_beta1" in shown["--help_all"]
     for line, following in itertools.pairwise(lines):

@@ -115,8 +115,8 @@ def test_a_model_from_scratch_has_no_before(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     card = card_of(tmp_path / "out")
     assert "| held-out metric | n | after | 95% interval |" in card.text
-    assert "from scratch" in card.text and "planted" not in card.text
-    assert "whose data it was trained on" in card.text
+    assert "from scratch" in card.text and "on purpose" not in card.text
+    assert "the licence of rookworld-rlvr and of its data" in card.text
 
 
 def test_a_judge_s_card(tmp_path: Path) -> None:
@@ -178,8 +178,8 @@ def test_what_is_on_the_hub_is_in_the_header_and_no_folder_is_in_the_text(
         hub.models["bob/large"] = {"cardData": {"license": "mit"}}
         card = written(tmp_path / "a", packaged, base="bob/large", dataset="bob/rows")
         assert card.data.base_model == "bob/large" and card.data.datasets == ["bob/rows"]
-        assert card.data.license == "mit" and "`mit`, the base model's." in card.text
-        assert "planted" not in card.text
+        assert card.data.license == "mit" and "`mit`, the licence of the base model." in card.text
+        assert "on purpose" not in card.text
         other = written(tmp_path / "b", packaged, base="bob/other", dataset="/home/ann/rows.jsonl")
     assert other.data.license is None and "base model's licence holds" in other.text
     assert other.data.datasets is None and "the file `rows.jsonl`" in other.text

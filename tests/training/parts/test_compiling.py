@@ -93,8 +93,14 @@ def numbers(trainer: Any, name: str) -> list[float]:
     ("options", "fault"),
     [
         ({"shape_buckets": [64, 0]}, "shape_buckets: 0 is too small; give at least 1"),
-        ({"shape_buckets": [64, 32]}, "shape_buckets: [64, 32] is not in ascending order"),
-        ({"shape_buckets": [64, 64]}, "shape_buckets: [64, 64] is not in ascending order"),
+        (
+            {"shape_buckets": [64, 32]},
+            "shape_buckets: [64, 32] is not in ascending order; sort it, each length once",
+        ),
+        (
+            {"shape_buckets": [64, 64]},
+            "shape_buckets: [64, 64] is not in ascending order; sort it, each length once",
+        ),
         ({"compile_warmup_steps": 0}, "compile_warmup_steps: 0 is too small; give at least 1"),
     ],
 )

@@ -153,7 +153,7 @@ def test_an_epoch_that_ends_within_a_step_counts_it_as_one() -> None:
 
 def test_a_task_with_a_share_has_rows() -> None:
     mixture = phases(task_mixture={"policy": 0.5, "environment": 0.5})
-    with pytest.raises(RookWorldError, match=r"no policy rows .* share of 0.5: give such rows"):
+    with pytest.raises(RookWorldError, match=r"no policy rows .* share of 0.5; add such rows"):
         sampler(rows(30, 0), phases=mixture)
     with pytest.raises(RookWorldError, match="the column `task`"):
         sampler(rows().remove_columns("task"), phases=mixture)
