@@ -1,4 +1,4 @@
-"""Plain English: no message, docstring or template of the package, and no recipe, is a riddle."""
+"""Plain English: no message, docstring, template, recipe or page of documentation is a riddle."""
 
 import ast
 import re
@@ -8,14 +8,14 @@ from pathlib import Path
 from .conftest import REPOSITORY
 
 COMPARED = "longer|more|less|fewer|further|faster|slower|better|worse|larger|smaller|different"
-FINE = rf"[Tt]here (is|are) no\b|(is|are) no ({COMPARED}|way|need)\b"
+FINE = rf"[Tt]here (is|are) (no|none)\b|(is|are) no ({COMPARED}|way|need)\b"
 RIDDLE = (
     r"(is|are) (none|no \w+)\b|stands? (twice|once|there|in)\b|can(not| not)? be had\b"
     r"|could not be had\b|what is no\b|Most tokens of\b"
 )
 FOUND = re.compile(rf"\b(?P<fine>{FINE})|\b(?P<riddle>{RIDDLE})".replace(" ", r"[\s#]+"))
 JINJA = re.compile(r"{[%{#].*?[%}#]}", re.S)
-ROOMS = REPOSITORY / "rookworld_rlvr", REPOSITORY / "recipes"
+ROOMS = [REPOSITORY / name for name in ("rookworld_rlvr", "recipes", "docs")]
 ENDS = {"*.py", "*.yaml", "*.j2", "*.md"}
 
 
