@@ -43,6 +43,7 @@ from rookworld_rlvr.training.health.rules import HealthArguments
 from rookworld_rlvr.training.hub import create_repository, push
 from rookworld_rlvr.training.interrupt import StopOnInterrupt
 from rookworld_rlvr.training.model_card import Run, write_grpo_card
+from rookworld_rlvr.training.parts.prompt_sampler import check_rows
 from rookworld_rlvr.training.progress import ShortProgressCallback
 from rookworld_rlvr.training.results import before_after_table, write_results
 from rookworld_rlvr.training.run_folder import (
@@ -100,6 +101,9 @@ def main(argv: Sequence[str]) -> None:
         data = load_data(data_args, quarantine if state.is_main_process else None)
     state.print("\n".join(data.report.lines()))
     require_truth(data, data_args.tasks, label_args.labels)
+    check_rows(
+        len(data.train), training_args.generation_batch_size // training_args.num_generations
+    )
     truth = PolicyTruth.open(label_args, *data.policy_rows())
     with state.local_main_process_first():  # the other processes find the values in the cache
         data = label_heldout(data, truth)

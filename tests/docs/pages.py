@@ -8,6 +8,7 @@ import os
 import re
 import runpy
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,6 +94,17 @@ def run(words: list[str], folder: Path) -> bool:
     if command == "recipes" or command.startswith("-"):
         with contextlib.chdir(folder):
             assert main.recipes(given) if command == "recipes" else main.usage()
+        return True
+    if command == "uci":  # an engine ends its process
+        done = subprocess.run(
+            [sys.executable, "-m", main.MODULES[command], *given],
+            input="uci\nquit\n",
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0 and "uciok" in done.stdout, words
         return True
     if command in main.MODULES:
         return run_module(main.MODULES[command], given, folder)

@@ -172,6 +172,10 @@ def test_a_dry_run_loads_no_model_and_leaves_nothing(tmp_path: Path) -> None:
     [
         (("--max_completion_length", "250"), "256 positions"),
         (("--labels", "engine", "--engine_path", "/nowhere/fish"), "no program '/nowhere/fish'"),
+        (
+            ("--max_rows", "300", "--per_device_train_batch_size", "4096"),
+            "do not fill one generation",
+        ),
     ],
 )
 def test_bad_input_is_refused(

@@ -41,6 +41,19 @@ _STREAM, _BATCH, _EXTRA = range(3)  # parts of seeds, so that no two draws share
 Rows = NDArray[np.int32]
 
 
+def check_rows(rows: int, prompts: int) -> None:
+    """Refuse a training set that is smaller than one generation batch: nothing would be trained.
+
+    Raises:
+        RookWorldError: So many rows do not fill a batch of so many prompts.
+    """
+    if rows < prompts:
+        raise RookWorldError(
+            f"{rows} rows to train on do not fill one generation batch of {prompts} prompts; give more "
+            "rows, or a smaller per_device_train_batch_size"
+        )
+
+
 class PromptSampler(Sampler[int]):
     """Draws rows for generation batches, in the layout of `trl.trainer.utils.RepeatSampler`.
 
@@ -90,11 +103,7 @@ class PromptSampler(Sampler[int]):
         self.shuffle = shuffle
         self.epoch = 0
         self.batches_per_epoch = len(rows) // batch_size
-        if not self.batches_per_epoch:
-            raise RookWorldError(
-                f"{len(rows)} rows to train on do not fill one generation batch of {batch_size} "
-                "prompts; give more rows, or a smaller generation_batch_size"
-            )
+        check_rows(len(rows), batch_size)
         self.steps_per_epoch = math.ceil(self.batches_per_epoch * self.steps_per_batch)
         self._rows = rows
         self._pools: dict[str, Rows] = {_ALL: np.arange(len(rows), dtype=np.int32)}
