@@ -272,7 +272,9 @@ def raw_rows(
         for number, row in enumerate(rows):
             if not number:
                 _check_columns(name, row, text_column)
-            yield row if text_column == "text" else {**row, "text": row.get(text_column)}
+            if text_column != "text":
+                row = {**row, "text": row.get(text_column), text_column: None}
+            yield row
 
 
 def _check_columns(name: str, row: Mapping[str, Any], text_column: str) -> None:
@@ -284,12 +286,19 @@ def _check_columns(name: str, row: Mapping[str, Any], text_column: str) -> None:
     )
 
 
-def raw_dataset(name: str, split: str = "train", max_rows: int | None = None) -> Dataset:
+def raw_dataset(
+    name: str, split: str = "train", max_rows: int | None = None, text_column: str = "text"
+) -> Dataset:
     """The same rows as a memory-mapped data set; rows are copied only if they are streamed."""
     if max_rows is not None and dataset_file(name) is None:
-        return Dataset.from_list(list(raw_rows(name, split, max_rows)))
+        return Dataset.from_list(list(raw_rows(name, split, max_rows, text_column)))
     with _loading(name):
         rows: Dataset = _open_dataset(name, split, streaming=False)
+    if len(rows):
+        _check_columns(name, dict.fromkeys(rows.column_names), text_column)
+        if text_column != "text":
+            others = [column for column in rows.column_names if column != "text"]
+            rows = rows.select_columns(others).rename_column(text_column, "text")
     return rows.select(range(len(rows))[:max_rows])
 
 

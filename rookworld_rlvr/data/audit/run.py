@@ -39,11 +39,16 @@ class AuditArguments(Checked):
 
     dataset_name: str = setting(
         "",
-        "Data set to audit: a packaged name, a Hub id, or a JSONL, Parquet, CSV or text file of "
-        "RookWorld rows.",
+        "Data set to audit: a packaged name, a Hub id, or a file of RookWorld rows, prompts, FENs, EPDs "
+        "or PGN games. A position counts as a policy prompt without an answer.",
         filled=True,
         check=check_dataset_name,
         remedy="give a Hub id, a file or a packaged name",
+    )
+    text_column: str = setting(
+        "text",
+        "Column of dataset_name that holds the rows; evaluation sets hold theirs in `text`.",
+        filled=True,
     )
     dataset_splits: list[str] = setting(
         ["train"],
@@ -95,7 +100,7 @@ def audit(args: AuditArguments, labeller: Labeller | None = None) -> dict[str, A
     splits = {}
     for split in args.dataset_splits:
         splits[split] = RowHashes()
-        for row in _read(args.dataset_name, split, args.max_rows):
+        for row in _read(args.dataset_name, split, args.max_rows, args.text_column):
             counts.add(row)
             splits[split].add(row)
     engine = _ask_engine(counts, labeller) if labeller else None
@@ -103,6 +108,7 @@ def audit(args: AuditArguments, labeller: Labeller | None = None) -> dict[str, A
         "audit_version": AUDIT_VERSION,
         "dataset_name": args.dataset_name,
         "splits": args.dataset_splits,
+        "text_column": args.text_column,
         "max_rows": args.max_rows,
         "rows": counts.rows_result(),
         POLICY.name: counts.policy_result() | {"engine": engine},
@@ -119,8 +125,10 @@ def audit(args: AuditArguments, labeller: Labeller | None = None) -> dict[str, A
     }
 
 
-def _read(name: str, split: str, max_rows: int | None = None) -> Iterator[Row | Malformed]:
-    rows = parse_rows(raw_rows(name, split, max_rows))
+def _read(
+    name: str, split: str, max_rows: int | None = None, text_column: str = "text"
+) -> Iterator[Row | Malformed]:
+    rows = parse_rows(raw_rows(name, split, max_rows, text_column), tasks=[POLICY.name])
     return shown(rows, f"reading {name}, {split}")
 
 

@@ -124,20 +124,20 @@ def advice(result: Part) -> list[str]:
         return [f"  {_filled(_TEXT['nothing'], result['rows'])}"]
     if mending or "unlabelled" in found:
         repairs = [name for name in REPAIRS if name in mending]
-        commands = repair_commands(result["dataset_name"], result["splits"], repairs)
+        commands = repair_commands(result, repairs)
         lines += ["", *(f"  {command}" for command in commands)]
         lines.append("  (max_rows and, unless given here, output_file come from the recipe)")
     return lines
 
 
-def repair_commands(
-    dataset_name: str, splits: Sequence[str], repairs: Sequence[str]
-) -> Iterator[str]:
+def repair_commands(result: Part, repairs: Sequence[str]) -> Iterator[str]:
     """The commands that label and repair, one a split."""
-    words = ["python", "recipes/prepare_data.py", "--config", "recipes/prepare_policy.yaml"]
-    for split in splits:
-        options = ["--dataset_name", dataset_name]
-        if list(splits) != ["train"]:
+    words = ["rookworld", "prepare", "--config", "recipes/prepare_policy.yaml"]
+    for split in result["splits"]:
+        options = ["--dataset_name", result["dataset_name"]]
+        if result["text_column"] != "text":
+            options += ["--text_column", result["text_column"]]
+        if list(result["splits"]) != ["train"]:
             options += ["--dataset_split", split, "--output_file", f"data/{split}_labelled.parquet"]
         options += ["--repairs", *repairs] if repairs else []
         yield shlex.join([*words, *options])

@@ -12,6 +12,7 @@ from ...common.progress import Progress
 from ...common.settings import setting, with_default
 from ...engine.truth import LabelArguments, LabelSource
 from ...tasks import rules
+from ...tasks.environment import ENVIRONMENT
 from ...tasks.policy import POLICY, write_policy_prompt
 from ...tasks.rules import PHASES
 from ...tasks.types import EnvironmentPrompt, PolicyPrompt
@@ -39,9 +40,18 @@ class PrepareArguments(SourceArguments):
 
     dataset_name: str = setting(
         "",
-        "Data to label and repair: a packaged name, a Hub id, or a JSONL, Parquet, CSV or text file of "
-        "RookWorld rows or prompts. Leave it out to make synthetic rows only.",
+        "Data to label and repair: a packaged name, a Hub id, or a file of RookWorld rows, prompts, "
+        "FENs, EPDs or PGN games. Leave it out to make synthetic rows only.",
         check=check_dataset_name,
+    )
+    tasks: list[str] = setting(
+        [POLICY.name],
+        "What to ask about each position of a FEN, EPD or PGN file: policy, an analysis; environment, "
+        "what a move leads to. Rows and prompts keep the task that they have.",
+        among=(POLICY.name, ENVIRONMENT.name),
+        of="task for positions",
+        filled=True,
+        once=True,
     )
     output_file: str = setting("", "Parquet file to write.", check=_parquet_faults)
     synthetic_policy_rows: int = setting(

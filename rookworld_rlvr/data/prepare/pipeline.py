@@ -31,7 +31,6 @@ from ..sources import (
     Malformed,
     Row,
     dataset_file,
-    parse_row,
     parse_rows,
     quarantine,
     raw_dataset,
@@ -46,6 +45,9 @@ _DEATHS = 5  # of workers that are replaced before the run gives up
 
 
 _BATCH = 8  # positions that a worker takes at once
+
+
+_PARSED = Features({**FEATURES, "malformed": Value("int64")})  # the index of a malformed raw row
 
 
 _FINISHED = Features(
@@ -102,7 +104,7 @@ def read_rows(
     """
     parts = []
     if args.dataset_name:
-        raw = raw_dataset(args.dataset_name, args.dataset_split, args.max_rows)
+        raw = raw_dataset(args.dataset_name, args.dataset_split, args.max_rows, args.text_column)
         first, last = _bounds(len(raw), *shard)
         parts.append(_parse(raw.select(range(first, last)), first, args, report, quarantine_file))
     made = list(made_rows(args))
@@ -128,23 +130,28 @@ def _bounds(count: int, index: int, shards: int) -> tuple[int, int]:
 def _parse(
     raw: Dataset, first: int, args: PrepareArguments, report: PrepareReport, path: Path
 ) -> Dataset:
-    rows = _map(raw, _parse_batch, FEATURES, args.num_proc, "Parsing rows")
+    rows = _map(raw, _parse_batch, _PARSED, args.num_proc, "Parsing rows", True, tasks=args.tasks)
     good = [index for index, task in enumerate(rows["task"]) if task is not None]
-    others = sorted(set(range(len(rows))).difference(good))
-    again = (row for index in others for row in parse_rows([raw[index]], first + index + 1))
+    others = sorted({index for index in rows["malformed"] if index is not None})
+    again = (
+        row for index in others for row in parse_rows([raw[index]], first + index + 1, args.tasks)
+    )
     malformed = [row for row in again if isinstance(row, Malformed)]
     read = len(good) + len(malformed)
     report.rows["read"] += read
     report.rows["quarantined"] += len(malformed)
     quarantine(malformed, read, args, path)
-    return rows.select(good)
+    return rows.select(good).select_columns(list(FEATURES))
 
 
-def _parse_batch(batch: pa.Table) -> pa.Table:
-    """Parsed rows; a malformed one comes out empty. These are few, and are read again for the reason."""
-    parsed = (parse_row(0, raw) for raw in batch.to_pylist())
-    rows = [{} if isinstance(row, Malformed) else row for row in parsed]
-    return pa.Table.from_pylist(rows, FEATURES.arrow_schema)
+def _parse_batch(batch: pa.Table, indices: Sequence[int], tasks: Sequence[str]) -> pa.Table:
+    """Parsed rows; of a malformed one only the index: it is read again for the reason."""
+    rows = [
+        {"malformed": index} if isinstance(row, Malformed) else row
+        for index, raw in zip(indices, batch.to_pylist(), strict=True)
+        for row in parse_rows([raw], tasks=tasks)
+    ]
+    return pa.Table.from_pylist(rows, _PARSED.arrow_schema)
 
 
 def _map(
@@ -153,6 +160,7 @@ def _map(
     features: Features,
     num_proc: int,
     title: str,
+    with_indices: bool = False,
     **fn_kwargs: Any,
 ) -> Dataset:
     """Map batches of rows to other columns; without rows `Dataset.map` would give no columns."""
@@ -160,6 +168,7 @@ def _map(
         return Dataset.from_dict({name: [] for name in features}, features=features)
     mapped = rows.with_format("arrow").map(
         function,
+        with_indices=with_indices,
         batched=True,
         remove_columns=rows.column_names,
         features=features,
@@ -281,7 +290,7 @@ def finish_rows(
         source: Of `value_positions`.
         report: Counted into.
     """
-    options = {"repairs": args.repairs, "args": label_args, "source": source}
+    options: dict[str, Any] = {"repairs": args.repairs, "args": label_args, "source": source}
     finished = _map(rows, _finish_batch, _FINISHED, args.num_proc, "Writing answers", **options)
     for column, counts in (("done", report.repaired), ("refused", report.not_repairable)):
         counts.update(name for names in finished[column] for name in names)

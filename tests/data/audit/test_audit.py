@@ -103,7 +103,7 @@ def splits(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     """Rows by split of a data set on a Hub that is not asked."""
     content: dict[str, list[str]] = {}
 
-    def raw_rows(name: str, split: str, max_rows: int | None) -> Iterator[Row]:
+    def raw_rows(name: str, split: str, max_rows: int | None, column: str) -> Iterator[Row]:
         return iter([{"text": text} for text in content[split]][:max_rows])
 
     monkeypatch.setattr(audit_module, "raw_rows", raw_rows)
@@ -124,7 +124,7 @@ def test_rows_are_counted_by_task_and_side_and_the_malformed_by_reason(audited: 
     assert result["rows"]["black"] == {"environment": 1, "policy": 1, "fill_in": 0}
     assert result["rows"]["malformed"] == counted(3, 1 / 3)
     assert list(result["rows"]["malformed_reasons"].items()) == [
-        ("fewer than seven fields in the environment row", 2),
+        ("neither a RookWorld row, a FEN nor an EPD", 2),
         ("no section 'M:' in the policy row", 1),
     ]
     assert (result["policy"]["rows"], result["environment"]["rows"]) == (3, 3)
@@ -151,6 +151,31 @@ def test_fill_in_rows_are_counted_by_field_and_the_corrupted_as_malformed(audite
         "fields": {field: counted(rows, rows / 2) for field, rows in fields.items()},
     }
     assert re.search(r"^Fill in$.*^ +action +1 +50\.0%$", table(result), re.M | re.S)
+
+
+def test_positions_are_policy_prompts_without_an_answer(tmp_path: Path) -> None:
+    fens, games = tmp_path / "positions.fen", tmp_path / "games.pgn"
+    fens.write_text(f"{START}\n{AFTER_E4}\n")
+    games.write_text("1. e4 e5 *\n")
+    result = audit(AuditArguments(dataset_name=str(games), evaluation_names=[str(fens)]))
+    assert result["rows"]["malformed"] == counted(0, 0.0)
+    assert result["policy"]["without_answer"] == counted(2, 1.0)
+    assert result["overlap"]["evaluation"][0]["positions"] == 2
+    assert "2 policy rows without action_values" in advice_text(result)
+
+
+def test_rows_may_be_in_another_column(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"line": row, "text": "x"}) + "\n" for row in (E4, E4)))
+    name = str(path)
+    other = rows_file(tmp_path / "other.jsonl", [E4])
+    arguments = {"dataset_name": name, "evaluation_names": [other], "text_column": "line"}
+    result = audit(AuditArguments(**arguments))
+    assert result["rows"]["malformed"] == counted(0, 0.0)
+    assert result["overlap"]["evaluation"][0]["positions"] == 1  # read from its column text
+    assert f"--dataset_name {name} --text_column line --repairs duplicates" in advice_text(result)
+    with pytest.raises(RookWorldError, match=r"no column 'lien' in .*found: line, text"):
+        audit(AuditArguments(dataset_name=name, text_column="lien"))
 
 
 def test_max_rows_reads_the_first(audited: Any) -> None:
@@ -650,6 +675,7 @@ def pinned_keys() -> list[str]:
         "audit_version",
         "dataset_name",
         "splits",
+        "text_column",
         "max_rows",
         "rows.read",
         *each("rows", "malformed"),
@@ -881,7 +907,7 @@ def test_the_black_bug_is_named_with_its_share_and_remedy(audited: Any) -> None:
     assert "61 policy rows without action_values" in text
     name = result["dataset_name"]
     assert text.splitlines()[-2] == (
-        "  python recipes/prepare_data.py --config recipes/prepare_policy.yaml "
+        "  rookworld prepare --config recipes/prepare_policy.yaml "
         f"--dataset_name {name} --repairs best_move"
     )
 
@@ -959,7 +985,7 @@ def test_overlaps_and_splits_are_named(splits: dict[str, list[str]]) -> None:
         "train and test share 1 position: evaluate only on the rest of test (leave 1 row out), or do "
         "not train on 2 rows of train"
     ) in text
-    commands = [line for line in text.splitlines() if "prepare_data.py" in line]
+    commands = [line for line in text.splitlines() if "rookworld prepare" in line]
     assert [command.split("--dataset_split ")[1] for command in commands] == [
         "train --output_file data/train_labelled.parquet --repairs duplicates",
         "test --output_file data/test_labelled.parquet --repairs duplicates",

@@ -153,6 +153,34 @@ def test_malformed_rows_are_kept_apart_with_their_reasons(tmp_path: Path) -> Non
         prepare(tmp_path, lines)
 
 
+@pytest.mark.parametrize("num_proc", [1, 2])
+def test_positions_and_games_are_labelled(num_proc: int, tmp_path: Path) -> None:
+    games = tmp_path / "games.pgn"
+    games.write_text("1. f3 e5 2. g4 Qh4# *\n\n1. Ke3 *\n")
+    options: dict[str, Any] = {"num_proc": num_proc, "max_quarantined_share": 0.5}
+    rows, report, _ = prepare(tmp_path, [], dataset_name=str(games), **options)
+    assert [row["text"][:2] for row in rows] == ["P:"] * 4
+    assert all(row["action_values"] and " B: " in row["text"] for row in rows)
+    assert report.rows["quarantined"] == 1
+    (kept,) = (tmp_path / "quarantine.jsonl").read_text().splitlines()
+    assert json.loads(kept)["row"] == 5
+    options["tasks"] = ["policy", "environment"]
+    rows, _, _ = prepare(tmp_path, [], dataset_name=str(games), **options)
+    assert [row["text"][:2] for row in rows] == ["P:", "A:"] * 4
+
+
+def test_rows_may_be_in_another_column(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    fen = MATE.split(" M:")[0].removeprefix("P: ")
+    lines = [{"line": text, "text": "a note"} for text in (MATE, ENVIRONMENT, fen)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for more in ({}, {"max_rows": 3}):
+        rows, _, _ = prepare(tmp_path, [], dataset_name=str(path), text_column="line", **more)
+        assert [row["text"][0] for row in rows] == ["P", "A", "P"]
+    with pytest.raises(RookWorldError, match=r"no column 'lien' in .*found: line, text"):
+        prepare(tmp_path, [], dataset_name=str(path), text_column="lien")
+
+
 def test_openings_are_made_with_answers_by_the_engine(tmp_path: Path) -> None:
     rows, report, note = prepare(
         tmp_path,
