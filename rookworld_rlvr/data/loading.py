@@ -302,7 +302,7 @@ def require_answers(data: LoadedData) -> None:
         counts = " and ".join(f"{count} {task}" for task, count in without.items())
         raise RookWorldError(
             f"{counts} rows are prompts without an answer, which supervised training cannot learn "
-            "from: label them first (recipes/prepare_data.py), or leave their task out of `tasks`"
+            "from: label them first (rookworld prepare), or leave their task out of `tasks`"
         )
 
 
@@ -327,7 +327,7 @@ def require_truth(data: LoadedData, tasks: Sequence[str], labels: str = "stored"
     if data.report.unlabelled and labels == "stored":
         raise RookWorldError(
             f"{data.report.unlabelled} policy rows have no `action_values`, so no policy reward could "
-            "score them. Label them (recipes/prepare_data.py), ask an engine during training (labels: "
+            "score them. Label them (rookworld prepare), ask an engine during training (labels: "
             "stored_or_engine), or set tasks: [environment]"
         )
 

@@ -62,10 +62,9 @@ def _is_run(path: Path) -> bool:
 def _how_to_make(path: Path) -> str:
     if not _is_run(path) or not (_RECIPES / f"{path.name}.yaml").is_file():
         return ""
-    script = path.name.split("_")[0].replace("judge", "train_judge")
+    command = path.name.split("_")[0]
     return (
-        f"; a recipe of that name makes it: accelerate launch recipes/{script}.py --config "
-        f"recipes/{path.name}.yaml"
+        f"; a recipe of that name makes it: rookworld {command} --config recipes/{path.name}.yaml"
     )
 
 

@@ -265,7 +265,7 @@ def test_rows_without_values_are_counted_and_need_an_engine(tmp_path: Path) -> N
     assert data.policy_rows() == (31, 30)
     with pytest.raises(RookWorldError) as caught:
         require_truth(data, ["policy"])
-    for words in ("30 policy rows", "recipes/prepare_data.py", "stored_or_engine", "tasks"):
+    for words in ("30 policy rows", "rookworld prepare", "stored_or_engine", "tasks"):
         assert words in str(caught.value)
     with pytest.raises(RookWorldError, match="30 policy rows"):
         require_truth(data, ["policy"], labels="stored")

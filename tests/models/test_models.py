@@ -47,7 +47,7 @@ class TestPackagedModel:
         (fault,) = loading.check_model_name("runs/sft_fill_in")
         assert fault == (
             "model_name_or_path: no model in 'runs/sft_fill_in'; a recipe of that name makes it: "
-            "accelerate launch recipes/sft.py --config recipes/sft_fill_in.yaml"
+            "rookworld sft --config recipes/sft_fill_in.yaml"
         )
         assert loading.check_model_name("jrahn/grpo_model") == []
 

@@ -90,7 +90,7 @@ class PolicySuite(Suite[Values]):
         if not known:
             raise SuiteUnavailableError(
                 f"no held-out policy row of {dataset_name!r} has action_values; label it with "
-                "recipes/prepare_data.py"
+                "rookworld prepare"
             )
         sources = {values_line(dataset_file(name)) or "unknown" for name in names}
         notes: dict[str, Any] = {"values": sorted(sources)}

@@ -127,7 +127,7 @@ def read_run(folder: Path, name: str) -> RunRecord:
     if not config.is_file():
         kind = f"has no {RESOLVED_CONFIG}" if folder.is_dir() else "is not a folder"
         raise RookWorldError(
-            f"run: {str(folder)!r} {kind}; give the output_dir of a run of recipes/grpo.py"
+            f"run: {str(folder)!r} {kind}; give the output_dir of a run of rookworld grpo"
         )
     try:
         values = yaml.safe_load(config.read_text(encoding="utf-8"))
