@@ -141,11 +141,18 @@ def check_lengths(
     """Refuse completions that could need more positions than the model has.
 
     Raises:
-        RookWorldError: The longest prompt and `max_new_tokens` need more positions than it has.
+        RookWorldError: The longest prompt and `max_new_tokens` need more positions than it has, or the
+            prompt alone leaves none.
     """
     config = model.config  # the second name is that of Llama, Qwen2 and most others
     positions = getattr(config, "n_positions", getattr(config, "max_position_embeddings", None))
     longest = max(map(len, tokenizer(prompts)["input_ids"]))
+    if positions is not None and longest >= positions:
+        raise RookWorldError(
+            f"a prompt has {longest} tokens, which leaves no room for an answer in the model's "
+            f"{positions} positions; leave out rows with such long prompts, or give a model with more "
+            "positions"
+        )
     if positions is not None and longest + max_new_tokens > positions:
         raise RookWorldError(
             f"max_completion_length: {max_new_tokens} after a prompt of {longest} tokens needs more "

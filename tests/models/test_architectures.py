@@ -134,6 +134,12 @@ def test_a_table_of_positions_by_another_name_is_seen(tokenizer: PreTrainedToken
         check_lengths(tiny("llama", tokenizer), tokenizer, ["P: 8"], 300)
 
 
+def test_a_prompt_that_fills_all_positions_is_named(tokenizer: PreTrainedTokenizerBase) -> None:
+    with pytest.raises(RookWorldError, match="leave out rows with such long prompts") as caught:
+        check_lengths(tiny("llama", tokenizer), tokenizer, ["8" * 400], 10)
+    assert "give at most" not in str(caught.value)
+
+
 def test_a_model_that_writes_no_continuation_is_refused(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
