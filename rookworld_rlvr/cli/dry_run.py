@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
+
+from transformers import TrainerState
 
 from ..data.loading import LoadedData
 from ..engine.truth import PolicyTruth
@@ -19,6 +23,11 @@ def dry_run_text(
 ) -> str:
     """The counts of the data, and for each task three rows with a right and a broken answer, scored."""
     funcs = get_reward_funcs(specs, truth)
+    with asyncio.Runner() as runner:  # one event loop for all rewards, as in training
+        return "\n".join(_lines(data, funcs, runner))
+
+
+def _lines(data: LoadedData, funcs: Sequence[RewardFunc], runner: asyncio.Runner) -> list[str]:
     lines = [*data.report.lines()]
     for name, task in TASKS.items():
         rows = (row for row in data.train if row["task"] == name)
@@ -29,15 +38,23 @@ def dry_run_text(
                 continue
             for kind, text in (("reference", task.reference(row)), ("broken", task.broken(row))):
                 lines.append(f"  {kind:<9} {text!r}")
-                lines.append(f"            {_rewards(row, text, funcs)}")
-    return "\n".join(lines)
+                lines.append(f"            {_rewards(row, text, funcs, runner)}")
+    return lines
 
 
-def _rewards(row: Mapping[str, Any], text: str, funcs: Sequence[RewardFunc]) -> str:
+def _rewards(
+    row: Mapping[str, Any], text: str, funcs: Sequence[RewardFunc], runner: asyncio.Runner
+) -> str:
     columns = {key: [row[key]] for key in row if key not in ("prompt", "completion")}
+    of_trainer = {  # what TRL passes in training; `completion_ids` would need a tokenizer
+        "trainer_state": TrainerState(),
+        "log_metric": lambda name, value: None,
+        "log_extra": lambda column, values: None,
+    }
     parts = []
     for func in funcs:
-        number = func(prompts=[row["prompt"]], completions=[text], **columns)[0]
+        found = func(prompts=[row["prompt"]], completions=[text], **columns, **of_trainer)
+        number = (runner.run(found) if inspect.iscoroutine(found) else found)[0]
         if number is not None:
             parts.append(f"{func.__name__} {number:.3f}")
     return "  ".join(parts) or "no reward applies"

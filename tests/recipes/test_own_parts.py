@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from rookworld_rlvr.cli.dry_run import dry_run_text
 from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.data.loading import DataArguments, load_data
 from rookworld_rlvr.evaluation import registry as suites
 from rookworld_rlvr.rewards.registry import check_reward_specs, get_reward_funcs
 from rookworld_rlvr.tasks import rules
@@ -33,6 +35,12 @@ def short(completions, length=20, **columns):
 
 async def slow(prompts, completions, **columns):
     return [0.5 for _ in prompts]
+
+
+async def logging(completions, trainer_state, log_metric, log_extra, **columns):
+    log_metric("length", len(completions[0]))
+    log_extra("length", [len(text) for text in completions])
+    return [0.25 if trainer_state.global_step == 0 else 0.75 for _ in completions]
 
 
 def fussy(text):
@@ -175,6 +183,13 @@ def test_arrays_are_taken_and_infinity_is_not() -> None:
     assert ones(prompts=[ENVIRONMENT], completions=["a"]) == [1.0]
     with pytest.raises(RookWorldError, match="an infinite number"):
         inf(prompts=[ENVIRONMENT], completions=["a"])
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_dry_run_calls_rewards_as_training_does() -> None:
+    data = load_data(DataArguments(dataset_name="", synthetic_rows=60, tasks=["environment"]))
+    text = dry_run_text(data, [{"name": "my_rewards.py:slow"}, {"name": "my_rewards.py:logging"}])
+    assert "slow 0.500  logging 0.250" in text
 
 
 def test_a_file_that_cannot_be_run_is_named_with_its_line(folder: Path) -> None:
