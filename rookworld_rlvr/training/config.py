@@ -190,7 +190,10 @@ class TrainingDefaults:
         try:
             super().__post_init__()  # type: ignore[misc]
         except ValueError as error:
-            faults.append(" ".join(str(error).split()))
+            said = " ".join(str(error).split())
+            if "doesn't support bf16/gpu" in said:  # transformers names no key
+                said = "bf16: no GPU that supports bf16 was found; give --bf16 false"
+            faults.append(said)
         else:
             faults += self.settled_faults()
         if faults:

@@ -132,6 +132,14 @@ class TestFaults:
         for word in words:
             assert word in found[0]
 
+    @pytest.mark.parametrize("bf16", [True, None], ids=["given", "by default"])
+    def test_bf16_without_a_gpu(
+        self, bf16: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: False)
+        (fault,) = faults_of(tmp_path, {**GOOD, "use_cpu": False, "bf16": bf16})
+        assert fault == "bf16: no GPU that supports bf16 was found; give --bf16 false"
+
     def test_all_at_once(self, tmp_path: Path) -> None:
         recipe = {**GOOD, "learning_rat": 1, "heldout_share": 7, "rewards": [{"name": "nope"}]}
         found = faults_of(tmp_path, recipe, "--max_steps", "many", "--no_such_key", "1")
