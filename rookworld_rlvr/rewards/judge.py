@@ -195,7 +195,7 @@ def load_judge(spec: JudgeSpec) -> Judge:
             reason = " ".join(reason.split())[:300]
         raise RookWorldError(
             f"rewards: {spec.name} could not be loaded from {spec.model!r}: {reason}; give a sequence "
-            "classifier with one score, such as recipes/train_judge.py trains"
+            "classifier with one score, such as rookworld judge trains"
         ) from error
     fuse_gelu(network)
     network.to(PartialState().device)

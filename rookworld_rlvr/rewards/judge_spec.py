@@ -22,7 +22,7 @@ class JudgeSpec:
         MISSING,
         "Folder or Hub id of a sequence classifier with one score.",
         filled=True,
-        remedy="give a folder (recipes/train_judge.py) or Hub id",
+        remedy="give a folder (rookworld judge makes one) or a Hub id",
     )
     tokenizer: str | None = setting(
         None,

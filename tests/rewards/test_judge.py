@@ -396,7 +396,7 @@ def test_what_is_no_judge_is_refused_with_what_was_found(
         (narrow, "has ids up to 1023, but the model embeds only 500 tokens"),
         (str(tmp_path / "nothing"), "neither packaged"),
         (str(tmp_path / "empty"), "no model in"),
-        ("runs/judge_nano", "recipes/train_judge.py"),
+        ("runs/judge_nano", "rookworld judge"),
     ):
         with pytest.raises(
             RookWorldError, match="rewards: judge_a could not be loaded from"
