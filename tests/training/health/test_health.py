@@ -211,7 +211,7 @@ def test_one_task_forgotten_while_another_trains() -> None:
         "environment from 0.900 at step 1 to 0.800 while policy went from 0.200 to 0.300, over 5%"
         in finding.message
     )
-    assert "environment_share" in finding.remedy_keys
+    assert "task_shares" in finding.remedy_keys
     assert observe([evaluation(0.9, 0.2), *REWARDS_UP, evaluation(0.9, 0.3)]) == []
     both = observe([evaluation(0.9, 0.3), *REWARDS_UP, evaluation(0.8, 0.2)])
     assert [found.rule for found in both] == ["reward_up_heldout_down"], "nothing is being learnt"
@@ -242,7 +242,7 @@ def test_a_tasks_training_reward_that_falls_while_anothers_does_not() -> None:
     assert (
         "environment, from 1 up to step 10 to 0.6, has fallen by 40%, over 25%" in finding.message
     )
-    assert "environment_share" in finding.remedy_keys
+    assert "task_shares" in finding.remedy_keys
     assert observe(logs([1.0] * 20, [0.5] * 20)) == []
     assert observe(logs([1.0] * 10 + [0.6] * 10, [0.5] * 10 + [0.3] * 10)) == []
 
