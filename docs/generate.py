@@ -19,7 +19,8 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from trl import GRPOTrainer
+import yaml
+from trl import GRPOConfig, GRPOTrainer, ModelConfig
 
 from rookworld_rlvr.cli.main import SCRIPTS, first_comment
 from rookworld_rlvr.common.settings import BOUNDS, Bounds, kinds
@@ -27,6 +28,7 @@ from rookworld_rlvr.diagnosis.findings import RULES as FINDINGS
 from rookworld_rlvr.evaluation.registry import SUITES
 from rookworld_rlvr.rewards.registry import known_rewards
 from rookworld_rlvr.tasks.registry import TASKS
+from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.glossary import GLOSSARY, SECTIONS
 from rookworld_rlvr.training.health.rules import RULES
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
@@ -92,10 +94,49 @@ def keys() -> str:
             for item in own
         ]
         sections.append(
-            f"## {owner.__name__}\n\n{summary(owner)}\n\nTaken by {listed(commands)}.\n\n"
+            f"### {owner.__name__}\n\n{summary(owner)}\n\nTaken by {listed(commands)}.\n\n"
             + table(["key", "value", "default", "what it does"], rows)
         )
     return "\n\n".join(sections)
+
+
+SHOWN = ("grpo_nano", "grpo_mixed", "grpo_lora")  # recipes beside the defaults
+ASKED_FOR = (
+    "resume_from_checkpoint",
+    "gradient_accumulation_steps",
+    "seed",
+)  # though none sets them
+
+
+def usual_keys() -> str:
+    """TRL's and transformers' keys that a recipe sets, with what some recipes give."""
+    recipes = {
+        path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))
+        for path in sorted((REPOSITORY / "recipes").glob("grpo_*.yaml"))
+    }
+    taken = [owner for owner, commands in owners().items() if "grpo" in commands]
+    ours = {name for owner in taken for name in vars(owner)["__annotations__"]}
+    foreign = {
+        item.name: item for kind in (GRPOConfig, ModelConfig) for item in dataclasses.fields(kind)
+    }
+    defaults = {item.name: item for item in dataclasses.fields(RookWorldGRPOConfig)}
+    names = dict.fromkeys([*(key for recipe in recipes.values() for key in recipe), *ASKED_FOR])
+    rows = []
+    for name in names:
+        if name in foreign and name not in ours:
+            text = str(foreign[name].metadata.get("help", "")).replace("%%", "%")
+            first = re.split(r"(?<=[.;])\s", text)[0].rstrip(";.") or name.replace("_", " ")
+            given = [shown(recipes[recipe].get(name)) for recipe in SHOWN]
+            rows.append(
+                [code(name), default(defaults.get(name, foreign[name])), *given, f"{first}."]
+            )
+    return table(
+        ["key", "default", *(code(name) for name in SHOWN), "what it does (TRL's words)"], rows
+    )
+
+
+def shown(value: Any) -> str:
+    return "-" if value is None else code(str(value).lower() if isinstance(value, bool) else value)
 
 
 def owners() -> dict[type, list[str]]:
@@ -277,6 +318,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "tasks": tasks,
     "rewards": rewards,
     "keys": keys,
+    "usual_keys": usual_keys,
     "rules": rules,
     "metrics": metrics,
     "suites": suites,
