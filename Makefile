@@ -6,10 +6,12 @@ INSTALLED := .venv/.installed
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' rookworld_rlvr/__init__.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart diagnose test test-slow canary lint docs release clean
+.PHONY: help install quickstart diagnose test test-slow canary lint docs release clean
 
 help: ## Show these lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(INSTALLED) ## Install the pinned versions into .venv
 
 quickstart: $(INSTALLED) ## Train the packaged model with GRPO on this machine's CPU; ARGS="--max_steps 3" overrides
 	ACCELERATE_USE_CPU=true $(BIN)/rookworld grpo $(ARGS)
