@@ -202,9 +202,9 @@ def test_a_seed_has_the_rows_that_it_always_had(options: dict[str, Any], digest:
     ("shares", "faults"),
     [
         ({**KIND_SHARES, "openings": 0.5}, ["add up to 1.1"]),
-        ({"openings": -0.1, "middle_games": 0.75}, ["openings is -0.1"]),
-        ({"openings": 1.4, "middle_games": -0.75}, ["openings is 1.4", "middle_games is -0.75"]),
-        ({"openings": float("nan")}, ["openings is nan"]),
+        ({"openings": -0.1, "middle_games": 0.75}, ["openings: -0.1 is"]),
+        ({"openings": 1.4, "middle_games": -0.75}, ["openings: 1.4 is", "middle_games: -0.75 is"]),
+        ({"openings": float("nan")}, ["openings: nan is"]),
     ],
 )
 def test_shares_that_are_none_are_reported_together(

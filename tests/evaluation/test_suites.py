@@ -582,7 +582,7 @@ def test_every_suite_says_what_its_positions_are(evaluated: list[ModelResults]) 
     text = results_text(evaluated[:1])
     assert text.splitlines()[1].startswith("  Held-out positions of whole games")
     for row in ("exact/openings", "best_move/opening"):
-        assert f"compare with {row}" in text
+        assert f"packaged openings with {row}" in " ".join(text.split())
         assert re.search(rf"^  {row} +\d+ ", text, re.MULTILINE), row
 
 
@@ -610,7 +610,7 @@ def test_four_games_earn_no_star() -> None:
 
     few = results_text([model("first", 0.0, 4), model("second", 1.0, 4)])
     assert few.count("+1.000") == 2 and "+1.000*" not in few
-    assert "* means p < 0.05" in few and "Fewer than six" in few
+    assert "* means p < 0.05" in few and "fewer than six" in few
     many = results_text([model("first", 0.0, 6), model("second", 1.0, 6)])
     assert many.count("+1.000*") == 2
 

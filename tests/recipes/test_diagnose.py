@@ -361,8 +361,8 @@ def test_a_model_that_can_do_nothing(
     code, content = diagnose("--model_name_or_path", str(tmp_path / "model"))
     assert code == 1
     assert content["findings"]["cause"] == "nothing_parses"
-    assert "0% of the held-out answers parse" in content["findings"]["verdict"]
-    assert "run sft first" in content["findings"]["verdict"]
+    assert "0% of the held-out answers can be read" in content["findings"]["verdict"]
+    assert "run rookworld sft first" in content["findings"]["verdict"]
     found = rules(content)
     assert {found[name]["consequence_of"] for name in found if name != "nothing_parses"} == {
         "nothing_parses"

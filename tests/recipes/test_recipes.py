@@ -150,7 +150,7 @@ def test_a_recipe_names_the_one_that_makes_its_model(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RookWorldError, match=r"recipes/sft\.py --config recipes/sft_fill_in\.yaml"):
+    with pytest.raises(RookWorldError, match=r"rookworld sft --config recipes/sft_fill_in\.yaml"):
         recipe("grpo").main(["--config", str(RECIPES / f"{name}.yaml")])
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 

@@ -138,7 +138,7 @@ def test_a_judge_of_a_task_judges_that_task() -> None:
     others = (None, None, ModelConfig("rookworld-nano"), None, training, None)
     assert check_recipe(others[0], DataArguments(tasks=["environment"]), *others[1:]) == []
     (fault,) = check_recipe(others[0], DataArguments(), *others[1:])
-    assert "none judges the task 'policy'" in fault
+    assert "there is no reward for the task 'policy'" in fault
 
 
 # --------------------------------------------------------------------------------------------------
@@ -392,7 +392,7 @@ def test_what_is_no_judge_is_refused_with_what_was_found(
         (two, "GPT2ForSequenceClassification has 2 labels"),
         (headless, "lacks 1 of its weights: score.weight"),
         (damaged, "deserializing"),
-        (silent, "without a tokenizer"),
+        (silent, "has no tokenizer that encodes text"),
         (narrow, "has ids up to 1023, but the model embeds only 500 tokens"),
         (str(tmp_path / "nothing"), "neither packaged"),
         (str(tmp_path / "empty"), "no model in"),
