@@ -220,7 +220,8 @@ def tasks() -> str:
         for task in TASKS.values()
     ]
     return table(
-        ["task", "prefix", "the model can", "scores that are rewards", "headline metric"], rows
+        ["task", "prefix", "what the model does", "scores that are rewards", "headline metric"],
+        rows,
     )
 
 

@@ -79,7 +79,9 @@ class SweepArguments(Checked):
         "counts as the first. Results are seen when a checkpoint is saved.",
     )
     command: list[str] | None = setting(
-        None, "W&B's format, with `${env}`, `${interpreter}`, `${program}` and `${args}`."
+        None,
+        "The command of a trial, in W&B's format, with `${env}`, `${interpreter}`, `${program}` and "
+        "`${args}`.",
     )
     name: str = setting("sweep", "The sweep's name.")
     description: str | None = setting(None, "A text for a dashboard.")

@@ -96,7 +96,8 @@ class JudgeDataArguments(Checked):
     )
     ranked_tokens: int = setting(
         144,
-        "Largest number of tokens in such a completion; a complete answer has up to 144 of GPT-2's.",
+        "Largest number of tokens in such a completion; a complete answer has up to 144 tokens of "
+        "GPT-2's tokenizer.",
         least=1,
     )
 

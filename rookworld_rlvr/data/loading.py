@@ -125,7 +125,7 @@ class DataArguments(SourceArguments):
 
     tasks: list[str] = setting(
         default_tasks,
-        "Tasks to train on: environment, policy, fill_in, or your own of tasks_from; rows of other "
+        "Tasks to train on: environment, policy, fill_in, or your own from tasks_from; rows of other "
         "tasks are left out.",
         among=TASKS,
         of="task",

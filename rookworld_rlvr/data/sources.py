@@ -120,7 +120,8 @@ class SourceArguments(Checked):
     dataset_name: str = setting(
         "rookworld-nano-openings",
         "Data to read: a packaged name, a Hub id, or a file. JSONL, Parquet, CSV and text files hold "
-        "RookWorld rows, prompts, FENs or EPDs, PGN files games; `tasks` says what positions are for.",
+        "RookWorld rows, prompts, FENs or EPDs; PGN files hold games. `tasks` decides what is asked "
+        "about a position.",
         check=check_dataset_name,
     )
     text_column: str = setting(

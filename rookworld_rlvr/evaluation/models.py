@@ -57,7 +57,7 @@ class ModelArguments(Checked):
         None, "Top-p of decoding: custom; 1 for all tokens.", above=0, most=1
     )
     decoding_seed: int = setting(
-        0, "Seed of what is drawn; seed and prompt alone decide an answer."
+        0, "Seed of sampling; a sampled answer depends only on this seed and the prompt."
     )
     batch_size: int = setting(64, "Prompts that a process decodes at once.", least=1)
     max_new_tokens: int = setting(ANSWER_TOKENS, "Largest number of tokens in an answer.", least=1)

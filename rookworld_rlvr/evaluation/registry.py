@@ -94,7 +94,7 @@ def _file_faults(name: str, where: str) -> list[str]:
 
 @dataclass
 class SuiteArguments(Checked):
-    """Which suites, and how much of each."""
+    """Which suites to run, and how large they are."""
 
     suites: list[str] = setting([], "Evaluation suites to run, by name.", among=SUITES, of="suite")
     suites_from: list[str] = setting(

@@ -189,10 +189,11 @@ class EnvironmentTask(Task):
                 "0 or 1", "The whole answer is right: six FEN fields, reward and both flags."
             ),
             "state": Component(
-                meaning="1 if the next state is right, else below 0.95 by squares and fields right."
+                meaning="1 if the next state is right, else below 0.95, by the squares and fields "
+                "that are right."
             ),
             "outcome": Component(
-                meaning="Share of the reward value and the two flags that is right."
+                meaning="Share of three values that are right: the reward and the two flags."
             ),
             "format": Component("0 or 1", "The four fields can be read."),
         }

@@ -300,7 +300,8 @@ class RookWorldGRPOConfig(
         check=_must_be_true("would make the trainer's log-probs differ from the sampler's"),
     )
     remove_unused_columns: bool | None = field(
-        default=False, metadata={"help": "False keeps the columns that carry truth to the rewards."}
+        default=False,
+        metadata={"help": "False keeps the columns that rewards need, such as action_values."},
     )
     num_generations_eval: int | None = field(
         default=1,

@@ -66,7 +66,7 @@ class ClosedLoopSuite(GameSuite):
         ),
         "board": Metric(
             "share",
-            "The game stopped at a state with a wrong square; a state may err in several ways.",
+            "The game stopped at a state with a wrong square; one state may have several errors.",
         ),
         "side": Metric("share", "The game stopped at a state with the wrong side to move."),
         "castling": Metric("share", "The game stopped at a state with wrong castling rights."),

@@ -61,7 +61,7 @@ class PromptArguments:
     prompt_sampling: Literal["uniform", "by_difficulty"] = setting(
         "uniform",
         "How prompts are drawn: uniform draws every prompt once before any is repeated; "
-        "by_difficulty draws prompts less often whose completions all had the same reward.",
+        "by_difficulty draws a prompt less often if its completions all had the same reward.",
     )
     difficulty_floor: float = setting(
         0.0625,
