@@ -47,10 +47,9 @@ release: $(INSTALLED) ## Check, build and tag the version of rookworld_rlvr/__in
 	@! git rev-parse -q --verify v$(VERSION) >/dev/null || { echo 'v$(VERSION) is tagged already; raise __version__' >&2; exit 1; }
 	$(MAKE) lint test
 	rm -rf dist
-	$(BIN)/python -m build --no-isolation
-	$(BIN)/twine check --strict dist/*
+	$(BIN)/hatchling build
 	git tag -a v$(VERSION) -m 'rookworld-rlvr $(VERSION)'
-	@echo 'tagged v$(VERSION); now: git push --tags, and twine upload dist/*'
+	@echo 'tagged v$(VERSION); now push the tag, and upload what is in dist/'
 
 clean: ## Remove .venv, caches and builds; runs/ stays
 	rm -rf .venv .venv-canary build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache

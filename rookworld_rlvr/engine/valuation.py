@@ -4,8 +4,8 @@ Each legal move is played, and a single-threaded process searches the position a
 passes: all moves to a shallow limit, then the best five to the full limit, repeated until all of the
 best five have been searched to the full limit. The other moves keep their shallow values; engines, too,
 search weak moves less deeply. This takes a third of the time of one MultiPV search of all moves to the
-same depth. Judged by a search three plies deeper, its best move loses 0.004 of win probability on
-average, MultiPV's 0.002 to 0.003 (`benchmarks/engine.py`).
+same depth. Judged by a search three plies deeper, its best move loses 0.0040 of win probability on
+average, that of MultiPV 0.0034 (`benchmarks/engine.py`).
 
 The hash tables are cleared before each position, the order of searches is fixed, and the limit is never
 time. So values depend neither on the machine's load nor on earlier searches.
