@@ -434,6 +434,8 @@ def test_a_failed_upload_keeps_the_file(
     main = runpy.run_path(str(SCRIPT))["main"]
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     push = ("--push_to_hub", "--hub_dataset_id", "nobody/nothing", "--engine_depth", "2")
-    with pytest.raises(RookWorldError, match=r"'nobody/nothing' could not be written .* is complete"):
+    with pytest.raises(
+        RookWorldError, match=r"'nobody/nothing' could not be written .* is complete"
+    ):
         main([*bad_rows, *push])
     assert read_provenance(Path("out.parquet")) is not None
