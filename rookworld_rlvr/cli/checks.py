@@ -106,9 +106,13 @@ def check_model_arguments(args: ModelConfig, run_args: RunArguments | None) -> l
 
 
 def check_recipe(*groups: Any) -> list[str]:
-    """Faults of a recipe for GRPO, from several dataclasses together."""
+    """Faults of a recipe for GRPO, from several dataclasses together.
+
+    A diagnosis has no `RunArguments`, and may write over the report of an earlier one.
+    """
     run_args, data_args, label_args, model_args, _, training_args, suite_args = groups
-    faults = check_output(training_args) + check_merged(training_args, model_args)
+    faults = [] if run_args is None else check_output(training_args)
+    faults += check_merged(training_args, model_args)
     if suite_args is not None and training_args is not None:
         faults += [
             f"metric_for_best_model: {metric!r} belongs to a suite that is not in `suites`; add "

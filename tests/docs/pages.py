@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rookworld_rlvr.cli import main
 
@@ -40,10 +41,9 @@ SMALL: dict[str, list[str]] = {
     "sft": TRAINING,
     "diagnose": [*NANO, *TRAINING, *GROUPS, "--diagnose_heldout_rows", "4"],
     "evaluate": "--suite_rows 4 --suite_games 1 --game_plies 6".split(),
-    "judge": [*TRAINING, "--judge_pairs", "40"],
+    "judge": [*TRAINING, *"--train_pairs 40 --heldout_pairs 20 --ranked_prompts 2".split()],
     "audit": ["--max_rows", "200"],
-    "prepare": ["--max_rows", "4", "--engine_depth", "1"],
-    "sweep": ["--count", "1"],
+    "prepare": ["--max_rows", "4", "--engine_depth", "2", "--synthetic_rows", "4"],
 }
 """What is put behind a command so that it takes seconds; what the page gives itself stays, but for a
 model and data that have to be downloaded."""
@@ -109,7 +109,7 @@ def run(words: list[str], folder: Path) -> bool:
     if command in main.MODULES:
         return run_module(main.MODULES[command], given, folder)
     _, line = main.command_line(main.SCRIPTS[command], given)
-    done = script(f"{main.SCRIPTS[command]}.py", *small(command, line[1:]), cwd=folder)
+    done = script(f"{main.SCRIPTS[command]}.py", *small(command, line[1:], folder), cwd=folder)
     # a diagnosis says by 1 that a run should not start like this
     assert done.returncode in ((0, 1) if command == "diagnose" else (0,)), (
         f"{words}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
@@ -117,11 +117,20 @@ def run(words: list[str], folder: Path) -> bool:
     return True
 
 
-def small(command: str, words: list[str]) -> list[str]:
+def small(command: str, words: list[str], folder: Path) -> list[str]:
     """The words with what makes them quick; a key that the page gives is not given twice."""
     if {"--help", "--help_all"} & set(words):
         return words
     given = {word for word in words if word.startswith("--")}
+    recipe: dict[str, Any] = {}
+    if "--config" in given:
+        recipe = yaml.safe_load((folder / words[words.index("--config") + 1]).read_text())
+    if command == "sweep":  # its trials are made small
+        trial = ["${interpreter}", "${program}", "${args}", *TRAINING, *GROUPS]
+        (folder / "sweep.yaml").write_text(yaml.safe_dump({**recipe, "command": trial}))
+        return ["--config", "sweep.yaml", "--count", "1"]
+    if str(recipe.get("dataset_name")).startswith("rookworld-"):
+        given.add("--dataset_name")  # it is packaged
     extra: list[str] = []
     for option in re.findall(r"--\w+(?: (?!--)\S+)*", " ".join(SMALL.get(command, []))):
         if option.split()[0] not in given:
