@@ -37,6 +37,7 @@ from .parts.kl import KLArguments
 from .parts.mixture import PromptArguments
 from .parts.sampling import SamplingArguments
 from .parts.schedule import ScheduleArguments
+from .parts.shared_prompts import SharedPromptArguments
 from .parts.value_head import ValueArguments
 
 
@@ -236,6 +237,7 @@ class RookWorldGRPOConfig(
     ScheduleArguments,
     SamplingArguments,
     ShapeArguments,
+    SharedPromptArguments,
     PromptArguments,
     VarianceArguments,
     ValueArguments,

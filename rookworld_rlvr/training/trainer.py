@@ -203,14 +203,8 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
         `temperatures` ``(B,)``: None uses the trainer's. `batch_size`: rows per forward; None takes all.
         `plain`: without padding to buckets and without compiling. `kwargs`: passed on to TRL's method.
         """
-        score: Any = super()._get_per_token_logps_and_entropies
-        if self.parts.task_sampling is not None and temperatures is not None:
-            score = partial(self.parts.task_sampling.score, score)
-            kwargs |= {"temperatures": temperatures}
-        if self.parts.buckets is not None and not plain:
-            score = partial(self.parts.buckets.score, score)
-        if self.parts.compiling is not None and not plain:
-            score = partial(self.parts.compiling.score, score)
+        theirs: Any = super()._get_per_token_logps_and_entropies
+        score = self.parts.scoring(theirs, temperatures, plain)
         return Scores(*score(network, ids, mask, length, batch_size, **kwargs))
 
     @torch.no_grad()
@@ -342,6 +336,12 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
         compiling = self.parts.compiling if "loss" in logs else None
         numbers = {} if compiling is None else compiling.numbers()
         super().log({**logs, **self.times.elapsed(), **numbers}, start_time)
+
+    @staticmethod
+    def attention_of(network: Any) -> str | None:
+        """Which of transformers' attentions a network calls; None for one of its own."""
+        shares = getattr(network, "_supports_attention_backend", False)
+        return str(network.config._attn_implementation) if shares else None
 
     @staticmethod
     def leave_out_when_saved(network: Any, names: set[str]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from .compiling import Compiling
 from .groups import Batch, Groups
 from .judges import Judges
 from .kl import KLTerm
-from .part import Part
+from .part import Part, Scores
 from .prompt_sampler import PromptSampling
 from .sampling import TaskSampling
+from .shared_prompts import SharedPrompts
 from .value_head import ValueHead
 
 PARTS_STATE = "control_state.json"
@@ -42,6 +44,7 @@ class Parts:
         self.baseline = Baseline.of(trainer)  # what rewards are compared with
         self.judges = Judges.of(trainer)  # the states of frozen judges
         self.value_head = ValueHead.of(trainer)  # advantages by token
+        self.shared = SharedPrompts.of(trainer)  # prompts sent once; after parts that read hidden states
         self.groups = Groups.of(trainer)  # groups without signal
         self.prompts = PromptSampling.of(
             trainer, self.groups.resamples
@@ -49,6 +52,28 @@ class Parts:
 
     def __iter__(self) -> Iterator[Part]:
         return (part for part in vars(self).values() if isinstance(part, Part))
+
+    def scoring(
+        self, score: Callable[..., Scores], temperatures: torch.Tensor | None, plain: bool = False
+    ) -> Callable[..., Scores]:
+        """TRL's way of scoring, `score`, as the parts do it.
+
+        Args:
+            score: What scores rows.
+            temperatures: ``(B,)``; None for the trainer's.
+            plain: Whether nothing is padded to a bucket and compiled.
+        """
+        if self.shared is not None:
+            score = partial(self.shared.score, score)
+        if self.task_sampling is not None and temperatures is not None:
+            score = partial(self.task_sampling.score, score)
+        if self.buckets is not None and not plain:
+            score = partial(self.buckets.score, score)
+        if self.compiling is not None and not plain:
+            score = partial(self.compiling.score, score)
+        if self.task_sampling is not None and temperatures is not None:
+            score = partial(score, temperatures=temperatures)
+        return score
 
     def advantages(
         self, trainer: Any, batch: Batch, rewards: torch.Tensor, tasks: Sequence[str]
