@@ -157,6 +157,8 @@ def watch_rows(trainer: RookWorldGRPOTrainer) -> list[dict[str, Any]]:
     """The rows of every loss to come: texts, temperature, gap to the sampler's log-probs in nats."""
     rows: list[dict[str, Any]] = []
     loss = trainer.loss
+    assert trainer.parts.shared is not None
+    trainer.parts.shared.leaves_out_idle = False  # every row's log-probs are looked at
 
     def watch(model: Any, batch: dict[str, Any]) -> Any:
         value, call = loss(model, batch)

@@ -61,6 +61,8 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         super().__init__(model, [self._guarded(func) for func in funcs], *args, **kwargs)
         if not self.use_vllm:  # vLLM gives the sampler's log-probs anyway
             self.rollout_func = partial(rollout, keep_logps=True)
+        if self.parts.shared is not None:
+            self.parts.shared.leaves_out_idle = False  # each row's log-probs are recorded
         self.heldout.before = {}  # no run continues from a diagnosis
         self.meter = PhaseMeter(self.accelerator.device)
         self.steps: list[StepRecord] = []

@@ -75,7 +75,8 @@ class PreflightCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer = self.trainer
-        parity = measure_parity(trainer, mixed_length_prompts(trainer))
+        prompts = mixed_length_prompts(trainer)
+        parity = measure_parity(trainer, [*prompts, *prompts])  # so that completions share prompts
         trainer.preflight = parity
         Trainer.log(trainer, {f"preflight/{name}": v for name, v in asdict(parity).items()})
         tolerance = preflight_tolerance(trainer)
@@ -86,8 +87,8 @@ class PreflightCallback(TrainerCallback):
             raise PreflightError(
                 f"preflight: {', '.join(faults)}, over the tolerance of {tolerance:g} nats: the "
                 "trainer's log-probs are not those that completions were sampled with, so GRPO would "
-                "not learn from them. Check the model's dropout, position ids and precision, or raise "
-                "preflight_tolerance if you know the reason"
+                "not learn from them. Check the model's dropout, position ids and precision, and whether "
+                "share_prompts: false helps, or raise preflight_tolerance if you know the reason"
             )
 
 

@@ -33,6 +33,7 @@ from .parts.part import Call, Scores, whole
 from .parts.registry import Checkpoints, Parts
 from .parts.sampling import rollout
 from .parts.schedule import three_phase_scheduler
+from .parts.shared_prompts import groups_together
 from .parts.timing import StepTimes
 from .preflight import Parity, PreflightCallback
 
@@ -100,6 +101,15 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
         if self.parts.prompts is None:
             return super()._get_train_sampler(dataset)
         return self.parts.prompts.open(self.train_dataset if dataset is None else dataset)
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        """Put the groups together again, which TRL tears when it shuffles a batch into micro-batches."""
+        before = self._buffered_inputs
+        inputs = super()._prepare_inputs(generation_batch)
+        if self._buffered_inputs is before or self.parts.shared is None:
+            return inputs
+        self._buffered_inputs: Any = groups_together(self._buffered_inputs)
+        return self._buffered_inputs[self._step % self.args.steps_per_generation]
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Replace groups without signal, use our advantages, and add the reference's log-probs."""
@@ -171,19 +181,12 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
     # --------------------------------------------------------------------------------------------
     # Scoring
     # --------------------------------------------------------------------------------------------
-    def _get_per_token_logps_and_entropies(
-        self,
-        model: torch.nn.Module,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        logits_to_keep: int,
-        batch_size: int | None = None,
-        **kwargs: Any,
-    ) -> Scores:
-        """Score at each row's temperature, padded and compiled if asked for, and keep the scores."""
+    def _get_per_token_logps_and_entropies(self, model: Any, *rows: Any, **kwargs: Any) -> Scores:
+        """Score at each row's temperature, each prompt once, compiled if asked for; keep the scores."""
         call = self.call or Call()
-        batch = (input_ids, attention_mask, logits_to_keep, call.temperatures)
-        call.scores = self.log_probs(model, *batch, batch_size=batch_size, **kwargs)
+        score: Any = partial(self.log_probs, model)
+        score = partial(call.idle.score, score) if call.idle else score
+        call.scores = score(*rows, call.temperatures, **kwargs)
         return call.scores
 
     def log_probs(
@@ -203,8 +206,7 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
         `temperatures` ``(B,)``: None uses the trainer's. `batch_size`: rows per forward; None takes all.
         `plain`: without padding to buckets and without compiling. `kwargs`: passed on to TRL's method.
         """
-        theirs: Any = super()._get_per_token_logps_and_entropies
-        score = self.parts.scoring(theirs, temperatures, plain)
+        score = self.parts.scoring(super()._get_per_token_logps_and_entropies, temperatures, plain)
         return Scores(*score(network, ids, mask, length, batch_size, **kwargs))
 
     @torch.no_grad()
@@ -238,7 +240,7 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
         """TRL's loss of a micro-batch plus the parts' terms, and the record of the call to TRL."""
         if self.parts.compiling is not None:
             self.parts.compiling.before_loss(inputs)
-        with self.within(Call(inputs.get("temperature"), "returns" in inputs)) as call:
+        with self.within(self.parts.call(inputs)) as call:
             loss = super()._compute_loss(model, inputs)
         for part in self.parts:
             term = part.term(self, call, inputs)
@@ -340,8 +342,7 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
     @staticmethod
     def attention_of(network: Any) -> str | None:
         """Which of transformers' attentions a network calls; None for one of its own."""
-        shares = getattr(network, "_supports_attention_backend", False)
-        return str(network.config._attn_implementation) if shares else None
+        return network.config._attn_implementation if network._supports_attention_backend else None
 
     @staticmethod
     def leave_out_when_saved(network: Any, names: set[str]) -> None:

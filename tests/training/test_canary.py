@@ -25,6 +25,7 @@ PACKAGE = Path(module.__file__).parents[1]
 OVERRIDDEN: dict[str, tuple[str, str]] = {
     "_build_accelerator_args": ("self, kwargs", "compiling"),
     "_get_train_sampler": ("self, dataset", "prompt_sampler"),
+    "_prepare_inputs": ("self, generation_batch", "shared_prompts"),
     "_generate": ("self, prompts", "timing"),
     "_generate_and_score_completions": ("self, inputs", "groups, sampling, advantages, value_head"),
     "_calculate_rewards": (
@@ -35,7 +36,7 @@ OVERRIDDEN: dict[str, tuple[str, str]] = {
         "self, model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, "
         "compute_aux_loss, pixel_values, image_grid_thw, num_images, pixel_attention_mask, "
         "spatial_shapes, num_tiles, image_sizes, token_type_ids, mm_token_type_ids, image_position_ids",
-        "sampling, buckets, compiling, kl, value_head",
+        "sampling, buckets, compiling, kl, value_head, shared_prompts",
     ),
     "_compute_loss": ("self, model, inputs", "kl, value_head, groups, compiling"),
     "_save_checkpoint": ("self, model, trial", "registry, and every part that has a state"),
@@ -46,11 +47,16 @@ ATTRIBUTES = {
     "_metrics": "every part that records numbers, and timing",
     "_logs": "groups, and the table of boards in training.dashboard",
     "_dist": "sampling",
-    "_step": "timing",
+    "_step": "timing, shared_prompts",
+    "_buffered_inputs": "shared_prompts",
     "_entropy_bonus_enabled": "the diagnosis's loss terms",
     "_last_world_entropy": "the diagnosis's loss terms",
 }
-OF_MODELS = {"_keys_to_ignore_on_save": "value_head"}
+OF_MODELS = {
+    "_keys_to_ignore_on_save": "value_head",
+    "_supports_attention_backend": "shared_prompts",
+}
+OF_CONFIGURATIONS = {"_attn_implementation": "shared_prompts"}
 
 
 def parameters(method: Any) -> str:
@@ -72,7 +78,11 @@ def test_private_attributes_are_there(
     make_trainer: Callable[..., Any], random_gpt2: Any, tokenizer: Any
 ) -> None:
     trainer = make_trainer(random_gpt2, tokenizer)
-    for owner, names in ((trainer, ATTRIBUTES), (random_gpt2, OF_MODELS)):
+    for owner, names in (
+        (trainer, ATTRIBUTES),
+        (random_gpt2, OF_MODELS),
+        (random_gpt2.config, OF_CONFIGURATIONS),
+    ):
         for name, parts in names.items():
             advice = f"TRL {trl.__version__}: look at training/trainer.py, and at parts {parts}"
             assert hasattr(owner, name), f"{name} is gone. {advice}"
@@ -81,7 +91,7 @@ def test_private_attributes_are_there(
 def test_nothing_else_is_overridden_or_read() -> None:
     private = {name for name in vars(RookWorldGRPOTrainer) if name[0] == "_" and name[:2] != "__"}
     assert {name for name in private if hasattr(GRPOTrainer, name)} == OVERRIDDEN.keys()
-    known = {*OVERRIDDEN, *ATTRIBUTES, *OF_MODELS, *private, "_guard"}
+    known = {*OVERRIDDEN, *ATTRIBUTES, *OF_MODELS, *OF_CONFIGURATIONS, *private, "_guard"}
     tree = ast.parse(inspect.getsource(module))
     read = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     assert {name for name in read if name[0] == "_" and name[:2] != "__"} <= known
@@ -89,7 +99,7 @@ def test_nothing_else_is_overridden_or_read() -> None:
 
 def test_no_other_file_names_them() -> None:
     elsewhere = {"_metrics", "_generate", "_step"}  # are names of our own, too
-    names = {*OVERRIDDEN, *ATTRIBUTES, *OF_MODELS} - elsewhere
+    names = {*OVERRIDDEN, *ATTRIBUTES, *OF_MODELS, *OF_CONFIGURATIONS} - elsewhere
     for path in PACKAGE.rglob("*.py"):
         if path != Path(module.__file__):
             words = {

@@ -217,7 +217,8 @@ class TestPreflight:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.setattr(gpt2, "number_positions_from_mask", lambda network: None)
-        trainer = make_trainer(random_gpt2, tokenizer)
+        # With shared prompts the trainer gives the positions itself.
+        trainer = make_trainer(random_gpt2, tokenizer, share_prompts=False)
         start = {name: p.clone() for name, p in trainer.model.named_parameters()}
         with pytest.raises(PreflightError, match=r"alone_gap = .*over the tolerance of 0\.001"):
             trainer.train()

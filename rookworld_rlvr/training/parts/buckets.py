@@ -124,11 +124,22 @@ class Buckets(Part):
         lengths: The buckets in tokens, ascending.
         rows: Rows per forward.
         pad_token_id: The token to pad with.
+        prompts: The tokens of the shortest and of the longest prompt.
+        completion: The largest number of tokens in a completion.
     """
 
-    def __init__(self, lengths: Sequence[int], rows: int, pad_token_id: int) -> None:
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        rows: int,
+        pad_token_id: int,
+        prompts: tuple[int, int],
+        completion: int,
+    ) -> None:
         self.lengths = tuple(lengths)
-        self._rows = rows
+        self.rows = rows
+        self.shortest_prompt, self.longest_prompt = prompts
+        self.completion = completion
         self._pad_token_id = pad_token_id
 
     @classmethod
@@ -141,18 +152,31 @@ class Buckets(Part):
         given = arguments_of(trainer.args, ShapeArguments).shape_buckets
         if given == [] or (given is None and not trainer.args.torch_compile):
             return None
-        prompts = sorted(set(trainer.train_dataset["prompt"][:]))
-        sizes = [len(ids) for ids in trainer.processing_class(prompts)["input_ids"]]
+        texts = sorted(set(trainer.train_dataset["prompt"][:]))
+        sizes = [len(ids) for ids in trainer.processing_class(texts)["input_ids"]]
         # TRL pads prompts and completions separately.
         multiple = trainer.pad_to_multiple_of or 1
-        longest = sum(
+        longest_prompt, completion = (
             multiple * math.ceil(size / multiple)
             for size in (max(sizes), trainer.max_completion_length)
         )
+        longest = longest_prompt + completion
         lengths = tuple(given) if given else derived_buckets(min(sizes) + 1, longest)
         bucket_of(longest, lengths)
         rows = trainer.args.per_device_train_batch_size
-        return cls(lengths, rows, trainer.processing_class.pad_token_id)
+        prompts = (min(sizes), longest_prompt)
+        return cls(lengths, rows, trainer.processing_class.pad_token_id, prompts, completion)
+
+    def completion_of(self, length: int) -> int:
+        """Most tokens of a completion in a bucket of a length."""
+        return max(1, min(self.completion, length - self.shortest_prompt))
+
+    def example(self, length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Tokens and mask ``(rows, length)`` that fill a bucket, and the columns of completions."""
+        ids = torch.zeros(self.rows, length, dtype=torch.long, device=device)
+        mask, completion = torch.ones_like(ids), self.completion_of(length)
+        mask[:, : max(0, length - completion - self.longest_prompt)] = 0
+        return ids, mask, completion
 
     def score(
         self,
@@ -167,7 +191,7 @@ class Buckets(Part):
     ) -> Scores:
         """Score rows ``(B, T)`` with another method, `score`, in constant shapes."""
         count = ids.size(0)
-        rows = self._rows * math.ceil(count / self._rows)
+        rows = self.rows * math.ceil(count / self.rows)
         width = bucket_of(ids.size(1), self.lengths)
         if temperatures is not None:
             kwargs["temperatures"] = _repeat_last(temperatures, rows)
@@ -176,7 +200,7 @@ class Buckets(Part):
             padded(ids, rows, width, self._pad_token_id),
             padded(mask, rows, width, 0),
             length,
-            self._rows,
+            self.rows,
             **kwargs,
         )
         return Scores(logps[:count], None if entropies is None else entropies[:count], aux_loss)

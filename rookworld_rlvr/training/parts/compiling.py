@@ -102,13 +102,14 @@ class Compiling(Part):
         self.trainer = trainer
         self.watch = CompileWatch()
         self.speedup: float | None = None
-        self._buckets = buckets.lengths if buckets is not None else ()
+        self._buckets = buckets
+        self._lengths = buckets.lengths if buckets is not None else ()
         self._forwards = {
             (body := backbone(network)): torch.compile(
                 body.forward,
                 backend=trainer.args.torch_compile_backend,
                 mode=trainer.args.torch_compile_mode,
-                dynamic=False if self._buckets else None,
+                dynamic=False if self._lengths else None,
             )
             for network in trainer.networks()
         }
@@ -146,22 +147,21 @@ class Compiling(Part):
     def compile_graphs(self) -> None:
         """Compile every graph that training needs: for each bucket, and each way to score it."""
         # Beyond this limit torch would stop compiling.
-        limit = max(torch._dynamo.config.recompile_limit, _GRAPHS_A_BUCKET * len(self._buckets))
+        limit = max(torch._dynamo.config.recompile_limit, _GRAPHS_A_BUCKET * len(self._lengths))
         torch._dynamo.config.recompile_limit = limit
         trainer = self.trainer
         training = trainer.model.training
         trainer.model.train()  # a graph holds for one mode only
-        for length in self._buckets:
-            device, rows = trainer.accelerator.device, trainer.args.per_device_train_batch_size
-            ids = torch.zeros(rows, length, dtype=torch.long, device=device)
-            batch = (ids, torch.ones_like(ids), length - 1)
+        for length in self._lengths:
+            assert self._buckets is not None
+            batch = self._buckets.example(length, trainer.accelerator.device)
             self._seconds(*batch)
             self._score_without_gradient(batch)
         trainer.model.train(training)
-        if self._buckets:
+        if self._lengths:
             trainer.accelerator.print(
                 f"torch_compile: {self.watch.graphs} graphs for "
-                f"{', '.join(map(str, self._buckets))} tokens, compiled in "
+                f"{', '.join(map(str, self._lengths))} tokens, compiled in "
                 f"{self.watch.seconds:.0f} s"
             )
 

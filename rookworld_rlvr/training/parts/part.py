@@ -27,6 +27,7 @@ class Call:
     Args:
         temperatures: ``(B,)``, of the rows scored during the call; None uses the trainer's.
         reads_values: Whether the policy's forwards also read the value head.
+        idle: An `Idle` of rows that need not be scored; None scores all.
 
     Attributes:
         scores: The scores of the last forward during the call.
@@ -36,6 +37,7 @@ class Call:
 
     temperatures: torch.Tensor | None = None
     reads_values: bool = False
+    idle: Any = None
     scores: Scores | None = None
     values: list[torch.Tensor] = field(default_factory=list)
     rewards: torch.Tensor | None = None

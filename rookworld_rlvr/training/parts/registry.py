@@ -18,7 +18,7 @@ from .compiling import Compiling
 from .groups import Batch, Groups
 from .judges import Judges
 from .kl import KLTerm
-from .part import Part, Scores
+from .part import Call, Part, Scores
 from .prompt_sampler import PromptSampling
 from .sampling import TaskSampling
 from .shared_prompts import SharedPrompts
@@ -63,17 +63,25 @@ class Parts:
             temperatures: ``(B,)``; None for the trainer's.
             plain: Whether nothing is padded to a bucket and compiled.
         """
+        buckets = None if plain else self.buckets
         if self.shared is not None:
-            score = partial(self.shared.score, score)
+            score = partial(self.shared.score, score, buckets=buckets)
         if self.task_sampling is not None and temperatures is not None:
             score = partial(self.task_sampling.score, score)
-        if self.buckets is not None and not plain:
-            score = partial(self.buckets.score, score)
+        if self.shared is not None and buckets is not None:
+            score = partial(self.shared.score_in_pieces, score, buckets=buckets)
+        if buckets is not None:
+            score = partial(buckets.score, score)
         if self.compiling is not None and not plain:
             score = partial(self.compiling.score, score)
         if self.task_sampling is not None and temperatures is not None:
             score = partial(score, temperatures=temperatures)
         return score
+
+    def call(self, inputs: Mapping[str, Any]) -> Call:
+        """What goes along with TRL's loss of a micro-batch."""
+        idle = None if self.shared is None else self.shared.idle(inputs)
+        return Call(inputs.get("temperature"), "returns" in inputs, idle)
 
     def advantages(
         self, trainer: Any, batch: Batch, rewards: torch.Tensor, tasks: Sequence[str]

@@ -13,7 +13,7 @@ nothing unusual.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from ...common.settings import setting
+from .buckets import Buckets
 from .part import Part, Scores, arguments_of
 from .sampling import backbone, language_model
 
@@ -106,112 +107,188 @@ AttentionInterface.register("sdpa", attention)
 # Tokens in one row
 # --------------------------------------------------------------------------------------------------
 class Sizes(NamedTuple):
-    """Constant shapes for a compiled body."""
+    """Constant shapes, for a compiled body: at most so many."""
 
+    rows: int  # B
     prompts: int  # G
-    prompt: int  # P, tokens
-    completion: int  # C, tokens
+    prompt: int  # P, a prompt's tokens but its last
+    completion: int  # C
     tokens: int  # N
 
 
 class Packed(NamedTuple):
-    """A batch of `B` rows as one row of `N` tokens."""
+    """A batch of `b` rows, whose last `length` tokens are scored, as one row of `N` tokens."""
 
     ids: torch.Tensor  # (1, N)
     positions: torch.Tensor  # (1, N)
-    mask: torch.Tensor  # (B, 1, C, P + C)
+    mask: torch.Tensor  # (B, 1, C, P + C), what completions attend to
     layout: Layout
-    fed: torch.Tensor  # (B, length), whether a completion's token is scored
-    labels: torch.Tensor  # (1, M), the M tokens that are scored
+    rows: torch.Tensor  # (b, length + 1), where the tokens before those that are scored stand
+    scored: torch.Tensor  # (b, length)
+    labels: torch.Tensor  # (1, M), the `M` tokens that are scored
 
 
-def distinct_prompts(
-    ids: torch.Tensor, mask: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The distinct rows of prompts ``(B, P)``: ids ``(G, P)``, their mask, and which each row has."""
-    if not ids.size(1):
-        return ids[:1], mask[:1], torch.zeros_like(ids[:, :1]).new_zeros(ids.size(0))
-    distinct, index = ids.masked_fill(~mask, -1).unique(dim=0, return_inverse=True)
-    return distinct, distinct >= 0, index
+def distinct_rows(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows ``(B, T)`` without repetition ``(G, T)``, -1 for padding, and which of them each row is."""
+    if not ids.size(1):  # `unique` has no answer
+        return ids[:1], ids.new_zeros(ids.size(0))
+    distinct, index = ids.masked_fill(~mask.bool(), -1).unique(dim=0, return_inverse=True)
+    return distinct, index
 
 
-def pack(
-    ids: torch.Tensor, mask: torch.Tensor, length: int, sizes: Sizes | None = None
-) -> Packed:
-    """Rows ``(B, T)``, prompts padded on the left, whose last `length` tokens are scored, as one row.
+def pack(ids: torch.Tensor, mask: torch.Tensor, length: int, sizes: Sizes | None = None) -> Packed:
+    """Pack rows ``(b, T)``, prompts padded on the left; those without a completion are left out.
 
     Args:
         ids: Tokens.
         mask: 1 for text.
-        length: Columns of the completions.
+        length: Columns of completions.
         sizes: Shapes to pad to; None pads nothing.
     """
-    rows, start = ids.size(0), ids.size(1) - length
-    kept = mask[:, start:].bool()  # (B, length)
-    fed = kept.clone()
-    fed[0, 0] = True  # a forward without tokens would have no graph
-    # Rows without a token have no need of their prompt.
-    first = fed.any(1).int().argmax()
-    owner = torch.where(fed.any(1), torch.arange(rows, device=ids.device), first)
-    before = ids[owner, : start - 1], mask[owner, : start - 1].bool()
-    prompts, prompt_mask, index = distinct_prompts(*before)
-    lengths = prompt_mask.sum(1)  # (G,)
+    kept = mask[:, -length:].bool()
+    scored = kept.clone()
+    if not kept.any():
+        scored[0, 0] = True  # without a token there is no graph; its label is ignored
+    active = scored.any(1).nonzero().squeeze(1)  # (B,)
+    own = scored[active]
+    before = ids[active, : -length - 1], mask[active, : -length - 1]
+    prompts, index = distinct_rows(*before)
+    prompt_lengths = (prompts >= 0).sum(1)  # (G,)
+    shape = sizes or _tight(own, prompt_lengths)
 
-    width = int(lengths.max())
-    columns = int(fed.any(0).nonzero().max()) + 1
-    count = prompts.size(0)
-    if sizes is not None:
-        count, width, columns = sizes.prompts, sizes.prompt, sizes.completion
-    elif width:
-        width += -(width + columns) % _MULTIPLE
-    lengths = torch.nn.functional.pad(lengths, (0, count - lengths.size(0)))
-    steps = torch.arange(max(width, columns), device=ids.device)
-    in_prompt = steps[:width] < lengths.unsqueeze(1)  # (G, P)
-    own = _columns(fed, columns)  # (B, C)
-
-    places = torch.cat([in_prompt.flatten(), own.flatten()])
-    results = places.nonzero().squeeze(1)  # (N,)
-    numbers = (places.cumsum(0) - 1).where(places, 0)
-    at_prompts, at_completions = numbers.split([in_prompt.numel(), own.numel()])
-    at_prompts, at_completions = at_prompts.view_as(in_prompt), at_completions.view_as(own)
-    tokens = torch.cat([prompts[prompt_mask], ids[:, start - 1 : -1][fed]])
-    positions = torch.cat(
-        [
-            steps[:width].expand_as(in_prompt)[in_prompt],
-            (lengths[index].unsqueeze(1) + steps[:columns])[own],
-        ]
-    )
-    causal = steps[:columns] <= steps[:columns].unsqueeze(1)  # (C, C)
-    seen = [
-        in_prompt[index].unsqueeze(1).expand(-1, columns, -1),
-        causal.expand(rows, -1, -1),
-    ]
+    steps = torch.arange(max(shape.prompt, shape.completion), device=ids.device)
+    # (G, P) and (B, C)
+    in_prompt = steps[: shape.prompt] < _padded(prompt_lengths, shape.prompts).unsqueeze(1)
+    in_completion = _padded(own, shape.rows, shape.completion)
+    taken = torch.cat([in_prompt.flatten(), in_completion.flatten()])
+    places = (taken.cumsum(0) - 1).where(taken, 0)
+    of_prompts = places[: in_prompt.numel()].view_as(in_prompt)
+    of_completions = places[in_prompt.numel() :].view_as(in_completion)
+    prompt_of = _padded(index, shape.rows)
     layout = Layout(
-        at_prompts,
-        at_completions,
-        torch.cat([at_prompts[index], at_completions], dim=1),
-        results,
+        of_prompts,
+        of_completions,
+        torch.cat([of_prompts[prompt_of], of_completions], dim=1),
+        _padded(taken.nonzero().squeeze(1), shape.tokens),
     )
-    if sizes is not None:
-        more = (0, sizes.tokens - tokens.size(0))
-        tokens, positions = (
-            torch.nn.functional.pad(numbers, more) for numbers in (tokens, positions)
-        )
-        layout = layout._replace(results=torch.nn.functional.pad(results, more))
-    labels = ids[:, start:].masked_fill(~kept, _IGNORED)[fed]
+
+    # Of each row the last prompt token, and the completion's but its last.
+    inputs = ids[active, -length - 1 : -1]
+    tokens = torch.cat([prompts[prompts >= 0], inputs[own]])
+    after = prompt_lengths[index].unsqueeze(1) + torch.arange(length, device=ids.device)
+    positions = torch.cat([steps[: shape.prompt].expand_as(in_prompt)[in_prompt], after[own]])
+    causal = torch.ones(shape.completion, shape.completion, device=ids.device).tril().bool()
+    seen = [
+        in_prompt[prompt_of].unsqueeze(1).expand(-1, shape.completion, -1),
+        causal.expand(shape.rows, -1, -1),
+    ]
+    rows = places.new_zeros(ids.size(0), length + 1)
+    columns = min(length, shape.completion)
+    rows[active, :columns] = of_completions[: active.numel(), :columns]
     return Packed(
-        tokens.unsqueeze(0),
-        positions.unsqueeze(0),
+        _padded(tokens, shape.tokens).unsqueeze(0),
+        _padded(positions, shape.tokens).unsqueeze(0),
         torch.cat(seen, dim=2).unsqueeze(1),
         layout,
-        fed,
-        labels.unsqueeze(0),
+        rows,
+        scored,
+        ids[:, -length:].masked_fill(~kept, _IGNORED)[scored].unsqueeze(0),
     )
 
 
-def _columns(mask: torch.Tensor, columns: int) -> torch.Tensor:
-    """A mask ``(B, length)`` as ``(B, columns)``."""
-    return torch.nn.functional.pad(mask, (0, max(0, columns - mask.size(1))))[:, :columns]
+def _tight(own: torch.Tensor, prompt_lengths: torch.Tensor) -> Sizes:
+    """The least that holds completions ``(B, length)`` and prompts of lengths ``(G,)``."""
+    completion = int(own.any(0).nonzero().max()) + 1
+    prompt = int(prompt_lengths.max())
+    if prompt:
+        prompt += -(prompt + completion) % _MULTIPLE
+    tokens = int(prompt_lengths.sum() + own.sum())
+    return Sizes(own.size(0), prompt_lengths.numel(), prompt, completion, tokens)
+
+
+def _padded(numbers: torch.Tensor, *shape: int) -> torch.Tensor:
+    """Numbers in a shape, cut or with zeros at the ends."""
+    more = [
+        amount
+        for wanted, size in zip(shape[::-1], numbers.shape[::-1], strict=True)
+        for amount in (0, wanted - size)
+    ]
+    return torch.nn.functional.pad(numbers, more)
+
+
+def _pieces(prompts: torch.Tensor, mask: torch.Tensor, rows: slice, most: int) -> Iterator[slice]:
+    """Rows in pieces that have at most so many distinct prompts; of all rows, tokens ``(B, P)``."""
+    distinct, _ = distinct_rows(prompts[rows], mask[rows, : prompts.size(1)])
+    if distinct.size(0) <= most:
+        yield rows
+        return
+    middle = (rows.start + rows.stop) // 2
+    for half in (slice(rows.start, middle), slice(middle, rows.stop)):
+        yield from _pieces(prompts, mask, half, most)
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows that need not be scored, and rows that belong together
+# --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Rows of a micro-batch that cannot move anything.
+
+    Args:
+        rows: Which, ``(B,)``.
+        logps: What is put down for their log-probs ``(B, C)``: the old ones; None for 0. Their ratio
+            is 1, and their advantage of 0 takes it out of the loss.
+    """
+
+    rows: torch.Tensor
+    logps: torch.Tensor | None
+
+    def score(
+        self,
+        score: Callable[..., Scores],
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        length: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Scores:
+        """Score the other rows by `score`; the entropy put down for these is the others' mean."""
+        scored = mask.clone()
+        scored[self.rows, -length:] = 0
+        logps, entropies, aux_loss = score(ids, scored, length, *args, **kwargs)
+        idle = self.rows.unsqueeze(1)
+        if self.logps is not None:
+            logps = torch.where(idle, self.logps.to(logps.dtype), logps)
+        if entropies is not None:
+            tokens = scored[:, -length:]
+            mean = (entropies * tokens).sum() / tokens.sum().clamp(min=1)
+            entropies = torch.where(idle, mean.detach(), entropies)
+        return Scores(logps, entropies, aux_loss)
+
+
+def groups_together(batches: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The rows of micro-batches in as many again, completions of one prompt one after the other.
+
+    TRL shuffles rows over the micro-batches of a generation, which tears groups apart. Prompts stay in
+    the shuffled order of their first rows.
+    """
+    if len(batches) == 1 or any(isinstance(value, list) for value in batches[0].values()):
+        return list(batches)
+    whole = {
+        key: torch.cat([batch[key] for batch in batches])
+        for key, value in batches[0].items()
+        if torch.is_tensor(value) and value.dim()
+    }
+    _, prompt_of = distinct_rows(whole["prompt_ids"], whole["prompt_mask"])
+    first: dict[int, int] = {}
+    for prompt in prompt_of.tolist():
+        first.setdefault(prompt, len(first))
+    turn = torch.tensor([first[prompt] for prompt in prompt_of.tolist()])
+    order = turn.argsort(stable=True).to(prompt_of.device)
+    return [
+        {**batch, **{key: column[rows] for key, column in whole.items()}}
+        for batch, rows in zip(batches, order.chunk(len(batches)), strict=True)
+    ]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -222,9 +299,13 @@ class SharedPrompts(Part):
 
     Args:
         trainer: The `RookWorldGRPOTrainer`.
+
+    Attributes:
+        leaves_out_idle: Whether rows that cannot move anything are left out of the update.
     """
 
     def __init__(self, trainer: Any) -> None:
+        self.leaves_out_idle = True
         self._trainer = trainer
         self._packed: Packed | None = None  # of the forward now
         for network in trainer.networks():
@@ -256,27 +337,79 @@ class SharedPrompts(Part):
         length: int,
         batch_size: int | None = None,
         *,
+        buckets: Buckets | None = None,
         compute_entropy: bool = False,
         **kwargs: Any,
     ) -> Scores:
-        """Score rows ``(B, T)``; images and the like are left to TRL's way of scoring, `score`."""
+        """Score rows ``(B, T)``; images and the like are left to TRL's way of scoring, `score`.
+
+        With `buckets`, which have padded the rows, every forward has the shapes of their bucket.
+        """
         if any(given is not None and given is not False for given in kwargs.values()):
             kwargs["compute_entropy"] = compute_entropy
             return score(network, ids, mask, length, batch_size, **kwargs)
+        sizes = None if buckets is None else self._sizes(buckets, ids.size(1))
         step = batch_size or ids.size(0)
         parts = [
-            self._forward(network, ids[start : start + step], mask[start : start + step], length)
+            self._forward(
+                network, ids[start : start + step], mask[start : start + step], length, sizes
+            )
             for start in range(0, ids.size(0), step)
         ]
         logps, entropies = zip(*parts, strict=True)
         return Scores(torch.cat(logps), torch.cat(entropies) if compute_entropy else None, None)
 
+    def score_in_pieces(
+        self,
+        score: Callable[..., Scores],
+        network: torch.nn.Module,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        length: int,
+        batch_size: int,
+        *,
+        buckets: Buckets,
+        temperatures: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> Scores:
+        """Score rows by `score`, no more prompts at a time than constant shapes have room for."""
+        most = self._sizes(buckets, ids.size(1)).prompts
+        parts = []
+        for start in range(0, ids.size(0), batch_size):
+            for rows in _pieces(
+                ids[:, : -length - 1], mask, slice(start, start + batch_size), most
+            ):
+                if temperatures is not None:
+                    kwargs["temperatures"] = temperatures[rows]
+                parts.append(score(network, ids[rows], mask[rows], length, None, **kwargs))
+        logps, entropies, aux_losses = zip(*parts, strict=True)
+        return Scores(
+            torch.cat(logps),
+            None if entropies[0] is None else torch.cat(entropies),
+            None if aux_losses[0] is None else torch.stack(aux_losses).mean(),
+        )
+
+    def _sizes(self, buckets: Buckets, width: int) -> Sizes:
+        """What holds every micro-batch of whole rows of `width` tokens."""
+        rows, group = buckets.rows, self._trainer.num_generations
+        whole = rows % group == 0 or group % rows == 0
+        prompts = max(1, rows // group) if whole else (rows - 2) // group + 2
+        completion = buckets.completion_of(width)
+        # Longer completions than these come with shorter prompts, which are fewer.
+        tokens = rows * completion + prompts * (width - completion - 1)
+        prompt = min(buckets.longest_prompt, width - 1) - 1
+        return Sizes(rows, prompts, prompt, completion, tokens)
+
     def _forward(
-        self, network: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor, length: int
+        self,
+        network: torch.nn.Module,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        length: int,
+        sizes: Sizes | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log-probs and entropies ``(b, length)`` from one forward."""
-        packed = pack(ids, mask, length)
-        self._packed = packed
+        packed = self._packed = pack(ids, mask, length, sizes)
         try:
             with self._trainer.accelerator.autocast():
                 output = network(
@@ -289,21 +422,42 @@ class SharedPrompts(Part):
                 )
         finally:
             self._packed = None
-        return _by_row(output.log_probs, packed.fed), _by_row(output.entropy, packed.fed)
+        return _by_row(output.log_probs, packed.scored), _by_row(output.entropy, packed.scored)
+
+    def idle(self, inputs: Mapping[str, Any]) -> Idle | None:
+        """The rows of a micro-batch that cannot move anything; None where every row may.
+
+        One is scored where all are idle: the loss has a graph on every process, and the entropy that is
+        logged is of a completion.
+        """
+        trainer = self._trainer
+        other_movers = (
+            trainer.entropy_bonus is not None,
+            trainer.top_entropy_quantile < 1,  # which tokens count, depends on all rows
+            any(type(part).term is not Part.term for part in trainer.parts),
+        )
+        if any(other_movers) or not self.leaves_out_idle:
+            return None
+        advantages = inputs["advantages"]
+        rows = (advantages.view(advantages.size(0), -1) == 0).all(1)
+        if not rows.any():
+            return None
+        if rows.all():
+            lengths = inputs["completion_mask"].sum(1)
+            rows[lengths.where(lengths > 0, lengths.max() + 1).argmin()] = False
+        return Idle(rows, inputs.get("old_per_token_logps"))
 
     def _to_rows(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """Hidden states ``(1, N, D)`` as ``(b, length + 1, D)``, as if rows had been sent whole."""
-        if self._packed is None:
-            return
-        places, length = self._packed.layout.completions, self._packed.fed.size(1)
-        places = _columns(places, length + 1)
-        states = output.last_hidden_state[0].index_select(0, places.flatten())
-        output.last_hidden_state = states.unflatten(0, places.shape)
+        if self._packed is not None:
+            rows = self._packed.rows
+            states = output.last_hidden_state[0].index_select(0, rows.flatten())
+            output.last_hidden_state = states.unflatten(0, rows.shape)
 
     def _to_tokens(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """Of hidden states ``(b, length + 1, D)`` those that are scored, ``(1, M, D)``."""
         if self._packed is not None:
-            output.last_hidden_state = output.last_hidden_state[:, :-1][self._packed.fed][None]
+            output.last_hidden_state = output.last_hidden_state[:, :-1][self._packed.scored][None]
 
 
 def _by_row(numbers: torch.Tensor | None, scored: torch.Tensor) -> Any:

@@ -145,7 +145,11 @@ def test_padding_changes_neither_loss_nor_gradients_nor_metrics(
     build: Callable[..., Any], estimator: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = build(
-        shape_buckets=[], beta=0.1, task_sampling=BY_TASK, advantage_estimator=estimator
+        shape_buckets=[],
+        beta=0.1,
+        task_sampling=BY_TASK,
+        advantage_estimator=estimator,
+        share_prompts=False,
     )
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
@@ -167,7 +171,7 @@ def test_padding_changes_neither_loss_nor_gradients_nor_metrics(
         trainer.parts.buckets = None
         loss, gradients, metrics = loss_and_gradients(trainer, batch)
         assert gradients.abs().max() > 1e-3
-        trainer.parts.buckets = Buckets((width - 3, width + 29, width + 60), 8, pad)
+        trainer.parts.buckets = Buckets((width - 3, width + 29, width + 60), 8, pad, (1, width), 24)
         shapes.clear()
         loss_padded, gradients_padded, metrics_padded = loss_and_gradients(trainer, batch)
         assert shapes == [(8, width + 29)]
@@ -180,7 +184,7 @@ def test_padding_changes_neither_loss_nor_gradients_nor_metrics(
 
 
 def test_a_batch_of_too_few_rows_is_filled_up(build: Callable[..., Any]) -> None:
-    trainer = build(shape_buckets=[], task_sampling=BY_TASK)
+    trainer = build(shape_buckets=[], task_sampling=BY_TASK, share_prompts=False)
     ids = torch.randint(5, 100, (11, 30))
     mask = torch.ones_like(ids)
     mask[3, :7] = 0
@@ -190,7 +194,8 @@ def test_a_batch_of_too_few_rows_is_filled_up(build: Callable[..., Any]) -> None
         lambda *passed: shapes.append(tuple(passed[2].last_hidden_state.shape[:2]))
     )
     scores = []
-    for buckets in (None, Buckets([64], 8, trainer.processing_class.pad_token_id)):
+    pad = trainer.processing_class.pad_token_id
+    for buckets in (None, Buckets([64], 8, pad, (1, 50), 24)):
         trainer.parts.buckets = buckets
         with torch.no_grad():
             scores.append(

@@ -1,0 +1,417 @@
+"""Log-probs and gradients with shared prompts are those of whole rows, as TRL's own method has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PromptTuningConfig
+from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
+
+from rookworld_rlvr.training.parts.buckets import Buckets
+from rookworld_rlvr.training.parts.part import Call, whole
+from rookworld_rlvr.training.parts.shared_prompts import groups_together
+from rookworld_rlvr.training.parts.value_head import values_of
+
+from ...conftest import launch
+from ...models.test_architectures import tiny
+
+LENGTH = 7
+LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "sapo", "cispo", "vespo")
+ADAPTERS = {"task_type": "CAUSAL_LM", "r": 2, "init_lora_weights": False}
+Rows = tuple[torch.Tensor, torch.Tensor, int]
+Scored = dict[str, Any]
+
+
+def rows_of(prompts: list[int], lengths: list[int], order: list[int] | None = None) -> Rows:
+    """Rows of random tokens.
+
+    Args:
+        prompts: Tokens of each prompt.
+        lengths: Of each prompt's completions.
+        order: Which prompt each row has; None gives them turns of as many rows.
+    """
+    chance = torch.Generator().manual_seed(len(prompts))
+    order = order or [index for index in range(len(prompts)) for _ in lengths]
+    width = max(prompts)
+    texts = torch.randint(5, 200, (len(prompts), width), generator=chance)
+    completions = torch.randint(5, 200, (len(order), LENGTH), generator=chance)
+    taken = torch.tensor([lengths[row % len(lengths)] for row in range(len(order))])
+    before = torch.arange(width) >= width - torch.tensor(prompts).unsqueeze(1)
+    after = torch.arange(LENGTH) < taken.unsqueeze(1)
+    mask = torch.cat([before[order], after], dim=1)
+    ids = torch.cat([texts[order], completions], dim=1).masked_fill(~mask, 0)
+    return ids, mask.long(), LENGTH
+
+
+ROWS = {
+    "groups": rows_of([9, 4, 6], [7, 3, 1, 5]),
+    "one completion a prompt": rows_of([9, 4, 6], [5]),
+    "torn groups": rows_of([9, 4, 6], [7, 2, 5], [0, 1, 0, 2, 2, 2, 1, 0]),
+    "prompts of one token": rows_of([1, 1], [7, 3]),
+    "one of them of one token": rows_of([1, 5], [7, 3]),
+    "an empty completion": rows_of([4, 6], [7, 0, 4]),
+    "nothing to score": rows_of([4, 6], [0, 0]),
+}
+
+
+def scored(trainer: Any, rows: Rows, **options: Any) -> Scored:
+    """Log-probs, entropies, values and gradients of rows."""
+    trainer.model.zero_grad()
+    with trainer.within(Call(reads_values=trainer.parts.value_head is not None)) as call:
+        scores = trainer.log_probs(trainer.model, *rows, compute_entropy=True, **options)
+    total = (scores.logps * torch.linspace(0.5, 1.5, LENGTH)).sum() + 0.1 * scores.entropies.sum()
+    numbers = {"logps": scores.logps, "entropies": scores.entropies}
+    if call.values:
+        kept = rows[1][:, -LENGTH:]
+        numbers["values"] = values_of(call, *kept.shape) * kept
+        total = total + numbers["values"].square().sum()
+    assert total.requires_grad
+    total.backward()
+    return numbers | {
+        f"gradient of {name}": weight.grad.clone()
+        for name, weight in trainer.model.named_parameters()
+        if weight.grad is not None
+    }
+
+
+def assert_same(ours: Scored, theirs: Scored) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, numbers in theirs.items():
+        gap, size = (ours[name] - numbers).abs().max().item(), numbers.abs().max().item()
+        assert gap < 1e-5 * max(1, size), (name, gap, size)
+
+
+def assert_parity(trainer: Any, rows: Rows, **options: Any) -> None:
+    """What comes of shared prompts is what comes of whole rows."""
+    shared = trainer.parts.shared
+    assert shared is not None
+    trainer.model.train()
+    ours = scored(trainer, rows, **options)
+    trainer.parts.shared = None
+    theirs = scored(trainer, rows, **options)
+    trainer.parts.shared = shared
+    assert_same(ours, theirs)
+    if rows[1][:, -LENGTH:].any():
+        assert max(n.abs().max() for name, n in theirs.items() if "gradient" in name) > 1e-2
+
+
+@pytest.fixture
+def build(
+    make_trainer: Callable[..., Any], random_gpt2: Any, tokenizer: PreTrainedTokenizerBase
+) -> Callable[..., Any]:
+    def make(model: Any = None, **options: Any) -> Any:
+        def reward(completions: list[str], **_: Any) -> list[float]:
+            return [float(len(text)) for text in completions]
+
+        options = {"rewards": [{"name": "graduated"}], "preflight": False, **options}
+        return make_trainer(model or random_gpt2, tokenizer, reward_funcs=[reward], **options)
+
+    return make
+
+
+# --------------------------------------------------------------------------------------------------
+# Parity
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen2"])
+def test_rows_of_all_sorts(
+    kind: str, build: Callable[..., Any], tokenizer: PreTrainedTokenizerBase
+) -> None:
+    trainer = build(None if kind == "gpt2" else tiny(kind, tokenizer))
+    for rows in ROWS.values():
+        assert_parity(trainer, rows)
+        assert_parity(trainer, rows, batch_size=3)
+
+
+def test_a_prompt_is_sent_once_and_padding_never(build: Callable[..., Any]) -> None:
+    trainer = build()
+    shapes = []
+    trainer.model.transformer.h[0].register_forward_pre_hook(
+        lambda _, passed: shapes.append(tuple(passed[0].shape[:2]))
+    )
+    trainer.log_probs(trainer.model, *ROWS["groups"])
+    assert shapes == [(1, (9 + 4 + 6 - 3) + 3 * (7 + 3 + 1 + 5))]
+
+
+def test_temperatures_by_row(build: Callable[..., Any]) -> None:
+    trainer = build(task_sampling={"policy": {}, "environment": {}})
+    for rows in (ROWS["groups"], ROWS["torn groups"]):
+        temperatures = torch.linspace(0.5, 1.5, len(rows[0]))
+        assert_parity(trainer, rows, temperatures=temperatures)
+        assert_parity(trainer, rows, temperatures=temperatures, batch_size=3)
+
+
+def test_a_value_head(build: Callable[..., Any]) -> None:
+    trainer = build(advantage_estimator="gae", task_sampling={"policy": {}})
+    trainer.model.value_head.weight.data.normal_()
+    for rows in (ROWS["groups"], ROWS["torn groups"]):
+        temperatures = torch.linspace(0.5, 1.5, len(rows[0]))
+        assert_parity(trainer, rows, temperatures=temperatures, batch_size=3)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_gradient_checkpointing(
+    kind: str, reentrant: bool, build: Callable[..., Any], tokenizer: PreTrainedTokenizerBase
+) -> None:
+    trainer = build(None if kind == "gpt2" else tiny(kind, tokenizer))
+    ours = scored(trainer, ROWS["groups"])
+    trainer.model.train()
+    trainer.model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    trainer.model.enable_input_require_grads()
+    assert_same(scored(trainer, ROWS["groups"]), ours)
+    assert_parity(trainer, ROWS["torn groups"])
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_adapters_with_and_without_them(
+    kind: str, build: Callable[..., Any], tokenizer: PreTrainedTokenizerBase
+) -> None:
+    targets = ["c_attn"] if kind == "gpt2" else ["q_proj", "v_proj"]
+    model = None if kind == "gpt2" else tiny(kind, tokenizer)
+    adapters = LoraConfig(**ADAPTERS, target_modules=targets)
+    trainer = build(model, peft_config=adapters, beta=0.1)
+    assert_parity(trainer, ROWS["torn groups"])
+    ours = trainer.reference_log_probs(*ROWS["groups"])
+    trainer.parts.shared = None
+    torch.testing.assert_close(trainer.reference_log_probs(*ROWS["groups"]), ours)
+    assert not torch.allclose(trainer.log_probs(trainer.model, *ROWS["groups"]).logps, ours)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_iterations": 2, "gradient_accumulation_steps": 2},
+        {"gradient_checkpointing": True, "per_device_train_batch_size": 6, "num_generations": 4},
+        {"advantage_estimator": "gae", "task_sampling": {"policy": {"temperature": 0.7}}},
+        {"zero_variance": "skip", "entropy_coef": 0.01},
+    ],
+    ids=["iterations", "torn micro-batches", "gae", "skip"],
+)
+def test_as_much_is_learnt(
+    build: Callable[..., Any], random_gpt2: Any, options: dict[str, Any]
+) -> None:
+    start = {name: weight.clone() for name, weight in random_gpt2.state_dict().items()}
+    ends = []
+    options = {
+        "gradient_accumulation_steps": 4,
+        "max_steps": 2,
+        "optim": "sgd",
+        "learning_rate": 0.1,
+        "max_completion_length": 8,
+        "logging_steps": 1,
+        "eval_strategy": "no",
+        "load_best_model_at_end": False,
+        "save_strategy": "no",
+        **options,
+    }
+    for shares in (True, False):
+        model = GPT2LMHeadModel(random_gpt2.config)
+        model.load_state_dict(start)
+        trainer = build(model, share_prompts=shares, **options)
+        assert (trainer.parts.shared is not None) == shares
+        trainer.train()
+        losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
+        ends.append((losses, trainer.model.state_dict()))
+    (ours, weights), (theirs, expected) = ends
+    assert ours == pytest.approx(theirs, abs=1e-5)
+    moved = [(expected[name] - start[name]).abs().max() for name in start]
+    assert max(moved) > 1e-3
+    for name, weight in expected.items():
+        torch.testing.assert_close(weights[name], weight, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_two_processes_one_of_which_has_nothing_to_learn(tmp_path: Path) -> None:
+    done = launch("--module", "tests.training.parts.shared_on_two", str(tmp_path))
+    assert done.returncode == 0, done.stderr[-3000:]
+    for rank in range(2):
+        gap, size = json.loads((tmp_path / f"process{rank}.json").read_text())
+        assert gap < 1e-5 < 1e-3 < size
+
+
+# --------------------------------------------------------------------------------------------------
+# Constant shapes
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("estimator", ["group", "gae"])
+def test_with_buckets_shapes_are_constant(build: Callable[..., Any], estimator: str) -> None:
+    trainer = build(advantage_estimator=estimator, task_sampling={"policy": {}})
+    shapes = set()
+
+    def note(module: Any, args: Any, kwargs: Any) -> None:
+        tensors = (kwargs["input_ids"], kwargs["attention_mask"], *kwargs["shared_prompts"])
+        shapes.add(tuple(tuple(tensor.shape) for tensor in tensors))
+
+    handle = trainer.model.transformer.register_forward_pre_hook(note, with_kwargs=True)
+    trainer.parts.buckets = Buckets([16, 24], 8, 0, (1, 9), LENGTH)
+    batches = [ROWS[name] for name in ("groups", "torn groups", "one completion a prompt")]
+    scores = []
+    for rows in batches:
+        temperatures = torch.linspace(0.5, 1.5, len(rows[0]))
+        scores.append(scored(trainer, rows, temperatures=temperatures))
+    assert len(shapes) == 1
+    handle.remove()
+    trainer.parts.buckets = trainer.parts.shared = None
+    for rows, ours in zip(batches, scores, strict=True):
+        temperatures = torch.linspace(0.5, 1.5, len(rows[0]))
+        theirs = scored(trainer, rows, temperatures=temperatures)
+        assert_same(ours, theirs)
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows that cannot move anything
+# --------------------------------------------------------------------------------------------------
+def micro_batch(rows: Rows, advantages: list[float]) -> dict[str, torch.Tensor]:
+    ids, mask, length = rows
+    return {
+        "prompt_ids": ids[:, :-length],
+        "prompt_mask": mask[:, :-length],
+        "completion_ids": ids[:, -length:],
+        "completion_mask": mask[:, -length:],
+        "advantages": torch.tensor(advantages),
+        "num_items_in_batch": mask[:, -length:].sum() * 2,
+    }
+
+
+def loss_and_gradients(trainer: Any, inputs: dict[str, Any]) -> tuple[float, torch.Tensor, Any]:
+    trainer._metrics["train"].clear()
+    trainer.model.zero_grad()
+    loss = trainer.loss(trainer.model, inputs)[0]
+    loss.backward()
+    gradients = [p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]
+    metrics = {name: values[-1] for name, values in trainer._metrics["train"].items()}
+    return loss.item(), torch.cat(gradients), metrics
+
+
+SOME = [1.0, -1.0, 0.5, -0.5, 0.0, 0.0, 0.0, 0.0, 2.0, 0.0, -1.0, 0.0]
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+@pytest.mark.parametrize("old", [False, True], ids=["on policy", "old log-probs"])
+def test_the_loss_is_that_of_the_full_batch(
+    build: Callable[..., Any], loss_type: str, old: bool
+) -> None:
+    trainer = build(loss_type=loss_type)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 2
+    sent = []
+    trainer.model.transformer.h[0].register_forward_pre_hook(
+        lambda _, passed: sent.append(passed[0].shape[1])
+    )
+    for advantages in (SOME, [0.0] * 12):
+        inputs = micro_batch(ROWS["groups"], advantages)
+        if old:
+            with torch.no_grad():
+                logps = trainer.log_probs(trainer.model, *whole(inputs)).logps
+            noise = torch.linspace(-0.4, 0.4, logps.numel()).view_as(logps)
+            inputs["old_per_token_logps"] = (logps + noise) * inputs["completion_mask"]
+        trainer.parts.shared.leaves_out_idle = False
+        loss, gradients, metrics = loss_and_gradients(trainer, inputs)
+        everything = sent.pop()
+        trainer.parts.shared.leaves_out_idle = True
+        ours, our_gradients, our_metrics = loss_and_gradients(trainer, inputs)
+        assert sent.pop() < 0.7 * everything
+        assert ours == pytest.approx(loss, abs=1e-6)
+        torch.testing.assert_close(our_gradients, gradients, atol=1e-6, rtol=1e-5)
+        assert our_metrics.keys() == metrics.keys()
+        clipped = [name for name in metrics if "clip" in name]
+        assert [our_metrics[name] for name in clipped] == [metrics[name] for name in clipped]
+        assert 0 < our_metrics["entropy"] < 10
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"advantage_estimator": "gae"},
+        {"entropy_coef": 0.01},
+        {"top_entropy_quantile": 0.5},
+        {"peft_config": LoraConfig(**ADAPTERS, target_modules=["c_attn"]), "beta": 0.1},
+    ],
+    ids=["value head", "entropy bonus", "picked tokens", "kl"],
+)
+def test_no_row_is_left_out_where_something_else_may_move(
+    build: Callable[..., Any], options: dict[str, Any]
+) -> None:
+    trainer = build(**options)
+    assert trainer.parts.call(micro_batch(ROWS["groups"], SOME)).idle is None
+
+
+# --------------------------------------------------------------------------------------------------
+# Groups and micro-batches
+# --------------------------------------------------------------------------------------------------
+def test_groups_that_were_torn_are_put_together() -> None:
+    prompts = torch.tensor([[7, 8], [0, 8], [7, 8], [5, 6], [0, 8], [5, 6]])
+    mask = torch.tensor([[1, 1], [0, 1], [1, 1], [1, 1], [0, 1], [1, 1]])
+    rows = torch.arange(6)
+    batches = [
+        {"prompt_ids": p, "prompt_mask": m, "row": r, "scale": torch.tensor(2.0), "none": None}
+        for p, m, r in zip(prompts.split(3), mask.split(3), rows.split(3), strict=True)
+    ]
+    first, second = groups_together(batches)
+    assert first["row"].tolist() == [0, 2, 1] and second["row"].tolist() == [4, 3, 5]
+    assert second["prompt_ids"].tolist() == [[0, 8], [5, 6], [5, 6]]
+    assert first["scale"] == 2 and first["none"] is None
+
+
+def test_training_gets_whole_groups(build: Callable[..., Any]) -> None:
+    trainer = build(per_device_train_batch_size=4, gradient_accumulation_steps=4)
+    trainer.model.train()
+    trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+    assert len(trainer._buffered_inputs) == 4
+    for batch in trainer._buffered_inputs:
+        assert len(batch["prompt_ids"].unique(dim=0)) == 1
+
+
+# --------------------------------------------------------------------------------------------------
+# Where prompts are not shared
+# --------------------------------------------------------------------------------------------------
+def eager(model: Any) -> Any:
+    model.set_attn_implementation("eager")
+    return model
+
+
+def sliding(tokenizer: PreTrainedTokenizerBase) -> Any:
+    model = tiny("qwen2", tokenizer)
+    model.config.layer_types = ["full_attention", "sliding_attention"]
+    model.config.sliding_window = 8
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("gpt_neo", "GPTNeoForCausalLM has an attention of its own"),
+        ("eager", "the attention is 'eager', not 'sdpa'"),
+        ("sliding", "Qwen2ForCausalLM has layers that do not attend to all tokens before"),
+        ("prompt tuning", "the adapters add tokens to the prompts"),
+    ],
+)
+def test_what_cannot_share_says_so_once(
+    kind: str,
+    reason: str,
+    build: Callable[..., Any],
+    random_gpt2: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    adapters = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    model = {
+        "gpt_neo": lambda: tiny("gpt_neo", tokenizer),
+        "eager": lambda: eager(random_gpt2),
+        "sliding": lambda: sliding(tokenizer),
+        "prompt tuning": lambda: random_gpt2,
+    }[kind]()
+    trainer = build(model, peft_config=adapters if kind == "prompt tuning" else None)
+    assert trainer.parts.shared is None
+    told = capsys.readouterr().out
+    assert told.count(f"share_prompts: {reason}; each row is scored whole, as TRL does") == 1
+
+
+def test_it_can_be_switched_off(
+    build: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert build(share_prompts=False).parts.shared is None
+    assert "share_prompts" not in capsys.readouterr().out
