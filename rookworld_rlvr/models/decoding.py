@@ -1,32 +1,50 @@
-"""Batched decoding for evaluation, safe for models with absolute positions."""
+"""The decoder of training, held-out evaluation, suites and games: one loop, a token a row and step.
+
+Distinct prompts go through the network once and their rows share what comes out; keys and values are
+written into a cache of fixed size; rows that have ended make room for the others.
+
+A row ends with an end of text or at its length, never because its answer is complete: whatever the
+text, the model may go on with any token, and one that does is to be found out. Leaving out the last
+token would change the distribution that is sampled.
+"""
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     GenerationConfig,
+    GPT2LMHeadModel,
     LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
+    StoppingCriteria,
+    StoppingCriteriaList,
 )
+from transformers.cache_utils import Cache, DynamicLayer
+from transformers.pytorch_utils import Conv1D
 
 from ..common.errors import RookWorldError
+from ..tasks.task import Sampling
 
 ANSWER_TOKENS = 160  # the longest answer; one of the policy task has up to 144 tokens of GPT-2's
+_FEW_ROWS = 16  # a step of so many takes a GPU as long as one of a single row
 
 
+# --------------------------------------------------------------------------------------------------
+# Texts
+# --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Decoding:
     """How tokens are chosen.
@@ -61,13 +79,12 @@ def complete(
     max_new_tokens: int,
     decoding: Decoding = GREEDY,
     batch_size: int = 64,
+    by_generate: bool = False,
     progress: Callable[[int], object] | None = None,
 ) -> list[str]:
     """Decode one completion for each prompt, without special tokens.
 
-    Prompts are sorted by length, so that a batch has little padding, and padded on the left;
-    `generate` numbers positions from the attention mask. A completion, greedy or sampled, depends
-    neither on its prompt's batch nor on its place there.
+    In fp32 a completion, greedy or sampled, depends neither on its prompt's batch nor on its place there.
 
     Args:
         model: In evaluation mode or without dropout.
@@ -76,6 +93,7 @@ def complete(
         max_new_tokens: Largest number of tokens in a completion; less if the model has fewer positions.
         decoding: How tokens are chosen.
         batch_size: Prompts decoded at once.
+        by_generate: See `decode`.
         progress: Called with the number of prompts of each batch that is done.
 
     Returns:
@@ -85,40 +103,33 @@ def complete(
         RookWorldError: A prompt fills the model's table of positions.
     """
     encoded = [tokenizer(prompt)["input_ids"] for prompt in prompts]
-    room = [min(max_new_tokens, _room(model, len(tokens))) for tokens in encoded]
-    completions = [""] * len(prompts)
-    for indices in _batches([len(tokens) for tokens in encoded], room, batch_size):
-        config = GenerationConfig(
-            do_sample=False,  # to sample is to take the largest score after `_SeededNoise`
-            max_new_tokens=room[indices[0]],
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
+    rows = [
+        Sampling(
+            decoding.temperature,
+            decoding.top_p,
+            decoding.top_k,
+            min(max_new_tokens, _room(model, len(tokens))),
         )
-        batch = pad_rows([encoded[index] for index in indices], tokenizer.pad_token_id)
-        batch = {key: tensor.to(model.device) for key, tensor in batch.items()}
-        sampler = _sampler(decoding, [prompts[index] for index in indices])
-        with torch.no_grad():
-            output = model.generate(
-                **batch, generation_config=config, logits_processor=sampler
-            )  # (B, T + new)
-        texts = tokenizer.batch_decode(
-            output[:, batch["input_ids"].size(1) :], skip_special_tokens=True
-        )
-        for index, text in zip(indices, texts, strict=True):
-            completions[index] = text
-        if progress is not None:
-            progress(len(indices))
-    return completions
-
-
-def _batches(lengths: Sequence[int], room: Sequence[int], size: int) -> Iterator[list[int]]:
-    """Batches of prompts of similar length and the same room: a long one must not cut others short."""
-    order = sorted(range(len(lengths)), key=lambda index: (room[index], lengths[index]))
-    for _, group in itertools.groupby(order, key=lambda index: room[index]):
-        waiting = list(group)
-        for start in range(0, len(waiting), size):
-            yield waiting[start : start + size]
+        for tokens in encoded
+    ]
+    options = GenerationConfig(
+        max_new_tokens=max_new_tokens,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    seeds = [_number(f"{decoding.seed} {prompt}") for prompt in prompts]
+    drawn = decode(
+        model,
+        encoded,
+        rows,
+        options,
+        by_generate=by_generate,
+        seeds=seeds if decoding.temperature else None,
+        batch_size=batch_size,
+        progress=progress,
+    )
+    texts: list[str] = tokenizer.batch_decode(drawn.ids, skip_special_tokens=True)
+    return texts
 
 
 def _room(model: PreTrainedModel, prompt_tokens: int) -> int:
@@ -132,41 +143,6 @@ def _room(model: PreTrainedModel, prompt_tokens: int) -> int:
             "give another model, or leave such prompts out"
         )
     return int(positions) - prompt_tokens
-
-
-def _sampler(decoding: Decoding, prompts: Sequence[str]) -> LogitsProcessorList:
-    steps = LogitsProcessorList()
-    if not decoding.temperature:
-        return steps
-    steps.append(TemperatureLogitsWarper(decoding.temperature))
-    if decoding.top_k:
-        steps.append(TopKLogitsWarper(decoding.top_k))
-    if decoding.top_p < 1:
-        steps.append(TopPLogitsWarper(decoding.top_p))
-    steps.append(_SeededNoise(decoding.seed, prompts))
-    return steps
-
-
-class _SeededNoise(LogitsProcessor):
-    """Adds Gumbel noise from each prompt's own stream; the argmax is then a draw from the softmax.
-
-    `generate` draws a whole batch from one stream, so a row's tokens would depend on its neighbours.
-
-    Source: C. J. Maddison, D. Tarlow and T. Minka, "A* Sampling", NeurIPS 2014, section 2.
-    """
-
-    def __init__(self, seed: int, prompts: Sequence[str]) -> None:
-        self._streams = [
-            torch.Generator().manual_seed(_number(f"{seed} {prompt}")) for prompt in prompts
-        ]
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Scores ``(B, V)`` with noise."""
-        uniform = torch.stack(
-            [torch.rand(scores.size(1), generator=stream) for stream in self._streams]
-        )
-        noise = -torch.log(-torch.log(uniform.clamp(1e-12, 1 - 1e-7)))
-        return scores + noise.to(scores.device)
 
 
 def _number(text: str) -> int:
@@ -184,3 +160,626 @@ def pad_rows(
     ones = [torch.ones_like(row) for row in tokens]
     pad = partial(pad_sequence, batch_first=True, padding_side=side)
     return {"input_ids": pad(tokens, padding_value=pad_token_id), "attention_mask": pad(ones)}
+
+
+# --------------------------------------------------------------------------------------------------
+# Tokens: the loop
+# --------------------------------------------------------------------------------------------------
+class Drawn(NamedTuple):
+    """Completions, a list a row; what ended one, an end of text, belongs to it."""
+
+    ids: list[list[int]]
+    logps: list[list[float]] | None  # nats, at the row's temperature, before top-k and top-p
+
+
+@torch.no_grad()
+def decode(
+    network: Any,
+    prompts: Sequence[Sequence[int]],
+    rows: Sequence[Sampling],
+    options: GenerationConfig,
+    *,
+    by_generate: bool = False,
+    seeds: Sequence[int] | None = None,
+    keep_logps: bool = False,
+    batch_size: int | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> Drawn:
+    """Draw one completion a prompt, each in its own way.
+
+    Under autocast it computes as autocast says. GPT-2 is computed from its weights, others by
+    transformers' modules.
+
+    Args:
+        network: A causal language model, adapters included.
+        prompts: Token ids of `N` prompts; equal ones are read once.
+        rows: How each is drawn; temperature 0 takes the likeliest token, None as a length
+            ``options.max_new_tokens``.
+        options: That, the pad token's id and those of the end of text; the loop reads no more.
+        by_generate: Take transformers' loop in place of this one, for weights in shards, which every
+            process has to gather as often, or where `options` ask for more.
+        seeds: Of each row's own stream of noise. None draws all from the device's global generator.
+        keep_logps: Whether log-probs are wanted.
+        batch_size: Rows decoded at once; None for all.
+        progress: Called with the number of rows of each batch that is done.
+
+    Raises:
+        RookWorldError: The model's scores are not numbers.
+    """
+    drawn: dict[int, tuple[list[int], list[float]]] = {}
+    draw = _generate_batch if by_generate else _decode_batch
+    lengths = [row.max_completion_length or options.max_new_tokens for row in rows]
+    # `generate` goes on with rows that have ended, past the end of a table of positions too
+    apart = lengths if by_generate and batch_size else [0] * len(prompts)
+    for places in _batches(prompts, apart, batch_size or len(prompts)):
+        noise = None if seeds is None else [seeds[place] for place in places]
+        chooser = Chooser([rows[place] for place in places], network.device, noise, keep_logps)
+        texts, longest = [prompts[place] for place in places], [lengths[place] for place in places]
+        found = draw(network, texts, chooser, longest, options)
+        logps = found.logps or [[] for _ in places]
+        drawn |= dict(zip(places, zip(found.ids, logps, strict=True), strict=True))
+        if progress is not None:
+            progress(len(places))
+    in_order = [drawn[place] for place in range(len(prompts))]
+    return Drawn(
+        [ids for ids, _ in in_order], [logps for _, logps in in_order] if keep_logps else None
+    )
+
+
+def _batches(
+    prompts: Sequence[Sequence[int]], apart: Sequence[int], size: int
+) -> Iterator[list[int]]:
+    """Places of prompts of like length, equal ones together; what differs in `apart` is kept so."""
+
+    def key(place: int) -> tuple[int, int, Sequence[int]]:
+        return apart[place], len(prompts[place]), prompts[place]
+
+    for _, group in itertools.groupby(sorted(range(len(prompts)), key=key), lambda p: apart[p]):
+        waiting = list(group)
+        for start in range(0, len(waiting), size):
+            yield waiting[start : start + size]
+
+
+def _decode_batch(
+    network: Any,
+    prompts: Sequence[Sequence[int]],
+    chooser: Chooser,
+    lengths: Sequence[int],
+    options: GenerationConfig,
+) -> Drawn:
+    device, count, longest = network.device, len(prompts), max(lengths)
+    logits, steps = _read(network, prompts, longest, options.pad_token_id)
+    ends = torch.tensor(_ends(options), device=device)
+    bounds = torch.tensor(lengths, device=device)
+    tokens = torch.zeros(count, longest, dtype=torch.long, device=device)
+    logps = torch.zeros(count, longest, device=device) if chooser.keep_logps else None
+    used = torch.zeros(count, dtype=torch.long, device=device)
+    live = torch.arange(count, device=device)  # (n,): the row in each slot
+    for step in range(longest):
+        drawn, of_drawn = chooser(logits)  # (n,)
+        tokens[live, step] = drawn
+        if logps is not None and of_drawn is not None:
+            logps[live, step] = of_drawn
+        over = torch.isin(drawn, ends) | (bounds[live] <= step + 1)
+        used[live] = torch.where((used[live] == 0) & over, step + 1, used[live])
+        over = used[live] > 0
+        left = len(live) - int(over.sum())
+        if left == 0:
+            break
+        if left <= len(live) * steps.crowd:
+            slots = _closed_up(over, left)
+            live, drawn = live[slots], drawn[slots]
+            chooser.keep(slots)
+            steps.keep(slots)
+        logits = steps(drawn)
+    sizes = used.tolist()
+    ids = [row[:size] for row, size in zip(tokens.tolist(), sizes, strict=True)]
+    if logps is None:
+        return Drawn(ids, None)
+    return Drawn(ids, [row[:size] for row, size in zip(logps.tolist(), sizes, strict=True)])
+
+
+def _ends(options: GenerationConfig) -> list[int]:
+    ends = options.eos_token_id
+    return [ends] if isinstance(ends, int) else list(ends or [])
+
+
+def _closed_up(over: torch.Tensor, left: int) -> torch.Tensor:
+    """Which slot comes into each of the first `left`: the last rows go where rows have ended.
+
+    Args:
+        over: ``(n,)``, whether a slot's row has ended.
+        left: How many have not.
+    """
+    slots = torch.arange(left, device=over.device)
+    live = (~over).nonzero().flatten()
+    slots[over[:left]] = live[live >= left]
+    return slots
+
+
+# --------------------------------------------------------------------------------------------------
+# Choosing
+# --------------------------------------------------------------------------------------------------
+class Chooser:
+    """Draws a token a row: temperature, top-k and top-p of each as transformers' warpers have them.
+
+    Args:
+        rows: How each of the `B` rows is drawn; temperature 0 takes the likeliest token.
+        device: Of the logits.
+        seeds: Of each row's own noise; None draws all from the device's global generator.
+        keep_logps: Whether log-probs of what is drawn are wanted.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Sampling],
+        device: torch.device,
+        seeds: Sequence[int] | None = None,
+        keep_logps: bool = False,
+    ) -> None:
+        def column(values: list[Any]) -> torch.Tensor:
+            return torch.tensor(values, device=device).unsqueeze(1)  # (B, 1)
+
+        self.keep_logps = keep_logps
+        self._temperature = column([float(row.temperature) or 1.0 for row in rows])
+        self._top_p = column([float(row.top_p) for row in rows])
+        top_k = [row.top_k if row.temperature else 1 for row in rows]  # the likeliest token
+        self._top_k = column(top_k)
+        self._draws = any(row.temperature for row in rows)
+        self._most_k = max(top_k)
+        self._has_top_p = any(row.top_p < 1 for row in rows)
+        self._streams = None if seeds is None else [torch.Generator().manual_seed(s) for s in seeds]
+
+    def keep(self, slots: torch.Tensor) -> None:
+        """Go on with the rows in some slots ``(n,)``, in that order."""
+        for name in ("_temperature", "_top_p", "_top_k"):
+            setattr(self, name, getattr(self, name)[slots])
+        if self._streams is not None:
+            self._streams = [self._streams[slot] for slot in slots.tolist()]
+
+    @property
+    def needs_draw(self) -> bool:
+        """Whether scores are logits to draw from, and not such that the largest is the draw."""
+        return self._draws and self._streams is None
+
+    def __call__(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Tokens ``(B,)`` drawn from logits ``(B, V)``, and their log-probs where those are wanted."""
+        if not (self._draws or self.keep_logps):
+            return logits.argmax(-1), None
+        scores = self.scaled(logits)
+        chances = self.noisy(self.cut(scores))
+        drawn = _inverted(chances) if self.needs_draw else chances.argmax(-1)
+        if not self.keep_logps:
+            return drawn, None
+        return drawn, scores.log_softmax(-1).gather(1, drawn.unsqueeze(1)).squeeze(1)
+
+    def scaled(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits ``(B, V)`` at each row's temperature."""
+        return logits.float() / self._temperature
+
+    def cut(self, scores: torch.Tensor) -> torch.Tensor:
+        """Scores ``(B, V)``, -inf where top-k or top-p of a row leave a token out."""
+        size = scores.size(1)
+        if self._most_k:
+            top = scores.topk(min(self._most_k, size)).values
+            least = top.gather(1, self._top_k.clamp(1, size) - 1)  # (B, 1)
+            scores = scores.masked_fill((self._top_k > 0) & (scores < least), -torch.inf)
+        if not self._has_top_p:
+            return scores
+        probs, cuts = scores.softmax(-1), self._top_p < 1
+        # Tokens below this have less than 1 - top-p together, however many they are: the tail is
+        # left out unsorted.
+        likely = (probs > (1 - self._top_p) / size) & cuts
+        top, order = probs.topk(max(1, int(likely.sum(1).max())))  # (B, K)
+        inside = top.cumsum(-1) - top < self._top_p
+        inside[:, 0] = True  # the likeliest token always stays
+        outside = torch.ones_like(likely).scatter(1, order, ~inside)
+        return scores.masked_fill(outside & cuts, -torch.inf)
+
+    def noisy(self, scores: torch.Tensor) -> torch.Tensor:
+        """Scores ``(B, V)`` with noise of the rows' streams, so that the largest is a draw."""
+        if not self._draws or self._streams is None:
+            return scores
+        return scores + _gumbel(self._streams, scores)
+
+
+def _inverted(scores: torch.Tensor) -> torch.Tensor:
+    """Tokens ``(B,)`` drawn from the softmax of scores ``(B, V)``: its distribution function inverted.
+
+    `multinomial` draws a number a token of the vocabulary, and takes ten times as long.
+    """
+    sums = scores.softmax(-1).cumsum(-1, dtype=_double(scores))  # (B, V)
+    total = sums[:, -1:]
+    if not total.isfinite().all():
+        raise RookWorldError(
+            "the model's scores are not numbers, so nothing can be sampled; its weights are broken: "
+            "go back to a checkpoint, and lower the learning rate"
+        )
+    level = (1 - torch.rand_like(total)) * total  # above 0: what has no probability is not drawn
+    return torch.searchsorted(sums, level).squeeze(1)
+
+
+def _double(scores: torch.Tensor) -> torch.dtype:
+    return torch.float32 if scores.device.type == "mps" else torch.float64
+
+
+def _gumbel(streams: Sequence[torch.Generator], scores: torch.Tensor) -> torch.Tensor:
+    """Noise ``(B, V)``, with which the argmax is a draw from the softmax, from each row's own stream.
+
+    Other than by the distribution function's inverse, rounding as good as never changes a draw: a
+    row's tokens depend neither on its batch nor on its place there.
+
+    Source: C. J. Maddison, D. Tarlow and T. Minka, "A* Sampling", NeurIPS 2014, section 2.
+    """
+    uniform = torch.stack([torch.rand(scores.size(1), generator=stream) for stream in streams])
+    return -torch.log(-torch.log(uniform.clamp(1e-12, 1 - 1e-7))).to(scores.device)
+
+
+# --------------------------------------------------------------------------------------------------
+# Steps: logits of the next token, from a cache of fixed size
+# --------------------------------------------------------------------------------------------------
+class _Steps(Protocol):
+    crowd: float  # share of live rows from which on it pays to close up
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits ``(n, V)`` behind the rows' last tokens ``(n,)``."""
+
+    def keep(self, slots: torch.Tensor) -> None:
+        """Go on with the rows in some slots; a row comes from its own slot or from one behind."""
+
+
+def _read(
+    network: Any, prompts: Sequence[Sequence[int]], longest: int, pad_token_id: int
+) -> tuple[torch.Tensor, _Steps]:
+    """Read the prompts, distinct ones once: logits ``(B, V)`` behind them, and the steps that follow."""
+    found = {tuple(prompt): None for prompt in prompts}
+    number = {prompt: index for index, prompt in enumerate(found)}
+    distinct = torch.tensor([number[tuple(prompt)] for prompt in prompts], device=network.device)
+    batch = pad_rows(list(found), pad_token_id)
+    ids, mask = (batch[key].to(network.device) for key in ("input_ids", "attention_mask"))
+    past = Past(mask[distinct], longest)
+    first = _forward(network, ids, mask, _positions(mask), None)
+    model = _known(network)
+    make = partial(_ModuleSteps, network) if model is None else partial(_GPT2Steps, model)
+    return first.logits[:, -1][distinct], make(first.past_key_values, distinct, past)
+
+
+def _positions(mask: torch.Tensor) -> torch.Tensor:
+    return (mask.cumsum(-1) - 1).clamp(min=0)
+
+
+def _forward(
+    network: Any,
+    ids: torch.Tensor,
+    mask: torch.Tensor,
+    positions: torch.Tensor,
+    cache: Cache | None,
+) -> Any:
+    """What transformers' own forward says of tokens ``(B, T)``, logits behind the last of them."""
+    base = network.get_base_model() if hasattr(network, "peft_config") else network
+    known = inspect.signature(type(base).forward).parameters
+    options = {"position_ids": positions, "logits_to_keep": 1}
+    return network(
+        input_ids=ids,
+        attention_mask=mask,
+        past_key_values=cache,
+        use_cache=True,
+        **{name: value for name, value in options.items() if name in known},
+    )
+
+
+class Past:
+    """Where the rows' texts are in the cache.
+
+    Args:
+        mask: ``(B, T)``, 1 where a prompt is, padded on the left.
+        longest: Most tokens of a completion.
+
+    Attributes:
+        seen: ``(B, M)``, True where a row has a text; all positions that there will ever be.
+        positions: ``(B,)``, of the tokens that come next.
+        width: Positions in use.
+    """
+
+    def __init__(self, mask: torch.Tensor, longest: int) -> None:
+        self.width = mask.size(1)
+        self.seen = functional.pad(mask.bool(), (0, longest))
+        self.positions = mask.sum(1)
+
+    def grow(self) -> None:
+        """Make room for one token a row."""
+        self.seen[:, self.width] = True
+        self.width += 1
+
+    def keep(self, slots: torch.Tensor) -> None:
+        """Go on with the rows in some slots."""
+        self.seen, self.positions = self.seen[slots], self.positions[slots]
+
+
+class _FixedLayer(DynamicLayer):
+    """A layer of transformers' cache with room for all tokens to come: they are written in place."""
+
+    def __init__(self, layer: DynamicLayer, room: int) -> None:
+        super().__init__()
+        self.lazy_initialization(layer.keys, layer.values)
+        self._room = [functional.pad(part, (0, 0, 0, room)) for part in (layer.keys, layer.values)]
+        self._show(layer.keys.size(2))
+
+    def _show(self, width: int) -> None:
+        self.keys, self.values = (part[:, :, :width] for part in self._room)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        start = self.keys.size(2)
+        self._show(start + key_states.size(2))
+        self.keys[:, :, start:] = key_states
+        self.values[:, :, start:] = value_states
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        self._room = [part[indices] for part in self._room]
+        self._show(self.keys.size(2))
+
+
+class _ModuleSteps:
+    """By transformers' modules and classes of cache: any causal language model."""
+
+    crowd = 0.75
+
+    def __init__(self, network: Any, cache: Any, distinct: torch.Tensor, past: Past) -> None:
+        self._network, self._cache, self._past = network, cache, past
+        cache.batch_select_indices(distinct)
+        room = past.seen.size(1) - past.width
+        cache.layers = [
+            _FixedLayer(layer, room) if type(layer) is DynamicLayer else layer
+            for layer in cache.layers
+        ]
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        past = self._past
+        past.grow()
+        mask = past.seen[:, : past.width].long()
+        positions = past.positions.unsqueeze(1)
+        found = _forward(self._network, tokens.unsqueeze(1), mask, positions, self._cache)
+        past.positions = past.positions + 1
+        logits: torch.Tensor = found.logits[:, -1]
+        return logits
+
+    def keep(self, slots: torch.Tensor) -> None:
+        self._cache.batch_select_indices(slots)
+        self._past.keep(slots)
+
+
+def _known(network: Any) -> GPT2LMHeadModel | None:
+    """The GPT-2 whose weights `_GPT2Steps` can take; None for what is computed otherwise."""
+    adapted = hasattr(network, "peft_config")
+    model = network.get_base_model() if adapted else network
+    if type(model) is not GPT2LMHeadModel:
+        return None
+    config = model.config
+    return None if config.add_cross_attention or config.reorder_and_upcast_attn else model
+
+
+class _GPT2Steps:
+    """GPT-2 from its weights: at this many small operations a token, modules are most of the time.
+
+    Linear layers that are more than that, adapters for one, are called as the modules that they are.
+    """
+
+    def __init__(
+        self, model: GPT2LMHeadModel, cache: Any, distinct: torch.Tensor, past: Past
+    ) -> None:
+        body = model.transformer
+        self._past = past
+        self._embed, self._embed_position = body.wte, body.wpe
+        self._last = model.config.n_positions - 1  # rows that have ended may be beyond it
+        self._layers = [_Layer(block) for block in body.h]
+        self._norm, self._head = body.ln_f, _linear(model.lm_head)
+        # On a GPU a step is a graph of constant shapes; elsewhere no position is computed that is
+        # not in use, and memory that is not, is not touched.
+        self._is_whole = past.seen.is_cuda
+        keys = cache.layers[0].keys
+        make = keys.new_zeros if self._is_whole else keys.new_empty
+        shape = (2, len(distinct), keys.size(1), past.seen.size(1), keys.size(3))
+        self._cache = [make(shape) for _ in self._layers]  # keys and values: (2, B, H, M, D) each
+        for ours, theirs in zip(self._cache, cache.layers, strict=True):
+            ours[0, :, :, : past.width] = theirs.keys[distinct]
+            ours[1, :, :, : past.width] = theirs.values[distinct]
+        functions = [self._head, *(part for layer in self._layers for part in layer.functions)]
+        modules = any(isinstance(function, torch.nn.Module) for function in functions)
+        self._is_captured = self._is_whole and not modules
+        self._resize(len(distinct))
+
+    def _resize(self, count: int) -> None:
+        self.crowd = 0.75
+        if self._is_whole:  # each size costs a graph
+            self.crowd = 0.5 if count > _FEW_ROWS else 0.0
+        heads = self._cache[0].size(2)
+        self._views = [layer[:, :count] for layer in self._cache]  # (2, n, H, M, D)
+        self._seen = self._past.seen[:, None, None]  # (n, 1, 1, M)
+        seen = self._seen.expand(-1, heads, -1, -1).flatten(0, 1)  # (n*H, 1, M)
+        self._bias = torch.zeros_like(seen, dtype=self._cache[0].dtype)
+        self._bias[..., : self._past.width].masked_fill_(~seen[..., : self._past.width], -torch.inf)
+        self._tokens = torch.zeros(count, dtype=torch.long, device=seen.device)
+        self._at = torch.zeros(1, dtype=torch.long, device=seen.device)
+        self._graph: Any = None
+
+    def keep(self, slots: torch.Tensor) -> None:
+        moved = (slots != torch.arange(len(slots), device=slots.device)).nonzero().flatten()
+        for layer in self._cache:
+            used = layer[..., : self._past.width, :]
+            used[:, moved] = used[:, slots[moved]]
+        self._past.keep(slots)
+        self._resize(len(slots))
+
+    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+        past = self._past
+        self._at.fill_(past.width)
+        past.grow()
+        self._tokens.copy_(tokens)
+        logits = self._captured() if self._is_captured else self._logits()
+        past.positions += 1
+        past.positions.clamp_(max=self._last)
+        return logits
+
+    def _captured(self) -> torch.Tensor:
+        """The same by a CUDA graph of this size: one launch a token in place of hundreds."""
+        if self._graph is None:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self._logits()  # what libraries set up at a first call does not go into a graph
+            torch.cuda.current_stream().wait_stream(side)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._output = self._logits()
+        self._graph.replay()
+        return self._output
+
+    def _logits(self) -> torch.Tensor:
+        """Logits ``(n, V)``, from tensors that stay where they are."""
+        states = self._embed(self._tokens) + self._embed_position(self._past.positions)  # (n, E)
+        for layer, cache in zip(self._layers, self._views, strict=True):
+            mixed = layer.mix(layer.norm_1(states)).unflatten(1, (3, cache.size(2), -1))
+            attended = self._attend(mixed, cache, layer.scaling).flatten(1)
+            states = states + layer.project(attended)
+            states = states + layer.down(layer.act(layer.up(layer.norm_2(states))))
+        logits: torch.Tensor = self._head(self._norm(states))
+        return logits
+
+    def _attend(self, mixed: torch.Tensor, cache: torch.Tensor, scaling: float) -> torch.Tensor:
+        """What queries attend to ``(n, H, D)``; keys and values are put into the cache.
+
+        Args:
+            mixed: ``(n, 3, H, D)``: queries, keys, values.
+            cache: ``(2, n, H, M, D)``, of the layer.
+            scaling: Of the products.
+        """
+        latest = mixed[:, 1:].transpose(0, 1)  # (2, n, H, D)
+        if self._is_whole:
+            cache.index_copy_(3, self._at, latest.unsqueeze(3).to(cache.dtype))
+            attended = functional.scaled_dot_product_attention(
+                mixed[:, 0].unsqueeze(2).to(cache.dtype),
+                cache[0],
+                cache[1],
+                attn_mask=self._seen,
+                scale=scaling,
+            )
+            return attended.squeeze(2)
+        width = self._past.width
+        cache[:, :, :, width - 1] = latest
+        keys, values = (part.flatten(0, 1)[:, :width] for part in cache)  # (n*H, T, D)
+        queries = mixed[:, 0].reshape(-1, 1, mixed.size(3)).to(keys.dtype)
+        weights = torch.baddbmm(
+            self._bias[..., :width], queries, keys.transpose(1, 2), alpha=scaling
+        )
+        weights = weights.float().softmax(-1).to(values.dtype)  # (n*H, 1, T)
+        return torch.bmm(weights, values).view(mixed.size(0), *mixed.shape[2:])
+
+
+class _Layer:
+    """A block of GPT-2, its linear layers as functions of ``(n, E)``."""
+
+    def __init__(self, block: Any) -> None:
+        self.norm_1, self.norm_2 = block.ln_1, block.ln_2
+        self.mix, self.project = _linear(block.attn.c_attn), _linear(block.attn.c_proj)
+        self.up, self.down = _linear(block.mlp.c_fc), _linear(block.mlp.c_proj)
+        self.functions = (self.mix, self.project, self.up, self.down)
+        self.act, self.scaling = block.mlp.act, block.attn.scaling
+
+
+def _linear(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A linear layer's function; its weights are cast once where autocast would at every token."""
+    hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+    if hooked or type(module) not in (Conv1D, torch.nn.Linear):
+        return module  # type: ignore[no-any-return]
+    weight, bias = module.weight, module.bias
+    kind = weight.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
+    if type(module) is Conv1D:
+        return lambda states: torch.addmm(bias, states, weight)
+    return partial(functional.linear, weight=weight, bias=bias)
+
+
+# --------------------------------------------------------------------------------------------------
+# transformers' own loop
+# --------------------------------------------------------------------------------------------------
+class _Processor(LogitsProcessor):
+    """A `Chooser` as `generate` takes it: logits at each row's temperature, cut, or with noise."""
+
+    def __init__(self, chooser: Chooser) -> None:
+        self.chooser = chooser
+        self._last: torch.Tensor | None = None  # (B, V)
+        self._drawn: list[torch.Tensor] = []  # (B,) each
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Scores ``(B, V)`` after what was drawn so far, ``(B, T)``."""
+        self._take(input_ids[:, -1])
+        scores = self.chooser.scaled(scores)
+        if self.chooser.keep_logps:
+            self._last = scores.log_softmax(-1)
+        return self.chooser.noisy(self.chooser.cut(scores))
+
+    def logps(self, last: torch.Tensor) -> list[list[float]]:
+        """Log-probs of all tokens drawn, `C` of each row, the last of them ``(B,)``."""
+        self._take(last)
+        found: list[list[float]] = torch.stack(self._drawn, dim=1).tolist()
+        return found
+
+    def _take(self, drawn: torch.Tensor) -> None:
+        if self._last is not None:
+            self._drawn.append(self._last.gather(1, drawn.unsqueeze(1)).squeeze(1))
+            self._last = None
+
+
+class _RowLength(StoppingCriteria):
+    """Ends each row at its own number of new tokens.
+
+    Args:
+        longest: Most new tokens, by row.
+        width: Tokens of the padded prompts.
+    """
+
+    def __init__(self, longest: Sequence[int], width: int) -> None:
+        self.longest = torch.tensor(longest)
+        self.width = width
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        """Which rows ``(B,)`` are done after ``(B, T)`` tokens."""
+        return (self.longest <= input_ids.size(1) - self.width).to(input_ids.device)
+
+
+def _generate_batch(
+    network: Any,
+    prompts: Sequence[Sequence[int]],
+    chooser: Chooser,
+    lengths: Sequence[int],
+    options: GenerationConfig,
+) -> Drawn:
+    batch = pad_rows(prompts, options.pad_token_id)
+    batch = {key: tensor.to(network.device) for key, tensor in batch.items()}
+    width = batch["input_ids"].size(1)
+    options = copy.deepcopy(options)
+    options.temperature, options.top_p, options.top_k = 1.0, 1.0, 0  # they are the rows'
+    if options.do_sample is None:
+        options.do_sample = chooser.needs_draw
+    options.max_new_tokens = max(lengths)
+    processor = _Processor(chooser)
+    output = network.generate(
+        **batch,
+        generation_config=options,
+        logits_processor=LogitsProcessorList([processor]),
+        stopping_criteria=StoppingCriteriaList([_RowLength(lengths, width)]),
+    )
+    completions = output[:, width:]  # (B, C)
+    is_end = torch.isin(completions, torch.tensor(_ends(options), device=completions.device))
+    first = torch.where(is_end.any(1), is_end.int().argmax(1) + 1, completions.size(1))
+    sizes = [min(size, bound) for size, bound in zip(first.tolist(), lengths, strict=True)]
+    ids = [row[:size] for row, size in zip(completions.tolist(), sizes, strict=True)]
+    if not chooser.keep_logps:
+        return Drawn(ids, None)
+    logps = processor.logps(completions[:, -1])
+    return Drawn(ids, [row[:size] for row, size in zip(logps, sizes, strict=True)])

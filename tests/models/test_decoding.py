@@ -1,0 +1,358 @@
+"""The decoder: what it draws is what transformers draws, in any company."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch.nn import functional
+from transformers import (
+    GenerationConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.models import decoding
+from rookworld_rlvr.models.decoding import Chooser, decode
+from rookworld_rlvr.tasks.task import Sampling
+
+CPU = torch.device("cpu")
+VOCABULARY, END = 24, 0
+ROTARY = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.3,
+}
+NEO = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "initializer_range": 0.3}
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "initializer_range": 0.3}
+KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "gpt2": (GPT2LMHeadModel, GPT2Config, GPT2),
+    "gpt2 of other scales": (
+        GPT2LMHeadModel,
+        GPT2Config,
+        {**GPT2, "scale_attn_by_inverse_layer_idx": True, "tie_word_embeddings": False},
+    ),
+    "gpt2 upcast": (GPT2LMHeadModel, GPT2Config, {**GPT2, "reorder_and_upcast_attn": True}),
+    "llama": (LlamaForCausalLM, LlamaConfig, ROTARY),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, ROTARY),
+    "mistral with a window": (MistralForCausalLM, MistralConfig, {**ROTARY, "sliding_window": 6}),
+    "gpt_neo": (
+        GPTNeoForCausalLM,
+        GPTNeoConfig,
+        {**NEO, "attention_types": [[["global", "local"], 1]], "window_size": 6},
+    ),
+}
+PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [1, 2], [5], [3, 4, 5, 6, 7, 8, 9], [9, 8, 7, 0, 5], [2, 1]]
+
+
+def tiny(kind: str = "gpt2", seed: int = 0, **shape: Any) -> Any:
+    """A model whose distributions are far from uniform."""
+    torch.manual_seed(seed)
+    model, config, base = KINDS[kind]
+    ids = {"bos_token_id": END, "eos_token_id": END, "pad_token_id": END}
+    return model(config(vocab_size=VOCABULARY, **{**base, **shape}, **ids)).eval()
+
+
+def options(length: int = 20, **given: Any) -> GenerationConfig:
+    ends = {"pad_token_id": END, "eos_token_id": [END], "disable_compile": True}
+    return GenerationConfig(max_new_tokens=length, **{**ends, **given})
+
+
+def by_generate(
+    model: Any, prompts: Sequence[Sequence[int]], config: GenerationConfig
+) -> list[list[int]]:
+    """Completions by transformers alone, each prompt by itself; end of text included."""
+    found = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+        found.append(cut(out[0, len(prompt) :].tolist()))
+    return found
+
+
+def cut(row: list[int]) -> list[int]:
+    return row[: row.index(END) + 1] if END in row else row
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_tokens_are_those_of_generate(kind: str) -> None:
+    model = tiny(kind)
+    expected = by_generate(model, PROMPTS, options(do_sample=False))
+    assert len({len(row) for row in expected}) > 1 or kind != "gpt2", "rows end at different steps"
+    for size in (None, 1, 4):
+        drawn = decode(model, PROMPTS, [Sampling(0.0)] * 6, options(), batch_size=size)
+        assert drawn.ids == expected and drawn.logps is None
+    drawn = decode(model, PROMPTS, [Sampling(0.0)] * 6, options(), by_generate=True)
+    assert drawn.ids == expected
+
+
+def test_which_models_are_computed_from_their_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(decoding, "_ModuleSteps", refuse)
+    adapted = get_peft_model(tiny(), LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True))
+    for model in (tiny(), adapted):
+        decode(model, PROMPTS, [Sampling(0.0)] * 6, options(3))
+    for kind in ("llama", "gpt2 upcast"):
+        with pytest.raises(AssertionError):
+            decode(tiny(kind), PROMPTS, [Sampling(0.0)] * 6, options(3))
+
+
+def test_adapters_count() -> None:
+    model = get_peft_model(tiny(), LoraConfig(target_modules=["c_attn", "c_fc"], r=4))
+    for name, weights in model.named_parameters():
+        if "lora" in name:
+            torch.nn.init.normal_(weights, std=0.3)
+    expected = by_generate(model, PROMPTS, options(do_sample=False))
+    assert decode(model, PROMPTS, [Sampling(0.0)] * 6, options()).ids == expected
+    with model.disable_adapter():
+        plain = decode(model, PROMPTS, [Sampling(0.0)] * 6, options()).ids
+    assert plain != expected
+
+
+@pytest.mark.parametrize("loop", [False, True], ids=["own loop", "generate"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_log_probs_are_the_model_s_at_the_row_s_temperature(kind: str, loop: bool) -> None:
+    model = tiny(kind)
+    temperatures = [0.5, 1.0, 1.5, 0.8, 1.2, 2.0]
+    rows = [Sampling(t, top_p=0.9, top_k=9) for t in temperatures]
+    torch.manual_seed(0)
+    drawn = decode(model, PROMPTS, rows, options(), keep_logps=True, by_generate=loop)
+    assert drawn.logps is not None
+    for prompt, ids, logps, t in zip(PROMPTS, drawn.ids, drawn.logps, temperatures, strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+        expected = (logits / t).log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(logps), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
+def test_rows_are_the_same_in_any_company(kind: str) -> None:
+    """Greedy and drawn from streams of their own, 1 and 64 at once, and the other way round."""
+    model = tiny(kind)
+    generator = torch.Generator().manual_seed(1)
+    prompts = [
+        torch.randint(1, VOCABULARY, (1 + index % 11,), generator=generator).tolist()
+        for index in range(64)
+    ]
+    rows = [Sampling(*way) for way in [(0.0,), (1.0, 0.9), (1.5, 1.0, 5), (0.7, 0.95, 8)] * 16]
+    seeds = list(range(64))
+    alone, together = (
+        decode(model, prompts, rows, options(), seeds=seeds, batch_size=size).ids
+        for size in (1, 64)
+    )
+    assert alone == together
+    back = decode(model, prompts[::-1], rows[::-1], options(), seeds=seeds[::-1], batch_size=7)
+    assert back.ids == alone[::-1]
+
+
+def test_rows_end_at_their_own_length_or_end_of_text() -> None:
+    model = tiny()
+    model.transformer.wte.weight.data[END] = -100 * model.transformer.ln_f.bias.data
+    rows = [Sampling(1.0, max_completion_length=n) for n in (3, None, 7, 1, 12, 5)]
+    config = options(12, eos_token_id=[VOCABULARY])  # which is never drawn
+    for loop in (False, True):
+        drawn = decode(model, PROMPTS, rows, config, keep_logps=True, by_generate=loop)
+        assert [len(row) for row in drawn.ids] == [3, 12, 7, 1, 12, 5]
+        assert [len(row) for row in drawn.logps or []] == [3, 12, 7, 1, 12, 5]
+    first = decode(model, PROMPTS, [Sampling(0.0)] * 6, options(4, eos_token_id=None)).ids
+    ends = [row[0] for row in first]
+    drawn = decode(model, PROMPTS, [Sampling(0.0)] * 6, options(4, eos_token_id=ends))
+    assert drawn.ids == [[end] for end in ends], "what ends a row belongs to it"
+
+
+def test_the_global_generator_says_what_is_drawn() -> None:
+    model, rows = tiny(), [Sampling(1.5)] * 6
+
+    def drawn(seed: int) -> list[list[int]]:
+        torch.manual_seed(seed)
+        return decode(model, PROMPTS, rows, options()).ids
+
+    assert drawn(0) == drawn(0) != drawn(1)
+    assert drawn(0)[0] != drawn(0)[3], "equal prompts are drawn apart"
+
+
+CONTROLS = [
+    Sampling(),
+    Sampling(0.5, 0.9),
+    Sampling(0.95, 0.95),
+    Sampling(1.7, top_k=3),
+    Sampling(0.8, 0.4, top_k=7),
+    Sampling(0.01, 0.01),
+    Sampling(1.0, 1e-6),
+    Sampling(3.0, 0.999, 49),
+    Sampling(1.3, 0.6),
+]
+
+
+def by_warpers(row: Sampling, scores: torch.Tensor) -> torch.Tensor:
+    """One row as transformers' own warpers cut it."""
+    warpers: list[Any] = [TemperatureLogitsWarper(row.temperature)]
+    warpers += [TopKLogitsWarper(row.top_k)] if row.top_k else []
+    warpers += [TopPLogitsWarper(row.top_p)] if row.top_p < 1 else []
+    for warper in warpers:
+        scores = warper(None, scores)
+    return scores
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 3.0, 30.0])
+def test_rows_are_cut_as_transformers_cuts_a_batch(spread: float) -> None:
+    for seed in range(20):
+        noise = torch.randn(len(CONTROLS), 50, generator=torch.Generator().manual_seed(seed))
+        logits = spread * noise
+        chooser = Chooser(CONTROLS, CPU)
+        ours = chooser.cut(chooser.scaled(logits))
+        for index, row in enumerate(CONTROLS):
+            theirs = by_warpers(row, logits[index : index + 1])
+            torch.testing.assert_close(ours[index : index + 1], theirs)
+
+
+def test_equal_scores_stay_together_under_top_k() -> None:
+    logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]])
+    assert Chooser([Sampling(top_k=2)], CPU).cut(logits).isfinite().sum() == 4
+    assert by_warpers(Sampling(top_k=2), logits).isfinite().sum() == 4
+
+
+def test_what_has_no_probability_is_never_drawn() -> None:
+    logits = torch.full((4000, 6), -torch.inf)
+    logits[:, 2], logits[:, 4] = 0.0, -20.0
+    drawn, _ = Chooser([Sampling()] * 4000, CPU)(logits)
+    assert set(drawn.tolist()) <= {2, 4}
+    with pytest.raises(RookWorldError, match="not numbers"):
+        Chooser([Sampling()] * 4000, CPU)(logits * torch.nan)
+
+
+def chi_squared(one: Counter[Any], other: Counter[Any]) -> tuple[float, int]:
+    """Two samples of one size: the statistic, and its degrees of freedom. Rare cells are one."""
+    cells: Counter[Any] = Counter()
+    both = one + other
+    for cell in both:
+        cells[cell if both[cell] >= 20 else "rare"] += 0
+    tables = [Counter[Any](), Counter[Any]()]
+    for table, counts in zip(tables, (one, other), strict=True):
+        for cell, count in counts.items():
+            table[cell if both[cell] >= 20 else "rare"] += count
+    found = sum((tables[0][c] - tables[1][c]) ** 2 / (tables[0][c] + tables[1][c]) for c in cells)
+    return found, len(cells) - 1
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_it_samples_the_distribution_of_generate(kind: str) -> None:
+    """Whole completions of up to three tokens, all controls on, rows of two kinds in a batch."""
+    model, count = tiny(kind), 6000
+    ways = [Sampling(0.9, 0.9, 12), Sampling(1.4, 0.8, 7, max_completion_length=2)]
+    torch.manual_seed(0)
+    prompts = [PROMPTS[0], PROMPTS[1]] * count
+    ours = decode(model, prompts, ways * count, options(3)).ids
+    wrong = decode(model, prompts, ways[::-1] * count, options(3)).ids
+    for index, way in enumerate(ways):
+        config = options(
+            way.max_completion_length or 3,
+            do_sample=True,
+            temperature=way.temperature,
+            top_p=way.top_p,
+            top_k=way.top_k,
+        )
+        ids = torch.tensor([PROMPTS[index]]).expand(count, -1)
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
+        theirs = Counter(tuple(cut(row)) for row in out[:, ids.size(1) :].tolist())
+        found, freedom = chi_squared(Counter(map(tuple, ours[index::2])), theirs)
+        assert freedom > 10
+        assert found < freedom + 4 * (2 * freedom) ** 0.5
+        found, freedom = chi_squared(Counter(map(tuple, wrong[index::2])), theirs)
+        assert found > freedom + 20 * (2 * freedom) ** 0.5, "another row's controls show"
+
+
+def test_a_prompt_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[torch.Size] = []
+    forward = decoding._forward
+
+    def watched(network: Any, ids: torch.Tensor, *rest: Any) -> Any:
+        read.append(ids.shape)
+        return forward(network, ids, *rest)
+
+    monkeypatch.setattr(decoding, "_forward", watched)
+    decode(tiny(), PROMPTS * 8, [Sampling()] * 48, options(5))
+    assert read == [torch.Size([5, 7])]
+
+
+def test_rows_that_ended_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One long row among many short ones: it is computed alone."""
+    sizes: list[int] = []
+    norm = functional.layer_norm
+
+    def watched(states: torch.Tensor, *rest: Any) -> torch.Tensor:
+        sizes.append(states.size(0))
+        return norm(states, *rest)
+
+    monkeypatch.setattr(functional, "layer_norm", watched)
+    rows = [Sampling(1.0, max_completion_length=n) for n in [2] * 30 + [3] * 29 + [10]]
+    config = options(10, eos_token_id=[VOCABULARY])
+    drawn = decode(tiny(), [PROMPTS[0]] * 60, rows, config)
+    assert [len(row) for row in drawn.ids] == [2] * 30 + [3] * 29 + [10]
+    assert sorted(set(sizes)) == [1, 30, 60]
+
+
+def test_precision_is_what_autocast_says() -> None:
+    model = tiny()
+    rows = [Sampling(0.0)] * 6
+    full = decode(model, PROMPTS, rows, options(6), keep_logps=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = decode(model, PROMPTS, rows, options(6), keep_logps=True)
+    assert full.logps is not None and half.logps is not None
+    for prompt, ids, logps in zip(PROMPTS, half.ids, half.logps, strict=True):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+        expected = logits.float().log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(logps), expected, rtol=0.05, atol=0.1)
+    assert half.logps != full.logps
+    assert decode(model.bfloat16(), PROMPTS, rows, options(6)).ids
+
+
+def test_a_step_of_constant_shape_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a GPU captures: the whole cache, its unused part masked."""
+    model = tiny()
+    expected = decode(model, PROMPTS * 5, [Sampling(0.0)] * 30, options()).ids
+    resize = decoding._GPT2Steps._resize
+
+    def whole(steps: Any, count: int) -> None:
+        steps._is_whole = True
+        for layer in steps._cache if count == 30 else ():
+            layer[..., steps._past.width :, :] = 0
+        resize(steps, count)
+
+    monkeypatch.setattr(decoding._GPT2Steps, "_resize", whole)
+    assert decode(model, PROMPTS * 5, [Sampling(0.0)] * 30, options()).ids == expected
+
+
+@pytest.mark.gpu
+def test_captured_steps_are_the_same() -> None:
+    model = tiny()
+    expected = decode(model, PROMPTS * 16, [Sampling(0.0)] * 96, options())
+    model.cuda()
+    for _ in range(2):
+        drawn = decode(model, PROMPTS * 16, [Sampling(0.0)] * 96, options(), keep_logps=True)
+        assert drawn.ids == expected.ids
+    with torch.autocast("cuda", torch.bfloat16):
+        half = decode(model, PROMPTS * 16, [Sampling(0.7, 0.9)] * 96, options(), keep_logps=True)
+    assert half.logps is not None and all(map(len, half.ids))
