@@ -18,6 +18,7 @@ from ..evaluation.results import ModelResults
 from ..evaluation.suite import Suite, SuiteResult
 from ..models.decoding import complete
 from ..tasks.metrics import evaluate_completions, headline
+from .parts.sampling import is_sharded
 from .results import write_proportions
 from .run_folder import ANSWERS_BEFORE, HELDOUT_BEFORE, write_answers
 
@@ -130,17 +131,21 @@ def decode(
     training = trainer.model.training
     trainer.model.eval()
     try:
-        with unwrap_model_for_generation(
-            trainer.model_wrapped,
-            trainer.accelerator,
-            gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
-        ) as network:
+        with (
+            unwrap_model_for_generation(
+                trainer.model_wrapped,
+                trainer.accelerator,
+                gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
+            ) as network,
+            trainer.accelerator.autocast(),
+        ):
             return complete(
                 network,
                 trainer.processing_class,
                 prompts,
                 max_new_tokens=trainer.max_completion_length,
                 batch_size=trainer.args.per_device_eval_batch_size,
+                by_generate=is_sharded(trainer),
                 progress=progress,
             )
     finally:

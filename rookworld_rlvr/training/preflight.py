@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback
 from trl import GRPOTrainer
-from trl.models.utils import unwrap_model_for_generation
 from trl.trainer.utils import get_config_model_id, pad
 
 from ..common.errors import RookWorldError
@@ -162,13 +161,7 @@ def _sample(trainer: GRPOTrainer, prompts: Sequence[str]) -> tuple[Batch, torch.
     rows = trainer.samplings(prompts) if hasattr(trainer, "samplings") else alike
     tokenizer, device = trainer.processing_class, trainer.accelerator.device
     encoded = [tokenizer(prompt)["input_ids"] for prompt in prompts]
-    with unwrap_model_for_generation(
-        trainer.model_wrapped,
-        trainer.accelerator,
-        gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
-        generation_kwargs=trainer.generation_kwargs,
-    ) as network:
-        completions, logps = draw(network, encoded, rows, trainer.generation_config, True)
+    completions, logps = draw(trainer, encoded, rows, keep_logps=True)
     assert logps is not None
     left = pad_rows(encoded, tokenizer.pad_token_id)
     right = {"padding_side": "right"}

@@ -31,7 +31,7 @@ from .parts.groups import Batch, Sampled, row_scale
 from .parts.kl import reference_loaded
 from .parts.part import Call, Scores, whole
 from .parts.registry import Checkpoints, Parts
-from .parts.sampling import rollout
+from .parts.sampling import draws_itself, rollout
 from .parts.schedule import three_phase_scheduler
 from .parts.shared_prompts import groups_together
 from .parts.timing import StepTimes
@@ -67,7 +67,7 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
         self.parts = Parts(self)
         for network in self.networks():
             gpt2.fit(network)
-        if self.parts.task_sampling is not None and kwargs.get("rollout_func") is None:
+        if kwargs.get("rollout_func") is None and draws_itself(self):
             self.rollout_func = rollout
         self.heldout = HeldoutEvaluation(self)
         self.times = StepTimes(self)

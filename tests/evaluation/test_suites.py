@@ -700,7 +700,7 @@ def test_suites_run_with_every_evaluation_and_choose_the_best_checkpoint(
     trainer = make_trainer(
         loading.load_model(loading.PACKAGED_MODEL),
         nano[1],
-        reward_funcs=[lambda completions, **_: [-float(text.count("/")) for text in completions]],
+        reward_funcs=[lambda completions, **_: [-float(len(set(text))) for text in completions]],
         rewards=[{"name": "environment_exact"}],
         max_completion_length=64,
         max_steps=3,

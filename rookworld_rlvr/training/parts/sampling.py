@@ -7,26 +7,18 @@ down, and the policy drifts towards what the cut keeps. With top-p 1 and top-k 0
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    PreTrainedModel,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
 from trl import GRPOConfig
 from trl.models.utils import unwrap_model_for_generation
 
 from ...common.settings import record_faults, setting
-from ...models.decoding import pad_rows
+from ...models.decoding import Drawn, decode
 from ...tasks.registry import TASKS, task_of
 from ...tasks.task import Sampling
 from .part import Part, Scores, arguments_of
@@ -93,124 +85,94 @@ class SamplingArguments:
 # --------------------------------------------------------------------------------------------------
 # Drawing
 # --------------------------------------------------------------------------------------------------
-class RowSampler(LogitsProcessor):
-    """Applies each row's own temperature, top-k and top-p, as transformers' warpers do for a batch.
+# Of a model's own generation settings, those that an own loop knows or that say nothing of tokens.
+_READ = {
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "max_length",
+    "max_new_tokens",
+    "use_cache",
+    "transformers_version",
+}
 
-    Args:
-        rows: How each of the `B` rows is sampled.
-        device: The device of the logits.
-        keep_logps: Whether to keep the log-probs of the sampled tokens, before top-k and top-p.
+
+def draws_itself(trainer: Any) -> bool:
+    """Whether a trainer's completions are drawn here, and not as TRL draws them."""
+    given = arguments_of(trainer.args, SamplingArguments)
+    return given.task_sampling is not None or not needs_generate(trainer)
+
+
+def needs_generate(trainer: Any) -> bool:
+    """Whether only transformers' `generate`, or an engine of its own, can draw as a trainer is told to.
+
+    So it is where weights are in shards, and where a setting asks for what the loop of
+    `models.decoding` does not know.
     """
-
-    def __init__(
-        self, rows: Sequence[Sampling], device: torch.device, keep_logps: bool = False
-    ) -> None:
-        def column(key: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-            values = [getattr(row, key) for row in rows]
-            return torch.tensor(values, device=device, dtype=dtype).unsqueeze(1)  # (B, 1)
-
-        self.temperature = column("temperature")
-        self.top_p = column("top_p")
-        self.top_k = column("top_k", torch.long)
-        self.cuts = any(row.top_k > 0 or row.top_p < 1 for row in rows)
-        self.keep_logps = keep_logps
-        self._last: torch.Tensor | None = None  # (B, V)
-        self._drawn: list[torch.Tensor] = []  # (B,) each
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Logits ``(B, V)`` for the next token after ``(B, T)``, at each row's temperature and cut."""
-        scores = scores.float() / self.temperature
-        if self.keep_logps:
-            self._take(input_ids[:, -1])
-            self._last = scores.log_softmax(-1)
-        return self._cut(scores) if self.cuts else scores
-
-    def logps(self, last: torch.Tensor) -> torch.Tensor:
-        """Log-probs ``(B, C)`` of all sampled tokens; `last` ``(B,)`` is the last of them."""
-        self._take(last)
-        return torch.stack(self._drawn, dim=1)
-
-    def _take(self, drawn: torch.Tensor) -> None:
-        if self._last is not None:
-            self._drawn.append(self._last.gather(1, drawn.unsqueeze(1)).squeeze(1))
-            self._last = None
-
-    def _cut(self, scores: torch.Tensor) -> torch.Tensor:
-        ordered, order = scores.sort(dim=-1, descending=True)  # (B, V)
-        rank = torch.arange(scores.size(1), device=scores.device)
-        ordered = ordered.masked_fill((self.top_k > 0) & (rank >= self.top_k), -torch.inf)
-        probabilities = ordered.softmax(-1)
-        before = probabilities.cumsum(-1) - probabilities
-        outside = (before >= self.top_p) & (rank > 0)  # the likeliest token always stays
-        outside |= ordered.isneginf()
-        return scores.masked_fill(outside.scatter(1, order, outside), -torch.inf)
+    args = trainer.args
+    network = trainer.accelerator.unwrap_model(trainer.model)
+    adapters = getattr(network, "peft_config", {}).values()
+    settings = network.generation_config.to_diff_dict()
+    return bool(
+        is_sharded(trainer)
+        or args.use_vllm
+        or args.use_transformers_continuous_batching
+        or trainer.tools
+        or args.generation_kwargs
+        or args.cache_implementation
+        or args.repetition_penalty != 1
+        or args.min_p
+        or any(adapter.is_prompt_learning for adapter in adapters)
+        or any(
+            value is not None and name not in _READ and not name.startswith(("_", "output_"))
+            for name, value in settings.items()
+            if getattr(trainer.generation_config, name, None) is None
+        )
+    )
 
 
-class RowLength(StoppingCriteria):
-    """Ends each row at its own number of new tokens.
-
-    Args:
-        longest: The largest number of new tokens, by row.
-        width: Tokens in the padded prompts.
-    """
-
-    def __init__(self, longest: Sequence[int], width: int) -> None:
-        self.longest = torch.tensor(longest)
-        self.width = width
-
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        """Which rows ``(B,)`` have reached their length after ``(B, T)`` tokens."""
-        return (self.longest <= input_ids.size(1) - self.width).to(input_ids.device)
+def is_sharded(trainer: Any) -> bool:
+    """Whether no process has the whole of a trainer's weights at all times."""
+    return bool(trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled)
 
 
-@torch.no_grad()
 def draw(
-    network: PreTrainedModel,
+    trainer: Any,
     prompts: Sequence[Sequence[int]],
     rows: Sequence[Sampling],
-    config: GenerationConfig,
     keep_logps: bool = False,
-) -> tuple[list[list[int]], list[list[float]] | None]:
-    """Sample one completion per prompt, each in its own way, in one call of `generate`.
+) -> Drawn:
+    """Draw one completion a prompt by a trainer's policy, each in its own way; see `decode`.
 
     Args:
-        network: The model that `generate` is called on.
+        trainer: Any `GRPOTrainer`.
         prompts: Token ids of `B` prompts.
-        rows: How each is sampled; a length of None means `config.max_new_tokens`.
-        config: Everything else. Its end-of-text ids end a completion and are kept in it.
-        keep_logps: Whether to return log-probs.
-
-    Returns:
-        Token ids by row, and their log-probs at the row's temperature, before top-k and top-p.
+        rows: How each is drawn; None as a length takes the trainer's.
+        keep_logps: Whether log-probs are wanted.
     """
-    batch = pad_rows(prompts, config.pad_token_id)
-    batch = {key: tensor.to(network.device) for key, tensor in batch.items()}
-    width = batch["input_ids"].size(1)
-    config = copy.deepcopy(config)
-    config.temperature, config.top_p, config.top_k = 1.0, 1.0, 0  # the rows have their own
-    longest = [row.max_completion_length or config.max_new_tokens for row in rows]
-    sampler = RowSampler(rows, network.device, keep_logps)
-    output = network.generate(
-        **batch,
-        generation_config=config,
-        logits_processor=LogitsProcessorList([sampler]),
-        stopping_criteria=StoppingCriteriaList([RowLength(longest, width)]),
-    )
-    completions = output[:, width:]  # (B, C)
-    lengths = _lengths(completions, config.eos_token_id, longest)
-    ids = [row[:length] for row, length in zip(completions.tolist(), lengths, strict=True)]
-    if not keep_logps:
-        return ids, None
-    logps = sampler.logps(completions[:, -1]).tolist()
-    return ids, [row[:length] for row, length in zip(logps, lengths, strict=True)]
-
-
-def _lengths(completions: torch.Tensor, ends: int | list[int], longest: Sequence[int]) -> list[int]:
-    """The length of each completion up to its end of text or its bound; what follows is padding."""
-    known = torch.as_tensor(ends, device=completions.device)
-    is_end = torch.isin(completions, known)  # (B, C)
-    first = torch.where(is_end.any(1), is_end.int().argmax(1) + 1, completions.size(1))
-    return [min(length, bound) for length, bound in zip(first.tolist(), longest, strict=True)]
+    with (
+        unwrap_model_for_generation(
+            trainer.model_wrapped,
+            trainer.accelerator,
+            gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
+            generation_kwargs=trainer.generation_kwargs,
+            gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
+        ) as network,
+        getattr(trainer, "whole_weights", nullcontext)(),
+        trainer.accelerator.autocast(),
+    ):
+        return decode(
+            network,
+            prompts,
+            rows,
+            trainer.generation_config,
+            by_generate=needs_generate(trainer),
+            keep_logps=keep_logps,
+        )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -316,20 +278,8 @@ def rollout(
             ``sampling_per_token_logps`` ``(B, C)``.
     """
     prompt_ids = trainer.processing_class(text=prompts)["input_ids"]
-    with (
-        unwrap_model_for_generation(
-            trainer.model_wrapped,
-            trainer.accelerator,
-            gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
-            generation_kwargs=trainer.generation_kwargs,
-            gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
-        ) as network,
-        trainer.whole_weights(),
-    ):
-        ways = trainer.samplings(prompts)
-        config = trainer.generation_config
-        completion_ids, logps = draw(network, prompt_ids, ways, config, keep_logps)
-    return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": logps}
+    drawn = draw(trainer, prompt_ids, trainer.samplings(prompts), keep_logps)
+    return {"prompt_ids": prompt_ids, "completion_ids": drawn.ids, "logprobs": drawn.logps}
 
 
 def language_model(network: Any) -> Any:

@@ -2,82 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    GenerationConfig,
-    GPT2LMHeadModel,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from peft import LoraConfig
 
 from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.tasks.registry import TASKS, task_of
 from rookworld_rlvr.tasks.task import Sampling
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.parts.part import whole
-from rookworld_rlvr.training.parts.sampling import RowSampler, draw, rollout
+from rookworld_rlvr.training.parts.sampling import rollout
 from rookworld_rlvr.training.preflight import measure_parity, mixed_length_prompts
 
 BOTH: dict[str, dict[str, Any]] = {"policy": {}, "environment": {}}
 REWARDS = [{"name": "graduated"}]
-
-
-def by_transformers(row: Sampling, logits: torch.Tensor) -> torch.Tensor:
-    """One row as transformers' own warpers cut it."""
-    warpers: list[Any] = [TemperatureLogitsWarper(row.temperature)]
-    warpers += [TopKLogitsWarper(row.top_k)] if row.top_k else []
-    warpers += [TopPLogitsWarper(row.top_p)] if row.top_p < 1 else []
-    for warper in warpers:
-        logits = warper(None, logits)
-    return logits
-
-
-def test_rows_are_cut_as_transformers_cuts_a_batch() -> None:
-    rows = [
-        Sampling(),
-        Sampling(0.5, 0.9),
-        Sampling(0.95, 0.95),
-        Sampling(1.7, top_k=3),
-        Sampling(0.8, 0.4, top_k=7),
-        Sampling(0.01, 0.01),
-    ]
-    logits = 3 * torch.randn(len(rows), 50, generator=torch.Generator().manual_seed(0))
-    tokens = torch.zeros(len(rows), 1, dtype=torch.long)
-    ours = RowSampler(rows, torch.device("cpu"))(tokens, logits)
-    for index, row in enumerate(rows):
-        theirs = by_transformers(row, logits[index : index + 1])
-        torch.testing.assert_close(ours[index : index + 1], theirs)
-    assert ours[5].isfinite().sum() == 1, "the likeliest token always stays"
-
-
-def test_rows_end_at_their_own_length_or_end_of_text(
-    random_gpt2: GPT2LMHeadModel, tokenizer: Any
-) -> None:
-    random_gpt2.eval()
-    prompts = tokenizer(["P: 8", "A: 8/8+e2e4", "P: 8/8/8"])["input_ids"]
-    rows = [Sampling(max_completion_length=3), Sampling(), Sampling(max_completion_length=7)]
-    end = tokenizer.eos_token_id
-    config = GenerationConfig(
-        do_sample=True,
-        max_new_tokens=12,
-        pad_token_id=end,
-        eos_token_id=[end],
-        disable_compile=True,
-    )
-    torch.manual_seed(0)
-    ids, logps = draw(random_gpt2, prompts, rows, config, keep_logps=True)
-    assert logps is not None
-    assert [len(row) for row in ids] == [len(row) for row in logps] == [3, 12, 7]
-    random_gpt2.transformer.ln_f.weight.data.zero_()  # every state now asks for the end of text
-    random_gpt2.transformer.ln_f.bias.data.copy_(100 * random_gpt2.lm_head.weight.data[end])
-    ids, _ = draw(random_gpt2, prompts, rows, config)
-    assert ids == [[end]] * 3, "the end of text belongs to the completion, the padding does not"
 
 
 @pytest.fixture
@@ -166,6 +109,63 @@ def test_the_preflight_covers_the_tasks_temperatures(
 
     found = measure_parity(trainer, prompts, log_probs=without_temperatures)
     assert bool(found.faults(1e-2)) == ("task_sampling" in options), "scored as it was not sampled"
+
+
+ASKS_FOR_MORE: dict[str, dict[str, Any]] = {
+    "repetition_penalty": {"repetition_penalty": 1.3},
+    "min_p": {"min_p": 0.1},
+    "cache_implementation": {"cache_implementation": "static"},
+    "generation_kwargs": {"generation_kwargs": {"no_repeat_ngram_size": 1}},
+}
+
+
+@pytest.mark.parametrize("tasks", [None, BOTH], ids=["alike", "by task"])
+@pytest.mark.parametrize("asked", ["nothing", "of the model", *ASKS_FOR_MORE])
+def test_generate_draws_where_more_is_asked_for_than_the_loop_knows(
+    make_trainer: Callable[..., Any],
+    random_gpt2: Any,
+    tokenizer: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: str,
+    tasks: Any,
+) -> None:
+    if asked == "of the model":
+        random_gpt2.generation_config.no_repeat_ngram_size = 1
+    options = ASKS_FOR_MORE.get(asked, {})
+    trainer = make_trainer(
+        random_gpt2, tokenizer, task_sampling=tasks, max_steps=2, preflight=False, **options
+    )
+    assert (trainer.rollout_func is None) is (asked != "nothing" and tasks is None)
+    calls: list[Any] = []
+    generate = type(random_gpt2).generate
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(generate(*args, **kwargs))
+        return calls[-1]
+
+    monkeypatch.setattr(type(random_gpt2), "generate", counted)
+    trainer.train()
+    assert bool(calls) is (asked != "nothing")
+    if asked in ("of the model", "generation_kwargs"):
+        drawn = [row[row != 0] for row in calls[0][:, -8:]]  # without end of text and padding
+        assert all(len(row.unique()) == len(row) for row in drawn), "no token comes twice"
+
+
+def test_the_seed_says_what_is_drawn(
+    make_trainer: Callable[..., Any], random_gpt2: Any, tokenizer: Any
+) -> None:
+    """Kept adapters, gradient checkpointing and a model in training mode change nothing."""
+
+    def completions(seed: int, **options: Any) -> list[str]:
+        model = copy.deepcopy(random_gpt2)
+        trainer = make_trainer(model, tokenizer, seed=seed, max_steps=1, **options)
+        trainer.train()
+        return list(trainer.completion_log()["completion", ""])
+
+    first = completions(1)
+    assert first == completions(1) == completions(1, gradient_checkpointing=True)
+    assert first == completions(1, peft_config=LoraConfig(target_modules=["c_attn"]))
+    assert first != completions(2)
 
 
 def test_the_defaults_are_what_the_authors_settled_on() -> None:
