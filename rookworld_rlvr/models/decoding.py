@@ -84,7 +84,7 @@ def complete(
 ) -> list[str]:
     """Decode one completion for each prompt, without special tokens.
 
-    In fp32 a completion, greedy or sampled, depends neither on its prompt's batch nor on its place there.
+    In fp32 a completion, greedy or sampled, depends neither on its batch nor on its place there.
 
     Args:
         model: In evaluation mode or without dropout.

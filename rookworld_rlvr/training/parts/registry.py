@@ -44,7 +44,9 @@ class Parts:
         self.baseline = Baseline.of(trainer)  # what rewards are compared with
         self.judges = Judges.of(trainer)  # the states of frozen judges
         self.value_head = ValueHead.of(trainer)  # advantages by token
-        self.shared = SharedPrompts.of(trainer)  # prompts sent once; after parts that read hidden states
+        self.shared = SharedPrompts.of(
+            trainer
+        )  # prompts sent once; after parts that read hidden states
         self.groups = Groups.of(trainer)  # groups without signal
         self.prompts = PromptSampling.of(
             trainer, self.groups.resamples
