@@ -207,6 +207,7 @@ def decode(
         RookWorldError: The model's scores are not numbers.
     """
     drawn: dict[int, tuple[list[int], list[float]]] = {}
+    by_generate = by_generate or adds_tokens(network)
     draw = _generate_batch if by_generate else _decode_batch
     lengths = [row.max_completion_length or options.max_new_tokens for row in rows]
     # `generate` goes on with rows that have ended, past the end of a table of positions too
@@ -224,6 +225,12 @@ def decode(
     return Drawn(
         [ids for ids, _ in in_order], [logps for _, logps in in_order] if keep_logps else None
     )
+
+
+def adds_tokens(network: Any) -> bool:
+    """Whether a network has adapters that put tokens before each text, such as prompt tuning."""
+    adapters = getattr(network, "peft_config", {}).values()
+    return any(adapter.is_prompt_learning for adapter in adapters)
 
 
 def _batches(
@@ -248,7 +255,7 @@ def _decode_batch(
     options: GenerationConfig,
 ) -> Drawn:
     device, count, longest = network.device, len(prompts), max(lengths)
-    logits, steps = _read(network, prompts, longest, options.pad_token_id)
+    logits, steps = _read(network, prompts, lengths, options.pad_token_id)
     ends = torch.tensor(_ends(options), device=device)
     bounds = torch.tensor(lengths, device=device)
     tokens = torch.zeros(count, longest, dtype=torch.long, device=device)
@@ -323,16 +330,17 @@ class Chooser:
         self.keep_logps = keep_logps
         self._temperature = column([float(row.temperature) or 1.0 for row in rows])
         self._top_p = column([float(row.top_p) for row in rows])
-        top_k = [row.top_k if row.temperature else 1 for row in rows]  # the likeliest token
-        self._top_k = column(top_k)
+        self._top_k = column([row.top_k for row in rows])
+        self._greedy = column([not row.temperature for row in rows])
         self._draws = any(row.temperature for row in rows)
-        self._most_k = max(top_k)
+        self._has_greedy = not all(row.temperature for row in rows)
+        self._most_k = max(row.top_k for row in rows)
         self._has_top_p = any(row.top_p < 1 for row in rows)
         self._streams = None if seeds is None else [torch.Generator().manual_seed(s) for s in seeds]
 
     def keep(self, slots: torch.Tensor) -> None:
         """Go on with the rows in some slots ``(n,)``, in that order."""
-        for name in ("_temperature", "_top_p", "_top_k"):
+        for name in ("_temperature", "_top_p", "_top_k", "_greedy"):
             setattr(self, name, getattr(self, name)[slots])
         if self._streams is not None:
             self._streams = [self._streams[slot] for slot in slots.tolist()]
@@ -358,8 +366,12 @@ class Chooser:
         return logits.float() / self._temperature
 
     def cut(self, scores: torch.Tensor) -> torch.Tensor:
-        """Scores ``(B, V)``, -inf where top-k or top-p of a row leave a token out."""
+        """Scores ``(B, V)``, -inf where top-k, top-p or temperature 0 leave a token out."""
         size = scores.size(1)
+        if self._has_greedy:  # of equal scores the first, as `argmax` takes it
+            others = torch.ones_like(scores, dtype=torch.bool)
+            others.scatter_(1, scores.argmax(1, keepdim=True), False)
+            scores = scores.masked_fill(others & self._greedy, -torch.inf)
         if self._most_k:
             top = scores.topk(min(self._most_k, size)).values
             least = top.gather(1, self._top_k.clamp(1, size) - 1)  # (B, 1)
@@ -429,7 +441,7 @@ class _Steps(Protocol):
 
 
 def _read(
-    network: Any, prompts: Sequence[Sequence[int]], longest: int, pad_token_id: int
+    network: Any, prompts: Sequence[Sequence[int]], lengths: Sequence[int], pad_token_id: int
 ) -> tuple[torch.Tensor, _Steps]:
     """Read the prompts, distinct ones once: logits ``(B, V)`` behind them, and the steps that follow."""
     found = {tuple(prompt): None for prompt in prompts}
@@ -437,7 +449,7 @@ def _read(
     distinct = torch.tensor([number[tuple(prompt)] for prompt in prompts], device=network.device)
     batch = pad_rows(list(found), pad_token_id)
     ids, mask = (batch[key].to(network.device) for key in ("input_ids", "attention_mask"))
-    past = Past(mask[distinct], longest)
+    past = Past(mask[distinct], lengths)
     first = _forward(network, ids, mask, _positions(mask), None)
     model = _known(network)
     make = partial(_ModuleSteps, network) if model is None else partial(_GPT2Steps, model)
@@ -473,7 +485,7 @@ class Past:
 
     Args:
         mask: ``(B, T)``, 1 where a prompt is, padded on the left.
-        longest: Most tokens of a completion.
+        lengths: The largest number of tokens in each row's completion.
 
     Attributes:
         seen: ``(B, M)``, True where a row has a text; all positions that there will ever be.
@@ -481,19 +493,28 @@ class Past:
         width: Positions in use.
     """
 
-    def __init__(self, mask: torch.Tensor, longest: int) -> None:
+    def __init__(self, mask: torch.Tensor, lengths: Sequence[int]) -> None:
         self.width = mask.size(1)
-        self.seen = functional.pad(mask.bool(), (0, longest))
+        self.seen = functional.pad(mask.bool(), (0, max(lengths)))
         self.positions = mask.sum(1)
+        self._last = self.positions + torch.tensor(lengths, device=mask.device) - 1
 
     def grow(self) -> None:
         """Make room for one token a row."""
         self.seen[:, self.width] = True
         self.width += 1
 
+    def advance(self) -> None:
+        """Move on by one position, in place; rows past their length stay at their last position.
+
+        They may be computed until the next `keep`, and a table of positions may end there.
+        """
+        torch.minimum(self.positions + 1, self._last, out=self.positions)
+
     def keep(self, slots: torch.Tensor) -> None:
         """Go on with the rows in some slots."""
         self.seen, self.positions = self.seen[slots], self.positions[slots]
+        self._last = self._last[slots]
 
 
 class _FixedLayer(DynamicLayer):
@@ -542,7 +563,7 @@ class _ModuleSteps:
         mask = past.seen[:, : past.width].long()
         positions = past.positions.unsqueeze(1)
         found = _forward(self._network, tokens.unsqueeze(1), mask, positions, self._cache)
-        past.positions = past.positions + 1
+        past.advance()
         logits: torch.Tensor = found.logits[:, -1]
         return logits
 
@@ -556,6 +577,9 @@ def _known(network: Any) -> GPT2LMHeadModel | None:
     adapted = hasattr(network, "peft_config")
     model = network.get_base_model() if adapted else network
     if type(model) is not GPT2LMHeadModel:
+        return None
+    parts = (part for block in model.transformer.h for part in (block, block.attn, block.mlp))
+    if any(map(_is_changed, parts)):  # a hook counts at every token
         return None
     config = model.config
     return None if config.add_cross_attention or config.reorder_and_upcast_attn else model
@@ -573,7 +597,6 @@ class _GPT2Steps:
         body = model.transformer
         self._past = past
         self._embed, self._embed_position = body.wte, body.wpe
-        self._last = model.config.n_positions - 1  # rows that have ended may be beyond it
         self._layers = [_Layer(block) for block in body.h]
         self._norm, self._head = body.ln_f, _linear(model.lm_head)
         # On a GPU a step is a graph of constant shapes; elsewhere no position is computed that is
@@ -619,8 +642,7 @@ class _GPT2Steps:
         past.grow()
         self._tokens.copy_(tokens)
         logits = self._captured() if self._is_captured else self._logits()
-        past.positions += 1
-        past.positions.clamp_(max=self._last)
+        past.advance()
         return logits
 
     def _captured(self) -> torch.Tensor:
@@ -689,10 +711,15 @@ class _Layer:
         self.act, self.scaling = block.mlp.act, block.attn.scaling
 
 
+def _is_changed(module: Any) -> bool:
+    """Whether a module computes more than its class does: it has hooks, or another forward."""
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    return bool(hooks) or "forward" in vars(module)
+
+
 def _linear(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     """A linear layer's function; its weights are cast once where autocast would at every token."""
-    hooked = module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
-    if hooked or type(module) not in (Conv1D, torch.nn.Linear):
+    if _is_changed(module) or type(module) not in (Conv1D, torch.nn.Linear):
         return module  # type: ignore[no-any-return]
     weight, bias = module.weight, module.bias
     kind = weight.device.type

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from torch.nn import functional
 from transformers import (
     GenerationConfig,
@@ -130,6 +130,28 @@ def test_adapters_count() -> None:
     assert plain != expected
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_adapters_that_put_tokens_before_a_text_count(kind: str) -> None:
+    tuning = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    model = get_peft_model(tiny(kind), tuning).eval()
+    prompts = [prompt for prompt in PROMPTS if len(prompt) == 2]
+    expected = by_generate(model, prompts, options(6, do_sample=False))
+    assert decode(model, prompts, [Sampling(0.0)] * 2, options(6)).ids == expected
+
+
+@pytest.mark.parametrize("part", ["", ".attn", ".mlp"])
+def test_hooks_count_at_every_token(part: str) -> None:
+    model = tiny()
+
+    def turned(module: Any, args: Any, output: Any) -> Any:
+        return (-output[0], *output[1:]) if isinstance(output, tuple) else -output
+
+    plain = by_generate(model, PROMPTS, options(do_sample=False))
+    model.get_submodule(f"transformer.h.0{part}").register_forward_hook(turned)
+    expected = by_generate(model, PROMPTS, options(do_sample=False))
+    assert decode(model, PROMPTS, [Sampling(0.0)] * 6, options()).ids == expected != plain
+
+
 @pytest.mark.parametrize("loop", [False, True], ids=["own loop", "generate"])
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_log_probs_are_the_model_s_at_the_row_s_temperature(kind: str, loop: bool) -> None:
@@ -179,6 +201,17 @@ def test_rows_end_at_their_own_length_or_end_of_text() -> None:
     ends = [row[0] for row in first]
     drawn = decode(model, PROMPTS, [Sampling(0.0)] * 6, options(4, eos_token_id=ends))
     assert drawn.ids == [[end] for end in ends], "what ends a row belongs to it"
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "gpt2 upcast"])
+def test_rows_end_where_the_table_of_positions_does(kind: str) -> None:
+    model, config = tiny(kind, n_positions=16), options(14, eos_token_id=[VOCABULARY])
+    prompts = [[3] * 12] + [[1, 2]] * 7
+    rows = [Sampling(0.0, max_completion_length=16 - len(prompt)) for prompt in prompts]
+    drawn = decode(model, prompts, rows, config)
+    assert [len(row) for row in drawn.ids] == [4] + [14] * 7
+    with pytest.raises(IndexError):  # as of `generate`; no position is computed twice
+        decode(model, prompts, [Sampling(0.0)] * 8, config)
 
 
 def test_the_global_generator_says_what_is_drawn() -> None:
@@ -231,6 +264,14 @@ def test_equal_scores_stay_together_under_top_k() -> None:
     logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]])
     assert Chooser([Sampling(top_k=2)], CPU).cut(logits).isfinite().sum() == 4
     assert by_warpers(Sampling(top_k=2), logits).isfinite().sum() == 4
+
+
+@pytest.mark.parametrize("seeds", [None, list(range(9))], ids=["one stream", "own streams"])
+def test_of_equal_scores_a_greedy_row_takes_the_first_in_any_company(seeds: Any) -> None:
+    logits = torch.tensor([[1.0, 2.0, 2.0, 2.0]] * 9)
+    for last in (Sampling(0.0), Sampling()):
+        drawn, _ = Chooser([Sampling(0.0)] * 8 + [last], CPU, seeds)(logits)
+        assert drawn[:8].tolist() == [1] * 8
 
 
 def test_what_has_no_probability_is_never_drawn() -> None:

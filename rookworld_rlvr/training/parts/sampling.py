@@ -18,7 +18,7 @@ from trl import GRPOConfig
 from trl.models.utils import unwrap_model_for_generation
 
 from ...common.settings import record_faults, setting
-from ...models.decoding import Drawn, decode
+from ...models.decoding import Drawn, adds_tokens, decode
 from ...tasks.registry import TASKS, task_of
 from ...tasks.task import Sampling
 from .part import Part, Scores, arguments_of
@@ -115,7 +115,6 @@ def needs_generate(trainer: Any) -> bool:
     """
     args = trainer.args
     network = trainer.accelerator.unwrap_model(trainer.model)
-    adapters = getattr(network, "peft_config", {}).values()
     settings = network.generation_config.to_diff_dict()
     return bool(
         is_sharded(trainer)
@@ -126,7 +125,7 @@ def needs_generate(trainer: Any) -> bool:
         or args.cache_implementation
         or args.repetition_penalty != 1
         or args.min_p
-        or any(adapter.is_prompt_learning for adapter in adapters)
+        or adds_tokens(network)
         or any(
             value is not None and name not in _READ and not name.startswith(("_", "output_"))
             for name, value in settings.items()

@@ -23,6 +23,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from ...common.settings import setting
+from ...models.decoding import adds_tokens
 from .buckets import Buckets
 from .part import Part, Scores, arguments_of
 from .sampling import backbone, language_model
@@ -143,7 +144,7 @@ def pack(ids: torch.Tensor, mask: torch.Tensor, length: int, sizes: Sizes | None
         ids: Tokens.
         mask: 1 for text.
         length: Columns of completions.
-        sizes: Shapes to pad to; None pads nothing.
+        sizes: Shapes to pad to; None, and rows that do not fit, pad to no more than a multiple.
     """
     kept = mask[:, -length:].bool()
     scored = kept.clone()
@@ -154,7 +155,7 @@ def pack(ids: torch.Tensor, mask: torch.Tensor, length: int, sizes: Sizes | None
     before = ids[active, : -length - 1], mask[active, : -length - 1]
     prompts, index = distinct_rows(*before)
     prompt_lengths = (prompts >= 0).sum(1)  # (G,)
-    shape = sizes or _tight(own, prompt_lengths)
+    shape = _shape(own, prompt_lengths, sizes)
 
     steps = torch.arange(max(shape.prompt, shape.completion), device=ids.device)
     # (G, P) and (B, C)
@@ -196,14 +197,19 @@ def pack(ids: torch.Tensor, mask: torch.Tensor, length: int, sizes: Sizes | None
     )
 
 
-def _tight(own: torch.Tensor, prompt_lengths: torch.Tensor) -> Sizes:
-    """The least that holds completions ``(B, length)`` and prompts of lengths ``(G,)``."""
+def _shape(own: torch.Tensor, prompt_lengths: torch.Tensor, sizes: Sizes | None) -> Sizes:
+    """What completions ``(B, length)`` and prompts of lengths ``(G,)`` are padded to.
+
+    These are `sizes` if they are large enough: rows that are not from the training data, as a diagnosis
+    has them, may need more.
+    """
     completion = int(own.any(0).nonzero().max()) + 1
     prompt = int(prompt_lengths.max())
-    if prompt:
-        prompt += -(prompt + completion) % _MULTIPLE
     tokens = int(prompt_lengths.sum() + own.sum())
-    return Sizes(own.size(0), prompt_lengths.numel(), prompt, completion, tokens)
+    least = Sizes(own.size(0), prompt_lengths.numel(), prompt, completion, tokens)
+    if sizes is not None and all(need <= room for need, room in zip(least, sizes, strict=True)):
+        return sizes
+    return least._replace(prompt=prompt and prompt + -(prompt + completion) % _MULTIPLE)
 
 
 def _padded(numbers: torch.Tensor, *shape: int) -> torch.Tensor:
@@ -472,14 +478,13 @@ def obstacle(trainer: Any, network: torch.nn.Module) -> str | None:
     model = language_model(network)
     name, attends_by = type(model).__name__, trainer.attention_of(model)
     config = model.config.get_text_config()
-    adapters: Mapping[str, Any] = getattr(network, "peft_config", {})
     if attends_by is None:
         return f"{name} has an attention of its own"
     if attends_by != "sdpa":
         return f"the attention is {attends_by!r}, not 'sdpa'"
     if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=config).layers):
         return f"{name} has layers that do not attend to all tokens before"
-    if any(adapter.is_prompt_learning for adapter in adapters.values()):
+    if adds_tokens(network):
         return "the adapters add tokens to the prompts"
     if trainer.aux_loss_enabled:
         return "the routers' loss counts the tokens of whole rows"

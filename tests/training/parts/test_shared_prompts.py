@@ -261,6 +261,16 @@ def test_with_buckets_shapes_are_constant(build: Callable[..., Any], estimator: 
         assert_same(ours, theirs)
 
 
+@pytest.mark.parametrize("prompts", [(5, 9), (1, 3)], ids=["completions", "prompts"])
+def test_rows_that_constant_shapes_do_not_hold(
+    build: Callable[..., Any], prompts: tuple[int, int]
+) -> None:
+    """Such rows are not from the training data; a diagnosis scores some."""
+    trainer = build()
+    trainer.parts.buckets = Buckets([16, 24], 8, 0, prompts, 3)
+    assert_parity(trainer, ROWS["groups"])
+
+
 # --------------------------------------------------------------------------------------------------
 # Rows that cannot move anything
 # --------------------------------------------------------------------------------------------------
