@@ -14,7 +14,7 @@ import copy
 import hashlib
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -32,7 +32,7 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
 )
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from transformers.pytorch_utils import Conv1D
 
 from ..common.errors import RookWorldError
@@ -207,7 +207,7 @@ def decode(
         RookWorldError: The model's scores are not numbers.
     """
     drawn: dict[int, tuple[list[int], list[float]]] = {}
-    by_generate = by_generate or adds_tokens(network)
+    by_generate = by_generate or only_generate(network)
     draw = _generate_batch if by_generate else _decode_batch
     lengths = [row.max_completion_length or options.max_new_tokens for row in rows]
     # `generate` goes on with rows that have ended, past the end of a table of positions too
@@ -231,6 +231,27 @@ def adds_tokens(network: Any) -> bool:
     """Whether a network has adapters that put tokens before each text, such as prompt tuning."""
     adapters = getattr(network, "peft_config", {}).values()
     return any(adapter.is_prompt_learning for adapter in adapters)
+
+
+def only_generate(network: Any) -> bool:
+    """Whether only transformers' `generate` decodes a network.
+
+    It does with adapters that add tokens, and where rows cannot be picked out of a cache of keys and
+    values, as with Mamba's states.
+    """
+    base = _base(network)
+    if adds_tokens(network) or "past_key_values" not in _parameters(base):
+        return True
+    layers = DynamicCache(config=base.config.get_text_config()).layers
+    return not all(hasattr(layer, "batch_select_indices") for layer in layers)
+
+
+def _base(network: Any) -> Any:
+    return network.get_base_model() if hasattr(network, "peft_config") else network
+
+
+def _parameters(model: Any) -> Mapping[str, Any]:
+    return inspect.signature(type(model).forward).parameters
 
 
 def _batches(
@@ -468,8 +489,7 @@ def _forward(
     cache: Cache | None,
 ) -> Any:
     """What transformers' own forward says of tokens ``(B, T)``, logits behind the last of them."""
-    base = network.get_base_model() if hasattr(network, "peft_config") else network
-    known = inspect.signature(type(base).forward).parameters
+    known = _parameters(_base(network))
     options = {"position_ids": positions, "logits_to_keep": 1}
     return network(
         input_ids=ids,
@@ -574,8 +594,7 @@ class _ModuleSteps:
 
 def _known(network: Any) -> GPT2LMHeadModel | None:
     """The GPT-2 whose weights `_GPT2Steps` can take; None for what is computed otherwise."""
-    adapted = hasattr(network, "peft_config")
-    model = network.get_base_model() if adapted else network
+    model = _base(network)
     if type(model) is not GPT2LMHeadModel:
         return None
     parts = (part for block in model.transformer.h for part in (block, block.attn, block.mlp))

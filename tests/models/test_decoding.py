@@ -16,8 +16,12 @@ from transformers import (
     GPT2LMHeadModel,
     GPTNeoConfig,
     GPTNeoForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     Qwen2Config,
@@ -42,6 +46,7 @@ ROTARY = {
     "num_key_value_heads": 2,
     "initializer_range": 0.3,
 }
+STATES = {"state_size": 4, "num_hidden_layers": 2, "initializer_range": 0.3}
 NEO = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "initializer_range": 0.3}
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "initializer_range": 0.3}
 KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
@@ -59,6 +64,12 @@ KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         GPTNeoForCausalLM,
         GPTNeoConfig,
         {**NEO, "attention_types": [[["global", "local"], 1]], "window_size": 6},
+    ),
+    "mamba": (MambaForCausalLM, MambaConfig, {"hidden_size": 32, **STATES}),
+    "lfm2": (
+        Lfm2ForCausalLM,
+        Lfm2Config,
+        {**ROTARY, "layer_types": ["conv", "full_attention"]},
     ),
 }
 PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [1, 2], [5], [3, 4, 5, 6, 7, 8, 9], [9, 8, 7, 0, 5], [2, 1]]

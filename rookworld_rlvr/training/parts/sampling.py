@@ -18,7 +18,7 @@ from trl import GRPOConfig
 from trl.models.utils import unwrap_model_for_generation
 
 from ...common.settings import record_faults, setting
-from ...models.decoding import Drawn, adds_tokens, decode
+from ...models.decoding import Drawn, decode, only_generate
 from ...tasks.registry import TASKS, task_of
 from ...tasks.task import Sampling
 from .part import Part, Scores, arguments_of
@@ -125,7 +125,7 @@ def needs_generate(trainer: Any) -> bool:
         or args.cache_implementation
         or args.repetition_penalty != 1
         or args.min_p
-        or adds_tokens(network)
+        or only_generate(network)
         or any(
             value is not None and name not in _READ and not name.startswith(("_", "output_"))
             for name, value in settings.items()
