@@ -1,11 +1,11 @@
-"""The decoder of training, held-out evaluation, suites and games: one loop, a token a row and step.
+"""The decoder of training, held-out evaluation, suites and games: one loop, one token per row and step.
 
-Distinct prompts go through the network once and their rows share what comes out; keys and values are
-written into a cache of fixed size; rows that have ended make room for the others.
+Each distinct prompt goes through the network once, and its rows share the result. Keys and values are
+written into a cache of fixed size. Rows that have ended are dropped from the batch.
 
-A row ends with an end of text or at its length, never because its answer is complete: whatever the
-text, the model may go on with any token, and one that does is to be found out. Leaving out the last
-token would change the distribution that is sampled.
+A row ends at an end of text or at its largest length, not when its answer is complete. A model may go
+on after a complete answer, and that must show. To stop early would also change the distribution that
+is sampled.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ..common.errors import RookWorldError
 from ..tasks.task import Sampling
 
 ANSWER_TOKENS = 160  # the longest answer; one of the policy task has up to 144 tokens of GPT-2's
-_FEW_ROWS = 16  # a step of so many takes a GPU as long as one of a single row
+_FEW_ROWS = 16  # up to this many rows, a step takes a GPU as long as for one row
 
 
 # --------------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def complete(
 ) -> list[str]:
     """Decode one completion for each prompt, without special tokens.
 
-    In fp32 a completion, greedy or sampled, depends neither on its batch nor on its place there.
+    In fp32 a completion, greedy or sampled, does not depend on its batch or on its place in the batch.
 
     Args:
         model: In evaluation mode or without dropout.
@@ -166,7 +166,7 @@ def pad_rows(
 # Tokens: the loop
 # --------------------------------------------------------------------------------------------------
 class Drawn(NamedTuple):
-    """Completions, a list a row; what ended one, an end of text, belongs to it."""
+    """Completions, one list per row; the end of text that ended a row is part of it."""
 
     ids: list[list[int]]
     logps: list[list[float]] | None  # nats, at the row's temperature, before top-k and top-p
@@ -185,21 +185,22 @@ def decode(
     batch_size: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Drawn:
-    """Draw one completion a prompt, each in its own way.
+    """Draw one completion per prompt, each with its own settings.
 
-    Under autocast it computes as autocast says. GPT-2 is computed from its weights, others by
-    transformers' modules.
+    GPT-2 is computed from its weights, other models by transformers' modules. Autocast applies if it is
+    on.
 
     Args:
         network: A causal language model, adapters included.
-        prompts: Token ids of `N` prompts; equal ones are read once.
-        rows: How each is drawn; temperature 0 takes the likeliest token, None as a length
+        prompts: Token ids of `N` prompts; equal prompts of a batch are read once.
+        rows: How each row is drawn. Temperature 0 takes the likeliest token; a length of None is
             ``options.max_new_tokens``.
-        options: That, the pad token's id and those of the end of text; the loop reads no more.
-        by_generate: Take transformers' loop in place of this one, for weights in shards, which every
-            process has to gather as often, or where `options` ask for more.
-        seeds: Of each row's own stream of noise. None draws all from the device's global generator.
-        keep_logps: Whether log-probs are wanted.
+        options: The loop reads only `max_new_tokens`, `pad_token_id` and `eos_token_id`.
+        by_generate: Use transformers' `generate` instead of this loop. Sharded weights need it, because
+            all processes must gather them equally often, and so do `options` that the loop does not
+            read. Models that `only_generate` names always use it.
+        seeds: The seed of each row's own stream of noise; None draws from the device's global generator.
+        keep_logps: Whether to return log-probs.
         batch_size: Rows decoded at once; None for all.
         progress: Called with the number of rows of each batch that is done.
 
@@ -210,7 +211,7 @@ def decode(
     by_generate = by_generate or only_generate(network)
     draw = _generate_batch if by_generate else _decode_batch
     lengths = [row.max_completion_length or options.max_new_tokens for row in rows]
-    # `generate` goes on with rows that have ended, past the end of a table of positions too
+    # `generate` goes on with rows that have ended, even past the end of a table of positions.
     apart = lengths if by_generate and batch_size else [0] * len(prompts)
     for places in _batches(prompts, apart, batch_size or len(prompts)):
         noise = None if seeds is None else [seeds[place] for place in places]
@@ -257,7 +258,7 @@ def _parameters(model: Any) -> Mapping[str, Any]:
 def _batches(
     prompts: Sequence[Sequence[int]], apart: Sequence[int], size: int
 ) -> Iterator[list[int]]:
-    """Places of prompts of like length, equal ones together; what differs in `apart` is kept so."""
+    """Indices in batches: prompts of similar length, equal ones together, one value of `apart` each."""
 
     def key(place: int) -> tuple[int, int, Sequence[int]]:
         return apart[place], len(prompts[place]), prompts[place]
@@ -313,11 +314,11 @@ def _ends(options: GenerationConfig) -> list[int]:
 
 
 def _closed_up(over: torch.Tensor, left: int) -> torch.Tensor:
-    """Which slot comes into each of the first `left`: the last rows go where rows have ended.
+    """The slot whose row moves into each of the first `left` slots: the last rows fill the gaps.
 
     Args:
         over: ``(n,)``, whether a slot's row has ended.
-        left: How many have not.
+        left: How many rows have not ended.
     """
     slots = torch.arange(left, device=over.device)
     live = (~over).nonzero().flatten()
@@ -329,13 +330,13 @@ def _closed_up(over: torch.Tensor, left: int) -> torch.Tensor:
 # Choosing
 # --------------------------------------------------------------------------------------------------
 class Chooser:
-    """Draws a token a row: temperature, top-k and top-p of each as transformers' warpers have them.
+    """Draws one token per row, with temperature, top-k and top-p as transformers' warpers apply them.
 
     Args:
         rows: How each of the `B` rows is drawn; temperature 0 takes the likeliest token.
-        device: Of the logits.
-        seeds: Of each row's own noise; None draws all from the device's global generator.
-        keep_logps: Whether log-probs of what is drawn are wanted.
+        device: The device of the logits.
+        seeds: The seed of each row's own noise; None draws from the device's global generator.
+        keep_logps: Whether to return the log-probs of the drawn tokens.
     """
 
     def __init__(
@@ -368,11 +369,11 @@ class Chooser:
 
     @property
     def needs_draw(self) -> bool:
-        """Whether scores are logits to draw from, and not such that the largest is the draw."""
+        """Whether tokens must be drawn from the scores; otherwise the largest score is the draw."""
         return self._draws and self._streams is None
 
     def __call__(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Tokens ``(B,)`` drawn from logits ``(B, V)``, and their log-probs where those are wanted."""
+        """Tokens ``(B,)`` drawn from logits ``(B, V)``, and their log-probs, or None."""
         if not (self._draws or self.keep_logps):
             return logits.argmax(-1), None
         scores = self.scaled(logits)
@@ -383,13 +384,13 @@ class Chooser:
         return drawn, scores.log_softmax(-1).gather(1, drawn.unsqueeze(1)).squeeze(1)
 
     def scaled(self, logits: torch.Tensor) -> torch.Tensor:
-        """Logits ``(B, V)`` at each row's temperature."""
+        """Logits ``(B, V)`` divided by each row's temperature."""
         return logits.float() / self._temperature
 
     def cut(self, scores: torch.Tensor) -> torch.Tensor:
-        """Scores ``(B, V)``, -inf where top-k, top-p or temperature 0 leave a token out."""
+        """Scores ``(B, V)``, -inf for tokens that top-k, top-p or temperature 0 leave out."""
         size = scores.size(1)
-        if self._has_greedy:  # of equal scores the first, as `argmax` takes it
+        if self._has_greedy:  # keep the first of equal scores, as `argmax` does
             others = torch.ones_like(scores, dtype=torch.bool)
             others.scatter_(1, scores.argmax(1, keepdim=True), False)
             scores = scores.masked_fill(others & self._greedy, -torch.inf)
@@ -400,8 +401,8 @@ class Chooser:
         if not self._has_top_p:
             return scores
         probs, cuts = scores.softmax(-1), self._top_p < 1
-        # Tokens below this have less than 1 - top-p together, however many they are: the tail is
-        # left out unsorted.
+        # All tokens below this bound together have less than 1 - top-p, so they are left out anyway and
+        # need not be sorted.
         likely = (probs > (1 - self._top_p) / size) & cuts
         top, order = probs.topk(max(1, int(likely.sum(1).max())))  # (B, K)
         inside = top.cumsum(-1) - top < self._top_p
@@ -410,16 +411,16 @@ class Chooser:
         return scores.masked_fill(outside & cuts, -torch.inf)
 
     def noisy(self, scores: torch.Tensor) -> torch.Tensor:
-        """Scores ``(B, V)`` with noise of the rows' streams, so that the largest is a draw."""
+        """Scores ``(B, V)`` plus noise from the rows' streams; the largest sum is then a draw."""
         if not self._draws or self._streams is None:
             return scores
         return scores + _gumbel(self._streams, scores)
 
 
 def _inverted(scores: torch.Tensor) -> torch.Tensor:
-    """Tokens ``(B,)`` drawn from the softmax of scores ``(B, V)``: its distribution function inverted.
+    """Tokens ``(B,)`` drawn from the softmax of scores ``(B, V)`` by inverting the cumulative sum.
 
-    `multinomial` draws a number a token of the vocabulary, and takes ten times as long.
+    `multinomial` draws a number for every token of the vocabulary and takes ten times as long.
     """
     sums = scores.softmax(-1).cumsum(-1, dtype=_double(scores))  # (B, V)
     total = sums[:, -1:]
@@ -428,7 +429,7 @@ def _inverted(scores: torch.Tensor) -> torch.Tensor:
             "the model's scores are not numbers, so nothing can be sampled; its weights are broken: "
             "go back to a checkpoint, and lower the learning rate"
         )
-    level = (1 - torch.rand_like(total)) * total  # above 0: what has no probability is not drawn
+    level = (1 - torch.rand_like(total)) * total  # above 0, so no token of probability 0 is drawn
     return torch.searchsorted(sums, level).squeeze(1)
 
 
@@ -437,10 +438,10 @@ def _double(scores: torch.Tensor) -> torch.dtype:
 
 
 def _gumbel(streams: Sequence[torch.Generator], scores: torch.Tensor) -> torch.Tensor:
-    """Noise ``(B, V)``, with which the argmax is a draw from the softmax, from each row's own stream.
+    """Gumbel noise ``(B, V)`` from each row's own stream: the argmax of scores plus noise is a draw.
 
-    Other than by the distribution function's inverse, rounding as good as never changes a draw: a
-    row's tokens depend neither on its batch nor on its place there.
+    Rounding hardly ever changes such a draw, unlike one from a cumulative sum. A row's tokens
+    therefore do not depend on its batch or on its place in the batch.
 
     Source: C. J. Maddison, D. Tarlow and T. Minka, "A* Sampling", NeurIPS 2014, section 2.
     """
@@ -452,19 +453,19 @@ def _gumbel(streams: Sequence[torch.Generator], scores: torch.Tensor) -> torch.T
 # Steps: logits of the next token, from a cache of fixed size
 # --------------------------------------------------------------------------------------------------
 class _Steps(Protocol):
-    crowd: float  # share of live rows from which on it pays to close up
+    crowd: float  # rows that have ended are dropped once at most this share is live
 
     def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits ``(n, V)`` behind the rows' last tokens ``(n,)``."""
+        """Logits ``(n, V)`` of the next token, given the rows' last tokens ``(n,)``."""
 
     def keep(self, slots: torch.Tensor) -> None:
-        """Go on with the rows in some slots; a row comes from its own slot or from one behind."""
+        """Go on with the rows in some slots; a row keeps its slot or moves to an earlier one."""
 
 
 def _read(
     network: Any, prompts: Sequence[Sequence[int]], lengths: Sequence[int], pad_token_id: int
 ) -> tuple[torch.Tensor, _Steps]:
-    """Read the prompts, distinct ones once: logits ``(B, V)`` behind them, and the steps that follow."""
+    """Read each distinct prompt once: logits ``(B, V)`` of the first tokens, and the steps to come."""
     found = {tuple(prompt): None for prompt in prompts}
     number = {prompt: index for index, prompt in enumerate(found)}
     distinct = torch.tensor([number[tuple(prompt)] for prompt in prompts], device=network.device)
@@ -488,7 +489,7 @@ def _forward(
     positions: torch.Tensor,
     cache: Cache | None,
 ) -> Any:
-    """What transformers' own forward says of tokens ``(B, T)``, logits behind the last of them."""
+    """Transformers' own forward of tokens ``(B, T)``, with logits after the last of them."""
     known = _parameters(_base(network))
     options = {"position_ids": positions, "logits_to_keep": 1}
     return network(
@@ -501,16 +502,16 @@ def _forward(
 
 
 class Past:
-    """Where the rows' texts are in the cache.
+    """Which places of the cache belong to the rows' texts.
 
     Args:
-        mask: ``(B, T)``, 1 where a prompt is, padded on the left.
+        mask: ``(B, T)``, 1 for prompts, which are padded on the left.
         lengths: The largest number of tokens in each row's completion.
 
     Attributes:
-        seen: ``(B, M)``, True where a row has a text; all positions that there will ever be.
-        positions: ``(B,)``, of the tokens that come next.
-        width: Positions in use.
+        seen: ``(B, M)``, True where a row has text, for all places that will ever be used.
+        positions: ``(B,)``, the positions of the next tokens.
+        width: The number of places in use.
     """
 
     def __init__(self, mask: torch.Tensor, lengths: Sequence[int]) -> None:
@@ -520,14 +521,14 @@ class Past:
         self._last = self.positions + torch.tensor(lengths, device=mask.device) - 1
 
     def grow(self) -> None:
-        """Make room for one token a row."""
+        """Make room for one token per row."""
         self.seen[:, self.width] = True
         self.width += 1
 
     def advance(self) -> None:
-        """Move on by one position, in place; rows past their length stay at their last position.
+        """Move on by one position, in place; rows that have reached their length stay where they are.
 
-        They may be computed until the next `keep`, and a table of positions may end there.
+        They are computed until the next `keep`, but the table of positions may end there.
         """
         torch.minimum(self.positions + 1, self._last, out=self.positions)
 
@@ -538,7 +539,7 @@ class Past:
 
 
 class _FixedLayer(DynamicLayer):
-    """A layer of transformers' cache with room for all tokens to come: they are written in place."""
+    """A layer of transformers' cache with room for all tokens to come, which are written in place."""
 
     def __init__(self, layer: DynamicLayer, room: int) -> None:
         super().__init__()
@@ -564,7 +565,7 @@ class _FixedLayer(DynamicLayer):
 
 
 class _ModuleSteps:
-    """By transformers' modules and classes of cache: any causal language model."""
+    """Steps of any causal language model, by transformers' modules and classes of cache."""
 
     crowd = 0.75
 
@@ -593,21 +594,21 @@ class _ModuleSteps:
 
 
 def _known(network: Any) -> GPT2LMHeadModel | None:
-    """The GPT-2 whose weights `_GPT2Steps` can take; None for what is computed otherwise."""
+    """The GPT-2 that `_GPT2Steps` can compute; None for other models and for changed ones."""
     model = _base(network)
     if type(model) is not GPT2LMHeadModel:
         return None
     parts = (part for block in model.transformer.h for part in (block, block.attn, block.mlp))
-    if any(map(_is_changed, parts)):  # a hook counts at every token
+    if any(map(_is_changed, parts)):  # the steps would not run their hooks
         return None
     config = model.config
     return None if config.add_cross_attention or config.reorder_and_upcast_attn else model
 
 
 class _GPT2Steps:
-    """GPT-2 from its weights: at this many small operations a token, modules are most of the time.
+    """Steps of GPT-2 from its weights: its operations are small, and modules take most of the time.
 
-    Linear layers that are more than that, adapters for one, are called as the modules that they are.
+    Linear layers with adapters or hooks are called as modules.
     """
 
     def __init__(
@@ -618,8 +619,8 @@ class _GPT2Steps:
         self._embed, self._embed_position = body.wte, body.wpe
         self._layers = [_Layer(block) for block in body.h]
         self._norm, self._head = body.ln_f, _linear(model.lm_head)
-        # On a GPU a step is a graph of constant shapes; elsewhere no position is computed that is
-        # not in use, and memory that is not, is not touched.
+        # On a GPU a step is a graph of constant shapes, over the whole cache. Elsewhere only the places
+        # in use are computed, and the others are not touched.
         self._is_whole = past.seen.is_cuda
         keys = cache.layers[0].keys
         make = keys.new_zeros if self._is_whole else keys.new_empty
@@ -635,7 +636,7 @@ class _GPT2Steps:
 
     def _resize(self, count: int) -> None:
         self.crowd = 0.75
-        if self._is_whole:  # each size costs a graph
+        if self._is_whole:  # each size needs a graph of its own
             self.crowd = 0.5 if count > _FEW_ROWS else 0.0
         heads = self._cache[0].size(2)
         self._views = [layer[:, :count] for layer in self._cache]  # (2, n, H, M, D)
@@ -665,12 +666,12 @@ class _GPT2Steps:
         return logits
 
     def _captured(self) -> torch.Tensor:
-        """The same by a CUDA graph of this size: one launch a token in place of hundreds."""
+        """The logits from a CUDA graph for this number of rows: one launch per token, not hundreds."""
         if self._graph is None:
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                self._logits()  # what libraries set up at a first call does not go into a graph
+                self._logits()  # libraries set things up in a first call; that must not be captured
             torch.cuda.current_stream().wait_stream(side)
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph):
@@ -679,7 +680,7 @@ class _GPT2Steps:
         return self._output
 
     def _logits(self) -> torch.Tensor:
-        """Logits ``(n, V)``, from tensors that stay where they are."""
+        """Logits ``(n, V)``, from tensors whose addresses do not change."""
         states = self._embed(self._tokens) + self._embed_position(self._past.positions)  # (n, E)
         for layer, cache in zip(self._layers, self._views, strict=True):
             mixed = layer.mix(layer.norm_1(states)).unflatten(1, (3, cache.size(2), -1))
@@ -690,12 +691,12 @@ class _GPT2Steps:
         return logits
 
     def _attend(self, mixed: torch.Tensor, cache: torch.Tensor, scaling: float) -> torch.Tensor:
-        """What queries attend to ``(n, H, D)``; keys and values are put into the cache.
+        """The result of attention ``(n, H, D)``; the new keys and values are put into the cache.
 
         Args:
             mixed: ``(n, 3, H, D)``: queries, keys, values.
-            cache: ``(2, n, H, M, D)``, of the layer.
-            scaling: Of the products.
+            cache: ``(2, n, H, M, D)``, the layer's keys and values.
+            scaling: The factor of the products of queries and keys.
         """
         latest = mixed[:, 1:].transpose(0, 1)  # (2, n, H, D)
         if self._is_whole:
@@ -720,7 +721,7 @@ class _GPT2Steps:
 
 
 class _Layer:
-    """A block of GPT-2, its linear layers as functions of ``(n, E)``."""
+    """A block of GPT-2, with its linear layers as functions of ``(n, E)``."""
 
     def __init__(self, block: Any) -> None:
         self.norm_1, self.norm_2 = block.ln_1, block.ln_2
@@ -737,7 +738,7 @@ def _is_changed(module: Any) -> bool:
 
 
 def _linear(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A linear layer's function; its weights are cast once where autocast would at every token."""
+    """A linear layer as a function; under autocast its weights are cast once, not at every token."""
     if _is_changed(module) or type(module) not in (Conv1D, torch.nn.Linear):
         return module  # type: ignore[no-any-return]
     weight, bias = module.weight, module.bias
@@ -754,7 +755,7 @@ def _linear(module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
 # transformers' own loop
 # --------------------------------------------------------------------------------------------------
 class _Processor(LogitsProcessor):
-    """A `Chooser` as `generate` takes it: logits at each row's temperature, cut, or with noise."""
+    """A `Chooser` for `generate`: divides logits by temperatures, cuts them, and adds noise."""
 
     def __init__(self, chooser: Chooser) -> None:
         self.chooser = chooser
@@ -762,7 +763,7 @@ class _Processor(LogitsProcessor):
         self._drawn: list[torch.Tensor] = []  # (B,) each
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Scores ``(B, V)`` after what was drawn so far, ``(B, T)``."""
+        """Scores ``(B, V)`` for the next token after ``(B, T)``."""
         self._take(input_ids[:, -1])
         scores = self.chooser.scaled(scores)
         if self.chooser.keep_logps:
@@ -770,7 +771,7 @@ class _Processor(LogitsProcessor):
         return self.chooser.noisy(self.chooser.cut(scores))
 
     def logps(self, last: torch.Tensor) -> list[list[float]]:
-        """Log-probs of all tokens drawn, `C` of each row, the last of them ``(B,)``."""
+        """Log-probs of all drawn tokens, `C` per row; `last` ``(B,)`` is the last of them."""
         self._take(last)
         found: list[list[float]] = torch.stack(self._drawn, dim=1).tolist()
         return found
@@ -785,8 +786,8 @@ class _RowLength(StoppingCriteria):
     """Ends each row at its own number of new tokens.
 
     Args:
-        longest: Most new tokens, by row.
-        width: Tokens of the padded prompts.
+        longest: The largest number of new tokens, by row.
+        width: Tokens in the padded prompts.
     """
 
     def __init__(self, longest: Sequence[int], width: int) -> None:
@@ -794,7 +795,7 @@ class _RowLength(StoppingCriteria):
         self.width = width
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        """Which rows ``(B,)`` are done after ``(B, T)`` tokens."""
+        """Which rows ``(B,)`` have reached their length after ``(B, T)`` tokens."""
         return (self.longest <= input_ids.size(1) - self.width).to(input_ids.device)
 
 
@@ -809,7 +810,7 @@ def _generate_batch(
     batch = {key: tensor.to(network.device) for key, tensor in batch.items()}
     width = batch["input_ids"].size(1)
     options = copy.deepcopy(options)
-    options.temperature, options.top_p, options.top_k = 1.0, 1.0, 0  # they are the rows'
+    options.temperature, options.top_p, options.top_k = 1.0, 1.0, 0  # the rows have their own
     if options.do_sample is None:
         options.do_sample = chooser.needs_draw
     options.max_new_tokens = max(lengths)

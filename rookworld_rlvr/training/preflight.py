@@ -86,8 +86,8 @@ class PreflightCallback(TrainerCallback):
             raise PreflightError(
                 f"preflight: {', '.join(faults)}, over the tolerance of {tolerance:g} nats: the "
                 "trainer's log-probs are not those that completions were sampled with, so GRPO would "
-                "not learn from them. Check the model's dropout, position ids and precision, and "
-                "whether share_prompts: false helps, or raise preflight_tolerance if you know the reason"
+                "not learn from them. Check the model's dropout, position ids and precision; try "
+                "share_prompts: false; or raise preflight_tolerance if you know the reason"
             )
 
 

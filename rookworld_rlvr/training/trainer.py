@@ -103,7 +103,7 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
         return self.parts.prompts.open(self.train_dataset if dataset is None else dataset)
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        """Put the groups together again, which TRL tears when it shuffles a batch into micro-batches."""
+        """Put groups together again, because TRL shuffles their rows over the micro-batches."""
         before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
         if self._buffered_inputs is before or self.parts.shared is None:
@@ -182,7 +182,7 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
     # Scoring
     # --------------------------------------------------------------------------------------------
     def _get_per_token_logps_and_entropies(self, model: Any, *rows: Any, **kwargs: Any) -> Scores:
-        """Score at each row's temperature, each prompt once, compiled if asked for; keep the scores."""
+        """Score rows at their temperatures, each prompt once, compiled if asked for; keep the scores."""
         call = self.call or Call()
         score: Any = partial(self.log_probs, model)
         score = partial(call.idle.score, score) if call.idle else score

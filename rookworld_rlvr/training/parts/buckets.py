@@ -168,11 +168,11 @@ class Buckets(Part):
         return cls(lengths, rows, trainer.processing_class.pad_token_id, prompts, completion)
 
     def completion_of(self, length: int) -> int:
-        """Most tokens of a completion in a bucket of a length."""
+        """The largest number of tokens in a completion, in a bucket of some length."""
         return max(1, min(self.completion, length - self.shortest_prompt))
 
     def example(self, length: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, int]:
-        """Tokens and mask ``(rows, length)`` that fill a bucket, and the columns of completions."""
+        """Tokens and mask ``(rows, length)`` that fill a bucket, and the number of completion tokens."""
         ids = torch.zeros(self.rows, length, dtype=torch.long, device=device)
         mask, completion = torch.ones_like(ids), self.completion_of(length)
         mask[:, : max(0, length - completion - self.longest_prompt)] = 0

@@ -27,7 +27,7 @@ class Call:
     Args:
         temperatures: ``(B,)``, of the rows scored during the call; None uses the trainer's.
         reads_values: Whether the policy's forwards also read the value head.
-        idle: An `Idle` of rows that need not be scored; None scores all.
+        idle: The rows that need not be scored, as an `Idle`; None scores all rows.
 
     Attributes:
         scores: The scores of the last forward during the call.

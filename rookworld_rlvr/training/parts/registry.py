@@ -58,12 +58,12 @@ class Parts:
     def scoring(
         self, score: Callable[..., Scores], temperatures: torch.Tensor | None, plain: bool = False
     ) -> Callable[..., Scores]:
-        """TRL's way of scoring, `score`, as the parts do it.
+        """TRL's method of scoring, extended by the parts.
 
         Args:
-            score: What scores rows.
-            temperatures: ``(B,)``; None for the trainer's.
-            plain: Whether nothing is padded to a bucket and compiled.
+            score: TRL's method.
+            temperatures: ``(B,)``; None uses the trainer's.
+            plain: Whether to leave out padding to buckets and compiling.
         """
         buckets = None if plain else self.buckets
         if self.shared is not None:
@@ -81,7 +81,7 @@ class Parts:
         return score
 
     def call(self, inputs: Mapping[str, Any]) -> Call:
-        """What goes along with TRL's loss of a micro-batch."""
+        """The record that goes with TRL's loss of a micro-batch."""
         idle = None if self.shared is None else self.shared.idle(inputs)
         return Call(inputs.get("temperature"), "returns" in inputs, idle)
 

@@ -85,7 +85,7 @@ class SamplingArguments:
 # --------------------------------------------------------------------------------------------------
 # Drawing
 # --------------------------------------------------------------------------------------------------
-# Of a model's own generation settings, those that an own loop knows or that say nothing of tokens.
+# A model's own generation settings that our loop follows, or that do not change which tokens come.
 _READ = {
     "bos_token_id",
     "eos_token_id",
@@ -102,16 +102,16 @@ _READ = {
 
 
 def draws_itself(trainer: Any) -> bool:
-    """Whether a trainer's completions are drawn here, and not as TRL draws them."""
+    """Whether a trainer's completions are drawn by `rollout` and not by TRL."""
     given = arguments_of(trainer.args, SamplingArguments)
     return given.task_sampling is not None or not needs_generate(trainer)
 
 
 def needs_generate(trainer: Any) -> bool:
-    """Whether only transformers' `generate`, or an engine of its own, can draw as a trainer is told to.
+    """Whether a trainer's completions need transformers' `generate` or another engine.
 
-    So it is where weights are in shards, and where a setting asks for what the loop of
-    `models.decoding` does not know.
+    That is so if the weights are sharded, or if a setting or the model needs something that the loop in
+    `models.decoding` does not have.
     """
     args = trainer.args
     network = trainer.accelerator.unwrap_model(trainer.model)
@@ -135,7 +135,7 @@ def needs_generate(trainer: Any) -> bool:
 
 
 def is_sharded(trainer: Any) -> bool:
-    """Whether no process has the whole of a trainer's weights at all times."""
+    """Whether a trainer's weights are sharded, so that no process keeps them all."""
     return bool(trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled)
 
 
@@ -145,13 +145,13 @@ def draw(
     rows: Sequence[Sampling],
     keep_logps: bool = False,
 ) -> Drawn:
-    """Draw one completion a prompt by a trainer's policy, each in its own way; see `decode`.
+    """Draw one completion per prompt with a trainer's policy, each with its own settings; see `decode`.
 
     Args:
         trainer: Any `GRPOTrainer`.
         prompts: Token ids of `B` prompts.
-        rows: How each is drawn; None as a length takes the trainer's.
-        keep_logps: Whether log-probs are wanted.
+        rows: How each is drawn; a length of None is the trainer's.
+        keep_logps: Whether to return log-probs.
     """
     with (
         unwrap_model_for_generation(

@@ -1,14 +1,17 @@
-"""Log-probs from one forward in which the completions of a prompt share it.
+"""Log-probs from one forward in which completions of the same prompt share it.
 
-A group's completions have their prompt in common, and TRL sends it through the network with each of
-them, padded. Here one forward takes the tokens alone, one after the other: each distinct prompt once,
-less its last token, then each row's last prompt token and completion, less its last. Every layer but
-attention looks at one token at a time and does not notice. Attention, which transformers lets one
-register, takes the tokens apart again: prompts attend to themselves, completions to their prompt and to
-themselves.
+The completions of a group have the same prompt. TRL sends it through the network once per completion,
+and pads every row. Here, one forward takes all tokens as a single row without padding:
 
-It is one forward of the network as it stands: wrappers, adapters, checkpointing and compiling see
-nothing unusual.
+1. each distinct prompt once, without its last token;
+2. for each completion, the last token of its prompt and the completion without its last token.
+
+Attention is the only layer that mixes tokens, and transformers lets us register our own. It attends to
+each prompt and each completion separately: a prompt sees itself, a completion sees its prompt and
+itself.
+
+For the network this is an ordinary forward, so wrappers, adapters, checkpointing and compiling work as
+before.
 """
 
 from __future__ import annotations
@@ -34,13 +37,13 @@ _MULTIPLE = 8  # of keys, for GPUs' kernels
 
 @dataclass
 class SharedPromptArguments:
-    """Keys for work that is done once, or not at all."""
+    """Keys for prompts that are shared and rows that are left out."""
 
     share_prompts: bool = setting(
         True,
-        "Send each distinct prompt through the network once, not once a completion, and leave rows out "
-        "of the update that cannot move anything (advantage 0, and no KL, entropy or value term). false "
-        "is TRL's way.",
+        "Send each distinct prompt through the network once, not once per completion, and leave out "
+        "of the update the rows that cannot change the weights (advantage 0, and no KL, entropy or "
+        "value term). false does as TRL does.",
     )
 
 
@@ -48,15 +51,15 @@ class SharedPromptArguments:
 # Attention
 # --------------------------------------------------------------------------------------------------
 class Layout(NamedTuple):
-    """Where the tokens of `G` prompts and `B` completions stand in one row of `N` tokens.
+    """The places of the tokens of `G` prompts and `B` completions in one row of `N` tokens.
 
-    Padding is on the right of prompts and completions, and stands for any token.
+    Prompts and completions are padded on the right; a padded entry is the place of an arbitrary token.
     """
 
     prompts: torch.Tensor  # (G, P)
     completions: torch.Tensor  # (B, C)
     keys: torch.Tensor  # (B, P + C), what completions attend to
-    results: torch.Tensor  # (N,), each token's place among G * P prompt and B * C completion tokens
+    results: torch.Tensor  # (N,), each token's index among G * P prompt and B * C completion tokens
 
 
 def attention(
@@ -68,7 +71,7 @@ def attention(
     shared_prompts: Layout | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' ``sdpa``; of prompts and completions where the forward was given their layout.
+    """transformers' ``sdpa``, applied to prompts and completions separately if a layout is given.
 
     Args:
         module: The layer.
@@ -76,8 +79,8 @@ def attention(
         key: ``(1, h, N, D)``.
         value: ``(1, h, N, D)``.
         attention_mask: ``(B, 1, C, P + C)``, what completions attend to.
-        shared_prompts: The layout; None leaves all to transformers.
-        kwargs: For transformers' function.
+        shared_prompts: The layout; None calls transformers' function as usual.
+        kwargs: Passed on to transformers' function.
     """
     if shared_prompts is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
@@ -96,11 +99,12 @@ def attention(
 
 
 def _at(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Of states ``(1, H, N, D)`` those at places ``(R, T)``: ``(R, H, T, D)``."""
+    """The states at places ``(R, T)``, as ``(R, H, T, D)``; all states are ``(1, H, N, D)``."""
     by_token = states[0].transpose(0, 1)  # (N, H, D)
     return by_token.index_select(0, places.flatten()).unflatten(0, places.shape).transpose(1, 2)
 
 
+# This holds for the whole process; forwards without a layout are computed as before.
 AttentionInterface.register("sdpa", attention)
 
 
@@ -108,48 +112,49 @@ AttentionInterface.register("sdpa", attention)
 # Tokens in one row
 # --------------------------------------------------------------------------------------------------
 class Sizes(NamedTuple):
-    """Constant shapes, for a compiled body: at most so many."""
+    """Shapes to pad to; constant for a compiled body."""
 
     rows: int  # B
     prompts: int  # G
-    prompt: int  # P, a prompt's tokens but its last
+    prompt: int  # P, tokens in a prompt without its last
     completion: int  # C
     tokens: int  # N
 
 
 class Packed(NamedTuple):
-    """A batch of `b` rows, whose last `length` tokens are scored, as one row of `N` tokens."""
+    """A batch of `b` rows as one row of `N` tokens; the last `length` tokens of each are scored."""
 
     ids: torch.Tensor  # (1, N)
     positions: torch.Tensor  # (1, N)
     mask: torch.Tensor  # (B, 1, C, P + C), what completions attend to
     layout: Layout
-    rows: torch.Tensor  # (b, length + 1), where the tokens before those that are scored stand
-    scored: torch.Tensor  # (b, length)
-    labels: torch.Tensor  # (1, M), the `M` tokens that are scored
+    rows: torch.Tensor  # (b, length + 1), places of the tokens before the scored ones
+    scored: torch.Tensor  # (b, length), which tokens are scored
+    labels: torch.Tensor  # (1, M), the `M` scored tokens
 
 
 def distinct_rows(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows ``(B, T)`` without repetition ``(G, T)``, -1 for padding, and which of them each row is."""
-    if not ids.size(1):  # `unique` has no answer
+    """The distinct rows ``(G, T)`` of ``(B, T)``, padded with -1, and the index of each row in them."""
+    if not ids.size(1):  # `unique` fails
         return ids[:1], ids.new_zeros(ids.size(0))
     distinct, index = ids.masked_fill(~mask.bool(), -1).unique(dim=0, return_inverse=True)
     return distinct, index
 
 
 def pack(ids: torch.Tensor, mask: torch.Tensor, length: int, sizes: Sizes | None = None) -> Packed:
-    """Pack rows ``(b, T)``, prompts padded on the left; those without a completion are left out.
+    """Pack rows ``(b, T)``, prompts padded on the left; rows without a completion are left out.
 
     Args:
         ids: Tokens.
         mask: 1 for text.
-        length: Columns of completions.
-        sizes: Shapes to pad to; None, and rows that do not fit, pad to no more than a multiple.
+        length: The number of columns of completions.
+        sizes: Shapes to pad to. Without them, or if the rows do not fit, only the number of keys is
+            padded, to a multiple of 8.
     """
     kept = mask[:, -length:].bool()
     scored = kept.clone()
     if not kept.any():
-        scored[0, 0] = True  # without a token there is no graph; its label is ignored
+        scored[0, 0] = True  # the result needs a graph; the label is ignored
     active = scored.any(1).nonzero().squeeze(1)  # (B,)
     own = scored[active]
     before = ids[active, : -length - 1], mask[active, : -length - 1]
@@ -173,7 +178,7 @@ def pack(ids: torch.Tensor, mask: torch.Tensor, length: int, sizes: Sizes | None
         _padded(taken.nonzero().squeeze(1), shape.tokens),
     )
 
-    # Of each row the last prompt token, and the completion's but its last.
+    # For each row, the prompt's last token and the completion without its last.
     inputs = ids[active, -length - 1 : -1]
     tokens = torch.cat([prompts[prompts >= 0], inputs[own]])
     after = prompt_lengths[index].unsqueeze(1) + torch.arange(length, device=ids.device)
@@ -198,10 +203,10 @@ def pack(ids: torch.Tensor, mask: torch.Tensor, length: int, sizes: Sizes | None
 
 
 def _shape(own: torch.Tensor, prompt_lengths: torch.Tensor, sizes: Sizes | None) -> Sizes:
-    """What completions ``(B, length)`` and prompts of lengths ``(G,)`` are padded to.
+    """The shapes that completions ``(B, length)`` and prompts of lengths ``(G,)`` are padded to.
 
-    These are `sizes` if they are large enough: rows that are not from the training data, as a diagnosis
-    has them, may need more.
+    These are `sizes`, if they are large enough. Rows that are not from the training data may need more;
+    a diagnosis scores such rows.
     """
     completion = int(own.any(0).nonzero().max()) + 1
     prompt = int(prompt_lengths.max())
@@ -213,7 +218,7 @@ def _shape(own: torch.Tensor, prompt_lengths: torch.Tensor, sizes: Sizes | None)
 
 
 def _padded(numbers: torch.Tensor, *shape: int) -> torch.Tensor:
-    """Numbers in a shape, cut or with zeros at the ends."""
+    """Numbers in another shape, cut off or padded with zeros at the end of each dimension."""
     more = [
         amount
         for wanted, size in zip(shape[::-1], numbers.shape[::-1], strict=True)
@@ -223,7 +228,7 @@ def _padded(numbers: torch.Tensor, *shape: int) -> torch.Tensor:
 
 
 def _pieces(prompts: torch.Tensor, mask: torch.Tensor, rows: slice, most: int) -> Iterator[slice]:
-    """Rows in pieces that have at most so many distinct prompts; of all rows, tokens ``(B, P)``."""
+    """Split some rows of ``(B, P)`` prompts into pieces of at most `most` distinct prompts."""
     distinct, _ = distinct_rows(prompts[rows], mask[rows, : prompts.size(1)])
     if distinct.size(0) <= most:
         yield rows
@@ -238,12 +243,12 @@ def _pieces(prompts: torch.Tensor, mask: torch.Tensor, rows: slice, most: int) -
 # --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Rows of a micro-batch that cannot move anything.
+    """The rows of a micro-batch that cannot change the weights, so that they need not be scored.
 
     Args:
-        rows: Which, ``(B,)``.
-        logps: What is put down for their log-probs ``(B, C)``: the old ones; None for 0. Their ratio
-            is 1, and their advantage of 0 takes it out of the loss.
+        rows: A mask of these rows, ``(B,)``.
+        logps: Log-probs ``(B, C)`` to report for them: the old ones, so that their ratio is 1; None
+            reports 0. Their advantage is 0, so they add nothing to the loss.
     """
 
     rows: torch.Tensor
@@ -258,7 +263,7 @@ class Idle:
         *args: Any,
         **kwargs: Any,
     ) -> Scores:
-        """Score the other rows by `score`; the entropy put down for these is the others' mean."""
+        """Score the other rows with `score`; idle rows get the mean entropy of the others."""
         scored = mask.clone()
         scored[self.rows, -length:] = 0
         logps, entropies, aux_loss = score(ids, scored, length, *args, **kwargs)
@@ -273,10 +278,10 @@ class Idle:
 
 
 def groups_together(batches: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The rows of micro-batches in as many again, completions of one prompt one after the other.
+    """Reorder the rows of micro-batches so that completions of the same prompt follow one another.
 
-    TRL shuffles rows over the micro-batches of a generation, which tears groups apart. Prompts stay in
-    the shuffled order of their first rows.
+    TRL shuffles the rows of a generation before it splits them into micro-batches, which scatters the
+    groups. Prompts keep the shuffled order of their first rows. The number of micro-batches stays.
     """
     if len(batches) == 1 or any(isinstance(value, list) for value in batches[0].values()):
         return list(batches)
@@ -307,29 +312,29 @@ class SharedPrompts(Part):
         trainer: The `RookWorldGRPOTrainer`.
 
     Attributes:
-        leaves_out_idle: Whether rows that cannot move anything are left out of the update.
+        leaves_out_idle: Whether rows that cannot change the weights are left out of the update.
     """
 
     def __init__(self, trainer: Any) -> None:
         self.leaves_out_idle = True
         self._trainer = trainer
-        self._packed: Packed | None = None  # of the forward now
+        self._packed: Packed | None = None  # of the current forward
         for network in trainer.networks():
             body = backbone(network)
-            # The value head and the temperatures read rows, in between.
+            # The hooks of the value head and the temperatures run in between; they expect rows.
             body.register_forward_hook(self._to_rows, prepend=True)
             body.register_forward_hook(self._to_tokens)
 
     @classmethod
     def of(cls, trainer: Any) -> SharedPrompts | None:
-        """The part, where a trainer's arguments ask for it and its networks allow it."""
+        """The part, if the trainer's arguments ask for it and its networks allow it."""
         if not arguments_of(trainer.args, SharedPromptArguments).share_prompts:
             return None
         for network in trainer.networks():
             if reason := obstacle(trainer, network):
                 trainer.accelerator.print(
                     f"share_prompts: {reason}; each row is scored whole, as TRL does. "
-                    "share_prompts: false says so from the start"
+                    "Set share_prompts: false to turn this message off"
                 )
                 return None
         return cls(trainer)
@@ -347,9 +352,9 @@ class SharedPrompts(Part):
         compute_entropy: bool = False,
         **kwargs: Any,
     ) -> Scores:
-        """Score rows ``(B, T)``; images and the like are left to TRL's way of scoring, `score`.
+        """Score rows ``(B, T)``. Rows with images and the like are left to TRL's own method, `score`.
 
-        With `buckets`, which have padded the rows, every forward has the shapes of their bucket.
+        With `buckets`, the rows are padded to a bucket already, and every forward has its shapes.
         """
         if any(given is not None and given is not False for given in kwargs.values()):
             kwargs["compute_entropy"] = compute_entropy
@@ -378,7 +383,7 @@ class SharedPrompts(Part):
         temperatures: torch.Tensor | None = None,
         **kwargs: Any,
     ) -> Scores:
-        """Score rows by `score`, no more prompts at a time than constant shapes have room for."""
+        """Score rows with `score`, in pieces with no more prompts than the constant shapes hold."""
         most = self._sizes(buckets, ids.size(1)).prompts
         parts = []
         for start in range(0, ids.size(0), batch_size):
@@ -396,12 +401,12 @@ class SharedPrompts(Part):
         )
 
     def _sizes(self, buckets: Buckets, width: int) -> Sizes:
-        """What holds every micro-batch of whole rows of `width` tokens."""
+        """Shapes that hold every micro-batch whose whole rows have `width` tokens."""
         rows, group = buckets.rows, self._trainer.num_generations
         whole = rows % group == 0 or group % rows == 0
         prompts = max(1, rows // group) if whole else (rows - 2) // group + 2
         completion = buckets.completion_of(width)
-        # Longer completions than these come with shorter prompts, which are fewer.
+        # A batch with longer prompts has shorter completions, and there are fewer prompts.
         tokens = rows * completion + prompts * (width - completion - 1)
         prompt = min(buckets.longest_prompt, width - 1) - 1
         return Sizes(rows, prompts, prompt, completion, tokens)
@@ -431,15 +436,15 @@ class SharedPrompts(Part):
         return _by_row(output.log_probs, packed.scored), _by_row(output.entropy, packed.scored)
 
     def idle(self, inputs: Mapping[str, Any]) -> Idle | None:
-        """The rows of a micro-batch that cannot move anything; None where every row may.
+        """The rows of a micro-batch that cannot change the weights; None if there are none.
 
-        One is scored where all are idle: the loss has a graph on every process, and the entropy that is
-        logged is of a completion.
+        If all rows are idle, the shortest is scored nevertheless: the loss needs a graph on every
+        process, and the logged entropy needs a completion.
         """
         trainer = self._trainer
         other_movers = (
             trainer.entropy_bonus is not None,
-            trainer.top_entropy_quantile < 1,  # which tokens count, depends on all rows
+            trainer.top_entropy_quantile < 1,  # all rows decide which tokens count
             any(type(part).term is not Part.term for part in trainer.parts),
         )
         if any(other_movers) or not self.leaves_out_idle:
@@ -454,36 +459,36 @@ class SharedPrompts(Part):
         return Idle(rows, inputs.get("old_per_token_logps"))
 
     def _to_rows(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        """Hidden states ``(1, N, D)`` as ``(b, length + 1, D)``, as if rows had been sent whole."""
+        """Turn hidden states ``(1, N, D)`` into ``(b, length + 1, D)``, as whole rows have them."""
         if self._packed is not None:
             rows = self._packed.rows
             states = output.last_hidden_state[0].index_select(0, rows.flatten())
             output.last_hidden_state = states.unflatten(0, rows.shape)
 
     def _to_tokens(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        """Of hidden states ``(b, length + 1, D)`` those that are scored, ``(1, M, D)``."""
+        """Keep only the hidden states that are scored, ``(1, M, D)`` of ``(b, length + 1, D)``."""
         if self._packed is not None:
             output.last_hidden_state = output.last_hidden_state[:, :-1][self._packed.scored][None]
 
 
 def _by_row(numbers: torch.Tensor | None, scored: torch.Tensor) -> Any:
-    """Numbers ``(1, M)`` of the tokens scored as ``(b, length)``, 0 elsewhere."""
+    """Numbers ``(1, M)`` of the scored tokens as ``(b, length)``, 0 elsewhere."""
     if numbers is None:
         return None
     return numbers.new_zeros(scored.shape).masked_scatter(scored, numbers)
 
 
 def obstacle(trainer: Any, network: torch.nn.Module) -> str | None:
-    """Why prompts cannot be shared in a network, as the start of a sentence; None where they can."""
+    """Why a network cannot share prompts, as the start of a sentence; None if it can."""
     model = language_model(network)
     name, attends_by = type(model).__name__, trainer.attention_of(model)
     config = model.config.get_text_config()
     if attends_by is None:
-        return f"{name} has an attention of its own"
+        return f"{name} has its own attention"
     if attends_by != "sdpa":
         return f"the attention is {attends_by!r}, not 'sdpa'"
     if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=config).layers):
-        return f"{name} has layers that do not attend to all tokens before"
+        return f"{name} has layers that do not attend to all earlier tokens"
     if adds_tokens(network):
         return "the adapters add tokens to the prompts"
     if trainer.aux_loss_enabled:

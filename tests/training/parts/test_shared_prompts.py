@@ -393,9 +393,9 @@ def sliding(tokenizer: PreTrainedTokenizerBase) -> Any:
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        ("gpt_neo", "GPTNeoForCausalLM has an attention of its own"),
+        ("gpt_neo", "GPTNeoForCausalLM has its own attention"),
         ("eager", "the attention is 'eager', not 'sdpa'"),
-        ("sliding", "Qwen2ForCausalLM has layers that do not attend to all tokens before"),
+        ("sliding", "Qwen2ForCausalLM has layers that do not attend to all earlier tokens"),
         ("prompt tuning", "the adapters add tokens to the prompts"),
     ],
 )
