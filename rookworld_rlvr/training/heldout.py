@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
+from transformers import Trainer
 from trl.models.utils import unwrap_model_for_generation
 
 from ..common.progress import quiet
@@ -47,6 +48,27 @@ class HeldoutEvaluation:
         self.suites: Sequence[Suite] = ()
         self.suite_results: Mapping[str, SuiteResult] = {}
         self.suites_before: Mapping[str, SuiteResult] | None = None
+        self._measured: dict[int, Any] = {}  # step → results, completions and suites' results
+
+    def evaluate(self, rows: Any, prefix: str) -> dict[str, float]:
+        """Evaluate, log the metrics and tell the callbacks; see `run`.
+
+        A resumed run begins at a checkpoint whose step was evaluated already, and logs its results only
+        once.
+        """
+        trainer = self.trainer
+        if self.before is not None and trainer.is_in_train and rows is trainer.eval_dataset:
+            for log in trainer.state.log_history:
+                if log["step"] == trainer.state.global_step and f"{prefix}_overall" in log:
+                    return {name: log[name] for name in log if name.startswith(f"{prefix}_")}
+        metrics = self.run(rows, prefix)
+        Trainer.log(
+            trainer, {**metrics, **trainer.times.elapsed()}
+        )  # TRL's would log training's, too
+        trainer.control = trainer.callback_handler.on_evaluate(
+            trainer.args, trainer.state, trainer.control, metrics
+        )
+        return metrics
 
     def run(self, rows: Any, prefix: str) -> dict[str, float]:
         """Evaluate on held-out rows; every process answers its share of them.
@@ -68,7 +90,8 @@ class HeldoutEvaluation:
                 rows["prompt"][:], partial(decode, self.trainer), "held-out rows"
             )
         self.results = evaluate_completions(rows, self.completions)
-        if self.trainer.is_in_train and self.before is None:
+        is_first = self.trainer.is_in_train and self.before is None
+        if is_first:
             self.before = self.results
             if self.trainer.accelerator.is_main_process:
                 write_proportions(Path(self.folder) / HELDOUT_BEFORE, self.results)
@@ -77,14 +100,20 @@ class HeldoutEvaluation:
         metrics["overall"] = headline(self.results)
         with quiet(is_quiet):
             metrics |= self._run_suites()
+        if is_first:
+            self.suites_before = self.suite_results
+        if self.trainer.is_in_train and rows is self.trainer.eval_dataset:
+            found = (self.results, self.completions, self.suite_results)
+            self._measured[self.trainer.state.global_step] = found
         metrics["runtime"] = time.perf_counter() - started
         return {f"{prefix}_{name}": value for name, value in metrics.items()}
 
     def run_final(self) -> int:
-        """Measure the final weights: those of the best checkpoint, or of the last step.
+        """The results of the final weights: those of the best checkpoint, or of the last step.
 
-        The results are logged only if that step has none yet, so that every number is logged for its own
-        step.
+        What this process measured in training is used again. A resumed run evaluates a step of an
+        earlier process. The results are logged only if that step has none yet, so that every number is
+        logged for its own step.
 
         Returns:
             The optimiser step of the weights.
@@ -92,7 +121,9 @@ class HeldoutEvaluation:
         state = self.trainer.state
         best = state.best_model_checkpoint if self.trainer.args.load_best_model_at_end else None
         step: int = state.global_step if best is None else int(Path(best).name.split("-")[-1])
-        if any("eval_overall" in log and log["step"] == step for log in state.log_history):
+        if step in self._measured:
+            self.results, self.completions, self.suite_results = self._measured[step]
+        elif any("eval_overall" in log and log["step"] == step for log in state.log_history):
             self.run(self.trainer.eval_dataset, "eval")
         else:
             self.trainer.evaluate()
@@ -102,8 +133,6 @@ class HeldoutEvaluation:
         """Run the suites; gives their metrics, except those of groups of items."""
         policy = LanguageModel(self.folder, partial(decode, self.trainer))
         self.suite_results = {suite.name: suite.run(policy) for suite in self.suites}
-        if self.trainer.is_in_train and self.suites_before is None:
-            self.suites_before = self.suite_results
         return {
             f"suites/{suite}/{metric}": found.value
             for suite, result in self.suite_results.items()

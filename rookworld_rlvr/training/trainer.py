@@ -14,7 +14,7 @@ import torch
 from accelerate.utils import TorchDynamoPlugin
 from datasets import Dataset
 from torch.utils.data import Sampler
-from transformers import PreTrainedModel, Trainer, TrainerControl
+from transformers import PreTrainedModel
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import use_adapter
@@ -293,14 +293,9 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Answer held-out rows greedily and log only these metrics; TRL would log training's, too."""
+        """Answer held-out rows greedily instead of taking TRL's loss on them."""
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
-        metrics = self.heldout.run(rows, metric_key_prefix)
-        Trainer.log(self, {**metrics, **self.times.elapsed()})
-        self.control: TrainerControl = self.callback_handler.on_evaluate(
-            self.args, self.state, self.control, metrics
-        )
-        return metrics
+        return self.heldout.evaluate(rows, metric_key_prefix)
 
     # --------------------------------------------------------------------------------------------
     # What the parts and the diagnosis ask for

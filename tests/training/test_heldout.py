@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from rookworld_rlvr.evaluation.suites.environment import EnvironmentSuite
+from rookworld_rlvr.models import loading
+from rookworld_rlvr.training import heldout
+
+from ..conftest import script
+
+SMALL = """
+    --max_steps 4 --per_device_train_batch_size 16 --num_generations 4 --heldout_rows 12
+    --eval_steps 2 --save_steps 2 --logging_steps 1 --max_completion_length 32 --use_cpu
+    --report_to none --output_dir run
+""".split()
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of prompts in each call of the decoder for an evaluation."""
+    counts: list[int] = []
+    complete = heldout.complete
+
+    def counted(network: Any, tokenizer: Any, prompts: Any, **options: Any) -> list[str]:
+        counts.append(len(prompts))
+        return complete(network, tokenizer, prompts, **options)
+
+    monkeypatch.setattr(heldout, "complete", counted)
+    return counts
+
+
+@pytest.mark.parametrize("keeps_best", [True, False])
+def test_final_weights_that_were_measured_are_not_measured_again(
+    keeps_best: bool,
+    asked: list[int],
+    tokenizer: PreTrainedTokenizerBase,
+    make_trainer: Callable[..., Any],
+) -> None:
+    """A reward for nonsense drives the model down, so the best checkpoint is not the last one."""
+    trainer = make_trainer(
+        loading.load_model(loading.PACKAGED_MODEL),
+        tokenizer,
+        reward_funcs=[lambda completions, **_: [-float(len(set(text))) for text in completions]],
+        rewards=[{"name": "environment_exact"}],
+        max_completion_length=64,
+        max_steps=2,
+        learning_rate=1e-2,
+        eval_steps=1,
+        save_steps=1,
+        load_best_model_at_end=keeps_best,
+    )
+    trainer.heldout.suites = [EnvironmentSuite(16, seed=0)]
+    trainer.train()
+    measured = {
+        log["step"]: log["eval_overall"]
+        for log in trainer.state.log_history
+        if "eval_overall" in log
+    }
+    calls = list(asked)
+    step = trainer.heldout.run_final()
+    assert step == (1 if keeps_best else 2)
+    assert asked == calls, "nothing was decoded"
+    found = (
+        trainer.heldout.results,
+        trainer.heldout.completions,
+        {n: r.metrics() for n, r in trainer.heldout.suite_results.items()},
+    )
+    again = trainer.heldout.run(trainer.eval_dataset, "eval")
+    assert again["eval_overall"] == measured[step]
+    assert found == (
+        trainer.heldout.results,
+        trainer.heldout.completions,
+        {n: r.metrics() for n, r in trainer.heldout.suite_results.items()},
+    )
+    assert min(measured.values()) < max(measured.values())
+
+
+def test_a_resumed_run_does_not_evaluate_its_checkpoint_again(
+    tmp_path: Path, asked: list[int]
+) -> None:
+    done = script("grpo.py", *SMALL, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(asked) == 3, "before training, in the middle and at the end"
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    shutil.copytree(run, whole)
+    shutil.rmtree(run / "checkpoint-4")
+    for name in ("results.json", "trainer_state.json", "heldout_answers_after.jsonl"):
+        (run / name).unlink()
+    asked.clear()
+    done = script("grpo.py", *SMALL, "--resume_from_checkpoint", "true", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "step     2  held-out" not in done.stdout
+    best = json.loads((run / "results.json").read_text())["best_step"]
+    assert len(asked) == (2 if best == 2 else 1), "step 4; step 2 was measured by another process"
+    assert logged_evaluations(run) == logged_evaluations(whole)
+    for name in ("heldout_answers_before.jsonl", "heldout_answers_after.jsonl"):
+        assert (run / name).read_bytes() == (whole / name).read_bytes()
+    one, other = (
+        json.loads((folder / "results.json").read_text())["heldout"] for folder in (run, whole)
+    )
+    assert one == other
+
+
+def logged_evaluations(folder: Path) -> list[dict[str, float]]:
+    """The held-out results in a run's log, without their seconds."""
+    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    return [
+        {name: log[name] for name in log if name != "eval_runtime" and not name.startswith("time/")}
+        for log in history
+        if "eval_overall" in log
+    ]
