@@ -271,9 +271,15 @@ class RookWorldGRPOConfig(
     )
     board_rows: int = setting(
         8,
-        "How many completions the dashboard's table `boards` shows with a picture, in each log. A "
-        "picture takes about 20 KB; 0 turns the table off.",
+        "How many completions the dashboard's table `boards` shows with a picture, every table_steps. "
+        "A picture takes about 20 KB; 0 turns the table off.",
         least=0,
+    )
+    table_steps: int = setting(
+        10,
+        "Tables of completions and boards are made at logs whose step is a multiple of this, and at the "
+        "last step.",
+        least=1,
     )
 
     # Defaults that differ from TRL's and transformers': evaluate on held-out rows before and during
@@ -318,11 +324,13 @@ class RookWorldGRPOConfig(
     log_completions: bool = field(
         default=True,
         metadata={
-            "help": "Log tables of completions to the dashboard, and keep them as Parquet files."
+            "help": "Log tables of completions to the dashboard, and keep them as Parquet files, every "
+            "table_steps."
         },
     )
     num_completions_to_print: int | None = field(
-        default=0, metadata={"help": "How many completions to print with each log; 0 prints none."}
+        default=0,
+        metadata={"help": "How many completions to print with each table; 0 prints none."},
     )
 
     def faults(self) -> list[str]:

@@ -63,6 +63,33 @@ class RunConfigCallback(TrainerCallback):
                 print(f"W&B: {wandb.run.url}")
 
 
+class TableInterval:
+    """Which logs come with tables: those every `steps` optimiser steps, and the last one; once a step.
+
+    Args:
+        steps: See `table_steps`.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._made: int | None = None  # the step of the latest tables
+
+    def due(self, trainer: Any, logs: Mapping[str, Any]) -> bool:
+        """Whether tables belong to a log, which is then taken to have them.
+
+        Args:
+            trainer: The `RookWorldGRPOTrainer` that logs.
+            logs: Metrics by the trainer's names.
+        """
+        step = trainer.state.global_step
+        of_training = "loss" in logs or "train_runtime" in logs  # of a step, or at the end
+        at_step = step % self._steps == 0 or trainer.control.should_training_stop
+        if not (of_training and at_step and trainer.sampled) or step == self._made:
+            return False
+        self._made = step
+        return True
+
+
 class _Dashboard(TrainerCallback):
     """Logs to a dashboard under this package's sections, with a table of boards beside TRL's.
 
@@ -72,7 +99,7 @@ class _Dashboard(TrainerCallback):
     Args:
         trainer: The `RookWorldGRPOTrainer` with the completions to draw.
         truth: Where the engine's best move comes from.
-        rows: Boards in each log; 0 for none.
+        rows: Boards in each table; 0 for none.
     """
 
     def __init__(self, trainer: Any, truth: PolicyTruth, rows: int) -> None:
@@ -80,6 +107,7 @@ class _Dashboard(TrainerCallback):
         self.trainer = trainer
         self.truth = truth
         self.rows = rows
+        self.tables = TableInterval(trainer.args.table_steps)
 
     def on_log(
         self,
@@ -93,18 +121,20 @@ class _Dashboard(TrainerCallback):
         if not state.is_world_process_zero or not logs:
             return
         named = {dashboard_key(name): value for name, value in logs.items()}
+        has_boards = bool(self.rows) and self.tables.due(self.trainer, logs)
         for dashboard in open_dashboards(args):
             if dashboard.__name__ == self.module:
-                self._log(dashboard, named, state.global_step)
+                self._log(dashboard, named, has_boards, state.global_step)
 
-    def _log(self, dashboard: Any, named: dict[str, Any], step: int) -> None:
+    def _log(self, dashboard: Any, named: dict[str, Any], has_boards: bool, step: int) -> None:
         if "time/train" in named:  # numbers of the whole training, not of a step
             if dashboard is wandb:
                 dashboard.run.summary.update(named)
-            return
-        if self.rows and "reward/mean" in named:
+            named = {}
+        if has_boards:
             named["boards"] = self._boards(dashboard)
-        dashboard.log({**named, STEP: step})
+        if named:
+            dashboard.log({**named, STEP: step})
 
     def _boards(self, dashboard: Any) -> Any:
         """A table with a row for each completion: prompt, completion, each reward, advantage, board."""

@@ -24,6 +24,7 @@ from ..models.loading import resolve_model_path
 from ..rewards.guard import RewardGuard
 from ..tasks.registry import task_of
 from ..tasks.task import Sampling
+from .dashboard import TableInterval
 from .heldout import HeldoutEvaluation
 from .model_card import OwnCard
 from .parts.advantages import weighted
@@ -70,6 +71,7 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
         if kwargs.get("rollout_func") is None and draws_itself(self):
             self.rollout_func = rollout
         self.heldout = HeldoutEvaluation(self)
+        self.tables = TableInterval(getattr(self.args, "table_steps", 1))
         self.times = StepTimes(self)
         self.preflight: Parity | None = None
         self.sampled: Mapping[str, Mapping[str, Any]] = {}
@@ -329,7 +331,8 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
         return {key: list(rows)[-last:] for key, rows in columns.items() if len(rows) >= last}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the seconds since training began, and the counts of compiling, to each log."""
+        """Add the seconds so far and the counts of compiling, and make tables only when they are due."""
+        self.log_completions = self.args.log_completions and self.tables.due(self, logs)
         compiling = self.parts.compiling if "loss" in logs else None
         numbers = {} if compiling is None else compiling.numbers()
         super().log({**logs, **self.times.elapsed(), **numbers}, start_time)

@@ -7,11 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+)
 from transformers.activations import GELUTanh
 from trl import GRPOConfig, GRPOTrainer
 
@@ -427,3 +434,25 @@ def test_every_checkpoint_has_the_parts_states_before_callbacks_hear_of_it(
     folder = tmp_path / "run" / "checkpoint-0"
     assert (folder / "control_state.json").is_file()
     assert (folder / "value_head.safetensors").is_file()
+
+
+@pytest.mark.parametrize(("stops_at", "steps"), [(None, [2, 4, 5]), (3, [2, 3])])
+def test_tables_have_an_interval_and_the_last_step(
+    stops_at: int | None,
+    steps: list[int],
+    random_gpt2: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+    make_trainer: MakeTrainer,
+    tmp_path: Path,
+) -> None:
+    class Stop(TrainerCallback):  # as the health monitor does
+        def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop |= state.global_step == stops_at
+
+    options = {"max_steps": 5, "logging_steps": 1, "table_steps": 2, "log_completions": True}
+    trainer = make_trainer(random_gpt2, tokenizer, **options)
+    trainer.add_callback(Stop())
+    trainer.train()
+    tables = sorted((tmp_path / "run" / "completions").glob("*.parquet"))
+    assert [int(path.stem.split("_")[1]) for path in tables] == steps
+    assert all(len(pd.read_parquet(path)) == 8 for path in tables)
