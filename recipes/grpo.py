@@ -44,6 +44,7 @@ from rookworld_rlvr.training.hub import create_repository, push
 from rookworld_rlvr.training.interrupt import StopOnInterrupt
 from rookworld_rlvr.training.model_card import Run, write_grpo_card
 from rookworld_rlvr.training.parts.prompt_sampler import check_rows
+from rookworld_rlvr.training.profiling import ProfileSteps
 from rookworld_rlvr.training.progress import ShortProgressCallback
 from rookworld_rlvr.training.results import before_after_table, write_results
 from rookworld_rlvr.training.run_folder import (
@@ -151,6 +152,8 @@ def main(argv: Sequence[str]) -> None:
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(ShortProgressCallback)
+    if training_args.profile_steps:
+        trainer.add_callback(ProfileSteps(training_args.profile_steps))
     use_dashboards(trainer, truth, training_args.board_rows)
     trainer.heldout.before = before  # None: it is measured when training begins
     trainer.heldout.suites = suites

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,17 @@ def _steps_faults(value: int, name: str) -> list[str]:
     return [
         f"{name}: {value} is not a number of steps; give at least 1, or -1 to use num_train_epochs"
     ]
+
+
+_SPAN = "give the first and the last step, such as [10, 12]"
+
+
+def _span_faults(value: Sequence[Any], name: str) -> list[str]:
+    if not all(isinstance(step, int) for step in value):
+        return []  # each has a fault of its own
+    if len(value) == 2 and value[0] <= value[1]:
+        return []
+    return [f"{name}: {value} is not two ascending steps; {_SPAN}"]
 
 
 def _report_faults(value: Any, name: str) -> list[str]:
@@ -282,6 +293,15 @@ class RookWorldGRPOConfig(
         least=1,
     )
 
+    profile_steps: list[int] | str | None = setting(
+        None,
+        "Two optimiser steps, the first and the last one to profile: torch's trace of them goes to the "
+        "folder profile, and the ten operations that take longest are printed.",
+        check=_span_faults,
+        least=1,
+        remedy=_SPAN,
+    )
+
     # Defaults that differ from TRL's and transformers': evaluate on held-out rows before and during
     # training, and keep the checkpoint that is best there.
     eval_on_start: bool = setting(
@@ -336,11 +356,20 @@ class RookWorldGRPOConfig(
     def faults(self) -> list[str]:
         """Faults that show only when several keys are compared, one sentence each."""
         faults = self._reward_faults() + self.kl_faults(self.beta) + self.sampling_faults(self)
-        return faults + self.prompt_faults() + self.value_faults(self) + self.shape_faults(self)
+        faults += self.prompt_faults() + self.value_faults(self) + self.shape_faults(self)
+        return faults + self._profile_faults()
 
     def settled_faults(self) -> list[str]:
         """Faults that show once TRL has computed the batch sizes, one sentence each."""
         return self.variance_faults(self, self.world_size)
+
+    def _profile_faults(self) -> list[str]:
+        if self.profile_steps is None or key_faults(self, "profile_steps"):
+            return []
+        last = int(self.profile_steps[-1])
+        if self.max_steps < 1 or last <= self.max_steps:
+            return []
+        return [f"profile_steps: {last} is beyond max_steps, {self.max_steps}; give earlier steps"]
 
     def _reward_faults(self) -> list[str]:
         """The faults of the rewards; if there are none, their weights are set for TRL."""
