@@ -116,7 +116,7 @@ class LoadedData:
 
     def prompts(self) -> list[str]:
         """The different prompts of both splits."""
-        return sorted({*self.train["prompt"], *self.heldout["prompt"]})
+        return sorted({*self.train["prompt"][:], *self.heldout["prompt"][:]})
 
 
 @dataclass

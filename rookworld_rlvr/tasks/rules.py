@@ -124,8 +124,11 @@ def phase(fen: str) -> Phase:
     return "middlegame" if pieces <= 10 or sparse else "opening"
 
 
+@lru_cache(maxsize=4_096)
 def legal_moves(fen: str) -> tuple[str, ...]:
     """All legal moves in UCI notation, in python-chess's order.
+
+    The result is cached: reading a row asks twice, for the prompt and for its values.
 
     Raises:
         IllegalPositionError: See `board_of`.

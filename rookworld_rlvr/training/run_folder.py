@@ -271,7 +271,7 @@ def note_coverage(model: PreTrainedModel, rows: Dataset, is_new: bool) -> None:
     """
     earlier = noted(model.config)
     if is_new or earlier:
-        note(model.config, widened(earlier, coverage(rows["task"], rows["fen"])))
+        note(model.config, widened(earlier, coverage(rows["task"][:], rows["fen"][:])))
 
 
 def save_final(trainer: Trainer, folder: Path) -> None:

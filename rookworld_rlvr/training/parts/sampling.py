@@ -276,7 +276,10 @@ def rollout(
         keep_logps: Whether to put the sampler's log-probs into the batch, as
             ``sampling_per_token_logps`` ``(B, C)``.
     """
-    prompt_ids = trainer.processing_class(text=prompts)["input_ids"]
+    distinct = list(dict.fromkeys(prompts))  # a group's rows have one prompt
+    encoded = trainer.processing_class(text=distinct)["input_ids"]
+    ids = dict(zip(distinct, encoded, strict=True))
+    prompt_ids = [ids[prompt] for prompt in prompts]
     drawn = draw(trainer, prompt_ids, trainer.samplings(prompts), keep_logps)
     return {"prompt_ids": prompt_ids, "completion_ids": drawn.ids, "logprobs": drawn.logps}
 
