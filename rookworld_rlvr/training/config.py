@@ -292,7 +292,6 @@ class RookWorldGRPOConfig(
         "last step.",
         least=1,
     )
-
     profile_steps: list[int] | str | None = setting(
         None,
         "Two optimiser steps, the first and the last one to profile: torch's trace of them goes to the "

@@ -62,9 +62,8 @@ class HeldoutEvaluation:
                 if log["step"] == trainer.state.global_step and f"{prefix}_overall" in log:
                     return {name: log[name] for name in log if name.startswith(f"{prefix}_")}
         metrics = self.run(rows, prefix)
-        Trainer.log(
-            trainer, {**metrics, **trainer.times.elapsed()}
-        )  # TRL's would log training's, too
+        # TRL's own would add the metrics of the steps since the last log.
+        Trainer.log(trainer, {**metrics, **trainer.times.elapsed()})
         trainer.control = trainer.callback_handler.on_evaluate(
             trainer.args, trainer.state, trainer.control, metrics
         )

@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 
 
 class ProfileSteps(TrainerCallback):
-    """Profiles optimiser steps on the main process, without evaluations and checkpoints.
+    """Profiles optimiser steps on the main process, and what a run does between them.
 
     The trace, in Chrome's format, goes to the folder ``profile`` of the run. If the run ends before the
     last of the steps, or is resumed after the first one, the trace holds those that were taken.
@@ -31,8 +31,11 @@ class ProfileSteps(TrainerCallback):
             self._profile.start()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        is_over = state.global_step >= self._last or control.should_training_stop
-        if self._profile is None or not is_over:
+        if state.global_step >= self._last:
+            self.on_train_end(args, state, control)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._profile is None:
             return
         self._profile.stop()
         path = Path(args.output_dir, "profile", f"steps_to_{state.global_step}.json")

@@ -28,6 +28,7 @@ from rookworld_rlvr.data.loading import (
 )
 from rookworld_rlvr.data.planted_faults import with_fault
 from rookworld_rlvr.data.sources import PACKAGED_DATA, check_dataset_name, parse_raw
+from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.types import ActionValue
 
 Row = dict[str, Any]
@@ -202,6 +203,20 @@ def test_a_policy_row_carries_its_values_and_no_action() -> None:
     assert (row["fen"], row["action"], row["history"]) == (PAWNS_FEN, "", [])
     assert row["action_values"] == PAWNS_VALUES
     assert action_values_of(row["action_values"])[0] == ActionValue("g2g4", 100)
+
+
+def test_a_policy_rows_legal_moves_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    board_of = rules.board_of
+
+    def counted(fen: str) -> chess.Board:
+        asked.append(fen)
+        return board_of(fen)
+
+    rules.legal_moves.cache_clear()
+    monkeypatch.setattr(rules, "board_of", counted)
+    parse_raw({"text": PAWNS_ROW, "action_values": PAWNS_VALUES})
+    assert asked == [PAWNS_FEN]
 
 
 @pytest.mark.parametrize(

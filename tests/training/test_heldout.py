@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from rookworld_rlvr.evaluation.suites.environment import EnvironmentSuite
 from rookworld_rlvr.models import loading
+from rookworld_rlvr.models.decoding import complete
 from rookworld_rlvr.training import heldout
 
 from ..conftest import script
@@ -26,7 +27,6 @@ SMALL = """
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of prompts in each call of the decoder for an evaluation."""
     counts: list[int] = []
-    complete = heldout.complete
 
     def counted(network: Any, tokenizer: Any, prompts: Any, **options: Any) -> list[str]:
         counts.append(len(prompts))

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import TrainerCallback
 
 from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
+from rookworld_rlvr.training.profiling import ProfileSteps
 
 from ..conftest import script
 
@@ -34,6 +37,20 @@ def test_the_steps_that_were_asked_for_are_traced(tmp_path: Path) -> None:
     assert {"aten::addmm"} <= {line.split()[0] for line in table}
     assert str(path.relative_to(tmp_path)) in printed[head + 11]
     assert printed[head - 1].startswith("step     2/4"), "the third step is not logged yet"
+
+
+def test_a_run_that_is_stopped_leaves_what_it_took(
+    random_gpt2: Any, tokenizer: Any, make_trainer: Callable[..., Any], tmp_path: Path
+) -> None:
+    class Stop(TrainerCallback):  # as the health monitor does
+        def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop |= state.global_step == 2
+
+    trainer = make_trainer(random_gpt2, tokenizer, max_steps=9, logging_steps=1)
+    trainer.add_callback(Stop())
+    trainer.add_callback(ProfileSteps([2, 9]))
+    trainer.train()
+    assert [path.name for path in (tmp_path / "run" / "profile").iterdir()] == ["steps_to_2.json"]
 
 
 @pytest.mark.parametrize(

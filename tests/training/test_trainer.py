@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
@@ -455,4 +454,4 @@ def test_tables_have_an_interval_and_the_last_step(
     trainer.train()
     tables = sorted((tmp_path / "run" / "completions").glob("*.parquet"))
     assert [int(path.stem.split("_")[1]) for path in tables] == steps
-    assert all(len(pd.read_parquet(path)) == 8 for path in tables)
+    assert all(len(Dataset.from_parquet(str(path))) == 8 for path in tables)

@@ -57,6 +57,25 @@ def test_a_mixed_batch_is_scored_at_the_temperature_of_each_row(sampled: Any) ->
     assert gaps(trainer, batch).max() > 0.1, "and so does the trainer's own"
 
 
+def test_a_groups_prompt_is_tokenised_once(
+    make_trainer: Callable[..., Any], random_gpt2: Any, tokenizer: Any, monkeypatch: Any
+) -> None:
+    trainer = make_trainer(random_gpt2, tokenizer, rewards=REWARDS)
+    texts: list[str] = []
+    plain = type(tokenizer).__call__
+
+    def counted(self: Any, text: list[str], **options: Any) -> Any:
+        texts.extend(text)
+        return plain(self, text, **options)
+
+    prompts = [prompt for prompt in trainer.train_dataset["prompt"][:2] for _ in range(4)]
+    with monkeypatch.context() as patch:
+        patch.setattr(type(tokenizer), "__call__", counted)
+        found = rollout(prompts, trainer)
+    assert texts == [prompts[0], prompts[4]]
+    assert found["prompt_ids"] == tokenizer(prompts)["input_ids"]
+
+
 def test_without_it_all_rows_have_the_trainers_temperature(sampled: Any) -> None:
     trainer, batch = sampled(temperature=0.7)
     assert "temperature" not in batch
