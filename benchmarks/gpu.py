@@ -1,0 +1,230 @@
+"""All that needs a GPU, on one: tests, seconds and memory of a step, ten steps of each 124M recipe.
+
+    make gpu                                          # under nine minutes
+    python benchmarks/gpu.py --device cpu --small     # tries this script: a tiny model, a step each
+
+It needs no network: the weights are random, in GPT-2 small's shape, with the packaged tokenizer and data.
+`runs/gpu.md` gets a table, and `runs/gpu/` the parts' output. It exits with 1 if a part failed or ran out
+of time, which the table says too, and with 2 if there is no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SECONDS = 520.0
+"""For all parts together; a part that begins late gets what is left."""
+
+SIZES = ((8, 8), (32, 16))  # prompts x completions
+RECIPES = ("grpo_mixed", "grpo_environment", "grpo_policy", "grpo_lora")
+
+Row = tuple[str, str]
+"""What was measured, and the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One command and what its table says.
+
+    Args:
+        name: Of its files in `runs/gpu/`.
+        words: Words after ``python``.
+        seconds: Its time limit.
+        rows: The table's rows, from the text that the command printed.
+    """
+
+    name: str
+    words: list[str]
+    seconds: float
+    rows: Callable[[str], Iterable[Row]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--small", action="store_true", help="a tiny model, a step each")
+    parser.add_argument("--output", type=Path, default=Path("runs/gpu.md"))
+    args = parser.parse_args()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        print(f"no GPU was found (torch {torch.__version__}); run this on a machine with one")
+        return 2
+    on_gpu = args.device == "cuda"
+    logs = args.output.with_suffix("")
+    logs.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        rows, failed = run_all(parts(on_gpu, args.small, Path(folder)), logs, on_gpu)
+    args.output.write_text(table(rows, card() if on_gpu else "none (CPU)"))
+    print(args.output.read_text(), end="")
+    return 1 if failed else 0
+
+
+def run_all(parts: Iterable[Part], logs: Path, on_gpu: bool = True) -> tuple[list[Row], bool]:
+    """The rows of all parts, and whether one failed; each part's output goes to a file in `logs`."""
+    rows: list[Row] = []
+    failed = False
+    ends = time.monotonic() + SECONDS
+    for part in parts:
+        print(f"{part.name} ...", flush=True)
+        log = logs / f"{part.name}.log"
+        fault = run(part, log, min(part.seconds, ends - time.monotonic()), on_gpu)
+        try:
+            rows += part.rows(log.read_text(errors="replace")) if not fault else ()
+        except (LookupError, OSError, ValueError) as error:
+            fault = f"its output could not be read ({error!r})"
+        if fault:
+            failed = True
+            rows.append((part.name, f"**failed**: {fault}; see {log}"))
+    return rows, failed
+
+
+def run(part: Part, log: Path, seconds: float, on_gpu: bool) -> str | None:
+    """Run a part; why it failed, or None."""
+    paths = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    environment |= {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "PYTHONWARNINGS": "ignore"}
+    if not on_gpu:
+        environment |= {"CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
+    if seconds <= 0:
+        log.write_text("")
+        return "not run, because the time was up"
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, *part.words],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            cwd=REPOSITORY,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # its processes too
+            process.wait()
+            return f"not done after {seconds:.0f} seconds"
+    return f"exit code {code}" if code else None
+
+
+def table(rows: Iterable[Row], card: str) -> str:
+    """A Markdown table."""
+    versions = ", ".join(f"{name} {installed(name)}" for name in ("torch", "transformers", "trl"))
+    lines = ["| what | value | card | versions |", "| --- | --- | --- | --- |"]
+    lines += [f"| {what} | {value} | {card} | {versions} |" for what, value in rows]
+    return "\n".join(lines) + "\n"
+
+
+def installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def card() -> str:
+    memory = torch.cuda.get_device_properties(0).total_memory
+    return f"{torch.cuda.get_device_name(0)}, {memory / 2**30:.0f} GiB"
+
+
+# --------------------------------------------------------------------------------------------------
+# The parts
+# --------------------------------------------------------------------------------------------------
+def parts(on_gpu: bool, small: bool, folder: Path) -> list[Part]:
+    """All parts; what they write but for their output goes to `folder`."""
+    sizes = ((2, 4),) if small else SIZES
+    model = ["--model", "tiny" if small else "small", "--new_tokens", "8" if small else "144"]
+    turns = ["--turns", "1", "--steps", "2"] if small else ["--turns", "3", "--steps", "3"]
+    tests = ["-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "tests"]
+    found = [
+        Part("tests", tests if on_gpu else [*tests, "--collect-only"], 100, tests_row),
+        *(step_part(size, [*model, *turns], folder) for size in sizes),
+        *(recipe_part(name, on_gpu, small, folder) for name in RECIPES),
+        memory_part(sizes, model, folder),
+    ]
+    weights = ["benchmarks/random_weights.py", "tiny" if small else "small", str(folder / "model")]
+    return [Part("weights", weights, 60, lambda text: ()), *found]
+
+
+def tests_row(text: str) -> list[Row]:
+    return [("tests marked gpu", text.splitlines()[-1].strip("= "))]
+
+
+def step_part(size: tuple[int, int], words: list[str], folder: Path) -> Part:
+    """Seconds of a step."""
+    prompts, completions = size
+    name = f"step_{prompts}x{completions}"
+    output = folder / f"{name}.json"
+
+    def rows(_: str) -> Iterable[Row]:
+        for phase, row in json.loads(output.read_text()).items():
+            yield f"GRPO step, {prompts} × {completions}: {phase}", compared(row, "{:.3g}")
+
+    given = ["--prompts", str(prompts), "--completions", str(completions), "--output", str(output)]
+    return Part(name, ["benchmarks/grpo_step.py", *words, *given], 130, rows)
+
+
+def memory_part(sizes: Iterable[tuple[int, int]], words: list[str], folder: Path) -> Part:
+    """Peak memory of a step."""
+    output = folder / "memory.json"
+
+    def rows(_: str) -> Iterable[Row]:
+        for size, row in json.loads(output.read_text()).items():
+            gib = {kind: number and number / 2**30 for kind, number in row.items()}
+            yield f"peak memory, {size.replace('x', ' × ')}: GiB", compared(gib, "{:.2f}")
+
+    given = ["--sizes", *(f"{a}x{b}" for a, b in sizes), "--output", str(output)]
+    return Part("memory", ["benchmarks/memory.py", *words, *given], 150, rows)
+
+
+def compared(row: dict[str, Any], style: str) -> str:
+    """The two trainers' numbers and their ratio; what is missing ran out of memory."""
+    plain, ours = row["plain"], row["ours"]
+    shown = [
+        "out of memory" if number is None or number != number else style.format(number)  # NaN
+        for number in (plain, ours)
+    ]
+    ratio = f" ({ours / plain:.2f} ×)" if plain and ours and plain == plain else ""
+    return f"plain TRL {shown[0]}, ours {shown[1]}{ratio}"
+
+
+def recipe_part(name: str, on_gpu: bool, small: bool, folder: Path) -> Part:
+    """Steps of a recipe as it is, but for weights, data and the rows that are evaluated."""
+    steps = "1" if small else "10"
+    run = folder / name
+    words = ["recipes/grpo.py", "--config", f"recipes/{name}.yaml", "--output_dir", str(run)]
+    words += ["--model_name_or_path", str(folder / "model")]
+    words += ["--dataset_name", "rookworld-nano-openings", "--synthetic_rows", "500"]
+    words += ["--heldout_rows", "32", "--max_steps", steps, "--report_to", "none"]
+    words += ["--save_steps", steps, "--eval_steps", steps]
+    if small:
+        words += ["--per_device_train_batch_size", "8", "--num_generations", "4"]
+        words += ["--gradient_accumulation_steps", "1", "--max_completion_length", "8"]
+    if not on_gpu:
+        words += ["--bf16", "false", "--use_cpu", "--dataloader_pin_memory", "false"]
+
+    def rows(_: str) -> Iterable[Row]:
+        (state,) = run.glob("checkpoint-*/trainer_state.json")
+        logs = json.loads(state.read_text())["log_history"]
+        seconds = [log["step_time"] for log in logs if "step_time" in log]
+        yield f"{name}, {len(seconds)} steps: s a step", f"{statistics.median(seconds):.3g}"
+
+    return Part(name, words, 90, rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""Seconds of a GRPO step: plain TRL and ours, the same work, taking turns in one process.
+
+    python benchmarks/grpo_step.py                  # the packaged model, 16 prompts x 8: four minutes
+    python benchmarks/grpo_step.py --model small    # GPT-2 small's shape with random weights, 4 x 8
+    python benchmarks/grpo_step.py --engine_reward  # plain TRL with a Stockfish search a completion
+
+It prints the median over the turns of what a step's phases take, and the ratios. It exits with 1 if the
+prompts differ. Completions are sampled, so their lengths and rewards agree only on average: compare the
+last lines. With `--engine_reward` plain TRL asks an engine about every completion, as the predecessors of
+this package did, while ours reads the values that are stored with the rows. What is the same for both is
+in `step_trainers.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import chess
+import chess.engine
+import torch
+from step_trainers import KINDS, PHASES, add_work, trainer_of, work_of
+
+from rookworld_rlvr.engine.pool import find_engine
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add_work(parser)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=4, help="of a turn; the first is left out")
+    parser.add_argument("--engine_reward", action="store_true")
+    parser.add_argument("--output", type=Path, help="a JSON file for the numbers")
+    args = parser.parse_args()
+    work = work_of(args)
+    with tempfile.TemporaryDirectory() as folder, searched(args.engine_reward) as search:
+        rewards = {"plain": search, "ours": None}
+        trainers = {
+            kind: trainer_of(kind, work, args.steps, Path(folder) / kind, rewards[kind])
+            for kind in KINDS
+        }
+        turns: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
+        for _ in range(args.turns):
+            for kind in list(trainers):
+                turn = taken(trainers[kind])
+                if turn is None:
+                    print(f"{kind}: out of memory")
+                    del trainers[kind], turns[kind]
+                else:
+                    turns[kind].append(turn)
+            prompts = [trainer.clock.prompts for trainer in trainers.values()]
+            if any(other != prompts[0] for other in prompts):
+                print("the prompts differ: this is not the same work")
+                return 1
+    numbers = summary(turns)
+    print(f"{work.prompts} x {work.completions}, {work.new_tokens} new tokens, {work.model}")
+    print(f"{'a step':<20}{'plain TRL':>12}{'ours':>12}{'ratio':>8}{'of turns':>16}")
+    for name, row in numbers.items():
+        cells = f"{row['plain']:>12.4g}{row['ours']:>12.4g}{row['ratio']:>8.2f}"
+        print(f"{name:<20}{cells}{'{:.2f} to {:.2f}'.format(*row['ratios']):>16}")
+    if args.output:
+        args.output.write_text(json.dumps(numbers))
+    return 0 if "ours" in turns else 1
+
+
+def taken(trainer: Any) -> dict[str, float] | None:
+    """The means of a turn's steps but the first; None if the device ran out of memory."""
+    trainer.clock.clear()
+    try:
+        trainer.train()
+    except torch.OutOfMemoryError:
+        return None
+    finally:
+        gc.collect()
+        torch.cuda.empty_cache()  # the other trainer's turn is next
+    clock = trainer.clock
+    steps = clock.seconds[1:]
+    means = {f"{phase}, s": statistics.fmean(step[phase] for step in steps) for phase in PHASES}
+    tokens, rewards = statistics.fmean(clock.tokens[1:]), statistics.fmean(clock.rewards[1:])
+    speed = tokens / means["step, s"]
+    return {**means, "tokens a second": speed, "completion tokens": tokens, "mean reward": rewards}
+
+
+def summary(turns: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, Any]]:
+    """Medians of each number, their ratio, and the range of the turns' ratios; NaN where one is missing."""
+    missing = [dict.fromkeys(next(iter(turns.values()))[0], float("nan"))] if turns else []
+    plain, ours = (turns.get(kind, missing) for kind in KINDS)
+    numbers: dict[str, dict[str, Any]] = {}
+    for name in (plain or ours)[0] if turns else ():
+        medians = [statistics.median(turn[name] for turn in kind) for kind in (plain, ours)]
+        ratios = [ratio(a[name], b[name]) for a, b in zip(plain, ours, strict=False)]
+        numbers[name] = {
+            "plain": medians[0],
+            "ours": medians[1],
+            "ratio": ratio(*medians),
+            "ratios": (min(ratios), max(ratios)),
+        }
+    return numbers
+
+
+def ratio(plain: float, ours: float) -> float:
+    return ours / plain if plain else float("nan")
+
+
+@contextmanager
+def searched(is_asked: bool) -> Iterator[Any]:
+    """A reward that searches each completion's position five lines deep, as the predecessors' did."""
+    if not is_asked:
+        yield None
+        return
+    with chess.engine.SimpleEngine.popen_uci(find_engine()) as engine:
+
+        def lines(prompts: Any, completions: Any, fen: Any, **columns: Any) -> list[float]:
+            limit = chess.engine.Limit(depth=10)
+            return [
+                float(len(engine.analyse(chess.Board(position), limit, multipv=5)))
+                for position in fen
+            ]
+
+        yield lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())
