@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' rookworld_rlvr/__init__.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart diagnose test test-slow canary lint docs release clean
+.PHONY: help install quickstart diagnose test test-slow canary gpu lint docs release clean
 
 help: ## Show these lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ canary: ## Run the trainer's tests against the newest TRL and transformers, in a
 	.venv-canary/bin/python -m pip install -q -e '.[dev]'
 	.venv-canary/bin/python -m pip install -q --upgrade trl transformers  # whatever pyproject.toml pins
 	OMP_NUM_THREADS=1 .venv-canary/bin/python -m pytest -m "not slow and not gpu" tests/training $(ARGS)
+
+gpu: ## On one GPU, run its tests, benchmarks and 124M recipes in nine minutes; writes runs/gpu.md
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/gpu.py $(ARGS)
 
 lint: $(INSTALLED) ## Check style and types
 	$(BIN)/ruff check .

@@ -3,9 +3,9 @@
     make gpu                                          # under nine minutes
     python benchmarks/gpu.py --device cpu --small     # tries this script: a tiny model, a step each
 
-It needs no network: the weights are random, in GPT-2 small's shape, with the packaged tokenizer and data.
-`runs/gpu.md` gets a table, and `runs/gpu/` the parts' output. It exits with 1 if a part failed or ran out
-of time, which the table says too, and with 2 if there is no GPU.
+It needs no network: the weights are random, in GPT-2 small's shape, with the packaged tokenizer and
+data. `runs/gpu.md` gets a table, and `runs/gpu/` the parts' output. It exits with 1 if a part failed or
+ran out of time, which the table says too, and with 2 if there is no GPU.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ def main() -> int:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--small", action="store_true", help="a tiny model, a step each")
     parser.add_argument("--output", type=Path, default=Path("runs/gpu.md"))
+    parser.add_argument("--weights", type=Path, help=argparse.SUPPRESS)  # only make the model
     args = parser.parse_args()
+    if args.weights:
+        return write_weights("tiny" if args.small else "small", args.weights)
     if args.device == "cuda" and not torch.cuda.is_available():
         print(f"no GPU was found (torch {torch.__version__}); run this on a machine with one")
         return 2
@@ -149,15 +152,31 @@ def parts(on_gpu: bool, small: bool, folder: Path) -> list[Part]:
     sizes = ((2, 4),) if small else SIZES
     model = ["--model", "tiny" if small else "small", "--new_tokens", "8" if small else "144"]
     turns = ["--turns", "1", "--steps", "2"] if small else ["--turns", "3", "--steps", "3"]
-    tests = ["-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "tests"]
+    tests = ["-m", "pytest", "-m", "gpu", "-q", "-o", "minversion=0", *marked_files()]
     found = [
         Part("tests", tests if on_gpu else [*tests, "--collect-only"], 100, tests_row),
         *(step_part(size, [*model, *turns], folder) for size in sizes),
         *(recipe_part(name, on_gpu, small, folder) for name in RECIPES),
         memory_part(sizes, model, folder),
     ]
-    weights = ["benchmarks/random_weights.py", "tiny" if small else "small", str(folder / "model")]
+    weights = [__file__, "--weights", str(folder / "model"), *(["--small"] if small else [])]
     return [Part("weights", weights, 60, lambda text: ()), *found]
+
+
+def write_weights(kind: str, folder: Path) -> int:
+    """Save a model with random weights, and the packaged tokenizer."""
+    from step_trainers import loading, random_model  # slow to import; only this part needs it
+
+    tokenizer = loading.load_tokenizer(loading.PACKAGED_MODEL)
+    for half in (random_model(kind, tokenizer), tokenizer):
+        half.save_pretrained(folder)
+    return 0
+
+
+def marked_files() -> list[str]:
+    """The files with tests marked `gpu`; the others may need what this machine has not installed."""
+    files = sorted((REPOSITORY / "tests").rglob("test_*.py"))
+    return [str(path) for path in files if "@pytest.mark.gpu" in path.read_text(encoding="utf-8")]
 
 
 def tests_row(text: str) -> list[Row]:
@@ -172,7 +191,7 @@ def step_part(size: tuple[int, int], words: list[str], folder: Path) -> Part:
 
     def rows(_: str) -> Iterable[Row]:
         for phase, row in json.loads(output.read_text()).items():
-            yield f"GRPO step, {prompts} × {completions}: {phase}", compared(row, "{:.3g}")
+            yield f"GRPO step, {prompts} x {completions}: {phase}", compared(row)
 
     given = ["--prompts", str(prompts), "--completions", str(completions), "--output", str(output)]
     return Part(name, ["benchmarks/grpo_step.py", *words, *given], 130, rows)
@@ -185,21 +204,23 @@ def memory_part(sizes: Iterable[tuple[int, int]], words: list[str], folder: Path
     def rows(_: str) -> Iterable[Row]:
         for size, row in json.loads(output.read_text()).items():
             gib = {kind: number and number / 2**30 for kind, number in row.items()}
-            yield f"peak memory, {size.replace('x', ' × ')}: GiB", compared(gib, "{:.2f}")
+            yield f"peak memory, {size.replace('x', ' x ')}: GiB", compared(gib)
 
     given = ["--sizes", *(f"{a}x{b}" for a, b in sizes), "--output", str(output)]
     return Part("memory", ["benchmarks/memory.py", *words, *given], 150, rows)
 
 
-def compared(row: dict[str, Any], style: str) -> str:
+def compared(row: dict[str, Any]) -> str:
     """The two trainers' numbers and their ratio; what is missing ran out of memory."""
     plain, ours = row["plain"], row["ours"]
-    shown = [
-        "out of memory" if number is None or number != number else style.format(number)  # NaN
-        for number in (plain, ours)
-    ]
-    ratio = f" ({ours / plain:.2f} ×)" if plain and ours and plain == plain else ""
-    return f"plain TRL {shown[0]}, ours {shown[1]}{ratio}"
+    ratio = f" ({ours / plain:.2f} x)" if plain and ours else ""
+    return f"plain TRL {shown(plain)}, ours {shown(ours)}{ratio}"
+
+
+def shown(number: float | None) -> str:
+    if number is None:
+        return "out of memory"
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def recipe_part(name: str, on_gpu: bool, small: bool, folder: Path) -> Part:
@@ -221,7 +242,7 @@ def recipe_part(name: str, on_gpu: bool, small: bool, folder: Path) -> Part:
         (state,) = run.glob("checkpoint-*/trainer_state.json")
         logs = json.loads(state.read_text())["log_history"]
         seconds = [log["step_time"] for log in logs if "step_time" in log]
-        yield f"{name}, {len(seconds)} steps: s a step", f"{statistics.median(seconds):.3g}"
+        yield f"{name}: step, s (median of {len(seconds)})", shown(statistics.median(seconds))
 
     return Part(name, words, 90, rows)
 

@@ -6,9 +6,9 @@
 
 It prints the median over the turns of what a step's phases take, and the ratios. It exits with 1 if the
 prompts differ. Completions are sampled, so their lengths and rewards agree only on average: compare the
-last lines. With `--engine_reward` plain TRL asks an engine about every completion, as the predecessors of
-this package did, while ours reads the values that are stored with the rows. What is the same for both is
-in `step_trainers.py`.
+last lines. With `--engine_reward` plain TRL asks an engine about every completion, as the predecessors
+of this package did, while ours reads the values that are stored with the rows. What is the same for both
+is in `step_trainers.py`.
 """
 
 from __future__ import annotations
@@ -64,8 +64,7 @@ def main() -> int:
     print(f"{work.prompts} x {work.completions}, {work.new_tokens} new tokens, {work.model}")
     print(f"{'a step':<20}{'plain TRL':>12}{'ours':>12}{'ratio':>8}{'of turns':>16}")
     for name, row in numbers.items():
-        cells = f"{row['plain']:>12.4g}{row['ours']:>12.4g}{row['ratio']:>8.2f}"
-        print(f"{name:<20}{cells}{'{:.2f} to {:.2f}'.format(*row['ratios']):>16}")
+        print(line(name, row))
     if args.output:
         args.output.write_text(json.dumps(numbers))
     return 0 if "ours" in turns else 1
@@ -90,24 +89,28 @@ def taken(trainer: Any) -> dict[str, float] | None:
 
 
 def summary(turns: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, Any]]:
-    """Medians of each number, their ratio, and the range of the turns' ratios; NaN where one is missing."""
-    missing = [dict.fromkeys(next(iter(turns.values()))[0], float("nan"))] if turns else []
-    plain, ours = (turns.get(kind, missing) for kind in KINDS)
+    """Of each number the medians, their ratio and the turns' ratios; None where memory ran out."""
+    names = next(iter(turns.values()), [{}])[0]
     numbers: dict[str, dict[str, Any]] = {}
-    for name in (plain or ours)[0] if turns else ():
-        medians = [statistics.median(turn[name] for turn in kind) for kind in (plain, ours)]
-        ratios = [ratio(a[name], b[name]) for a, b in zip(plain, ours, strict=False)]
-        numbers[name] = {
-            "plain": medians[0],
-            "ours": medians[1],
-            "ratio": ratio(*medians),
-            "ratios": (min(ratios), max(ratios)),
-        }
+    for name in names:
+        columns = {kind: [turn[name] for turn in taken] for kind, taken in turns.items()}
+        row: dict[str, Any] = dict.fromkeys(KINDS)
+        row |= {kind: statistics.median(column) for kind, column in columns.items()}
+        pairs = zip(columns["plain"], columns["ours"], strict=True) if len(turns) == 2 else ()
+        row["ratios"] = [ours / plain for plain, ours in pairs if plain]
+        row["ratio"] = row["ours"] / row["plain"] if row["ratios"] else None
+        numbers[name] = row
     return numbers
 
 
-def ratio(plain: float, ours: float) -> float:
-    return ours / plain if plain else float("nan")
+def line(name: str, row: dict[str, Any]) -> str:
+    """A row of the table."""
+    cells = (f"{'-' if row[kind] is None else format(row[kind], '.4g'):>12}" for kind in KINDS)
+    text = f"{name:<20}{''.join(cells)}"
+    if row["ratio"] is None:
+        return text
+    lowest, highest = min(row["ratios"]), max(row["ratios"])
+    return f"{text}{row['ratio']:>8.2f}{f'{lowest:.2f} to {highest:.2f}':>16}"
 
 
 @contextmanager

@@ -5,9 +5,9 @@
     python benchmarks/memory.py --growth            # 200 steps of 8 x 8
 
 It prints the peak of three steps. On a GPU that is what torch has allocated; on a CPU it is the largest
-resident set less what was resident before training, which needs Linux. With `--growth` it prints the mean
-of the last quarter of the steps divided by that of the second quarter: memory that grows makes it larger
-than 1. What is the same for both is in `step_trainers.py`.
+resident set less what was resident before training, which needs Linux. With `--growth` it prints the
+mean of the last quarter of the steps divided by that of the second quarter: memory that grows makes it
+larger than 1. What is the same for both is in `step_trainers.py`.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def measure(kind: str, args: argparse.Namespace) -> float | None:
         except torch.OutOfMemoryError:
             return None
     if not args.growth:
-        return peak() - before
+        return max(0, peak() - before)
     quarter = len(memory.bytes) // 4
     return fmean(memory.bytes[-quarter:]) / fmean(memory.bytes[quarter : 2 * quarter])
 

@@ -1,8 +1,8 @@
 """Plain TRL's trainer and ours with the same work to do, for `grpo_step.py` and `memory.py`.
 
-Plain TRL is `GRPOTrainer` with position ids from the mask and without dropout, so that both do right work.
-Model, prompts, group size, lengths and rewards are the same. The learning rate is 0, so both sample from
-the same policy in every step. On a GPU both train in bf16, else in fp32.
+Plain TRL is `GRPOTrainer` with position ids from the mask and without dropout, so that both do right
+work. Model, prompts, group size, lengths and rewards are the same. The learning rate is 0, so both
+sample from the same policy in every step. On a GPU both train in bf16, else in fp32.
 """
 
 from __future__ import annotations

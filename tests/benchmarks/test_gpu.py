@@ -1,0 +1,90 @@
+"""What `make gpu` does, without a GPU; and both trainers of its benchmarks, tiny."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ..conftest import REPOSITORY
+
+
+def benchmark(name: str) -> Any:
+    """A script of `benchmarks/` as a module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+        return importlib.import_module(name)
+
+
+def started(name: str, *words: str) -> int:
+    """The exit code of a script of `benchmarks/` that is run in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [name, *words])
+        code: int = benchmark(name).main()
+    return code
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert started("gpu", "--output", str(tmp_path / "gpu.md")) == 2
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failed_part_is_in_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = benchmark("gpu")
+    late = "import subprocess; subprocess.run(['sleep', '600'])"
+    parts = [
+        gpu.Part("good", ["-c", "print('1.5')"], 60, lambda text: [("speed", text.strip())]),
+        gpu.Part("bad", ["-c", "raise SystemExit(3)"], 60, lambda text: []),
+        gpu.Part("late", ["-c", late], 0.3, lambda text: []),
+        gpu.Part("odd", ["-c", ""], 60, lambda text: [("x", text.splitlines()[-1])]),
+    ]
+    monkeypatch.setattr(gpu, "parts", lambda *_: parts)
+    assert started("gpu", "--device", "cpu", "--output", str(tmp_path / "gpu.md")) == 1
+    head, _, *rows = (tmp_path / "gpu.md").read_text().splitlines()
+    assert head == "| what | value | card | versions |"
+    assert rows[0].startswith("| speed | 1.5 | none (CPU) | torch ")
+    found = {row.split(" | ")[0].strip("| "): row.split(" | ")[1] for row in rows}
+    assert found["bad"] == f"**failed**: exit code 3; see {tmp_path}/gpu/bad.log"
+    assert "not done after 0 seconds" in found["late"] and "could not be read" in found["odd"]
+
+    monkeypatch.setattr(gpu, "SECONDS", 0.0)
+    rows, failed = gpu.run_all(parts[:1], tmp_path)
+    assert failed and "the time was up" in rows[0][1]
+
+
+@pytest.mark.slow
+def test_all_parts_run_tiny_on_a_cpu(tmp_path: Path) -> None:
+    assert started("gpu", "--device", "cpu", "--small", "--output", str(tmp_path / "gpu.md")) == 0
+    text = (tmp_path / "gpu.md").read_text()
+    for what in ("tests marked gpu", "2 x 4: step, s", "grpo_lora: step, s", "peak memory, 2 x 4"):
+        assert f"{what}" in text
+    assert "failed" not in text
+
+
+def test_both_trainers_do_the_same_work(tmp_path: Path) -> None:
+    words = "--model tiny --turns 1 --steps 2 --output".split()
+    assert started("grpo_step", *words, str(tmp_path / "step.json")) == 0
+    row = json.loads((tmp_path / "step.json").read_text())["completion tokens"]
+    assert row["plain"] == row["ours"] == 2 * 4 * 8  # random weights do not end a text
+
+
+def test_a_trainer_that_runs_out_of_memory_is_left_out() -> None:
+    step = benchmark("grpo_step")
+    numbers = step.summary({"ours": [{"step, s": 1.0}, {"step, s": 3.0}]})
+    assert numbers["step, s"] == {"plain": None, "ours": 2.0, "ratio": None, "ratios": []}
+    assert step.line("step, s", numbers["step, s"]).split() == ["step,", "s", "-", "2"]
+    assert benchmark("gpu").compared(numbers["step, s"]) == "plain TRL out of memory, ours 2"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak is Linux's")
+def test_memory_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "--model tiny --prompts 4 --completions 4 --here plain".split()
+    assert started("memory", *words) == 0
+    assert json.loads(capsys.readouterr().out) >= 0
+    assert started("memory", *words, "--growth", "--steps", "4") == 0
+    assert 0.5 < json.loads(capsys.readouterr().out) < 2
