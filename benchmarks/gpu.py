@@ -25,8 +25,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 REPOSITORY = Path(__file__).resolve().parents[1]
 SECONDS = 520.0
 """For all parts together; a part that begins late gets what is left."""
@@ -64,10 +62,10 @@ def main() -> int:
     args = parser.parse_args()
     if args.weights:
         return write_weights("tiny" if args.small else "small", args.weights)
-    if args.device == "cuda" and not torch.cuda.is_available():
-        print(f"no GPU was found (torch {torch.__version__}); run this on a machine with one")
-        return 2
     on_gpu = args.device == "cuda"
+    if on_gpu and (missing := what_is_missing()):
+        print(f"benchmarks/gpu.py: {missing}")
+        return 2
     logs = args.output.with_suffix("")
     logs.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -139,7 +137,21 @@ def installed(name: str) -> str:
         return "missing"
 
 
+def what_is_missing() -> str | None:
+    """What keeps this machine from running the parts; None if it has a GPU."""
+    try:
+        import torch
+    except ImportError:
+        return f"torch is not installed for {sys.executable}; run make install"
+    if torch.cuda.is_available():
+        return None
+    return f"no GPU was found by torch {torch.__version__}; run this on a machine with one"
+
+
 def card() -> str:
+    """The GPU's name and memory."""
+    import torch
+
     memory = torch.cuda.get_device_properties(0).total_memory
     return f"{torch.cuda.get_device_name(0)}, {memory / 2**30:.0f} GiB"
 
@@ -165,7 +177,9 @@ def parts(on_gpu: bool, small: bool, folder: Path) -> list[Part]:
 
 def write_weights(kind: str, folder: Path) -> int:
     """Save a model with random weights, and the packaged tokenizer."""
-    from step_trainers import loading, random_model  # slow to import; only this part needs it
+    from step_trainers import random_model  # slow to import; only this part needs it
+
+    from rookworld_rlvr.models import loading
 
     tokenizer = loading.load_tokenizer(loading.PACKAGED_MODEL)
     for half in (random_model(kind, tokenizer), tokenizer):
