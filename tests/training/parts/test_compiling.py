@@ -251,7 +251,9 @@ def test_without_buckets_graphs_are_compiled_as_lengths_come(
     recompilations = numbers(trainer, "compile/recompilations")
     assert recompilations[0] == 0 and sum(recompilations) > 0
     graphs = numbers(trainer, "compile/graphs")
-    assert sum(recompilations) == graphs[-1] - graphs[0], "those of the first step are the warm-up's"
+    assert sum(recompilations) == graphs[-1] - graphs[0], (
+        "those of the first step are the warm-up's"
+    )
     findings = (tmp_path / "run" / HEALTH_FILE).read_text().splitlines()
     finding = next(f for line in findings if (f := json.loads(line))["rule"] == "recompiling")
     assert finding["severity"] == "warning"
