@@ -101,11 +101,7 @@ def keys() -> str:
 
 
 SHOWN = ("grpo_nano", "grpo_mixed", "grpo_lora")  # recipes beside the defaults
-ASKED_FOR = (
-    "resume_from_checkpoint",
-    "gradient_accumulation_steps",
-    "seed",
-)  # though none sets them
+ASKED_FOR = ("resume_from_checkpoint",)  # though no recipe sets it
 
 
 def usual_keys() -> str:
@@ -133,10 +129,6 @@ def usual_keys() -> str:
     return table(
         ["key", "default", *(code(name) for name in SHOWN), "what it does (TRL's words)"], rows
     )
-
-
-def shown(value: Any) -> str:
-    return "-" if value is None else code(str(value).lower() if isinstance(value, bool) else value)
 
 
 def owners() -> dict[type, list[str]]:
@@ -175,6 +167,11 @@ def default(item: dataclasses.Field[Any]) -> str:
         value = item.default_factory()
     if value is dataclasses.MISSING:
         return "required"
+    return shown(value)
+
+
+def shown(value: Any) -> str:
+    """A value as YAML writes it; a dash for nothing."""
     if value is None or value in ("", [], {}):
         return "-"
     return code(str(value).lower() if isinstance(value, bool) else value)
@@ -212,7 +209,7 @@ def tasks() -> str:
     rows = [
         [
             code(task.name),
-            code(f"{task.prefix}"),
+            code(task.prefix),
             task.ability,
             code(*task.rewards),
             code(task.headline),
