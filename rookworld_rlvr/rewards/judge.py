@@ -393,8 +393,7 @@ def _truth(prompt: str, completion: str, values: Values | None) -> float | None:
     score = score_row(prompt, completion, values)
     if score is None:
         return None
-    task = TASKS[task_of(prompt)]
-    return float(score[task.metrics[task.headline].component] == 1)
+    return float(TASKS[task_of(prompt)].is_right(score))
 
 
 def _spread(values: Collection[float]) -> tuple[float, float]:

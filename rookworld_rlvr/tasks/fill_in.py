@@ -184,6 +184,11 @@ class FillInTask(Task):
         """See `Task`; the first of the answers that fit."""
         return write_fill_in_answer(fill_in_truth.truth(parse_fill_in_prompt(prompt))[0])
 
+    def right_answer(self, prompt: str, values: Values | None, draw: random.Random) -> str:
+        """See `Task`."""
+        fitting = fill_in_truth.truth(parse_fill_in_prompt(prompt))
+        return write_fill_in_answer(draw.choice(fitting))
+
     def reference(self, row: Row) -> str:
         """The data's own completion, which was checked when the row was read."""
         return str(row["completion"])

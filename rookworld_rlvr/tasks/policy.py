@@ -211,15 +211,18 @@ def _consistency(answer: PolicyAnswer) -> float:
     return (named + highest + paired + distinct) / 4
 
 
-def policy_reference(fen: str, values: Sequence[ActionValue]) -> PolicyAnswer:
+def policy_reference(
+    fen: str, values: Sequence[ActionValue], draw: random.Random | None = None
+) -> PolicyAnswer:
     """The right answer to a policy prompt, written like the public data but with the right `B`.
 
     Args:
-        fen: The position. It seeds the order of `M`, so that a position always gives the same text.
+        fen: The position.
         values: All legal moves, best first.
+        draw: Shuffles `M`; None shuffles by the position, which always gives the same text.
     """
     top = list(values[:MAX_CANDIDATES])
-    random.Random(fen).shuffle(top)
+    (draw or random.Random(fen)).shuffle(top)
     return PolicyAnswer(
         moves=tuple(value.move for value in top),
         evaluations=tuple(value.cp / 100 for value in top),
@@ -333,12 +336,22 @@ class PolicyTask(Task):
 
     def truth(self, prompt: str, values: Values | None = None) -> str | None:
         """See `Task`."""
+        return self._written(prompt, values)
+
+    def right_answer(self, prompt: str, values: Values | None, draw: random.Random) -> str | None:
+        """See `Task`: the moves of `M` in random order."""
+        return self._written(prompt, values, draw)
+
+    def _written(
+        self, prompt: str, values: Values | None, draw: random.Random | None = None
+    ) -> str | None:
         if values is None:
             return None
         ordered = [
             ActionValue(move, cp) for move, cp in sorted(values.items(), key=lambda item: -item[1])
         ]
-        return write_policy_answer(policy_reference(parse_policy_prompt(prompt).fen, ordered))
+        fen = parse_policy_prompt(prompt).fen
+        return write_policy_answer(policy_reference(fen, ordered, draw))
 
     def broken(self, row: Row) -> str:
         """The reference with the worst move as `B`."""

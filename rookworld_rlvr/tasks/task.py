@@ -215,9 +215,13 @@ class Task(ABC):
             Different kinds, worded for users; ``malformed`` alone if the answer cannot be read.
         """
         score = self.score(prompt, completion, values)
-        if score is None or score[self.metrics[self.headline].component] == 1:
+        if score is None or self.is_right(score):
             return ()
         return ("wrong",) if score["format"] else ("malformed",)
+
+    def is_right(self, score: Score) -> bool:
+        """Whether an answer is right by the task's headline metric."""
+        return score[self.metrics[self.headline].component] == 1
 
     def truth(self, prompt: str, values: Values | None = None) -> str | None:
         """The right answer as text; None if it is not known.
@@ -226,6 +230,14 @@ class Task(ABC):
             NotationError: The prompt is malformed, or no answer fits it.
         """
         return None
+
+    def right_answer(self, prompt: str, values: Values | None, draw: random.Random) -> str | None:
+        """A right answer to learn from, of several one at random; None if it is not known.
+
+        Raises:
+            NotationError: The prompt is malformed, or no answer fits it.
+        """
+        return self.truth(prompt, values)
 
     def reference(self, row: Row) -> str:
         """The right answer to a row; if it is not known, the data's own completion."""
