@@ -38,6 +38,8 @@ from .parts.mixture import PromptArguments
 from .parts.sampling import SamplingArguments
 from .parts.schedule import ScheduleArguments
 from .parts.shared_prompts import SharedPromptArguments
+from .parts.supervised import SupervisedArguments
+from .parts.teaching import TeachingArguments
 from .parts.value_head import ValueArguments
 
 
@@ -251,6 +253,8 @@ class RookWorldGRPOConfig(
     SharedPromptArguments,
     PromptArguments,
     VarianceArguments,
+    TeachingArguments,
+    SupervisedArguments,
     ValueArguments,
     TrainingDefaults,
     GRPOConfig,
@@ -356,6 +360,7 @@ class RookWorldGRPOConfig(
         """Faults that show only when several keys are compared, one sentence each."""
         faults = self._reward_faults() + self.kl_faults(self.beta) + self.sampling_faults(self)
         faults += self.prompt_faults() + self.value_faults(self) + self.shape_faults(self)
+        faults += self.teaching_faults(self) + self.supervised_faults(self)
         return faults + self._profile_faults()
 
     def settled_faults(self) -> list[str]:

@@ -134,14 +134,12 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
 
     def sample_round(self, inputs: list[dict[str, Any]]) -> Sampled:
         """One round: completions with their rewards, reference log-probs and advantages."""
-        with self.within(Call(self.temperatures([row["prompt"] for row in inputs]))) as call:
+        temperatures = self.temperatures([row["prompt"] for row in inputs])
+        with self.within(Call(temperatures, rows=inputs)) as call:
             batch = super()._generate_and_score_completions(inputs)
-            reference = self.reference_log_probs(*whole(batch), call.temperatures)
+            reference = self.reference_log_probs(*whole(batch), temperatures)
         if reference is not None:
             batch["ref_per_token_logps"] = reference
-        if self.parts.task_sampling is not None:
-            batch["temperature"] = call.temperatures
-            self.record(self.parts.task_sampling.metrics())
         assert call.rewards is not None
         rewards = weighted(call.rewards, self.reward_weights)  # (N,)
         prompts = list(self._logs["prompt"])[-len(rewards) :: self.num_generations]
@@ -149,6 +147,7 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
         advantages = self.parts.advantages(self, batch, rewards, tasks)
         if advantages is not None:  # they replace TRL's
             self._logs["advantages"].extend(advantages.tolist())
+        self.parts.guide(self, batch, call)
         signal = self.parts.groups.assess(tasks, prompts, rewards)
         return Sampled(tasks, signal, inputs, batch, rewards, self.completion_log(len(rewards)))
 
@@ -167,9 +166,12 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
         return self._dist.summon_full_params(self.model_wrapped, recurse=False)
 
     def _generate(self, prompts: list[Any]) -> Any:
-        """Time sampling, because a step's time is logged by phase."""
+        """Time sampling, and teach right answers where no completion is right."""
         with self.phase("sampling"):
-            return super()._generate(prompts)
+            sampled = super()._generate(prompts)
+        if self.call is not None:
+            self.parts.teach(self.call, sampled[1], sampled[3], sampled[4])
+        return sampled
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Time the rewards, keep them for the parts, and stop all processes if a reward fails on one."""
@@ -186,8 +188,7 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
     def _get_per_token_logps_and_entropies(self, model: Any, *rows: Any, **kwargs: Any) -> Scores:
         """Score rows at their temperatures, each prompt once, compiled if asked for; keep the scores."""
         call = self.call or Call()
-        score: Any = partial(self.log_probs, model)
-        score = partial(call.idle.score, score) if call.idle else score
+        score: Any = call.scoring(partial(self.log_probs, model))
         call.scores = score(*rows, call.temperatures, **kwargs)
         return call.scores
 

@@ -28,6 +28,10 @@ from .prompt_sampler import PromptSampling
 _MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 
 
+# Masks and the number of their tokens on all processes.
+_COUNTED = {"completion_mask": "num_items_in_batch", "answer_mask": "answer_items"}
+
+
 Batch = dict[str, torch.Tensor]
 
 
@@ -35,10 +39,12 @@ Batch = dict[str, torch.Tensor]
 class VarianceArguments:
     """What happens to groups without signal, whose rewards are all equal."""
 
-    zero_variance: Literal["keep", "resample", "skip"] = setting(
+    zero_variance: Literal["keep", "resample", "skip", "teach"] = setting(
         "keep",
         "What to do with groups whose rewards are all equal: keep them (as TRL does), resample "
-        "(replace them by other prompts) or skip (leave them out of the loss, KL term included).",
+        "(replace them by other prompts), skip (leave them out of the loss, KL term included), or "
+        "teach (keep them, but in groups where no completion is right replace teach_completions of "
+        "them by a right answer).",
     )
     zero_variance_threshold: float = setting(
         1e-6,
@@ -68,12 +74,13 @@ class VarianceArguments:
                 "sum_then_normalize"
             )
         generations = args.num_generations
-        if self.zero_variance == "resample" and args.generation_batch_size is not None:
+        if self.zero_variance in ("resample", "teach") and args.generation_batch_size is not None:
             local = args.generation_batch_size // processes
             if local % generations:
                 faults.append(
-                    f"zero_variance: 'resample' needs whole groups on each process, but {local} "
-                    f"completions are not a multiple of num_generations: {generations}; change either"
+                    f"zero_variance: {self.zero_variance!r} needs whole groups on each process, but "
+                    f"{local} completions are not a multiple of num_generations: {generations}; "
+                    "change either"
                 )
         return faults
 
@@ -198,7 +205,7 @@ def _trim(batch: Batch) -> None:
     prompt = int(batch["prompt_mask"].sum(1).max())
     length = max(1, int(batch["completion_mask"].sum(1).max()))
     for key, tensor in batch.items():
-        if tensor.dim() < 2 or tensor.size(1) == 1:
+        if tensor.dim() < 2 or tensor.size(1) == 1 or key.startswith("answer_"):
             continue
         batch[key] = tensor[:, -prompt:] if key.startswith("prompt_") else tensor[:, :length]
 
@@ -322,8 +329,10 @@ class Groups(Part):
         self._with_token_count(batch)
 
     def _with_token_count(self, batch: Batch) -> Batch:
-        tokens = batch["completion_mask"].sum()
-        batch["num_items_in_batch"] = self._trainer.accelerator.gather(tokens).sum()
+        for mask, items in _COUNTED.items():
+            if mask in batch:
+                tokens = batch[mask].sum()
+                batch[items] = self._trainer.accelerator.gather(tokens).sum()
         return batch
 
     # --------------------------------------------------------------------------------------------

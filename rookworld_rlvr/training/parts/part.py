@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -27,9 +28,14 @@ class Call:
     Args:
         temperatures: ``(B,)``, of the rows scored during the call; None uses the trainer's.
         reads_values: Whether the policy's forwards also read the value head.
-        idle: The rows that need not be scored, as an `Idle`; None scores all rows.
+        rows: The rows of this process that are sampled, `B` with a group's rows together.
+        around: What goes around the scoring of rows, from the inside outwards: each is called with a
+            method that scores rows, and with its arguments.
 
     Attributes:
+        right: Which sampled completions are right ``(B,)``, see `right.right`; None if nobody asks.
+        taught: What was taught, as a `Taught`; None if nothing is.
+        answer_logps: Log-probs ``(g, L)`` of the answers of the supervised term, 0 for padding.
         scores: The scores of the last forward during the call.
         values: The value head's outputs, ``(b, T)`` for each forward.
         rewards: ``(N, F)``, of all processes' completions by reward function; nan if there is no reward.
@@ -37,10 +43,20 @@ class Call:
 
     temperatures: torch.Tensor | None = None
     reads_values: bool = False
-    idle: Any = None
+    rows: Sequence[Mapping[str, Any]] = ()
+    around: list[Callable[..., Scores]] = field(default_factory=list)
+    right: torch.Tensor | None = None
+    taught: Any = None
+    answer_logps: torch.Tensor | None = None
     scores: Scores | None = None
     values: list[torch.Tensor] = field(default_factory=list)
     rewards: torch.Tensor | None = None
+
+    def scoring(self, score: Callable[..., Scores]) -> Callable[..., Scores]:
+        """`score` with what goes around it."""
+        for outer in self.around:
+            score = partial(outer, score)
+        return score
 
 
 class Part(TrainerCallback):
@@ -57,6 +73,10 @@ class Part(TrainerCallback):
             call: The record of the call to TRL's own loss.
             inputs: The micro-batch.
         """
+        return None
+
+    def scored(self, inputs: Mapping[str, Any]) -> torch.Tensor | None:
+        """The rows ``(B,)`` of a micro-batch that the part's term needs the log-probs of; None: all."""
         return None
 
     def state(self) -> dict[str, Any]:

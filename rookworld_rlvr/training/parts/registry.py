@@ -20,8 +20,11 @@ from .judges import Judges
 from .kl import KLTerm
 from .part import Call, Part, Scores
 from .prompt_sampler import PromptSampling
+from .right import right
 from .sampling import TaskSampling
 from .shared_prompts import SharedPrompts
+from .supervised import Supervised
+from .teaching import Teaching
 from .value_head import ValueHead
 
 PARTS_STATE = "control_state.json"
@@ -48,6 +51,8 @@ class Parts:
             trainer
         )  # prompts sent once; after parts that read hidden states
         self.groups = Groups.of(trainer)  # groups without signal
+        self.teaching = Teaching.of(trainer)  # right answers in groups without any
+        self.supervised = Supervised.of(trainer)  # the likelihood of right answers
         self.prompts = PromptSampling.of(
             trainer, self.groups.resamples
         )  # which rows come, and when
@@ -82,8 +87,29 @@ class Parts:
 
     def call(self, inputs: Mapping[str, Any]) -> Call:
         """The record that goes with TRL's loss of a micro-batch."""
-        idle = None if self.shared is None else self.shared.idle(inputs)
-        return Call(inputs.get("temperature"), "returns" in inputs, idle)
+        call = Call(inputs.get("temperature"), "returns" in inputs)
+        if self.supervised is not None and "answer_ids" in inputs:
+            call.around.append(partial(self.supervised.score, call, inputs))
+        if self.shared is not None and (idle := self.shared.idle(inputs)):
+            call.around.append(idle.score)
+        return call
+
+    def teach(
+        self, call: Call, ids: list[list[int]], texts: list[str], logps: list[Any] | None
+    ) -> None:
+        """Note which completions are right, and put right answers in place of some; see `Teaching`."""
+        if self.teaching is not None or self.supervised is not None:
+            call.right = right(call.rows, texts)
+        if self.teaching is not None:
+            self.teaching.teach(call, ids, texts, logps)
+
+    def guide(self, trainer: Any, batch: Batch, call: Call) -> None:
+        """Add temperatures, and what the terms of right answers need, to a batch with advantages."""
+        if self.task_sampling is not None and call.temperatures is not None:
+            batch["temperature"] = call.temperatures
+            trainer.record(self.task_sampling.metrics())
+        for part in filter(None, (self.teaching, self.supervised)):
+            part.guide(batch, call)
 
     def advantages(
         self, trainer: Any, batch: Batch, rewards: torch.Tensor, tasks: Sequence[str]

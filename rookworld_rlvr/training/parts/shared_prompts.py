@@ -442,15 +442,18 @@ class SharedPrompts(Part):
         process, and the logged entropy needs a completion.
         """
         trainer = self._trainer
+        needed = [p.scored(inputs) for p in trainer.parts if type(p).term is not Part.term]
         other_movers = (
             trainer.entropy_bonus is not None,
             trainer.top_entropy_quantile < 1,  # all rows decide which tokens count
-            any(type(part).term is not Part.term for part in trainer.parts),
+            any(rows is None for rows in needed),
         )
         if any(other_movers) or not self.leaves_out_idle:
             return None
         advantages = inputs["advantages"]
         rows = (advantages.view(advantages.size(0), -1) == 0).all(1)
+        for others in needed:
+            rows &= ~others.to(rows.device)
         if not rows.any():
             return None
         if rows.all():

@@ -1,0 +1,318 @@
+"""Right answers in groups where no completion is right, so that these groups teach something.
+
+GRPO moves a policy only where some completions of a group are better than others. If the policy never
+finds a right answer, it never learns one. Here, a right answer takes the place of a completion of such
+a group (LUFFY: J. Yan et al., "Learning to reason under off-policy guidance", 2025, arXiv 2504.14945,
+mixes in answers of a stronger model). Its reward is what the rewards give it.
+
+A taught answer was not sampled from the policy, so that it has a term of its own in the loss:
+``-A w(p)`` by token, where `A` is its advantage in the group and `p` the token's probability. `w` is
+``log p`` (the token weighs as much as a sampled one), ``p`` (exact importance sampling from an author
+who always gives this answer), or LUFFY's ``p / (p + gamma)``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from accelerate.utils import gather_object
+from trl import GRPOConfig
+from trl.trainer.utils import pad
+
+from ...common.settings import setting
+from .aggregation import aggregate
+from .part import Call, Part, arguments_of
+from .right import answer_tokens, right_answer
+
+Shaping = Literal["log", "none", "luffy"]
+
+LATER = 50  # steps after which a taught answer's probability is looked at again
+_WATCHED = 4  # taught answers of a step that are looked at
+_KEPT = 0.9  # share of the running mean that a step keeps
+
+
+@dataclass
+class TeachingArguments:
+    """How right answers are put into groups; see `zero_variance: teach`."""
+
+    teach_completions: int = setting(
+        1,
+        "For zero_variance: teach, how many completions of a group without a right one are replaced by "
+        "right answers.",
+        least=1,
+    )
+    teach_shaping: Shaping = setting(
+        "log",
+        "What a taught token adds to the loss, times its advantage: log (its log-prob, so that it "
+        "weighs as much as a sampled token), none (its probability p), or luffy (p / (p + "
+        "teach_gamma)).",
+    )
+    teach_gamma: float = setting(
+        0.1, "For teach_shaping: luffy; smaller values weigh unlikely tokens more.", above=0
+    )
+    teach_share: float = setting(
+        1.0,
+        "The largest share of a batch's groups that are taught, from 0 to 1.",
+        least=0,
+        most=1,
+    )
+    teach_decay: Literal["none", "steps", "hopeless"] = setting(
+        "none",
+        "How teach_share falls during the run: not at all (none), linearly to 0 at the last step "
+        "(steps), or with the share of groups that have no right completion, compared with that of the "
+        "first step (hopeless).",
+    )
+
+    def teaching_faults(self, args: GRPOConfig) -> list[str]:
+        """Faults that show only when several keys are compared, one sentence each."""
+        if self.teach_completions < args.num_generations:
+            return []
+        return [
+            f"teach_completions: {self.teach_completions} leaves no sampled completion in a group of "
+            f"num_generations: {args.num_generations}; give less"
+        ]
+
+
+@dataclass(slots=True)
+class Taught:
+    """What was taught in a batch of `B` completions of this process.
+
+    Args:
+        rows: Which completions are right answers that were put in, ``(B,)``.
+        groups: For each of the `P` groups its prompt, the first answer put in (None if it was not
+            taught), and how many of its sampled completions are right; None if the truth is not known.
+    """
+
+    rows: torch.Tensor
+    groups: list[tuple[str, str | None, int | None]]
+
+
+class Teaching(Part):
+    """Puts right answers into groups without any, and adds their term to the loss.
+
+    Every process keeps the same memory, because what it remembers is gathered over all of them.
+
+    Args:
+        trainer: The `RookWorldGRPOTrainer`.
+        args: The part's keys.
+    """
+
+    def __init__(self, trainer: Any, args: TeachingArguments) -> None:
+        self.args = args
+        self._trainer = trainer
+        self._size = trainer.num_generations
+        self._hopeless: list[float] = []  # share of groups: in the first step, and a running mean
+        self._open: set[str] = set()  # hashes of taught prompts without a right completion so far
+        self._left = 0  # prompts that had a right completion of their own after they were taught
+        self._watched: list[list[Any]] = []  # step, prompt, answer, log-prob when taught
+
+    @classmethod
+    def of(cls, trainer: Any) -> Teaching | None:
+        """The part, if the trainer's arguments ask for it."""
+        if getattr(trainer.args, "zero_variance", "keep") != "teach":
+            return None
+        return cls(trainer, arguments_of(trainer.args, TeachingArguments))
+
+    # --------------------------------------------------------------------------------------------
+    # Groups
+    # --------------------------------------------------------------------------------------------
+    def share(self) -> float:
+        """The largest share of groups that are taught now."""
+        most, state = self.args.teach_share, self._trainer.state
+        if self.args.teach_decay == "steps":
+            return most * (1 - state.global_step / state.max_steps)
+        if self.args.teach_decay == "hopeless" and self._hopeless:
+            first, now = self._hopeless
+            return most * min(1.0, now / first) if first else 0.0
+        return most
+
+    def teach(
+        self,
+        call: Call,
+        ids: list[list[int]],
+        texts: list[str],
+        logps: list[Any] | None,
+    ) -> None:
+        """Replace completions of groups without a right one by right answers, in place.
+
+        Args:
+            call: The record of the call; it has the rows, and which completions are right.
+            ids: Tokens of `B` completions.
+            texts: Their texts.
+            logps: The sampler's log-probs, if there are any; those of taught answers are not known.
+        """
+        assert call.right is not None
+        trainer, size = self._trainer, self._size
+        by_group = call.right.view(-1, size)
+        prompts = [row["prompt"] for row in call.rows[::size]]
+        counts = [None if group.isnan().any() else int(group.sum()) for group in by_group]
+        hopeless = [place for place, count in enumerate(counts) if count == 0]
+        draw = random.Random(
+            f"{trainer.args.seed} {trainer.state.global_step} {trainer.accelerator.process_index}"
+        )
+        most = math.floor(self.share() * len(prompts) + draw.random())
+        draw.shuffle(hopeless)
+        rows = torch.zeros(len(ids), dtype=torch.bool)
+        answers: list[str | None] = [None] * len(prompts)
+        for place in hopeless:
+            found = self._answers(call.rows[place * size])
+            if not found or sum(answer is not None for answer in answers) >= most:
+                continue
+            answers[place] = found[0][0]
+            for turn, (text, tokens) in enumerate(found, start=1):
+                row = (place + 1) * size - turn
+                rows[row], texts[row], ids[row] = True, text, tokens
+                if logps is not None:
+                    logps[row] = [None] * len(tokens)
+        call.taught = Taught(rows, list(zip(prompts, answers, counts, strict=True)))
+
+    def _answers(self, row: Mapping[str, Any]) -> list[tuple[str, list[int]]]:
+        """Right answers to a row and their tokens; none if the truth is not known or it is too long."""
+        trainer = self._trainer
+        found = []
+        for turn in range(self.args.teach_completions):
+            seed = f"{trainer.args.seed} {trainer.state.global_step} {turn}"
+            answer = right_answer(row, seed)
+            if answer is None:
+                return []
+            tokens = answer_tokens(trainer.processing_class, row["prompt"], answer)
+            if len(tokens) > trainer.max_completion_length:
+                return []
+            found.append((answer, tokens))
+        return found
+
+    # --------------------------------------------------------------------------------------------
+    # Loss
+    # --------------------------------------------------------------------------------------------
+    def guide(self, batch: dict[str, torch.Tensor], call: Call) -> None:
+        """Move the advantages of taught answers from TRL's loss to this part's term; log the step."""
+        assert call.taught is not None
+        advantages = batch["advantages"]  # (B,) or (B, C)
+        rows = call.taught.rows.to(advantages.device)
+        rows = rows.view(-1, *(1 for _ in advantages.shape[1:]))
+        batch["guided"] = torch.where(rows, advantages, 0.0)
+        batch["advantages"] = torch.where(rows, 0.0, advantages)
+        groups = gather_object(call.taught.groups)
+        self._trainer.record(self._remember(groups))
+
+    def scored(self, inputs: Mapping[str, Any]) -> torch.Tensor:
+        """See `Part`: the taught answers."""
+        guided = inputs["guided"]
+        return (guided.view(guided.size(0), -1) != 0).any(1)
+
+    def term(self, trainer: Any, call: Call, inputs: Mapping[str, Any]) -> torch.Tensor | None:
+        """The taught answers' term."""
+        if "guided" not in inputs:
+            return None
+        assert call.scores is not None
+        return aggregate(trainer, self.per_token(call.scores.logps, inputs["guided"]), inputs)
+
+    def per_token(self, logps: torch.Tensor, guided: torch.Tensor) -> torch.Tensor:
+        """The term ``(B, C)`` by token.
+
+        Args:
+            logps: The policy's log-probs ``(B, C)``.
+            guided: Advantages of taught answers, ``(B,)`` or ``(B, C)``; 0 for sampled completions.
+        """
+        by_token = guided if guided.dim() > 1 else guided.unsqueeze(1)
+        return -by_token * shaped(logps, self.args.teach_shaping, self.args.teach_gamma)
+
+    # --------------------------------------------------------------------------------------------
+    # What becomes of it
+    # --------------------------------------------------------------------------------------------
+    def _remember(self, groups: Sequence[tuple[str, str | None, int | None]]) -> dict[str, float]:
+        """Note how the groups of all processes went; gives the metrics of the step."""
+        known = [group for group in groups if group[2] is not None]
+        hopeless = sum(not right for _, _, right in known) / max(1, len(known))
+        before = self._hopeless[1] if self._hopeless else hopeless
+        first = self._hopeless[0] if self._hopeless else hopeless
+        self._hopeless = [first, _KEPT * before + (1 - _KEPT) * hopeless]
+        for prompt, answer, count in groups:
+            if count and _key(prompt) in self._open:
+                self._open.remove(_key(prompt))
+                self._left += 1
+            if answer is not None:
+                self._open.add(_key(prompt))
+        taught = [(prompt, answer) for prompt, answer, _ in groups if answer is not None]
+        size = self._size
+        return {
+            "teach/hopeless": hopeless,
+            "teach/share": len(taught) / len(groups),
+            "teach/right": sum(count or 0 for _, _, count in known) / max(1, size * len(known)),
+            "teach/left_hopeless": self._left,
+            "teach/still_hopeless": len(self._open),
+            **self._watch(taught[:_WATCHED]),
+        }
+
+    def _watch(self, taught: Sequence[tuple[str, str]]) -> dict[str, float]:
+        """Log-probs of some answers before they are taught, and what they have gained later."""
+        step = self._trainer.state.global_step
+        due = [one for one in self._watched if one[0] + LATER <= step]
+        pairs = [*taught, *((prompt, answer) for _, prompt, answer, _ in due)]
+        if not pairs:
+            return {}
+        logps = self._log_probs(pairs)
+        self._watched = [one for one in self._watched if one[0] + LATER > step]
+        self._watched += [[step, *pair, logp] for pair, logp in zip(taught, logps, strict=False)]
+        numbers = {}
+        if taught:
+            numbers["teach/answer_logp"] = math.fsum(logps[: len(taught)]) / len(taught)
+        if due:
+            gains = [now - one[3] for one, now in zip(due, logps[len(taught) :], strict=True)]
+            numbers["teach/answer_gain"] = math.fsum(gains) / len(gains)
+        return numbers
+
+    @torch.no_grad()
+    def _log_probs(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        """The log-prob of each answer to its prompt, in nats, at the trainer's temperature."""
+        trainer = self._trainer
+        tokenizer, device = trainer.processing_class, trainer.accelerator.device
+        prompts = [torch.tensor(tokenizer(prompt)["input_ids"]) for prompt, _ in pairs]
+        answers = [torch.tensor(answer_tokens(tokenizer, *pair)) for pair in pairs]
+        sides = [(prompts, "left"), (answers, "right")]
+        ids = [pad(rows, tokenizer.pad_token_id, side) for rows, side in sides]
+        mask = [pad([torch.ones_like(row) for row in rows], 0, side) for rows, side in sides]
+        texts = [prompt for prompt, _ in pairs]
+        logps = trainer.log_probs(
+            trainer.model,
+            torch.cat(ids, dim=1).to(device),
+            torch.cat(mask, dim=1).to(device),
+            ids[1].size(1),
+            trainer.temperatures(texts),
+        ).logps
+        found: list[float] = (logps * mask[1].to(device)).sum(1).tolist()
+        return found
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "teaching": {
+                "hopeless": self._hopeless,
+                "open": sorted(self._open),
+                "left": self._left,
+                "watched": self._watched,
+            }
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        if "teaching" in state:
+            found = state["teaching"]
+            self._hopeless, self._left = list(found["hopeless"]), found["left"]
+            self._open, self._watched = set(found["open"]), list(found["watched"])
+
+
+def shaped(logps: torch.Tensor, shaping: Shaping, gamma: float) -> torch.Tensor:
+    """What taught tokens with log-probs ``(B, C)`` add to the objective, before their advantage."""
+    if shaping == "log":
+        return logps
+    p = logps.exp()
+    return p if shaping == "none" else p / (p + gamma)
+
+
+def _key(prompt: str) -> str:
+    return hashlib.blake2b(prompt.encode(), digest_size=8).hexdigest()

@@ -1,0 +1,83 @@
+"""Run by two processes: three steps with taught answers and the supervised term, on three tasks.
+
+``process<rank>.json`` holds the parts' state, the sum of the weights, and how many rows were taught.
+
+accelerate launch --cpu --num_processes 2 --module tests.training.parts.taught_on_two FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rookworld_rlvr.cli.parser import run_cli
+from rookworld_rlvr.data.loading import DataArguments, load_data
+from rookworld_rlvr.models import loading
+from rookworld_rlvr.rewards.registry import get_reward_funcs
+from rookworld_rlvr.training.config import RookWorldGRPOConfig
+from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
+
+from ...conftest import mixed_rows
+
+REWARDS = [{"name": name} for name in ("environment_exact", "policy_best_move", "fill_in_exact")]
+
+
+def main(argv: Sequence[str]) -> None:
+    folder = Path(argv[0])
+    args = RookWorldGRPOConfig(
+        output_dir=str(folder / "run"),
+        rewards=REWARDS,
+        per_device_train_batch_size=12,
+        num_generations=4,
+        max_completion_length=64,
+        max_steps=3,
+        learning_rate=1e-4,
+        zero_variance="teach",
+        teach_share=0.7,
+        teach_decay="hopeless",
+        sft_coef=0.1,
+        sft_on="hopeless",
+        task_mixture={"environment": 0.34, "policy": 0.33, "fill_in": 0.33},
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        logging_steps=1,
+        eval_steps=100,
+        save_strategy="no",
+        load_best_model_at_end=False,
+        report_to=[],
+        disable_tqdm=True,
+    )
+    tasks = ["environment", "policy", "fill_in"]
+    data = load_data(DataArguments(tasks=tasks, heldout_rows=8, synthetic_fill_in_rows=60))
+    trainer = RookWorldGRPOTrainer(
+        loading.load_model(loading.PACKAGED_MODEL),
+        get_reward_funcs(REWARDS),
+        args,
+        train_dataset=mixed_rows(data.train, tasks=tasks),
+        eval_dataset=data.heldout,
+        processing_class=loading.load_tokenizer(loading.PACKAGED_MODEL),
+    )
+    taught = []
+    loss = trainer.loss
+
+    def watch(model: Any, batch: dict[str, Any]) -> Any:
+        assert trainer.parts.teaching is not None
+        taught.append(int(trainer.parts.teaching.scored(batch).sum()))
+        return loss(model, batch)
+
+    watched: Any = trainer
+    watched.loss = watch
+    trainer.train()
+    result = {
+        "state": trainer.parts.state(),
+        "weights": next(trainer.model.parameters()).double().sum().item(),
+        "taught": sum(taught),
+    }
+    (folder / f"process{args.process_index}.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    run_cli(main)

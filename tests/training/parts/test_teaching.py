@@ -1,0 +1,459 @@
+"""Right answers in hopeless groups, and the supervised term: what is taught, and its gradients."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig
+
+from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.models import loading
+from rookworld_rlvr.tasks.registry import TASKS, score_row, task_of
+from rookworld_rlvr.tasks.scoring import values_by_move
+from rookworld_rlvr.training.config import RookWorldGRPOConfig
+from rookworld_rlvr.training.parts.groups import Batch
+from rookworld_rlvr.training.parts.part import Call, whole
+from rookworld_rlvr.training.parts.registry import PARTS_STATE
+from rookworld_rlvr.training.parts.right import answer_tokens, right, right_answer
+from rookworld_rlvr.training.parts.supervised import Supervised, SupervisedArguments
+from rookworld_rlvr.training.parts.teaching import shaped
+
+from ...conftest import launch, mixed_rows
+
+REWARDS = [{"name": "environment_exact"}, {"name": "policy_best_move"}]
+QUIET = {
+    "rewards": REWARDS,
+    "preflight": False,
+    "eval_steps": 100,
+    "save_strategy": "no",
+    "load_best_model_at_end": False,
+    "logging_steps": 1,
+    "max_completion_length": 96,
+}
+
+
+@pytest.fixture
+def build(make_trainer: Callable[..., Any], random_gpt2: Any, tokenizer: Any) -> Callable[..., Any]:
+    """A trainer whose policy has random weights, so that none of its completions is right."""
+
+    def make(model: Any = None, **options: Any) -> Any:
+        return make_trainer(model or random_gpt2, tokenizer, **{**QUIET, **options})
+
+    return make
+
+
+def batch_of(trainer: Any) -> Batch:
+    """What the trainer samples for its first batch."""
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+    with trainer.accelerator.accumulate(trainer.model):
+        return trainer._generate_and_score_completions(next(iter(trainer.get_train_dataloader())))
+
+
+def texts(trainer: Any, ids: torch.Tensor, mask: torch.Tensor) -> list[str]:
+    rows = [row[kept.bool()] for row, kept in zip(ids, mask, strict=True)]
+    return trainer.processing_class.batch_decode(rows, skip_special_tokens=True)
+
+
+# --------------------------------------------------------------------------------------------------
+# Right answers
+# --------------------------------------------------------------------------------------------------
+def test_an_answers_tokens_are_those_that_the_policy_would_write(
+    packaged: Any, tokenizer: Any
+) -> None:
+    for row in mixed_rows(packaged.train):
+        answer = right_answer(row, "0")
+        assert answer is not None
+        tokens = answer_tokens(tokenizer, row["prompt"], answer)
+        assert tokens[-1] == tokenizer.eos_token_id
+        assert tokenizer.decode(tokens, skip_special_tokens=True) == answer
+        whole_row = tokenizer(row["prompt"] + answer)["input_ids"]
+        assert tokenizer(row["prompt"])["input_ids"] + tokens[:-1] == whole_row
+
+
+def test_what_is_right_is_what_the_headline_says(packaged: Any) -> None:
+    rows = list(mixed_rows(packaged.train, each=4))
+    rows[-1] = {**rows[-1], "action_values": None}
+    answers = [right_answer(row, "0") or "" for row in rows]
+    expected = [1.0] * len(rows)
+    expected[-1] = math.nan
+    torch.testing.assert_close(right(rows, answers), torch.tensor(expected), equal_nan=True)
+    assert right(rows[:-1], ["nonsense"] * (len(rows) - 1)).tolist() == [0.0] * (len(rows) - 1)
+
+
+# --------------------------------------------------------------------------------------------------
+# Groups
+# --------------------------------------------------------------------------------------------------
+def test_a_hopeless_group_gets_a_right_answer(build: Callable[..., Any]) -> None:
+    trainer = build(zero_variance="teach")
+    batch = batch_of(trainer)
+    taught = trainer.parts.teaching.scored(batch).nonzero().flatten().tolist()
+    assert taught == [3, 7], "the last completion of each group"
+    prompts = texts(trainer, batch["prompt_ids"], batch["prompt_mask"])
+    completions = texts(trainer, batch["completion_ids"], batch["completion_mask"])
+    for row in taught:
+        stored = trainer.sampled[prompts[row]]
+        values = values_by_move(stored["action_values"])
+        score = score_row(prompts[row], completions[row], values)
+        assert TASKS[task_of(prompts[row])].is_right(score)
+        assert batch["guided"][row] > 0 and batch["advantages"][row] == 0
+        assert list(trainer._logs["completion"])[row] == completions[row]
+        assert list(trainer._logs["advantages"])[row] == pytest.approx(batch["guided"][row].item())
+    others = [row for row in range(8) if row not in taught]
+    assert not batch["guided"][others].any() and (batch["advantages"][others] < 0).all()
+    logged = {name: values[-1] for name, values in trainer._metrics["train"].items()}
+    assert logged["teach/hopeless"] == logged["teach/share"] == 1
+    assert logged["teach/right"] == 0 and logged["teach/still_hopeless"] == 2
+    assert logged["teach/answer_logp"] < -50
+
+
+def test_without_teach_no_group_does(build: Callable[..., Any]) -> None:
+    batch = batch_of(build(zero_variance="keep"))
+    assert "guided" not in batch and not batch["advantages"].any()
+
+
+def test_a_group_with_a_right_completion_is_left_alone(
+    build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(rows: Any, completions: Any) -> torch.Tensor:
+        return torch.tensor([0.0, 1, 0, 0, 0, 0, 0, 0])
+
+    monkeypatch.setattr("rookworld_rlvr.training.parts.registry.right", found)
+    trainer = build(zero_variance="teach")
+    batch = batch_of(trainer)
+    assert trainer.parts.teaching.scored(batch).nonzero().flatten().tolist() == [7]
+
+
+def test_a_group_whose_truth_is_not_known_is_left_alone(
+    build: Callable[..., Any], packaged: Any
+) -> None:
+    rows = [{**row, "action_values": None} for row in mixed_rows(packaged.train)]
+    trainer = build(zero_variance="teach", train_dataset=type(packaged.train).from_list(rows))
+    batch = batch_of(trainer)
+    taught = trainer.parts.teaching.scored(batch)
+    prompts = texts(trainer, batch["prompt_ids"], batch["prompt_mask"])
+    assert {task_of(prompts[row]) for row in taught.nonzero().flatten()} == {"environment"}
+
+
+def test_more_than_one_completion_can_be_replaced(build: Callable[..., Any]) -> None:
+    batch = batch_of(build(zero_variance="teach", teach_completions=3))
+    assert batch["guided"].nonzero().flatten().tolist() == [1, 2, 3, 5, 6, 7]
+
+
+@pytest.mark.parametrize(("share", "groups"), [(0.0, 0), (0.5, 1), (1.0, 2)])
+def test_the_share_of_taught_groups_is_bounded(
+    build: Callable[..., Any], share: float, groups: int
+) -> None:
+    batch = batch_of(build(zero_variance="teach", teach_share=share))
+    assert (batch["guided"] != 0).sum() == groups
+
+
+def test_the_share_falls_over_the_steps_or_with_the_hopeless_groups(
+    build: Callable[..., Any],
+) -> None:
+    trainer = build(zero_variance="teach", teach_share=0.8, teach_decay="steps", max_steps=10)
+    trainer.state.max_steps = 10
+    shares = []
+    for trainer.state.global_step in (0, 5, 10):
+        shares.append(trainer.parts.teaching.share())
+    assert shares == pytest.approx([0.8, 0.4, 0])
+
+    teaching = build(zero_variance="teach", teach_share=0.8, teach_decay="hopeless").parts.teaching
+    assert teaching.share() == 0.8
+    teaching._remember([("a", None, 0), ("b", None, 0), ("c", None, 4), ("d", None, 4)])
+    assert teaching.share() == pytest.approx(0.8)
+    teaching._remember([("a", None, 4), ("b", None, 4), ("c", None, 4), ("d", None, 4)])
+    assert teaching.share() == pytest.approx(0.8 * 0.9)
+
+
+def test_prompts_that_leave_the_hopeless_state_are_counted(build: Callable[..., Any]) -> None:
+    teaching = build(zero_variance="teach").parts.teaching
+    teaching._watch = lambda taught: {}
+    first = teaching._remember([("a", "answer", 0), ("b", "answer", 0), ("c", None, 1)])
+    assert first["teach/still_hopeless"] == 2 and first["teach/left_hopeless"] == 0
+    assert first["teach/right"] == pytest.approx(1 / 12)
+    again = teaching._remember([("a", None, 2), ("b", "answer", 0), ("d", None, None)])
+    assert again["teach/still_hopeless"] == 1 and again["teach/left_hopeless"] == 1
+    assert again["teach/hopeless"] == 0.5, "of the groups whose truth is known"
+
+
+# --------------------------------------------------------------------------------------------------
+# Gradients
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("shaping", ["log", "none", "luffy"])
+@pytest.mark.parametrize("logit", [-3.0, 0.0, 2.0])
+def test_the_gradient_of_a_taught_token_of_two(shaping: Any, logit: float) -> None:
+    """Of two tokens with logits ``(a, 0)`` the first has ``p = sigmoid(a)`` and ``dp/da = p(1 - p)``."""
+    gamma, p = 0.1, 1 / (1 + math.exp(-logit))
+    by_hand = {
+        "log": 1 - p,
+        "none": p * (1 - p),
+        "luffy": gamma / (p + gamma) ** 2 * p * (1 - p),
+    }
+    a = torch.tensor(logit, dtype=torch.double, requires_grad=True)
+    logps = torch.stack([a, torch.zeros_like(a)]).log_softmax(0)
+    shaped(logps[0], shaping, gamma).backward()
+    assert a.grad is not None
+    assert a.grad.item() == pytest.approx(by_hand[shaping], abs=1e-12)
+
+
+def gradient_of_loss(trainer: Any, batch: Batch) -> torch.Tensor:
+    trainer.model.zero_grad()
+    trainer.loss(trainer.model, batch)[0].backward()
+    return torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("shares", [True, False], ids=["shared prompts", "whole rows"])
+@pytest.mark.parametrize("shaping", ["log", "luffy"])
+def test_the_gradient_of_a_batch_is_that_of_its_formula(
+    build: Callable[..., Any], shares: bool, shaping: Any
+) -> None:
+    trainer = build(zero_variance="teach", teach_shaping=shaping, share_prompts=shares)
+    batch = batch_of(trainer)
+    ours = gradient_of_loss(trainer, batch)
+    ids, mask, length = whole(batch)
+    trainer.model.zero_grad()
+    logps = trainer.log_probs(trainer.model, ids, mask, length).logps
+    p = logps.exp()
+    taught = logps if shaping == "log" else p / (p + 0.1)
+    by_token = batch["advantages"].unsqueeze(1) * logps + batch["guided"].unsqueeze(1) * taught
+    tokens = batch["completion_mask"].sum()
+    (-(by_token * batch["completion_mask"]).sum() / tokens).backward()
+    theirs = torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
+    assert theirs.abs().max() > 1e-3
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("shares", [True, False], ids=["shared prompts", "whole rows"])
+def test_the_supervised_terms_gradient_is_that_of_the_answers_likelihood(
+    build: Callable[..., Any], shares: bool
+) -> None:
+    trainer = build(sft_coef=0.7, share_prompts=shares)
+    batch = batch_of(trainer)
+    assert not batch["advantages"].any(), "nothing but the supervised term moves the weights"
+    ours = gradient_of_loss(trainer, batch)
+    trainer.model.zero_grad()
+    rows = batch["answer_mask"].any(1)
+    assert rows.nonzero().flatten().tolist() == [0, 4]
+    total, tokens = torch.tensor(0.0), 0
+    for row in rows.nonzero().flatten():
+        prompt = batch["prompt_ids"][row][batch["prompt_mask"][row].bool()]
+        answer = batch["answer_ids"][row][batch["answer_mask"][row].bool()]
+        logits = trainer.model(input_ids=torch.cat([prompt, answer]).unsqueeze(0)).logits[0]
+        chosen = logits[len(prompt) - 1 : -1].log_softmax(-1).gather(1, answer.unsqueeze(1))
+        total, tokens = total - chosen.sum(), tokens + len(answer)
+    (0.7 * total / tokens).backward()
+    theirs = torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
+    assert theirs.abs().max() > 1e-3
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
+
+
+def test_the_supervised_term_takes_hopeless_prompts_alone_if_asked(
+    build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(rows: Any, completions: Any) -> torch.Tensor:
+        return torch.tensor([0.0, 1, 0, 0, 0, 0, 0, 0])
+
+    monkeypatch.setattr("rookworld_rlvr.training.parts.registry.right", found)
+    batch = batch_of(build(sft_coef=0.1, sft_on="hopeless"))
+    assert batch["answer_mask"].any(1).nonzero().flatten().tolist() == [4]
+
+
+def test_the_supervised_coefficient_rises_and_falls() -> None:
+    args = SupervisedArguments(sft_coef=0.8, sft_warmup_steps=4, sft_decay_steps=8)
+    part = Supervised(SimpleNamespace(), args)
+    found = [part.coefficient(step) for step in (0, 2, 4, 8, 12, 99)]
+    assert found == pytest.approx([0, 0.4, 0.8, 0.4, 0, 0])
+    constant = Supervised(SimpleNamespace(), SupervisedArguments(sft_coef=0.8))
+    assert [constant.coefficient(step) for step in (0, 99)] == [0.8, 0.8]
+
+
+def test_without_a_coefficient_no_answer_is_scored(build: Callable[..., Any]) -> None:
+    trainer = build(sft_coef=0.1, sft_warmup_steps=4)
+    batch = batch_of(trainer)
+    assert "answer_ids" not in batch
+    trainer.loss(trainer.model, batch)[0].backward()
+
+
+# --------------------------------------------------------------------------------------------------
+# In runs
+# --------------------------------------------------------------------------------------------------
+BOTH = {"zero_variance": "teach", "sft_coef": 0.1}
+ADAPTERS = {"task_type": "CAUSAL_LM", "r": 2, "init_lora_weights": False}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"share_prompts": False},
+        {"num_iterations": 2},
+        {"gradient_accumulation_steps": 2},
+        {"task_sampling": {"environment": {}, "policy": {}}},
+        {"peft_config": LoraConfig(**ADAPTERS, target_modules=["c_attn"]), "beta": 0.1},
+        {"loss_type": "grpo", "zero_variance": "skip"},
+        {"zero_variance": "resample"},
+    ],
+    ids=["shared", "whole rows", "iterations", "accumulation", "tasks", "lora", "skip", "resample"],
+)
+def test_answers_scored_with_a_batch_have_the_log_probs_of_rows_alone(
+    build: Callable[..., Any], options: dict[str, Any]
+) -> None:
+    """Log-probs of taught answers and of the supervised term's, with those of each row by itself."""
+    trainer = build(**{**BOTH, "max_steps": 2, **options})
+    found: list[float] = []
+    loss = trainer.loss
+
+    def watch(model: Any, batch: Batch) -> Any:
+        value, call = loss(model, batch)
+        found.extend(gaps(trainer, batch, call))
+        return value, call
+
+    trainer.loss = watch
+    trainer.train()
+    assert len(found) >= 4 and max(found) < 1e-4
+
+
+def gaps(trainer: Any, batch: Batch, call: Call) -> list[float]:
+    prompts, masks = batch["prompt_ids"], batch["prompt_mask"]
+    assert call.scores is not None
+    sets = []
+    if "guided" in batch:
+        taught = trainer.parts.teaching.scored(batch).nonzero().flatten()
+        sets += [
+            (row, batch["completion_ids"][row], batch["completion_mask"][row], logps)
+            for row, logps in zip(taught, call.scores.logps[taught], strict=True)
+        ]
+    if "answer_ids" in batch:
+        rows = batch["answer_mask"].any(1).nonzero().flatten()
+        sets += [
+            (row, batch["answer_ids"][row], batch["answer_mask"][row], logps)
+            for row, logps in zip(rows, call.answer_logps, strict=True)
+        ]
+    found = []
+    for row, ids, mask, logps in sets:
+        kept = mask.bool()
+        sequence = torch.cat([prompts[row][masks[row].bool()], ids[kept]]).unsqueeze(0)
+        heat = batch["temperature"][row : row + 1] if "temperature" in batch else None
+        alone = trainer.log_probs(
+            trainer.model, sequence, torch.ones_like(sequence), int(kept.sum()), heat, plain=True
+        ).logps[0]
+        found.append((logps[: len(kept)][kept] - alone).abs().max().item())
+    return found
+
+
+def test_a_policy_learns_what_it_is_taught(build: Callable[..., Any]) -> None:
+    gains = {}
+    for way in ("keep", "teach"):
+        trainer = build(
+            loading.load_model(loading.PACKAGED_MODEL),
+            zero_variance=way,
+            max_steps=6,
+            learning_rate=1e-3,
+            train_dataset=hopeless_rows(),
+        )
+        rows = list(trainer.train_dataset)
+        before = log_likelihood(trainer, rows)
+        trainer.train()
+        gains[way] = log_likelihood(trainer, rows) - before
+    assert gains["teach"] > 10 > gains["keep"] + 5
+
+
+def hopeless_rows() -> Any:
+    """Castling rights that the packaged model gets wrong, eight times."""
+    from datasets import Dataset
+
+    prompt = "A: 4k3/8/8/8/8/8/8/R3K2R w KQ - 0 1+e1g1+e1g1+"
+    task = TASKS["environment"]
+    row = task.row(prompt, task.truth(prompt), task.position(prompt))
+    return Dataset.from_list([row] * 8)
+
+
+def log_likelihood(trainer: Any, rows: list[Any]) -> float:
+    pairs = [(row["prompt"], right_answer(row, "0")) for row in rows]
+    teaching = trainer.parts.teaching or SimpleNamespace(_trainer=trainer)
+    from rookworld_rlvr.training.parts.teaching import Teaching
+
+    return sum(Teaching._log_probs(teaching, pairs)) / len(pairs)
+
+
+def test_a_resumed_run_goes_on_byte_for_byte(
+    build: Callable[..., Any], tmp_path: Path, random_gpt2: Any
+) -> None:
+    options = {
+        **BOTH,
+        "teach_share": 0.5,
+        "teach_decay": "hopeless",
+        "learning_rate": 1e-3,
+        "max_steps": 4,
+        "save_strategy": "steps",
+        "save_steps": 2,
+    }
+    start = {name: weight.clone() for name, weight in random_gpt2.state_dict().items()}
+    trainer = build(**options)
+    trainer.train()
+    state = trainer.parts.state()
+    kept = json.loads((tmp_path / "run" / "checkpoint-2" / PARTS_STATE).read_text())
+    assert kept["teaching"]["watched"] and kept["teaching"]["open"]
+    random_gpt2.load_state_dict(start)
+    again = build(**options)
+    again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    assert again.parts.state() == state
+    for name, weight in trainer.model.state_dict().items():
+        assert torch.equal(weight, again.model.state_dict()[name]), name
+
+
+def test_two_processes_teach_and_remember_alike(tmp_path: Path) -> None:
+    done = launch("--module", "tests.training.parts.taught_on_two", str(tmp_path))
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second = (json.loads((tmp_path / f"process{rank}.json").read_text()) for rank in (0, 1))
+    assert first["state"] == second["state"] and first["weights"] == second["weights"]
+    assert first["state"]["teaching"]["left"] + len(first["state"]["teaching"]["open"]) > 0
+    assert first["taught"] > 0 and second["taught"] > 0
+
+
+# --------------------------------------------------------------------------------------------------
+# Faults
+# --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"zero_variance": "teach", "teach_completions": 8}, "leaves no sampled completion"),
+        ({"zero_variance": "teach", "advantage_estimator": "gae"}, "works on groups"),
+        ({"sft_coef": 0.1, "advantage_estimator": "gae"}, "value head"),
+        ({"sft_coef": -1.0}, "sft_coef: -1.0 is too small"),
+        ({"zero_variance": "teach", "teach_share": 1.5}, "teach_share: 1.5 is not in"),
+        (
+            {
+                "zero_variance": "teach",
+                "num_generations": 8,
+                "generation_batch_size": 24,
+                "per_device_train_batch_size": 4,
+                "world_size": 2,
+            },
+            "needs whole groups",
+        ),
+    ],
+)
+def test_what_cannot_be_taught_is_said(
+    tmp_path: Path, options: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = dict(options)
+    if world := options.pop("world_size", None):
+        monkeypatch.setattr(RookWorldGRPOConfig, "world_size", world)
+    with pytest.raises(ConfigurationError, match=said):
+        RookWorldGRPOConfig(
+            output_dir=str(tmp_path),
+            rewards=REWARDS,
+            use_cpu=True,
+            bf16=False,
+            report_to=[],
+            **{"per_device_train_batch_size": 8, "num_generations": 8, **options},
+        )
