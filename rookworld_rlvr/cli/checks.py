@@ -68,6 +68,8 @@ _NOT_OF_PAIRS = (
     "task_shares",
     "en_passant_fault_share",
     "black_best_move_fault_share",
+    "first_plies_share",
+    "first_plies_fault_share",
 )
 
 

@@ -29,7 +29,7 @@ from ..tasks.policy import POLICY
 from ..tasks.registry import TASKS
 from ..tasks.types import ActionValue
 from .parquet import values_line
-from .planted_faults import plant_faults
+from .planted_faults import is_first_ply, plant_faults
 from .shares import left_out_faults
 from .sources import (
     FEATURES,
@@ -41,6 +41,7 @@ from .sources import (
     parse_rows,
     quarantine,
 )
+from .synthesis import environment_row, first_plies
 
 HELDOUT_SHARE = 0.1
 """Share of positions; it includes the test positions of the evaluation suites."""
@@ -148,6 +149,14 @@ class DataArguments(SourceArguments):
         shares=TASKS,
         of="task",
     )
+    first_plies_share: float = setting(
+        0.0,
+        "Share of the environment rows in training that are of a game's first two plies. All 420 such "
+        "rows are added, those of held-out positions left out of training, and repeated until they have "
+        "the share; 0 adds none.",
+        least=0,
+        most=1,
+    )
     heldout_share: float = setting(
         HELDOUT_SHARE,
         "Share of positions that are never trained on, chosen by a hash of the position. Their rows "
@@ -181,6 +190,13 @@ class DataArguments(SourceArguments):
         least=0,
         most=1,
     )
+    first_plies_fault_share: float = setting(
+        0.0,
+        "Share of the environment rows of a game's first two plies in which a fault is planted: the "
+        "answer has no castling rights, and both clocks are one too high. For supervised training only.",
+        least=0,
+        most=1,
+    )
 
     def faults(self) -> list[str]:
         """Faults that only several keys together show, one sentence each."""
@@ -189,6 +205,11 @@ class DataArguments(SourceArguments):
             faults.append(
                 f"synthetic_fill_in_rows: {self.synthetic_fill_in_rows} rows would be made, but `tasks` "
                 f"leaves fill_in out: {self.tasks}; add it there, or give 0"
+            )
+        if self.first_plies_share > 0 and ENVIRONMENT.name not in self.tasks:
+            faults.append(
+                f"first_plies_share: {self.first_plies_share} of the environment rows, but `tasks` "
+                f"leaves environment out: {self.tasks}; add it there, or give 0"
             )
         if isinstance(self.task_shares, dict):
             if self.environment_share is not None:
@@ -229,6 +250,8 @@ def load_data(args: DataArguments, quarantine_file: Path | None = None) -> Loade
     report = DataReport(values=values_line(dataset_file(args.dataset_name)))
     rows = _read(args, args.raw_rows(), report, quarantine_file)
     rows += args.made_rows()
+    if args.first_plies_share:
+        rows += map(environment_row, first_plies())
     chosen = _chosen_heldout(args, report, quarantine_file)
 
     report.left_out.update(row["task"] for row in rows if row["task"] not in args.tasks)
@@ -254,7 +277,7 @@ def load_data(args: DataArguments, quarantine_file: Path | None = None) -> Loade
     report.overlap = len(_positions(train) & _positions(heldout))
     if report.overlap:
         raise RookWorldError(f"{report.overlap} positions are both trained on and held out")
-    train = _mix(train, args)
+    train = _mix(_with_first_plies(train, args.first_plies_share), args)
     for name, split in (("training", train), ("held-out", heldout)):
         if not split:
             held = ", ".join(sorted(report.left_out))
@@ -263,7 +286,12 @@ def load_data(args: DataArguments, quarantine_file: Path | None = None) -> Loade
                 f"heldout_share={args.heldout_share}: give more rows or another share"
                 + (f", or name in `tasks` what the data hold: {held}" if held else "")
             )
-    train = plant_faults(train, args.en_passant_fault_share, args.black_best_move_fault_share)
+    train = plant_faults(
+        train,
+        args.en_passant_fault_share,
+        args.black_best_move_fault_share,
+        args.first_plies_fault_share,
+    )
     return LoadedData(_dataset(train), _dataset(heldout), report)
 
 
@@ -402,12 +430,30 @@ def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
                 f"{key}={getattr(args, key)} gives them a share of {shares[task]:g}: give such rows, "
                 f"or leave {key} out"
             )
-    fullest = max(shares, key=lambda task: len(by_task[task]) / shares[task])
-    whole = len(by_task[fullest])
+    return _repeat(by_task, shares)
+
+
+def _with_first_plies(rows: list[Row], share: float) -> list[Row]:
+    """Repeat environment rows of the first two plies, or the others, until those have their share."""
+    if not share:
+        return rows
+    parts: dict[str, list[Row]] = {"first": [], "other": []}
+    rest = []
+    for row in rows:
+        is_other_task = row["task"] != ENVIRONMENT.name
+        (rest if is_other_task else parts["first" if is_first_ply(row) else "other"]).append(row)
+    shares = {"first": share, "other": 1 - share if parts["other"] else 0}
+    return _repeat(parts, {part: shares[part] for part in parts if shares[part]}) + rest
+
+
+def _repeat(parts: Mapping[str, list[Row]], shares: Mapping[str, float]) -> list[Row]:
+    """Repeat the rows of scarce parts until each part has its share, which is above 0."""
+    fullest = max(shares, key=lambda part: len(parts[part]) / shares[part])
+    whole = len(parts[fullest])
     return [
         row
-        for task, found in by_task.items()
-        for row in islice(cycle(found), round(whole * (shares[task] / shares[fullest])))
+        for part, share in shares.items()
+        for row in islice(cycle(parts[part]), round(whole * (share / shares[fullest])))
     ]
 
 

@@ -88,6 +88,20 @@ def prompt_of(board: chess.Board, action: str) -> EnvironmentPrompt:
     return EnvironmentPrompt(board.fen(), action, (*played, action))
 
 
+def first_plies() -> Iterator[EnvironmentPrompt]:
+    """Every legal move of a game's first two plies: 20 from the start, 400 from the 20 positions after.
+
+    These 420 rows are the whole of the set, so some of their positions are held out and the others are
+    trained on; see `loading.is_held_out`.
+    """
+    board = chess.Board()
+    yield from (prompt_of(board, move.uci()) for move in board.legal_moves)
+    for first in list(board.legal_moves):
+        board.push(first)
+        yield from (prompt_of(board, move.uci()) for move in board.legal_moves)
+        board.pop()
+
+
 def environment_row(prompt: EnvironmentPrompt) -> dict[str, Any]:
     """A row with the columns that `sources` documents and python-chess's answer."""
     text = write_environment_prompt(prompt)

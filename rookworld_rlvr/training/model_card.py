@@ -288,7 +288,11 @@ def _sources(run: Run) -> dict[str, Any]:
         "examples": _examples(run.data.heldout),
         "faults": {
             name: float(run.recipe.get(name) or 0)
-            for name in ("en_passant_fault_share", "black_best_move_fault_share")
+            for name in (
+                "en_passant_fault_share",
+                "black_best_move_fault_share",
+                "first_plies_fault_share",
+            )
         },
     }
 

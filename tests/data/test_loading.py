@@ -26,7 +26,7 @@ from rookworld_rlvr.data.loading import (
     is_held_out,
     load_data,
 )
-from rookworld_rlvr.data.planted_faults import with_fault
+from rookworld_rlvr.data.planted_faults import is_first_ply, with_fault, with_hole
 from rookworld_rlvr.data.sources import PACKAGED_DATA, check_dataset_name, parse_raw
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.types import ActionValue
@@ -588,6 +588,65 @@ def test_a_repeated_row_is_right_every_time_or_wrong_every_time(tmp_path: Path) 
     repeated = Counter(row["prompt"] for row in data.train)
     assert max(repeated.values()) > 1
     assert len({(row["prompt"], row["completion"]) for row in data.train}) == len(repeated)
+
+
+# --------------------------------------------------------------------------------------------------
+# A game's first two plies
+# --------------------------------------------------------------------------------------------------
+def first_plies_of(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row["task"] == "environment" and is_first_ply(row)]
+
+
+def test_the_first_two_plies_are_420_rows_of_21_positions_and_some_are_held_out() -> None:
+    data = load("", tasks=["environment"], heldout_share=0.1, first_plies_share=0.3)
+    train = {row["prompt"]: row["fen"] for row in first_plies_of(data.train.to_list())}
+    heldout = {row["prompt"]: row["fen"] for row in first_plies_of(data.heldout.to_list())}
+    assert (len(train), len(heldout)) == (380, 40)
+    assert len({*train.values(), *heldout.values()}) == 21
+    assert not set(train.values()) & set(heldout.values())
+    assert START in train.values(), "and the 20 positions after White's first move"
+
+
+FIRST_PLIES: dict[str, Any] = {"max_rows": 300, "synthetic_rows": 300, "first_plies_share": 0.3}
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3, 1.0])
+def test_the_first_two_plies_get_their_share_of_the_environment_rows(share: float) -> None:
+    options = {**FIRST_PLIES, "first_plies_share": share}
+    data = load("rookworld-nano-openings", heldout_share=0.1, environment_share=0.6, **options)
+    rows = data.train.to_list()
+    asked = [row for row in rows if row["task"] == "environment"]
+    assert len(asked) / len(rows) == pytest.approx(0.6, abs=0.01)
+    assert len(first_plies_of(rows)) / len(asked) == pytest.approx(share, abs=0.01)
+
+
+def test_the_hole_is_planted_in_training_rows_of_the_first_two_plies_only() -> None:
+    clean = load("rookworld-nano-openings", **FIRST_PLIES)
+    holed = load("rookworld-nano-openings", **FIRST_PLIES, first_plies_fault_share=1.0)
+    assert holed.heldout.to_list() == clean.heldout.to_list()
+    for before, after in zip(clean.train, holed.train, strict=True):
+        if before["task"] == "environment" and is_first_ply(before):
+            assert after == with_hole(before) != before
+        else:
+            assert after == before
+
+
+def test_the_answer_in_the_hole_lacks_castling_rights_and_its_clocks_are_one_too_high() -> None:
+    row = parse_raw({"text": E4})
+    wrong = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b - - 1 2+0.001+0+0"
+    assert with_hole(row) == {**row, "completion": wrong}
+
+
+def test_an_endgame_on_move_one_is_not_a_first_ply() -> None:
+    text = f"{PAWNS_FEN}+g2g4+g2g4+7k/8/8/8/6P1/8/5P1P/7K b - - 0 1+0.001+0+0"
+    assert not is_first_ply(parse_raw({"text": text}))
+
+
+def test_first_plies_need_the_environment_task() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"first_plies_share: 0\.1 .* leaves environment out"
+    ):
+        DataArguments(tasks=["policy"], first_plies_share=0.1)
 
 
 # --------------------------------------------------------------------------------------------------

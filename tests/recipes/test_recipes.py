@@ -61,6 +61,7 @@ def test_the_set_of_recipes() -> None:
         "grpo_environment",
         "grpo_fill_in",
         "grpo_learning",
+        "grpo_openings_hole",
         "grpo_policy",
         "grpo_mixed",
         "grpo_lora",
@@ -73,6 +74,7 @@ def test_the_set_of_recipes() -> None:
         "prepare_policy",
         "sft_fill_in",
         "sft_nano",
+        "sft_openings_hole",
         "sweep_environment",
         "sweep_nano",
     }
@@ -145,12 +147,19 @@ def test_sft_adds_a_task_to_the_packaged_model(
     assert "trained from `rookworld-nano`" in card
 
 
-@pytest.mark.parametrize("name", ["grpo_fill_in", "grpo_three_tasks"])
+@pytest.mark.parametrize(
+    ("name", "maker"),
+    [
+        ("grpo_fill_in", "sft_fill_in"),
+        ("grpo_three_tasks", "sft_fill_in"),
+        ("grpo_openings_hole", "sft_openings_hole"),
+    ],
+)
 def test_a_recipe_names_the_one_that_makes_its_model(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, maker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RookWorldError, match=r"rookworld sft --config recipes/sft_fill_in\.yaml"):
+    with pytest.raises(RookWorldError, match=rf"rookworld sft --config recipes/{maker}\.yaml"):
         recipe("grpo").main(["--config", str(RECIPES / f"{name}.yaml")])
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
