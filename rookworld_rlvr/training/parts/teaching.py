@@ -159,18 +159,18 @@ class Teaching(Part):
         most = math.floor(self.share() * len(prompts) + draw.random())
         draw.shuffle(hopeless)
         rows = torch.zeros(len(ids), dtype=torch.bool)
-        answers: list[str | None] = [None] * len(prompts)
+        answers: dict[int, str] = {}  # by group, the first that is put in
         for place in hopeless:
-            found = self._answers(call.rows[place * size])
-            if not found or sum(answer is not None for answer in answers) >= most:
-                continue
-            answers[place] = found[0][0]
-            for turn, (text, tokens) in enumerate(found, start=1):
+            if len(answers) == most:
+                break
+            for turn, (text, tokens) in enumerate(self._answers(call.rows[place * size]), start=1):
                 row = (place + 1) * size - turn
                 rows[row], texts[row], ids[row] = True, text, tokens
+                answers.setdefault(place, text)
                 if logps is not None:
                     logps[row] = [None] * len(tokens)
-        call.taught = Taught(rows, list(zip(prompts, answers, counts, strict=True)))
+        groups = zip(prompts, map(answers.get, range(len(prompts))), counts, strict=True)
+        call.taught = Taught(rows, list(groups))
 
     def _answers(self, row: Mapping[str, Any]) -> list[tuple[str, list[int]]]:
         """Right answers to a row and their tokens; none if the truth is not known or it is too long."""
