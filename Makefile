@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' rookworld_rlvr/__init__.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart diagnose test test-slow canary gpu lint docs release clean
+.PHONY: help install quickstart diagnose test test-slow canary oldest gpu lint docs release clean
 
 help: ## Show these lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,12 @@ canary: ## Run the trainer's tests against the newest TRL and transformers, in a
 	.venv-canary/bin/python -m pip install -q --upgrade trl transformers  # whatever pyproject.toml pins
 	OMP_NUM_THREADS=1 .venv-canary/bin/python -m pytest -m "not slow and not gpu" tests/training $(ARGS)
 
+oldest: ## Run the tests of training, models and evaluation with the oldest versions allowed
+	test -d .venv-oldest || $(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install -q -c constraints-oldest.txt torch
+	.venv-oldest/bin/python -m pip install -q -c constraints-oldest.txt -e '.[dev]'
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -m "not slow and not gpu" tests/training tests/models tests/evaluation $(ARGS)
+
 gpu: ## On one GPU, run its tests, benchmarks and 124M recipes in nine minutes; writes runs/gpu.md
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) benchmarks/gpu.py $(ARGS)
 
@@ -55,7 +61,7 @@ release: $(INSTALLED) ## Check, build and tag the version of rookworld_rlvr/__in
 	@echo 'tagged v$(VERSION); now push the tag, and upload what is in dist/'
 
 clean: ## Remove .venv, caches and builds; runs/ stays
-	rm -rf .venv .venv-canary build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-canary .venv-oldest build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last: an install that was interrupted is done again.
