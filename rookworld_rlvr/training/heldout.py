@@ -165,6 +165,7 @@ def decode(
                 trainer.accelerator,
                 gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
             ) as network,
+            trainer.whole_weights(),
             trainer.accelerator.autocast(),
         ):
             return complete(
