@@ -233,6 +233,20 @@ def test_two_processes_one_of_which_has_nothing_to_learn(tmp_path: Path) -> None
         assert gap < 1e-5 < 1e-3 < size
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("version", "beta"), [("2", "0.1"), ("2", "0"), ("1", "0.1")])
+def test_two_processes_that_shard_the_model(tmp_path: Path, version: str, beta: str) -> None:
+    words = ("--module", "tests.training.parts.fsdp_on_two", str(tmp_path), version, beta)
+    done = launch(*words)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for rank in range(2):
+        found = json.loads((tmp_path / f"process{rank}.json").read_text())
+        ours, theirs = found["losses"]
+        assert ours == pytest.approx(theirs, abs=1e-5)
+        assert found["log_probs"] < 1e-5
+        assert found["weights"] < 1e-5 < 1e-3 < found["moved"]
+
+
 # --------------------------------------------------------------------------------------------------
 # Constant shapes
 # --------------------------------------------------------------------------------------------------

@@ -1,0 +1,135 @@
+"""Run by two processes that shard a model by FSDP: two steps with shared prompts and two without.
+
+``process<rank>.json`` holds the losses of both ways, the largest gaps between the two, and how far the
+steps moved a weight. The second process has advantages of 0 alone.
+
+accelerate launch --cpu --num_processes 2 --module tests.training.parts.fsdp_on_two FOLDER VERSION BETA
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from accelerate import DistributedType, PartialState
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, _init_utils
+
+from rookworld_rlvr.cli.parser import run_cli
+from rookworld_rlvr.data.loading import DataArguments, LoadedData, load_data
+from rookworld_rlvr.models import loading
+from rookworld_rlvr.training.config import RookWorldGRPOConfig
+from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
+
+from ...conftest import REPOSITORY, mixed_rows
+from .test_shared_prompts import ROWS
+
+
+def configure(version: str) -> None:
+    """What `accelerate launch` sets for a configuration of FSDP; it does so for accelerators only."""
+    text = (REPOSITORY / "accelerate_configs" / "fsdp2.yaml").read_text()
+    keys = {**yaml.safe_load(text)["fsdp_config"], "fsdp_version": version}
+    if version == "1":
+        keys |= {"fsdp_reshard_after_forward": "FULL_SHARD", "fsdp_use_orig_params": True}
+        # FSDP 1 gives each device a number, and a CPU has none.
+        vars(_init_utils)["_get_device_from_device_id"] = lambda *_: torch.device("cpu")
+    os.environ.update({name.upper(): str(value) for name, value in keys.items()})
+    os.environ["ACCELERATE_USE_FSDP"] = "true"
+
+
+def trained(folder: Path, data: LoadedData, beta: float, shares: bool) -> RookWorldGRPOTrainer:
+    """A trainer after two steps on the same completions, the second with old log-probs."""
+    args = RookWorldGRPOConfig(
+        output_dir=str(folder / f"run_{shares}"),
+        rewards=[{"name": "graduated"}],
+        share_prompts=shares,
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=2,
+        num_iterations=2,
+        num_generations=4,
+        max_completion_length=8,
+        beta=beta,
+        max_steps=2,
+        optim="sgd",
+        learning_rate=0.1,
+        max_grad_norm=0.0,
+        eval_strategy="no",
+        save_strategy="no",
+        load_best_model_at_end=False,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=True,
+        logging_steps=1,
+        report_to=[],
+        disable_tqdm=True,
+    )
+    state = PartialState()
+    state._shared_state["distributed_type"] = DistributedType.MULTI_GPU  # accelerate shards it
+
+    def letters(completions: list[str], **_: Any) -> list[float]:
+        return [0.0 if state.process_index else float(len(text)) for text in completions]
+
+    trainer = RookWorldGRPOTrainer(
+        loading.load_model(loading.PACKAGED_MODEL),
+        [letters],
+        args,
+        train_dataset=mixed_rows(data.train),
+        eval_dataset=data.heldout,
+        processing_class=loading.load_tokenizer(loading.PACKAGED_MODEL),
+    )
+    assert (trainer.parts.shared is not None) == shares
+    trainer.train()
+    assert isinstance(trainer.model_wrapped, FSDPModule | FullyShardedDataParallel)
+    return trainer
+
+
+def weights(trainer: Any) -> list[torch.Tensor]:
+    """Copies of the whole weights."""
+    if isinstance(trainer.model_wrapped, FSDPModule):
+        return [weight.full_tensor() for weight in trainer.model.parameters()]
+    with FullyShardedDataParallel.summon_full_params(trainer.model_wrapped):
+        return [weight.clone() for weight in trainer.model.parameters()]
+
+
+def log_probs(trainer: Any) -> list[torch.Tensor]:
+    return [trainer.log_probs(trainer.model_wrapped, *rows).logps for rows in ROWS.values()]
+
+
+def gap(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> float:
+    """The largest difference; of numbers above 1, relative to the largest of them."""
+    return max(
+        ((one - other).abs().max() / other.abs().max().clamp(min=1)).item()
+        for one, other in zip(ours, theirs, strict=True)
+    )
+
+
+def main(argv: Sequence[str]) -> None:
+    folder, version, beta = Path(argv[0]), argv[1], float(argv[2])
+    configure(version)
+    data = load_data(DataArguments(max_rows=2_000, synthetic_rows=100, heldout_rows=8))
+    ours, theirs = (trained(folder, data, beta, shares) for shares in (True, False))
+    losses = [
+        [log["loss"] for log in trainer.state.log_history if "loss" in log]
+        for trainer in (ours, theirs)
+    ]
+    with torch.no_grad():
+        ends = weights(ours), weights(theirs)
+        start = list(loading.load_model(loading.PACKAGED_MODEL).parameters())
+        by_prompt = log_probs(ours)
+        ours.parts.shared = None
+        result = {
+            "losses": losses,
+            "log_probs": gap(by_prompt, log_probs(ours)),
+            "weights": gap(*ends),
+            "moved": gap(ends[0], start),
+        }
+    rank = ours.accelerator.process_index
+    (folder / f"process{rank}.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    run_cli(main)
