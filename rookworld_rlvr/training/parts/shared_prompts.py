@@ -483,6 +483,8 @@ def _by_row(numbers: torch.Tensor | None, scored: torch.Tensor) -> Any:
 
 def obstacle(trainer: Any, network: torch.nn.Module) -> str | None:
     """Why a network cannot share prompts, as the start of a sentence; None if it can."""
+    if trainer.is_deepspeed_enabled:
+        return "this has not been tried with DeepSpeed"
     model = language_model(network)
     name, attends_by = type(model).__name__, trainer.attention_of(model)
     config = model.config.get_text_config()

@@ -14,7 +14,8 @@ from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from rookworld_rlvr.training.parts.buckets import Buckets
 from rookworld_rlvr.training.parts.part import Call, whole
-from rookworld_rlvr.training.parts.shared_prompts import groups_together
+from rookworld_rlvr.training.parts.sampling import draws_itself
+from rookworld_rlvr.training.parts.shared_prompts import SharedPrompts, groups_together
 from rookworld_rlvr.training.parts.value_head import values_of
 
 from ...conftest import launch
@@ -439,3 +440,16 @@ def test_it_can_be_switched_off(
 ) -> None:
     assert build(share_prompts=False).parts.shared is None
     assert "share_prompts" not in capsys.readouterr().out
+
+
+def test_deepspeed_keeps_trls_own_way(
+    build: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """DeepSpeed is not installed here, so the trainer is only told that it is in use."""
+    trainer = build(beta=0.0)
+    assert SharedPrompts.of(trainer) is not None and draws_itself(trainer)
+    trainer.is_deepspeed_enabled = True
+    assert SharedPrompts.of(trainer) is None and not draws_itself(trainer)
+    told = capsys.readouterr().out
+    reason = "share_prompts: this has not been tried with DeepSpeed; each row is scored whole"
+    assert told.count(reason) == 1
