@@ -110,7 +110,7 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
         inputs = super()._prepare_inputs(generation_batch)
         if self._buffered_inputs is before or self.parts.shared is None:
             return inputs
-        self._buffered_inputs: Any = groups_together(self._buffered_inputs)
+        self._buffered_inputs: Any = groups_together(self._buffered_inputs, self.num_generations)
         return self._buffered_inputs[self._step % self.args.steps_per_generation]
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:

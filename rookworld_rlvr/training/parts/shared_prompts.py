@@ -16,6 +16,7 @@ before.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -277,11 +278,19 @@ class Idle:
         return Scores(logps, entropies, aux_loss)
 
 
-def groups_together(batches: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def groups_together(batches: Sequence[Mapping[str, Any]], group: int) -> list[Mapping[str, Any]]:
     """Reorder the rows of micro-batches so that completions of the same prompt follow one another.
 
     TRL shuffles the rows of a generation before it splits them into micro-batches, which scatters the
     groups. Prompts keep the shuffled order of their first rows. The number of micro-batches stays.
+
+    Two groups can be split between this process and others. They come first and last, because anywhere
+    else they could give a micro-batch more prompts than the constant shapes hold. It would then take
+    more forwards than on other processes, and FSDP would wait for ever.
+
+    Args:
+        batches: The micro-batches of this process.
+        group: Completions of a prompt, over all processes.
     """
     if len(batches) == 1 or any(isinstance(value, list) for value in batches[0].values()):
         return list(batches)
@@ -291,10 +300,10 @@ def groups_together(batches: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
         if torch.is_tensor(value) and value.dim()
     }
     _, prompt_of = distinct_rows(whole["prompt_ids"], whole["prompt_mask"])
-    first: dict[int, int] = {}
-    for prompt in prompt_of.tolist():
-        first.setdefault(prompt, len(first))
-    turn = torch.tensor([first[prompt] for prompt in prompt_of.tolist()])
+    rows_of = Counter(prompt_of.tolist())  # in the order of their first rows
+    split = [prompt for prompt, count in rows_of.items() if count < group]
+    prompts = [*split[:1], *(prompt for prompt in rows_of if prompt not in split), *split[1:]]
+    turn = torch.tensor([prompts.index(prompt) for prompt in prompt_of.tolist()])
     order = turn.argsort(stable=True).to(prompt_of.device)
     return [
         {**batch, **{key: column[rows] for key, column in whole.items()}}
