@@ -237,10 +237,12 @@ def adds_tokens(network: Any) -> bool:
 def only_generate(network: Any) -> bool:
     """Whether only transformers' `generate` decodes a network.
 
-    It does with adapters that add tokens, and where rows cannot be picked out of a cache of keys and
-    values, as with Mamba's states.
+    It does with adapters that add tokens, where rows cannot be picked out of a cache of keys and values,
+    as with Mamba's states, and where layers are spread over several devices.
     """
     base = _base(network)
+    if len(set(getattr(base, "hf_device_map", {}).values())) > 1:
+        return True
     if adds_tokens(network) or "past_key_values" not in _parameters(base):
         return True
     layers = DynamicCache(config=base.config.get_text_config()).layers

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate import dispatch_model
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from torch.nn import functional
 from transformers import (
@@ -33,7 +35,7 @@ from transformers import (
 
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.models import decoding
-from rookworld_rlvr.models.decoding import Chooser, decode
+from rookworld_rlvr.models.decoding import Chooser, decode, only_generate
 from rookworld_rlvr.tasks.task import Sampling
 
 CPU = torch.device("cpu")
@@ -395,6 +397,22 @@ def test_a_step_of_constant_shape_is_the_same(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(decoding._GPT2Steps, "_resize", whole)
     assert decode(model, PROMPTS * 5, [Sampling(0.0)] * 30, options()).ids == expected
+
+
+def test_layers_on_several_devices_are_left_to_generate(tmp_path: Path) -> None:
+    """The second device is a disk, because there is no other beside the CPU."""
+    model = tiny()
+    assert not only_generate(model)
+    expected = decode(model, PROMPTS, [Sampling(0.0)] * 6, options()).ids
+    names = ("wte", "wpe", "h.0", "h.1", "ln_f")
+    places = {**{f"transformer.{name}": "cpu" for name in names}, "lm_head": "cpu"}
+    spread = dispatch_model(
+        model, {**places, "transformer.h.1": "disk"}, main_device="cpu", offload_dir=str(tmp_path)
+    )
+    assert only_generate(spread)
+    assert decode(spread, PROMPTS, [Sampling(0.0)] * 6, options()).ids == expected
+    spread.hf_device_map = places
+    assert not only_generate(spread)
 
 
 @pytest.mark.gpu
