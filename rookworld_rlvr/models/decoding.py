@@ -669,16 +669,19 @@ class _GPT2Steps:
 
     def _captured(self) -> torch.Tensor:
         """The logits from a CUDA graph for this number of rows: one launch per token, not hundreds."""
-        if self._graph is None:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                self._logits()  # libraries set things up in a first call; that must not be captured
-            torch.cuda.current_stream().wait_stream(side)
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                self._output = self._logits()
-        self._graph.replay()
+        with torch.cuda.device(self._tokens.device):
+            if self._graph is None:
+                side = torch.cuda.Stream()
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):
+                    self._logits()  # libraries set things up in a first call, not to be captured
+                torch.cuda.current_stream().wait_stream(side)
+                self._graph = torch.cuda.CUDAGraph()
+                # What other threads do on the GPU at this time must not end the capture. Without
+                # `stream`, torch uses one of the first device that captured.
+                with torch.cuda.graph(self._graph, stream=side, capture_error_mode="thread_local"):
+                    self._output = self._logits()
+            self._graph.replay()
         return self._output
 
     def _logits(self) -> torch.Tensor:
