@@ -242,7 +242,7 @@ def measured(name: str, model: Path) -> dict[str, Proportion]:
 
 
 def heldout(name: str) -> list[Row]:
-    """Held-out rows of the packaged sets, of the tasks that are measured; for the hole no first plies."""
+    """Held-out rows of the packaged sets, of the measured tasks; for the hole no first plies."""
     start = STARTS[name]
     data = DataArguments(dataset_name=start.dataset, tasks=list(start.tasks), heldout_rows=3000)
     rows = load_data(data).heldout.to_list()
