@@ -114,7 +114,7 @@ def letters(prompts: list[str], completions: list[str], **_: Any) -> list[float 
 
 
 def three_tasks(folder: Path, data: LoadedData) -> dict[str, Any]:
-    """What a step on a mixed batch logs, and each of this process's rows."""
+    """What a step on a mixed batch logs, each of this process's rows, and what is right of all rows."""
     names = ("environment_state", "policy_format", "fill_in_exact")
     rewards = [{"name": name} for name in names]
     args = RookWorldGRPOConfig(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -40,6 +42,14 @@ class RewardGuard:
                 return [None] * len(kwargs["prompts"])
 
         return guarded
+
+    @contextmanager
+    def held(self, name: str) -> Iterator[None]:
+        """Keep what the block raises, for `raise_together`."""
+        try:
+            yield
+        except Exception as error:
+            self._failures.append((name, error))
 
     def raise_together(self, rank: int) -> None:
         """Raise on every process what a reward has raised on any of them.

@@ -239,4 +239,5 @@ def _reward_func(spec: Spec, truth: PolicyTruth) -> RewardFunc:
 
     reward_func.__name__ = name
     reward_func.__doc__ = f"Reward `{name}`, see `rookworld_rlvr.rewards.registry.known_rewards`."
+    vars(reward_func)["truth"] = truth  # for parts of the trainer that judge the same completions
     return reward_func

@@ -148,7 +148,7 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
         if advantages is not None:  # they replace TRL's
             self._logs["advantages"].extend(advantages.tolist())
         self.parts.guide(self, batch, call)
-        signal = self.parts.groups.assess(tasks, prompts, rewards)
+        signal = self.parts.groups.assess(prompts, rewards, call.right)
         return Sampled(tasks, signal, inputs, batch, rewards, self.completion_log(len(rewards)))
 
     def samplings(self, prompts: Sequence[str]) -> list[Sampling]:
@@ -170,7 +170,8 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
         with self.phase("sampling"):
             sampled = super()._generate(prompts)
         if self.call is not None:
-            self.parts.teach(self.call, sampled[1], sampled[3], sampled[4])
+            with self._guard.held("judging completions"):
+                self.parts.teach(self, self.call, sampled[1], sampled[3], sampled[4])
         return sampled
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> torch.Tensor:

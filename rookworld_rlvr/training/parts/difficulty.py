@@ -1,136 +1,119 @@
-"""A memory of how prompts went, so that those that teach nothing are drawn less often."""
+"""A memory of how often prompts are answered rightly, so that those of medium difficulty come first."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-KINDS = ("hopeless", "solved")  # the kinds of prompts without signal
+import numpy as np
 
+from ...common.errors import RookWorldError
 
-_DECAY = 0.9  # share of the running mean of rewards that an observation keeps
+_WHOLE = 255  # a share of 1, as it is stored
+
+_SETTLED = 0.05  # a share this near to 0 or 1 counts as hopeless or solved
+
+_ENTRY = np.dtype([("key", ">u8"), ("share", "u1")])  # of a state
 
 
 class DifficultyMemory:
-    """Gives prompts that teach nothing a lower weight, until they teach something again.
+    """Weighs prompts by the share of their completions that are right.
 
-    If all completions of a prompt have the same reward, they have no advantages, so the prompt carries
-    no signal, and its weight is halved. With signal the weight returns to 1. Only prompts with a weight
-    below 1 are stored, as one number by an 8-byte hash: about 100 bytes each.
+    A prompt whose share is `target` has the weight 1. From there the weight falls evenly to `floor` at
+    shares of 0 and 1, where a group carries no signal. A prompt not seen yet has the weight 1.
+
+    A prompt's first visit sets its share, and each later visit moves it half way to the visit's own.
+    It is stored in one byte by an 8-byte hash of the prompt.
 
     Args:
+        target: The share with the highest weight, in (0, 1).
         floor: The lowest weight, in (0, 1].
     """
 
-    def __init__(self, floor: float) -> None:
+    def __init__(self, target: float, floor: float) -> None:
+        self.target = target
         self.floor = floor
-        self.running: dict[str, float] = {}  # mean reward of groups with signal, by task
-        self._most = math.ceil(math.log2(1 / floor))  # halvings
-        self._halvings: dict[str, dict[int, int]] = {kind: {} for kind in KINDS}  # by prompt's hash
-        self._learning = 0
+        self._shares: dict[int, int] = {}  # in 255ths, by the prompt's hash
+
+    def share(self, prompt: str) -> float | None:
+        """The share of a prompt's completions that are right; None if it has not been seen."""
+        stored = self._shares.get(_key(prompt))
+        return None if stored is None else stored / _WHOLE
 
     def weight(self, prompt: str) -> float:
-        """The weight of a prompt in [`floor`, 1]; 1 if nothing is stored for it."""
-        key = _key(prompt)
-        halvings = max(known.get(key, 0) for known in self._halvings.values())
-        return max(self.floor, 0.5**halvings)
+        """The weight of a prompt, in [`floor`, 1]."""
+        share = self.share(prompt)
+        if share is None:
+            return 1.0
+        return max(self.floor, min(share / self.target, (1 - share) / (1 - self.target)))
 
-    def observe(
-        self,
-        prompts: Sequence[str],
-        means: Sequence[float],
-        deviations: Sequence[float],
-        threshold: float,
-        tasks: Sequence[str] | None = None,
-    ) -> None:
-        """Remember how `P` groups went; those with a mean or deviation of nan are ignored as not scored.
+    def observe(self, prompts: Sequence[str], shares: Sequence[float]) -> None:
+        """Remember a visit to each of `P` prompts.
 
         Args:
             prompts: The groups' prompts.
-            means: The mean of each group's rewards.
-            deviations: The standard deviation of each group's rewards.
-            threshold: A group has no signal if its deviation is not above this.
-            tasks: The groups' tasks, if rewards of different tasks must not be compared.
-        """
-        names = tasks if tasks is not None else [""] * len(prompts)
-        groups = [
-            group
-            for group in zip(prompts, means, deviations, names, strict=True)
-            if math.isfinite(group[1]) and math.isfinite(group[2])
-        ]
-        with_signal = [group for group in groups if group[2] > threshold]
-        self._learning = len(with_signal)
-        for task, mean in _means([(task, mean) for _, mean, _, task in with_signal]).items():
-            before = self.running.get(task, mean)
-            self.running[task] = _DECAY * before + (1 - _DECAY) * mean
-        for prompt, *_ in with_signal:
-            self._forget(_key(prompt))
-        everything = _means([(task, mean) for _, mean, _, task in groups])
-        for prompt, mean, deviation, task in groups:
-            if deviation <= threshold:
-                level = self.running.get(task, everything[task])
-                kind = "solved" if mean > level else "hopeless"
-                halvings = min(self._forget(_key(prompt)) + 1, self._most)
-                if halvings:  # with a floor of 1 every weight stays as it is
-                    self._halvings[kind][_key(prompt)] = halvings
+            shares: The share of each group's completions that are right; nan, if the truth is not known,
+                is ignored.
 
-    def counts(self) -> dict[str, int]:
-        """Numbers for a dashboard.
-
-        ``solved`` and ``hopeless`` are prompts with a weight below 1: when last seen, their mean reward
-        was above that of groups with signal, or not. ``learning`` is the number of groups with signal
-        in the last observation.
+        Raises:
+            RookWorldError: The truth of no prompt was known so far, so that there is nothing to go by.
         """
-        return {
-            "solved": len(self._halvings["solved"]),
-            "hopeless": len(self._halvings["hopeless"]),
-            "learning": self._learning,
+        for prompt, share in zip(prompts, shares, strict=True):
+            if not math.isnan(share):
+                key, now = _key(prompt), round(_WHOLE * share)
+                before = self._shares.get(key, now)
+                # Rounded towards the visit's share, so that a prompt which stays solved gets to 1.
+                self._shares[key] = (before + now + (now > before)) // 2
+        if not self._shares:
+            raise RookWorldError(
+                f"prompt_sampling: 'by_difficulty' goes by the share of right completions, but none of "
+                f"the first {len(prompts)} prompts has a right answer that is known; give policy rows "
+                "their action_values or set labels: engine, or set prompt_sampling: uniform"
+            )
+
+    def counts(self) -> dict[str, float]:
+        """Numbers for a dashboard: prompts seen by their share of right completions, and its mean.
+
+        ``solved`` are those of at least 95%, ``hopeless`` those of at most 5%, ``learning`` the others.
+        ``right`` is the mean share, in [0, 1]; it is left out if nothing has been seen.
+        """
+        shares = np.fromiter(self._shares.values(), dtype=np.uint8, count=len(self)) / _WHOLE
+        solved, hopeless = int((shares >= 1 - _SETTLED).sum()), int((shares <= _SETTLED).sum())
+        found: dict[str, float] = {
+            "solved": solved,
+            "hopeless": hopeless,
+            "learning": len(shares) - solved - hopeless,
         }
+        return found | ({"right": float(shares.mean())} if len(shares) else {})
 
     def __len__(self) -> int:
-        """The number of prompts with a weight below 1."""
-        return sum(map(len, self._halvings.values()))
+        """The number of prompts seen."""
+        return len(self._shares)
 
     def state(self) -> dict[str, Any]:
-        """The memory as JSON values: by kind and number of halvings, 16 hex digits per prompt."""
-        texts = {
-            kind: [
-                "".join(
-                    f"{key:016x}" for key, halvings in sorted(known.items()) if halvings == number
-                )
-                for number in range(1, self._most + 1)
-            ]
-            for kind, known in self._halvings.items()
-        }
-        return {**texts, "running": dict(self.running), "learning": self._learning}
+        """The memory as JSON values: 12 characters per prompt, in the order of their hashes."""
+        entries = np.array(sorted(self._shares.items()), dtype=_ENTRY)
+        return {"shares": base64.b64encode(entries.tobytes()).decode()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` gave; if the floor has changed, the new one applies from now on."""
-        self._halvings = {
-            kind: {
-                int(text[at : at + 16], 16): min(halvings, self._most)
-                for halvings, text in enumerate(state[kind] if self._most else (), start=1)
-                for at in range(0, len(text), 16)
-            }
-            for kind in KINDS
-        }
-        self.running = dict(state["running"])
-        self._learning = state["learning"]
+        """Restore what `state` gave; target and floor are those of this memory.
 
-    def _forget(self, key: int) -> int:
-        """Forget a prompt; gives its number of halvings until now."""
-        return max(known.pop(key, 0) for known in self._halvings.values())
+        Raises:
+            RookWorldError: The state is that of an older version, which remembered something else.
+        """
+        if "shares" not in state:
+            raise RookWorldError(
+                "the checkpoint was saved by an older version, whose prompt_sampling: by_difficulty "
+                "remembered rewards instead of shares of right completions; go on with that version, or "
+                "remove `difficulty` from the checkpoint's control_state.json to begin with an empty "
+                "memory"
+            )
+        entries = np.frombuffer(base64.b64decode(state["shares"]), dtype=_ENTRY)
+        self._shares = dict(zip(entries["key"].tolist(), entries["share"].tolist(), strict=True))
 
 
 def _key(prompt: str) -> int:
     return int.from_bytes(hashlib.blake2b(prompt.encode(), digest_size=8).digest(), "big")
-
-
-def _means(values: Sequence[tuple[str, float]]) -> dict[str, float]:
-    """The mean of the values of each name."""
-    by_name: dict[str, list[float]] = {}
-    for name, value in values:
-        by_name.setdefault(name, []).append(value)
-    return {name: math.fsum(found) / len(found) for name, found in by_name.items()}

@@ -242,22 +242,22 @@ class Groups(Part):
     # Rounds
     # --------------------------------------------------------------------------------------------
     def assess(
-        self, tasks: Sequence[str], prompts: Sequence[str], rewards: torch.Tensor
+        self, prompts: Sequence[str], rewards: torch.Tensor, right: torch.Tensor | None
     ) -> list[bool]:
         """Which groups of a round carry signal; the memory of difficulty is updated.
 
         Args:
-            tasks: The task of each of the `P` groups.
             prompts: The prompt of each of the `P` groups.
             rewards: ``(N,)``; nan if a completion could not be scored.
+            right: Which of this process's sampled completions are right ``(B,)``, see `right.right`;
+                None if nobody asks.
         """
-        groups = rewards.view(-1, self._size)
-        deviations = nanstd(groups).flatten()
-        threshold = self.args.zero_variance_threshold
-        if self._memory is not None:
-            means = groups.nanmean(dim=1).tolist()
-            self._memory.observe(prompts, means, deviations.tolist(), threshold, tasks)
-        signal: list[bool] = (deviations > threshold).tolist()
+        if self._memory is not None and right is not None:
+            accelerator = self._trainer.accelerator
+            flags = accelerator.gather(right.to(accelerator.device)).cpu()  # all have one memory
+            self._memory.observe(prompts, flags.view(-1, self._size).nanmean(dim=1).tolist())
+        deviations = nanstd(rewards.view(-1, self._size)).flatten()
+        signal: list[bool] = (deviations > self.args.zero_variance_threshold).tolist()
         return signal
 
     @property

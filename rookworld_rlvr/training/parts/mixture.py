@@ -61,12 +61,21 @@ class PromptArguments:
     prompt_sampling: Literal["uniform", "by_difficulty"] = setting(
         "uniform",
         "How prompts are drawn: uniform draws every prompt once before any is repeated; "
-        "by_difficulty draws a prompt less often if its completions all had the same reward.",
+        "by_difficulty prefers prompts whose share of right completions is near difficulty_target.",
+    )
+    difficulty_target: float = setting(
+        0.5,
+        "For prompt_sampling: by_difficulty, the share of right completions, above 0 and below 1, that "
+        "gives a prompt the highest weight, 1. The weight falls evenly from there to prompts that are "
+        "never or always answered rightly; prompts not seen yet have weight 1.",
+        above=0,
+        below=1,
     )
     difficulty_floor: float = setting(
         0.0625,
         "For prompt_sampling: by_difficulty, the lowest weight of a prompt, above 0 and up to 1: "
-        "with 0.0625 it is drawn at least a sixteenth as often as others.",
+        "with 0.0625, prompts that are always or never answered rightly come back a sixteenth as "
+        "often as others.",
         above=0,
         most=1,
     )

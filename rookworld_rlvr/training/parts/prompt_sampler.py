@@ -391,8 +391,9 @@ class PromptSampling(Part):
     def __init__(self, trainer: Any, args: PromptArguments) -> None:
         self._trainer = trainer
         self._args = args
-        by_difficulty = args.prompt_sampling == "by_difficulty"
-        self.memory = DifficultyMemory(args.difficulty_floor) if by_difficulty else None
+        self.memory: DifficultyMemory | None = None
+        if args.prompt_sampling == "by_difficulty":
+            self.memory = DifficultyMemory(args.difficulty_target, args.difficulty_floor)
         self.sampler: PromptSampler | None = None
 
     @classmethod

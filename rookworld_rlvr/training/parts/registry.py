@@ -20,7 +20,7 @@ from .judges import Judges
 from .kl import KLTerm
 from .part import Call, Part, Scores
 from .prompt_sampler import PromptSampling
-from .right import right
+from .right import right, truth_of
 from .sampling import TaskSampling
 from .shared_prompts import SharedPrompts
 from .supervised import Supervised
@@ -95,11 +95,17 @@ class Parts:
         return call
 
     def teach(
-        self, call: Call, ids: list[list[int]], texts: list[str], logps: list[Any] | None
+        self,
+        trainer: Any,
+        call: Call,
+        ids: list[list[int]],
+        texts: list[str],
+        logps: list[Any] | None,
     ) -> None:
         """Note which completions are right, and put right answers in place of some; see `Teaching`."""
-        if self.teaching is not None or self.supervised is not None:
-            call.right = right(call.rows, texts)
+        remembers = self.prompts is not None and self.prompts.memory is not None
+        if remembers or self.teaching is not None or self.supervised is not None:
+            call.right = right(call.rows, texts, truth_of(trainer.reward_funcs))
         if self.teaching is not None:
             self.teaching.teach(call, ids, texts, logps)
 

@@ -1,43 +1,52 @@
-"""Which completions are right, and right answers to learn from."""
+"""Which completions are right by their tasks' headline metrics, and right answers to learn from."""
 
 from __future__ import annotations
 
+import inspect
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from ...engine.truth import PolicyTruth, policy_values
 from ...tasks.registry import TASKS, score_row, task_of
-from ...tasks.scoring import values_by_move
-
-Row = Mapping[str, Any]
 
 
-def right(rows: Sequence[Row], completions: Sequence[str]) -> torch.Tensor:
-    """Which completions are right by their task's headline metric.
+def right(
+    rows: Sequence[Mapping[str, Any]], completions: Sequence[str], truth: PolicyTruth | None = None
+) -> torch.Tensor:
+    """Whether each of `B` completions is right: ``(B,)`` of 1 and 0, nan if the truth is not known.
 
     Args:
-        rows: `B` rows with the columns `prompt` and, if their task needs them, `action_values`.
-        completions: `B` texts.
-
-    Returns:
-        ``(B,)``: 1 if right, 0 if wrong, nan if the truth is not known.
+        rows: The row of each completion, with `prompt` and, for tasks that need values,
+            `action_values`.
+        completions: What the policy wrote.
+        truth: Where values of moves come from; None takes the column `action_values`.
     """
-    found = []
-    for row, completion in zip(rows, completions, strict=True):
-        values = values_by_move(row.get("action_values"))
-        score = score_row(row["prompt"], completion, values)
-        task = TASKS[task_of(row["prompt"])]
-        found.append(torch.nan if score is None else float(task.is_right(score)))
-    return torch.tensor(found)
+    prompts = [row["prompt"] for row in rows]
+    column = [row.get("action_values") for row in rows]
+    values = policy_values(truth or PolicyTruth(), prompts, column, [True] * len(prompts))
+    scores = map(score_row, prompts, completions, values)
+    flags = [
+        torch.nan if score is None else float(TASKS[task_of(prompt)].is_right(score))
+        for prompt, score in zip(prompts, scores, strict=True)
+    ]
+    return torch.tensor(flags)
 
 
-def right_answer(row: Row, seed: str) -> str | None:
-    """A right answer to a row's prompt, of several one by `seed`; None if the truth is not known."""
-    values = values_by_move(row.get("action_values"))
-    task = TASKS[task_of(row["prompt"])]
-    return task.right_answer(row["prompt"], values, random.Random(f"{seed} {row['prompt']}"))
+def right_answer(row: Mapping[str, Any], seed: str, truth: PolicyTruth | None = None) -> str | None:
+    """A right answer to a row's prompt; None if the truth is not known.
+
+    Args:
+        row: See `right`.
+        seed: Picks one of several right answers, together with the prompt.
+        truth: See `right`.
+    """
+    prompt = row["prompt"]
+    (values,) = policy_values(truth or PolicyTruth(), [prompt], [row.get("action_values")], [True])
+    draw = random.Random(f"{seed} {prompt}")
+    return TASKS[task_of(prompt)].right_answer(prompt, values, draw)
 
 
 def answer_tokens(tokenizer: Any, prompt: str, answer: str) -> list[int]:
@@ -47,3 +56,9 @@ def answer_tokens(tokenizer: Any, prompt: str, answer: str) -> list[int]:
     if both[: len(before)] != before:  # the prompt's last characters joined the answer's first
         both = before + tokenizer(answer, add_special_tokens=False)["input_ids"]
     return [*both[len(before) :], tokenizer.eos_token_id]
+
+
+def truth_of(reward_funcs: Iterable[Any]) -> PolicyTruth | None:
+    """Where a trainer's rewards take values of moves from; None if none of them takes any."""
+    found = (getattr(inspect.unwrap(func), "truth", None) for func in reward_funcs)
+    return next((truth for truth in found if isinstance(truth, PolicyTruth)), None)

@@ -19,7 +19,7 @@ from trl.trainer.utils import pad
 from ...common.settings import setting
 from .groups import row_scale
 from .part import Call, Part, Scores, arguments_of
-from .right import answer_tokens, right_answer
+from .right import answer_tokens, right_answer, truth_of
 
 
 @dataclass
@@ -110,7 +110,8 @@ class Supervised(Part):
     def _tokens(self, row: Mapping[str, Any]) -> list[int]:
         """Tokens of a right answer; none if the truth is not known, or it is too long."""
         trainer = self._trainer
-        answer = right_answer(row, f"{trainer.args.seed} {trainer.state.global_step} sft")
+        seed = f"{trainer.args.seed} {trainer.state.global_step} sft"
+        answer = right_answer(row, seed, truth_of(trainer.reward_funcs))
         if answer is None:
             return []
         tokens = answer_tokens(trainer.processing_class, row["prompt"], answer)

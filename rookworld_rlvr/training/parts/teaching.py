@@ -28,7 +28,7 @@ from trl.trainer.utils import pad
 from ...common.settings import setting
 from .aggregation import aggregate
 from .part import Call, Part, arguments_of
-from .right import answer_tokens, right_answer
+from .right import answer_tokens, right_answer, truth_of
 
 Shaping = Literal["log", "none", "luffy"]
 
@@ -178,7 +178,7 @@ class Teaching(Part):
         found = []
         for turn in range(self.args.teach_completions):
             seed = f"{trainer.args.seed} {trainer.state.global_step} {turn}"
-            answer = right_answer(row, seed)
+            answer = right_answer(row, seed, truth_of(trainer.reward_funcs))
             if answer is None:
                 return []
             tokens = answer_tokens(trainer.processing_class, row["prompt"], answer)

@@ -99,7 +99,7 @@ def test_shares_hold_in_every_batch_and_exactly_over_all(
         data,
         batch_size,
         phases=phases(task_mixture={"policy": share, "environment": 1 - share}),
-        memory=DifficultyMemory(0.1) if by_difficulty else None,
+        memory=DifficultyMemory(0.5, 0.1) if by_difficulty else None,
     )
     total = 0
     for number in range(120):
@@ -185,9 +185,9 @@ def test_each_prompt_of_a_task_comes_once_a_pass() -> None:
 @pytest.mark.parametrize("by_difficulty", [False, True])
 @pytest.mark.parametrize("batch_size", [8, 13, 30])
 def test_no_row_comes_twice_in_a_batch(batch_size: int, by_difficulty: bool) -> None:
-    memory = DifficultyMemory(0.0625)
+    memory = DifficultyMemory(0.5, 0.0625)
     data = rows()
-    memory.observe(data["prompt"][:25], [1.0] * 25, [0.0] * 25, 0.0)
+    memory.observe(data["prompt"][:25], [1.0] * 25)
     found = sampler(data, batch_size, memory=memory if by_difficulty else None)
     for number in range(60):
         assert len(set(found.batch(number))) == batch_size
@@ -195,7 +195,7 @@ def test_no_row_comes_twice_in_a_batch(batch_size: int, by_difficulty: bool) -> 
 
 @pytest.mark.parametrize("by_difficulty", [False, True])
 def test_of_too_few_rows_none_comes_much_more_often(by_difficulty: bool) -> None:
-    memory = DifficultyMemory(0.0625) if by_difficulty else None
+    memory = DifficultyMemory(0.5, 0.0625) if by_difficulty else None
     mixture = phases(task_mixture={"policy": 0.5, "environment": 0.5})
     found = sampler(rows(30, 3), 14, phases=mixture, memory=memory)
     for number in range(40):
@@ -212,99 +212,116 @@ def test_other_seeds_and_other_epochs_have_other_orders() -> None:
 # --------------------------------------------------------------------------------------------------
 # Difficulty
 # --------------------------------------------------------------------------------------------------
-def test_weights_halve_without_signal_and_come_back_with_it() -> None:
-    memory = DifficultyMemory(0.2)
-    weights = []
+@pytest.mark.parametrize(
+    ("target", "weights"),
+    [
+        (0.5, {0.0: 0.2, 0.125: 0.25, 0.25: 0.5, 0.5: 1.0, 0.75: 0.5, 1.0: 0.2}),
+        (0.25, {0.0: 0.2, 0.125: 0.5, 0.25: 1.0, 0.625: 0.5, 0.75: 1 / 3, 1.0: 0.2}),
+    ],
+)
+def test_weights_fall_from_the_target_to_both_ends(
+    target: float, weights: dict[float, float]
+) -> None:
+    memory = DifficultyMemory(target, floor=0.2)
+    memory.observe([str(share) for share in weights], list(weights))
+    found = {share: memory.weight(str(share)) for share in weights}
+    assert found == pytest.approx(weights, abs=0.01), "a share is kept to 1 in 255"
+    assert memory.weight("never seen") == 1 and memory.share("never seen") is None
+
+
+def test_each_visit_moves_the_share_half_way() -> None:
+    memory = DifficultyMemory(0.5, 0.0625)
+    shares = []
+    for share in [0.0, *[1.0] * 12]:
+        memory.observe(["taught"], [share])
+        shares.append(memory.share("taught"))
+    assert shares[:4] == pytest.approx([0, 0.5, 0.75, 0.875], abs=0.01), "the first visit sets it"
+    assert shares[-1] == 1 and memory.weight("taught") == 0.0625, "it gets to the end"
+    for _ in range(12):
+        memory.observe(["taught"], [0.0])
+    assert memory.share("taught") == 0
+
+
+def test_prompts_seen_are_counted_by_their_share() -> None:
+    memory = DifficultyMemory(0.5, 0.0625)
+    memory.observe(["a", "b", "c", "d", "unknown"], [1.0, 1.0, 0.0, 0.4, torch.nan])
+    expected = {"solved": 2, "hopeless": 1, "learning": 1, "right": 0.6}
+    assert memory.counts() == pytest.approx(expected)
+    assert len(memory) == 4 and memory.weight("unknown") == 1
+    memory.observe(["b"], [0.0])
+    expected = {"solved": 1, "hopeless": 1, "learning": 2, "right": 0.475}
+    assert memory.counts() == pytest.approx(expected, abs=0.01)
     for _ in range(4):
-        memory.observe(["easy", "open"], [1.0, 0.5], [0.0, 0.3], threshold=0.01)
-        weights.append(memory.weight("easy"))
-    assert weights == [0.5, 0.25, 0.2, 0.2] and memory.weight("open") == 1
-    assert len(memory) == 1, "what weighs 1 is not kept"
-    memory.observe(["easy"], [0.7], [0.4], threshold=0.01)
-    assert memory.weight("easy") == 1 and len(memory) == 0
+        memory.observe(["b"], [1.0])
+    assert memory.counts()["solved"] == 2, "at least 95% lately"
 
 
-def test_prompts_are_counted_by_what_they_lack() -> None:
-    memory = DifficultyMemory(0.0625)
-    memory.observe(
-        ["easy", "open", "hard", "unknown", "unscored"],
-        [1.0, 0.5, 0.0, 0.4, torch.nan],
-        [0.0, 0.3, 0.0, torch.nan, 0.0],
-        threshold=0.0,
-    )
-    assert memory.counts() == {"solved": 1, "hopeless": 1, "learning": 1}
-    assert memory.weight("unknown") == memory.weight("unscored") == 1
-    memory.observe(["hard"], [1.0], [0.0], threshold=0.0)
-    assert memory.counts() == {"solved": 2, "hopeless": 0, "learning": 0}
-
-
-def test_rewards_of_different_tasks_are_not_compared() -> None:
-    memory = DifficultyMemory(0.0625)
-    memory.observe(
-        ["a", "b", "c"], [0.9, 0.1, 0.3], [0.1, 0.1, 0.0], 0.0, ["environment", "policy", "policy"]
-    )
-    assert memory.counts()["solved"] == 1
-
-
-def test_solved_is_what_lies_above_the_running_mean_of_groups_with_signal() -> None:
-    memory = DifficultyMemory(0.0625)
-    memory.observe(["a", "b"], [0.4, 0.2], [0.0, 0.0], 0.0)
-    assert memory.counts()["solved"] == 1, "nothing had signal: above the others"
-    memory.observe(["c"], [0.5], [0.1], 0.0)
-    memory.observe(["d"], [1.0], [0.1], 0.0)
-    assert memory.running == pytest.approx({"": 0.55})
-    memory.observe(["e", "f"], [0.54, 0.56], [0.0, 0.0], 0.0)
-    assert memory.counts()["solved"] == 2
+def test_a_memory_with_nothing_to_go_by_says_so() -> None:
+    memory = DifficultyMemory(0.5, 0.0625)
+    assert memory.counts() == {"solved": 0, "hopeless": 0, "learning": 0}
+    with pytest.raises(RookWorldError, match=r"none of the first 2 prompts .* set prompt_sampling"):
+        memory.observe(["a", "b"], [torch.nan, torch.nan])
+    memory.observe(["a", "b"], [0.5, torch.nan])
+    memory.observe(["b"], [torch.nan])
+    assert len(memory) == 1, "a few unknown ones are left out"
 
 
 def test_a_floor_of_one_leaves_every_weight() -> None:
-    memory = DifficultyMemory(1.0)
-    memory.observe(["easy"], [1.0], [0.0], 0.0)
-    assert memory.weight("easy") == 1 and len(memory) == 0
-    memory.load(json.loads(json.dumps(memory.state())))
+    memory = DifficultyMemory(0.5, floor=1.0)
+    memory.observe(["easy"], [1.0])
+    assert memory.weight("easy") == 1
 
 
 def test_what_is_remembered_survives_json() -> None:
     data = rows()
-    memory = DifficultyMemory(0.1)
-    for size in (40, 20, 10, 5, 2):
-        rewards = [index % 2 for index in range(size)]
-        memory.observe(data["prompt"][:size], rewards, [0.0] * size, 0.0)
-    memory.observe(["open"], [0.4], [0.2], 0.0, ["policy"])
-    after = DifficultyMemory(0.1)
-    after.load(json.loads(json.dumps(memory.state())))
-    assert after.state() == memory.state() and after.counts() == memory.counts()
-    assert [after.weight(prompt) for prompt in data["prompt"]] == [
-        memory.weight(prompt) for prompt in data["prompt"]
-    ]
-    assert {after.weight(prompt) for prompt in data["prompt"]} == {1, 0.5, 0.25, 0.125, 0.1}
-    lower = DifficultyMemory(0.5)
-    lower.load(memory.state())
-    assert {lower.weight(prompt) for prompt in data["prompt"]} == {1, 0.5}
+    memory = DifficultyMemory(0.5, 0.1)
+    for size in (40, 20, 10):
+        memory.observe(data["prompt"][:size], [(index % 5) / 4 for index in range(size)])
+    written = json.dumps(memory.state())
+    assert len(written) < 40 * 12 + 20, "hash and share are 9 bytes, so 12 characters"
+    after = DifficultyMemory(0.5, 0.1)
+    after.load(json.loads(written))
+    assert json.dumps(after.state()) == written and after.counts() == memory.counts()
+    shares = [after.share(prompt) for prompt in data["prompt"]]
+    assert shares == [memory.share(prompt) for prompt in data["prompt"]]
+    assert len({*shares}) == 6
+    moved = DifficultyMemory(0.25, 0.1)
+    moved.load(memory.state())
+    assert moved.weight(data["prompt"][1]) == pytest.approx(1, abs=0.01), "a new target applies"
 
 
-def test_solved_prompts_come_less_often_and_come_back_with_signal() -> None:
-    data = rows(200, 200)
-    memory = DifficultyMemory(0.0625)
-    solved = data["prompt"][:200]
-    for _ in range(4):
-        memory.observe(solved, [1.0] * 200, [0.0] * 200, 0.0)
+def test_the_memory_of_an_older_version_is_refused() -> None:
+    old = {"hopeless": ["00"], "solved": [""], "running": {}, "learning": 3}
+    with pytest.raises(RookWorldError, match=r"older version.*remove `difficulty` from"):
+        DifficultyMemory(0.5, 0.1).load(old)
+
+
+def test_prompts_near_the_target_come_more_often_than_both_ends() -> None:
+    data = rows(150, 150)
+    shares = [0.0] * 100 + [0.5] * 100 + [1.0] * 100
+    memory = DifficultyMemory(0.5, 0.0625)
+    memory.observe(data["prompt"], shares)
     found = sampler(data, memory=memory, seed=3)
 
-    def share(numbers: range) -> float:
-        drawn = list(itertools.chain(*(found.batch(number) for number in numbers)))
-        return sum(index < 200 for index in drawn) / len(drawn)
+    def drawn(numbers: range) -> Counter[float]:
+        indices = itertools.chain(*(found.batch(number) for number in numbers))
+        return Counter(shares[index] for index in indices)
 
-    assert 0.03 < share(range(200)) < 0.1, "1/17 of 1600"
-    memory.observe(solved, [0.5] * 200, [0.2] * 200, 0.0)
-    assert 0.4 < share(range(200, 400)) < 0.6
+    counts = drawn(range(400))
+    assert counts.total() == 3200
+    expected = 3200 / 18  # weights of 1, 1/16 and 1/16
+    for end in (0.0, 1.0):
+        assert 0.7 * expected < counts[end] < 1.3 * expected, "seldom, but it comes back"
+    visited = data["prompt"][200:]
+    memory.observe(visited, [0.0] * 100)  # solved ones went wrong when they were checked
+    again = drawn(range(400, 800))
+    assert again[1.0] == pytest.approx(again[0.5], rel=0.2), "and then they are practised again"
 
 
 def test_difficulty_weighs_within_a_task_only() -> None:
     data = rows(100, 100)
-    memory = DifficultyMemory(0.0625)
-    for _ in range(4):
-        memory.observe(data["prompt"][:190], [1.0] * 190, [0.0] * 190, 0.0)
+    memory = DifficultyMemory(0.5, 0.0625)
+    memory.observe(data["prompt"][:190], [1.0] * 190)
     mixture = phases(task_mixture={"policy": 0.5, "environment": 0.5})
     found = sampler(data, memory=memory, phases=mixture)
     batches = [found.batch(number) for number in range(50)]
@@ -347,9 +364,8 @@ def test_extra_rows_hold_their_shares_on_average() -> None:
 
 def test_extra_rows_go_by_difficulty() -> None:
     data = rows(200, 200)
-    memory = DifficultyMemory(0.0625)
-    for _ in range(4):
-        memory.observe(data["prompt"][:200], [1.0] * 200, [0.0] * 200, 0.0)
+    memory = DifficultyMemory(0.5, 0.0625)
+    memory.observe(data["prompt"][:200], [1.0] * 200)
     found = sampler(data, memory=memory)
     drawn = [index for step in range(50) for index in found.extra(8, step, 0)]
     assert sum(index < 200 for index in drawn) < 0.15 * len(drawn)
@@ -359,16 +375,16 @@ def test_extra_rows_go_by_difficulty() -> None:
 # Processes and checkpoints
 # --------------------------------------------------------------------------------------------------
 def observe(memory: DifficultyMemory, data: Dataset, batch: list[int]) -> None:
-    """Half of the rows carry signal, in another batch the others."""
-    deviations = [0.3 * ((index + sum(batch)) % 2) for index in batch]
-    memory.observe(data["prompt"][batch], [0.9] * len(batch), deviations, 0.0)
+    """A row's share of right completions changes from batch to batch."""
+    shares = [((index + sum(batch)) % 5) / 4 for index in batch]
+    memory.observe(data["prompt"][batch], shares)
 
 
 def test_two_processes_draw_the_same() -> None:
     data = rows()
     found = []
     for _ in range(2):
-        memory = DifficultyMemory(0.0625)
+        memory = DifficultyMemory(0.5, 0.0625)
         one = sampler(data, memory=memory, seed=5)
         for number in range(30):
             observe(memory, data, one.batch(number))
@@ -382,7 +398,7 @@ def test_a_run_that_goes_on_draws_what_it_would_have_drawn(by_difficulty: bool) 
     data = rows()
 
     def fresh() -> tuple[PromptSampler, DifficultyMemory]:
-        memory = DifficultyMemory(0.0625)
+        memory = DifficultyMemory(0.5, 0.0625)
         mixture = phases(task_mixture={"policy": 0.4, "environment": 0.6})
         return sampler(data, phases=mixture, memory=memory if by_difficulty else None), memory
 
@@ -454,7 +470,7 @@ class _Trainer(Trainer):
 
     def __init__(self, data: Dataset, **kwargs: Any) -> None:
         self.data = data
-        self.memory = DifficultyMemory(0.0625)
+        self.memory = DifficultyMemory(0.5, 0.0625)
         self.prompts = sampler(data, memory=self.memory)
         self.states: dict[int, str] = {}  # by step
         indices = Dataset.from_dict({"index": range(len(data))})
@@ -542,6 +558,7 @@ def test_all_faults_are_found_together() -> None:
         task_phases=[{"policy": 1}, {"steps": 0, "policy": 0.4, "environment": 0.5}, 3],
         prompt_sampling="by_dificulty",  # type: ignore[arg-type]
         difficulty_floor=0.0,
+        difficulty_target=1.0,
     )
     found = "\n".join(key_faults(arguments) + arguments.prompt_faults())
     for words in (
@@ -554,6 +571,7 @@ def test_all_faults_are_found_together() -> None:
         "cannot be combined",
         "prompt_sampling: 'by_dificulty' is not a valid value; did you mean by_difficulty?",
         "difficulty_floor: 0.0 is not in (0, 1]",
+        "difficulty_target: 1.0 is not in (0, 1)",
     ):
         assert words in found
 
