@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from accelerate import PartialState
@@ -38,6 +39,7 @@ from rookworld_rlvr.training.dashboard import (
     run_tags,
     use_dashboards,
 )
+from rookworld_rlvr.training.forgetting import measure_forgetting
 from rookworld_rlvr.training.health.monitor import HealthCallback
 from rookworld_rlvr.training.health.rules import HealthArguments
 from rookworld_rlvr.training.hub import create_repository, push
@@ -99,7 +101,11 @@ def main(argv: Sequence[str]) -> None:
     quarantine = quarantine_path(output_dir)
     repository = create_repository(training_args) if state.is_main_process else None
     with state.main_process_first():
-        data = load_data(data_args, quarantine if state.is_main_process else None)
+        data = load_data(
+            data_args,
+            quarantine if state.is_main_process else None,
+            training_args.other_task_rows,
+        )
     state.print("\n".join(data.report.lines()))
     require_truth(data, data_args.tasks, label_args.labels)
     check_rows(
@@ -169,19 +175,23 @@ def main(argv: Sequence[str]) -> None:
     ################
     trainer.save_state()
     step = trainer.heldout.run_final()
+    load_start = partial(loading.load_start, model_args)
+    forgetting = measure_forgetting(trainer, data, load_start)
     save_final(trainer, output_dir)
-    before = trainer.heldout.before
-    assert before is not None  # eval_on_start cannot be switched off
+    assert trainer.heldout.before is not None  # eval_on_start cannot be switched off
+    before = {**trainer.heldout.before, **forgetting.before}
+    after = {**trainer.heldout.results, **forgetting.after}
     if trainer.accelerator.is_main_process:
         write_answers(output_dir / ANSWERS_AFTER, data.heldout, trainer.heldout.completions)
         close_provenance(output_dir, started, model.num_parameters())
         write_results(
             output_dir / RESULTS,
             before,
-            trainer.heldout.results,
+            after,
             preflight=asdict(trainer.preflight) if trainer.preflight else {},
             best_step=step,
             steps=trainer.state.global_step,
+            **({"kl_to_start": forgetting.kl} if forgetting.kl else {}),
         )
         run = Run(
             command="grpo",
@@ -200,19 +210,22 @@ def main(argv: Sequence[str]) -> None:
         write_grpo_card(
             run,
             before,
-            trainer.heldout.results,
+            after,
             args=training_args,
             step=step,
             steps=trainer.state.global_step,
             stopped=health.stopped.message if health.stopped else None,
             adapters=model_args.use_peft,
+            kl_to_start=forgetting.kl,
         )
         if suites:
             start = model_args.model_name_or_path
             results = trainer.heldout.suites_before_and_after(start, left_out)
             write_json(output_dir / EVALUATION, results_document(results, [], machine()))
             print(results_text(results))
-        print(before_after_table(before, trainer.heldout.results))
+        print(before_after_table(before, after))
+        if forgetting.kl:
+            print(forgetting.describe())
         print(f"\nmodel: {output_dir} (step {step} of {trainer.state.global_step})\n")
         if repository is not None:
             (output_dir / REPORT).write_text(page(read_runs([str(output_dir)])), encoding="utf-8")

@@ -108,6 +108,8 @@ class LoadedData:
     train: Dataset
     heldout: Dataset
     report: DataReport
+    others: Sequence[Row] = ()
+    """Held-out rows of tasks that are not trained."""
 
     def policy_rows(self) -> tuple[int, int]:
         """How many rows need values, and how many of them carry no `action_values`."""
@@ -237,12 +239,16 @@ class DataArguments(SourceArguments):
 # --------------------------------------------------------------------------------------------------
 # The story
 # --------------------------------------------------------------------------------------------------
-def load_data(args: DataArguments, quarantine_file: Path | None = None) -> LoadedData:
+def load_data(
+    args: DataArguments, quarantine_file: Path | None = None, other_task_rows: int = 0
+) -> LoadedData:
     """Load, parse, quarantine, deduplicate and split.
 
     Args:
         args: What to load.
         quarantine_file: Where malformed rows go, with their reasons, as JSON lines.
+        other_task_rows: The largest number of rows of each task that `tasks` leaves out to keep, of the
+            positions that a hash holds out.
 
     Raises:
         RookWorldError: The data cannot be read, too much of it is malformed, or nothing is left.
@@ -254,7 +260,9 @@ def load_data(args: DataArguments, quarantine_file: Path | None = None) -> Loade
         rows += map(environment_row, first_plies())
     chosen = _chosen_heldout(args, report, quarantine_file)
 
-    report.left_out.update(row["task"] for row in rows if row["task"] not in args.tasks)
+    left_out = [row for row in rows if row["task"] not in args.tasks]
+    report.left_out.update(row["task"] for row in left_out)
+    others = _others(left_out, args.heldout_share, other_task_rows)
     rows = [row for row in rows if row["task"] in args.tasks]
     unique = _deduplicate(rows)
     report.duplicates = len(rows) - len(unique)
@@ -270,8 +278,7 @@ def load_data(args: DataArguments, quarantine_file: Path | None = None) -> Loade
         tested, heldout = _positions(chosen), chosen
         kept = [row for row in train if rules.position_key(row["fen"]) not in tested]
         report.shared, train = len(train) - len(kept), kept
-    places = defaultdict[str, Iterator[int]](count)  # among the rows of its task, from 0
-    heldout = [row for row in heldout if next(places[row["task"]]) < args.heldout_rows]
+    heldout = first_of_each_task(heldout, args.heldout_rows)
     report.train.update(row["task"] for row in train)
     report.heldout.update(row["task"] for row in heldout)
     report.overlap = len(_positions(train) & _positions(heldout))
@@ -292,7 +299,7 @@ def load_data(args: DataArguments, quarantine_file: Path | None = None) -> Loade
         args.black_best_move_fault_share,
         args.first_plies_fault_share,
     )
-    return LoadedData(_dataset(train), _dataset(heldout), report)
+    return LoadedData(_dataset(train), _dataset(heldout), report, others)
 
 
 def _read(
@@ -398,6 +405,20 @@ def is_held_out(fen: str, share: float) -> bool:
 # --------------------------------------------------------------------------------------------------
 # Steps
 # --------------------------------------------------------------------------------------------------
+def first_of_each_task(rows: Iterable[Row], most: int) -> list[Row]:
+    """At most so many rows of each task, the first ones."""
+    places = defaultdict[str, Iterator[int]](count)  # among the rows of its task, from 0
+    return [row for row in rows if next(places[row["task"]]) < most]
+
+
+def _others(rows: Sequence[Row], heldout_share: float, most: int) -> list[Row]:
+    """Rows of tasks that are not trained, of positions that are not trained on either."""
+    if not most:
+        return []
+    apart = [row for row in rows if is_held_out(row["fen"], heldout_share)]
+    return first_of_each_task(_deduplicate(apart), most)
+
+
 def _positions(rows: Iterable[Row]) -> set[str]:
     return {rules.position_key(row["fen"]) for row in rows}
 
@@ -438,10 +459,10 @@ def _with_first_plies(rows: list[Row], share: float) -> list[Row]:
     if not share:
         return rows
     parts: dict[str, list[Row]] = {"first": [], "other": []}
-    rest = []
     for row in rows:
-        is_other_task = row["task"] != ENVIRONMENT.name
-        (rest if is_other_task else parts["first" if is_first_ply(row) else "other"]).append(row)
+        if row["task"] == ENVIRONMENT.name:
+            parts["first" if is_first_ply(row) else "other"].append(row)
+    rest = [row for row in rows if row["task"] != ENVIRONMENT.name]
     shares = {"first": share, "other": 1 - share if parts["other"] else 0}
     return _repeat(parts, {part: shares[part] for part in parts if shares[part]}) + rest
 

@@ -6,7 +6,7 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from accelerate import PartialState
 from accelerate.utils import gather_object
@@ -17,6 +17,9 @@ from ..models.decoding import GREEDY, Decoding
 from ..tasks.registry import TASKS, task_of
 from ..tasks.scoring import Values
 from ..tasks.task import Task
+
+T = TypeVar("T")
+
 
 ORACLE, RANDOM_MOVER = "oracle", "random"
 
@@ -69,7 +72,7 @@ class LanguageModel(Answerer):
         return [answers[prompt] for prompt in prompts]
 
 
-def shared(prompts: Sequence[str], complete: Callable[..., list[str]], title: str) -> list[str]:
+def shared(prompts: Sequence[str], complete: Callable[..., list[T]], title: str) -> list[T]:
     """Let every process complete a share of the prompts, and return all completions on each.
 
     All shares have the same size, so some prompts may be completed twice. Under FSDP all processes take

@@ -102,6 +102,32 @@ def complete(
     Raises:
         RookWorldError: A prompt fills the model's table of positions.
     """
+    ids = complete_ids(
+        model,
+        tokenizer,
+        prompts,
+        max_new_tokens=max_new_tokens,
+        decoding=decoding,
+        batch_size=batch_size,
+        by_generate=by_generate,
+        progress=progress,
+    )
+    texts: list[str] = tokenizer.batch_decode(ids, skip_special_tokens=True)
+    return texts
+
+
+def complete_ids(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int,
+    decoding: Decoding = GREEDY,
+    batch_size: int = 64,
+    by_generate: bool = False,
+    progress: Callable[[int], object] | None = None,
+) -> list[list[int]]:
+    """The token ids of `complete`'s completions, with the end of text that ended each."""
     encoded = [tokenizer(prompt)["input_ids"] for prompt in prompts]
     rows = [
         Sampling(
@@ -118,7 +144,7 @@ def complete(
         eos_token_id=tokenizer.eos_token_id,
     )
     seeds = [_number(f"{decoding.seed} {prompt}") for prompt in prompts]
-    drawn = decode(
+    return decode(
         model,
         encoded,
         rows,
@@ -127,9 +153,7 @@ def complete(
         seeds=seeds if decoding.temperature else None,
         batch_size=batch_size,
         progress=progress,
-    )
-    texts: list[str] = tokenizer.batch_decode(drawn.ids, skip_special_tokens=True)
-    return texts
+    ).ids
 
 
 def _room(model: PreTrainedModel, prompt_tokens: int) -> int:

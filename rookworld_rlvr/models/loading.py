@@ -167,13 +167,17 @@ def load_from_arguments(args: ModelConfig) -> tuple[PreTrainedModel, PreTrainedT
         RookWorldError: See `load_model` and `load_tokenizer`.
     """
     tokenizer = load_tokenizer(args.model_name_or_path, revision=args.model_revision)
-    model = load_model(
+    return load_start(args), tokenizer
+
+
+def load_start(args: ModelConfig) -> PreTrainedModel:
+    """The model of `load_from_arguments`, without its tokenizer."""
+    return load_model(
         args.model_name_or_path,
         revision=args.model_revision,
         attn_implementation=args.attn_implementation,
         dtype=args.dtype or "float32",
     )
-    return model, tokenizer
 
 
 def load_tokenizer(name: str, *, must_end: bool = True, **kwargs: Any) -> PreTrainedTokenizerBase:

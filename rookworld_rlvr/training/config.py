@@ -30,6 +30,7 @@ from ..common.settings import (
 from ..evaluation.registry import SUITE_HEADLINES
 from ..rewards.registry import check_reward_specs, known_rewards
 from ..tasks.metrics import training_metrics
+from .forgetting import ForgettingArguments
 from .parts.advantages import BaselineArguments
 from .parts.buckets import ShapeArguments
 from .parts.groups import VarianceArguments
@@ -256,6 +257,7 @@ class RookWorldGRPOConfig(
     TeachingArguments,
     SupervisedArguments,
     ValueArguments,
+    ForgettingArguments,
     TrainingDefaults,
     GRPOConfig,
 ):

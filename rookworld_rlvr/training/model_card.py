@@ -98,6 +98,7 @@ def write_grpo_card(
     steps: int,
     stopped: str | None = None,
     adapters: bool = False,
+    kl_to_start: Mapping[str, float] | None = None,
 ) -> None:
     """Write the card of a GRPO run.
 
@@ -110,6 +111,7 @@ def write_grpo_card(
         steps: The number of optimiser steps made.
         stopped: Why training ended early; None if it did not.
         adapters: Whether adapters were trained.
+        kl_to_start: See `Forgetting.kl`; None if it was not measured.
     """
     metric = args.metric_for_best_model
     averaged = [f"`{name}`" for name in headlines().values() if name in after]
@@ -128,6 +130,7 @@ def write_grpo_card(
         stopped=stopped,
         rewards=[_reward(spec) for spec in args.rewards],
         generations=args.num_generations,
+        kl_to_start=kl_to_start or {},
         answer_tokens=args.max_completion_length,
         adapters=adapters,
         merged=args.hub_merged,

@@ -50,6 +50,8 @@ from ..recipes.test_recipes import SMALL, run_apart
         ("eval_environment/exact", "eval/environment/exact"),
         ("eval_overall", "eval/overall"),
         ("eval_suites/policy/best_move", "eval/suites/policy/best_move"),
+        ("eval_other/policy/best_move", "eval/other/policy/best_move"),
+        ("kl/start/policy", "kl/start/policy"),
         ("eval_runtime", "time/evaluation"),
         ("time/elapsed", "time/elapsed"),
         ("step_time", "time/step"),
@@ -108,6 +110,7 @@ def test_every_number_over_steps_has_one_panel() -> None:
     assert len(set(shown)) == len(shown)
     ends = {"time/train", "time/samples_per_second", "time/steps_per_second"}
     ends |= {"train/loss_mean", "train/total_flos", STEP}
+    ends |= {"eval/other/<task>/<metric>", "kl/start/<task>"}
     assert set(shown) == {m.key for m in GLOSSARY if not m.is_table} - ends
     for section in SECTIONS:
         for title, members in panels(section):

@@ -1,0 +1,170 @@
+"""A run on one of the packaged data's tasks, and what it reports about the other."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
+
+from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.data.loading import DataArguments, LoadedData, load_data
+from rookworld_rlvr.models import loading
+from rookworld_rlvr.models.decoding import complete
+from rookworld_rlvr.reports.run import page, read_runs
+from rookworld_rlvr.tasks import rules
+from rookworld_rlvr.tasks.metrics import evaluate_completions
+from rookworld_rlvr.training.forgetting import (
+    Forgetting,
+    answer_kls,
+    kl_of_logits,
+    measure_forgetting,
+)
+
+from ..conftest import launch, script
+
+ONE_TASK = """
+    --tasks environment --max_steps 1 --eval_steps 1 --save_steps 1 --heldout_rows 10
+    --per_device_train_batch_size 16 --num_generations 4 --max_completion_length 48 --use_cpu
+    --report_to none --output_dir run --other_task_rows 12 --warmup_steps 0
+""".split()
+
+
+def train(folder: Path, *more: str) -> tuple[dict[str, Any], str]:
+    """A run's ``results.json`` and what it printed."""
+    done = script("grpo.py", *ONE_TASK, *more, cwd=folder)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return json.loads((folder / "run" / "results.json").read_text()), done.stdout
+
+
+# --------------------------------------------------------------------------------------------------
+# The KL
+# --------------------------------------------------------------------------------------------------
+def test_the_kl_of_two_distributions_over_two_tokens() -> None:
+    policy = torch.tensor([[0.5, 0.5], [0.9, 0.1], [0.3, 0.7]])
+    start = torch.tensor([[0.25, 0.75], [0.5, 0.5], [0.3, 0.7]])
+    by_hand = [
+        0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75),
+        0.9 * math.log(0.9 / 0.5) + 0.1 * math.log(0.1 / 0.5),
+        0.0,
+    ]
+    # A constant added to all logits of a row changes no distribution.
+    found = kl_of_logits(policy.log() + 3, start.log() - 1)
+    assert found.tolist() == pytest.approx(by_hand, abs=1e-6)
+
+
+def test_the_kl_along_answers_is_that_of_each_row_alone(random_gpt2: GPT2LMHeadModel) -> None:
+    policy = random_gpt2.eval()
+    torch.manual_seed(1)
+    start = GPT2LMHeadModel(policy.config).eval()
+    prompts, answers = [[5, 6, 7, 8], [9], [10, 11]], [[1, 2], [3, 4, 5, 6], [7]]
+    expected = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        ids = torch.tensor([[*prompt, *answer]])
+        with torch.no_grad():
+            p, q = (net(input_ids=ids).logits[0].softmax(-1).double() for net in (policy, start))
+        places = range(len(prompt) - 1, len(prompt) + len(answer) - 1)
+        expected.append(sum(float((p[t] * (p[t] / q[t]).log()).sum()) for t in places))
+    assert answer_kls(policy, start, prompts, answers) == pytest.approx(expected, rel=1e-4)
+    assert min(expected) > 0.1
+
+
+# --------------------------------------------------------------------------------------------------
+# The rows
+# --------------------------------------------------------------------------------------------------
+def test_rows_of_other_tasks_are_held_out_and_come_on_demand() -> None:
+    args = DataArguments(tasks=["environment"], max_rows=15_000, heldout_rows=5)
+    data = load_data(args, other_task_rows=30)
+    assert [row["task"] for row in data.others] == ["policy"] * 30
+    trained = {rules.position_key(fen) for fen in data.train["fen"]}
+    assert trained.isdisjoint(rules.position_key(row["fen"]) for row in data.others)
+    plain = load_data(args)
+    assert plain.others == []
+    assert plain.train.to_list() == data.train.to_list()
+    assert plain.heldout.to_list() == data.heldout.to_list()
+    assert plain.report == data.report
+
+
+# --------------------------------------------------------------------------------------------------
+# Runs
+# --------------------------------------------------------------------------------------------------
+def test_an_unchanged_model_forgets_nothing(tmp_path: Path) -> None:
+    results, printed = train(tmp_path, "--learning_rate", "0")
+    assert results["kl_to_start"] == {"environment": 0.0, "policy": 0.0}
+    rows = load_data(DataArguments(tasks=["policy"], heldout_rows=12)).heldout
+    answers = complete(
+        loading.load_model(loading.PACKAGED_MODEL).eval(),
+        loading.load_tokenizer(loading.PACKAGED_MODEL),
+        rows["prompt"][:],
+        max_new_tokens=144,
+    )
+    expected = evaluate_completions(rows, answers)
+    others = {name: one for name, one in results["heldout"].items() if name.startswith("other/")}
+    assert set(others) == {f"other/{name}" for name in expected}
+    for name, right in expected.items():
+        one = others[f"other/{name}"]
+        assert (one["before"], one["after"], one["n"]) == (right.value, right.value, right.n)
+    assert "environment 0.0000, policy 0.0000 (not trained)" in printed
+
+
+def test_a_step_on_one_task_is_seen_in_the_other(tmp_path: Path) -> None:
+    results, printed = train(tmp_path, "--learning_rate", "3e-3")
+    kl = results["kl_to_start"]
+    assert kl["environment"] > 0 and kl["policy"] > 0
+    change = results["heldout"]["other/policy/all_legal"]
+    assert change["before"] > 0 and change["n"] == 12
+    assert "other/policy/all_legal " in printed and "(not trained)" in printed
+    folder = tmp_path / "run"
+    card = (folder / "README.md").read_text()
+    assert "| `other/policy/all_legal` | 12 |" in card
+    assert f"environment {kl['environment']:.4f}, policy {kl['policy']:.4f}." in card
+    report = page(read_runs([str(folder)]))
+    assert "KL to the starting model" in report and f"policy {kl['policy']:.4f}." in report
+
+
+@pytest.mark.parametrize("more", [["--tasks", "environment", "policy"], ["--other_task_rows", "0"]])
+def test_nothing_is_measured_where_nothing_is_asked(more: list[str], tmp_path: Path) -> None:
+    results, printed = train(tmp_path, *more)
+    assert "kl_to_start" not in results
+    assert not any(name.startswith("other/") for name in results["heldout"])
+    report = page(read_runs([str(tmp_path / "run")]))
+    for text in (printed, report, (tmp_path / "run" / "README.md").read_text()):
+        assert "KL to the starting model" not in text and "other/" not in text
+
+
+def test_adapters_are_compared_with_the_model_under_them(tmp_path: Path) -> None:
+    results, _ = train(tmp_path, *"--use_peft --lora_r 4 --learning_rate 0".split())
+    assert results["kl_to_start"] == pytest.approx({"environment": 0, "policy": 0}, abs=1e-6)
+    results, _ = train(tmp_path, *"--use_peft --lora_r 4 --learning_rate 1e-2".split())
+    assert min(results["kl_to_start"].values()) > 1e-6
+
+
+def test_two_processes_find_what_one_finds(tmp_path: Path) -> None:
+    one, _ = train(tmp_path, "--learning_rate", "0")
+    recipe = str(Path(__file__).parents[2] / "recipes" / "grpo.py")
+    two = launch(recipe, *ONE_TASK, "--learning_rate", "0", cwd=tmp_path)
+    assert two.returncode == 0, two.stdout[-3000:] + two.stderr[-3000:]
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["heldout"] == one["heldout"] and results["kl_to_start"] == one["kl_to_start"]
+    assert two.stdout.count("KL to the starting model") == 1
+
+
+def test_a_start_that_is_gone_costs_the_measurement_and_not_the_run(
+    make_trainer: Callable[..., Any],
+    random_gpt2: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+    packaged: LoadedData,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def gone() -> torch.nn.Module:
+        raise RookWorldError("cannot load the model 'runs/start'")
+
+    data = LoadedData(packaged.train, packaged.heldout, packaged.report, packaged.heldout.to_list())
+    trainer = make_trainer(random_gpt2, tokenizer)
+    assert measure_forgetting(trainer, data, gone) == Forgetting()
+    assert "is not measured: cannot load the model 'runs/start'" in capsys.readouterr().out
