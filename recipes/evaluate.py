@@ -53,6 +53,13 @@ class EvaluateArguments(SuiteArguments):
         "them are left out and counted.",
         check=each(check_training_data),
     )
+    pass_samples: int = setting(
+        0,
+        "Sampled answers to each item, for pass@k with k up to this number, in the suites environment, "
+        "policy, fill_in and mate_in_one: by `decoding`, or with decoding: greedy at temperature 1. 0 "
+        "measures no pass@k.",
+        least=0,
+    )
     output_file: str = setting("", "The JSON file for the results; none by default.")
 
 
@@ -74,6 +81,8 @@ def main(argv: Sequence[str]) -> None:
         state.print(f"suite {name} is left out: {reason}")
     if not suites:
         raise ConfigurationError([f"suites: {name}: {why}" for name, why in left_out.items()])
+    for suite in suites:
+        suite.pass_samples = args.pass_samples
     proofs = [keep_apart(suites, name) for name in args.training_data]
     for proof in proofs:
         state.print(

@@ -13,15 +13,15 @@ from accelerate.utils import gather_object
 
 from ..common.errors import RookWorldError
 from ..common.progress import Progress
-from ..models.decoding import GREEDY, Decoding
+from ..models.decoding import GREEDY, PLAIN, Decoding
 from ..tasks.registry import TASKS, task_of
 from ..tasks.scoring import Values
 from ..tasks.task import Task
 
-T = TypeVar("T")
-
-
 ORACLE, RANDOM_MOVER = "oracle", "random"
+
+Asked = TypeVar("Asked")
+Found = TypeVar("Found")
 
 
 class Answerer(ABC):
@@ -30,6 +30,7 @@ class Answerer(ABC):
     Attributes:
         name: As results name it.
         decoding: How it chooses its tokens, for the record.
+        sampling: How it chooses those of `samples`, for the record.
         asked_by: The suite that asks, for a progress bar.
     """
 
@@ -37,9 +38,18 @@ class Answerer(ABC):
     name: str
     decoding: Mapping[str, Any]
 
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        """See the class."""
+        return self.decoding
+
     @abstractmethod
     def answers(self, prompts: Sequence[str]) -> list[str]:
         """One completion for each prompt, in order; the same on every process."""
+
+    def samples(self, prompts: Sequence[str], count: int) -> list[list[str]]:
+        """`count` completions for each prompt; all the same unless the answerer draws them."""
+        return [[answer] * count for answer in self.answers(prompts)]
 
 
 class LanguageModel(Answerer):
@@ -50,8 +60,9 @@ class LanguageModel(Answerer):
     Args:
         name: As results name it; for a policy in training, the run's name.
         complete: Decodes one completion for each prompt on this process, such as
-            `models.decoding.complete`; it takes `progress`.
+            `models.decoding.complete`; it takes `progress`, and for `samples` also `decoding`.
         decoding: How `complete` chooses tokens.
+        sampling: How the tokens of `samples` are chosen.
     """
 
     def __init__(
@@ -59,44 +70,72 @@ class LanguageModel(Answerer):
         name: str,
         complete: Callable[..., list[str]],
         decoding: Decoding = GREEDY,
+        sampling: Decoding = PLAIN,
     ) -> None:
         self.name = name
         self.decoding = decoding.as_dict()
         self.complete = complete
+        self._sampling = sampling
+
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        """See `Answerer`."""
+        return self._sampling.as_dict()
 
     def answers(self, prompts: Sequence[str]) -> list[str]:
         """See `Answerer`; a prompt that appears several times is decoded once."""
         unique = list(dict.fromkeys(prompts))
-        title = f"{self.name}: {self.asked_by}" if self.asked_by else self.name
-        answers = dict(zip(unique, shared(unique, self.complete, title), strict=True))
+        answers = dict(zip(unique, shared(unique, self.complete, self._title), strict=True))
         return [answers[prompt] for prompt in prompts]
 
+    def samples(self, prompts: Sequence[str], count: int) -> list[list[str]]:
+        """See `Answerer`."""
 
-def shared(prompts: Sequence[str], complete: Callable[..., list[T]], title: str) -> list[T]:
-    """Let every process complete a share of the prompts, and return all completions on each.
+        def draw(mine: Sequence[str], progress: Callable[[int], object]) -> list[list[str]]:
+            texts = self.complete(
+                [prompt for prompt in mine for _ in range(count)],
+                decoding=self._sampling,
+                progress=progress,
+            )
+            return [texts[at : at + count] for at in range(0, len(texts), count)]
 
-    All shares have the same size, so some prompts may be completed twice. Under FSDP all processes take
+        unique = list(dict.fromkeys(prompts))
+        title = f"{self._title}, pass@{count}"
+        drawn = dict(zip(unique, shared(unique, draw, title, each=count), strict=True))
+        return [drawn[prompt] for prompt in prompts]
+
+    @property
+    def _title(self) -> str:
+        return f"{self.name}: {self.asked_by}" if self.asked_by else self.name
+
+
+def shared(
+    items: Sequence[Asked], answer: Callable[..., list[Found]], title: str, each: int = 1
+) -> list[Found]:
+    """Let every process answer a share of the items, such as prompts, and return all answers on each.
+
+    All shares have the same size, so some items may be answered twice. Under FSDP all processes take
     part in each forward, and a process with one batch less would leave the others waiting.
 
     Args:
-        prompts: `N` texts, the same on every process.
-        complete: Completes some of them, and calls `progress` with the size of each batch.
+        items: `N` items, the same on every process.
+        answer: Answers some of them, and calls `progress` with the number of completions of each batch.
         title: Of a progress bar.
+        each: Completions per item.
 
     Returns:
-        `N` completions.
+        `N` answers.
     """
     state = PartialState()
     rank, world = state.process_index, state.num_processes
-    share = [
-        (rank + turn * world) % len(prompts) for turn in range(math.ceil(len(prompts) / world))
-    ]
-    with Progress(title, len(share), "prompts") as progress:
-        completions = complete([prompts[index] for index in share], progress=progress.update)
+    share = [(rank + turn * world) % len(items) for turn in range(math.ceil(len(items) / world))]
+    unit = "prompts" if each == 1 else "completions"
+    with Progress(title, len(share) * each, unit) as progress:
+        answers = answer([items[index] for index in share], progress=progress.update)
     if world == 1:
-        return completions
-    found = dict(gather_object(list(zip(share, completions, strict=True))))
-    return [found[index] for index in range(len(prompts))]
+        return answers
+    found = dict(gather_object(list(zip(share, answers, strict=True))))
+    return [found[index] for index in range(len(items))]
 
 
 class Oracle(Answerer):
@@ -152,7 +191,40 @@ class RandomMover(Answerer):
 
     def answers(self, prompts: Sequence[str]) -> list[str]:
         """See `Answerer`."""
-        return [
-            TASKS[task_of(prompt)].guess(prompt, random.Random(f"{self._seed} {prompt}"))
-            for prompt in prompts
-        ]
+        return [_guess(prompt, f"{self._seed}") for prompt in prompts]
+
+    def samples(self, prompts: Sequence[str], count: int) -> list[list[str]]:
+        """See `Answerer`."""
+        turns = [f"{self._seed} {turn}" for turn in range(count)]
+        return [[_guess(prompt, turn) for turn in turns] for prompt in prompts]
+
+
+def _guess(prompt: str, seed: str) -> str:
+    return TASKS[task_of(prompt)].guess(prompt, random.Random(f"{seed} {prompt}"))
+
+
+class Turns(Answerer):
+    """Answers with each prompt's sample of the current turn; all samples are drawn at the first turn.
+
+    Args:
+        model: Who is asked.
+        count: Samples of each prompt.
+
+    Attributes:
+        turn: From 0 to `count` - 1.
+    """
+
+    def __init__(self, model: Answerer, count: int) -> None:
+        self.name = model.name
+        self.decoding = model.sampling
+        self.turn = 0
+        self._model, self._count = model, count
+        self._drawn: dict[str, list[str]] = {}
+
+    def answers(self, prompts: Sequence[str]) -> list[str]:
+        """See `Answerer`."""
+        new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._drawn]
+        if new:
+            samples = self._model.samples(new, self._count)
+            self._drawn |= dict(zip(new, samples, strict=True))
+        return [self._drawn[prompt][self.turn] for prompt in prompts]

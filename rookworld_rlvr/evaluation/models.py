@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -15,7 +15,7 @@ from ..common.settings import Checked, setting
 from ..engine.labeller import Labeller
 from ..engine.pool import EngineArguments
 from ..models import loading
-from ..models.decoding import ANSWER_TOKENS, GREEDY, Decoding, complete
+from ..models.decoding import ANSWER_TOKENS, GREEDY, PLAIN, Decoding, complete
 from ..tasks.scoring import Values
 from .answerers import ORACLE, RANDOM_MOVER, Answerer, LanguageModel, Oracle, RandomMover
 
@@ -89,6 +89,11 @@ class ModelArguments(Checked):
             self.decoding_seed,
         )
 
+    def chosen_sampling(self) -> Decoding:
+        """How tokens are chosen for pass@k."""
+        decoding = self.chosen_decoding()
+        return decoding if decoding.temperature else replace(PLAIN, seed=self.decoding_seed)
+
 
 class OracleValues:
     """Values of positions: the suites' own, else the engine's.
@@ -156,4 +161,4 @@ def open_model(
         batch_size=args.batch_size,
         max_new_tokens=args.max_new_tokens,
     )
-    return LanguageModel(name, decode, decoding)
+    return LanguageModel(name, decode, decoding, args.chosen_sampling())

@@ -95,6 +95,9 @@ def results_text(results: Sequence[ModelResults]) -> str:
         ]
         if "positions" in result.notes:
             lines.append(f"  {result.notes['positions']}")
+        if "pass_samples" in result.notes:
+            how = decoding_text(result.notes["pass_decoding"])
+            lines.append(f"  pass@k: {result.notes['pass_samples']} answers an item, {how}")
         lines += _table(name, result, first, others)
     for name, reason in first.left_out.items():
         lines += ["", f"{name}: left out: {reason}"]

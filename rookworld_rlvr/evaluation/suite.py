@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from ..common.errors import RookWorldError
 from ..common.stats import Estimate, Kind, Paired, estimate, paired
-from .answerers import Answerer
+from .answerers import Answerer, Turns
+from .pass_at_k import kinds, passes
 
 
 class SuiteUnavailableError(RookWorldError):
@@ -140,6 +141,9 @@ class Suite(ABC, Generic[Item]):
         metrics: What it measures, by name; a kind alone, such as ``"share"``, leaves the meaning out.
         headline: The metric that says most; the higher, the better.
         grouped: The metrics that are split by group.
+        one_answer: Whether an item is one prompt with one answer, so that pass@k of `headline`, a share,
+            can be measured; games have none.
+        pass_samples: Samples of each item for pass@k, if the suite has `one_answer`; 0 measures none.
         about: What the positions are, in a line, and what to compare a run's held-out rows with; the
             note `positions` of results.
     """
@@ -150,7 +154,9 @@ class Suite(ABC, Generic[Item]):
     metrics: ClassVar[Mapping[str, Metric | Kind]]
     headline: ClassVar[str]
     grouped: ClassVar[Collection[str]] = ()
+    one_answer: ClassVar[bool] = False
     about: ClassVar[str] = ""
+    pass_samples: int = 0
 
     def __init__(
         self, items: Mapping[str, Item], seed: int, notes: Mapping[str, Any] | None = None
@@ -186,12 +192,27 @@ class Suite(ABC, Generic[Item]):
 
     def run(self, model: Answerer) -> SuiteResult:
         """Ask a model, and collect the values of its answers."""
-        kinds = {name: metric.kind for name, metric in self.measured().items()}
-        seen = Observations(kinds, self.groups())
+        samples = self.pass_samples if self.one_answer else 0
+        known = {name: metric.kind for name, metric in self.measured().items()}
+        seen = Observations({**known, **kinds(samples)}, self.groups())
         model.asked_by = self.name
         for item, values, groups in self.judged(model):
             for metric, value in values.items():
                 seen.add(item, metric, value, groups if metric in self.grouped else ())
+        for item, right in self._right(model, samples).items():
+            for metric, value in passes(right, samples).items():
+                seen.add(item, metric, value)
+        sampled = {"pass_samples": samples, "pass_decoding": dict(model.sampling)}
+        notes = {**self.notes, **(sampled if samples else {})}
         return SuiteResult(
-            self.version, len(self.items), self.seed, model.decoding, seen, notes=self.notes
+            self.version, len(self.items), self.seed, model.decoding, seen, notes=notes
         )
+
+    def _right(self, model: Answerer, samples: int) -> dict[str, int]:
+        """How many samples of each item are right by the headline; empty without samples."""
+        right: dict[str, int] = {}
+        turns = Turns(model, samples)
+        for turns.turn in range(samples):
+            for item, values, _ in self.judged(turns):
+                right[item] = right.get(item, 0) + (values[self.headline] == 1)
+        return right

@@ -14,6 +14,7 @@ import copy
 import hashlib
 import inspect
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -69,6 +70,7 @@ class Decoding:
 
 
 GREEDY = Decoding("greedy")
+PLAIN = Decoding("sampled", temperature=1.0)  # from the model's own distribution
 
 
 def complete(
@@ -85,6 +87,7 @@ def complete(
     """Decode one completion for each prompt, without special tokens.
 
     In fp32 a completion, greedy or sampled, does not depend on its batch or on its place in the batch.
+    A prompt that appears several times is sampled anew each time.
 
     Args:
         model: In evaluation mode or without dropout.
@@ -143,7 +146,7 @@ def complete_ids(
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    seeds = [_number(f"{decoding.seed} {prompt}") for prompt in prompts]
+    seeds = _seeds(prompts, decoding.seed)
     return decode(
         model,
         encoded,
@@ -167,6 +170,17 @@ def _room(model: PreTrainedModel, prompt_tokens: int) -> int:
             "give another model, or leave such prompts out"
         )
     return int(positions) - prompt_tokens
+
+
+def _seeds(prompts: Sequence[str], seed: int) -> list[int]:
+    """A seed for each prompt; one that appears again has another."""
+    seen: Counter[str] = Counter()
+    seeds = []
+    for prompt in prompts:
+        again = f" {seen[prompt]}" if seen[prompt] else ""
+        seeds.append(_number(f"{seed}{again} {prompt}"))
+        seen[prompt] += 1
+    return seeds
 
 
 def _number(text: str) -> int:

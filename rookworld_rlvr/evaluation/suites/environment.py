@@ -60,6 +60,7 @@ class EnvironmentSuite(Suite[EnvironmentPrompt]):
     summary = "Simulates one move, on held-out positions of whole games."
     version = 1
     headline = "exact"
+    one_answer = True
     metrics: ClassVar[Mapping[str, Metric]] = {
         "invalid": Metric("share", "The answer cannot be read."),
         "exact": Metric(

@@ -30,6 +30,7 @@ class FillInSuite(Suite[Row]):
     summary = "Restores what is hidden in a record; every answer that fits the rest is right."
     version = 1
     headline = "exact"
+    one_answer = True
     metrics: ClassVar[Mapping[str, Metric]] = {
         "invalid": Metric("share", "The answer does not have the form of the hidden field."),
         "exact": Metric("share", "The answer fits the rest of the record."),

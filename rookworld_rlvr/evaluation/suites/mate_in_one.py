@@ -53,6 +53,7 @@ class MateInOneSuite(Suite[MatePosition]):
     )
     version = 1
     headline = "mate"
+    one_answer = True
     metrics: ClassVar[Mapping[str, Metric]] = {
         "invalid": Metric("share", "The answer cannot be read."),
         "legal": Metric("share", "`B` is a legal move."),

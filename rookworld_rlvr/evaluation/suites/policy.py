@@ -44,6 +44,7 @@ class PolicySuite(Suite[Values]):
     summary = "Analyses a position, judged by the engine's values of all legal moves."
     version = 1
     headline = "best_move"
+    one_answer = True
     metrics: ClassVar[Mapping[str, Metric]] = {
         "invalid": Metric("share", "The answer cannot be read."),
         "legal": Metric("share", "`B` is a legal move."),

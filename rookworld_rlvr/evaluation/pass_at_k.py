@@ -1,0 +1,179 @@
+"""pass@k: how likely it is that at least one of `k` sampled answers to a prompt is right.
+
+Where training raises pass@1 but not pass@k, the model gives more often what it could already find:
+training has sharpened it. Where pass@k rises too, the model finds what it did not find before.
+
+mean@k, the mean share of right answers among `k` samples, has the same expected value for every `k`:
+that of pass@1. From `n` samples, mean@n and the unbiased estimate of pass@1 are the same number.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..common.stats import Estimate, Kind, Paired, estimate, paired
+
+GREEDY_SHARE = "greedy"  # beside pass@k
+
+
+def pass_at_k(right: int, samples: int, k: int) -> float:
+    """The unbiased estimate of pass@k for one prompt: 1 - C(n - c, k) / C(n, k).
+
+    That is the share of the sets of `k` samples in which at least one is right.
+
+    Args:
+        right: How many of the samples are right, `c`.
+        samples: How many there are, `n`.
+        k: From 1 to `samples`.
+
+    Source: M. Chen et al., "Evaluating Large Language Models Trained on Code", arXiv 2107.03374 (2021).
+
+    >>> pass_at_k(1, 4, 1), pass_at_k(1, 4, 2), pass_at_k(0, 4, 4)
+    (0.25, 0.5, 0.0)
+    """
+    if not (1 <= k <= samples and 0 <= right <= samples):
+        raise ValueError(f"pass@{k} of {samples} samples with {right} right is not defined")
+    return 1 - math.comb(samples - right, k) / math.comb(samples, k)
+
+
+def ks(samples: int) -> list[int]:
+    """The values of `k` that are reported: powers of two up to the number of samples, and that number.
+
+    >>> ks(12), ks(0)
+    ([1, 2, 4, 8, 12], [])
+    """
+    powers = [2**power for power in range(samples.bit_length()) if 2**power < samples]
+    return [*powers, samples] if samples else []
+
+
+def kinds(samples: int) -> dict[str, Kind]:
+    """The kind of pass@k for each of `ks`, by name: with all samples a share, since a prompt has 0 or 1.
+
+    >>> kinds(4)
+    {'pass@1': 'mean', 'pass@2': 'mean', 'pass@4': 'share'}
+    """
+    return {f"pass@{k}": "share" if k == samples else "mean" for k in ks(samples)}
+
+
+def passes(right: int, samples: int) -> dict[str, float]:
+    """pass@k of one prompt for each of `ks`, by name.
+
+    >>> passes(1, 4)
+    {'pass@1': 0.25, 'pass@2': 0.5, 'pass@4': 1.0}
+    """
+    return {f"pass@{k}": pass_at_k(right, samples, k) for k in ks(samples)}
+
+
+@dataclass(frozen=True, slots=True)
+class RightCounts:
+    """How many of the sampled answers to each of `P` prompts are right.
+
+    Args:
+        samples: Sampled answers per prompt.
+        right: ``(P,)``, the right ones of each prompt.
+        greedy: ``(P,)``, 1 if the prompt's greedy answer is right, else 0.
+    """
+
+    samples: int
+    right: Sequence[int]
+    greedy: Sequence[int]
+
+    def __post_init__(self) -> None:
+        if len(self.right) != len(self.greedy) or not self.right:
+            raise ValueError("there must be one count and one greedy answer for each prompt")
+        if not all(0 <= count <= self.samples for count in self.right):
+            raise ValueError(f"a count of right answers is not from 0 to {self.samples}")
+
+    def estimates(self) -> dict[str, Estimate]:
+        """The share of greedy answers that are right, then pass@k, each with its 95% interval.
+
+        pass@k has a percentile bootstrap over prompts; greedy answers and pass@k of all samples, which
+        are shares of prompts, have Wilson intervals.
+        """
+        return {
+            name: estimate(self._kinds[name], list(values.values()))
+            for name, values in self._values().items()
+        }
+
+    def compare(self, other: RightCounts) -> dict[str, Paired]:
+        """How `other` differs from these on the same prompts; see `common.stats.paired`."""
+        if (self.samples, len(self.right)) != (other.samples, len(other.right)):
+            raise ValueError("the two were measured with other samples or other prompts")
+        theirs = other._values()
+        found = {
+            name: paired(self._kinds[name], values, theirs[name])
+            for name, values in self._values().items()
+        }
+        return {name: result for name, result in found.items() if result is not None}
+
+    @property
+    def _kinds(self) -> dict[str, Kind]:
+        return {GREEDY_SHARE: "share", **kinds(self.samples)}
+
+    def _values(self) -> dict[str, dict[str, float]]:
+        """By metric and prompt."""
+        found = {GREEDY_SHARE: {str(p): float(one) for p, one in enumerate(self.greedy)}}
+        for prompt, count in enumerate(self.right):
+            for name, value in passes(count, self.samples).items():
+                found.setdefault(name, {})[str(prompt)] = value
+        return found
+
+
+# --------------------------------------------------------------------------------------------------
+# JSON
+# --------------------------------------------------------------------------------------------------
+Measured = Mapping[str, Mapping[str, RightCounts]]
+"""Counts by time (``before``, ``after``) and task."""
+
+
+def write_counts(path: Path, settings: Mapping[str, Any], measured: Measured) -> None:
+    """Write counts as JSON, with the settings that they were measured with."""
+    times = {
+        when: {task: asdict(counts) for task, counts in found.items()}
+        for when, found in measured.items()
+    }
+    path.write_text(json.dumps({"settings": dict(settings), **times}) + "\n", encoding="utf-8")
+
+
+def read_counts(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, RightCounts]]]:
+    """The settings and the counts in a file of `write_counts`.
+
+    Raises:
+        ValueError: The file does not hold such counts.
+    """
+    content = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        settings = content.pop("settings")
+        return settings, {
+            when: {task: RightCounts(**counts) for task, counts in found.items()}
+            for when, found in content.items()
+        }
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"it does not hold counts of right answers: {error}") from error
+
+
+def pass_summary(measured: Measured) -> dict[str, Any]:
+    """By task: prompts, samples, the estimates of each time, and the paired change, for JSON."""
+    before, after = measured.get("before", {}), measured.get("after", {})
+    return {
+        task: {
+            "prompts": len(counts.right),
+            "samples": counts.samples,
+            **{
+                when: {name: asdict(value) for name, value in found[task].estimates().items()}
+                for when, found in (("before", before), ("after", after))
+                if task in found
+            },
+            **(
+                {"change": {n: asdict(v) for n, v in before[task].compare(after[task]).items()}}
+                if task in before and task in after
+                else {}
+            ),
+        }
+        for task, counts in {**before, **after}.items()
+    }

@@ -1,0 +1,191 @@
+"""pass@k by hand and against all subsets, its intervals, and suites that report it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from rookworld_rlvr.common.stats import Proportion
+from rookworld_rlvr.evaluation.answerers import Oracle, RandomMover, Turns
+from rookworld_rlvr.evaluation.pass_at_k import (
+    RightCounts,
+    ks,
+    pass_at_k,
+    pass_summary,
+    read_counts,
+    write_counts,
+)
+from rookworld_rlvr.evaluation.registry import SUITES
+from rookworld_rlvr.evaluation.suites.environment import EnvironmentSuite
+
+from ..conftest import script
+
+
+# --------------------------------------------------------------------------------------------------
+# The estimator
+# --------------------------------------------------------------------------------------------------
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample() -> None:
+    for samples in range(1, 8):
+        for right, k in itertools.product(range(samples + 1), range(1, samples + 1)):
+            subsets = list(itertools.combinations([1] * right + [0] * (samples - right), k))
+            found = pass_at_k(right, samples, k)
+            assert found == pytest.approx(sum(map(any, subsets)) / len(subsets), abs=1e-15)
+
+
+def test_pass_at_k_by_hand() -> None:
+    # Two of four are right; of the six pairs only the one of the two wrong ones has no right one.
+    assert pass_at_k(2, 4, 2) == pytest.approx(5 / 6)
+    # Chen et al. multiply 1 - k / i over i = n - c + 1 ... n.
+    product = 1.0
+    for i in range(64 - 3 + 1, 65):
+        product *= 1 - 16 / i
+    assert pass_at_k(3, 64, 16) == pytest.approx(1 - product, abs=1e-12)
+    assert [pass_at_k(right, 64, 1) for right in (0, 16, 64)] == [0, 0.25, 1], "the share right"
+    assert [pass_at_k(right, 64, 64) for right in (0, 1, 64)] == [0, 1, 1]
+    for right, samples, k in ((1, 4, 5), (1, 4, 0), (5, 4, 1), (-1, 4, 1)):
+        with pytest.raises(ValueError, match="is not defined"):
+            pass_at_k(right, samples, k)
+
+
+def test_the_estimate_is_unbiased_and_the_plug_in_one_is_not() -> None:
+    """Over binomial counts its mean is 1 - (1 - p)^k; that of 1 - (1 - c/n)^k is less."""
+    chance, samples, k = 0.05, 16, 8
+    draw = random.Random(0)
+    counts = [sum(draw.random() < chance for _ in range(samples)) for _ in range(20_000)]
+    true = 1 - (1 - chance) ** k
+    found = sum(pass_at_k(count, samples, k) for count in counts) / len(counts)
+    plug_in = sum(1 - (1 - count / samples) ** k for count in counts) / len(counts)
+    assert found == pytest.approx(true, abs=0.01)
+    assert plug_in < true - 0.03
+
+
+def test_k_is_a_power_of_two_or_all_samples() -> None:
+    assert ks(64) == [1, 2, 4, 8, 16, 32, 64]
+    assert ks(1) == [1] and ks(3) == [1, 2, 3] and ks(0) == []
+
+
+# --------------------------------------------------------------------------------------------------
+# Intervals
+# --------------------------------------------------------------------------------------------------
+def counts_of(prompts: int) -> RightCounts:
+    """Prompts of different difficulty, with the same counts again every eight prompts."""
+    right = [(0, 0, 1, 2, 4, 0, 7, 16)[prompt % 8] for prompt in range(prompts)]
+    return RightCounts(16, right, [int(count > 6) for count in right])
+
+
+def test_intervals_hold_the_value_and_shrink_with_more_prompts() -> None:
+    few, many = counts_of(24).estimates(), counts_of(240).estimates()
+    assert list(few) == ["greedy", "pass@1", "pass@2", "pass@4", "pass@8", "pass@16"]
+    for name in few:
+        assert few[name].value == pytest.approx(many[name].value)
+        for found in (few[name], many[name]):
+            assert 0 <= found.low < found.value < found.high <= 1
+        # The width goes with one over the square root of the number of prompts.
+        ratio = (few[name].high - few[name].low) / (many[name].high - many[name].low)
+        assert ratio == pytest.approx(10**0.5, rel=0.2), name
+    hopeless = RightCounts(64, [0] * 40, [0] * 40).estimates()
+    low, high = Proportion(0, 40).interval
+    assert (hopeless["pass@64"].low, hopeless["pass@64"].high) == (low, high), "not [0, 0]"
+    assert counts_of(24).estimates() == few, "the seed is fixed"
+    assert few["pass@1"].value == pytest.approx(30 / 8 / 16), "mean@16"
+
+
+def test_sharpening_and_learning_differ_in_pass_at_the_largest_k() -> None:
+    start = RightCounts(4, [0, 0, 1, 1] * 10, [0] * 40)
+    sharper = RightCounts(4, [0, 0, 4, 4] * 10, [0, 0, 1, 1] * 10)
+    learned = RightCounts(4, [2, 2, 2, 2] * 10, [1] * 40)
+    change = start.compare(sharper)
+    assert change["pass@1"].low > 0 and change["greedy"].difference == 0.5
+    assert (change["pass@4"].difference, change["pass@4"].p) == (0, 1)
+    assert start.compare(learned)["pass@4"].low > 0
+    with pytest.raises(ValueError, match="other prompts"):
+        start.compare(RightCounts(4, [1], [1]))
+
+
+def test_counts_are_written_and_read(tmp_path: Path) -> None:
+    measured = {"before": {"policy": counts_of(8)}, "after": {"policy": counts_of(8)}}
+    path = tmp_path / "pass.json"
+    write_counts(path, {"pass_samples": 16}, measured)
+    assert read_counts(path) == ({"pass_samples": 16}, measured)
+    told = pass_summary(measured)["policy"]
+    assert (told["prompts"], told["samples"]) == (8, 16)
+    assert told["before"]["pass@1"]["value"] == pytest.approx(30 / 8 / 16)
+    assert told["change"]["pass@16"]["difference"] == 0
+    assert "change" not in pass_summary({"after": measured["after"]})["policy"]
+    for broken in ("{}", "[]", '{"settings": {}, "before": {"policy": {"samples": 4}}}'):
+        path.write_text(broken)
+        with pytest.raises(ValueError, match="hold"):
+            read_counts(path)
+
+
+# --------------------------------------------------------------------------------------------------
+# Suites
+# --------------------------------------------------------------------------------------------------
+def test_suites_of_one_answer_an_item_take_samples() -> None:
+    asked = {name for name, suite in SUITES.items() if suite.one_answer}
+    assert asked == {"environment", "policy", "fill_in", "mate_in_one"}
+    assert all(SUITES[name].measured()[SUITES[name].headline].kind == "share" for name in asked)
+
+
+def test_the_samples_of_a_suite_are_counted_item_by_item() -> None:
+    suite = SUITES["fill_in"](24, 0)  # type: ignore[call-arg, arg-type]
+    plain = suite.run(RandomMover(0))
+    suite.pass_samples = 8
+    found = suite.run(RandomMover(0))
+    turns, right = Turns(RandomMover(0), 8), dict.fromkeys(suite.items, 0)
+    for turns.turn in range(8):
+        for item, judged, _ in suite.judged(turns):
+            right[item] += int(judged["exact"])
+    values = found.observations.values
+    assert values["pass@1"] == {item: count / 8 for item, count in right.items()}
+    assert values["pass@8"] == {item: float(count > 0) for item, count in right.items()}
+    assert sum(right.values()) > 0 and max(right.values()) < 8, "chance is right now and then"
+    others = {name: value for name, value in values.items() if not name.startswith("pass@")}
+    assert others == plain.observations.values, "the other metrics do not change"
+    assert found.notes["pass_samples"] == 8 and "pass_samples" not in plain.notes
+    assert set(found.compare(found)) >= {"pass@1", "pass@8"}
+
+
+def test_who_draws_nothing_has_one_pass() -> None:
+    suite = EnvironmentSuite(12, 0)
+    suite.pass_samples = 4
+    found = suite.run(Oracle(lambda fens: [None] * len(fens))).metrics()
+    assert [found[f"pass@{k}"].value for k in (1, 2, 4)] == [1, 1, 1]
+
+
+NANO = ["--suites", "environment", "self_play", "--suite_rows", "60", "--suite_games", "1"]
+NANO += ["--game_plies", "4", "--output_file", "results.json"]
+
+
+def test_evaluate_reports_pass_at_k_beside_the_greedy_numbers(tmp_path: Path) -> None:
+    results = {}
+    for name, words in {
+        "off": [],
+        "sampled": ["--pass_samples", "4"],
+        "cold": "--pass_samples 4 --decoding custom --temperature 1e-6".split(),
+    }.items():
+        done = script("evaluate.py", *NANO, *words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr[-3000:]
+        results[name] = json.loads((tmp_path / "results.json").read_text())["suites"]
+        assert ("pass@4" in done.stdout) == (name != "off")
+    off, sampled, cold = (results[name]["environment"] for name in ("off", "sampled", "cold"))
+    assert "pass_samples" not in off["notes"]
+    greedy = {n: v for n, v in sampled["metrics"].items() if not n.startswith("pass@")}
+    assert greedy == off["metrics"]
+    passes = [sampled["metrics"][f"pass@{k}"]["value"] for k in (1, 2, 4)]
+    assert passes == sorted(passes) and passes[0] < passes[-1], "different answers were drawn"
+    decoding = {"name": "sampled", "temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
+    assert sampled["notes"]["pass_decoding"] == decoding
+    exact = off["metrics"]["exact"]["value"]
+    assert [cold["metrics"][f"pass@{k}"]["value"] for k in (1, 4)] == [exact, exact]
+    assert results["sampled"]["self_play"] == results["off"]["self_play"], "games are played once"
+
+
+def test_a_negative_number_of_samples_is_a_fault(tmp_path: Path) -> None:
+    done = script("evaluate.py", "--pass_samples", "-1", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "pass_samples: -1 is too small; give at least 0" in done.stderr
