@@ -42,13 +42,14 @@ from rookworld_rlvr.training.dashboard import (
 from rookworld_rlvr.training.forgetting import measure_forgetting
 from rookworld_rlvr.training.health.monitor import HealthCallback
 from rookworld_rlvr.training.health.rules import HealthArguments
+from rookworld_rlvr.training.heldout_samples import pass_settings
 from rookworld_rlvr.training.hub import create_repository, push
 from rookworld_rlvr.training.interrupt import StopOnInterrupt
 from rookworld_rlvr.training.model_card import Run, write_grpo_card
 from rookworld_rlvr.training.parts.prompt_sampler import check_rows
 from rookworld_rlvr.training.profiling import ProfileSteps
 from rookworld_rlvr.training.progress import ShortProgressCallback
-from rookworld_rlvr.training.results import before_after_table, write_results
+from rookworld_rlvr.training.results import before_after_table, pass_lines, write_results
 from rookworld_rlvr.training.run_folder import (
     ANSWERS_AFTER,
     EVALUATION,
@@ -62,6 +63,7 @@ from rookworld_rlvr.training.run_folder import (
     quarantine_path,
     resume_point,
     save_final,
+    starting_counts,
     starting_point,
     write_answers,
 )
@@ -117,6 +119,7 @@ def main(argv: Sequence[str]) -> None:
     for line in truth.lines():
         state.print(line)
     before = starting_point(output_dir, checkpoint, data.heldout)
+    right = starting_counts(output_dir, checkpoint, pass_settings(training_args))
     suites, left_out = open_suites(suite_args, label_args)
     for name, reason in left_out.items():
         state.print(f"suite {name} is left out: {reason}")
@@ -162,6 +165,7 @@ def main(argv: Sequence[str]) -> None:
         trainer.add_callback(ProfileSteps(training_args.profile_steps))
     use_dashboards(trainer, truth, training_args.board_rows)
     trainer.heldout.before = before  # None: it is measured when training begins
+    trainer.heldout.right = right
     trainer.heldout.suites = suites
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     if interrupt.stopped_at is not None:
@@ -188,6 +192,7 @@ def main(argv: Sequence[str]) -> None:
             output_dir / RESULTS,
             before,
             after,
+            trainer.heldout.right,
             preflight=asdict(trainer.preflight) if trainer.preflight else {},
             best_step=step,
             steps=trainer.state.global_step,
@@ -226,6 +231,8 @@ def main(argv: Sequence[str]) -> None:
         print(before_after_table(before, after))
         if forgetting.kl:
             print(forgetting.describe())
+        for line in pass_lines(trainer.heldout.right):
+            print(line)
         print(f"\nmodel: {output_dir} (step {step} of {trainer.state.global_step})\n")
         if repository is not None:
             (output_dir / REPORT).write_text(page(read_runs([str(output_dir)])), encoding="utf-8")

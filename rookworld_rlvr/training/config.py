@@ -31,6 +31,7 @@ from ..evaluation.registry import SUITE_HEADLINES
 from ..rewards.registry import check_reward_specs, known_rewards
 from ..tasks.metrics import training_metrics
 from .forgetting import ForgettingArguments
+from .heldout_samples import PassArguments
 from .parts.advantages import BaselineArguments
 from .parts.buckets import ShapeArguments
 from .parts.groups import VarianceArguments
@@ -258,6 +259,7 @@ class RookWorldGRPOConfig(
     SupervisedArguments,
     ValueArguments,
     ForgettingArguments,
+    PassArguments,
     TrainingDefaults,
     GRPOConfig,
 ):

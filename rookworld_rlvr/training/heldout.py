@@ -15,13 +15,16 @@ from trl.models.utils import unwrap_model_for_generation
 from ..common.progress import quiet
 from ..common.stats import Proportion
 from ..evaluation.answerers import LanguageModel, shared
+from ..evaluation.pass_at_k import RightCounts, write_counts
 from ..evaluation.results import ModelResults
 from ..evaluation.suite import Suite, SuiteResult
 from ..models.decoding import complete
 from ..tasks.metrics import evaluate_completions, headline
+from .heldout_samples import PassArguments, pass_settings, sample_heldout
+from .parts.part import arguments_of
 from .parts.sampling import is_sharded
 from .results import write_proportions
-from .run_folder import ANSWERS_BEFORE, HELDOUT_BEFORE, write_answers
+from .run_folder import ANSWERS_BEFORE, HELDOUT_BEFORE, HELDOUT_PASS, write_answers
 
 
 class HeldoutEvaluation:
@@ -37,6 +40,7 @@ class HeldoutEvaluation:
         suites: Suites to run with every evaluation.
         suite_results: The suites' results in the latest evaluation.
         suites_before: The suites' results before training.
+        right: Counts of right samples for pass@k, ``before`` and ``after`` training, by task.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -48,6 +52,7 @@ class HeldoutEvaluation:
         self.suites: Sequence[Suite] = ()
         self.suite_results: Mapping[str, SuiteResult] = {}
         self.suites_before: Mapping[str, SuiteResult] | None = None
+        self.right: dict[str, Mapping[str, RightCounts]] = {}
         self._measured: dict[int, Any] = {}  # step → results, completions and suites' results
 
     def evaluate(self, rows: Any, prefix: str) -> dict[str, float]:
@@ -105,6 +110,8 @@ class HeldoutEvaluation:
             found = (self.results, self.completions, self.suite_results)
             self._measured[self.trainer.state.global_step] = found
         metrics["runtime"] = time.perf_counter() - started
+        if is_first:
+            metrics |= self._sample(rows, "before")
         return {f"{prefix}_{name}": value for name, value in metrics.items()}
 
     def run_final(self) -> int:
@@ -126,7 +133,25 @@ class HeldoutEvaluation:
             self.run(self.trainer.eval_dataset, "eval")
         else:
             self.trainer.evaluate()
+        sampled = self._sample(self.trainer.eval_dataset, "after")
+        if sampled:
+            Trainer.log(self.trainer, {f"eval_{name}": value for name, value in sampled.items()})
         return step
+
+    def _sample(self, rows: Dataset, when: str) -> dict[str, float]:
+        """pass@k of the weights that answered last; nothing if `pass_samples` is 0."""
+        args = self.trainer.args
+        if not arguments_of(args, PassArguments).pass_samples:
+            return {}
+        with quiet(bool(args.disable_tqdm)):
+            self.right[when] = sample_heldout(self.trainer, rows, self.completions)
+        if self.trainer.accelerator.is_main_process:
+            write_counts(Path(self.folder) / HELDOUT_PASS, pass_settings(args), self.right)
+        return {
+            f"pass/{task}/{name}": estimate.value
+            for task, counts in self.right[when].items()
+            for name, estimate in counts.estimates().items()
+        }
 
     def _run_suites(self) -> dict[str, float]:
         """Run the suites; gives their metrics, except those of groups of items."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ..common.stats import Proportion
+from ..evaluation.pass_at_k import GREEDY_SHARE, Measured, pass_summary
 from ..tasks.metrics import headline
 
 
@@ -31,6 +33,26 @@ def before_after_table(before: Mapping[str, Proportion], after: Mapping[str, Pro
     return "\n".join(lines)
 
 
+def pass_lines(measured: Measured) -> list[str]:
+    """A line for each task: greedy, pass@1 and pass@k at the largest k, before and after training."""
+    before, after = measured.get("before", {}), measured.get("after", {})
+    lines = []
+    for task, counts in after.items():
+        old = before[task].estimates() if task in before else {}
+        new, top = counts.estimates(), f"pass@{counts.samples}"
+        shares = [
+            f"{name} {f'{old[name].value:.1%} -> ' if old else ''}{new[name].value:.1%}"
+            for name in dict.fromkeys((GREEDY_SHARE, "pass@1", top))
+        ]
+        change = ""
+        if old:
+            found = before[task].compare(counts)[top]
+            points = [100 * number for number in (found.difference, found.low, found.high)]
+            change = " ({:+.1f} points [{:+.1f}, {:+.1f}])".format(*points)
+        lines.append(f"{task}, {len(counts.right)} prompts: {'; '.join(shares)}{change}")
+    return lines
+
+
 def results_table(results: Mapping[str, Proportion]) -> str:
     """Metric, rows, share and 95% Wilson interval, as a Markdown table."""
     lines = ["| held-out metric | n | share | 95% interval |", "| --- | --- | --- | --- |"]
@@ -42,9 +64,13 @@ def results_table(results: Mapping[str, Proportion]) -> str:
 
 
 def write_results(
-    path: Path, before: Mapping[str, Proportion], after: Mapping[str, Proportion], **extra: Any
+    path: Path,
+    before: Mapping[str, Proportion],
+    after: Mapping[str, Proportion],
+    right: Measured = MappingProxyType({}),
+    **extra: Any,
 ) -> None:
-    """Write the table's numbers as JSON, with other numbers of the run."""
+    """Write the table's numbers as JSON, with pass@k if it was measured, and other numbers."""
     results = {
         name: {
             "before": before[name].value,
@@ -55,7 +81,8 @@ def write_results(
         }
         for name in after
     }
-    path.write_text(json.dumps({"heldout": results, **extra}, indent=2) + "\n")
+    sampled = {"pass": pass_summary(right)} if right else {}
+    path.write_text(json.dumps({"heldout": results, **sampled, **extra}, indent=2) + "\n")
 
 
 def heldout_results(content: Mapping[str, Any], when: str) -> dict[str, Proportion]:

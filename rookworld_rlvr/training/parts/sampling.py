@@ -144,6 +144,8 @@ def draw(
     prompts: Sequence[Sequence[int]],
     rows: Sequence[Sampling],
     keep_logps: bool = False,
+    batch_size: int | None = None,
+    progress: Callable[[int], object] | None = None,
 ) -> Drawn:
     """Draw one completion per prompt with a trainer's policy, each with its own settings; see `decode`.
 
@@ -152,6 +154,8 @@ def draw(
         prompts: Token ids of `B` prompts.
         rows: How each is drawn; a length of None is the trainer's.
         keep_logps: Whether to return log-probs.
+        batch_size: Rows drawn at once; None for all.
+        progress: Called with the number of rows of each batch that is done.
     """
     with (
         unwrap_model_for_generation(
@@ -171,6 +175,8 @@ def draw(
             trainer.generation_config,
             by_generate=needs_generate(trainer),
             keep_logps=keep_logps,
+            batch_size=batch_size,
+            progress=progress,
         )
 
 

@@ -1,0 +1,154 @@
+"""pass@k on held-out rows: what a run measures, keeps and shows, and that it trains as without it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rookworld_rlvr.evaluation.pass_at_k import read_counts
+from rookworld_rlvr.reports.run import page, read_runs
+from rookworld_rlvr.training import heldout
+from rookworld_rlvr.training.heldout_samples import evenly, sample_heldout
+
+from ..conftest import REPOSITORY, launch, script
+
+SMALL = """
+    --max_steps 4 --per_device_train_batch_size 16 --num_generations 4 --heldout_rows 12
+    --eval_steps 2 --save_steps 2 --logging_steps 1 --max_completion_length 64 --use_cpu
+    --report_to none --output_dir run
+""".split()
+PASS = ["--pass_samples", "4", "--pass_rows", "8"]
+COLD = ["--temperature", "1e-4"]  # every sample is the greedy answer
+
+
+def test_rows_are_spread_evenly() -> None:
+    assert evenly(range(12), 8) == [0, 1, 3, 4, 6, 7, 9, 10]
+    assert evenly(range(3), 8) == [0, 1, 2] and evenly([], 8) == []
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folders `plain/run` and `passes/run`: the same run without pass@k and with it."""
+    folder = tmp_path_factory.mktemp("passes")
+    for name, words in (("plain", []), ("passes", PASS)):
+        (folder / name).mkdir()
+        done = script("grpo.py", *SMALL, *words, cwd=folder / name)
+        assert done.returncode == 0, done.stderr[-3000:]
+        (folder / name / "stdout").write_text(done.stdout)
+    return folder
+
+
+def history(run: Path) -> list[dict[str, Any]]:
+    logs: list[dict[str, Any]] = json.loads((run / "trainer_state.json").read_text())["log_history"]
+    return logs
+
+
+def test_a_run_with_pass_at_k_trains_as_one_without(runs: Path) -> None:
+    plain, passes = runs / "plain" / "run", runs / "passes" / "run"
+    for name in ("model.safetensors", "checkpoint-4/model.safetensors", "heldout_before.json"):
+        assert (plain / name).read_bytes() == (passes / name).read_bytes(), name
+    losses = [[log["loss"] for log in history(run) if "loss" in log] for run in (plain, passes)]
+    assert losses[0] == losses[1] and len(losses[0]) == 4
+    assert not (plain / "heldout_pass.json").exists()
+    assert "pass" not in json.loads((plain / "results.json").read_text())
+    assert not any("pass" in name for log in history(plain) for name in log)
+    assert "pass@" not in (runs / "plain" / "stdout").read_text()
+
+
+def test_a_run_keeps_its_curves(runs: Path) -> None:
+    run = runs / "passes" / "run"
+    told = json.loads((run / "results.json").read_text())["pass"]
+    settings, measured = read_counts(run / "heldout_pass.json")
+    assert settings["pass_samples"] == 4 and settings["temperature"] == 1.0
+    assert set(told) == set(measured["before"]) == {"environment", "policy"}
+    (start,) = (log for log in history(run) if "eval_pass/environment/pass@4" in log)
+    assert start["step"] == 0, "not at each evaluation"
+    for task, entry in told.items():
+        assert (entry["prompts"], entry["samples"]) == (8, 4)
+        for when in ("before", "after"):
+            counts = measured[when][task]
+            assert list(entry[when]) == ["greedy", "pass@1", "pass@2", "pass@4"]
+            assert entry[when]["pass@1"]["value"] == pytest.approx(sum(counts.right) / 32)
+            assert entry[when]["pass@4"]["value"] == sum(map(bool, counts.right)) / 8
+        assert start[f"eval_pass/{task}/pass@4"] == entry["before"]["pass@4"]["value"]
+    assert any(0 < count < 4 for count in measured["before"]["environment"].right)
+    printed = (runs / "passes" / "stdout").read_text()
+    before, after = (told["environment"][when]["pass@4"]["value"] for when in ("before", "after"))
+    assert "environment, 8 prompts: greedy " in printed
+    assert f"pass@4 {before:.1%} -> {after:.1%} (" in printed
+
+
+def test_the_greedy_mark_is_that_of_the_same_rows(runs: Path) -> None:
+    run = runs / "passes" / "run"
+    answers = [
+        json.loads(line) for line in (run / "heldout_answers_before.jsonl").read_text().splitlines()
+    ]
+    mine = [answer for answer in answers if answer["task"] == "environment"]
+    chosen = [mine[place]["score"]["exact"] for place in evenly(range(len(mine)), 8)]
+    _, measured = read_counts(run / "heldout_pass.json")
+    assert measured["before"]["environment"].greedy == chosen
+
+
+def test_the_report_shows_the_curves(runs: Path) -> None:
+    drawn = page(read_runs([str(runs / "passes" / "run")]))
+    section = drawn[drawn.index('<section id="passes">') : drawn.index('<section id="errors">')]
+    assert section.count("<figure") == 2 and section.count("<polyline") == 4
+    assert "environment: 8 held-out rows, 4 samples each" in section
+    assert "pass@1 is also mean@k" in section and "greedy</th>" in section
+    assert 'id="passes"' not in page(read_runs([str(runs / "plain" / "run")]))
+
+
+def test_a_resumed_run_does_not_measure_its_start_again(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def counted(trainer: Any, *args: Any) -> Any:
+        calls.append(trainer.state.global_step)
+        return sample_heldout(trainer, *args)
+
+    monkeypatch.setattr(heldout, "sample_heldout", counted)
+    shutil.copytree(runs / "passes" / "run", tmp_path / "run")
+    whole = runs / "passes" / "run"
+    shutil.rmtree(tmp_path / "run" / "checkpoint-4")
+    for name in ("results.json", "trainer_state.json"):
+        (tmp_path / "run" / name).unlink()
+    resume = [*SMALL, "--resume_from_checkpoint", "true"]
+    done = script("grpo.py", *resume, *PASS, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert calls == [4], "only the final weights"
+    found, expected = (read_counts(run / "heldout_pass.json") for run in (tmp_path / "run", whole))
+    assert found == expected
+    weights = [run / "model.safetensors" for run in (tmp_path / "run", whole)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    more = ["--max_steps", "6", "--pass_samples", "8", "--pass_rows", "8"]
+    done = script("grpo.py", *resume, *more, cwd=tmp_path)
+    assert done.returncode == 2
+    assert (
+        "measured pass@k before training with pass_samples: 4; resume it with that" in done.stderr
+    )
+
+
+def test_two_processes_count_as_one_does(tmp_path: Path) -> None:
+    """At a temperature near 0 every sample is the greedy answer, on whichever process."""
+    words = [*SMALL, "--pass_samples", "3", "--pass_rows", "7", *COLD, "--max_steps", "1"]
+    counts = []
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
+        folder.mkdir()
+        if processes == 1:
+            done = script("grpo.py", *words, cwd=folder)
+        else:
+            done = launch(str(REPOSITORY / "recipes" / "grpo.py"), *words, cwd=folder)
+        assert done.returncode == 0, done.stderr[-3000:]
+        _, measured = read_counts(folder / "run" / "heldout_pass.json")
+        counts.append(measured["before"])
+        for found in measured["before"].values():
+            assert found.right == [3 * greedy for greedy in found.greedy]
+            assert len(found.right) == 7
+    assert counts[0] == counts[1]
+    assert any(counts[0]["environment"].right) and not all(counts[0]["environment"].right)
