@@ -3,6 +3,7 @@
 - `runs`: a run's folder as a record.
 - `answers`: which held-out answers are worth a look.
 - `plots`: curves and intervals as SVG.
+- `passes`: pass@k before and after.
 - `published`: numbers that others have published.
 - `page`: the HTML.
 """

@@ -11,7 +11,7 @@ from ...common.files import read_asset
 from ...common.html import name, render
 from ...tasks.metrics import headline, headlines
 from ...tasks.registry import TASKS
-from . import answers, suites
+from . import answers, passes, suites
 from .curves import heldout_plots, training_plots
 from .plots import COLOURS, Dot, intervals
 from .published import PUBLISHED, published
@@ -57,6 +57,7 @@ def page(runs: Sequence[RunRecord]) -> str:
         boards=[(run.name, list(_boards(run, len(with_answers)))) for run in with_answers],
         gaps=_gaps,
         suites=suites.section(runs),
+        passes=passes.section(runs),
     )
 
 

@@ -55,10 +55,11 @@ class Series:
 
     Args:
         label: In the legend, plain text.
-        points: By step.
+        points: By step, or by `k` on an `Axis` of its own.
         band: Lower and upper bound of each point; empty for a line without a band.
         colour: Place among the page's colours.
         chosen: The step whose weights were saved, marked by a ring; None if it is not known.
+        apart: Points that do not belong to the line, drawn as rings.
     """
 
     label: str
@@ -66,6 +67,20 @@ class Series:
     band: Sequence[tuple[float, float]] = ()
     colour: int = 0
     chosen: float | None = None
+    apart: Sequence[Point] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """The horizontal axis of a plot.
+
+    Args:
+        name: Of what is on it.
+        doubling: Whether each doubling takes the same room, with a tick for each power of two.
+    """
+
+    name: str = "step"
+    doubling: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +107,13 @@ class Dot:
 # --------------------------------------------------------------------------------------------------
 # Curves
 # --------------------------------------------------------------------------------------------------
-def plot(title: str, series: Sequence[Series], note: str = "", is_share: bool = False) -> Markup:
+def plot(
+    title: str,
+    series: Sequence[Series],
+    note: str = "",
+    is_share: bool = False,
+    axis: Axis = Axis(),
+) -> Markup:
     """Lines over steps, with their bands; empty if there are no points.
 
     Args:
@@ -100,6 +121,7 @@ def plot(title: str, series: Sequence[Series], note: str = "", is_share: bool = 
         series: Drawn in their order; points that are not finite are left out, and counted below.
         note: Shown under the plot, plain text.
         is_share: Whether values are shares, which are written in per cent.
+        axis: What the points are by.
     """
     drawn = [line for line in map(_finite, series) if line.points]
     if not drawn:
@@ -107,14 +129,15 @@ def plot(title: str, series: Sequence[Series], note: str = "", is_share: bool = 
     steps = [step for line in drawn for step, _ in line.points]
     heights = [value for line in drawn for _, value in line.points]
     heights += [bound for line in drawn for pair in line.band for bound in pair]
+    heights += [value for line in drawn for _, value in line.apart]
     first, last = min(steps), max(steps)
     ticks = _ticks(min(heights), max(heights))
     if is_share:  # a constant has room on both sides, but no share is outside of [0, 1]
         ticks = [tick for tick in ticks if 0 <= tick <= 1]
-    x = _scale(first, last, _LEFT, _WIDTH - _RIGHT)
+    x = _scale(first, last, _LEFT, _WIDTH - _RIGHT, axis.doubling)
     y = _scale(ticks[0], ticks[-1], _HEIGHT - _BOTTOM, _TOP)
     form = _percent if is_share else _number
-    labels = [(first, "start"), ((first + last) / 2, "middle"), (last, "end")]
+    labels = _labels(first, last, axis.doubling)
     chosen = sorted({c for line in drawn if (c := line.chosen) is not None and first <= c <= last})
     lost = sum(len(line.points) for line in series) - sum(len(line.points) for line in drawn)
     notes = [note, f"{lost} values that are not finite are left out." if lost else ""]
@@ -126,6 +149,7 @@ def plot(title: str, series: Sequence[Series], note: str = "", is_share: bool = 
         chosen=[(x(step), step) for step in chosen],
         steps=[(x(step), step, at) for step, at in labels if first < last or at == "middle"],
         note=" ".join(filter(None, notes)),
+        axis=axis.name,
         width=_WIDTH,
         height=_HEIGHT,
         left=_LEFT,
@@ -141,10 +165,29 @@ def _finite(line: Series) -> Series:
     return replace(line, points=[line.points[place] for place in kept], band=band)
 
 
-def _scale(low: float, high: float, start: float, end: float) -> Scale:
-    """From [low, high] to pixels; an empty range lies in the middle."""
+def _labels(first: float, last: float, doubling: bool) -> list[tuple[float, str]]:
+    """Where the horizontal axis has numbers, and how each is aligned to its place."""
+    if not doubling:
+        return [(first, "start"), ((first + last) / 2, "middle"), (last, "end")]
+    between = (2.0**power for power in range(64) if first < 2**power <= last / 1.5)
+    return [(first, "middle"), *((k, "middle") for k in between), (last, "end")]
+
+
+def _scale(low: float, high: float, start: float, end: float, doubling: bool = False) -> Scale:
+    """From [low, high] to pixels; an empty range lies in the middle.
+
+    Args:
+        low: Above 0 if `doubling`.
+        high: At least `low`.
+        start: Of the pixels.
+        end: Of the pixels.
+        doubling: See `Axis`.
+    """
     if low == high:
         return lambda value: (start + end) / 2
+    if doubling:
+        span = math.log2(high / low)
+        return lambda value: start + (end - start) * math.log2(value / low) / span
     return lambda value: start + (end - start) * (value - low) / (high - low)
 
 
@@ -189,6 +232,7 @@ def _drawn(
         "band": _path([*upper, *reversed(lower)], x, y),
         "marks": [(x(step), y(value), step, form(value)) for step, value in marks],
         "ring": _ring(line, x, y),
+        "apart": [(x(step), y(value), form(value)) for step, value in line.apart],
         "radius": 2.5 if len(marks) <= 30 else 1.2,
     }
 

@@ -12,6 +12,7 @@ import yaml
 
 from ...common.errors import RookWorldError
 from ...common.stats import Proportion
+from ...evaluation.pass_at_k import RightCounts, read_counts
 from ...training.health.monitor import HEALTH_FILE
 from ...training.results import heldout_results, read_proportions
 from ...training.run_folder import (
@@ -19,6 +20,7 @@ from ...training.run_folder import (
     ANSWERS_BEFORE,
     EVALUATION,
     HELDOUT_BEFORE,
+    HELDOUT_PASS,
     PROVENANCE,
     RESOLVED_CONFIG,
     RESULTS,
@@ -56,6 +58,7 @@ class RunRecord:
         answers: Held-out rows with both answers.
         health: Findings; None if the run was not watched.
         evaluation: ``evaluation.json``.
+        right: Counts for pass@k, ``before`` and ``after`` training, by task; empty if not measured.
         missing: What is missing, one sentence each.
     """
 
@@ -69,6 +72,7 @@ class RunRecord:
     answers: Sequence[AnswerPair] = ()
     health: Sequence[Mapping[str, Any]] | None = None
     evaluation: Mapping[str, Any] | None = None
+    right: Mapping[str, Mapping[str, RightCounts]] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
 
     @property
@@ -143,6 +147,7 @@ def read_run(folder: Path, name: str) -> RunRecord:
     unwatched = f"There is no {HEALTH_FILE}: the run's health was not watched."
     run.health = _read(run, folder / HEALTH_FILE, None, unwatched, _json_lines)
     run.evaluation = _read(run, folder / EVALUATION, None)
+    _, run.right = _read(run, folder / HELDOUT_PASS, ({}, {}), read=read_counts)
     return run
 
 

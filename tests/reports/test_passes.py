@@ -1,0 +1,100 @@
+"""Curves of pass@k in the report: where they lie, whose they are, and how they look."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from rookworld_rlvr.evaluation.pass_at_k import RightCounts, write_counts
+from rookworld_rlvr.reports.run import page, read_runs
+from rookworld_rlvr.reports.run.passes import section
+from rookworld_rlvr.reports.run.plots import Axis, Series, plot
+from rookworld_rlvr.reports.run.record import RunRecord
+
+from ..browser import Browser, colour, painted
+
+BEFORE = RightCounts(64, [0, 1, 3, 60] * 25, [0, 0, 0, 1] * 25)
+AFTER = RightCounts(64, [0, 9, 30, 64] * 25, [0, 0, 1, 1] * 25)
+TASKS = ("environment", "policy", "fill_in")
+
+
+def record(name: str, before: RightCounts = BEFORE, after: RightCounts = AFTER) -> RunRecord:
+    sides = {"before": before, "after": after}
+    return RunRecord(
+        name, {}, right={when: dict.fromkeys(TASKS, found) for when, found in sides.items()}
+    )
+
+
+def test_doublings_of_k_take_the_same_room() -> None:
+    points = [(float(2**power), power / 6) for power in range(7)]
+    drawn = plot("task", [Series("after", points, apart=[(1.0, 0.5)])], "", True, Axis("k", True))
+    (path,) = re.findall(r'<polyline[^>]* points="([^"]*)"', drawn)
+    x = [float(point.split(",")[0]) for point in path.split()]
+    steps = [right - left for left, right in itertools.pairwise(x)]
+    assert steps == pytest.approx([steps[0]] * 6, abs=0.11)
+    ticks = re.findall(r'text-anchor="(?:start|middle|end)">(?:k )?(\d+)</text>', drawn)
+    assert ticks == ["1", "2", "4", "8", "16", "32", "64"]
+    (ring,) = re.findall(r'ring" cx="([^"]*)" cy="([^"]*)"', drawn)
+    heights = [float(point.split(",")[1]) for point in path.split()]
+    assert float(ring[0]) == x[0] and float(ring[1]) == pytest.approx(heights[3], abs=0.1)
+    assert "<title>after, greedy: 50%</title>" in drawn and "after, k 8: 50%" in drawn
+
+
+def test_a_number_of_samples_between_two_powers_has_its_tick() -> None:
+    points = [(1.0, 0.1), (2.0, 0.2), (4.0, 0.3), (5.0, 0.4)]
+    drawn = plot("task", [Series("after", points)], "", True, Axis("k", True))
+    assert re.findall(r'">(?:k )?(\d+)</text>', drawn) == ["1", "2", "5"], "4 would touch 5"
+
+
+def test_before_is_drawn_against_after_with_intervals() -> None:
+    drawn = str(section([record("run")]))
+    assert drawn.count("<polyline") == drawn.count('class="band') == 6, "two lines a task"
+    assert re.findall(r"</svg>(before|after)</li>", drawn) == ["before", "after"] * 3
+    found = BEFORE.compare(AFTER)["pass@64"]
+    low, high = (100 * number for number in (found.low, found.high))
+    assert found.difference == 0 and f"<b>+0.0</b> <small>[{low:+.1f}, {high:+.1f}]" in drawn
+    assert "fill_in: 100 held-out rows, 64 samples each" in drawn
+
+
+def test_runs_from_one_start_share_its_line() -> None:
+    drawn = str(section([record("plain"), record("teach")]))
+    assert drawn.count("<polyline") == 9
+    assert ">before</li>" in drawn and "teach, after</li>" in drawn
+    other = record("other", before=RightCounts(64, [1] * 100, [0] * 100))
+    drawn = str(section([record("plain"), other]))
+    assert drawn.count("<polyline") == 12 and "other, before</li>" in drawn
+    assert section([RunRecord("without", {})]) == ""
+
+
+def test_a_run_that_has_not_finished_shows_its_start(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "resolved_config.yaml").write_text("seed: 0\n")
+    write_counts(folder / "heldout_pass.json", {}, {"before": {"policy": BEFORE}})
+    drawn = page(read_runs([str(folder)]))
+    assert "policy: 100 held-out rows" in drawn
+    part = drawn[drawn.index('<section id="passes">') :]
+    assert part.count("<polyline") == 1
+    (folder / "heldout_pass.json").write_text(json.dumps({"before": 3}))
+    (run,) = read_runs([str(folder)])
+    assert any("heldout_pass.json could not be read" in line for line in run.missing)
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_curves_are_seen(browser: Browser, tmp_path: Path, width: int, scheme: str) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(page([record("run")]))
+    browser.console()
+    browser.open(path, width, scheme)
+    assert browser.console() == [] and browser.strays() == [] and browser.overflow() <= 0
+    shot = browser.screenshot()
+    paper = colour(browser.ask("return getComputedStyle(document.body).backgroundColor"))
+    boxes = browser.boxes("#passes .plot svg[role]")
+    assert len(boxes) == 3
+    for box in boxes:
+        assert 0.02 < painted(shot, box, paper) < 0.6
