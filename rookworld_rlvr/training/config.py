@@ -34,6 +34,7 @@ from .forgetting import ForgettingArguments
 from .heldout_samples import PassArguments
 from .parts.advantages import BaselineArguments
 from .parts.buckets import ShapeArguments
+from .parts.credit import CreditArguments
 from .parts.groups import VarianceArguments
 from .parts.kl import KLArguments
 from .parts.mixture import PromptArguments
@@ -249,6 +250,7 @@ class TrainingDefaults:
 class RookWorldGRPOConfig(
     KLArguments,
     BaselineArguments,
+    CreditArguments,
     ScheduleArguments,
     SamplingArguments,
     ShapeArguments,
@@ -369,7 +371,9 @@ class RookWorldGRPOConfig(
 
     def settled_faults(self) -> list[str]:
         """Faults that show once TRL has computed the batch sizes, one sentence each."""
-        return self.variance_faults(self, self.world_size)
+        return self.variance_faults(self, self.world_size) + self.credit_faults(
+            self, self.world_size
+        )
 
     def _profile_faults(self) -> list[str]:
         if self.profile_steps is None or key_faults(self, "profile_steps"):
