@@ -68,7 +68,8 @@ def train(kind: str, folder: Path, rows: Any, heldout: Any) -> dict[str, Any]:
         eval_dataset=heldout,
         processing_class=loading.load_tokenizer(loading.PACKAGED_MODEL),
     )
-    loss, first = trainer.loss, []
+    first: list[dict[str, Any]] = []
+    loss = trainer.loss
 
     def watch(model: Any, batch: dict[str, Any]) -> Any:
         if not first:

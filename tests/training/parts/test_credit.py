@@ -130,7 +130,7 @@ def credited(
     return credit
 
 
-def worth(found: list[tuple[str, float]]) -> list[tuple[str, float]]:
+def worth(found: list[tuple[str, float]]) -> list[tuple[str, Any]]:
     """Neighbouring tokens with the same advantage, joined; the end token is written <end>."""
     joined: list[tuple[str, float]] = []
     for piece, number in found:
@@ -195,7 +195,7 @@ def test_fields_are_compared_with_the_same_fields_of_the_group(credited: Credite
     assert unreadable == [("8/8<end>", -(7 * 0.75 + 3 * 0.5) / 10)]
 
 
-def strip(item: tuple[str, float]) -> tuple[str, float]:
+def strip(item: tuple[str, Any]) -> tuple[str, Any]:
     """A space is in the token after it, or belongs to the field before it."""
     return item[0].strip(), item[1]
 
