@@ -13,7 +13,7 @@ from accelerate.utils import gather_object
 from ..common.errors import NotationError
 from ..tasks.registry import TASKS, task_of
 from .record import Generation, StepRecord
-from .sections import mean
+from .sections import mean, taught_of
 from .trainer import DiagnosedTrainer
 
 Part = dict[str, Any]
@@ -50,6 +50,8 @@ def _rows(trainer: DiagnosedTrainer, generation: Generation) -> list[tuple[str, 
         "reference": batch.get("ref_per_token_logps"),
         **{name: generation.tables.get(name) for name in _TABLES},
     }
+    if trainer.parts.teaching is not None:
+        columns["teach_term"] = generation.tables.get("teach_term")
     ends = set(trainer.eos_token_ids)
     rows = []
     for index, mask in enumerate(batch["completion_mask"].bool()):
@@ -69,6 +71,8 @@ def _rows(trainer: DiagnosedTrainer, generation: Generation) -> list[tuple[str, 
             "policy_term_mean": mean(values["policy_term"] or []),
             "kl_term_mean": mean(values["kl_term"] or []),
         }
+        if trainer.parts.teaching is not None:  # what was put in has no log-probs of the sampler
+            row["source"] = "sampled" if values["sampler"] else "taught"
         rows.append((tokenizer.decode(prompt, skip_special_tokens=True), row))
     return rows
 
@@ -86,6 +90,8 @@ def _list(column: torch.Tensor | None, index: int, mask: torch.Tensor) -> list[f
 
 def _advantage(batch: Mapping[str, torch.Tensor], index: int, mask: torch.Tensor) -> float | None:
     advantages = batch["advantages"][index]
+    if "guided" in batch:  # those of taught answers stand there
+        advantages = advantages + batch["guided"][index]
     return mean((advantages[mask] if advantages.dim() else advantages.unsqueeze(0)).tolist())
 
 
@@ -110,6 +116,7 @@ def completions_part(groups: list[Part]) -> Part:
     pairs = [[a == b for a, b in combinations(group, 2)] for group in texts]
     return {
         "completions": len(rows),
+        **taught_of(rows),
         "tokens": sum(len(row["tokens"]) for row in rows),
         "ended_share": mean(None if r["ended"] is None else float(r["ended"]) for r in rows),
         "identical_groups": mean(float(len(set(group)) == 1) for group in texts),

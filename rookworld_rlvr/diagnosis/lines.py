@@ -49,9 +49,11 @@ def _lines(key: str, part: Part) -> Lines:
     for label, form in _FORMS[key].items():
         if isinstance(form, str):
             found.append((label, filled(form, part)))
-        else:
-            records = named(part.get(form["each"], ()))
-            found += [(filled(label, record), filled(form["text"], record)) for record in records]
+            continue
+        records = named(part.get(form["each"], ())) if "each" in form else [part]
+        if "when" in form and form["when"] not in part:
+            continue
+        found += [(filled(label, record), filled(form["text"], record)) for record in records]
     return found
 
 
@@ -145,24 +147,39 @@ def side_by_side(parts: Sequence[Lines]) -> list[tuple[str, ...]]:
 # --------------------------------------------------------------------------------------------------
 # Cells
 # --------------------------------------------------------------------------------------------------
-TABLES: Mapping[str, Mapping[str, str]] = _FORMS["tables"]
-"""Name of a table → head and form of its cells."""
+TABLES: Mapping[str, Mapping[str, str | Mapping[str, str]]] = _FORMS["tables"]
+"""Name of a table → head and form of its cells; see the file for columns that may be missing."""
+
+
+def _columns(table: str, values: Part) -> dict[str, str]:
+    """Head and form of the cells that there are for some values."""
+    return {
+        head: form if isinstance(form, str) else form["text"]
+        for head, form in TABLES[table].items()
+        if isinstance(form, str) or form["when"] in values
+    }
+
+
+def heads(table: str, records: Sequence[Part]) -> tuple[str, ...]:
+    """The heads of a table of records, which all have the same keys."""
+    return tuple(_columns(table, records[0] if records else {}))
 
 
 def cells(table: str, values: Part) -> tuple[str, ...]:
     """A row of a table."""
-    return tuple(filled(form, values) for form in TABLES[table].values())
+    return tuple(filled(form, values) for form in _columns(table, values).values())
 
 
 def merged(completions: Sequence[Part]) -> list[Part]:
     """A group's completions, the best reward first; equal ones are merged, with their `count`.
 
-    Completions are equal if text, reward and whether they ended by themselves are. Merged gaps are the
-    largest ones.
+    Completions are equal if text, reward, source and whether they ended by themselves are. Merged gaps
+    are the largest ones.
     """
     equal: dict[tuple[Any, ...], list[Part]] = {}
     for row in completions:
-        equal.setdefault((row["text"], row["reward"], row["ended"]), []).append(row)
+        key = (row["text"], row["reward"], row["ended"], row.get("source"))
+        equal.setdefault(key, []).append(row)
     gaps = ("sampler_gap", "reference_gap")
     found = [
         {
@@ -194,7 +211,8 @@ def _total(values: Sequence[float | None] | None) -> float | None:
 
 def tokens(completion: Part) -> list[Part]:
     """A completion's tokens, each with its log-probs and terms."""
-    names = ("sampler", "policy", "reference", "policy_term", "kl_term")
+    names = ["sampler", "policy", "reference", "policy_term", "kl_term"]
+    names += ["teach_term"] if "teach_term" in completion else []
     return [
         {"token": token, **{n: completion[n][place] if completion[n] else None for n in names}}
         for place, token in enumerate(completion["tokens"])

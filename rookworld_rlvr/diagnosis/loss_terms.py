@@ -25,7 +25,7 @@ _ABSENT = ("original_module", "modules_to_save", "base_layer", "default", "weigh
 
 @dataclass(frozen=True, slots=True)
 class LossTerms:
-    """Terms that add up to the loss of `B` completions; each is ``(B, T)``, except entropy."""
+    """Terms that add up to the loss of `B` completions, by token ``(B, T)`` or as one number."""
 
     policy: torch.Tensor  # after the ratio's clip
     policy_unclipped: torch.Tensor
@@ -33,6 +33,14 @@ class LossTerms:
     log_ratio: torch.Tensor  # log-prob now less when sampled, nats
     value: torch.Tensor  # of the value head, times its coefficient; 0 without one
     entropy: torch.Tensor  # the bonus in the loss, a number; 0 without one
+    teach: torch.Tensor | None  # of the answers that were put in; None if nothing is taught
+    supervised: torch.Tensor | None  # times its coefficient, a number; None without one
+
+    @property
+    def of_answers(self) -> Mapping[str, torch.Tensor]:
+        """The terms of right answers that there are, by name."""
+        terms = {"teach": self.teach, "supervised": self.supervised}
+        return {name: term for name, term in terms.items() if term is not None}
 
 
 def loss_terms(
@@ -42,6 +50,7 @@ def loss_terms(
     inputs: Mapping[str, Any],
     coefficient: float,
     values: torch.Tensor | None = None,
+    answer_logps: torch.Tensor | None = None,
 ) -> LossTerms:
     """Take a batch's loss apart.
 
@@ -52,6 +61,7 @@ def loss_terms(
         inputs: The batch as the trainer's `_compute_loss` takes it.
         coefficient: Of the KL term.
         values: Of the value head, ``(B, T)``, if the trainer has one.
+        answer_logps: Of the supervised term's answers, ``(g, L)``, if the trainer has the term.
     """
     log_weights = log_importance(trainer, logps, inputs)  # (B, T) or (B, 1)
     policy, unclipped = _policy_terms(trainer, logps, log_weights, inputs)
@@ -69,6 +79,8 @@ def loss_terms(
         log_weights.expand_as(logps),
         value,
         _entropy_term(trainer, logps, entropies, inputs),
+        _teach_term(trainer, logps, inputs),
+        None if answer_logps is None else trainer.parts.supervised.weighted(answer_logps, inputs),
     )
 
 
@@ -139,6 +151,15 @@ def _entropy_term(
     mean = (entropies * mask).sum() / mask.sum().clamp(min=1.0)
     bonus: torch.Tensor = trainer.entropy_bonus * mean / trainer.current_gradient_accumulation_steps
     return -bonus
+
+
+def _teach_term(
+    trainer: Any, logps: torch.Tensor, inputs: Mapping[str, Any]
+) -> torch.Tensor | None:
+    if "guided" not in inputs:
+        return None
+    term: torch.Tensor = trainer.parts.teaching.per_token(logps, inputs["guided"])
+    return term
 
 
 # --------------------------------------------------------------------------------------------------

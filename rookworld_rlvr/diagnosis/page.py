@@ -71,11 +71,11 @@ def _board(group: Part) -> Markup:
 
 
 def _tokens(completion: Part) -> Iterator[Part]:
-    """Tokens with a colour and its weight by the policy term; green makes a token likelier."""
+    """Tokens with a colour and its weight by what the loss does; green makes a token likelier."""
     found = lines.tokens(completion)
-    largest = max((abs(token["policy_term"] or 0.0) for token in found), default=0.0) or 1.0
-    for token in found:
-        term = token["policy_term"] or 0.0
+    pulls = [(t["policy_term"] or 0.0) + (t.get("teach_term") or 0.0) for t in found]
+    largest = max(map(abs, pulls), default=0.0) or 1.0
+    for token, term in zip(found, pulls, strict=True):
         yield {
             **token,
             "colour": "up" if term < 0 else "down",

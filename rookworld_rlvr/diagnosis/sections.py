@@ -23,6 +23,9 @@ from .trainer import DiagnosedTrainer, Heldout
 Part = dict[str, Any]
 
 
+OF_ANSWERS = ("teach", "supervised")  # terms of right answers, if the recipe asks for them
+
+
 # --------------------------------------------------------------------------------------------------
 # 1: set-up
 # --------------------------------------------------------------------------------------------------
@@ -180,6 +183,7 @@ def advantages_part(trainer: DiagnosedTrainer, groups: list[Part]) -> Part:
                 "deviation": spread,
                 "advantages": [row["advantage"] for row in group["completions"]],
                 "without_spread": not spread,
+                **taught_of(group["completions"]),
             }
         )
     numbers = [math.nan if row["reward"] is None else row["reward"] for row in rows]
@@ -199,6 +203,12 @@ def advantages_part(trainer: DiagnosedTrainer, groups: list[Part]) -> Part:
     }
 
 
+def taught_of(completions: Sequence[Part]) -> Part:
+    """How many completions were put in, as ``{taught}``; empty if the trainer does not teach."""
+    sources = [row["source"] for row in completions if "source" in row]
+    return {"taught": sources.count("taught")} if sources else {}
+
+
 # --------------------------------------------------------------------------------------------------
 # 6 and 7: terms of the loss
 # --------------------------------------------------------------------------------------------------
@@ -210,6 +220,7 @@ def loss_terms_part(trainer: DiagnosedTrainer, record: StepRecord, groups: list[
     terms, sizes = record.terms.in_loss, record.terms.sizes
     ours = sum(terms.values())
     size = sizes["policy"] + sizes["kl"] + abs(terms["entropy"]) + terms["value"]
+    size += sum(sizes[name] for name in OF_ANSWERS if name in sizes)
     gap = abs(ours - record.loss)
     by_process = {
         **terms,
@@ -223,6 +234,7 @@ def loss_terms_part(trainer: DiagnosedTrainer, record: StepRecord, groups: list[
             "task": group["task"],
             "policy": mean(_all_tokens(group, "policy_term")),
             "kl": mean(_all_tokens(group, "kl_term")),
+            **({"teach": mean(_all_tokens(group, "teach_term"))} if "teach" in terms else {}),
         }
         for index, group in enumerate(groups)
     ]
@@ -262,14 +274,18 @@ def _shares(trainer: DiagnosedTrainer, sums: TermSums) -> Part:
     numbers = mean_of(trainer, {**sums.sizes, **means})
     norms = {name: norm([gradient]) for name, gradient in sums.gradients.items()}
     policy, kl = norms.get("policy"), norms.get("kl")
+    of_answers = [name for name in OF_ANSWERS if name in numbers]
+    answers = sum(numbers[name] for name in of_answers)
+    pulls = None if policy is None else policy + sum(norms[name] for name in of_answers)
     return {
         **numbers,
         "kl_coefficient": sums.coefficient,
-        "kl_share": _share(numbers["kl"], numbers["policy"]),
-        "kl_share_unclipped": _share(numbers["kl"], numbers["policy_unclipped"]),
+        "kl_share": _share(numbers["kl"], numbers["policy"] + answers),
+        "kl_share_unclipped": _share(numbers["kl"], numbers["policy_unclipped"] + answers),
         "policy_gradient_norm": policy,
         "kl_gradient_norm": kl,
-        "kl_share_of_gradient": None if policy is None or kl is None else _share(kl, policy),
+        "kl_share_of_gradient": None if pulls is None or kl is None else _share(kl, pulls),
+        **{f"{name}_gradient_norm": norms.get(name) for name in of_answers},
     }
 
 

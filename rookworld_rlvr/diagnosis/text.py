@@ -12,9 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ..common.errors import RookWorldError
-from .lines import LINES, TABLES, cells, flagged, merged, side_by_side, tokens, with_totals
+from .lines import LINES, cells, flagged, heads, merged, side_by_side, tokens, with_totals
 from .page import page
 from .run import PARTS, RESULT_HTML, RESULT_JSON, Diagnosis
+from .sections import taught_of
 
 Part = Mapping[str, Any]
 
@@ -86,8 +87,10 @@ def _details(key: str, part: Part) -> Iterator[RenderableType]:
     if key == "setup":
         yield _filled_table("overrides", part.get("overrides", ()))
     elif key == "completions":
-        first: dict[str, Part] = {}
-        for group in part["groups"]:
+        first: dict[str, Part] = {}  # of each task, preferably one that is taught
+        for group in sorted(
+            part["groups"], key=lambda g: not taught_of(g["completions"]).get("taught")
+        ):
             first.setdefault(group["task"], group)
         for group in [*first.values()][:GROUPS_SHOWN]:
             yield Text(f"\n{group['prompt']}", style="bold")
@@ -114,9 +117,10 @@ def _shortened(completion: Part) -> Part:
 
 def _filled_table(name: str, records: Iterable[Part]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for place, head in enumerate(TABLES[name]):
+    rows = list(records)
+    for place, head in enumerate(heads(name, rows)):
         table.add_column(head, justify="left" if place < 1 else "right", overflow="fold")
-    for record in records:
+    for record in rows:
         table.add_row(*map(Text, cells(name, record)))
     return table
 

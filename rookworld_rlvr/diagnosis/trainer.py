@@ -186,12 +186,13 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         step = self.state.global_step
         coefficient = 0.0 if kl is None else kl.controller.coefficient(step)
         values = values_of(call, *logps.shape) if call.values else None
-        terms = loss_terms(self, logps, entropies, inputs, coefficient, values)
+        terms = loss_terms(self, logps, entropies, inputs, coefficient, values, call.answer_logps)
         for name, numbers in (
             ("policy", logps),
             ("policy_term", terms.policy),
             ("policy_term_unclipped", terms.policy_unclipped),
             ("kl_term", terms.kl),
+            ("teach_term", terms.teach),
             ("entropy", entropies),
         ):
             if numbers is not None:
@@ -201,13 +202,15 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         # Gradients of later steps are not kept apart.
         if step == 0 and loss.requires_grad and not self.is_sharded:
             other = totals["entropy"] + totals["value"]
-            self._add_gradients(record.terms, {"kl": totals["kl"], "other": other})
+            mine = {name: totals[name] for name in ("kl", *terms.of_answers)}
+            self._add_gradients(record.terms, {**mine, "other": other})
 
     def _add(
         self, sums: TermSums, terms: LossTerms, inputs: Mapping[str, Any]
     ) -> dict[str, torch.Tensor]:
         """Add a batch's terms to a step's, and return what each adds to the loss, with its graph."""
         scale, mask = row_scale(self.loss_type, inputs), inputs["completion_mask"]
+        answers = terms.of_answers
 
         def total(per_token: torch.Tensor) -> torch.Tensor:
             return scale * aggregate(self, per_token, inputs)
@@ -217,12 +220,19 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
             "kl": total(terms.kl),
             "entropy": scale * terms.entropy,
             "value": total(terms.value),
+            **{name: total(term) if term.dim() else term for name, term in answers.items()},
         }
         sizes = {
             "policy": total(terms.policy.detach().abs()),
             "policy_unclipped": total(terms.policy_unclipped.detach().abs()),
             "kl": total(terms.kl.detach().abs()),
+            **{
+                name: total(term.detach().abs()) if term.dim() else term.detach()
+                for name, term in answers.items()
+            },
         }
+        if "guided" in inputs and self.parts.teaching is not None:  # these are to move
+            mask = mask * ~self.parts.teaching.scored(inputs).unsqueeze(1)
         by_token = {
             "mean_log_ratio": terms.log_ratio.detach().abs() * mask,
             "clipped_share": ((terms.policy - terms.policy_unclipped).abs() > 1e-12) * mask,
@@ -257,15 +267,19 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         sums, network = TermSums(), self.accelerator.unwrap_model(self.model)
         sums.coefficient = 0.0 if self.parts.kl is None else self.parts.kl.controller.beta
         for generation, inputs in record.batches:
-            logps, entropies, _ = self.log_probs(
-                network, *whole(inputs), inputs.get("temperature"), compute_entropy=True
-            )
+            call = self.parts.call(inputs)
+            score = call.scoring(partial(self.log_probs, network))
+            logps, entropies, _ = score(*whole(inputs), call.temperatures, compute_entropy=True)
             old = generation.tables["policy"][inputs[ROW].cpu()].to(logps.device)
             again = {**inputs, "old_per_token_logps": old.to(logps.dtype)}
-            terms = loss_terms(self, logps, entropies, again, sums.coefficient)
+            answers = call.answer_logps
+            terms = loss_terms(
+                self, logps, entropies, again, sums.coefficient, answer_logps=answers
+            )
             totals = self._add(sums, terms, again)
             if logps.requires_grad:
-                self._add_gradients(sums, {name: totals[name] for name in ("policy", "kl")})
+                names = ("policy", "kl", *terms.of_answers)
+                self._add_gradients(sums, {name: totals[name] for name in names})
         self._settle(sums)
         record.one_step_on = sums
 
@@ -297,7 +311,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
                 for (weight, gradient), p in zip(self.copies, network.parameters(), strict=True)
                 if p.requires_grad
             ]
-            gradients["policy"] = torch.cat(total) - gradients["kl"] - gradients["other"]
+            gradients["policy"] = torch.cat(total) - sum(gradients.values())
         self.copies = []
 
     def _settle(self, sums: TermSums) -> None:

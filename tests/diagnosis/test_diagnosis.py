@@ -17,12 +17,15 @@ from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.common.html import bars, curve, histogram, marked, pair_bars
 from rookworld_rlvr.common.stats import sign_test
 from rookworld_rlvr.data.loading import LoadedData
-from rookworld_rlvr.diagnosis import DiagnoseArguments, choose_heldout, split_compare
+from rookworld_rlvr.diagnosis import DiagnoseArguments, choose_heldout, run_diagnosis, split_compare
 from rookworld_rlvr.diagnosis.completions import completion_groups
 from rookworld_rlvr.diagnosis.findings import find
 from rookworld_rlvr.diagnosis.lines import merged
+from rookworld_rlvr.diagnosis.page import page
 from rookworld_rlvr.diagnosis.record import PhaseMeter, RewardFault, guarded
 from rookworld_rlvr.diagnosis.sections import advantages_part, loss_terms_part
+from rookworld_rlvr.diagnosis.signs import LOSS_GAP
+from rookworld_rlvr.diagnosis.text import print_report
 from rookworld_rlvr.diagnosis.trainer import DiagnosedTrainer
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.training.parts.sampling import rollout
@@ -42,6 +45,7 @@ STEP: dict[str, Any] = {
     "logging_steps": 1,
     "log_reference_kl": True,
 }
+TAUGHT: dict[str, Any] = {"zero_variance": "teach", "sft_coef": 0.1, "max_completion_length": 96}
 
 
 def test_a_fill_in_answer_is_read_as_its_prompt_asks() -> None:
@@ -83,6 +87,8 @@ def start(random_gpt2: GPT2LMHeadModel, tmp_path: Path) -> str:
         {"gradient_accumulation_steps": 2},
         {"task_sampling": {"policy": {"temperature": 0.5}}},
         {"zero_variance": "skip", "loss_type": "grpo"},
+        {"zero_variance": "teach", "teach_shaping": "luffy", "max_completion_length": 96},
+        {**TAUGHT, "gradient_accumulation_steps": 2},
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
@@ -108,18 +114,76 @@ def test_terms_are_the_trainers_loss(
     assert loss_terms_part(trainer, trainer.steps[0], groups)["relative_gap"] < 1e-4
 
 
+@pytest.mark.parametrize("options", [{}, TAUGHT], ids=["sampled", "taught"])
 def test_one_step_on_is_the_second_iteration(
-    start: str, tokenizer: PreTrainedTokenizerBase, make_trainer: MakeTrainer
+    options: dict[str, Any],
+    start: str,
+    tokenizer: PreTrainedTokenizerBase,
+    make_trainer: MakeTrainer,
 ) -> None:
     """What is worked out after the step is what the trainer itself computes when it goes on."""
-    varied = {**STEP, "beta": 0.5, "max_steps": 2, "num_iterations": 2}
+    varied = {**STEP, "beta": 0.5, "max_steps": 2, "num_iterations": 2, **options}
     trainer = make_trainer(loading.load_model(start), tokenizer, **varied)
     trainer.train()
     first, second = trainer.steps
     expected, actual = first.one_step_on, second.terms
     assert sum(expected.in_loss.values()) == pytest.approx(second.loss, rel=1e-4)
-    assert expected.in_loss["kl"] == pytest.approx(actual.in_loss["kl"], rel=1e-4)
+    for name in actual.in_loss:
+        assert expected.in_loss[name] == pytest.approx(actual.in_loss[name], rel=1e-4), name
+    assert set(expected.in_loss) == set(actual.in_loss)
     assert expected.by_token["clipped_share"] == pytest.approx(actual.by_token["clipped_share"])
+
+
+def test_taught_answers_are_in_the_terms_and_marked(
+    start: str,
+    tokenizer: PreTrainedTokenizerBase,
+    make_trainer: MakeTrainer,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trainer = make_trainer(loading.load_model(start), tokenizer, **{**STEP, **TAUGHT, "beta": 0.1})
+    diagnosis = run_diagnosis(trainer, "taught")
+    parts = diagnosis.parts
+    assert "loss_terms_gap" not in {found["rule"] for found in parts["findings"]["findings"]}
+    terms = parts["loss_terms"]
+    for name in ("teach", "supervised"):  # the sum does not fit without it
+        gap = abs(terms["sum"] - terms[name] - terms["loss"])
+        others = sum(abs(terms[other]) for other in ("policy", "kl", "teach", "supervised"))
+        assert gap > 10 * LOSS_GAP * others, name
+        assert parts["shares"]["step"][f"{name}_gradient_norm"] > 0
+        assert parts["shares"]["one_step_on"][f"{name}_gradient_norm"] > 0
+    assert terms["relative_gap"] < 1e-4
+    assert all(prompt["teach"] for prompt in terms["prompts"])
+
+    assert parts["completions"]["taught"] == 2
+    assert parts["completions"]["sampler_gap_largest"] < 1e-3, "of those that were sampled"
+    for group in parts["completions"]["groups"]:
+        *sampled, taught = group["completions"]
+        assert {row["source"] for row in sampled} == {"sampled"}
+        assert taught["source"] == "taught" and taught["sampler"] is None
+        assert taught["advantage"] and any(taught["teach_term"])
+        assert not any(taught["policy_term"]) and not any(sampled[0]["teach_term"])
+        mean = sum(row["advantage"] for row in group["completions"]) / 4
+        assert mean == pytest.approx(0, abs=1e-4)
+
+    assert [group["taught"] for group in parts["advantages"]["groups"]] == [1, 1]
+
+    print_report([diagnosis])
+    printed = capsys.readouterr().out
+    for words in ("taught answers  ", "supervised term  ", "taught answers a token", "source"):
+        assert words in printed
+    written = page([diagnosis])
+    assert ">taught<" in written and "teach_term" in written
+    for words in ("taught answers", "supervised term", "taught answers a token"):
+        assert words in written
+
+
+def test_without_right_answers_a_diagnosis_does_not_mention_them(
+    start: str, tokenizer: PreTrainedTokenizerBase, make_trainer: MakeTrainer
+) -> None:
+    trainer = make_trainer(loading.load_model(start), tokenizer, **STEP)
+    written = page([run_diagnosis(trainer, "sampled")])
+    for words in ("taught", "supervised", ">source<"):
+        assert words not in written
 
 
 def test_recording_changes_no_weight(

@@ -464,8 +464,9 @@ def test_bad_input_gives_one_message_and_exit_code_2(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_report_once(tmp_path: Path) -> None:
-    argv = "--per_device_train_batch_size 16 --beta 0.1 --output_dir out".split()
+@pytest.mark.parametrize("options", ["", "--zero_variance teach --sft_coef 0.1"])
+def test_two_processes_report_once(tmp_path: Path, options: str) -> None:
+    argv = f"--per_device_train_batch_size 16 --beta 0.1 --output_dir out {options}".split()
     done = launch(str(SCRIPT), *SMALL, *argv, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert done.stdout.count("10. Findings") == 1
@@ -473,4 +474,5 @@ def test_two_processes_report_once(tmp_path: Path) -> None:
     assert content["setup"]["precision"]["processes"] == 2
     assert content["completions"]["completions"] == 32
     assert content["loss_terms"]["relative_gap"] < 1e-5
+    assert ("supervised" in content["loss_terms"]) == bool(options)
     assert content["findings"]["findings"] == []

@@ -158,13 +158,18 @@ class Supervised(Part):
         if call.answer_logps is None:
             return None
         coefficient = self.coefficient(trainer.state.global_step)
+        self._log(-call.answer_logps.detach().sum(), inputs["answer_mask"].sum(), coefficient)
+        # The trainer multiplies all terms by this scale, but no answer was left out.
+        return self.weighted(call.answer_logps, inputs) / row_scale(trainer.loss_type, inputs)
+
+    def weighted(self, logps: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
+        """What the answers' log-probs ``(g, L)`` add to the loss, with the current coefficient."""
+        trainer = self._trainer
         # `answer_items` spans the generation, of which a step takes a part.
         steps = trainer.current_gradient_accumulation_steps / trainer.args.steps_per_generation
         items = inputs["answer_items"].clamp(min=1) / trainer.accelerator.num_processes * steps
-        loss = -call.answer_logps.sum()
-        self._log(loss.detach(), inputs["answer_mask"].sum(), coefficient)
-        # The trainer multiplies all terms by this scale, but no answer was left out.
-        return coefficient * loss / items / row_scale(trainer.loss_type, inputs)
+        loss: torch.Tensor = -self.coefficient(trainer.state.global_step) * logps.sum() / items
+        return loss
 
     def _log(self, loss: torch.Tensor, tokens: torch.Tensor, coefficient: float) -> None:
         total = self._trainer.accelerator.reduce(torch.stack([loss, tokens.to(loss)]), "sum")
