@@ -8,8 +8,9 @@ while `generate` counts them from the text, so the trainer's log-probs differ fr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from ..models import loading
 from ..models.decoding import pad_rows
 from ..models.gpt2 import position_ids_from_mask
 from ..tasks.task import Sampling
+from .parts.part import Call
+from .parts.right import answer_tokens, right_answer
 from .parts.sampling import draw
 
 PREFLIGHT_ROWS = 8
@@ -46,7 +49,9 @@ class PreflightError(RookWorldError):
 class Parity:
     """What the preflight measures, in nats. At step 0 all three are 0, up to rounding."""
 
-    alone_gap: float  # largest |trainer's log-prob - that of the row alone, unpadded|, over tokens
+    # Largest |trainer's log-prob - that of the row alone, unpadded|, over tokens, also of right answers
+    # if the trainer teaches them.
+    alone_gap: float
     sampler_gap: float  # largest |trainer's log-prob - sampler's|, over tokens
     reference_kl: float  # KL from policy to reference by the k3 estimator, mean over tokens
 
@@ -104,14 +109,19 @@ def preflight_tolerance(trainer: GRPOTrainer) -> float:
 
 def mixed_length_prompts(trainer: GRPOTrainer) -> list[str]:
     """Prompts from all over the training set, evenly from the shortest to the longest."""
-    rows = trainer.train_dataset
-    stride = max(1, len(rows) // 256)
-    prompts = sorted({rows[index]["prompt"] for index in range(0, len(rows), stride)})
+    prompts = sorted(_rows_by_prompt(trainer))
     prompts.sort(key=lambda prompt: len(trainer.processing_class(prompt)["input_ids"]))
     if len(prompts) <= PREFLIGHT_ROWS:
         return prompts
     last = PREFLIGHT_ROWS - 1
     return [prompts[rank * (len(prompts) - 1) // last] for rank in range(PREFLIGHT_ROWS)]
+
+
+def _rows_by_prompt(trainer: GRPOTrainer) -> dict[str, Mapping[str, Any]]:
+    """Rows from all over the training set, by prompt."""
+    rows = trainer.train_dataset
+    stride = max(1, len(rows) // 256)
+    return {(row := rows[index])["prompt"]: row for index in range(0, len(rows), stride)}
 
 
 @torch.no_grad()
@@ -123,6 +133,9 @@ def measure_parity(
     It works for any `GRPOTrainer`, so that TRL's own can be measured too. Every process measures the
     same batch, and the random state is left as it was. The sampler's log-probs are taken at the row's
     temperature and before top-k and top-p, because TRL's loss ignores these two.
+
+    If the trainer teaches right answers, it also scores those to the prompts, in the way of each part
+    that teaches. They were not sampled, so they are compared with each row alone only.
 
     Without a reference in memory (``beta`` 0) the starting model is loaded for the comparison. If it has
     no path, the policy is compared with itself.
@@ -143,9 +156,10 @@ def measure_parity(
     alone = _logps_alone(trainer, batch)
     reference = _reference_logps(trainer, score, batch)
     ratio = (reference - ours)[kept]
+    of_answers = _answer_gaps(trainer, prompts, score, batch)
     gaps = torch.stack(
         [
-            (ours - alone)[kept].abs().max(),
+            torch.stack([(ours - alone)[kept].abs().max(), *of_answers]).max(),
             (ours - sampler)[kept].abs().max(),
             (ratio.exp() - ratio - 1).mean(),
         ]
@@ -159,19 +173,82 @@ def _sample(trainer: GRPOTrainer, prompts: Sequence[str]) -> tuple[Batch, torch.
     """Sample as the trainer does; gives the completions and their log-probs ``(B, C)``."""
     alike = [Sampling(trainer.temperature, trainer.top_p, trainer.top_k or 0)] * len(prompts)
     rows = trainer.samplings(prompts) if hasattr(trainer, "samplings") else alike
-    tokenizer, device = trainer.processing_class, trainer.accelerator.device
-    encoded = [tokenizer(prompt)["input_ids"] for prompt in prompts]
+    device = trainer.accelerator.device
+    encoded = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
     completions, logps = draw(trainer, encoded, rows, keep_logps=True)
     assert logps is not None
+    temperatures = torch.tensor([row.temperature for row in rows], device=device)
+    sampled = pad([torch.tensor(row) for row in logps], 0.0, padding_side="right").to(device)
+    return _batch(trainer, prompts, completions, temperatures), sampled
+
+
+def _batch(
+    trainer: GRPOTrainer,
+    prompts: Sequence[str],
+    completions: Sequence[Sequence[int]],
+    temperatures: torch.Tensor,
+) -> Batch:
+    """Prompts and the tokens of a completion of each, padded as the trainer pads them."""
+    tokenizer, device = trainer.processing_class, trainer.accelerator.device
+    encoded = [tokenizer(prompt)["input_ids"] for prompt in prompts]
     left = pad_rows(encoded, tokenizer.pad_token_id)
     right = {"padding_side": "right"}
     ids = pad([torch.tensor(row) for row in completions], tokenizer.pad_token_id, **right)
     text = pad([torch.ones(len(row), dtype=torch.long) for row in completions], 0, **right)
     sequences = torch.cat([left["input_ids"], ids], dim=1).to(device)
     mask = torch.cat([left["attention_mask"], text], dim=1).to(device)
-    temperatures = torch.tensor([row.temperature for row in rows], device=device)
-    sampled = pad([torch.tensor(row) for row in logps], 0.0, **right).to(device)
-    return (sequences, mask, ids.size(1), temperatures), sampled
+    return sequences, mask, ids.size(1), temperatures
+
+
+def _answer_gaps(
+    trainer: Any, prompts: Sequence[str], score: LogProbs, sampled: Batch
+) -> list[torch.Tensor]:
+    """For each part that teaches, the largest gap of right answers to those of each row alone.
+
+    Args:
+        trainer: The trainer.
+        prompts: Those of the sampled completions.
+        score: How the trainer scores.
+        sampled: The completions; the supervised term scores its answers together with them.
+    """
+    parts = getattr(trainer, "parts", None)
+    if parts is None or (parts.teaching is None and parts.supervised is None):
+        return []
+    answers = _right_answers(trainer, prompts)
+    if not answers:
+        return []
+    ids, mask, length, temperatures = sampled
+    places = torch.tensor(list(answers), device=ids.device)
+    asked = [prompts[place] for place in answers]
+    batch = _batch(trainer, asked, list(answers.values()), temperatures[places])
+    alone, kept = _logps_alone(trainer, batch), batch[1][:, -batch[2] :].bool()
+    found = []
+    if parts.teaching is not None:  # its answers are completions
+        found.append(_score(score, trainer.model, batch))
+    if parts.supervised is not None:
+        columns = {}
+        for name, column in (("answer_ids", batch[0]), ("answer_mask", batch[1])):
+            columns[name] = ids.new_zeros(ids.size(0), batch[2])
+            columns[name][places] = column[:, -batch[2] :]
+        call = Call(temperatures)
+        beside = partial(score, trainer.model)
+        parts.supervised.score(call, columns, beside, ids, mask, length, temperatures)
+        assert call.answer_logps is not None
+        found.append(call.answer_logps[:, : batch[2]].float())
+    return [(ours - alone)[kept].abs().max() for ours in found]
+
+
+def _right_answers(trainer: Any, prompts: Sequence[str]) -> dict[int, list[int]]:
+    """The tokens of right answers by place; without those that the trainer would not teach either."""
+    rows, found = _rows_by_prompt(trainer), {}
+    for place, prompt in enumerate(prompts):
+        answer = right_answer(rows[prompt], str(place)) if prompt in rows else None
+        if answer is None:
+            continue
+        tokens = answer_tokens(trainer.processing_class, prompt, answer)
+        if len(tokens) <= trainer.max_completion_length:
+            found[place] = tokens
+    return found
 
 
 def _gather_logps(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

@@ -27,6 +27,8 @@ from rookworld_rlvr.models.decoding import complete
 from rookworld_rlvr.models.gpt2 import disable_dropout, number_positions_from_mask
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks.metrics import evaluate_completions
+from rookworld_rlvr.training import preflight
+from rookworld_rlvr.training.parts import supervised
 from rookworld_rlvr.training.preflight import (
     TOLERANCE_FP32,
     TOLERANCE_HALF,
@@ -41,6 +43,8 @@ from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 from ..conftest import mixed_rows
 
 MakeTrainer = Callable[..., GRPOTrainer]
+
+LONG = {"max_completion_length": 96}  # long enough for right answers
 
 # The logged step of the predecessors: 4 prompts x 4 completions, and the means and deviations of
 # their log.
@@ -230,6 +234,69 @@ class TestPreflight:
             trainer.train()
         for name, parameter in trainer.model.named_parameters():
             assert torch.equal(parameter, start[name]), "stopped before the first update"
+
+    @pytest.mark.parametrize("shares", [True, False])
+    def test_right_answers_that_are_taught_are_scored_too(
+        self,
+        shares: bool,
+        random_gpt2: GPT2LMHeadModel,
+        tokenizer: PreTrainedTokenizerBase,
+        make_trainer: MakeTrainer,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        sampling = {"policy": {"temperature": 0.5}, "environment": {"temperature": 0.8}}
+        teaching = {"zero_variance": "teach", "task_sampling": sampling, **LONG}
+        trainer = make_trainer(random_gpt2, tokenizer, share_prompts=shares, **teaching)
+        prompts = mixed_length_prompts(trainer)
+        prompts += prompts
+        assert measure_parity(trainer, prompts).faults(1e-4) == []
+        monkeypatch.setattr(preflight, "right_answer", lambda row, seed: "42")
+        answer = [*tokenizer("42")["input_ids"], tokenizer.eos_token_id]
+
+        def off_by_a_bit(network: Any, ids: Any, mask: Any, length: int, *rest: Any) -> Any:
+            scores = trainer.log_probs(network, ids, mask, length, *rest)
+            starts = ids[:, -length:][:, : len(answer)]
+            taught = (starts == torch.tensor(answer)).all(1, keepdim=True)
+            return scores._replace(logps=scores.logps + 0.01 * taught)
+
+        parity = measure_parity(trainer, prompts, log_probs=off_by_a_bit)
+        assert parity.alone_gap == pytest.approx(0.01, abs=1e-3)
+        assert parity.sampler_gap < 1e-4, "no answer was sampled"
+
+    @pytest.mark.parametrize("shares", [True, False])
+    def test_a_supervised_term_that_scores_other_answers_stops_a_run(
+        self,
+        shares: bool,
+        random_gpt2: GPT2LMHeadModel,
+        tokenizer: PreTrainedTokenizerBase,
+        make_trainer: MakeTrainer,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        trainer = make_trainer(random_gpt2, tokenizer, sft_coef=0.1, share_prompts=shares, **LONG)
+        prompts = mixed_length_prompts(trainer)
+        assert measure_parity(trainer, [*prompts, *prompts]).faults(1e-4) == []
+        rightly = supervised._with_answers
+
+        def with_wrong_prompts(
+            columns: Any, answers: Any, rows: Any, length: int, longest: int
+        ) -> Any:
+            return rightly(columns, answers, rows.roll(1), length, longest)
+
+        monkeypatch.setattr(supervised, "_with_answers", with_wrong_prompts)
+        with pytest.raises(PreflightError, match=r"preflight: alone_gap = [^,]*, over"):
+            trainer.train()
+
+    def test_answers_that_are_not_taught_are_not_scored(
+        self,
+        random_gpt2: GPT2LMHeadModel,
+        tokenizer: PreTrainedTokenizerBase,
+        make_trainer: MakeTrainer,
+    ) -> None:
+        """Their truth is not known, or they are too long."""
+        trainer = make_trainer(random_gpt2, tokenizer, sft_coef=0.1, max_completion_length=2)
+        prompts = mixed_length_prompts(trainer)
+        assert preflight._right_answers(trainer, prompts) == {}
+        assert measure_parity(trainer, prompts).faults(1e-4) == []
 
     @pytest.mark.parametrize("number", [float("nan"), float("inf"), 0.2, -0.2])
     def test_a_gap_that_is_no_number_is_a_fault(self, number: float) -> None:
