@@ -100,6 +100,14 @@ def test_held_out_metrics_and_rewards_have_their_entries() -> None:
     assert component is not None and component.key == "reward/<reward>/<component>"
 
 
+def test_the_metrics_of_teaching_have_their_entries() -> None:
+    counts = ("hopeless", "share", "right", "left_hopeless", "still_hopeless")
+    names = [f"teach/{name}" for name in (*counts, "answer_logp", "answer_gain")]
+    for name in (*names, "sft/loss", "sft/coefficient"):
+        entry = explain(dashboard_key(name))
+        assert entry is not None and not entry.always, name
+
+
 def test_a_number_of_boards_below_0_is_a_fault() -> None:
     with pytest.raises(ConfigurationError, match="board_rows: -1 is too small; give at least 0"):
         RookWorldGRPOConfig(rewards=[{"name": "environment_exact"}], board_rows=-1, use_cpu=True)

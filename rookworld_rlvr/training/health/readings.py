@@ -24,10 +24,13 @@ _RECENT = 10  # logs over which trends are seen
 _FEWEST = 5  # logs needed before the latest one for a trend of the entropy
 
 
+_STAYS = 0.9  # share of the taught groups at first that is still taught if nothing is learnt
+
+
 _KEPT = ("reward", "entropy", "grad_norm")  # and names with one of _KEPT_PREFIXES
 
 
-_KEPT_PREFIXES = ("reward/", "eval_", "judge/")
+_KEPT_PREFIXES = ("reward/", "eval_", "judge/", "teach/")
 
 
 Points = list[tuple[int, float]]  # step and value, oldest first
@@ -348,3 +351,37 @@ def _has_risen(name: str, task: str, rise: float, step: int) -> str:
 def _judges(names: Iterable[str]) -> list[str]:
     """The names of the judges that metrics are logged for, each once."""
     return list(dict.fromkeys(name.split("/")[1] for name in names if name.startswith("judge/")))
+
+
+# --------------------------------------------------------------------------------------------------
+# Right answers that are taught
+# --------------------------------------------------------------------------------------------------
+def taught_share_stays(history: History, bound: float) -> Reading | None:
+    """Compare the last five logs with the first five.
+
+    The share of hopeless groups must stay too. If it falls, the model learns, although a small
+    `teach_share` may keep the taught share where it is.
+    """
+    shares, hopeless = history.values("teach/share"), history.values("teach/hopeless")
+    if len(shares) < 2 * _FEWEST:
+        return None
+    first, now = _ends(shares)
+    stays = all(later >= _STAYS * earlier for earlier, later in map(_ends, (shares, hopeless)))
+    return Reading(now, stays and now > bound, f"after {100 * first:.3g}% in the first five logs")
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    """Means of the first five and of the last five values."""
+    return statistics.fmean(values[:_FEWEST]), statistics.fmean(values[-_FEWEST:])
+
+
+def taught_copied(history: History, bound: float) -> Reading | None:
+    """The gain of taught answers in the last five logs, at an evaluation that shows no rise."""
+    gains = [value for _, value in history.series.get("teach/answer_gain", ())][-_FEWEST:]
+    points = history.series["eval_overall"] if history.get("eval_overall") is not None else []
+    if len(gains) < _FEWEST or len(points) < 2:
+        return None
+    (step, before), (_, now) = points[0], points[-1]
+    gain = statistics.fmean(gains)
+    detail = f"from {before:.3f} at step {step} to {now:.3f}"
+    return Reading(gain, gain > bound and now <= before, detail)
