@@ -19,6 +19,7 @@ finished run is not repeated. What was tried, with its date, is in `docs/learnin
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import resource
@@ -26,6 +27,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +38,20 @@ from rookworld_rlvr.common.stats import Proportion
 from rookworld_rlvr.data.loading import DataArguments, is_held_out, load_data
 from rookworld_rlvr.data.planted_faults import is_first_ply
 from rookworld_rlvr.data.synthesis import environment_row, first_plies
+from rookworld_rlvr.evaluation.answerers import LanguageModel
+from rookworld_rlvr.evaluation.pass_at_k import RightCounts
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import complete
 from rookworld_rlvr.tasks.metrics import evaluate_completions
+from rookworld_rlvr.training.forgetting import answer_kls
+from rookworld_rlvr.training.parts.right import answer_tokens, right
 
 RECIPES = REPOSITORY / "recipes"
 Options = Mapping[str, Any]
-Row = Mapping[str, Any]
+Row = dict[str, Any]
+
+
+OPENINGS = {"rookworld-nano-openings": ("environment", "policy")}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -53,21 +62,25 @@ class Start:
     """A starting model, and what is learnt from it.
 
     Args:
-        made_by: The recipe of supervised training that makes it, and its overrides.
-        needs: The run that must be there first, as words for `rookworld`; empty if none.
+        made_by: The recipe of supervised training that makes it.
+        made_with: The overrides.
         recipe: The recipe of GRPO.
         measures: Held-out metrics; the first is what is to be learnt.
-        tasks: The tasks that are measured.
-        dataset: The data set that the measured rows come from.
+        datasets: The packaged data sets that held-out rows come from, each with its tasks.
+        needs: Options of the GRPO run that must be there first; empty if none.
     """
 
     made_by: str
     made_with: Options
     recipe: str
     measures: Sequence[str]
-    tasks: Sequence[str] = ("environment", "policy")
-    dataset: str = "rookworld-nano-openings"
+    datasets: Mapping[str, Sequence[str]] = field(default_factory=lambda: OPENINGS)
     needs: Sequence[str] = ()
+
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks that are measured."""
+        return [task for tasks in self.datasets.values() for task in tasks]
 
 
 NO_FAULTS = {"en_passant_fault_share": 0, "black_best_move_fault_share": 0}
@@ -84,13 +97,14 @@ STARTS: Mapping[str, Start] = {
         {},
         "grpo_openings_hole.yaml",
         ("first plies", "first plies, held out", "environment/exact", "policy/best_move"),
-        needs=("grpo", "--output_dir", "runs/grpo_nano"),
+        needs=("--output_dir", "runs/grpo_nano"),
     ),
     "fill_in": Start(
         "sft_fill_in.yaml",
         {},
         "grpo_fill_in.yaml",
         ("fill_in/exact", "environment/exact", "policy/best_move"),
+        {"rookworld-nano-fill-in": ("fill_in",), **OPENINGS},
     ),
 }
 
@@ -148,7 +162,7 @@ def made(name: str, folder: Path) -> Path:
     model = folder / "starts" / name
     if not (model / "model.safetensors").is_file():
         if start.needs and not Path("runs/grpo_nano/model.safetensors").is_file():
-            run(folder / "starts" / "needed.log", "recipes/grpo.py", *start.needs[1:])
+            run(folder / "starts" / "needed.log", "recipes/grpo.py", *start.needs)
         sft(model, start.made_by, start.made_with)
     return model
 
@@ -220,51 +234,102 @@ def processor_seconds() -> float:
 # --------------------------------------------------------------------------------------------------
 # Measuring
 # --------------------------------------------------------------------------------------------------
-def measured(name: str, model: Path) -> dict[str, Proportion]:
-    """A model's results on held-out rows and, for the hole, on all rows of the first two plies."""
-    start = STARTS[name]
-    rows = heldout(name)
-    network, tokenizer = loading.load_model(str(model)).eval(), loading.load_tokenizer(str(model))
+class Measurer:
+    """Measures a start's runs on the same rows.
 
-    def answers(asked: Sequence[Row]) -> list[str]:
-        prompts = [row["prompt"] for row in asked]
-        return complete(network, tokenizer, prompts, max_new_tokens=96, batch_size=128)
+    Args:
+        name: The start's name.
+        model: The starting model.
+        pass_samples: Sampled answers to each prompt, for pass@k; 0 measures none.
+    """
 
-    found = evaluate_completions(rows, answers(rows))
-    if name == "hole":
-        plies = [environment_row(prompt) for prompt in first_plies()]
-        right = answers(plies)
-        apart = [place for place, row in enumerate(plies) if is_held_out(row["fen"], 0.1)]
-        for title, places in (("", range(len(plies))), (", held out", apart)):
-            mine = evaluate_completions([plies[p] for p in places], [right[p] for p in places])
-            found[f"first plies{title}"] = mine["environment/exact"]
-    return {measure: found[measure] for measure in start.measures}
+    def __init__(self, name: str, model: Path, pass_samples: int) -> None:
+        self._start = STARTS[name]
+        self._pass_samples = pass_samples
+        self._rows = heldout(name)
+        self._plies = (
+            [environment_row(prompt) for prompt in first_plies()] if name == "hole" else []
+        )
+        self._before = loading.load_model(str(model)).eval()
+
+    def measure(self, model: Path) -> dict[str, Any]:
+        """A model's shares ``[right, rows]``, KL to the start by task, and pass@k with its interval."""
+        network = loading.load_model(str(model)).eval()
+        tokenizer = loading.load_tokenizer(str(model))
+        answer = partial(complete, network, tokenizer, max_new_tokens=96, batch_size=128)
+        answerer = LanguageModel(str(model), answer)
+        found = evaluate_completions(self._rows, answers := answerer.answers(prompts(self._rows)))
+        if self._plies:
+            right = answerer.answers(prompts(self._plies))
+            apart = [place for place, row in enumerate(self._plies) if is_held_out(row["fen"], 0.1)]
+            for title, places in (("", range(len(self._plies))), (", held out", apart)):
+                mine = [self._plies[place] for place in places]
+                shares = evaluate_completions(mine, [right[place] for place in places])
+                found[f"first plies{title}"] = shares["environment/exact"]
+        return {
+            "shares": {
+                name: [found[name].successes, found[name].n] for name in self._start.measures
+            },
+            "kl": self._kls(network, tokenizer, answers),
+            "pass": self._passes(answerer) if self._pass_samples else {},
+        }
+
+    def _kls(self, network: Any, tokenizer: Any, answers: Sequence[str]) -> dict[str, float]:
+        """KL(policy || start) by task in nats a token, on 200 rows of each."""
+        kls = {}
+        for task in self._start.tasks:
+            mine = [place for place, row in enumerate(self._rows) if row["task"] == task][:200]
+            asked = [tokenizer(self._rows[place]["prompt"])["input_ids"] for place in mine]
+            ids = [
+                answer_tokens(tokenizer, self._rows[place]["prompt"], answers[place])
+                for place in mine
+            ]
+            total = 0.0
+            for first in range(0, len(mine), 50):
+                part = slice(first, first + 50)
+                total += sum(answer_kls(network, self._before, asked[part], ids[part]))
+            kls[task] = total / sum(map(len, ids))
+        return kls
+
+    def _passes(self, answerer: LanguageModel) -> dict[str, tuple[float, float, float]]:
+        """pass@k with its interval: of the first plies, or of 200 held-out rows to be learnt."""
+        task = self._start.measures[0].split("/")[0]
+        rows = self._plies or [row for row in self._rows if row["task"] == task][:200]
+        counts = []
+        for row, texts in zip(
+            rows, answerer.samples(prompts(rows), self._pass_samples), strict=True
+        ):
+            counts.append(int(right([row] * len(texts), texts).sum()))
+        greedy = right(rows, answerer.answers(prompts(rows))).int().tolist()
+        estimates = RightCounts(self._pass_samples, counts, greedy).estimates()
+        return {name: (found.value, found.low, found.high) for name, found in estimates.items()}
 
 
 def heldout(name: str) -> list[Row]:
     """Held-out rows of the packaged sets, of the measured tasks; for the hole no first plies."""
     start = STARTS[name]
-    data = DataArguments(dataset_name=start.dataset, tasks=list(start.tasks), heldout_rows=3000)
-    rows = load_data(data).heldout.to_list()
-    if "fill_in/exact" in start.measures:
-        fill_in = DataArguments(
-            dataset_name="rookworld-nano-fill-in", tasks=["fill_in"], heldout_rows=3000
-        )
-        rows += load_data(fill_in).heldout.to_list()
+    rows: list[Row] = []
+    for dataset, tasks in start.datasets.items():
+        data = DataArguments(dataset_name=dataset, tasks=list(tasks), heldout_rows=3000)
+        rows += load_data(data).heldout.to_list()
     return rows if name != "hole" else [row for row in rows if not is_first_ply(row)]
 
 
-def cached(path: Path, name: str, model: Path) -> dict[str, Proportion]:
-    """What `measured` gives, kept beside the model."""
-    if not path.is_file():
-        found = measured(name, model)
-        path.write_text(json.dumps({key: [p.successes, p.n] for key, p in found.items()}))
-    return {key: Proportion(*pair) for key, pair in json.loads(path.read_text()).items()}
+def prompts(rows: Sequence[Row]) -> list[str]:
+    return [row["prompt"] for row in rows]
 
 
-def shown(result: Proportion) -> str:
+def shown(shares: Sequence[float]) -> str:
+    result = Proportion(shares[0], int(shares[1]))
     low, high = result.interval
     return f"{100 * result.value:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def line(method: str, seed: str, seconds: str, found: Mapping[str, Any]) -> str:
+    """A row of the table."""
+    kls = " / ".join(f"{kl:.3f}" for kl in found["kl"].values())
+    cells = [method, seed, seconds, *map(shown, found["shares"].values()), kls]
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> int:
@@ -272,22 +337,30 @@ def main() -> int:
     parser.add_argument("--starts", nargs="+", default=list(STARTS), choices=STARTS)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--pass_samples", type=int, default=0, help="pass@k up to this, such as 64")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/learning"))
     args = parser.parse_args()
     for name in args.starts:
-        measures = STARTS[name].measures
-        print(f"| {name} | seed | core, s | {' | '.join(measures)} |")
-        print("| --- " * (3 + len(measures)) + "|")
-        model = made(name, args.output_dir)
-        results = cached(model.with_name(f"{name}.json"), name, model)
-        print(f"| start | - | - | {' | '.join(map(shown, results.values()))} |", flush=True)
-        for method in args.methods:
-            for seed in args.seeds:
-                folder, seconds = trained(name, method, seed, args.output_dir)
-                results = cached(folder / "measured.json", name, folder)
-                cells = " | ".join(map(shown, results.values()))
-                print(f"| {method} | {seed} | {seconds:.0f} | {cells} |", flush=True)
+        start, model = STARTS[name], made(name, args.output_dir)
+        measurer = Measurer(name, model, args.pass_samples)
+        kls = " / ".join(start.tasks)
+        print(f"| {name} | seed | core, s | {' | '.join(start.measures)} | KL, {kls} |")
+        print("| --- " * (4 + len(start.measures)) + "|")
+        found = kept(model.with_name(f"{name}.json"), measurer, model)
+        print(line("start", "-", "-", found), flush=True)
+        for method, seed in itertools.product(args.methods, args.seeds):
+            folder, seconds = trained(name, method, seed, args.output_dir)
+            found = kept(folder / "measured.json", measurer, folder)
+            print(line(method, str(seed), f"{seconds:.0f}", found), flush=True)
     return 0
+
+
+def kept(path: Path, measurer: Measurer, model: Path) -> dict[str, Any]:
+    """What is measured of a model, kept beside it."""
+    if not path.is_file():
+        path.write_text(json.dumps(measurer.measure(model)) + "\n")
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
 
 
 if __name__ == "__main__":
