@@ -208,7 +208,7 @@ def as_words(options: Options) -> list[str]:
     return [
         word
         for key, value in options.items()
-        for word in (f"--{key}", str(value) if isinstance(value, Path) else json.dumps(value))
+        for word in (f"--{key}", str(value) if isinstance(value, Path | str) else json.dumps(value))
     ]
 
 
