@@ -371,9 +371,8 @@ class RookWorldGRPOConfig(
 
     def settled_faults(self) -> list[str]:
         """Faults that show once TRL has computed the batch sizes, one sentence each."""
-        return self.variance_faults(self, self.world_size) + self.credit_faults(
-            self, self.world_size
-        )
+        kinds = (self.variance_faults, self.credit_faults, self.supervised_group_faults)
+        return [fault for faults in kinds for fault in faults(self, self.world_size)]
 
     def _profile_faults(self) -> list[str]:
         if self.profile_steps is None or key_faults(self, "profile_steps"):

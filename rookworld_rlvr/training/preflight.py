@@ -24,7 +24,7 @@ from ..models.decoding import pad_rows
 from ..models.gpt2 import position_ids_from_mask
 from ..tasks.task import Sampling
 from .parts.part import Call
-from .parts.right import answer_tokens, right_answer
+from .parts.right import taught_answer
 from .parts.sampling import draw
 
 PREFLIGHT_ROWS = 8
@@ -240,15 +240,10 @@ def _answer_gaps(
 
 def _right_answers(trainer: Any, prompts: Sequence[str]) -> dict[int, list[int]]:
     """The tokens of right answers by place; without those that the trainer would not teach either."""
-    rows, found = _rows_by_prompt(trainer), {}
-    for place, prompt in enumerate(prompts):
-        answer = right_answer(rows[prompt], str(place)) if prompt in rows else None
-        if answer is None:
-            continue
-        tokens = answer_tokens(trainer.processing_class, prompt, answer)
-        if len(tokens) <= trainer.max_completion_length:
-            found[place] = tokens
-    return found
+    rows = _rows_by_prompt(trainer)
+    asked = [(place, rows[prompt]) for place, prompt in enumerate(prompts) if prompt in rows]
+    answers = {place: taught_answer(trainer, row, str(place)) for place, row in asked}
+    return {place: answer[1] for place, answer in answers.items() if answer is not None}
 
 
 def _gather_logps(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

@@ -43,8 +43,8 @@ class VarianceArguments:
         "keep",
         "What to do with groups whose rewards are all equal: keep them (as TRL does), resample "
         "(replace them by other prompts), skip (leave them out of the loss, KL term included), or "
-        "teach (keep them, but in groups where no completion is right replace teach_completions of "
-        "them by a right answer).",
+        "teach (keep them; and in every group without a right completion, whatever its rewards, "
+        "replace teach_completions completions by right answers).",
     )
     zero_variance_threshold: float = setting(
         1e-6,
@@ -73,16 +73,20 @@ class VarianceArguments:
                 f"zero_variance: {self.zero_variance!r} needs multi_objective_aggregation: "
                 "sum_then_normalize"
             )
-        generations = args.num_generations
-        if self.zero_variance in ("resample", "teach") and args.generation_batch_size is not None:
-            local = args.generation_batch_size // processes
-            if local % generations:
-                faults.append(
-                    f"zero_variance: {self.zero_variance!r} needs whole groups on each process, but "
-                    f"{local} completions are not a multiple of num_generations: {generations}; "
-                    "change either"
-                )
+        if self.zero_variance in ("resample", "teach"):
+            faults += torn_groups(f"zero_variance: {self.zero_variance!r}", args, processes)
         return faults
+
+
+def torn_groups(key: str, args: GRPOConfig, processes: int) -> list[str]:
+    """The fault of a key that needs whole groups on each process, if they are torn."""
+    local = (args.generation_batch_size or 0) // processes
+    if not local % args.num_generations:
+        return []
+    return [
+        f"{key} needs whole groups on each process, but {local} completions are not a multiple of "
+        f"num_generations: {args.num_generations}; change either"
+    ]
 
 
 # --------------------------------------------------------------------------------------------------

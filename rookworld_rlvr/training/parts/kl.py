@@ -311,7 +311,8 @@ class KLTerm(Part):
         kl, held = per_token_kl(logps, reference, estimator, self.args.kl_log_ratio_bound)
         if trainer.args.use_bias_correction_kl:
             kl = importance_weighted(kl, log_importance(trainer, logps, inputs), estimator)
-        return kl, held
+        sampled = _sampled(inputs)
+        return kl * sampled, held & sampled.bool()
 
     def term(self, trainer: Any, call: Call, inputs: Mapping[str, Any]) -> torch.Tensor | None:
         """The KL term with the current coefficient."""
@@ -331,8 +332,8 @@ class KLTerm(Part):
         coefficient: float,
         inputs: Mapping[str, Any],
     ) -> None:
-        mask = inputs["completion_mask"]
-        advantages = inputs["advantages"]
+        mask = inputs["completion_mask"] * _sampled(inputs)
+        advantages = inputs["advantages"] + inputs.get("guided", 0)
         per_token = advantages.abs() if advantages.dim() > 1 else advantages.abs().unsqueeze(1)
         local = torch.stack(
             [
@@ -340,7 +341,7 @@ class KLTerm(Part):
                 mask.sum(),
                 (held * mask).sum(),
                 (kl.abs() * mask).sum(),
-                (per_token * mask).sum(),
+                (per_token * inputs["completion_mask"]).sum(),
             ]
         ).double()
         total = trainer.accelerator.reduce(local, reduction="sum")
@@ -372,3 +373,12 @@ class KLTerm(Part):
     def load(self, state: Mapping[str, Any]) -> None:
         if "kl" in state:
             self.controller.load(state["kl"])
+
+
+def _sampled(inputs: Mapping[str, Any]) -> torch.Tensor:
+    """1 for sampled completions, 0 for taught answers, ``(B, 1)``: the estimators hold for samples only."""
+    taught = inputs.get("taught")
+    mask: torch.Tensor = inputs["completion_mask"]
+    return (
+        torch.ones_like(mask[:, :1]) if taught is None else 1 - taught.to(mask.dtype).unsqueeze(1)
+    )

@@ -35,6 +35,7 @@ class Call:
     Attributes:
         right: Which sampled completions are right ``(B,)``, see `right.right`; None if nobody asks.
         taught: What was taught, as a `Taught`; None if nothing is.
+        answers: Tokens of the answers that the supervised term takes, by group; None if it takes none.
         answer_logps: Log-probs ``(g, L)`` of the answers of the supervised term, 0 for padding.
         scores: The scores of the last forward during the call.
         values: The value head's outputs, ``(b, T)`` for each forward.
@@ -47,6 +48,7 @@ class Call:
     around: list[Callable[..., Scores]] = field(default_factory=list)
     right: torch.Tensor | None = None
     taught: Any = None
+    answers: list[list[int]] | None = None
     answer_logps: torch.Tensor | None = None
     scores: Scores | None = None
     values: list[torch.Tensor] = field(default_factory=list)

@@ -104,10 +104,12 @@ class Parts:
         texts: list[str],
         logps: list[Any] | None,
     ) -> None:
-        """Note which completions are right, and put right answers in place of some; see `Teaching`."""
+        """Note which completions are right, choose answers to learn, and put some in; see `Teaching`."""
         remembers = self.prompts is not None and self.prompts.memory is not None
         if remembers or self.teaching is not None or self.supervised is not None:
             call.right = right(call.rows, texts, truth_of(trainer.reward_funcs))
+        if self.supervised is not None:
+            self.supervised.choose(call)
         if self.teaching is not None:
             self.teaching.teach(call, ids, texts, logps)
 

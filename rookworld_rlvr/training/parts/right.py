@@ -58,6 +58,22 @@ def answer_tokens(tokenizer: Any, prompt: str, answer: str) -> list[int]:
     return [*both[len(before) :], tokenizer.eos_token_id]
 
 
+def taught_answer(trainer: Any, row: Mapping[str, Any], seed: str) -> tuple[str, list[int]] | None:
+    """A right answer to a row and its tokens; None if the truth is not known, or it is too long.
+
+    Args:
+        trainer: A `RookWorldGRPOTrainer`.
+        row: See `right`.
+        seed: See `right_answer`; the trainer's own seed and step are added.
+    """
+    seed = f"{trainer.args.seed} {trainer.state.global_step} {seed}"
+    answer = right_answer(row, seed, truth_of(trainer.reward_funcs))
+    if answer is None:
+        return None
+    tokens = answer_tokens(trainer.processing_class, row["prompt"], answer)
+    return (answer, tokens) if len(tokens) <= trainer.max_completion_length else None
+
+
 def truth_of(reward_funcs: Iterable[Any]) -> PolicyTruth | None:
     """Where a trainer's rewards take values of moves from; None if none of them takes any."""
     found = (getattr(inspect.unwrap(func), "truth", None) for func in reward_funcs)

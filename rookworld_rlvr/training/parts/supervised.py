@@ -9,7 +9,7 @@ that they share its prompt.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
@@ -17,9 +17,9 @@ from trl import GRPOConfig
 from trl.trainer.utils import pad
 
 from ...common.settings import setting
-from .groups import row_scale
+from .groups import row_scale, torn_groups
 from .part import Call, Part, Scores, arguments_of
-from .right import answer_tokens, right_answer, truth_of
+from .right import taught_answer
 
 
 @dataclass
@@ -49,12 +49,28 @@ class SupervisedArguments:
 
     def supervised_faults(self, args: GRPOConfig) -> list[str]:
         """Faults that show only when several keys are compared, one sentence each."""
-        if self.sft_coef and args.advantage_estimator != "group":
+        if not self.sft_coef:
             return [
+                f"{key.name}: sft_coef: 0 ignores it; set sft_coef, or leave {key.name} out"
+                for key in fields(SupervisedArguments)
+                if getattr(self, key.name) != key.default
+            ]
+        faults = []
+        if args.advantage_estimator != "group":
+            faults.append(
                 "sft_coef: the value head of advantage_estimator: gae cannot judge right answers; set "
                 "advantage_estimator: group, or leave sft_coef out"
-            ]
-        return []
+            )
+        if args.shape_buckets or (args.torch_compile and args.shape_buckets is None):
+            faults.append(
+                "sft_coef: right answers change the number of rows, which shape_buckets keeps constant; "
+                "set shape_buckets: [], or leave sft_coef out"
+            )
+        return faults
+
+    def supervised_group_faults(self, args: GRPOConfig, processes: int) -> list[str]:
+        """Faults that show once TRL has computed the batch sizes, one sentence each."""
+        return torn_groups("sft_coef", args, processes) if self.sft_coef else []
 
 
 class Supervised(Part):
@@ -84,38 +100,37 @@ class Supervised(Part):
             return self.args.sft_coef
         return self.args.sft_coef * max(0.0, 1 - (step - warmup) / decay)
 
+    def choose(self, call: Call) -> None:
+        """Choose a right answer of each of a round's `P` groups; empty if it is not to be learnt."""
+        assert call.right is not None
+        trainer, size = self._trainer, self._trainer.num_generations
+        step = trainer.state.global_step
+        if step >= self.args.sft_warmup_steps and not self.coefficient(step):
+            return  # the decay is over
+        call.answers = []
+        for group, row in zip(call.right.view(-1, size), call.rows[::size], strict=True):
+            wanted = self.args.sft_on == "all" or not group.any()
+            found = taught_answer(trainer, row, "sft") if wanted else None
+            call.answers.append(found[1] if found else [])
+
     def guide(self, batch: dict[str, torch.Tensor], call: Call) -> None:
-        """Add a right answer of each group to a batch, in the group's first row.
+        """Add the chosen answers to a batch, each in its group's first row.
 
         The columns are ``answer_ids`` and ``answer_mask`` ``(B, L)``, and ``answer_items``, the number
         of the answers' tokens on all processes.
         """
-        assert call.right is not None
-        trainer, size = self._trainer, self._trainer.num_generations
-        if not self.coefficient(trainer.state.global_step):
+        if call.answers is None:
             return
-        by_group = call.right.view(-1, size)
+        trainer, size = self._trainer, self._trainer.num_generations
         ids: list[torch.Tensor] = []
-        for group, row in zip(by_group, call.rows[::size], strict=True):
-            wanted = self.args.sft_on == "all" or not group.any()
-            tokens = torch.tensor(self._tokens(row) if wanted else [], dtype=torch.long)
+        for answer in call.answers:
+            tokens = torch.tensor(answer, dtype=torch.long)
             ids += [tokens, *[tokens[:0]] * (size - 1)]
         device = batch["completion_ids"].device
         fill = trainer.processing_class.pad_token_id
         batch["answer_ids"] = pad(ids, fill, "right").to(device)
         batch["answer_mask"] = pad([torch.ones_like(row) for row in ids], 0, "right").to(device)
-        items = trainer.accelerator.gather(batch["answer_mask"].sum()).sum()
-        batch["answer_items"] = items
-
-    def _tokens(self, row: Mapping[str, Any]) -> list[int]:
-        """Tokens of a right answer; none if the truth is not known, or it is too long."""
-        trainer = self._trainer
-        seed = f"{trainer.args.seed} {trainer.state.global_step} sft"
-        answer = right_answer(row, seed, truth_of(trainer.reward_funcs))
-        if answer is None:
-            return []
-        tokens = answer_tokens(trainer.processing_class, row["prompt"], answer)
-        return tokens if len(tokens) <= trainer.max_completion_length else []
+        batch["answer_items"] = trainer.accelerator.gather(batch["answer_mask"].sum()).sum()
 
     # --------------------------------------------------------------------------------------------
     # Loss

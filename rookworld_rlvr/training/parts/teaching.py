@@ -17,7 +17,7 @@ import hashlib
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
@@ -28,7 +28,7 @@ from trl.trainer.utils import pad
 from ...common.settings import setting
 from .aggregation import aggregate
 from .part import Call, Part, arguments_of
-from .right import answer_tokens, right_answer, truth_of
+from .right import answer_tokens, taught_answer
 
 Shaping = Literal["log", "none", "luffy"]
 
@@ -71,6 +71,13 @@ class TeachingArguments:
 
     def teaching_faults(self, args: GRPOConfig) -> list[str]:
         """Faults that show only when several keys are compared, one sentence each."""
+        if args.zero_variance != "teach":
+            return [
+                f"{key.name}: zero_variance: {args.zero_variance} ignores it; set zero_variance: teach, "
+                "or leave it out"
+                for key in fields(TeachingArguments)
+                if getattr(self, key.name) != key.default
+            ]
         if self.teach_completions < args.num_generations:
             return []
         return [
@@ -108,8 +115,9 @@ class Teaching(Part):
         self._trainer = trainer
         self._size = trainer.num_generations
         self._hopeless: list[float] = []  # share of groups: in the first step, and a running mean
-        self._open: set[str] = set()  # hashes of taught prompts without a right completion so far
-        self._left = 0  # prompts that had a right completion of their own after they were taught
+        # Hashes of taught prompts: without a right completion since, and with one.
+        self._open: set[str] = set()
+        self._left: set[str] = set()
         self._watched: list[list[Any]] = []  # step, prompt, answer, log-prob when taught
 
     @classmethod
@@ -173,19 +181,10 @@ class Teaching(Part):
         call.taught = Taught(rows, list(groups))
 
     def _answers(self, row: Mapping[str, Any]) -> list[tuple[str, list[int]]]:
-        """Right answers to a row and their tokens; none if the truth is not known or it is too long."""
-        trainer = self._trainer
-        found = []
-        for turn in range(self.args.teach_completions):
-            seed = f"{trainer.args.seed} {trainer.state.global_step} {turn}"
-            answer = right_answer(row, seed, truth_of(trainer.reward_funcs))
-            if answer is None:
-                return []
-            tokens = answer_tokens(trainer.processing_class, row["prompt"], answer)
-            if len(tokens) > trainer.max_completion_length:
-                return []
-            found.append((answer, tokens))
-        return found
+        """Right answers to a row and their tokens; none if one of them cannot be taught."""
+        turns = range(self.args.teach_completions)
+        found = [taught_answer(self._trainer, row, str(turn)) for turn in turns]
+        return [answer for answer in found if answer is not None] if all(found) else []
 
     # --------------------------------------------------------------------------------------------
     # Loss
@@ -196,6 +195,7 @@ class Teaching(Part):
         advantages = batch["advantages"]  # (B,) or (B, C)
         rows = call.taught.rows.to(advantages.device)
         rows = rows.view(-1, *(1 for _ in advantages.shape[1:]))
+        batch["taught"] = call.taught.rows.to(advantages.device)
         batch["guided"] = torch.where(rows, advantages, 0.0)
         batch["advantages"] = torch.where(rows, 0.0, advantages)
         groups = gather_object(call.taught.groups)
@@ -203,7 +203,7 @@ class Teaching(Part):
 
     def scored(self, inputs: Mapping[str, Any]) -> torch.Tensor:
         """See `Part`: the taught answers."""
-        guided = inputs["guided"]
+        guided = inputs.get("guided", torch.zeros(len(inputs["advantages"]), 1))
         return (guided.view(guided.size(0), -1) != 0).any(1)
 
     def term(self, trainer: Any, call: Call, inputs: Mapping[str, Any]) -> torch.Tensor | None:
@@ -234,18 +234,19 @@ class Teaching(Part):
         first = self._hopeless[0] if self._hopeless else hopeless
         self._hopeless = [first, _KEPT * before + (1 - _KEPT) * hopeless]
         for prompt, answer, count in groups:
-            if count and _key(prompt) in self._open:
-                self._open.remove(_key(prompt))
-                self._left += 1
+            key = _key(prompt)
+            if count and key in self._open:
+                self._open.remove(key)
+                self._left.add(key)
             if answer is not None:
-                self._open.add(_key(prompt))
+                self._open.add(key)
         taught = [(prompt, answer) for prompt, answer, _ in groups if answer is not None]
         size = self._size
         return {
             "teach/hopeless": hopeless,
             "teach/share": len(taught) / len(groups),
             "teach/right": sum(count or 0 for _, _, count in known) / max(1, size * len(known)),
-            "teach/left_hopeless": self._left,
+            "teach/left_hopeless": len(self._left),
             "teach/still_hopeless": len(self._open),
             **self._watch(taught[:_WATCHED]),
         }
@@ -285,6 +286,7 @@ class Teaching(Part):
             torch.cat(mask, dim=1).to(device),
             ids[1].size(1),
             trainer.temperatures(texts),
+            plain=True,
         ).logps
         found: list[float] = (logps * mask[1].to(device)).sum(1).tolist()
         return found
@@ -294,7 +296,7 @@ class Teaching(Part):
             "teaching": {
                 "hopeless": self._hopeless,
                 "open": sorted(self._open),
-                "left": self._left,
+                "left": sorted(self._left),
                 "watched": self._watched,
             }
         }
@@ -302,8 +304,8 @@ class Teaching(Part):
     def load(self, state: Mapping[str, Any]) -> None:
         if "teaching" in state:
             found = state["teaching"]
-            self._hopeless, self._left = list(found["hopeless"]), found["left"]
-            self._open, self._watched = set(found["open"]), list(found["watched"])
+            self._hopeless, self._watched = list(found["hopeless"]), list(found["watched"])
+            self._open, self._left = set(found["open"]), set(found["left"])
 
 
 def shaped(logps: torch.Tensor, shaping: Shaping, gamma: float) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Run by two processes: three steps with taught answers and the supervised term, on three tasks.
 
-``process<rank>.json`` holds the parts' state, the sum of the weights, and how many rows were taught.
+``process<rank>.json`` holds the parts' state, the sum of the weights, how many rows were taught, and the
+gaps of answers' log-probs to those of the row alone.
 
 accelerate launch --cpu --num_processes 2 --module tests.training.parts.taught_on_two FOLDER
 """
@@ -20,6 +21,7 @@ from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
 from ...conftest import mixed_rows
+from .test_teaching import gaps
 
 REWARDS = [{"name": name} for name in ("environment_exact", "policy_best_move", "fill_in_exact")]
 
@@ -60,13 +62,16 @@ def main(argv: Sequence[str]) -> None:
         eval_dataset=data.heldout,
         processing_class=loading.load_tokenizer(loading.PACKAGED_MODEL),
     )
-    taught = []
+    taught: list[int] = []
+    found: list[float] = []
     loss = trainer.loss
 
     def watch(model: Any, batch: dict[str, Any]) -> Any:
         assert trainer.parts.teaching is not None
         taught.append(int(trainer.parts.teaching.scored(batch).sum()))
-        return loss(model, batch)
+        value, call = loss(model, batch)
+        found.extend(gaps(trainer, batch, call))
+        return value, call
 
     watched: Any = trainer
     watched.loss = watch
@@ -75,6 +80,7 @@ def main(argv: Sequence[str]) -> None:
         "state": trainer.parts.state(),
         "weights": next(trainer.model.parameters()).double().sum().item(),
         "taught": sum(taught),
+        "gaps": found,
     }
     (folder / f"process{args.process_index}.json").write_text(json.dumps(result))
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig
+from trl.trainer.utils import split_tensor_dict
 
 from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.models import loading
@@ -221,17 +222,30 @@ def test_the_gradient_of_a_batch_is_that_of_its_formula(
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.parametrize("shares", [True, False], ids=["shared prompts", "whole rows"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"share_prompts": True},
+        {"share_prompts": False},
+        {"gradient_accumulation_steps": 2},
+        {"gradient_accumulation_steps": 2, "steps_per_generation": 4},
+        {"zero_variance": "skip", "loss_type": "grpo"},
+    ],
+    ids=["shared prompts", "whole rows", "accumulation", "half a generation a step", "skip"],
+)
 def test_the_supervised_terms_gradient_is_that_of_the_answers_likelihood(
-    build: Callable[..., Any], shares: bool
+    build: Callable[..., Any], options: dict[str, Any]
 ) -> None:
-    trainer = build(sft_coef=0.7, share_prompts=shares)
+    trainer = build(sft_coef=0.7, **options)
     batch = batch_of(trainer)
     assert not batch["advantages"].any(), "nothing but the supervised term moves the weights"
-    ours = gradient_of_loss(trainer, batch)
+    # As many steps as a generation has, each with as many micro-batches as it accumulates.
+    micro_batches = split_tensor_dict(batch, trainer.args.steps_per_generation)
+    steps = len(micro_batches) / trainer.args.gradient_accumulation_steps
+    ours = sum(gradient_of_loss(trainer, micro_batch) for micro_batch in micro_batches) / steps
     trainer.model.zero_grad()
     rows = batch["answer_mask"].any(1)
-    assert rows.nonzero().flatten().tolist() == [0, 4]
+    assert rows.nonzero().flatten().tolist() == [*range(0, len(rows), 4)]
     total, tokens = torch.tensor(0.0), 0
     for row in rows.nonzero().flatten():
         prompt = batch["prompt_ids"][row][batch["prompt_mask"][row].bool()]
@@ -266,10 +280,13 @@ def test_the_supervised_coefficient_rises_and_falls() -> None:
 
 
 def test_without_a_coefficient_no_answer_is_scored(build: Callable[..., Any]) -> None:
-    trainer = build(sft_coef=0.1, sft_warmup_steps=4)
+    trainer = build(sft_coef=0.1, sft_warmup_steps=2, sft_decay_steps=2)
+    trainer.state.global_step = 4
     batch = batch_of(trainer)
     assert "answer_ids" not in batch
     trainer.loss(trainer.model, batch)[0].backward()
+    trainer.state.global_step = 0  # with iterations, a later step may use the batch
+    assert "answer_ids" in batch_of(trainer)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -374,6 +391,44 @@ def log_likelihood(trainer: Any, rows: list[Any]) -> float:
     return sum(Teaching._log_probs(teaching, pairs)) / len(pairs)
 
 
+def test_what_answers_gain_is_told(
+    build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rookworld_rlvr.training.parts.teaching.LATER", 2)
+    trainer = build(zero_variance="teach", max_steps=3, learning_rate=1e-3)
+    scored = []
+    log_probs = trainer.parts.teaching._log_probs
+
+    def watch(pairs: Any) -> list[float]:
+        found = log_probs(pairs)
+        scored.append(dict(zip(pairs, found, strict=True)))
+        return found
+
+    trainer.parts.teaching._log_probs = watch
+    trainer.train()
+    first, _, last = scored
+    gains = [last[pair] - logp for pair, logp in first.items()]
+    assert len(gains) == 2 and all(pair in last for pair in first)
+    (gain,) = (
+        e["teach/answer_gain"] for e in trainer.state.log_history if "teach/answer_gain" in e
+    )
+    assert gain == pytest.approx(sum(gains) / 2) and abs(gain) > 1e-3
+
+
+def test_taught_answers_are_not_in_the_kl(build: Callable[..., Any]) -> None:
+    trainer = build(zero_variance="teach", beta=0.1)
+    batch = batch_of(trainer)
+    taught = batch["taught"]
+    logps = torch.zeros_like(batch["ref_per_token_logps"])
+    kl, held = trainer.parts.kl.per_token(trainer, logps, batch)
+    assert not kl[taught].any() and not held[taught].any() and (kl[~taught] > 0).any()
+    shares = []
+    for guided in (batch["guided"], torch.zeros_like(batch["guided"])):
+        trainer.loss(trainer.model, {**batch, "ref_per_token_logps": logps, "guided": guided})
+        shares.append(trainer._metrics["train"]["kl/share_of_loss"][-1])
+    assert 0 < shares[0] < shares[1] < 1
+
+
 def test_a_resumed_run_goes_on_byte_for_byte(
     build: Callable[..., Any], tmp_path: Path, random_gpt2: Any
 ) -> None:
@@ -405,13 +460,17 @@ def test_two_processes_teach_and_remember_alike(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     first, second = (json.loads((tmp_path / f"process{rank}.json").read_text()) for rank in (0, 1))
     assert first["state"] == second["state"] and first["weights"] == second["weights"]
-    assert first["state"]["teaching"]["left"] + len(first["state"]["teaching"]["open"]) > 0
-    assert first["taught"] > 0 and second["taught"] > 0
+    assert first["state"]["teaching"]["left"] or first["state"]["teaching"]["open"]
+    for process in (first, second):
+        assert process["taught"] > 0 and len(process["gaps"]) > 2 and max(process["gaps"]) < 1e-4
 
 
 # --------------------------------------------------------------------------------------------------
 # Faults
 # --------------------------------------------------------------------------------------------------
+TORN = {"generation_batch_size": 24, "per_device_train_batch_size": 4, "world_size": 2}
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -419,17 +478,12 @@ def test_two_processes_teach_and_remember_alike(tmp_path: Path) -> None:
         ({"zero_variance": "teach", "advantage_estimator": "gae"}, "works on groups"),
         ({"sft_coef": 0.1, "advantage_estimator": "gae"}, "value head"),
         ({"sft_coef": -1.0}, "sft_coef: -1.0 is too small"),
+        ({"sft_coef": 0.1, "shape_buckets": [64, 128]}, "shape_buckets keeps constant"),
+        ({"sft_on": "hopeless"}, "sft_on: sft_coef: 0 ignores it"),
+        ({"teach_share": 0.5}, "teach_share: zero_variance: keep ignores it"),
         ({"zero_variance": "teach", "teach_share": 1.5}, "teach_share: 1.5 is not in"),
-        (
-            {
-                "zero_variance": "teach",
-                "num_generations": 8,
-                "generation_batch_size": 24,
-                "per_device_train_batch_size": 4,
-                "world_size": 2,
-            },
-            "needs whole groups",
-        ),
+        ({"zero_variance": "teach", **TORN}, "zero_variance: 'teach' needs whole groups"),
+        ({"sft_coef": 0.1, **TORN}, "sft_coef needs whole groups"),
     ],
 )
 def test_what_cannot_be_taught_is_said(
