@@ -11,9 +11,9 @@ A starting model that is not there is made first:
   wrongly (`recipes/sft_openings_hole.yaml`, two minutes after a quickstart).
 - ``fill_in`` has begun to learn the fill-in task (`recipes/sft_fill_in.yaml`, seven minutes).
 
-Each method runs for about as many seconds of one core as the start allows. It prints a Markdown table:
-what is to be learnt, what the other task has lost, and how far the policy has moved from the start. A
-finished run is not repeated. What was tried, with its date, is in `docs/learning.md`.
+The methods' steps were chosen so that they take about as long. It prints a Markdown table: the seconds of
+one core, what is to be learnt, what the other task has lost, and how far the policy has moved from the
+start. A finished run is not repeated. What was tried, with its date, is in `docs/learning.md`.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from rookworld_rlvr.data.synthesis import environment_row, first_plies
 from rookworld_rlvr.evaluation.answerers import LanguageModel
 from rookworld_rlvr.evaluation.pass_at_k import RightCounts
 from rookworld_rlvr.models import loading
-from rookworld_rlvr.models.decoding import complete
+from rookworld_rlvr.models.decoding import complete, complete_ids
 from rookworld_rlvr.tasks.metrics import evaluate_completions
 from rookworld_rlvr.training.forgetting import answer_kls
-from rookworld_rlvr.training.parts.right import answer_tokens, right
+from rookworld_rlvr.training.parts.right import right
 
 RECIPES = REPOSITORY / "recipes"
 Options = Mapping[str, Any]
@@ -114,8 +114,9 @@ class Method:
     """A way of learning.
 
     Args:
+        steps: Optimiser steps by start, which take about as long as the other methods'; it is not run
+            from other starts.
         options: Overrides of the start's recipe of GRPO.
-        steps: Optimiser steps by start, which take about as long as the other methods'.
         script: The script that runs it.
         supervised: Whether it is supervised training on the recipe's rows with their labels.
         after: The method whose run it starts from, instead of the starting model.
@@ -129,15 +130,17 @@ class Method:
 
 
 GRPO_STEPS = {"openings": 550, "hole": 200, "fill_in": 600}
+BOARD_STEPS = {name: GRPO_STEPS[name] for name in ("openings", "hole")}  # environment answers
 EXACT = {"rewards": [{"name": "environment_exact"}]}
 METHODS: Mapping[str, Method] = {
     "plain": Method(GRPO_STEPS, {"zero_variance": "keep"}),
-    "plain_exact": Method(GRPO_STEPS, {"zero_variance": "keep", **EXACT}),  # no partial credit
+    "plain_exact": Method(BOARD_STEPS, {"zero_variance": "keep", **EXACT}),  # no partial credit
+    "teach_exact": Method(BOARD_STEPS, {"zero_variance": "teach", **EXACT}),
     "resample": Method(GRPO_STEPS, {"zero_variance": "resample"}),
     "teach": Method(GRPO_STEPS, {"zero_variance": "teach"}),
     "teach_sft": Method(GRPO_STEPS, {"zero_variance": "teach", "sft_coef": 0.3}),
     "first_error": Method(GRPO_STEPS, {"zero_variance": "teach", "credit": "first_error"}),
-    "field": Method(GRPO_STEPS, {"zero_variance": "teach", "credit": "field"}),
+    "field": Method(BOARD_STEPS, {"zero_variance": "teach", "credit": "field"}),
     "sft": Method({"openings": 1000, "hole": 300, "fill_in": 1200}, supervised=True),
     "sft_then_grpo": Method({name: n // 2 for name, n in GRPO_STEPS.items()}, after="sft_half"),
     "sft_half": Method({"openings": 500, "hole": 150, "fill_in": 600}, supervised=True),
@@ -260,38 +263,32 @@ class Measurer:
         tokenizer = loading.load_tokenizer(str(model))
         answer = partial(complete, network, tokenizer, max_new_tokens=96, batch_size=128)
         answerer = LanguageModel(str(model), answer)
-        found = evaluate_completions(self._rows, answers := answerer.answers(prompts(self._rows)))
+        found = evaluate_completions(self._rows, answerer.answers(prompts(self._rows)))
         if self._plies:
-            right = answerer.answers(prompts(self._plies))
+            answers = answerer.answers(prompts(self._plies))
             apart = [place for place, row in enumerate(self._plies) if is_held_out(row["fen"], 0.1)]
             for title, places in (("", range(len(self._plies))), (", held out", apart)):
                 mine = [self._plies[place] for place in places]
-                shares = evaluate_completions(mine, [right[place] for place in places])
+                shares = evaluate_completions(mine, [answers[place] for place in places])
                 found[f"first plies{title}"] = shares["environment/exact"]
         return {
             "shares": {
                 name: [found[name].successes, found[name].n] for name in self._start.measures
             },
-            "kl": self._kls(network, tokenizer, answers),
+            "kl": {task: self._kl(network, tokenizer, task) for task in self._start.tasks},
             "pass": self._passes(answerer) if self.pass_samples else {},
         }
 
-    def _kls(self, network: Any, tokenizer: Any, answers: Sequence[str]) -> dict[str, float]:
-        """KL(policy || start) by task in nats a token, on 200 rows of each."""
-        kls = {}
-        for task in self._start.tasks:
-            mine = [place for place, row in enumerate(self._rows) if row["task"] == task][:200]
-            asked = [tokenizer(self._rows[place]["prompt"])["input_ids"] for place in mine]
-            ids = [
-                answer_tokens(tokenizer, self._rows[place]["prompt"], answers[place])
-                for place in mine
-            ]
-            total = 0.0
-            for first in range(0, len(mine), 50):
-                part = slice(first, first + 50)
-                total += sum(answer_kls(network, self._before, asked[part], ids[part]))
-            kls[task] = total / sum(map(len, ids))
-        return kls
+    def _kl(self, network: Any, tokenizer: Any, task: str) -> float:
+        """KL(policy || start) along the policy's answers to 200 rows of a task, in nats a token."""
+        asked = [row["prompt"] for row in self._rows if row["task"] == task][:200]
+        ids = complete_ids(network, tokenizer, asked, max_new_tokens=96, batch_size=128)
+        encoded = [tokenizer(prompt)["input_ids"] for prompt in asked]
+        total = 0.0
+        for first in range(0, len(asked), 50):
+            part = slice(first, first + 50)
+            total += sum(answer_kls(network, self._before, encoded[part], ids[part]))
+        return total / sum(map(len, ids))
 
     def _passes(self, answerer: LanguageModel) -> dict[str, tuple[float, float, float]]:
         """pass@k with its interval: of the first plies, or of 200 held-out rows to be learnt."""
@@ -350,7 +347,8 @@ def main() -> int:
         print("| --- " * (4 + len(start.measures)) + "|")
         found = kept(model.with_name(f"{name}.json"), measurer, model)
         print(line("start", "-", "-", found), flush=True)
-        for method, seed in itertools.product(args.methods, args.seeds):
+        methods = [method for method in args.methods if name in METHODS[method].steps]
+        for method, seed in itertools.product(methods, args.seeds):
             folder, seconds = trained(name, method, seed, args.output_dir)
             found = kept(folder / "measured.json", measurer, folder)
             print(line(method, str(seed), f"{seconds:.0f}", found), flush=True)

@@ -322,12 +322,14 @@ class StrictParser(TrlParser):
 
 
 def _help_of(action: argparse.Action) -> list[str]:
-    """A key with its default and its description."""
+    """A key with its default and its description, on one line if they fit."""
     default = "" if action.default in (None, argparse.SUPPRESS, []) else f" ({action.default})"
     text = " ".join((action.help or "").replace("%%", "%").split())
     body = textwrap.wrap(text, 96, initial_indent=" " * 6, subsequent_indent=" " * 6)
     choices = f" {action.metavar}" if isinstance(action.metavar, str) else ""
-    return [f"  --{action.dest}{choices}{default}", *body]
+    head = f"  --{action.dest}{choices}{default}"
+    line = f"{head}  {text}"
+    return [line] if len(line) <= 100 else [head, *body]
 
 
 def _default(item: dataclasses.Field[Any]) -> Any:

@@ -237,7 +237,7 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
     # Loss, update, run
     # --------------------------------------------------------------------------------------------
     def _compute_loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor:
-        """Add the parts' terms to TRL's loss: the KL term and the value head's loss."""
+        """Add the parts' terms to TRL's loss: KL, value head, taught answers and the supervised term."""
         return self.loss(model, inputs)[0]
 
     def loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> tuple[torch.Tensor, Call]:

@@ -250,8 +250,8 @@ class TestPreflight:
         prompts = mixed_length_prompts(trainer)
         prompts += prompts
         assert measure_parity(trainer, prompts).faults(1e-4) == []
-        monkeypatch.setattr(preflight, "right_answer", lambda row, seed: "42")
         answer = [*tokenizer("42")["input_ids"], tokenizer.eos_token_id]
+        monkeypatch.setattr(preflight, "taught_answer", lambda *_: ("42", answer))
 
         def off_by_a_bit(network: Any, ids: Any, mask: Any, length: int, *rest: Any) -> Any:
             scores = trainer.log_probs(network, ids, mask, length, *rest)

@@ -376,7 +376,7 @@ class KLTerm(Part):
 
 
 def _sampled(inputs: Mapping[str, Any]) -> torch.Tensor:
-    """1 for sampled completions, 0 for taught answers, ``(B, 1)``: the estimators hold for samples only."""
+    """1 for sampled completions, 0 for taught answers, ``(B, 1)``: the estimators need samples."""
     taught = inputs.get("taught")
     mask: torch.Tensor = inputs["completion_mask"]
     return (

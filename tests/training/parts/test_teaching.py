@@ -415,8 +415,12 @@ def test_what_answers_gain_is_told(
     assert gain == pytest.approx(sum(gains) / 2) and abs(gain) > 1e-3
 
 
-def test_taught_answers_are_not_in_the_kl(build: Callable[..., Any]) -> None:
-    trainer = build(zero_variance="teach", beta=0.1)
+def test_taught_answers_are_not_in_the_kl(
+    build: Callable[..., Any], random_gpt2: Any, tmp_path: Path
+) -> None:
+    random_gpt2.save_pretrained(tmp_path / "start")
+    start = loading.load_model(str(tmp_path / "start"))
+    trainer = build(start, zero_variance="teach", beta=0.1)
     batch = batch_of(trainer)
     taught = batch["taught"]
     logps = torch.zeros_like(batch["ref_per_token_logps"])
