@@ -11,7 +11,7 @@ A starting model that is not there is made first:
   wrongly (`recipes/sft_openings_hole.yaml`, two minutes after a quickstart).
 - ``fill_in`` has begun to learn the fill-in task (`recipes/sft_fill_in.yaml`, seven minutes).
 
-The methods' steps were chosen so that they take about as long. It prints a Markdown table: the seconds of
+The methods take about as long as each other. It prints a Markdown table: the seconds of
 one core, what is to be learnt, what the other task has lost, and how far the policy has moved from the
 start. A finished run is not repeated. What was tried, with its date, is in `docs/learning.md`.
 """
