@@ -67,7 +67,7 @@ class Start:
         recipe: The recipe of GRPO.
         measures: Held-out metrics; the first is what is to be learnt.
         datasets: The packaged data sets that held-out rows come from, each with its tasks.
-        needs: Options of the GRPO run that must be there first; empty if none.
+        needs_quickstart: Whether it is made from a quickstart's model, `runs/grpo_nano`.
     """
 
     made_by: str
@@ -75,7 +75,7 @@ class Start:
     recipe: str
     measures: Sequence[str]
     datasets: Mapping[str, Sequence[str]] = field(default_factory=lambda: OPENINGS)
-    needs: Sequence[str] = ()
+    needs_quickstart: bool = False
 
     @property
     def tasks(self) -> list[str]:
@@ -97,7 +97,7 @@ STARTS: Mapping[str, Start] = {
         {},
         "grpo_openings_hole.yaml",
         ("first plies", "first plies, held out", "environment/exact", "policy/best_move"),
-        needs=("--output_dir", "runs/grpo_nano"),
+        needs_quickstart=True,
     ),
     "fill_in": Start(
         "sft_fill_in.yaml",
@@ -146,7 +146,16 @@ METHODS: Mapping[str, Method] = {
     "sft_half": Method({"openings": 500, "hole": 150, "fill_in": 600}, supervised=True),
     "shuffled": Method(GRPO_STEPS, {"zero_variance": "keep"}, "benchmarks/shuffled_rewards.py"),
 }
-SUPERVISED = {"learning_rate": 1e-3, "lr_scheduler_type": "cosine", "warmup_steps": 20}
+LABELLED = {
+    **NO_FAULTS,
+    "new_model": None,
+    "first_plies_fault_share": 0.0,
+    "environment_share": None,
+    "task_shares": None,
+    "learning_rate": 1e-3,
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": 20,
+}
 ROW_KEYS = (
     "dataset_name",
     "tasks",
@@ -166,9 +175,10 @@ def made(name: str, folder: Path) -> Path:
     start = STARTS[name]
     model = folder / "starts" / name
     if not (model / "model.safetensors").is_file():
-        if start.needs and not Path("runs/grpo_nano/model.safetensors").is_file():
-            run(folder / "starts" / "needed.log", "recipes/grpo.py", *start.needs)
-        sft(model, start.made_by, start.made_with)
+        needed = Path("runs/grpo_nano")
+        if start.needs_quickstart and not (needed / "model.safetensors").is_file():
+            run("recipes/grpo.py", "grpo_nano.yaml", needed, {})
+        run("recipes/sft.py", start.made_by, model, start.made_with)
     return model
 
 
@@ -177,51 +187,36 @@ def trained(name: str, method: str, seed: int, folder: Path) -> tuple[Path, floa
     way, start = METHODS[method], STARTS[name]
     output = folder / name / f"{method}_{seed}"
     seconds_file = output / "seconds.json"
-    before = 0.0
     if seconds_file.is_file():
         return output, float(json.loads(seconds_file.read_text()))
-    model = made(name, folder)
+    model, before = made(name, folder), 0.0
     if way.after:
         model, before = trained(name, way.after, seed, folder)
-    options = {"model_name_or_path": model, "max_steps": way.steps[name], "seed": seed}
-    recipe = yaml.safe_load((RECIPES / start.recipe).read_text())
+    steps = way.steps[name]
+    options = {"model_name_or_path": str(model), "max_steps": steps, "seed": seed}
     if way.supervised:
+        recipe = yaml.safe_load((RECIPES / start.recipe).read_text())
         rows = {key: recipe[key] for key in ROW_KEYS if key in recipe}
-        shares = {f"{task}_share": 1.0 for task in recipe["tasks"] if task == "environment"}
-        fixed = {"new_model": None, "task_shares": None, "first_plies_fault_share": 0, **NO_FAULTS}
-        seconds = sft(output, start.made_by, {**fixed, **SUPERVISED, **rows, **shares, **options})
+        options = {**LABELLED, **rows, **options}
+        seconds = run("recipes/sft.py", start.made_by, output, options)
     else:
-        half = dict.fromkeys(("eval_steps", "save_steps"), way.steps[name] // 2)
-        words = ["--config", str(RECIPES / start.recipe), "--output_dir", str(output)]
-        words += ["--report_to", "none", *as_words({**way.options, **half, **options})]
-        seconds = run(output.with_name(output.name + ".log"), way.script, *words)
+        options = {**way.options, "eval_steps": steps // 2, "save_steps": steps // 2, **options}
+        seconds = run(way.script, start.recipe, output, options)
     seconds_file.write_text(json.dumps(before + seconds))
     return output, before + seconds
 
 
-def sft(folder: Path, recipe: str, options: Options) -> float:
-    """Train supervised; gives the seconds of one core."""
-    words = ["--config", str(RECIPES / recipe), "--output_dir", str(folder)]
-    words += ["--report_to", "none", *as_words(options)]
-    return run(folder.with_name(folder.name + ".log"), "recipes/sft.py", *words)
-
-
-def as_words(options: Options) -> list[str]:
-    """Options as on the command line."""
-    return [
-        word
-        for key, value in options.items()
-        for word in (f"--{key}", str(value) if isinstance(value, Path | str) else json.dumps(value))
-    ]
-
-
-def run(log: Path, script: str, *words: str) -> float:
-    """Run a script on one core; gives its seconds of processor time."""
-    log.parent.mkdir(parents=True, exist_ok=True)
+def run(script: str, recipe: str, output: Path, options: Options) -> float:
+    """Run a recipe with overrides on one core; gives its seconds of processor time."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    changed = {**yaml.safe_load((RECIPES / recipe).read_text()), **options}
+    changed |= {"output_dir": str(output), "report_to": "none"}
+    config, log = (output.with_name(f"{output.name}.{kind}") for kind in ("yaml", "log"))
+    config.write_text(yaml.safe_dump(changed))
     before = processor_seconds()
     with log.open("w") as file:
         subprocess.run(
-            [sys.executable, str(REPOSITORY / script), *words],
+            [sys.executable, str(REPOSITORY / script), "--config", str(config)],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdout=file,
             stderr=subprocess.STDOUT,
