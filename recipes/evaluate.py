@@ -55,9 +55,9 @@ class EvaluateArguments(SuiteArguments):
     )
     pass_samples: int = setting(
         0,
-        "Sampled answers to each item, for pass@k with k up to this number, in the suites environment, "
-        "policy, fill_in and mate_in_one: by `decoding`, or with decoding: greedy at temperature 1. 0 "
-        "measures no pass@k.",
+        "Sampled answers to each item, for pass@k with k up to this number, in the suites "
+        f"{', '.join(name for name, suite in SUITES.items() if suite.one_answer)}: by `decoding`, or "
+        "with decoding: greedy at temperature 1. 0 measures no pass@k.",
         least=0,
     )
     output_file: str = setting("", "The JSON file for the results; none by default.")

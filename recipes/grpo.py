@@ -178,10 +178,11 @@ def main(argv: Sequence[str]) -> None:
     # Result
     ################
     trainer.save_state()
+    save_final(trainer, output_dir)  # first: what follows may fail, such as for lack of memory
     step = trainer.heldout.run_final()
     load_start = partial(loading.load_start, model_args)
     forgetting = measure_forgetting(trainer, data, load_start)
-    save_final(trainer, output_dir)
+    trainer.save_state()  # again, with what was logged since
     assert trainer.heldout.before is not None  # eval_on_start cannot be switched off
     before = {**trainer.heldout.before, **forgetting.before}
     after = {**trainer.heldout.results, **forgetting.after}

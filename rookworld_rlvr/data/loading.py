@@ -153,9 +153,9 @@ class DataArguments(SourceArguments):
     )
     first_plies_share: float = setting(
         0.0,
-        "Share of the environment rows in training that are of a game's first two plies. All 420 such "
-        "rows are added, those of held-out positions left out of training, and repeated until they have "
-        "the share; 0 adds none.",
+        "Share of the environment rows in training that are about a game's first two plies. All 420 "
+        "such rows are added, but those of held-out positions are not trained on; the scarcer kind is "
+        "repeated. 0 adds none.",
         least=0,
         most=1,
     )

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from accelerate.utils import gather_object
 from transformers import Trainer
 from trl.models.utils import unwrap_model_for_generation
 
@@ -23,14 +24,9 @@ from ..common.settings import setting
 from ..common.stats import Proportion
 from ..data.loading import LoadedData, first_of_each_task
 from ..evaluation.answerers import shared
-from ..models.decoding import complete, complete_ids
+from ..models.decoding import ANSWER_TOKENS, complete, complete_ids
 from ..tasks.metrics import evaluate_completions
 from .parts.sampling import is_sharded
-
-ANSWER_TOKENS = (
-    144  # of GPT-2's tokenizer in a complete answer; the trained tasks' limit may be lower
-)
-
 
 _ROWS_AT_ONCE = 8  # in a forward: a large vocabulary needs 10 MB of logits for 50 tokens
 
@@ -41,9 +37,9 @@ class ForgettingArguments:
 
     other_task_rows: int = setting(
         200,
-        "Largest number of held-out rows of each task that the data have but `tasks` leaves out. At "
-        "the end, the starting and the final model answer them, and the KL between both is taken, "
-        "also on as many rows of each trained task; 0 measures none of it.",
+        "Largest number of held-out rows of each task that is in the data but not in `tasks`. At the "
+        "end, the starting and the final model answer them, and the KL between both is taken, also on "
+        "as many rows of each trained task; 0 measures none of it.",
         least=0,
     )
 
@@ -105,12 +101,16 @@ def measure_forgetting(
     """
     if not data.others:
         return Forgetting()
+    start: Any = None
+    fault = ""
     try:
         if is_sharded(trainer):
-            raise RookWorldError("the weights are sharded")
+            raise RookWorldError("the weights are sharded; set other_task_rows: 0 to leave it out")
         start = load_start()
     except RookWorldError as error:
-        trainer.accelerator.print(f"what the other tasks lost is not measured: {error}")
+        fault = str(error)
+    if faults := list(filter(None, gather_object([fault]))):  # one process alone must not return
+        trainer.accelerator.print(f"what the other tasks lost is not measured: {faults[0]}")
         return Forgetting()
     most = trainer.args.other_task_rows
     rows = [*first_of_each_task(data.heldout.to_list(), most), *data.others]
@@ -153,7 +153,7 @@ def _answer(
     """Answer prompts greedily with both models, on this process."""
     tokenizer, training = trainer.processing_class, trainer.model.training
     limits: dict[str, Any] = {
-        "max_new_tokens": ANSWER_TOKENS,
+        "max_new_tokens": ANSWER_TOKENS,  # the trained tasks' own limit may be lower
         "batch_size": trainer.args.per_device_eval_batch_size,
     }
     trainer.model.eval()

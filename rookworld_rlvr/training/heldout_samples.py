@@ -39,7 +39,17 @@ class PassArguments:
     )
 
 
-_SAMPLED_BY = ("pass_samples", "pass_rows", "temperature", "top_p", "top_k", "task_sampling")
+_SAMPLED_BY = (
+    "pass_samples",
+    "pass_rows",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "max_completion_length",
+    "task_sampling",
+)
 
 
 def pass_settings(args: Any) -> dict[str, Any]:
@@ -129,6 +139,7 @@ def _count_right(
 def _own_noise(trainer: Any) -> Iterator[None]:
     """Draw from a seed of its own, so that a run with pass@k trains exactly as one without."""
     device = trainer.accelerator.device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    others = [] if device.type == "cpu" else [device]  # beside the CPU, which is always kept
+    with torch.random.fork_rng(others, device_type=device.type):
         torch.manual_seed(trainer.args.seed + trainer.accelerator.process_index)
         yield

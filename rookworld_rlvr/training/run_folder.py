@@ -312,7 +312,8 @@ def note_coverage(model: PreTrainedModel, rows: Dataset, is_new: bool) -> None:
 def save_final(trainer: Trainer, folder: Path) -> None:
     """Save a model that plain `AutoModelForCausalLM.from_pretrained` loads.
 
-    Adapters are merged into the model, and also saved by themselves in the subfolder `ADAPTER`.
+    Adapters are merged into the model, on every process, and also saved by themselves in the subfolder
+    `ADAPTER`. The trainer can answer and sample afterwards, but not train them any more.
     """
     network = trainer.accelerator.unwrap_model(trainer.model)
     if not hasattr(network, "peft_config"):
@@ -320,7 +321,8 @@ def save_final(trainer: Trainer, folder: Path) -> None:
         return
     if trainer.accelerator.is_main_process:
         _save_adapter(network, folder / ADAPTER)
-        merged: PreTrainedModel = network.merge_and_unload()
+    merged: PreTrainedModel = network.merge_and_unload()
+    if trainer.accelerator.is_main_process:
         merged.save_pretrained(folder)
         trainer.processing_class.save_pretrained(folder)
     trainer.accelerator.wait_for_everyone()

@@ -15,7 +15,7 @@ from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.loading import DataArguments, LoadedData, load_data
 from rookworld_rlvr.models import loading
-from rookworld_rlvr.models.decoding import complete
+from rookworld_rlvr.models.decoding import ANSWER_TOKENS, complete
 from rookworld_rlvr.reports.run import page, read_runs
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.metrics import evaluate_completions
@@ -101,7 +101,7 @@ def test_an_unchanged_model_forgets_nothing(tmp_path: Path) -> None:
         loading.load_model(loading.PACKAGED_MODEL).eval(),
         loading.load_tokenizer(loading.PACKAGED_MODEL),
         rows["prompt"][:],
-        max_new_tokens=144,
+        max_new_tokens=ANSWER_TOKENS,
     )
     expected = evaluate_completions(rows, answers)
     others = {name: one for name, one in results["heldout"].items() if name.startswith("other/")}
@@ -144,14 +144,30 @@ def test_adapters_are_compared_with_the_model_under_them(tmp_path: Path) -> None
     assert min(results["kl_to_start"].values()) > 1e-6
 
 
-def test_two_processes_find_what_one_finds(tmp_path: Path) -> None:
-    one, _ = train(tmp_path, "--learning_rate", "0")
+def test_two_processes_merge_adapters_and_log_the_measurement_once(tmp_path: Path) -> None:
     recipe = str(Path(__file__).parents[2] / "recipes" / "grpo.py")
-    two = launch(recipe, *ONE_TASK, "--learning_rate", "0", cwd=tmp_path)
+    lora = "--use_peft --lora_r 4 --learning_rate 1e-2".split()
+    two = launch(recipe, *ONE_TASK, *lora, cwd=tmp_path)
     assert two.returncode == 0, two.stdout[-3000:] + two.stderr[-3000:]
-    results = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert results["heldout"] == one["heldout"] and results["kl_to_start"] == one["kl_to_start"]
     assert two.stdout.count("KL to the starting model") == 1
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
+    (logged,) = (log for log in state["log_history"] if "kl/start/policy" in log)
+    assert logged["kl/start/policy"] == results["kl_to_start"]["policy"] > 1e-6
+
+
+def test_a_measurement_that_fails_leaves_the_final_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> torch.nn.Module:
+        raise MemoryError("out of memory")
+
+    monkeypatch.setattr(loading, "load_start", full)
+    with pytest.raises(MemoryError):
+        train(tmp_path, "--use_peft", "--lora_r", "4")
+    assert loading.load_model(str(tmp_path / "run")).num_parameters() > 0
+    assert (tmp_path / "run" / "adapter").is_dir()
+    assert (tmp_path / "run" / "trainer_state.json").is_file()
 
 
 def test_a_start_that_is_gone_costs_the_measurement_and_not_the_run(

@@ -65,8 +65,8 @@ def test_a_run_keeps_its_curves(runs: Path) -> None:
     settings, measured = read_counts(run / "heldout_pass.json")
     assert settings["pass_samples"] == 4 and settings["temperature"] == 1.0
     assert set(told) == set(measured["before"]) == {"environment", "policy"}
-    (start,) = (log for log in history(run) if "eval_pass/environment/pass@4" in log)
-    assert start["step"] == 0, "not at each evaluation"
+    start, end = (log for log in history(run) if "eval_pass/environment/pass@4" in log)
+    assert (start["step"], end["step"]) == (0, 4), "not at each evaluation"
     for task, entry in told.items():
         assert (entry["prompts"], entry["samples"]) == (8, 4)
         for when in ("before", "after"):
@@ -75,6 +75,7 @@ def test_a_run_keeps_its_curves(runs: Path) -> None:
             assert entry[when]["pass@1"]["value"] == pytest.approx(sum(counts.right) / 32)
             assert entry[when]["pass@4"]["value"] == sum(map(bool, counts.right)) / 8
         assert start[f"eval_pass/{task}/pass@4"] == entry["before"]["pass@4"]["value"]
+        assert end[f"eval_pass/{task}/pass@4"] == entry["after"]["pass@4"]["value"]
     assert any(0 < count < 4 for count in measured["before"]["environment"].right)
     printed = (runs / "passes" / "stdout").read_text()
     before, after = (told["environment"][when]["pass@4"]["value"] for when in ("before", "after"))
@@ -125,12 +126,12 @@ def test_a_resumed_run_does_not_measure_its_start_again(
     assert found == expected
     weights = [run / "model.safetensors" for run in (tmp_path / "run", whole)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
-    more = ["--max_steps", "6", "--pass_samples", "8", "--pass_rows", "8"]
-    done = script("grpo.py", *resume, *more, cwd=tmp_path)
-    assert done.returncode == 2
-    assert (
-        "measured pass@k before training with pass_samples: 4; resume it with that" in done.stderr
-    )
+    for name, value, was in (("pass_samples", "8", 4), ("max_completion_length", "32", 64)):
+        more = ["--max_steps", "6", f"--{name}", value]
+        done = script("grpo.py", *resume, *PASS, *more, cwd=tmp_path)
+        assert done.returncode == 2
+        said = f"measured pass@k before training with {name}: {was}; resume it with that"
+        assert said in done.stderr
 
 
 def test_two_processes_count_as_one_does(tmp_path: Path) -> None:

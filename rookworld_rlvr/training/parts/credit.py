@@ -25,11 +25,13 @@ from rapidfuzz.distance import Prefix
 from trl import GRPOConfig
 
 from ...common.settings import setting
+from ...engine.truth import PolicyTruth, policy_values
 from ...tasks.registry import TASKS, task_of
-from ...tasks.scoring import values_by_move
-from ...tasks.task import FieldSpan
+from ...tasks.scoring import Values
+from ...tasks.task import FieldSpan, Task
 from .advantages import STD_EPSILON, nanstd
 from .part import Part, arguments_of
+from .right import truth_of
 
 CreditKind = Literal["completion", "first_error", "field"]
 Span = tuple[int, int]  # characters [start, end) of a completion
@@ -47,8 +49,8 @@ class CreditArguments:
         "first_error blames only the token at which the answer departs from every right one, and "
         "praises only those before it; field compares each field of an answer with the same field "
         "of the group's other answers, whatever the rewards are. Completions whose task has no such "
-        "places, or whose row has no action_values although its task needs them, are treated as "
-        "with completion.",
+        "places, or whose row has no values of moves although its task needs them (see labels), are "
+        "treated as with completion.",
     )
 
     def credit_faults(self, args: GRPOConfig, processes: int) -> list[str]:
@@ -264,6 +266,19 @@ class Credit(Part):
         share = self._trainer.accelerator.reduce(here.mean(), reduction="mean").item()
         self._trainer.record({"credit/placed": share})
 
+    def _answers(
+        self, texts: Sequence[tuple[str, list[Span]]], rows: Sequence[Mapping[str, Any]]
+    ) -> list[tuple[Task, str, str, Values | None]]:
+        """Task, prompt, answer and values of moves; these come from where the rewards take them."""
+        truth = truth_of(self._trainer.reward_funcs) or PolicyTruth()
+        prompts = [row["prompt"] for row in rows]
+        column = [row.get("action_values") for row in rows]
+        values = policy_values(truth, prompts, column, [True] * len(prompts))
+        return [
+            (TASKS[task_of(prompt)], prompt, text, its_values)
+            for prompt, (text, _), its_values in zip(prompts, texts, values, strict=True)
+        ]
+
     def _by_first_error(
         self,
         texts: Sequence[tuple[str, list[Span]]],
@@ -271,8 +286,8 @@ class Credit(Part):
         rows: Sequence[Mapping[str, Any]],
     ) -> list[list[float] | None]:
         errors = [
-            TASKS[task_of(row["prompt"])].first_error(row["prompt"], text, _values(row))
-            for row, (text, _) in zip(rows, texts, strict=True)
+            task.first_error(prompt, text, values)
+            for task, prompt, text, values in self._answers(texts, rows)
         ]
         return [
             None if error is None else by_first_error(advantage, error, *text)
@@ -286,8 +301,8 @@ class Credit(Part):
         rows: Sequence[Mapping[str, Any]],
     ) -> list[list[float] | None]:
         found = [
-            TASKS[task_of(row["prompt"])].fields(row["prompt"], text, _values(row))
-            for row, (text, _) in zip(rows, texts, strict=True)
+            task.fields(prompt, text, values)
+            for task, prompt, text, values in self._answers(texts, rows)
         ]
         size = self._trainer.num_generations
         starts = [start for start in range(0, len(rows), size) if found[start] is not None]
@@ -338,7 +353,3 @@ class Credit(Part):
         for task, name, column in gather_object(mine):
             pooled.setdefault((task, name), []).extend(column)
         return {key: torch.tensor(column, dtype=torch.float64) for key, column in pooled.items()}
-
-
-def _values(row: Mapping[str, Any]) -> Any:
-    return values_by_move(row.get("action_values"))

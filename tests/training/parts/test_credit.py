@@ -6,6 +6,7 @@ import json
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.engine.truth import PolicyTruth
 from rookworld_rlvr.models import loading
+from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks.registry import TASKS, task_of
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.parts.credit import Spans, by_first_error
@@ -104,11 +107,10 @@ def credited(
         trainer = make_trainer(
             random_gpt2,
             mine,
-            rewards=REWARDS,
             credit=kind,
             num_generations=len(answers),
             per_device_train_batch_size=len(answers),
-            **{"scale_rewards": "none", **options},
+            **{"rewards": REWARDS, "scale_rewards": "none", **options},
         )
         trainer.model.train()
         ids = [torch.tensor([*mine(answer)["input_ids"], mine.eos_token_id]) for answer in answers]
@@ -224,6 +226,26 @@ def test_the_policys_fields_are_its_sections(credited: Credited) -> None:
     assert [number for _, number in short] == [-0.4, 0, 1 / 3, 0]
     assert [text.strip() for text, _ in short[:1]] == ["M: g2g4 f2f4"]
     assert [text.strip() for text, _ in short[2:]] == ["B: g2g4", "<end>"]
+
+
+def test_values_come_from_where_the_rewards_take_them(credited: Credited) -> None:
+    class Engine:
+        """A labeller that knows the position, and finds the worst move best."""
+
+        def values(self, fens: Sequence[str], _: Any = None) -> list[Any]:
+            turned = dict(zip(reversed(VALUES), VALUES.values(), strict=True))
+            return [SimpleNamespace(by_move=lambda: turned) for _ in fens]
+
+    rewards = [{"name": "policy_best_move"}]
+    truth = PolicyTruth("engine", Engine())  # type: ignore[arg-type]
+    funcs = get_reward_funcs(rewards, truth)
+    from_engine: dict[str, Any] = {"rewards": rewards, "reward_funcs": funcs}
+    answers, given = [PERFECT, PERFECT.replace("B: g2g4", "B: a1a1")], [1.0, 0.0]
+    stored = credited("field", VALUED, answers, given)
+    assert credited("field", VALUED, answers, given, **from_engine) != stored
+    bare = {**VALUED, "action_values": None}
+    found = credited("field", bare, answers, given, **from_engine)
+    assert found == credited("field", VALUED, answers, given, **from_engine)
 
 
 def test_an_answer_without_a_reward_counts_nowhere(credited: Credited) -> None:

@@ -1,0 +1,114 @@
+"""Run by two processes: what is measured at a run's end, of a policy and of another starting model.
+
+``process<rank>.json`` holds the KL to that model and its held-out results, what comes of a start that
+the second process alone cannot load, and this process's samples of a prompt that both were given.
+
+accelerate launch --cpu --num_processes 2 --module tests.training.measured_on_two FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from transformers import GPT2LMHeadModel
+
+from rookworld_rlvr.cli.parser import run_cli
+from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.data.loading import DataArguments, LoadedData, load_data
+from rookworld_rlvr.models import loading
+from rookworld_rlvr.models.decoding import Drawn
+from rookworld_rlvr.rewards.registry import get_reward_funcs
+from rookworld_rlvr.training import heldout_samples
+from rookworld_rlvr.training.config import RookWorldGRPOConfig
+from rookworld_rlvr.training.forgetting import measure_forgetting
+from rookworld_rlvr.training.heldout_samples import sample_heldout
+from rookworld_rlvr.training.parts.sampling import draw
+from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
+
+from ..conftest import mixed_rows
+
+REWARDS = [{"name": "environment_exact"}]
+
+
+def other_start() -> GPT2LMHeadModel:
+    """The packaged model with other weights: its KL differs from row to row."""
+    model = loading.load_model(loading.PACKAGED_MODEL)
+    noise = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.02 * torch.randn(weight.shape, generator=noise)
+    return model
+
+
+def measure(folder: Path) -> dict[str, Any]:
+    args = RookWorldGRPOConfig(
+        output_dir=str(folder / "run"),
+        rewards=REWARDS,
+        per_device_train_batch_size=16,
+        num_generations=4,
+        max_completion_length=48,
+        other_task_rows=7,
+        pass_samples=16,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to=[],
+        disable_tqdm=True,
+    )
+    data = load_data(DataArguments(tasks=["environment"], heldout_rows=6), other_task_rows=7)
+    trainer = RookWorldGRPOTrainer(
+        loading.load_model(loading.PACKAGED_MODEL),
+        get_reward_funcs(REWARDS),
+        args,
+        train_dataset=mixed_rows(data.train, tasks=["environment"]),
+        eval_dataset=data.heldout,
+        processing_class=loading.load_tokenizer(loading.PACKAGED_MODEL),
+    )
+    found = measure_forgetting(trainer, data, other_start)
+
+    def gone_on_one() -> Any:
+        if args.process_index == 1:
+            raise RookWorldError("cannot load the model 'runs/start'")
+        return other_start()
+
+    return {
+        "kl": dict(found.kl),
+        "before": {name: result.value for name, result in found.before.items()},
+        "after": {name: result.value for name, result in found.after.items()},
+        "gone": dict(measure_forgetting(trainer, data, gone_on_one).kl),
+        "samples": samples(trainer, data),
+    }
+
+
+def samples(trainer: Any, data: LoadedData) -> list[list[int]]:
+    """This process's samples of one row, as tokens: with a single row, every process gets it."""
+    drawn: list[list[int]] = []
+
+    def watched(*args: Any, **kwargs: Any) -> Drawn:
+        found = draw(*args, **kwargs)
+        drawn.extend(found.ids)
+        return found
+
+    patched: Any = heldout_samples
+    patched.draw = watched
+    try:
+        sample_heldout(trainer, data.heldout.select([0]), [""])
+    finally:
+        patched.draw = draw
+    return drawn
+
+
+def main(argv: Sequence[str]) -> None:
+    folder = Path(argv[0])
+    result = measure(folder)
+    rank = PartialState().process_index
+    (folder / f"process{rank}.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    run_cli(main)
