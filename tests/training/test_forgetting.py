@@ -19,6 +19,7 @@ from rookworld_rlvr.models.decoding import ANSWER_TOKENS, complete
 from rookworld_rlvr.reports.run import page, read_runs
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.metrics import evaluate_completions
+from rookworld_rlvr.training import forgetting
 from rookworld_rlvr.training.forgetting import (
     Forgetting,
     answer_kls,
@@ -159,10 +160,10 @@ def test_two_processes_merge_adapters_and_log_the_measurement_once(tmp_path: Pat
 def test_a_measurement_that_fails_leaves_the_final_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> torch.nn.Module:
+    def full(*_: Any) -> list[float]:
         raise MemoryError("out of memory")
 
-    monkeypatch.setattr(loading, "load_start", full)
+    monkeypatch.setattr(forgetting, "answer_kls", full)
     with pytest.raises(MemoryError):
         train(tmp_path, "--use_peft", "--lora_r", "4")
     assert loading.load_model(str(tmp_path / "run")).num_parameters() > 0

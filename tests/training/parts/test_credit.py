@@ -107,10 +107,11 @@ def credited(
         trainer = make_trainer(
             random_gpt2,
             mine,
+            rewards=REWARDS,
             credit=kind,
             num_generations=len(answers),
             per_device_train_batch_size=len(answers),
-            **{"rewards": REWARDS, "scale_rewards": "none", **options},
+            **{"scale_rewards": "none", **options},
         )
         trainer.model.train()
         ids = [torch.tensor([*mine(answer)["input_ids"], mine.eos_token_id]) for answer in answers]
@@ -230,22 +231,20 @@ def test_the_policys_fields_are_its_sections(credited: Credited) -> None:
 
 def test_values_come_from_where_the_rewards_take_them(credited: Credited) -> None:
     class Engine:
-        """A labeller that knows the position, and finds the worst move best."""
+        """A labeller that knows the position, and turns the order of the moves round."""
 
         def values(self, fens: Sequence[str], _: Any = None) -> list[Any]:
             turned = dict(zip(reversed(VALUES), VALUES.values(), strict=True))
             return [SimpleNamespace(by_move=lambda: turned) for _ in fens]
 
-    rewards = [{"name": "policy_best_move"}]
     truth = PolicyTruth("engine", Engine())  # type: ignore[arg-type]
-    funcs = get_reward_funcs(rewards, truth)
-    from_engine: dict[str, Any] = {"rewards": rewards, "reward_funcs": funcs}
+    funcs = get_reward_funcs([{"name": "policy_best_move"}], truth)
     answers, given = [PERFECT, PERFECT.replace("B: g2g4", "B: a1a1")], [1.0, 0.0]
     stored = credited("field", VALUED, answers, given)
-    assert credited("field", VALUED, answers, given, **from_engine) != stored
+    asked = credited("field", VALUED, answers, given, reward_funcs=funcs)
+    assert asked != stored
     bare = {**VALUED, "action_values": None}
-    found = credited("field", bare, answers, given, **from_engine)
-    assert found == credited("field", VALUED, answers, given, **from_engine)
+    assert credited("field", bare, answers, given, reward_funcs=funcs) == asked
 
 
 def test_an_answer_without_a_reward_counts_nowhere(credited: Credited) -> None:
