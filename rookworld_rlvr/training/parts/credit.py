@@ -30,6 +30,7 @@ from ...tasks.registry import TASKS, task_of
 from ...tasks.scoring import Values
 from ...tasks.task import FieldSpan, Task
 from .advantages import STD_EPSILON, nanstd
+from .groups import torn_groups
 from .part import Part, arguments_of
 from .right import truth_of
 
@@ -85,13 +86,7 @@ class CreditArguments:
                 "credit: field cannot divide by the deviation of a batch whose groups come from several "
                 "rounds; set scale_rewards: group, or zero_variance: keep"
             )
-        local = (args.generation_batch_size or 0) // processes
-        if local % args.num_generations:
-            faults.append(
-                f"credit: field needs whole groups on each process, but {local} completions are not a "
-                f"multiple of num_generations: {args.num_generations}; change either"
-            )
-        return faults
+        return faults + torn_groups("credit: field", args, processes)
 
 
 # --------------------------------------------------------------------------------------------------
