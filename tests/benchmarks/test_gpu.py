@@ -66,6 +66,7 @@ def test_all_parts_run_tiny_on_a_cpu(tmp_path: Path) -> None:
     assert "failed" not in text
 
 
+@pytest.mark.slow
 def test_both_trainers_do_the_same_work(tmp_path: Path) -> None:
     words = "--model tiny --turns 1 --steps 2 --output".split()
     assert started("grpo_step", *words, str(tmp_path / "step.json")) == 0
@@ -81,6 +82,7 @@ def test_a_trainer_that_runs_out_of_memory_is_left_out() -> None:
     assert benchmark("gpu").compared(numbers["step, s"]) == "plain TRL out of memory, ours 2"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak is Linux's")
 def test_memory_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     words = "--model tiny --prompts 4 --completions 4 --here plain".split()

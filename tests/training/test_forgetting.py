@@ -145,6 +145,7 @@ def test_adapters_are_compared_with_the_model_under_them(tmp_path: Path) -> None
     assert min(results["kl_to_start"].values()) > 1e-6
 
 
+@pytest.mark.slow
 def test_two_processes_merge_adapters_and_log_the_measurement_once(tmp_path: Path) -> None:
     recipe = str(Path(__file__).parents[2] / "recipes" / "grpo.py")
     lora = "--use_peft --lora_r 4 --learning_rate 1e-2".split()

@@ -134,6 +134,7 @@ def test_a_resumed_run_does_not_measure_its_start_again(
         assert said in done.stderr
 
 
+@pytest.mark.slow
 def test_two_processes_count_as_one_does(tmp_path: Path) -> None:
     """At a temperature near 0 every sample is the greedy answer, on whichever process."""
     words = [*SMALL, "--pass_samples", "3", "--pass_rows", "7", *COLD, "--max_steps", "1"]

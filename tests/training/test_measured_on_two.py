@@ -11,6 +11,8 @@ import pytest
 from ..conftest import launch
 from .measured_on_two import measure
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], str]:

@@ -420,6 +420,7 @@ def test_faults_are_found_together() -> None:
 # --------------------------------------------------------------------------------------------------
 # Two processes
 # --------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_two_processes_decide_alike_and_scale_by_the_whole_batch(tmp_path: Path) -> None:
     done = launch("--module", "tests.training.parts.credit_on_two", str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]

@@ -459,6 +459,7 @@ def test_a_resumed_run_goes_on_byte_for_byte(
         assert torch.equal(weight, again.model.state_dict()[name]), name
 
 
+@pytest.mark.slow
 def test_two_processes_teach_and_remember_alike(tmp_path: Path) -> None:
     done = launch("--module", "tests.training.parts.taught_on_two", str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
