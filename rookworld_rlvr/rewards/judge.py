@@ -33,7 +33,7 @@ from ..engine.truth import PolicyTruth, policy_values
 from ..models import loading
 from ..models.decoding import pad_rows
 from ..models.gpt2 import fuse_gelu
-from ..tasks.registry import TASKS, score_row, task_of
+from ..tasks.registry import is_right, task_of
 from ..tasks.scoring import Values
 from .judge_spec import JudgeSpec
 
@@ -390,10 +390,8 @@ def _means(scored: Sequence[_Judged], suffix: str = "") -> dict[str, float]:
 
 
 def _truth(prompt: str, completion: str, values: Values | None) -> float | None:
-    score = score_row(prompt, completion, values)
-    if score is None:
-        return None
-    return float(TASKS[task_of(prompt)].is_right(score))
+    right = is_right(prompt, completion, values)
+    return None if right is None else float(right)
 
 
 def _spread(values: Collection[float]) -> tuple[float, float]:

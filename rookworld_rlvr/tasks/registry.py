@@ -80,3 +80,9 @@ def join_row(prompt: str, completion: str) -> str:
 def score_row(prompt: str, completion: str, values: Values | None = None) -> Score | None:
     """Score one completion by the prompt's task, see `Task.score`."""
     return TASKS[task_of(prompt)].score(prompt, completion, values)
+
+
+def is_right(prompt: str, completion: str, values: Values | None = None) -> bool | None:
+    """Whether a completion is right by its task's headline metric; None if the truth is not known."""
+    score = score_row(prompt, completion, values)
+    return None if score is None else TASKS[task_of(prompt)].is_right(score)

@@ -15,7 +15,7 @@ from datasets import Dataset
 from ..common.settings import setting
 from ..evaluation.answerers import shared
 from ..evaluation.pass_at_k import RightCounts
-from ..tasks.registry import TASKS, score_row
+from ..tasks.registry import TASKS, is_right
 from ..tasks.scoring import values_by_move
 from ..tasks.task import Row
 from .parts.part import arguments_of
@@ -71,7 +71,7 @@ def sample_heldout(trainer: Any, rows: Dataset, greedy: Sequence[str]) -> dict[s
         By task; a task none of whose rows has a known truth is left out.
     """
     args = arguments_of(trainer.args, PassArguments)
-    scored = [is_right(row, text) for row, text in zip(rows, greedy, strict=True)]
+    scored = [_is_right(row, text) for row, text in zip(rows, greedy, strict=True)]
     found = {}
     with _own_noise(trainer):
         for task in TASKS:
@@ -105,10 +105,8 @@ def evenly(places: Sequence[int], most: int) -> list[int]:
     return [places[turn * len(places) // count] for turn in range(count)]
 
 
-def is_right(row: Row, completion: str) -> bool | None:
-    """Whether an answer is right by its task's headline metric; None if the truth is not known."""
-    score = score_row(row["prompt"], completion, values_by_move(row["action_values"]))
-    return None if score is None else TASKS[row["task"]].is_right(score)
+def _is_right(row: Row, completion: str) -> bool | None:
+    return is_right(row["prompt"], completion, values_by_move(row["action_values"]))
 
 
 def _count_right(
@@ -130,7 +128,7 @@ def _count_right(
     texts = trainer.processing_class.batch_decode(drawn.ids, skip_special_tokens=True)
     counts = [Counter(texts[at : at + samples]) for at in range(0, len(texts), samples)]
     return [
-        sum(times for text, times in count.items() if is_right(row, text))
+        sum(times for text, times in count.items() if _is_right(row, text))
         for row, count in zip(rows, counts, strict=True)
     ]
 

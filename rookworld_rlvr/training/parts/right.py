@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ...engine.truth import PolicyTruth, policy_values
-from ...tasks.registry import TASKS, score_row, task_of
+from ...tasks.registry import TASKS, is_right, task_of
 
 
 def right(
@@ -27,12 +27,8 @@ def right(
     prompts = [row["prompt"] for row in rows]
     column = [row.get("action_values") for row in rows]
     values = policy_values(truth or PolicyTruth(), prompts, column, [True] * len(prompts))
-    scores = map(score_row, prompts, completions, values)
-    flags = [
-        torch.nan if score is None else float(TASKS[task_of(prompt)].is_right(score))
-        for prompt, score in zip(prompts, scores, strict=True)
-    ]
-    return torch.tensor(flags)
+    found = map(is_right, prompts, completions, values)
+    return torch.tensor([torch.nan if one is None else float(one) for one in found])
 
 
 def right_answer(row: Mapping[str, Any], seed: str, truth: PolicyTruth | None = None) -> str | None:
