@@ -61,6 +61,7 @@ def test_the_set_of_recipes() -> None:
         "grpo_environment",
         "grpo_fill_in",
         "grpo_learning",
+        "grpo_openings",
         "grpo_openings_hole",
         "grpo_policy",
         "grpo_mixed",

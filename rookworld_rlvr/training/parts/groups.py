@@ -308,7 +308,11 @@ class Groups(Part):
             self._scale_by_whole(rounds, places)
         batches = [sampled.batch for sampled in rounds]
         pad_token_id = trainer.processing_class.pad_token_id
-        return self._with_token_count(select_groups(batches, local, self._size, pad_token_id))
+        batch = select_groups(batches, local, self._size, pad_token_id)
+        counts = {
+            items: self._on_all(batch[mask]) for mask, items in _COUNTED.items() if mask in batch
+        }
+        return {**batch, **counts}
 
     def rewards(self, rounds: Sequence[Sampled], places: Sequence[tuple[int, int]]) -> torch.Tensor:
         """Rewards ``(N,)`` of the completions of the chosen groups."""
@@ -330,14 +334,12 @@ class Groups(Part):
         batch["completion_mask"] = batch["completion_mask"] * mine.unsqueeze(1)
         scale = rows.numel() / max(int(rows.sum()), 1)
         batch["row_scale"] = torch.tensor(scale, device=mine.device)
-        self._with_token_count(batch)
+        batch["num_items_in_batch"] = self._on_all(batch["completion_mask"])
 
-    def _with_token_count(self, batch: Batch) -> Batch:
-        for mask, items in _COUNTED.items():
-            if mask in batch:
-                tokens = batch[mask].sum()
-                batch[items] = self._trainer.accelerator.gather(tokens).sum()
-        return batch
+    def _on_all(self, mask: torch.Tensor) -> torch.Tensor:
+        """The number of a mask's tokens on all processes."""
+        count: torch.Tensor = self._trainer.accelerator.gather(mask.sum()).sum()
+        return count
 
     # --------------------------------------------------------------------------------------------
     # Metrics

@@ -169,12 +169,12 @@ class PromptSampler(Sampler[int]):
         return rows
 
     def extra(self, count: int, step: int, round_: int, exclude: Collection[str] = ()) -> list[int]:
-        """Extra rows for resampling, which leave the batches as they are.
+        """Extra rows, which leave the batches as they are.
 
         Args:
             count: The number of rows, shared out among tasks like a batch.
             step: The optimiser step, which decides on the shares of tasks.
-            round_: The number of the round of resampling within the step.
+            round_: The number of the draw within the step.
             exclude: Texts of prompts that must not be drawn.
 
         Returns:
@@ -397,10 +397,15 @@ class PromptSampling(Part):
         self.sampler: PromptSampler | None = None
 
     @classmethod
-    def of(cls, trainer: Any, resamples: bool) -> PromptSampling | None:
-        """The part, if TRL's own sampler cannot do what the trainer's arguments ask for."""
+    def of(cls, trainer: Any, draws_more: bool) -> PromptSampling | None:
+        """The part, if TRL's own sampler cannot do what is asked for.
+
+        Args:
+            trainer: The `RookWorldGRPOTrainer`.
+            draws_more: Whether other parts draw rows beside the batches.
+        """
         args = arguments_of(trainer.args, PromptArguments)
-        wanted = args.phases() or resamples or args.prompt_sampling == "by_difficulty"
+        wanted = args.phases() or draws_more or args.prompt_sampling == "by_difficulty"
         return cls(trainer, args) if wanted else None
 
     def open(self, dataset: Dataset) -> PromptSampler:

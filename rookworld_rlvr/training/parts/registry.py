@@ -49,15 +49,14 @@ class Parts:
         self.credit = Credit.of(trainer)  # advantages by place
         self.judges = Judges.of(trainer)  # the states of frozen judges
         self.value_head = ValueHead.of(trainer)  # advantages by token
-        self.shared = SharedPrompts.of(
-            trainer
-        )  # prompts sent once; after parts that read hidden states
+        self.shared = SharedPrompts.of(trainer)  # prompts sent once; after readers of hidden states
         self.groups = Groups.of(trainer)  # groups without signal
         self.teaching = Teaching.of(trainer)  # right answers in groups without any
         self.supervised = Supervised.of(trainer)  # the likelihood of right answers
-        self.prompts = PromptSampling.of(
-            trainer, self.groups.resamples
-        )  # which rows come, and when
+        draws_more = self.groups.resamples or bool(
+            self.supervised and self.supervised.args.sft_extra
+        )
+        self.prompts = PromptSampling.of(trainer, draws_more)  # which rows come, and when
 
     def __iter__(self) -> Iterator[Part]:
         return (part for part in vars(self).values() if isinstance(part, Part))

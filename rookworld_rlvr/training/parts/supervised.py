@@ -3,14 +3,15 @@
 The term is the mean negative log-likelihood of the answers' tokens, in nats, at the temperature of
 sampling (CHORD: W. Zhang et al., "On-policy RL meets off-policy experts", 2025, arXiv 2508.11408,
 weighs the two in one loss). The answers go through the network with the completions of their group, so
-that they share its prompt.
+that they share its prompt. Prompts that are not sampled can add theirs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from trl import GRPOConfig
@@ -36,6 +37,12 @@ class SupervisedArguments:
         "all",
         "The prompts whose right answers the supervised term takes: all, or those of groups without a "
         "right completion (hopeless).",
+    )
+    sft_extra: int = setting(
+        0,
+        "For each prompt that is sampled, how many further training prompts give the supervised term "
+        "their right answers. They are not sampled, so they cost a third of the time.",
+        least=0,
     )
     sft_warmup_steps: int = setting(
         0, "The number of optimiser steps over which sft_coef rises linearly from 0.", least=0
@@ -66,7 +73,19 @@ class SupervisedArguments:
                 "sft_coef: right answers change the number of rows, which shape_buckets keeps constant; "
                 "set shape_buckets: [], or leave sft_coef out"
             )
-        return faults
+        return faults + self._extra_faults(args)
+
+    def _extra_faults(self, args: GRPOConfig) -> list[str]:
+        conflicts = {
+            "sft_on: hopeless": self.sft_on == "hopeless",
+            "zero_variance: resample": getattr(args, "zero_variance", "keep") == "resample",
+        }
+        return [
+            f"sft_extra: {self.sft_extra} prompts that are not sampled do not go with {key}; leave "
+            "either out"
+            for key, holds in conflicts.items()
+            if self.sft_extra and holds
+        ]
 
     def supervised_group_faults(self, args: GRPOConfig, processes: int) -> list[str]:
         """Faults that show once TRL has computed the batch sizes, one sentence each."""
@@ -116,21 +135,56 @@ class Supervised(Part):
     def guide(self, batch: dict[str, torch.Tensor], call: Call) -> None:
         """Add the chosen answers to a batch, each in its group's first row.
 
-        The columns are ``answer_ids`` and ``answer_mask`` ``(B, L)``, and ``answer_items``, the number
-        of the answers' tokens on all processes.
+        The columns are ``answer_ids`` and ``answer_mask`` ``(B, L)``, those of `_add_extra`, and
+        ``answer_items``, the number of the answers' tokens on all processes.
         """
         if call.answers is None:
             return
         trainer, size = self._trainer, self._trainer.num_generations
-        ids: list[torch.Tensor] = []
+        ids: list[list[int]] = []
         for answer in call.answers:
-            tokens = torch.tensor(answer, dtype=torch.long)
-            ids += [tokens, *[tokens[:0]] * (size - 1)]
-        device = batch["completion_ids"].device
-        fill = trainer.processing_class.pad_token_id
-        batch["answer_ids"] = pad(ids, fill, "right").to(device)
-        batch["answer_mask"] = pad([torch.ones_like(row) for row in ids], 0, "right").to(device)
-        batch["answer_items"] = trainer.accelerator.gather(batch["answer_mask"].sum()).sum()
+            ids += [answer, *[[]] * (size - 1)]
+        batch["answer_ids"], batch["answer_mask"] = self._padded(ids, "right")
+        tokens = batch["answer_mask"].sum()
+        if self.args.sft_extra:
+            self._add_extra(batch, len(call.answers))
+            tokens = tokens + batch["extra_mask"].sum()
+        batch["answer_items"] = trainer.accelerator.gather(tokens).sum()
+
+    def _add_extra(self, batch: dict[str, torch.Tensor], groups: int) -> None:
+        """Add prompts that are not sampled to a batch of `B` rows, with their right answers.
+
+        Each row takes `E` of them: ``extra_prompt_ids`` and ``extra_prompt_mask`` ``(B, E, P)``,
+        ``extra_ids`` and ``extra_mask`` ``(B, E, L)`` and, if tasks have temperatures,
+        ``extra_temperature`` ``(B, E)``.
+        """
+        trainer = self._trainer
+        processes, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
+        count = self.args.sft_extra * groups
+        drawn = trainer.parts.prompts.sampler.extra(count * processes, trainer.state.global_step, 0)
+        rows = [trainer.train_dataset[row] for row in drawn[rank::processes]]
+        found = [taught_answer(trainer, row, "sft") for row in rows]
+        each = math.ceil(self.args.sft_extra / trainer.num_generations)  # E
+        free = groups * trainer.num_generations * each - len(rows)
+        texts = [row["prompt"] for row in rows] + [rows[0]["prompt"]] * free
+        answers = [answer[1] if answer else [] for answer in found] + [[]] * free
+        prompts = [trainer.processing_class(text)["input_ids"] for text in texts]
+        columns = {}
+        columns["extra_prompt_ids"], columns["extra_prompt_mask"] = self._padded(prompts, "left")
+        columns["extra_ids"], columns["extra_mask"] = self._padded(answers, "right")
+        temperatures = trainer.temperatures(texts)
+        if temperatures is not None:
+            columns["extra_temperature"] = temperatures
+        batch |= {name: column.unflatten(0, (-1, each)) for name, column in columns.items()}
+
+    def _padded(
+        self, rows: Sequence[Sequence[int]], side: str
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows of tokens as one tensor, and the mask of their tokens."""
+        tokens = [torch.tensor(row, dtype=torch.long) for row in rows]
+        fill, device = self._trainer.processing_class.pad_token_id, self._trainer.accelerator.device
+        masks = [torch.ones_like(row) for row in tokens]
+        return pad(tokens, fill, side).to(device), pad(masks, 0, side).to(device)
 
     # --------------------------------------------------------------------------------------------
     # Loss
@@ -147,20 +201,19 @@ class Supervised(Part):
         **kwargs: Any,
     ) -> Scores:
         """Score the rows ``(B, T)`` of a micro-batch and its answers; keep the answers' log-probs."""
-        rows = inputs["answer_mask"].any(1).nonzero().squeeze(1)  # (g,)
-        answers, kept = inputs["answer_ids"][rows], inputs["answer_mask"][rows]
-        longest = max([length, *kept.sum(1).tolist()])
+        answers = _answers(inputs, ids[:, :-length], mask[:, :-length], temperatures)
+        longest = max([length, *answers.mask.sum(1).tolist()])
         if temperatures is not None:
-            temperatures = torch.cat([temperatures, temperatures[rows]])
+            temperatures = torch.cat([temperatures, answers.temperatures])
         logps, entropies, aux_loss = score(
-            _with_answers(ids, answers, rows, length, longest),
-            _with_answers(mask, kept, rows, length, longest),
+            _below(ids, length, answers.prompts, answers.ids, longest),
+            _below(mask, length, answers.prompt_mask, answers.mask, longest),
             longest,
             temperatures,
             **kwargs,
         )
         count = ids.size(0)
-        call.answer_logps = logps[count:] * _width(kept, longest)
+        call.answer_logps = logps[count:] * _width(answers.mask, longest)
         entropies = None if entropies is None else entropies[:count, :length]
         return Scores(logps[:count, :length], entropies, aux_loss)
 
@@ -173,7 +226,8 @@ class Supervised(Part):
         if call.answer_logps is None:
             return None
         coefficient = self.coefficient(trainer.state.global_step)
-        self._log(-call.answer_logps.detach().sum(), inputs["answer_mask"].sum(), coefficient)
+        tokens = sum(inputs[name].sum() for name in ("answer_mask", "extra_mask") if name in inputs)
+        self._log(-call.answer_logps.detach().sum(), tokens, coefficient)
         # The trainer multiplies all terms by this scale, but no answer was left out.
         return self.weighted(call.answer_logps, inputs) / row_scale(trainer.loss_type, inputs)
 
@@ -193,15 +247,67 @@ class Supervised(Part):
         self._trainer.record({"sft/coefficient": coefficient})
 
 
-def _with_answers(
-    columns: torch.Tensor, answers: torch.Tensor, rows: torch.Tensor, length: int, longest: int
+class _Answers(NamedTuple):
+    """The `g` answers of a micro-batch with their prompts."""
+
+    prompts: torch.Tensor  # (g, P), padded on the left
+    prompt_mask: torch.Tensor  # (g, P)
+    ids: torch.Tensor  # (g, L), padded on the right
+    mask: torch.Tensor  # (g, L)
+    temperatures: torch.Tensor  # (g,), or empty
+
+
+def _answers(
+    inputs: Mapping[str, torch.Tensor],
+    prompts: torch.Tensor,
+    prompt_mask: torch.Tensor,
+    temperatures: torch.Tensor | None,
+) -> _Answers:
+    """The answers to some of the prompts ``(B, P)``, and to those that were not sampled."""
+    heat = prompts.new_zeros(len(prompts)) if temperatures is None else temperatures
+    columns = (prompts, prompt_mask, inputs["answer_ids"], inputs["answer_mask"], heat)
+    rows = inputs["answer_mask"].any(1)
+    answers = _Answers(*(column[rows] for column in columns))
+    if "extra_ids" not in inputs:
+        return answers
+    names = (
+        "extra_prompt_ids",
+        "extra_prompt_mask",
+        "extra_ids",
+        "extra_mask",
+        "extra_temperature",
+    )
+    kept = inputs["extra_mask"].any(2)  # (B, E)
+    extra = _Answers(*(inputs[name][kept] if name in inputs else heat[:0] for name in names))
+    return _Answers(
+        _stacked(answers.prompts, extra.prompts, "left"),
+        _stacked(answers.prompt_mask, extra.prompt_mask, "left"),
+        _stacked(answers.ids, extra.ids, "right"),
+        _stacked(answers.mask, extra.mask, "right"),
+        torch.cat([answers.temperatures, extra.temperatures]),
+    )
+
+
+def _stacked(above: torch.Tensor, below: torch.Tensor, side: str) -> torch.Tensor:
+    """Rows ``(a, W)`` and ``(b, V)`` as one tensor, the narrower ones padded with zeros."""
+    width = max(above.size(1), below.size(1))
+    return torch.cat([_width(above, width, side), _width(below, width, side)])
+
+
+def _below(
+    columns: torch.Tensor,
+    length: int,
+    prompts: torch.Tensor,
+    answers: torch.Tensor,
+    longest: int,
 ) -> torch.Tensor:
-    """Rows ``(B, P + length)`` and below them answers to `rows`, ``(B + g, P + longest)``."""
-    prompts, completions = columns[:, :-length], columns[:, -length:]
-    below = torch.cat([prompts[rows], _width(answers, longest)], dim=1)
-    return torch.cat([torch.cat([prompts, _width(completions, longest)], dim=1), below])
+    """Rows ``(B, P + length)`` and below them prompts with answers, all with `longest` columns after."""
+    before = _stacked(columns[:, :-length], prompts, "left")
+    after = _stacked(_width(columns[:, -length:], longest), _width(answers, longest), "right")
+    return torch.cat([before, after], dim=1)
 
 
-def _width(columns: torch.Tensor, longest: int) -> torch.Tensor:
-    """Columns ``(B, C)`` as ``(B, longest)``, cut off or padded with zeros on the right."""
-    return torch.nn.functional.pad(columns, (0, longest - columns.size(1)))
+def _width(columns: torch.Tensor, width: int, side: str = "right") -> torch.Tensor:
+    """Columns ``(B, C)`` as ``(B, width)``, cut off or padded with zeros on a side."""
+    missing = width - columns.size(1)
+    return torch.nn.functional.pad(columns, (missing, 0) if side == "left" else (0, missing))

@@ -230,8 +230,20 @@ def test_the_gradient_of_a_batch_is_that_of_its_formula(
         {"gradient_accumulation_steps": 2},
         {"gradient_accumulation_steps": 2, "steps_per_generation": 4},
         {"zero_variance": "skip", "loss_type": "grpo"},
+        {"sft_extra": 1},
+        {"sft_extra": 5, "share_prompts": False, "gradient_accumulation_steps": 2},
+        {"sft_extra": 5, "zero_variance": "skip"},
     ],
-    ids=["shared prompts", "whole rows", "accumulation", "half a generation a step", "skip"],
+    ids=[
+        "shared prompts",
+        "whole rows",
+        "accumulation",
+        "half a generation a step",
+        "skip",
+        "one more prompt",
+        "five more prompts",
+        "five more prompts, skip",
+    ],
 )
 def test_the_supervised_terms_gradient_is_that_of_the_answers_likelihood(
     build: Callable[..., Any], options: dict[str, Any]
@@ -246,10 +258,10 @@ def test_the_supervised_terms_gradient_is_that_of_the_answers_likelihood(
     trainer.model.zero_grad()
     rows = batch["answer_mask"].any(1)
     assert rows.nonzero().flatten().tolist() == [*range(0, len(rows), 4)]
+    pairs = answer_pairs(batch)
+    assert len(pairs) == sum(rows) * (1 + options.get("sft_extra", 0))
     total, tokens = torch.tensor(0.0), 0
-    for row in rows.nonzero().flatten():
-        prompt = batch["prompt_ids"][row][batch["prompt_mask"][row].bool()]
-        answer = batch["answer_ids"][row][batch["answer_mask"][row].bool()]
+    for prompt, answer in pairs:
         logits = trainer.model(input_ids=torch.cat([prompt, answer]).unsqueeze(0)).logits[0]
         chosen = logits[len(prompt) - 1 : -1].log_softmax(-1).gather(1, answer.unsqueeze(1))
         total, tokens = total - chosen.sum(), tokens + len(answer)
@@ -257,6 +269,42 @@ def test_the_supervised_terms_gradient_is_that_of_the_answers_likelihood(
     theirs = torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
     assert theirs.abs().max() > 1e-3
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
+
+
+def answer_pairs(batch: Batch) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The tokens of the prompts and answers of the supervised term."""
+    columns = [
+        [batch[name] for name in ("prompt_ids", "prompt_mask", "answer_ids", "answer_mask")],
+        [
+            batch[f"extra_{name}"].flatten(0, 1)
+            for name in ("prompt_ids", "prompt_mask", "ids", "mask")
+            if "extra_ids" in batch
+        ],
+    ]
+    return [
+        (prompt[before.bool()], answer[after.bool()])
+        for prompts in filter(None, columns)
+        for prompt, before, answer, after in zip(*prompts, strict=True)
+        if after.any()
+    ]
+
+
+def test_further_prompts_of_the_supervised_term_are_others_at_each_step(
+    build: Callable[..., Any],
+) -> None:
+    trainer = build(sft_coef=0.7, sft_extra=2)
+    seen = []
+    for step in (0, 1):
+        trainer.state.global_step = step
+        batch = batch_of(trainer)
+        ids, mask = batch["extra_prompt_ids"], batch["extra_prompt_mask"].bool()
+        assert ids.shape[:2] == (len(batch["prompt_ids"]), 1)
+        seen.append({tuple(row[kept].tolist()) for row, kept in zip(ids[:, 0], mask[:, 0])})
+    assert seen[0] != seen[1]
+    trained = {
+        tuple(trainer.processing_class(p)["input_ids"]) for p in trainer.train_dataset["prompt"]
+    }
+    assert seen[0] | seen[1] <= trained
 
 
 def test_the_supervised_term_takes_hopeless_prompts_alone_if_asked(
@@ -307,8 +355,19 @@ ADAPTERS = {"task_type": "CAUSAL_LM", "r": 2, "init_lora_weights": False}
         {"peft_config": LoraConfig(**ADAPTERS, target_modules=["c_attn"]), "beta": 0.1},
         {"loss_type": "grpo", "zero_variance": "skip"},
         {"zero_variance": "resample"},
+        {"sft_extra": 2, "task_sampling": {"environment": {"temperature": 0.7}, "policy": {}}},
     ],
-    ids=["shared", "whole rows", "iterations", "accumulation", "tasks", "lora", "skip", "resample"],
+    ids=[
+        "shared",
+        "whole rows",
+        "iterations",
+        "accumulation",
+        "tasks",
+        "lora",
+        "skip",
+        "resample",
+        "further prompts",
+    ],
 )
 def test_answers_scored_with_a_batch_have_the_log_probs_of_rows_alone(
     build: Callable[..., Any], options: dict[str, Any]
@@ -329,28 +388,29 @@ def test_answers_scored_with_a_batch_have_the_log_probs_of_rows_alone(
 
 
 def gaps(trainer: Any, batch: Batch, call: Call) -> list[float]:
-    prompts, masks = batch["prompt_ids"], batch["prompt_mask"]
     assert call.scores is not None
+    heats = batch.get("temperature", torch.full((len(batch["prompt_ids"]),), trainer.temperature))
+    prompts = [batch["prompt_ids"], batch["prompt_mask"]]
     sets = []
     if "guided" in batch:
-        taught = trainer.parts.teaching.scored(batch).nonzero().flatten()
-        sets += [
-            (row, batch["completion_ids"][row], batch["completion_mask"][row], logps)
-            for row, logps in zip(taught, call.scores.logps[taught], strict=True)
-        ]
+        taught = trainer.parts.teaching.scored(batch)
+        columns = [*prompts, batch["completion_ids"], batch["completion_mask"], heats]
+        sets += list(zip(*(column[taught] for column in columns), call.scores.logps[taught]))
     if "answer_ids" in batch:
-        rows = batch["answer_mask"].any(1).nonzero().flatten()
-        sets += [
-            (row, batch["answer_ids"][row], batch["answer_mask"][row], logps)
-            for row, logps in zip(rows, call.answer_logps, strict=True)
-        ]
+        columns = [*prompts, batch["answer_ids"], batch["answer_mask"], heats]
+        answers = list(zip(*(column[batch["answer_mask"].any(1)] for column in columns)))
+        if "extra_ids" in batch:
+            names = ("prompt_ids", "prompt_mask", "ids", "mask", "temperature")
+            columns = [batch[f"extra_{name}"].flatten(0, 1) for name in names]
+            answers += list(zip(*(column[columns[3].any(1)] for column in columns)))
+        sets += [(*one, logps) for one, logps in zip(answers, call.answer_logps, strict=True)]
     found = []
-    for row, ids, mask, logps in sets:
+    for prompt, prompt_mask, ids, mask, heat, logps in sets:
         kept = mask.bool()
-        sequence = torch.cat([prompts[row][masks[row].bool()], ids[kept]]).unsqueeze(0)
-        heat = batch["temperature"][row : row + 1] if "temperature" in batch else None
+        sequence = torch.cat([prompt[prompt_mask.bool()], ids[kept]]).unsqueeze(0)
+        ones, count = torch.ones_like(sequence), int(kept.sum())
         alone = trainer.log_probs(
-            trainer.model, sequence, torch.ones_like(sequence), int(kept.sum()), heat, plain=True
+            trainer.model, sequence, ones, count, heat.view(1), plain=True
         ).logps[0]
         found.append((logps[: len(kept)][kept] - alone).abs().max().item())
     return found
@@ -485,6 +545,14 @@ TORN = {"generation_batch_size": 24, "per_device_train_batch_size": 4, "world_si
         ({"sft_coef": -1.0}, "sft_coef: -1.0 is too small"),
         ({"sft_coef": 0.1, "shape_buckets": [64, 128]}, "shape_buckets keeps constant"),
         ({"sft_on": "hopeless"}, "sft_on: sft_coef: 0 ignores it"),
+        (
+            {"sft_coef": 0.1, "sft_extra": 2, "zero_variance": "resample"},
+            "sft_extra: 2 prompts that are not sampled do not go with zero_variance: resample",
+        ),
+        (
+            {"sft_coef": 0.1, "sft_extra": 2, "sft_on": "hopeless"},
+            "sft_extra: 2 prompts that are not sampled do not go with sft_on: hopeless",
+        ),
         ({"teach_share": 0.5}, "teach_share: zero_variance: keep ignores it"),
         ({"zero_variance": "teach", "teach_share": 1.5}, "teach_share: 1.5 is not in"),
         ({"zero_variance": "teach", **TORN}, "zero_variance: 'teach' needs whole groups"),
