@@ -299,7 +299,9 @@ def test_further_prompts_of_the_supervised_term_are_others_at_each_step(
         batch = batch_of(trainer)
         ids, mask = batch["extra_prompt_ids"], batch["extra_prompt_mask"].bool()
         assert ids.shape[:2] == (len(batch["prompt_ids"]), 1)
-        seen.append({tuple(row[kept].tolist()) for row, kept in zip(ids[:, 0], mask[:, 0])})
+        seen.append(
+            {tuple(row[kept].tolist()) for row, kept in zip(ids[:, 0], mask[:, 0], strict=True)}
+        )
     assert seen[0] != seen[1]
     trained = {
         tuple(trainer.processing_class(p)["input_ids"]) for p in trainer.train_dataset["prompt"]
@@ -395,14 +397,18 @@ def gaps(trainer: Any, batch: Batch, call: Call) -> list[float]:
     if "guided" in batch:
         taught = trainer.parts.teaching.scored(batch)
         columns = [*prompts, batch["completion_ids"], batch["completion_mask"], heats]
-        sets += list(zip(*(column[taught] for column in columns), call.scores.logps[taught]))
+        sets += list(
+            zip(*(column[taught] for column in columns), call.scores.logps[taught], strict=True)
+        )
     if "answer_ids" in batch:
         columns = [*prompts, batch["answer_ids"], batch["answer_mask"], heats]
-        answers = list(zip(*(column[batch["answer_mask"].any(1)] for column in columns)))
+        answers = list(
+            zip(*(column[batch["answer_mask"].any(1)] for column in columns), strict=True)
+        )
         if "extra_ids" in batch:
             names = ("prompt_ids", "prompt_mask", "ids", "mask", "temperature")
             columns = [batch[f"extra_{name}"].flatten(0, 1) for name in names]
-            answers += list(zip(*(column[columns[3].any(1)] for column in columns)))
+            answers += list(zip(*(column[columns[3].any(1)] for column in columns), strict=True))
         sets += [(*one, logps) for one, logps in zip(answers, call.answer_logps, strict=True)]
     found = []
     for prompt, prompt_mask, ids, mask, heat, logps in sets:
