@@ -65,6 +65,7 @@ class Start:
         made_by: The recipe of supervised training that makes it.
         made_with: The overrides.
         recipe: The recipe of GRPO.
+        samples: Overrides that make the recipe learn from samples alone, with settings of their own.
         measures: Held-out metrics; the first is what is to be learnt.
         datasets: The packaged data sets that held-out rows come from, each with its tasks.
         needs_quickstart: Whether it is made from a quickstart's model, `runs/grpo_nano`.
@@ -73,6 +74,7 @@ class Start:
     made_by: str
     made_with: Options
     recipe: str
+    samples: Options
     measures: Sequence[str]
     datasets: Mapping[str, Sequence[str]] = field(default_factory=lambda: OPENINGS)
     needs_quickstart: bool = False
@@ -85,17 +87,28 @@ class Start:
 
 NO_FAULTS = {"en_passant_fault_share": 0, "black_best_move_fault_share": 0}
 
+SAMPLES = {
+    "sft_coef": 0.0,
+    "sft_extra": 0,
+    "num_generations": 8,
+    "per_device_train_batch_size": 128,
+    "learning_rate": 1e-4,  # with 3e-4 models lost what they knew
+    "adam_beta2": 0.999,
+}
+
 STARTS: Mapping[str, Start] = {
     "openings": Start(
         "sft_nano.yaml",
         {**NO_FAULTS, "lr_scheduler_type": "constant_with_warmup", "max_steps": 8000},
         "grpo_learning.yaml",
+        SAMPLES,
         ("environment/exact", "policy/best_move"),
     ),
     "hole": Start(
         "sft_openings_hole.yaml",
         {},
         "grpo_openings_hole.yaml",
+        {},
         ("first plies", "first plies, held out", "environment/exact", "policy/best_move"),
         needs_quickstart=True,
     ),
@@ -103,6 +116,7 @@ STARTS: Mapping[str, Start] = {
         "sft_fill_in.yaml",
         {},
         "grpo_fill_in.yaml",
+        SAMPLES,
         ("fill_in/exact", "environment/exact", "policy/best_move"),
         {"rookworld-nano-fill-in": ("fill_in",), **OPENINGS},
     ),
@@ -116,8 +130,9 @@ class Method:
     Args:
         steps: Optimiser steps by start, which take about as long as the other methods'; it is not run
             from other starts.
-        options: Overrides of the start's recipe of GRPO.
+        options: Overrides of the start's recipe of GRPO, beside those of `Start.samples`.
         script: The script that runs it.
+        as_it_is: Whether it is the start's recipe of GRPO as it stands, without any overrides.
         supervised: Whether it is supervised training on the recipe's rows with their labels.
         after: The method whose run it starts from, instead of the starting model.
     """
@@ -125,6 +140,7 @@ class Method:
     steps: Mapping[str, int]
     options: Options = field(default_factory=dict)
     script: str = "recipes/grpo.py"
+    as_it_is: bool = False
     supervised: bool = False
     after: str = ""
 
@@ -141,7 +157,7 @@ METHODS: Mapping[str, Method] = {
     "teach_sft": Method(GRPO_STEPS, {"zero_variance": "teach", "sft_coef": 0.3}),
     "first_error": Method(GRPO_STEPS, {"zero_variance": "teach", "credit": "first_error"}),
     "field": Method(BOARD_STEPS, {"zero_variance": "teach", "credit": "field"}),
-    "sft": Method({"openings": 1000, "hole": 300, "fill_in": 1200}, supervised=True),
+    "sft": Method({"openings": 1500, "hole": 300, "fill_in": 1200}, supervised=True),
     "sft_then_grpo": Method({name: n // 2 for name, n in GRPO_STEPS.items()}, after="sft_half"),
     "sft_half": Method({"openings": 500, "hole": 150, "fill_in": 600}, supervised=True),
     "shuffled": Method(GRPO_STEPS, {"zero_variance": "keep"}, "benchmarks/shuffled_rewards.py"),
@@ -200,7 +216,8 @@ def trained(name: str, method: str, seed: int, folder: Path) -> tuple[Path, floa
         options = {**LABELLED, **rows, **options}
         seconds = run("recipes/sft.py", start.made_by, output, options)
     else:
-        options = {**way.options, "eval_steps": steps // 2, "save_steps": steps // 2, **options}
+        changes = {} if way.as_it_is else {**start.samples, **way.options}
+        options = {**changes, "eval_steps": steps // 2, "save_steps": steps // 2, **options}
         seconds = run(way.script, start.recipe, output, options)
     seconds_file.write_text(json.dumps(before + seconds))
     return output, before + seconds
