@@ -168,9 +168,7 @@ def main(argv: Sequence[str]) -> None:
     trainer.heldout.right = right
     trainer.heldout.suites = suites
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
-    if interrupt.stopped_at is not None:
-        state.print(interrupt.describe(output_dir))
-        raise SystemExit(interrupt.EXIT_CODE)
+    interrupt.leave_if_stopped(output_dir)
     if health.stopped is not None:
         state.print(f"stopped at step {health.stopped.step}: {health.stopped.message}")
 

@@ -29,6 +29,7 @@ from rookworld_rlvr.tasks.text import END_OF_TEXT
 from rookworld_rlvr.training.config import NewModelArguments, RookWorldSFTConfig, RunArguments
 from rookworld_rlvr.training.dashboard import RunConfigCallback, configure_wandb, run_tags
 from rookworld_rlvr.training.hub import create_repository, push
+from rookworld_rlvr.training.interrupt import StopOnInterrupt
 from rookworld_rlvr.training.model_card import OwnCard, Run, write_sft_card
 from rookworld_rlvr.training.results import before_after_table, results_table
 from rookworld_rlvr.training.run_folder import (
@@ -93,15 +94,17 @@ def main(argv: Sequence[str]) -> None:
             tags = run_tags(data_args.tasks, model_args.model_name_or_path)
             print(configure_wandb(output_dir, keep, tags, parser.recipe))
     state.wait_for_everyone()
+    interrupt = StopOnInterrupt()
     trainer = Trainer(
         model=model,
         args=sft_args,
         train_dataset=train_dataset,
         processing_class=tokenizer,
         peft_config=get_peft_config(model_args),
-        callbacks=[RunConfigCallback(parser.values)],
+        callbacks=[RunConfigCallback(parser.values), interrupt],
     )
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+    interrupt.leave_if_stopped(output_dir)
     trainer.model.config.use_cache = True  # SFTTrainer switches it off for training
     save_final(trainer, output_dir)
 

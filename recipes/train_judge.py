@@ -27,6 +27,7 @@ from rookworld_rlvr.rewards.judge_spec import JudgeSpec
 from rookworld_rlvr.training.config import RookWorldRewardConfig, RunArguments
 from rookworld_rlvr.training.dashboard import RunConfigCallback, configure_wandb, run_tags
 from rookworld_rlvr.training.hub import create_repository, push
+from rookworld_rlvr.training.interrupt import StopOnInterrupt
 from rookworld_rlvr.training.model_card import OwnCard, Run, write_judge_card
 from rookworld_rlvr.training.run_folder import (
     goes_on,
@@ -90,6 +91,7 @@ def main(argv: Sequence[str]) -> None:
             tags = run_tags(data_args.tasks, model_args.model_name_or_path)
             print(configure_wandb(output_dir, keep, tags, parser.recipe))
     state.wait_for_everyone()
+    interrupt = StopOnInterrupt()
     trainer = Trainer(
         model=loading.resolve_model_path(model_args.model_name_or_path),
         args=reward_args,
@@ -100,7 +102,7 @@ def main(argv: Sequence[str]) -> None:
             ]
         ),
         processing_class=tokenizer,
-        callbacks=[RunConfigCallback(parser.values)],
+        callbacks=[RunConfigCallback(parser.values), interrupt],
     )
     fuse_gelu(trainer.model)
     left_out = len(train) - len(trainer.train_dataset)
@@ -109,6 +111,7 @@ def main(argv: Sequence[str]) -> None:
     )
     check_pair_lengths(trainer.model, trainer.train_dataset, reward_args.max_length)
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
+    interrupt.leave_if_stopped(output_dir)
     save_final(trainer, output_dir)
 
     ################

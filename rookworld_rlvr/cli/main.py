@@ -147,7 +147,7 @@ def launch(words: Sequence[str]) -> int:
 
     By itself the launcher turns every failure into exit code 1 and adds a traceback.
     """
-    # After Ctrl-C, a step, an evaluation and a checkpoint may take longer than the usual 30 seconds.
+    # After a signal, a step, an evaluation and a checkpoint may take longer than the usual 30 seconds.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "3600")
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -160,12 +160,21 @@ def launch(words: Sequence[str]) -> int:
     try:
         launch_command(launch_command_parser().parse_args(list(words)))
     except ChildFailedError as error:
-        return int(error.get_first_failure()[1].exitcode)
+        return _exit_code(error.get_first_failure()[1].exitcode)
     except subprocess.CalledProcessError as error:
-        return int(error.returncode)
+        return _exit_code(error.returncode)
     except SignalException as error:
         return 128 + int(error.sigval)
     return 0
+
+
+def _exit_code(code: int) -> int:
+    """The exit code of a process; if a signal ended it, as a shell gives it.
+
+    >>> _exit_code(2), _exit_code(-15)
+    (2, 143)
+    """
+    return 128 - code if code < 0 else code
 
 
 def recipes(words: Sequence[str]) -> list[str]:

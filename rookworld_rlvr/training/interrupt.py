@@ -1,9 +1,9 @@
-"""Ctrl-C: the current step is finished, a checkpoint is saved, and training ends."""
+"""SIGINT (Ctrl-C) and SIGTERM: the step is finished, a checkpoint is saved, and training ends."""
 
 from __future__ import annotations
 
+import os
 import signal
-import sys
 import time
 from pathlib import Path
 from types import FrameType
@@ -18,59 +18,113 @@ _TOGETHER_S = (
     2.0  # the terminal signals all processes, and accelerate's launcher passes the signal on again
 )
 
+_AGAIN = "run the same command with --resume_from_checkpoint true to go on"
+
 
 class StopOnInterrupt(TrainerCallback):
-    """Ends training with a checkpoint at the first Ctrl-C, and immediately at the second.
+    """Ends training with a checkpoint at SIGINT or SIGTERM, on all processes after the same step.
 
-    If an evaluation is due at that step, it is done first.
+    It is enough that one process gets the signal. What is due at that step, such as an evaluation, is
+    done first. Before the first step there is nothing to save, so that training ends at once, as it
+    does at a second SIGINT. Further SIGTERMs are ignored: a scheduler may send several.
 
     Attributes:
-        stopped_at: The optimiser step at which training was interrupted; None if it was not.
+        stopped_at: The optimiser step at which training ended; None if there was no signal.
+        signal: The signal that ended it.
     """
-
-    EXIT_CODE = 128 + signal.SIGINT
 
     def __init__(self) -> None:
         self.stopped_at: int | None = None
-        self._asked_at: float | None = None  # seconds
-        self._before: Any = None
+        self.signal: signal.Signals | None = None
+        self._asked = 0  # the signal that this process got first
+        self._asked_at = 0.0  # seconds
+        self._has_begun = False  # the first step
+        self._before: dict[signal.Signals, Any] = {}
 
+    # --------------------------------------------------------------------------------------------
+    # Events
+    # --------------------------------------------------------------------------------------------
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._before = signal.signal(signal.SIGINT, self._ask)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._ask)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        signal.signal(signal.SIGINT, self._before)
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._has_begun = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._is_asked_anywhere():
-            self.stopped_at = state.global_step
-            control.should_save = args.save_strategy != "no"
-            control.should_training_stop = True
+        self._stop_if_asked(args, state, control)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._has_begun and self._before:  # an evaluation may be long: no other step after it
+            self._stop_if_asked(args, state, control)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        while self._before:
+            signal.signal(*self._before.popitem())
+
+    # --------------------------------------------------------------------------------------------
+    # The end
+    # --------------------------------------------------------------------------------------------
+    def leave_if_stopped(self, output_dir: Path) -> None:
+        """End the command if a signal ended training, with one line on how to go on.
+
+        Raises:
+            SystemExit: With 130 after SIGINT and 143 after SIGTERM.
+        """
+        if self.signal is not None:
+            PartialState().print(self.describe(output_dir))
+            raise SystemExit(128 + self.signal)
 
     def describe(self, output_dir: Path) -> str:
         """Where training ended, and how to resume it."""
         folder = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{self.stopped_at}"
         if not folder.is_dir():
-            return f"interrupted at step {self.stopped_at}; no checkpoint was saved (save_strategy: no)"
-        return (
-            f"interrupted at step {self.stopped_at}: {folder} is saved; run the same command with "
-            "--resume_from_checkpoint true to go on from it"
-        )
+            return (
+                f"interrupted at step {self.stopped_at}; it has no checkpoint, see save_strategy and "
+                "save_total_limit"
+            )
+        return f"interrupted at step {self.stopped_at}: {folder} is saved; {_AGAIN} from it"
 
+    def _stop_if_asked(self, args: Any, state: Any, control: Any) -> None:
+        if asked := self._asked_anywhere():
+            self.stopped_at, self.signal = state.global_step, signal.Signals(asked)
+            control.should_save = args.save_strategy != "no"
+            control.should_training_stop = True
+
+    def _asked_anywhere(self) -> int:
+        """The signal that any process got, so that all end at the same step; 0 if none did."""
+        state = PartialState()
+        if state.num_processes == 1:
+            return self._asked
+        asked = torch.tensor(self._asked, device=state.device)
+        torch.distributed.all_reduce(asked, torch.distributed.ReduceOp.MAX)
+        return int(asked)
+
+    # --------------------------------------------------------------------------------------------
+    # Signals
+    # --------------------------------------------------------------------------------------------
     def _ask(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self._asked_at is None:
-            self._asked_at = now
-            if PartialState().is_main_process:
-                text = "\ninterrupted: stopping after this step; press Ctrl-C again to stop at once"
-                print(text, file=sys.stderr, flush=True)
-        elif now - self._asked_at > _TOGETHER_S:
-            raise KeyboardInterrupt
+        if not self._has_begun:
+            _say(f"{_name(number)} before the first step: nothing to save")
+            _end(number)
+        if not self._asked:
+            self._asked, self._asked_at = number, now
+            _say(f"{_name(number)}: stopping after this step; Ctrl-C stops at once")
+        elif number == signal.SIGINT and now - self._asked_at > _TOGETHER_S:
+            _end(number)
 
-    def _is_asked_anywhere(self) -> bool:
-        """Whether any process was interrupted, so that all end at the same step."""
-        state = PartialState()
-        asked = torch.tensor(self._asked_at is not None, dtype=torch.float32, device=state.device)
-        if state.num_processes > 1:
-            torch.distributed.all_reduce(asked)
-        return bool(asked)
+
+def _end(number: int) -> None:
+    """Leave the training loop from within a signal's handler."""
+    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+
+def _name(number: int) -> str:
+    return "interrupted" if number == signal.SIGINT else signal.Signals(number).name
+
+
+def _say(text: str) -> None:
+    """Print on one process; `print` may not be called in a handler that interrupts another `print`."""
+    if PartialState().is_main_process:
+        os.write(2, f"\n{text}\n".encode())

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
@@ -88,12 +89,39 @@ def test_a_fault_on_two_processes_is_one_message_and_exit_code_2(tmp_path: Path)
 
 
 def test_ctrl_c_on_two_processes_saves_and_leaves_no_traceback(tmp_path: Path) -> None:
+    process = begun_on_two(tmp_path)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    is_saved_together(process, tmp_path, 128 + signal.SIGINT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["0", "1", "launcher", "all"])
+def test_sigterm_to_any_of_two_processes_stops_both_after_the_same_step(
+    who: str, tmp_path: Path
+) -> None:
+    """Schedulers signal the launcher, one process of the job or all of them."""
+    process = begun_on_two(tmp_path)
+    launcher = psutil.Process(process.pid)
+    ranks = {
+        rank: child
+        for child in launcher.children(recursive=True)
+        if (rank := child.environ().get("RANK")) is not None
+    }
+    for target in {"launcher": [launcher], "all": [launcher, *ranks.values()]}.get(who) or [
+        ranks[who]
+    ]:
+        target.send_signal(signal.SIGTERM)
+    is_saved_together(process, tmp_path, 128 + signal.SIGTERM)
+
+
+def begun_on_two(folder: Path) -> subprocess.Popen[str]:
+    """A long run on two processes that has taken two steps."""
     words = ["grpo", "--accelerate_config", "cpu", "--num_processes", "2", "--max_steps", "500"]
     small = "--per_device_train_batch_size 16 --heldout_rows 6 --report_to none --logging_steps 1"
     words += [*small.split(), "--eval_steps", "500", "--save_steps", "500", "--output_dir", "run"]
     process = subprocess.Popen(
         [sys.executable, "-uc", "from rookworld_rlvr.cli.main import main; main()", *words],
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -104,11 +132,15 @@ def test_ctrl_c_on_two_processes_saves_and_leaves_no_traceback(tmp_path: Path) -
     for line in process.stdout:
         if line.startswith("step     2/500"):
             break
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    return process
+
+
+def is_saved_together(process: subprocess.Popen[str], folder: Path, code: int) -> None:
     out, err = process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGINT
+    assert process.returncode == code
     assert "Traceback" not in err and "--resume_from_checkpoint true to go on" in out
-    assert len(list((tmp_path / "run").glob("checkpoint-*"))) == 1
+    (checkpoint,) = (folder / "run").glob("checkpoint-*")
+    assert len(list(checkpoint.glob("rng_state_*.pth"))) == 2, "both processes saved their part"
 
 
 def test_a_reader_that_stops_early_is_no_fault() -> None:

@@ -1,0 +1,149 @@
+"""How signals end a run: at the next whole step, with a checkpoint, and with a line on how to go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rookworld_rlvr.training import interrupt
+from rookworld_rlvr.training.heldout import HeldoutEvaluation
+from rookworld_rlvr.training.interrupt import StopOnInterrupt
+from rookworld_rlvr.training.preflight import PreflightCallback
+
+from ..conftest import RECIPES, script
+
+FEW = """
+    --max_rows 300 --synthetic_rows 100 --heldout_rows 6 --max_steps 4 --logging_steps 1 --use_cpu
+    --per_device_train_batch_size 8 --report_to none --output_dir run
+""".split()
+SMALL = [*FEW, *"--eval_steps 2 --save_steps 2 --max_completion_length 16".split()]
+
+
+def signalled(
+    monkeypatch: pytest.MonkeyPatch, kind: type, event: str, *numbers: signal.Signals, step: int = 2
+) -> None:
+    """Raise signals in an event of a callback, at a step, before the event is handled."""
+    handle = getattr(kind, event)
+
+    def raising(self: Any, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == step:
+            for number in numbers:
+                signal.raise_signal(number)
+        handle(self, args, state, control, **kwargs)
+
+    monkeypatch.setattr(kind, event, raising)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("grpo.py", SMALL),
+        ("sft.py", FEW),
+        ("train_judge.py", [*FEW, "--train_pairs", "32", "--heldout_pairs", "4"]),
+    ],
+)
+def test_sigterm_finishes_the_step_saves_and_says_how_to_go_on(
+    name: str, keys: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second one, which a scheduler may send, changes nothing."""
+    before = signal.getsignal(signal.SIGTERM)
+    twice = (signal.SIGTERM, signal.SIGTERM)
+    signalled(monkeypatch, StopOnInterrupt, "on_step_begin", *twice)  # that is in the third step
+    done = script(name, *keys, cwd=tmp_path)
+    assert done.returncode == 143, done.stderr[-3000:]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("interrupted")]
+    assert line == (
+        "interrupted at step 3: run/checkpoint-3 is saved; run the same command with "
+        "--resume_from_checkpoint true to go on from it"
+    )
+    assert (tmp_path / "run" / "checkpoint-3" / "optimizer.pt").is_file()
+    assert not (tmp_path / "run" / "results.json").exists(), "nothing is measured at the end"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_signal_during_an_evaluation_saves_the_step_that_is_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = HeldoutEvaluation.run
+
+    def raising(self: HeldoutEvaluation, *args: Any) -> Any:
+        if self.trainer.state.global_step == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return run(self, *args)
+
+    monkeypatch.setattr(HeldoutEvaluation, "run", raising)
+    done = script("grpo.py", *SMALL, "--save_steps", "4", cwd=tmp_path)
+    assert done.returncode == 143, done.stderr[-3000:]
+    assert "step     2  held-out" in done.stdout, "it is not lost"
+    assert "interrupted at step 2: run/checkpoint-2 is saved" in done.stdout
+
+
+def test_a_second_ctrl_c_ends_at_once_without_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupt, "_TOGETHER_S", -1.0)
+    twice = (signal.SIGINT, signal.SIGINT)
+    signalled(monkeypatch, StopOnInterrupt, "on_step_begin", *twice, step=1)
+    done = script("grpo.py", *SMALL, cwd=tmp_path)
+    assert done.returncode == 130
+    assert done.stderr.endswith("grpo.py: interrupted\n")
+    assert not list((tmp_path / "run").glob("checkpoint-*"))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_before_the_first_step_there_is_nothing_to_wait_for(
+    number: signal.Signals,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    signalled(monkeypatch, PreflightCallback, "on_train_begin", number, step=0)
+    done = script("grpo.py", *SMALL, cwd=tmp_path)
+    assert done.returncode == code
+    assert "before the first step: nothing to save" in capfd.readouterr().err
+    assert "step     1" not in done.stdout
+
+
+def test_without_a_checkpoint_it_names_the_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signalled(monkeypatch, StopOnInterrupt, "on_step_begin", signal.SIGINT)
+    keys = "--save_strategy no --load_best_model_at_end false".split()
+    done = script("grpo.py", *SMALL, *keys, cwd=tmp_path)
+    assert done.returncode == 130
+    assert "interrupted at step 3; it has no checkpoint, see save_strategy" in done.stdout
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-u", str(RECIPES / "grpo.py"), *SMALL]
+    process = subprocess.Popen(
+        [*command, "--max_steps", "500", "--eval_steps", "500", "--save_steps", "500"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("step     2/500"):
+            break
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGINT
+    assert "Traceback" not in err
+    (checkpoint,) = (tmp_path / "run").glob("checkpoint-*")
+    said = f"interrupted at step {checkpoint.name.split('-')[1]}: run/{checkpoint.name} is saved"
+    assert said in out
+    more = str(int(checkpoint.name.split("-")[1]) + 1)
+    again = ["--resume_from_checkpoint", "true", "--max_steps", more]
+    done = script("grpo.py", *SMALL, *again, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert f"(step {more} of {more})" in done.stdout
