@@ -22,7 +22,7 @@ from ..common.stats import Proportion
 from ..models.decoding import pad_rows
 from ..models.gpt2 import position_ids_from_mask
 from ..training.parts.aggregation import aggregate
-from ..training.parts.groups import Batch, Sampled, row_scale
+from ..training.parts.groups import Batch, Sampled
 from ..training.parts.part import Call, whole
 from ..training.parts.sampling import rollout
 from ..training.parts.value_head import values_of
@@ -209,16 +209,16 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         self, sums: TermSums, terms: LossTerms, inputs: Mapping[str, Any]
     ) -> dict[str, torch.Tensor]:
         """Add a batch's terms to a step's, and return what each adds to the loss, with its graph."""
-        scale, mask = row_scale(self.loss_type, inputs), inputs["completion_mask"]
+        mask = inputs["completion_mask"]
         answers = terms.of_answers
 
         def total(per_token: torch.Tensor) -> torch.Tensor:
-            return scale * aggregate(self, per_token, inputs)
+            return aggregate(self, per_token, inputs)
 
         totals = {
             "policy": total(terms.policy),
             "kl": total(terms.kl),
-            "entropy": scale * terms.entropy,
+            "entropy": terms.entropy,
             "value": total(terms.value),
             **{name: total(term) if term.dim() else term for name, term in answers.items()},
         }

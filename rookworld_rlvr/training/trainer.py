@@ -28,7 +28,8 @@ from .dashboard import TableInterval
 from .heldout import HeldoutEvaluation
 from .model_card import OwnCard
 from .parts.advantages import weighted
-from .parts.groups import Batch, Sampled, row_scale
+from .parts.aggregation import without_left_out
+from .parts.groups import Batch, Sampled
 from .parts.kl import reference_loaded
 from .parts.part import Call, Scores, whole
 from .parts.registry import Checkpoints, Parts
@@ -245,11 +246,11 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
         if self.parts.compiling is not None:
             self.parts.compiling.before_loss(inputs)
         with self.within(self.parts.call(inputs)) as call:
-            loss = super()._compute_loss(model, inputs)
+            loss = super()._compute_loss(model, without_left_out(self, inputs))
         for part in self.parts:
             term = part.term(self, call, inputs)
             loss = loss if term is None else loss + term
-        return loss * row_scale(self.loss_type, inputs), call
+        return loss, call
 
     @property
     def entropy_bonus(self) -> float | None:

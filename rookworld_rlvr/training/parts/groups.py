@@ -24,10 +24,6 @@ from .difficulty import DifficultyMemory
 from .part import Part, arguments_of
 from .prompt_sampler import PromptSampling
 
-# TRL's losses that are a mean over completions, masked ones included.
-_MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
-
-
 # Masks and the number of their tokens on all processes.
 _COUNTED = {"completion_mask": "num_items_in_batch", "answer_mask": "answer_items"}
 
@@ -386,8 +382,3 @@ class Groups(Part):
         )
         numbers |= {f"task/{task}": tasks.count(task) / len(tasks) for task in sorted(set(tasks))}
         return numbers
-
-
-def row_scale(loss_type: str, inputs: Mapping[str, Any]) -> Any:
-    """The factor by which a loss that is a mean over rows makes up for rows that are left out."""
-    return inputs.get("row_scale", 1) if loss_type in _MEAN_OVER_ROWS else 1

@@ -18,7 +18,7 @@ from trl import GRPOConfig
 from trl.trainer.utils import pad
 
 from ...common.settings import setting
-from .groups import row_scale, torn_groups
+from .groups import torn_groups
 from .part import Call, Part, Scores, arguments_of
 from .right import taught_answer
 
@@ -228,8 +228,7 @@ class Supervised(Part):
         coefficient = self.coefficient(trainer.state.global_step)
         tokens = sum(inputs[name].sum() for name in ("answer_mask", "extra_mask") if name in inputs)
         self._log(-call.answer_logps.detach().sum(), tokens, coefficient)
-        # The trainer multiplies all terms by this scale, but no answer was left out.
-        return self.weighted(call.answer_logps, inputs) / row_scale(trainer.loss_type, inputs)
+        return self.weighted(call.answer_logps, inputs)
 
     def weighted(self, logps: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
         """What the answers' log-probs ``(g, L)`` add to the loss, with the current coefficient."""

@@ -200,11 +200,13 @@ def test_the_threshold_decides_what_signal_is(varied: Any) -> None:
     assert trainer._metrics["train"]["zero_variance/sampled"] == [1]
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo"])
+@pytest.mark.parametrize("entropy_coef", [0.0, 0.1])
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo", "sapo", "luspo"])
 def test_skipped_groups_are_out_of_the_loss(
-    varied: Any, random_gpt2: Any, tmp_path: Path, loss_type: str
+    varied: Any, random_gpt2: Any, tmp_path: Path, loss_type: str, entropy_coef: float
 ) -> None:
-    trainer, batch = varied(zero_variance="skip", loss_type=loss_type)
+    """The entropy bonus is a mean over the tokens that are left, so nothing has to make up for it."""
+    trainer, batch = varied(zero_variance="skip", loss_type=loss_type, entropy_coef=entropy_coef)
     tasks = tasks_in(trainer, batch)
     rows = torch.tensor([task == P for task in tasks])
     assert not batch["completion_mask"][~rows].any() and batch["completion_mask"][rows].any()
