@@ -367,12 +367,24 @@ class RookWorldGRPOConfig(
         faults = self._reward_faults() + self.kl_faults(self.beta) + self.sampling_faults(self)
         faults += self.prompt_faults() + self.value_faults(self) + self.shape_faults(self)
         faults += self.teaching_faults(self) + self.supervised_faults(self)
+        faults += self.baseline_faults(self)
         return faults + self._profile_faults()
 
     def settled_faults(self) -> list[str]:
         """Faults that show once TRL has computed the batch sizes, one sentence each."""
         kinds = (self.variance_faults, self.credit_faults, self.supervised_group_faults)
-        return [fault for faults in kinds for fault in faults(self, self.world_size)]
+        found = [fault for faults in kinds for fault in faults(self, self.world_size)]
+        return found + self._batching_faults()
+
+    def _batching_faults(self) -> list[str]:
+        half = next((name for name in ("bf16", "fp16") if getattr(self, name)), None)
+        if not self.use_transformers_continuous_batching or half is None:
+            return []
+        return [
+            f"use_transformers_continuous_batching: with {half}, TRL rounds the weights to it before "
+            "the first sampling and never restores them, so that small updates are lost; set "
+            f"{half}: false, or leave it out"
+        ]
 
     def _profile_faults(self) -> list[str]:
         if self.profile_steps is None or key_faults(self, "profile_steps"):

@@ -122,6 +122,19 @@ class TestFaults:
                 ["no reward for the task", "environment"],
             ),
             ({"num_generations": 7}, (), ["num_generations"]),
+            (
+                {"baseline": "ema", "multi_objective_aggregation": "normalize_then_sum"},
+                (),
+                [
+                    "baseline: ema",
+                    "multi_objective_aggregation: normalize_then_sum would do nothing",
+                ],
+            ),
+            (
+                {"use_transformers_continuous_batching": True, "bf16": True},
+                (),
+                ["use_transformers_continuous_batching", "never restores", "set bf16: false"],
+            ),
         ],
     )
     def test_each_names_value_and_remedy(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from trl import GRPOConfig
 
 from ...common.settings import setting
 from .part import Part, arguments_of
@@ -40,6 +41,29 @@ class BaselineArguments:
         "median is used.",
         above=0,
     )
+
+    def baseline_faults(self, args: GRPOConfig) -> list[str]:
+        """Faults that show only when several keys are compared, one sentence each."""
+        if self.baseline == "group_mean":
+            return []
+        return summed_faults(f"baseline: {self.baseline}", "baseline: group_mean", args)
+
+
+def summed_faults(key: str, instead: str, args: GRPOConfig) -> list[str]:
+    """The fault of a key that computes advantages from summed rewards, if they are not to be summed.
+
+    Args:
+        key: The key with its value.
+        instead: What leaves the advantages to TRL.
+        args: The trainer's arguments.
+    """
+    how = args.multi_objective_aggregation
+    if how == "sum_then_normalize":
+        return []
+    return [
+        f"{key} computes advantages from the sum of the rewards, so multi_objective_aggregation: {how} "
+        f"would do nothing; leave it out, or set {instead}"
+    ]
 
 
 class Baseline(Part):

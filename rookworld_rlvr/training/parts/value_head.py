@@ -17,7 +17,7 @@ import torch
 from trl import GRPOConfig
 
 from ...common.settings import setting
-from .advantages import STD_EPSILON
+from .advantages import STD_EPSILON, summed_faults
 from .aggregation import aggregate
 from .part import Call, Part, arguments_of, whole
 from .sampling import backbone, language_model
@@ -69,7 +69,8 @@ class ValueArguments:
             "off_policy_mask_threshold": args.off_policy_mask_threshold is not None,
             f"baseline: {args.baseline}": args.baseline != "group_mean",
         }
-        return [
+        faults = summed_faults("advantage_estimator: gae", "advantage_estimator: group", args)
+        return faults + [
             f"{name} needs one advantage per completion, but advantage_estimator: gae has one per "
             "token; leave one of the two out"
             for name, clash in clashes.items()

@@ -260,6 +260,7 @@ def test_faults_are_found_together() -> None:
         value_learning_rate=0,
         baseline="ema",
         zero_variance="skip",
+        multi_objective_aggregation="normalize_then_sum",
     )
     for words in (
         "gae_gamma: 1.5",
@@ -268,5 +269,7 @@ def test_faults_are_found_together() -> None:
         "value_learning_rate: 0",
         "baseline: ema needs one advantage per completion",
         "zero_variance: 'skip' works on groups",
+        "advantage_estimator: gae computes advantages from the sum of the rewards, so "
+        "multi_objective_aggregation: normalize_then_sum would do nothing",
     ):
         assert words in found
