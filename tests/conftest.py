@@ -179,6 +179,39 @@ def tiny_judge(tokenizer: PreTrainedTokenizerBase, **config: Any) -> GPT2ForSequ
     return GPT2ForSequenceClassification(GPT2Config(**{**shape, **config}))
 
 
+ON_CPU: dict[str, Any] = {
+    "use_cpu": True,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "report_to": [],
+    "disable_tqdm": True,
+}
+"""Keys of a trainer that runs quietly on the CPU."""
+
+NOT_KEPT: dict[str, Any] = {
+    **ON_CPU,
+    "logging_steps": 1,
+    "eval_steps": 100,
+    "save_strategy": "no",
+    "load_best_model_at_end": False,
+}
+"""Keys of a few steps that are looked at, and of which nothing is saved."""
+
+
+def packaged_trainer(
+    args: RookWorldGRPOConfig, reward_funcs: Any, data: LoadedData, train_dataset: Dataset
+) -> RookWorldGRPOTrainer:
+    """A trainer of the packaged model, outside of pytest's fixtures too."""
+    return RookWorldGRPOTrainer(
+        loading.load_model(loading.PACKAGED_MODEL),
+        reward_funcs,
+        args,
+        train_dataset=train_dataset,
+        eval_dataset=data.heldout,
+        processing_class=loading.load_tokenizer(loading.PACKAGED_MODEL),
+    )
+
+
 @pytest.fixture
 def make_trainer(tmp_path: Path, packaged: LoadedData) -> Callable[..., GRPOTrainer]:
     """Build a trainer on mixed rows; keywords go to the configuration, `kind` picks the class."""
@@ -200,12 +233,8 @@ def make_trainer(tmp_path: Path, packaged: LoadedData) -> Callable[..., GRPOTrai
             "num_generations": 4,
             "max_completion_length": 24,
             "max_steps": 1,
-            "report_to": [],
-            "bf16": False,
-            "gradient_checkpointing": False,
-            "use_cpu": True,
-            "disable_tqdm": True,
             "log_completions": False,
+            **ON_CPU,
         }
         return kind(
             model=model,

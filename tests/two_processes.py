@@ -27,7 +27,7 @@ from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.parts.sampling import rollout
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
-from .conftest import mixed_rows, tiny_judge
+from .conftest import NOT_KEPT, mixed_rows, packaged_trainer, tiny_judge
 
 TEMPERATURES = {"environment": 0.7, "policy": 1.0, "fill_in": 1.3}
 JUDGE = {"name": "judge", "model": "none", "scale": "zscore", "window": 24}
@@ -53,15 +53,7 @@ def main(argv: Sequence[str]) -> None:
         task_mixture={"environment": 0.5, "policy": 0.5},
         task_sampling={"environment": {}, "policy": {}},
         baseline="ema",
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        logging_steps=1,
-        eval_steps=100,
-        save_strategy="no",
-        load_best_model_at_end=False,
-        report_to=[],
-        disable_tqdm=True,
+        **NOT_KEPT,
     )
     rank = PartialState().process_index  # known once the arguments have set the processes up
 
@@ -81,14 +73,8 @@ def main(argv: Sequence[str]) -> None:
         )
     )
     tokenizer = loading.load_tokenizer(loading.PACKAGED_MODEL)
-    trainer = RookWorldGRPOTrainer(
-        loading.load_model(loading.PACKAGED_MODEL),
-        [uneven, JudgeReward(judge_spec(JUDGE), Judge(tiny_judge(tokenizer), tokenizer))],
-        args,
-        train_dataset=mixed_rows(data.train),
-        eval_dataset=data.heldout,
-        processing_class=tokenizer,
-    )
+    judge = JudgeReward(judge_spec(JUDGE), Judge(tiny_judge(tokenizer), tokenizer))
+    trainer = packaged_trainer(args, [uneven, judge], data, mixed_rows(data.train))
     trainer.train()
     own = ("step_time", "runtime", "per_second")  # what differs between processes, and `time/`
     logs = [
@@ -129,23 +115,10 @@ def three_tasks(folder: Path, data: LoadedData) -> dict[str, Any]:
             task: {"temperature": temperature, "top_p": 1.0}
             for task, temperature in TEMPERATURES.items()
         },
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        logging_steps=1,
-        save_strategy="no",
-        load_best_model_at_end=False,
-        report_to=[],
-        disable_tqdm=True,
+        **NOT_KEPT,
     )
-    trainer = RookWorldGRPOTrainer(
-        loading.load_model(loading.PACKAGED_MODEL),
-        [*get_reward_funcs(rewards), letters],
-        args,
-        train_dataset=mixed_rows(data.train, tasks=[*TEMPERATURES]),
-        eval_dataset=data.heldout,
-        processing_class=loading.load_tokenizer(loading.PACKAGED_MODEL),
-    )
+    funcs = [*get_reward_funcs(rewards), letters]
+    trainer = packaged_trainer(args, funcs, data, mixed_rows(data.train, tasks=[*TEMPERATURES]))
     trainer.rollout_func = partial(rollout, keep_logps=True)
     rows = watch_rows(trainer)
     trainer.train()

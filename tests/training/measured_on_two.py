@@ -28,9 +28,8 @@ from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.forgetting import measure_forgetting
 from rookworld_rlvr.training.heldout_samples import sample_heldout
 from rookworld_rlvr.training.parts.sampling import draw
-from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
-from ..conftest import mixed_rows
+from ..conftest import ON_CPU, mixed_rows, packaged_trainer
 
 REWARDS = [{"name": "environment_exact"}]
 
@@ -54,21 +53,11 @@ def measure(folder: Path) -> dict[str, Any]:
         max_completion_length=48,
         other_task_rows=7,
         pass_samples=16,
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        report_to=[],
-        disable_tqdm=True,
+        **ON_CPU,
     )
     data = load_data(DataArguments(tasks=["environment"], heldout_rows=6), other_task_rows=7)
-    trainer = RookWorldGRPOTrainer(
-        loading.load_model(loading.PACKAGED_MODEL),
-        get_reward_funcs(REWARDS),
-        args,
-        train_dataset=mixed_rows(data.train, tasks=["environment"]),
-        eval_dataset=data.heldout,
-        processing_class=loading.load_tokenizer(loading.PACKAGED_MODEL),
-    )
+    rows = mixed_rows(data.train, tasks=["environment"])
+    trainer = packaged_trainer(args, get_reward_funcs(REWARDS), data, rows)
     found = measure_forgetting(trainer, data, other_start)
 
     def gone_on_one() -> Any:

@@ -16,13 +16,11 @@ from typing import Any
 from accelerate import PartialState
 
 from rookworld_rlvr.cli.parser import run_cli
-from rookworld_rlvr.data.loading import DataArguments, load_data
-from rookworld_rlvr.models import loading
+from rookworld_rlvr.data.loading import DataArguments, LoadedData, load_data
 from rookworld_rlvr.tasks.environment import ENVIRONMENT
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
-from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
-from ...conftest import mixed_rows
+from ...conftest import NOT_KEPT, mixed_rows, packaged_trainer
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "first_error": {"zero_variance": "resample"},
@@ -30,7 +28,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def train(kind: str, folder: Path, rows: Any, heldout: Any) -> dict[str, Any]:
+def train(kind: str, folder: Path, data: LoadedData) -> dict[str, Any]:
     args = RookWorldGRPOConfig(
         output_dir=str(folder / kind),
         rewards=[{"name": "environment_exact"}],
@@ -43,16 +41,7 @@ def train(kind: str, folder: Path, rows: Any, heldout: Any) -> dict[str, Any]:
         learning_rate=1e-4,
         temperature=1.2,
         preflight=False,
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        logging_steps=1,
-        eval_on_start=True,
-        eval_steps=100,
-        save_strategy="no",
-        load_best_model_at_end=False,
-        report_to=[],
-        disable_tqdm=True,
+        **NOT_KEPT,
     )
     rank = PartialState().process_index  # known once the arguments have set the processes up
 
@@ -60,14 +49,8 @@ def train(kind: str, folder: Path, rows: Any, heldout: Any) -> dict[str, Any]:
         """Groups without signal on the second process only."""
         return [float(i % 2) if rank == 0 else 0.5 for i, _ in enumerate(completions)]
 
-    trainer = RookWorldGRPOTrainer(
-        loading.load_model(loading.PACKAGED_MODEL),
-        [uneven],
-        args,
-        train_dataset=rows,
-        eval_dataset=heldout,
-        processing_class=loading.load_tokenizer(loading.PACKAGED_MODEL),
-    )
+    rows = mixed_rows(data.train, tasks=["environment"])
+    trainer = packaged_trainer(args, [uneven], data, rows)
     first: list[dict[str, Any]] = []
     loss = trainer.loss
 
@@ -108,8 +91,7 @@ def told(trainer: Any, batch: dict[str, Any]) -> list[dict[str, Any]]:
 def main(argv: Sequence[str]) -> None:
     folder = Path(argv[0])
     data = load_data(DataArguments(tasks=["environment"], heldout_rows=4))
-    rows = mixed_rows(data.train, tasks=["environment"])
-    result = {kind: train(kind, folder, rows, data.heldout) for kind in OPTIONS}
+    result = {kind: train(kind, folder, data) for kind in OPTIONS}
     rank = PartialState().process_index
     (folder / f"process{rank}.json").write_text(json.dumps(result))
 

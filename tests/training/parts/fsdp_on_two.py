@@ -25,7 +25,7 @@ from rookworld_rlvr.models import loading
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
-from ...conftest import REPOSITORY, mixed_rows
+from ...conftest import NOT_KEPT, REPOSITORY, mixed_rows, packaged_trainer
 from .test_shared_prompts import ROWS
 
 
@@ -58,14 +58,7 @@ def trained(folder: Path, data: LoadedData, beta: float, shares: bool) -> RookWo
         learning_rate=0.1,
         max_grad_norm=0.0,
         eval_strategy="no",
-        save_strategy="no",
-        load_best_model_at_end=False,
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=True,
-        logging_steps=1,
-        report_to=[],
-        disable_tqdm=True,
+        **{**NOT_KEPT, "gradient_checkpointing": True},
     )
     state = PartialState()
     state._shared_state["distributed_type"] = DistributedType.MULTI_GPU  # accelerate shards it
@@ -73,14 +66,7 @@ def trained(folder: Path, data: LoadedData, beta: float, shares: bool) -> RookWo
     def letters(completions: list[str], **_: Any) -> list[float]:
         return [0.0 if state.process_index else float(len(text)) for text in completions]
 
-    trainer = RookWorldGRPOTrainer(
-        loading.load_model(loading.PACKAGED_MODEL),
-        [letters],
-        args,
-        train_dataset=mixed_rows(data.train),
-        eval_dataset=data.heldout,
-        processing_class=loading.load_tokenizer(loading.PACKAGED_MODEL),
-    )
+    trainer = packaged_trainer(args, [letters], data, mixed_rows(data.train))
     assert (trainer.parts.shared is not None) == shares
     trainer.train()
     assert isinstance(trainer.model_wrapped, FSDPModule | FullyShardedDataParallel)

@@ -22,6 +22,7 @@ from rookworld_rlvr.models import loading
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
+from ...conftest import ON_CPU
 from .test_shared_prompts import ROWS, micro_batch
 
 
@@ -32,10 +33,7 @@ def main(argv: Sequence[str]) -> None:
         rewards=[{"name": "graduated"}],
         per_device_train_batch_size=4,
         num_generations=4,
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        report_to=[],
+        **ON_CPU,
     )
     torch.manual_seed(0)
     tokenizer = loading.load_tokenizer(loading.PACKAGED_MODEL)

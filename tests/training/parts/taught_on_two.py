@@ -15,12 +15,10 @@ from typing import Any
 
 from rookworld_rlvr.cli.parser import run_cli
 from rookworld_rlvr.data.loading import DataArguments, load_data
-from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
-from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
-from ...conftest import mixed_rows
+from ...conftest import NOT_KEPT, mixed_rows, packaged_trainer
 from .test_teaching import gaps
 
 REWARDS = [{"name": name} for name in ("environment_exact", "policy_best_move", "fill_in_exact")]
@@ -42,26 +40,12 @@ def main(argv: Sequence[str]) -> None:
         sft_coef=0.1,
         sft_on="hopeless",
         task_mixture={"environment": 0.34, "policy": 0.33, "fill_in": 0.33},
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        logging_steps=1,
-        eval_steps=100,
-        save_strategy="no",
-        load_best_model_at_end=False,
-        report_to=[],
-        disable_tqdm=True,
+        **NOT_KEPT,
     )
     tasks = ["environment", "policy", "fill_in"]
     data = load_data(DataArguments(tasks=tasks, heldout_rows=8, synthetic_fill_in_rows=60))
-    trainer = RookWorldGRPOTrainer(
-        loading.load_model(loading.PACKAGED_MODEL),
-        get_reward_funcs(REWARDS),
-        args,
-        train_dataset=mixed_rows(data.train, tasks=tasks),
-        eval_dataset=data.heldout,
-        processing_class=loading.load_tokenizer(loading.PACKAGED_MODEL),
-    )
+    rows = mixed_rows(data.train, tasks=tasks)
+    trainer = packaged_trainer(args, get_reward_funcs(REWARDS), data, rows)
     taught: list[int] = []
     found: list[float] = []
     loss = trainer.loss
