@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from datasets import IterableDataset
 from transformers import Trainer, TrainerCallback
 from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id, pad
@@ -25,9 +26,10 @@ from ..models.gpt2 import position_ids_from_mask
 from ..tasks.task import Sampling
 from .parts.part import Call
 from .parts.right import taught_answer
-from .parts.sampling import draw
+from .parts.sampling import draw, own_settings
 
 PREFLIGHT_ROWS = 8
+_LOOKED_AT = 256  # rows of the training set
 LogProbs = Callable[..., Any]
 
 
@@ -91,9 +93,53 @@ class PreflightCallback(TrainerCallback):
             raise PreflightError(
                 f"preflight: {', '.join(faults)}, over the tolerance of {tolerance:g} nats: the "
                 "trainer's log-probs are not those that completions were sampled with, so GRPO would "
-                "not learn from them. Check the model's dropout, position ids and precision; try "
-                "share_prompts: false; or raise preflight_tolerance if you know the reason"
+                f"not learn from them. {_remedy(trainer, checked, tolerance)}"
             )
+
+
+def _remedy(trainer: GRPOTrainer, parity: Parity, tolerance: float) -> str:
+    """What to do about gaps over the tolerance."""
+    same = replace(parity, sampler_gap=0.0).faults(tolerance) == []  # but for the sampler
+    if same and (changes := _changes_of_sampling(trainer)):
+        said = ", ".join(f"{name}: {value}" for name, value in changes.items())
+        return (
+            f"The sampler's distribution is changed by {said}, which the trainer's log-probs do not "
+            "follow; leave that out, or set preflight: false if you accept biased updates"
+        )
+    return (
+        "Check the model's dropout, position ids and precision; try share_prompts: false; or raise "
+        "preflight_tolerance if you know the reason"
+    )
+
+
+def _changes_of_sampling(trainer: GRPOTrainer) -> dict[str, Any]:
+    """Settings that may change how tokens are sampled, but not the trainer's log-probs."""
+    args = trainer.args
+    changes = dict(args.generation_kwargs or {})
+    if args.repetition_penalty != 1:
+        changes["repetition_penalty"] = args.repetition_penalty
+    return changes | own_settings(trainer)
+
+
+def starting_model(model: Any, args: Any) -> Any:
+    """The model for TRL, as it is given or as a path.
+
+    Raises:
+        RookWorldError: TRL cannot compute its logits in fp32, as `cast_lm_head_to_fp32` asks.
+    """
+    if isinstance(model, str):
+        return loading.resolve_model_path(model)
+    if not getattr(args, "cast_lm_head_to_fp32", False):
+        return model
+    is_tied = getattr(model.config, "tie_word_embeddings", False)
+    inner = getattr(model, "model", None)
+    if not hasattr(model, "lm_head") or (is_tied and not hasattr(inner, "embed_tokens")):
+        raise RookWorldError(
+            f"cast_lm_head_to_fp32: TRL cannot do this for a {type(model).__name__}, because it does "
+            "not find the embedding that shares its weights with the head; leave it out, and set dtype: "
+            "float32 for the whole model"
+        )
+    return model
 
 
 def preflight_tolerance(trainer: GRPOTrainer) -> float:
@@ -118,9 +164,11 @@ def mixed_length_prompts(trainer: GRPOTrainer) -> list[str]:
 
 
 def _rows_by_prompt(trainer: GRPOTrainer) -> dict[str, Mapping[str, Any]]:
-    """Rows from all over the training set, by prompt."""
+    """Rows from all over the training set, or the first ones of a stream, by prompt."""
     rows = trainer.train_dataset
-    stride = max(1, len(rows) // 256)
+    if isinstance(rows, IterableDataset):
+        return {row["prompt"]: row for row in rows.take(_LOOKED_AT)}
+    stride = max(1, len(rows) // _LOOKED_AT)
     return {(row := rows[index])["prompt"]: row for index in range(0, len(rows), stride)}
 
 

@@ -20,7 +20,6 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import use_adapter
 
 from ..models import gpt2
-from ..models.loading import resolve_model_path
 from ..rewards.guard import RewardGuard
 from ..tasks.registry import task_of
 from ..tasks.task import Sampling
@@ -37,7 +36,7 @@ from .parts.sampling import draws_itself, rollout
 from .parts.schedule import three_phase_scheduler
 from .parts.shared_prompts import groups_together
 from .parts.timing import StepTimes
-from .preflight import Parity, PreflightCallback
+from .preflight import Parity, PreflightCallback, starting_model
 
 
 class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
@@ -61,8 +60,8 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
         """Correct the model for GPT-2 (position ids, dropout, GELU) and add the parts to it."""
         self.call: Call | None = None
         self._guard = RewardGuard()
-        model = resolve_model_path(model) if isinstance(model, str) else model
         with reference_loaded(args):
+            model = starting_model(model, args)
             super().__init__(model, self._guard.around(reward_funcs), args, **kwargs)
         self.beta = 0.0  # switches TRL's own KL term off; `parts.kl` replaces it
         self.sampling = Sampling(self.temperature, self.top_p, self.top_k or 0)

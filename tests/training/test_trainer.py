@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from transformers import (
 from transformers.activations import GELUTanh
 from trl import GRPOConfig, GRPOTrainer
 
+from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.models import gpt2, loading
 from rookworld_rlvr.models.decoding import complete
@@ -298,9 +301,120 @@ class TestPreflight:
         assert preflight._right_answers(trainer, prompts) == {}
         assert measure_parity(trainer, prompts).faults(1e-4) == []
 
+    @pytest.mark.parametrize(
+        ("keys", "said"),
+        [
+            ({"repetition_penalty": 1.5}, "repetition_penalty: 1.5"),
+            ({"generation_kwargs": {"suppress_tokens": [34]}}, r"suppress_tokens: \[34\]"),
+        ],
+    )
+    def test_keys_that_change_how_tokens_are_sampled_are_named(
+        self,
+        keys: dict[str, Any],
+        said: str,
+        random_gpt2: GPT2LMHeadModel,
+        tokenizer: PreTrainedTokenizerBase,
+        make_trainer: MakeTrainer,
+    ) -> None:
+        trainer = make_trainer(random_gpt2, tokenizer, **keys)
+        with pytest.raises(PreflightError) as raised:
+            trainer.train()
+        assert re.search(
+            f"The sampler's distribution is changed by {said}, which", str(raised.value)
+        )
+        assert "dropout" not in str(raised.value)
+
+    def test_so_is_a_models_own_setting(
+        self,
+        random_gpt2: GPT2LMHeadModel,
+        tokenizer: PreTrainedTokenizerBase,
+        make_trainer: MakeTrainer,
+    ) -> None:
+        random_gpt2.generation_config.no_repeat_ngram_size = 1
+        with pytest.raises(PreflightError, match="is changed by no_repeat_ngram_size: 1, which"):
+            make_trainer(random_gpt2, tokenizer).train()
+
     @pytest.mark.parametrize("number", [float("nan"), float("inf"), 0.2, -0.2])
     def test_a_gap_that_is_no_number_is_a_fault(self, number: float) -> None:
         assert Parity(0.0, number, 0.0).faults(0.1) == [f"sampler_gap = {number:.3g}"]
+
+
+class Even:
+    """A reward that is an object; a subclass is awaited."""
+
+    def __call__(self, completions: list[str], **columns: Any) -> list[float]:
+        return [float(len(text) % 2) for text in completions]
+
+
+class EvenInTime(Even):
+    async def __call__(self, completions: list[str], **columns: Any) -> list[float]:  # type: ignore[override]
+        return super().__call__(completions)
+
+
+def scaled(completions: list[str], by: float = 1.0, **columns: Any) -> list[float]:
+    return [by * len(text) for text in completions]
+
+
+def test_rewards_of_every_kind_are_called_and_have_names_of_their_own(
+    random_gpt2: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, make_trainer: MakeTrainer
+) -> None:
+    funcs = [Even(), EvenInTime(), scaled, partial(scaled, by=2.0), partial(scaled, by=3.0)]
+    names = ["Even", "EvenInTime", "scaled", "scaled_2", "scaled_3"]
+    trainer = make_trainer(
+        random_gpt2, tokenizer, reward_funcs=funcs, rewards=[{"name": "graduated"}]
+    )
+    trainer.reward_weights = torch.ones(len(funcs))
+    trainer.train()
+    (logged,) = (log for log in trainer.state.log_history if "reward" in log)
+    means = [logged[f"rewards/{name}/mean"] for name in names]
+    assert means[0] == means[1]
+    assert means[3:] == pytest.approx([2 * means[2], 3 * means[2]])
+
+
+def test_what_fails_besides_a_reward_is_not_called_one(
+    random_gpt2: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+    make_trainer: MakeTrainer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def failing(*args: Any) -> None:
+        raise KeyError("planted")
+
+    trainer = make_trainer(random_gpt2, tokenizer, zero_variance="teach", preflight=False)
+    monkeypatch.setattr(trainer.parts, "teach", failing)
+    with pytest.raises(RuntimeError, match=r"^judging completions failed on process 0: KeyError"):
+        trainer.train()
+
+
+def test_a_stream_of_rows_is_trained_on_unless_a_key_looks_rows_up(
+    random_gpt2: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+    make_trainer: MakeTrainer,
+    packaged: LoadedData,
+) -> None:
+    stream = mixed_rows(packaged.train).to_iterable_dataset()
+    trainer = make_trainer(random_gpt2, tokenizer, train_dataset=stream)
+    trainer.train()
+    assert trainer.state.global_step == 1
+    assert trainer.preflight is not None and not trainer.preflight.faults(1e-3)
+    asked = {"task_sampling": {"policy": {}}, "zero_variance": "resample"}
+    with pytest.raises(
+        RookWorldError, match=r"^task_sampling, zero_variance: resample: this looks"
+    ):
+        make_trainer(random_gpt2, tokenizer, train_dataset=stream, **asked)
+
+
+def test_a_tied_head_that_trl_cannot_cast_is_named(
+    random_gpt2: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, make_trainer: MakeTrainer
+) -> None:
+    cast = {"cast_lm_head_to_fp32": True}
+    with pytest.raises(
+        RookWorldError, match=r"^cast_lm_head_to_fp32: .* a GPT2LMHeadModel, because"
+    ):
+        make_trainer(random_gpt2, tokenizer, **cast)
+    random_gpt2.config.tie_word_embeddings = False
+    random_gpt2.lm_head = torch.nn.Linear(32, len(tokenizer), bias=False)
+    make_trainer(random_gpt2, tokenizer, **cast, max_steps=1).train()
 
 
 def test_trls_advantages_of_the_logged_step(

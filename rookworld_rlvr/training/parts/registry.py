@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import IterableDataset
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 
+from ...common.errors import RookWorldError
 from .advantages import Baseline
 from .buckets import Buckets
 from .compiling import Compiling
@@ -41,6 +43,7 @@ class Parts:
     """
 
     def __init__(self, trainer: Any) -> None:
+        check_stream(trainer)
         self.task_sampling = TaskSampling.of(trainer)  # temperatures by task
         self.buckets = Buckets.of(trainer)  # constant shapes
         self.compiling = Compiling.of(trainer, self.buckets)  # compiled bodies
@@ -197,6 +200,27 @@ class Parts:
             self.load(json.loads((folder / PARTS_STATE).read_text()))
         if self.value_head is not None:
             self.value_head.load_from(folder)
+
+
+def check_stream(trainer: Any) -> None:
+    """Refuse keys whose parts look training rows up by number, if the rows are a stream.
+
+    Raises:
+        RookWorldError: With all such keys.
+    """
+    if not isinstance(trainer.train_dataset, IterableDataset):
+        return
+    args = trainer.args
+    keys = ["task_sampling", "task_mixture", "task_phases", "shape_buckets", "torch_compile"]
+    found = [key for key in keys if getattr(args, key, None)]
+    for key, value in (("prompt_sampling", "by_difficulty"), ("zero_variance", "resample")):
+        if getattr(args, key, None) == value:
+            found.append(f"{key}: {value}")
+    if found:
+        raise RookWorldError(
+            f"{', '.join(found)}: this looks rows up by number, which an IterableDataset does not "
+            "have; give a Dataset, such as Dataset.from_list(list(rows)), or leave it out"
+        )
 
 
 class Checkpoints(TrainerCallback):

@@ -115,7 +115,6 @@ def needs_generate(trainer: Any) -> bool:
     """
     args = trainer.args
     network = trainer.accelerator.unwrap_model(trainer.model)
-    settings = network.generation_config.to_diff_dict()
     return bool(
         is_sharded(trainer)
         or args.use_vllm
@@ -126,12 +125,23 @@ def needs_generate(trainer: Any) -> bool:
         or args.repetition_penalty != 1
         or args.min_p
         or only_generate(network)
-        or any(
-            value is not None and name not in _READ and not name.startswith(("_", "output_"))
-            for name, value in settings.items()
-            if getattr(trainer.generation_config, name, None) is None
-        )
+        or own_settings(trainer)
     )
+
+
+def own_settings(trainer: Any) -> dict[str, Any]:
+    """A model's own generation settings that `generate` follows and the loop does not."""
+    given = getattr(trainer, "generation_config", None)  # vLLM has none
+    network = trainer.accelerator.unwrap_model(trainer.model)
+    return {
+        name: value
+        for name, value in network.generation_config.to_diff_dict().items()
+        if given is not None
+        and value is not None
+        and name not in _READ
+        and not name.startswith(("_", "output_"))
+        and getattr(given, name, None) is None
+    }
 
 
 def is_sharded(trainer: Any) -> bool:
