@@ -211,7 +211,8 @@ def check_stream(trainer: Any) -> None:
     if not isinstance(trainer.train_dataset, IterableDataset):
         return
     args = trainer.args
-    keys = ["task_sampling", "task_mixture", "task_phases", "shape_buckets", "torch_compile"]
+    keys = ["task_sampling", "task_mixture", "task_phases", "sft_extra", "shape_buckets"]
+    keys += ["torch_compile"]
     found = [key for key in keys if getattr(args, key, None)]
     for key, value in (("prompt_sampling", "by_difficulty"), ("zero_variance", "resample")):
         if getattr(args, key, None) == value:
