@@ -28,6 +28,7 @@ from ..common.settings import Bounds
 from ..evaluation.registry import register_own_suite
 from ..tasks.registry import register_own
 from .output import show
+from .together import Others, say_why
 
 EXIT_BAD_INPUT = 2
 
@@ -357,7 +358,10 @@ def _dump(values: dict[str, Any]) -> str:
 
 
 def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
-    """Run a script's `main`; for bad input, print one message without traceback and exit with code 2."""
+    """Run a script's `main`; for bad input, print one message without traceback and exit with code 2.
+
+    If `main` raises on one of several processes, all of them end, and the first one says why.
+    """
     if "LOCAL_RANK" in os.environ and not torch.accelerator.is_available():
         # accelerate's launcher does not pass `use_cpu` on to several processes; without it, each
         # process would run as if it were the only one.
@@ -370,14 +374,22 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
         disable_progress_bars()
         transformers.utils.logging.disable_progress_bar()
     code: Any = 0
+    others = Others.of_this_run()
     try:
         main(sys.argv[1:])
-    except RookWorldError as error:
-        code = _say(str(error), EXIT_BAD_INPUT)
     except KeyboardInterrupt:
         code = _say("interrupted", EXIT_INTERRUPTED)
     except SystemExit as ended:
         code = ended.code
+    except Exception as error:
+        if others is not None:
+            code = _failed(error, others)
+        elif isinstance(error, RookWorldError):
+            code = _say(str(error), EXIT_BAD_INPUT)
+        else:
+            raise
+    if others is not None:
+        others.end()
     _close_process_group()
     raise SystemExit(code)
 
@@ -398,6 +410,20 @@ def _say(text: str, code: int) -> int:
     """Print on one process why a script ends."""
     if os.environ.get("RANK", "0") == "0":
         print(f"{Path(sys.argv[0]).name}: {text}", file=sys.stderr)
+    return code
+
+
+def _failed(error: Exception, others: Others) -> int:
+    """Print why a script ends on several processes: on the first one that fails, once; its exit code."""
+    known = isinstance(error, RookWorldError)
+    code = EXIT_BAD_INPUT if known else 1
+    first = others.told(error, code)
+    if first:
+        say_why(first)
+    elif first is None and known:
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr, flush=True)
+    elif first is None:
+        sys.excepthook(type(error), error, error.__traceback__)  # W&B's and torch's too
     return code
 
 
