@@ -1,10 +1,20 @@
-"""End all processes together when a reward, or what teaches right answers, raises."""
+"""What a reward that fails costs: its rows, and beyond a limit the run, on all processes together."""
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections.abc import Iterator
+import logging
+import math
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -12,63 +22,323 @@ from accelerate.utils import gather_object
 from trl.trainer.utils import get_callable_name, is_async_callable
 
 from ..common.errors import RookWorldError
+from ..common.own import place_of
+from ..common.settings import setting
+from ..tasks.registry import task_of
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class RewardFaultArguments:
+    """What a reward that fails may cost."""
+
+    reward_timeout: float | None = setting(
+        300.0,
+        "Seconds that a call of a reward of your own may take; after that, its rows count as unscored. "
+        "None sets no limit. Packaged rewards have engine_timeout instead.",
+        above=0,
+    )
+    unscored_limit: float = setting(
+        0.1,
+        "The share of a batch's completions that may be unscored because a reward failed: it raised, "
+        "took too long or returned no number. Above it, the run stops.",
+        least=0,
+        most=1,
+    )
 
 
 class RewardGuard:
-    """Keeps what a reward raises until all processes can raise together.
+    """Turns what goes wrong in reward functions into rows without a reward.
 
-    A process that ended alone would leave the others waiting for its rewards.
+    A row that one reward fails on gets no reward at all: a sum without it would be another score. If a
+    call raises, the reward is asked again for the completions of each prompt by themselves, so that one
+    of them does not cost the batch. A call that took too long is not repeated. Nor is one of our own
+    rewards, which `limits_itself`: an engine has its own time-outs, and judges call each other.
+
+    Args:
+        args: The keys.
     """
 
-    def __init__(self) -> None:
-        self._failures: list[tuple[str, Exception]] = []
+    def __init__(self, args: RewardFaultArguments) -> None:
+        self._args = args
+        self._calls: list[_Call] = []
+        self._columns: dict[str, list[str]] = {}  # what each reward has logged by completion
+        self._shown: set[str] = set()  # rewards whose failure was shown
 
     def around(self, reward_funcs: Any) -> Any:
-        """Reward functions, guarded; models, names and what is awaited are left as they are."""
-        if not isinstance(reward_funcs, list):
-            return reward_funcs
+        """Reward functions, guarded; models and names are left as they are."""
+        if reward_funcs is None:
+            return None
+        funcs = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
         names: list[str] = []
-        return [self._guarded(func, names) for func in reward_funcs]
+        return [self._guarded(func, names) for func in funcs]
 
     def _guarded(self, func: Any, names: list[str]) -> Any:
         """A guarded function under TRL's name of it, numbered if it is among `names` already."""
-        if isinstance(func, torch.nn.Module | str) or is_async_callable(func):
+        if isinstance(func, torch.nn.Module | str):
             return func
         name = get_callable_name(func)
         names.append(name)
+        if names.count(name) > 1:  # two partials of one function
+            name = f"{name}_{names.count(name)}"
+        seconds = None if _limits_itself(func) else self._args.reward_timeout
 
-        @functools.wraps(func)
-        def guarded(**kwargs: Any) -> Any:  # TRL gives keywords only
-            try:
-                return func(**kwargs)
-            except Exception as error:
-                self._failures.append((f"a reward failed: {guarded.__name__}", error))
-                return [None] * len(kwargs["prompts"])
+        def guarded(**inputs: Any) -> list[float | None]:  # TRL gives keywords only
+            call = _Call(name, func, inputs)
+            for piece in call.pieces():
+                with call.asked(piece), time_limit(seconds):
+                    piece.found = func(**piece.inputs)
+            return self._kept(call)
 
-        # Two partials of one function would share a column of TRL's tables.
-        guarded.__name__ = name if names.count(name) == 1 else f"{name}_{names.count(name)}"
-        return guarded
+        async def guarded_async(**inputs: Any) -> list[float | None]:
+            call = _Call(name, func, inputs)
+            for piece in call.pieces():
+                with call.asked(piece):
+                    piece.found = await within(seconds, func(**piece.inputs))
+            return self._kept(call)
 
-    @contextmanager
-    def held(self, work: str) -> Iterator[None]:
-        """Keep what the block raises, for `raise_together`; `work` names what it does."""
-        try:
-            yield
-        except Exception as error:
-            self._failures.append((f"{work} failed", error))
+        found = functools.wraps(func)(guarded_async if is_async_callable(func) else guarded)
+        found.__name__ = name
+        return found
 
-    def raise_together(self, rank: int) -> None:
-        """Raise on every process what was raised on any of them.
+    def _kept(self, call: _Call) -> list[float | None]:
+        """The rewards of a call, after what it logged; its first failure is shown."""
+        known = self._columns.setdefault(call.name, [])
+        known.extend(column for column in call.columns if column not in known)
+        call.log(known)
+        self._calls.append(call)
+        if call.error is not None and call.name not in self._shown:
+            self._shown.add(call.name)
+            trace = None if isinstance(call.error, RookWorldError) else call.error
+            text = "%s; rows that it gives no number are unscored (shown once)"
+            logger.warning(text, call.fault, exc_info=trace)
+        return call.rewards
+
+    def settle(
+        self, rewards: torch.Tensor, record: Callable[[Mapping[str, float]], None]
+    ) -> torch.Tensor:
+        """Rewards ``(N, F)`` of all processes' completions, all nan in a row that a reward failed on.
+
+        Args:
+            rewards: Rewards by function; nan if there is none.
+            record: Takes the metrics.
 
         Raises:
-            RookWorldError: If every failure was one; otherwise RuntimeError.
+            RookWorldError: On all processes, if more rows than `unscored_limit` are unscored.
         """
-        mine = [
-            (f"{what} on process {rank}: {error!r}", isinstance(error, RookWorldError))
-            for what, error in self._failures
-        ]
-        failures = gather_object(mine)
-        if failures:
-            cause = self._failures[0][1] if self._failures else None
-            kind = RookWorldError if all(known for _, known in failures) else RuntimeError
-            raise kind("; ".join(text for text, _ in failures)) from cause
+        mine = [(call.name, sorted(call.unscored), call.fault) for call in self._calls]
+        self._calls.clear()
+        everywhere = gather_object([mine])
+        size = len(rewards) // len(everywhere)
+        lost: dict[str, set[int]] = {}
+        faults = []
+        for process, calls in enumerate(everywhere):
+            for name, rows, fault in calls:
+                lost.setdefault(name, set()).update(process * size + row for row in rows)
+                faults += [f"{fault} on process {process}"] if fault else []
+        unscored = sorted(set().union(*lost.values()))
+        share = len(unscored) / len(rewards)
+        if share > self._args.unscored_limit:
+            raise RookWorldError(
+                f"a reward failed: {faults[0]}; {len(unscored)} of {len(rewards)} completions are "
+                f"unscored, more than unscored_limit: {self._args.unscored_limit:g} of the batch; mend "
+                "the reward, or give a higher limit"
+            )
+        record(
+            {f"rewards/{name}/unscored": len(rows) / len(rewards) for name, rows in lost.items()}
+        )
+        record({"rewards/unscored": share})
+        left = rewards.clone()
+        left[unscored] = torch.nan
+        return left
+
+
+# --------------------------------------------------------------------------------------------------
+# A call
+# --------------------------------------------------------------------------------------------------
+class RewardTimeoutError(RookWorldError):
+    """A reward took longer than `reward_timeout`."""
+
+
+@dataclass(slots=True)
+class _Piece:
+    """A call of a reward function for some of the rows."""
+
+    rows: slice
+    inputs: Mapping[str, Any]
+    found: Any = None
+    error: Exception | None = None
+
+
+class _Call:
+    """What TRL's call of a reward comes to, in one call of the function or, if that raises, in several.
+
+    Attributes:
+        rewards: A number or None for each row.
+        unscored: The rows that the reward failed on.
+        error: The first failure.
+        columns: What the reward logged by completion.
+    """
+
+    def __init__(self, name: str, func: Any, inputs: Mapping[str, Any]) -> None:
+        self.name = name
+        self.error: Exception | None = None
+        self._func = func
+        self._inputs = inputs
+        self._size = len(inputs["prompts"])
+        self._clear()
+
+    def _clear(self) -> None:
+        self.rewards: list[float | None] = [None] * self._size
+        self.unscored: set[int] = set()
+        self.columns: dict[str, list[Any]] = {}
+        self._metrics: list[tuple[str, float]] = []
+
+    @property
+    def fault(self) -> str:
+        """The first failure in one line; empty if there is none."""
+        if self.error is None:
+            return ""
+        known = isinstance(self.error, RookWorldError)
+        return str(self.error) if known else f"the reward {self.name} raised {place_of(self.error)}"
+
+    def pieces(self) -> Iterator[_Piece]:
+        """The whole batch; if that raises, the rows of each prompt by themselves."""
+        whole = self._piece(slice(0, self._size))
+        yield whole
+        is_over = whole.error is None or isinstance(whole.error, RewardTimeoutError)
+        if is_over or _limits_itself(self._func):
+            return
+        prompts = self._inputs["prompts"]
+        groups = [list(rows) for _, rows in groupby(range(self._size), key=prompts.__getitem__)]
+        if len(groups) > 1:
+            self._clear()
+            for rows in groups:
+                yield self._piece(slice(rows[0], rows[-1] + 1))
+
+    def _piece(self, rows: slice) -> _Piece:
+        inputs = {
+            key: value[rows] if isinstance(value, list) and len(value) == self._size else value
+            for key, value in self._inputs.items()
+        }
+        if "log_extra" in inputs:
+            inputs["log_extra"] = partial(self._log_extra, rows)
+        if "log_metric" in inputs:
+            inputs["log_metric"] = lambda name, value: self._metrics.append((name, value))
+        return _Piece(rows, inputs)
+
+    def _log_extra(self, rows: slice, column: str, values: Sequence[Any]) -> None:
+        """Keep what a reward logs by completion, in the rows that it was asked for."""
+        if len(values) != rows.stop - rows.start:
+            raise RookWorldError(
+                f"the reward {self.name} logs {len(values)} values of {column!r} for "
+                f"{rows.stop - rows.start} completions; log one for each"
+            )
+        self.columns.setdefault(column, [None] * self._size)[rows] = values
+
+    @contextmanager
+    def asked(self, piece: _Piece) -> Iterator[None]:
+        """Take what a piece has found; if that fails, note its rows."""
+        rows = range(self._size)[piece.rows]
+        try:
+            yield
+            numbers = self._listed(piece.found, len(rows))
+        except Exception as error:  # whatever a user's function raises
+            piece.error = error
+            self._fails(error, rows)
+            return
+        for row, number in zip(rows, numbers, strict=True):
+            if number is not None and not _is_finite(number):
+                said = f"the reward {self.name} returned {number!r}; return finite numbers or None"
+                self._fails(RookWorldError(said), [row])
+            else:
+                self.rewards[row] = None if number is None else float(number)
+
+    def _fails(self, error: Exception, rows: Iterable[int]) -> None:
+        self.error = self.error or error
+        tasks = getattr(self._func, "tasks", None)  # it has no reward for other tasks' rows anyway
+        prompts = self._inputs["prompts"]
+        self.unscored.update(row for row in rows if tasks is None or task_of(prompts[row]) in tasks)
+
+    def _listed(self, found: Any, size: int) -> Sequence[Any]:
+        found = found.tolist() if hasattr(found, "tolist") else found  # NumPy, PyTorch
+        if not isinstance(found, Sequence) or isinstance(found, str) or len(found) != size:
+            said = f"{len(found)} rewards" if isinstance(found, Sequence) else "no list"
+            raise RookWorldError(
+                f"the reward {self.name} returned {said} for {size} completions; return one number or "
+                "None for each"
+            )
+        return found
+
+    def log(self, columns: Iterable[str]) -> None:
+        """Hand TRL what was logged, with all of `columns`, so that they stay as long as the others."""
+        for column in columns:
+            self._inputs["log_extra"](column, self.columns.get(column, [None] * self._size))
+        for name, value in self._metrics:
+            self._inputs["log_metric"](name, value)
+
+
+def _limits_itself(func: Any) -> bool:
+    return getattr(func, "limits_itself", False)
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether a value is a finite number; numbers of NumPy and PyTorch are, texts are not."""
+    try:
+        return not isinstance(value, str | bytes) and math.isfinite(value)
+    except TypeError:
+        return False
+
+
+class _StopError(BaseException):
+    """Not an Exception, because a reward may catch all of those."""
+
+
+async def within(seconds: float | None, work: Awaitable[Any]) -> Any:
+    """The result of asynchronous work.
+
+    Raises:
+        RewardTimeoutError: It took longer than `seconds`; None sets no limit.
+    """
+    try:
+        return await asyncio.wait_for(work, seconds)
+    except TimeoutError as error:
+        raise RewardTimeoutError(
+            f"a reward took longer than {seconds} s (reward_timeout)"
+        ) from error
+
+
+@contextmanager
+def time_limit(seconds: float | None) -> Iterator[None]:
+    """End the block after some seconds, wherever it is; None sets no limit.
+
+    Raises:
+        RewardTimeoutError: It took longer, even if it caught what ended it. Also outside of the main
+            thread, where Python can end nothing.
+    """
+    if seconds is None:
+        yield
+        return
+    if threading.current_thread() is not threading.main_thread():
+        raise RewardTimeoutError("reward_timeout: works in the main thread only; set it to null")
+    places: list[str] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        name, line = (frame.f_code.co_filename, frame.f_lineno) if frame else ("?", 0)
+        places.append(f"{Path(name).name}, line {line}")
+        raise _StopError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    except _StopError:
+        pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before or signal.SIG_DFL)
+    if places:
+        raise RewardTimeoutError(
+            f"a reward was still in {places[0]} after {seconds:g} s (reward_timeout)"
+        )

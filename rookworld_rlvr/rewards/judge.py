@@ -257,10 +257,13 @@ class JudgeReward:
         RookWorldError: See `load_judge`.
     """
 
+    limits_itself = True  # all processes call it together, see `guard`
+
     def __init__(
         self, spec: JudgeSpec, judge: Judge | None = None, truth: PolicyTruth | None = None
     ) -> None:
         self.__name__ = spec.name
+        self.tasks = spec.tasks
         self.__doc__ = f"Score of the frozen judge {spec.model!r}."
         self.spec = spec
         self.judge = judge or load_judge(spec)

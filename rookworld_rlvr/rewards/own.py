@@ -123,4 +123,5 @@ def own_reward(spec: Mapping[str, Any]) -> Callable[..., Rewards | Awaitable[Rew
     found = reward_in_time if any(map(inspect.iscoroutinefunction, calls)) else reward
     found.__name__ = name
     found.__doc__ = f"The user's own reward `{spec['name']}`."
+    vars(found)["tasks"] = tasks
     return found

@@ -239,5 +239,9 @@ def _reward_func(spec: Spec, truth: PolicyTruth) -> RewardFunc:
 
     reward_func.__name__ = name
     reward_func.__doc__ = f"Reward `{name}`, see `rookworld_rlvr.rewards.registry.known_rewards`."
-    vars(reward_func)["truth"] = truth  # for parts of the trainer that judge the same completions
+    vars(reward_func).update(
+        truth=truth,  # for parts of the trainer that judge the same completions
+        tasks=reward.tasks,
+        limits_itself=True,  # by the engine's time-outs, see `guard`
+    )
     return reward_func

@@ -28,6 +28,7 @@ from ..common.settings import (
     with_default,
 )
 from ..evaluation.registry import SUITE_HEADLINES
+from ..rewards.guard import RewardFaultArguments
 from ..rewards.registry import check_reward_specs, known_rewards
 from ..tasks.metrics import training_metrics
 from .forgetting import ForgettingArguments
@@ -38,6 +39,7 @@ from .parts.credit import CreditArguments
 from .parts.groups import VarianceArguments
 from .parts.kl import KLArguments
 from .parts.mixture import PromptArguments
+from .parts.nonfinite import NonfiniteArguments
 from .parts.sampling import SamplingArguments
 from .parts.schedule import ScheduleArguments
 from .parts.shared_prompts import SharedPromptArguments
@@ -260,6 +262,8 @@ class RookWorldGRPOConfig(
     TeachingArguments,
     SupervisedArguments,
     ValueArguments,
+    NonfiniteArguments,
+    RewardFaultArguments,
     ForgettingArguments,
     PassArguments,
     TrainingDefaults,

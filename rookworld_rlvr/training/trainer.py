@@ -20,7 +20,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import use_adapter
 
 from ..models import gpt2
-from ..rewards.guard import RewardGuard
+from ..rewards.guard import RewardFaultArguments, RewardGuard
 from ..tasks.registry import task_of
 from ..tasks.task import Sampling
 from .dashboard import TableInterval
@@ -30,7 +30,8 @@ from .parts.advantages import weighted
 from .parts.aggregation import without_left_out
 from .parts.groups import Batch, Sampled
 from .parts.kl import reference_loaded
-from .parts.part import Call, Scores, whole
+from .parts.nonfinite import spread
+from .parts.part import Call, Scores, arguments_of, whole
 from .parts.registry import Checkpoints, Parts
 from .parts.sampling import draws_itself, rollout
 from .parts.schedule import three_phase_scheduler
@@ -59,7 +60,7 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
     ) -> None:
         """Correct the model for GPT-2 (position ids, dropout, GELU) and add the parts to it."""
         self.call: Call | None = None
-        self._guard = RewardGuard()
+        self._guard = RewardGuard(arguments_of(args, RewardFaultArguments))
         with reference_loaded(args):
             model = starting_model(model, args)
             super().__init__(model, self._guard.around(reward_funcs), args, **kwargs)
@@ -170,15 +171,14 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
         with self.phase("sampling"):
             sampled = super()._generate(prompts)
         if self.call is not None:
-            with self._guard.held("judging completions"):
-                self.parts.teach(self, self.call, sampled[1], sampled[3], sampled[4])
+            self.parts.teach(self, self.call, sampled[1], sampled[3], sampled[4])
         return sampled
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Time the rewards, keep them for the parts, and stop all processes if a reward fails on one."""
+        """Time the rewards, keep them for the parts, and leave rows out that a reward failed on."""
         with self.phase("rewards"):
             rewards = super()._calculate_rewards(*args, **kwargs)
-            self._guard.raise_together(self.accelerator.process_index)
+            rewards = self._guard.settle(rewards, self.record)
         if self.call is not None:
             self.call.rewards = rewards
         return rewards
@@ -249,7 +249,7 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
         for part in self.parts:
             term = part.term(self, call, inputs)
             loss = loss if term is None else loss + term
-        return loss, call
+        return spread(loss), call
 
     @property
     def entropy_bonus(self) -> float | None:
@@ -266,6 +266,12 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
         if self._step % self.current_gradient_accumulation_steps == 0:
             self.times.end_step(self._metrics["train"]["step_time"][-1])
         return loss
+
+    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
+        """Remember the gradient norm, so that a step that is not finite can be skipped."""
+        norm = super()._get_grad_norm(*args, **kwargs)
+        self.parts.see_norm(norm)
+        return norm
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Give the value head its own parameter group, because it has its own learning rate."""
@@ -333,10 +339,9 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
         return {key: list(rows)[-last:] for key, rows in columns.items() if len(rows) >= last}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the seconds so far and the counts of compiling, and make tables only when they are due."""
+        """Add the seconds so far and the parts' counts, and make tables only when they are due."""
         self.log_completions = self.args.log_completions and self.tables.due(self, logs)
-        compiling = self.parts.compiling if "loss" in logs else None
-        numbers = {} if compiling is None else compiling.numbers()
+        numbers = self.parts.numbers() if "loss" in logs else {}
         super().log({**logs, **self.times.elapsed(), **numbers}, start_time)
 
     @staticmethod

@@ -39,6 +39,7 @@ OVERRIDDEN: dict[str, tuple[str, str]] = {
         "sampling, buckets, compiling, kl, value_head, shared_prompts",
     ),
     "_compute_loss": ("self, model, inputs", "kl, value_head, groups, compiling"),
+    "_get_grad_norm": ("self, model, grad_norm", "nonfinite"),
     "_save_checkpoint": ("self, model, trial", "registry, and every part that has a state"),
 }
 

@@ -246,7 +246,7 @@ class HealthCallback(TrainerCallback):
         self.monitor = None  # the next evaluation may be of another checkpoint
 
     def _stop(self, finding: Finding, args: Any, control: Any) -> None:
-        if RULES[finding.rule].saves and args.save_strategy != "no":
+        if args.save_strategy != "no":
             control.should_save = True
         control.should_training_stop = True
         self.stopped = self.stopped or finding

@@ -40,7 +40,6 @@ class Rule:
         measure: Compares the history with a bound; gives None if the rule does not apply.
         share: Whether value and bound are shares in [0, 1], shown as percentages.
         patient: Whether it must be broken for `health_patience` logs before a finding is raised.
-        saves: Whether a checkpoint is saved when the rule stops the run.
     """
 
     name: str
@@ -53,7 +52,6 @@ class Rule:
     measure: Measure = field(repr=False)
     share: bool = True
     patient: bool = True
-    saves: bool = True
 
     def message(self, reading: Reading, bound: float) -> str:
         """One sentence that names the number, the bound and the remedy."""

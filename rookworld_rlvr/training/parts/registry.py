@@ -21,6 +21,7 @@ from .credit import Credit
 from .groups import Batch, Groups
 from .judges import Judges
 from .kl import KLTerm
+from .nonfinite import Nonfinite
 from .part import Call, Part, Scores
 from .prompt_sampler import PromptSampling
 from .right import right, truth_of
@@ -60,6 +61,7 @@ class Parts:
             self.supervised and self.supervised.args.sft_extra
         )
         self.prompts = PromptSampling.of(trainer, draws_more)  # which rows come, and when
+        self.nonfinite = Nonfinite.of(trainer)  # steps that are skipped
 
     def __iter__(self) -> Iterator[Part]:
         return (part for part in vars(self).values() if isinstance(part, Part))
@@ -171,6 +173,16 @@ class Parts:
         trainer.record({"baseline/mean": self.baseline.last})
         batch["advantages"] = advantages.flatten()[mine]
         return advantages.flatten()
+
+    def see_norm(self, norm: Any) -> None:
+        """Remember the gradient norm of the step to come."""
+        if self.nonfinite is not None:
+            self.nonfinite.norm = norm
+
+    def numbers(self) -> dict[str, float]:
+        """Counts for the log of a step."""
+        counting = filter(None, (self.compiling, self.nonfinite))
+        return {name: number for part in counting for name, number in part.numbers().items()}
 
     def state(self) -> dict[str, Any]:
         """What the parts have learnt, for a resumed run."""

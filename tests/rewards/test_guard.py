@@ -1,0 +1,281 @@
+"""A reward that fails costs its rows, and beyond a limit the run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import math
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
+from rookworld_rlvr.rewards.guard import (
+    RewardFaultArguments,
+    RewardGuard,
+    RewardTimeoutError,
+    time_limit,
+)
+from rookworld_rlvr.training.config import RookWorldGRPOConfig
+
+PROMPTS = ["a"] * 4 + ["b"] * 4 + ["c"] * 4
+COMPLETIONS = [f"{prompt}{turn % 4}" for turn, prompt in enumerate(PROMPTS)]
+A, B, C = range(4), range(4, 8), range(8, 12)
+
+
+def numbers(completions: list[str], **_: Any) -> list[float | None]:
+    return [float(text[1]) for text in completions]
+
+
+def failing_at(text: str) -> Any:
+    def reward(completions: list[str], **_: Any) -> list[float | None]:
+        if text in completions:
+            raise KeyError("planted")
+        return numbers(completions)
+
+    return reward
+
+
+class Scored:
+    """Rewards of the batch by functions, as TRL asks for them, after the guard."""
+
+    def __init__(self, *funcs: Any, limit: float = 1.0, timeout: float | None = None) -> None:
+        guard = RewardGuard(RewardFaultArguments(reward_timeout=timeout, unscored_limit=limit))
+        self.metrics: dict[str, float] = {}
+        self.extra: dict[str, list[Any]] = {}
+        self.logged: list[tuple[str, float]] = []
+        self.funcs = guard.around(list(funcs))
+        columns = []
+        for func in self.funcs:
+            found = func(
+                prompts=PROMPTS,
+                completions=COMPLETIONS,
+                trainer_state=None,
+                log_extra=lambda name, values: self.extra.setdefault(name, []).extend(values),
+                log_metric=lambda name, value: self.logged.append((name, value)),
+            )
+            columns.append(asyncio.run(found) if asyncio.iscoroutine(found) else found)
+        given = [[math.nan if n is None else n for n in column] for column in columns]
+        self.rewards = guard.settle(torch.tensor(given).T, self.metrics.update)
+
+    @property
+    def lost(self) -> list[int]:
+        """Rows without any reward."""
+        assert (self.rewards.isnan().all(1) == self.rewards.isnan().any(1)).all()
+        return self.rewards.isnan().all(1).nonzero().flatten().tolist()
+
+
+def test_a_failure_costs_the_completions_of_its_prompt_in_all_rewards() -> None:
+    scored = Scored(numbers, failing_at("b2"))
+    assert scored.lost == [*B], "no sum without the reward that failed"
+    assert scored.rewards[0].tolist() == [0, 0] and scored.rewards[11].tolist() == [3, 3]
+    assert scored.metrics == {
+        "rewards/numbers/unscored": 0.0,
+        "rewards/reward/unscored": pytest.approx(1 / 3),
+        "rewards/unscored": pytest.approx(1 / 3),
+    }
+
+
+def test_a_reward_that_does_not_apply_is_not_unscored() -> None:
+    def every_other(completions: list[str], **_: Any) -> list[float | None]:
+        return [None if turn % 2 else 1.0 for turn, _ in enumerate(completions)]
+
+    scored = Scored(every_other, limit=0.0)
+    assert scored.metrics["rewards/unscored"] == 0
+    assert scored.rewards.isnan().sum() == 6
+
+
+@pytest.mark.parametrize("bad", ["0.5", math.nan, math.inf, [1.0]])
+def test_what_is_no_number_costs_its_row(bad: Any) -> None:
+    def reward(completions: list[str], **_: Any) -> list[Any]:
+        return [bad if text == "b1" else 1.0 for text in completions]
+
+    assert Scored(reward).lost == [5]
+
+
+def test_tensors_are_lists_of_numbers() -> None:
+    def reward(completions: list[str], **_: Any) -> torch.Tensor:
+        return torch.ones(len(completions))
+
+    assert Scored(reward, limit=0.0).rewards.sum() == 12
+
+
+def test_a_wrong_number_of_values_costs_the_rows_of_that_prompt() -> None:
+    def skipping(completions: list[str], **_: Any) -> list[float]:
+        return [1.0 for text in completions if text != "c0"]
+
+    assert Scored(skipping).lost == [*C]
+
+
+def test_above_the_limit_the_first_failure_is_the_message() -> None:
+    with pytest.raises(RookWorldError) as caught:
+        Scored(numbers, failing_at("a0"), limit=0.3)
+    said = str(caught.value)
+    assert "the reward reward raised KeyError: 'planted' (test_guard.py, line " in said
+    assert (
+        "on process 0; 4 of 12 completions are unscored" in said and "unscored_limit: 0.3" in said
+    )
+
+
+def test_a_failure_is_shown_once_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    reward = failing_at("a0")
+    guard = RewardGuard(RewardFaultArguments(unscored_limit=1.0))
+    (func,) = guard.around([reward])
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            func(prompts=PROMPTS, completions=COMPLETIONS)
+    (shown,) = caplog.records
+    assert shown.exc_info is not None and "raised KeyError: 'planted'" in shown.getMessage()
+
+
+def test_rewards_of_our_own_are_not_asked_again() -> None:
+    calls = []
+
+    def reward(completions: list[str], **_: Any) -> list[float]:
+        calls.append(len(completions))
+        raise RookWorldError("the engine is gone")
+
+    vars(reward)["limits_itself"] = True
+    assert Scored(reward).lost == [*range(12)] and calls == [12]
+
+
+def test_rows_of_other_tasks_are_not_lost() -> None:
+    environment, policy = "A: 8/8/8/8/8/4k3/8/4K3 w - - 0 1+", "P: 8/8/8/8/8/4k3/8/4K3 w - - 0 1 "
+    guard = RewardGuard(RewardFaultArguments(unscored_limit=0.5))
+    reward = failing_at("bad")
+    vars(reward)["tasks"] = ("environment",)
+    (func,) = guard.around([reward])
+    func(prompts=[environment, policy], completions=["bad", "bad"])
+    metrics: dict[str, float] = {}
+    rewards = guard.settle(torch.tensor([[math.nan], [math.nan]]), metrics.update)
+    assert metrics["rewards/reward/unscored"] == 0.5 and rewards.isnan().all()
+
+
+def test_what_a_reward_logs_keeps_the_length_of_the_batch() -> None:
+    failing = failing_at("b0")
+
+    def reward(completions: list[str], log_extra: Any, log_metric: Any, **_: Any) -> Any:
+        log_extra("text", completions)
+        log_metric("asked", len(completions))
+        return failing(completions)
+
+    scored = Scored(reward)
+    assert scored.extra == {"text": [*COMPLETIONS[:8], *COMPLETIONS[8:]]}
+    assert scored.logged == [("asked", 4)] * 3, "of the calls that count"
+
+
+def test_names_are_those_of_what_is_guarded() -> None:
+    class Judge:
+        async def __call__(self, completions: list[str], **_: Any) -> list[float]:
+            return [1.0] * len(completions)
+
+    scored = Scored(functools.partial(numbers, factor=2), Judge(), limit=0.0)
+    assert [func.__name__ for func in scored.funcs] == ["numbers", "Judge"]
+    assert scored.rewards[:, 1].sum() == 12
+    (alone,) = RewardGuard(RewardFaultArguments()).around(numbers)
+    assert alone.__wrapped__ is numbers
+
+
+# --------------------------------------------------------------------------------------------------
+# Time
+# --------------------------------------------------------------------------------------------------
+def test_a_reward_that_hangs_is_ended_and_not_asked_again() -> None:
+    calls = []
+
+    def hanging(completions: list[str], **_: Any) -> list[float]:
+        calls.append(len(completions))
+        try:
+            time.sleep(600)
+        except Exception:  # as careless as users' functions are
+            return [0.0] * len(completions)
+        return []
+
+    before = signal.getsignal(signal.SIGALRM)
+    scored = Scored(numbers, hanging, timeout=0.05)
+    assert scored.lost == [*range(12)] and calls == [12]
+    assert signal.getsignal(signal.SIGALRM) is before
+    with pytest.raises(RookWorldError, match=r"still in test_guard.py, line \d+ after 0.05 s"):
+        Scored(hanging, timeout=0.05, limit=0.5)
+
+
+def test_an_asynchronous_reward_that_hangs_is_ended() -> None:
+    async def hanging(completions: list[str], **_: Any) -> list[float]:
+        await asyncio.sleep(600)
+        return []
+
+    assert Scored(numbers, hanging, timeout=0.05).lost == [*range(12)]
+
+
+def test_a_late_answer_is_no_score_even_if_the_function_hides_it() -> None:
+    def hiding(completions: list[str], **_: Any) -> list[float]:
+        with contextlib.suppress(BaseException):
+            time.sleep(600)
+        return [0.0] * len(completions)
+
+    assert Scored(numbers, hiding, timeout=0.05).lost == [*range(12)]
+
+
+def test_a_time_limit_outside_of_the_main_thread_is_refused() -> None:
+    said: list[str] = []
+
+    def work() -> None:
+        try:
+            with time_limit(1.0):
+                said.append("not refused")
+        except RewardTimeoutError as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert said == ["reward_timeout: works in the main thread only; set it to null"]
+
+
+def test_faults_of_the_keys_are_named() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        RookWorldGRPOConfig(
+            rewards=[{"name": "graduated"}], reward_timeout=0, unscored_limit=1.5, nonfinite_limit=0
+        )
+    for key in ("reward_timeout: 0", "unscored_limit: 1.5", "nonfinite_limit: 0"):
+        assert key in str(caught.value)
+
+
+# --------------------------------------------------------------------------------------------------
+# In a run
+# --------------------------------------------------------------------------------------------------
+def test_a_group_leaves_out_what_is_unscored(
+    make_trainer: Any, random_gpt2: Any, tokenizer: Any
+) -> None:
+    def uneven(completions: list[str], **_: Any) -> list[Any]:
+        return [float(turn % 4) if turn % 4 else "?" for turn, _ in enumerate(completions)]
+
+    def constant(completions: list[str], **_: Any) -> list[float]:
+        return [100.0] * len(completions)
+
+    trainer = make_trainer(
+        random_gpt2,
+        tokenizer,
+        reward_funcs=[uneven, constant],
+        rewards=None,
+        preflight=False,
+        eval_on_start=True,
+        unscored_limit=0.25,
+        logging_steps=1,
+    )
+    advantages = []
+    method = trainer.sample
+    trainer.sample = lambda inputs: advantages.append(method(inputs)) or advantages[-1]
+    trainer.train()
+    by_group = advantages[0]["advantages"].view(-1, 4)
+    assert by_group[:, 0].tolist() == [0, 0], "not that of a reward of 0"
+    assert by_group[0].tolist() == pytest.approx([0, -1, 0, 1], abs=1e-3)
+    logged = next(entry for entry in trainer.state.log_history if "reward" in entry)
+    assert logged["reward"] == 102 and logged["rewards/unscored"] == 0.25
+    assert logged["rewards/uneven/unscored"] == 0.25 and logged["rewards/constant/unscored"] == 0
+    assert logged["health/unscored"] == 0.25

@@ -1,0 +1,115 @@
+"""A step whose loss or gradient is not finite is skipped; several in a row end the run."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.training.parts.nonfinite import spread
+
+
+def uneven(completions: list[str], **_: Any) -> list[float]:
+    return [float(turn % 4) for turn, _ in enumerate(completions)]
+
+
+@pytest.fixture
+def failing_trainer(
+    make_trainer: Callable[..., Any], random_gpt2: Any, tokenizer: Any
+) -> Callable[..., Any]:
+    """A trainer whose loss is multiplied by `factor` in the micro-batches that are named, from 0."""
+
+    def make(*places: int, factor: float = math.nan, **options: Any) -> Any:
+        settings = {"max_steps": 4, "logging_steps": 1, "preflight": False, "save_strategy": "no"}
+        options = {"load_best_model_at_end": False, **settings, **options}
+        trainer = make_trainer(
+            random_gpt2, tokenizer, reward_funcs=[uneven], rewards=None, **options
+        )
+        loss, calls = trainer._compute_loss, []
+
+        def planted(model: Any, inputs: Any) -> Any:
+            calls.append(None)
+            return loss(model, inputs) * (factor if len(calls) - 1 in places else 1)
+
+        trainer._compute_loss = planted
+        return trainer
+
+    return make
+
+
+def watch(trainer: Any) -> list[Any]:
+    """Weights, the optimiser's state and the learning rate before and after every step."""
+    seen: list[Any] = []
+
+    def keep() -> None:
+        optimizer = trainer.optimizer.optimizer
+        weights = [one.detach().clone() for one in trainer.model.parameters()]
+        seen.append((weights, copy.deepcopy(optimizer.state_dict()["state"])))
+
+    part = trainer.parts.nonfinite
+    before, after = part.on_pre_optimizer_step, part.on_step_end
+    part.on_pre_optimizer_step = lambda *a, **k: (keep(), before(*a, **k))[1]
+    part.on_step_end = lambda *a, **k: (keep(), after(*a, **k))[1]
+    return seen
+
+
+def is_same(first: Any, second: Any) -> bool:
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(is_same(first[k], second[k]) for k in first)
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(is_same, first, second))
+    return bool(torch.equal(first, second)) if isinstance(first, torch.Tensor) else first == second
+
+
+@pytest.mark.parametrize("max_grad_norm", [1.0, 0.0])
+@pytest.mark.parametrize("factor", [math.nan, math.inf])
+def test_a_step_is_skipped_with_nothing_touched(
+    failing_trainer: Callable[..., Any], factor: float, max_grad_norm: float
+) -> None:
+    # The third micro-batch is the first half of the second step.
+    trainer = failing_trainer(
+        2, factor=factor, max_grad_norm=max_grad_norm, gradient_accumulation_steps=2
+    )
+    seen = watch(trainer)
+    trainer.train()
+    steps = list(zip(seen[::2], seen[1::2], strict=True))
+    assert [is_same(*step) for step in steps] == [False, True, False, False]
+    assert all(bool(one.isfinite().all()) for one in trainer.model.parameters())
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [entry["health/skipped_steps"] for entry in logs] == [0, 1, 1, 1]
+    rates = [entry["learning_rate"] for entry in logs]
+    assert len(set(rates)) == 4, "the schedule goes on"
+
+
+def test_too_many_in_a_row_end_the_run_and_name_its_checkpoint(
+    failing_trainer: Callable[..., Any],
+) -> None:
+    trainer = failing_trainer(
+        1, 3, 4, nonfinite_limit=2, max_steps=8, save_strategy="steps", save_steps=1
+    )
+    with pytest.raises(RookWorldError) as caught:
+        trainer.train()
+    assert trainer.state.global_step == 4, "of the fifth"
+    assert "in 2 steps in a row up to step 5" in str(caught.value)
+    assert "checkpoint-4; lower learning_rate" in str(caught.value)
+    assert trainer.parts.state()["nonfinite_skipped"] == 3
+
+
+def test_without_a_checkpoint_the_message_says_so(failing_trainer: Callable[..., Any]) -> None:
+    with pytest.raises(RookWorldError, match="no checkpoint was saved"):
+        failing_trainer(0, nonfinite_limit=1).train()
+
+
+def test_a_loss_that_is_not_finite_shows_in_every_gradient() -> None:
+    weight = torch.tensor([1.0, 2.0], requires_grad=True)
+    (grad,) = torch.autograd.grad(spread(weight[0] + torch.tensor(math.nan)), weight)
+    assert grad.isnan().all(), "although nan is a constant here, and the other weight has no part"
+    loss = (weight.sin() * torch.tensor([0.3, 0.7])).sum()
+    (plain,) = torch.autograd.grad(loss, weight, retain_graph=True)
+    (same,) = torch.autograd.grad(spread(loss), weight)
+    assert torch.equal(plain, same) and spread(loss) == loss
