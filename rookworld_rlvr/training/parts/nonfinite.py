@@ -44,7 +44,8 @@ class Nonfinite(Part):
     """Skips steps whose gradient norm is not finite, and ends the run after some in a row.
 
     The norm is the same on all processes, so all of them skip the same steps. In fp16, accelerate skips
-    such steps as it looks for a scale of the loss. DeepSpeed has taken the step by then, so the run ends.
+    such steps while it looks for a scale of the loss. DeepSpeed has taken the step by then, so the run
+    ends at once.
 
     Args:
         limit: The number in a row that ends the run.
