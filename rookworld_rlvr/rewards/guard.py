@@ -136,7 +136,7 @@ class RewardGuard:
         for process, calls in enumerate(everywhere):
             for name, rows, fault in calls:
                 lost.setdefault(name, set()).update(process * size + row for row in rows)
-                faults += [f"{fault} on process {process}"] if fault else []
+                faults += [f"{fault} on process {process}"] if rows else []
         unscored = sorted(set().union(*lost.values()))
         share = len(unscored) / len(rewards)
         if share > self._args.unscored_limit:

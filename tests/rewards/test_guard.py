@@ -262,7 +262,7 @@ def test_a_group_leaves_out_what_is_unscored(
         random_gpt2,
         tokenizer,
         reward_funcs=[uneven, constant],
-        rewards=None,
+        rewards=[{"name": "graduated"}, {"name": "asymmetric"}],
         preflight=False,
         eval_on_start=True,
         unscored_limit=0.25,

@@ -2,7 +2,7 @@
 
 accelerate launch --cpu --num_processes 2 --module tests.training.soak_on_two FOLDER [faults]
 
-Faults: one reward fails on about 5% of its calls, each process's engine is killed every 20 steps, and the
+Faults: one reward fails on about 5% of its calls, the engines are killed every 20 steps, and the
 second process is slowed.
 """
 

@@ -32,7 +32,7 @@ class NonfiniteArguments:
 
 
 def spread(loss: torch.Tensor) -> torch.Tensor:
-    """The same loss, but if it is not finite, then neither is any gradient.
+    """The same loss, but if it is not finite, then neither is its gradient.
 
     So a step's gradient norm shows all that is not finite: on this process and, because processes add
     up their gradients, on the others.

@@ -642,10 +642,11 @@ def test_a_stop_asks_for_a_checkpoint_and_says_why(tmp_path: Path) -> None:
     assert run.callback.stopped is not None and run.callback.stopped.rule == "truncated"
 
 
-def test_weights_that_are_no_numbers_are_not_saved(tmp_path: Path) -> None:
+def test_a_step_that_was_skipped_does_not_stop_the_run(tmp_path: Path) -> None:
     run = Run(tmp_path).begin()
     run.log(1, {"grad_norm": math.inf})
-    assert run.control.should_training_stop and not run.control.should_save
+    assert run.written()[0]["rule"] == "gradient_not_finite"
+    assert not run.control.should_training_stop
 
 
 def test_a_stop_saves_nothing_where_nothing_is_to_be_saved(tmp_path: Path) -> None:
