@@ -56,6 +56,7 @@ from rookworld_rlvr.training.run_folder import (
     REPORT,
     RESULTS,
     close_provenance,
+    finished,
     goes_on,
     note_coverage,
     open_folder,
@@ -87,6 +88,7 @@ def main(argv: Sequence[str]) -> None:
     arguments = parser.parse_strictly(argv, check_recipe)
     run_args, data_args, label_args, model_args, health_args, training_args, suite_args = arguments
     output_dir = Path(training_args.output_dir)
+    resolved = parser.resolved(*arguments)
     state = PartialState()
 
     ################
@@ -96,8 +98,11 @@ def main(argv: Sequence[str]) -> None:
         data = load_data(data_args)
         require_truth(data, data_args.tasks, label_args.labels)
         truth = PolicyTruth.open(label_args, *data.policy_rows())
-        state.print(parser.resolved(*arguments))
+        state.print(resolved)
         state.print(dry_run_text(data, training_args.rewards, truth))
+        return
+    if ended := finished(training_args.resume_from_checkpoint, output_dir, resolved):
+        state.print(ended)
         return
     checkpoint = resume_point(training_args.resume_from_checkpoint, output_dir)
     quarantine = quarantine_path(output_dir)
@@ -141,7 +146,7 @@ def main(argv: Sequence[str]) -> None:
     ################
     keep = goes_on(output_dir, checkpoint)
     if state.is_main_process:
-        open_folder(output_dir, keep, parser.resolved(*arguments), quarantine)
+        open_folder(output_dir, keep, resolved, quarantine)
         open_provenance(output_dir, data, truth, state.num_processes, checkpoint)
         if "wandb" in training_args.report_to:
             tags = run_tags(data_args.tasks, model_args.model_name_or_path)
@@ -197,6 +202,11 @@ def main(argv: Sequence[str]) -> None:
             steps=trainer.state.global_step,
             **({"kl_to_start": forgetting.kl} if forgetting.kl else {}),
         )
+        if suites:
+            start = model_args.model_name_or_path
+            results = trainer.heldout.suites_before_and_after(start, left_out)
+            write_json(output_dir / EVALUATION, results_document(results, [], machine()))
+            print(results_text(results))
         run = Run(
             command="grpo",
             argv=argv,
@@ -211,7 +221,7 @@ def main(argv: Sequence[str]) -> None:
             resumed=checkpoint is not None,
             repository=repository,
         )
-        write_grpo_card(
+        write_grpo_card(  # last: `finished` goes by it
             run,
             before,
             after,
@@ -222,11 +232,6 @@ def main(argv: Sequence[str]) -> None:
             adapters=model_args.use_peft,
             kl_to_start=forgetting.kl,
         )
-        if suites:
-            start = model_args.model_name_or_path
-            results = trainer.heldout.suites_before_and_after(start, left_out)
-            write_json(output_dir / EVALUATION, results_document(results, [], machine()))
-            print(results_text(results))
         print(before_after_table(before, after))
         if forgetting.kl:
             print(forgetting.describe())

@@ -26,6 +26,7 @@ from rookworld_rlvr.models.gpt2 import new_model, train_tokenizer
 from rookworld_rlvr.tasks.metrics import evaluate_completions
 from rookworld_rlvr.tasks.registry import join_row
 from rookworld_rlvr.tasks.text import END_OF_TEXT
+from rookworld_rlvr.training.checkpoints import WholeCheckpoints
 from rookworld_rlvr.training.config import NewModelArguments, RookWorldSFTConfig, RunArguments
 from rookworld_rlvr.training.dashboard import RunConfigCallback, configure_wandb, run_tags
 from rookworld_rlvr.training.hub import create_repository, push
@@ -33,6 +34,7 @@ from rookworld_rlvr.training.interrupt import StopOnInterrupt
 from rookworld_rlvr.training.model_card import OwnCard, Run, write_sft_card
 from rookworld_rlvr.training.results import before_after_table, results_table
 from rookworld_rlvr.training.run_folder import (
+    finished,
     goes_on,
     note_coverage,
     open_folder,
@@ -52,12 +54,17 @@ def main(argv: Sequence[str]) -> None:
     arguments = parser.parse_strictly(argv, check_sft_recipe)
     run_args, data_args, new_args, model_args, sft_args = arguments
     output_dir = Path(sft_args.output_dir)
+    resolved = parser.resolved(*arguments)
     state = PartialState()
 
     ################
     # Data
     ################
-    checkpoint = resume_point(sft_args.resume_from_checkpoint, output_dir)
+    wish = None if run_args.dry_run else sft_args.resume_from_checkpoint
+    if ended := finished(wish, output_dir, resolved):
+        state.print(ended)
+        return
+    checkpoint = resume_point(wish, output_dir)
     quarantine = quarantine_path(output_dir)
     is_pushed = state.is_main_process and not run_args.dry_run
     repository = create_repository(sft_args) if is_pushed else None
@@ -67,7 +74,7 @@ def main(argv: Sequence[str]) -> None:
     require_answers(data)
     state.print("\n".join(data.report.lines()))
     if run_args.dry_run:
-        state.print(parser.resolved(*arguments))
+        state.print(resolved)
         return
     train_dataset = data.train.select_columns(["prompt", "completion"]).map(_end)
 
@@ -89,7 +96,7 @@ def main(argv: Sequence[str]) -> None:
     ################
     keep = goes_on(output_dir, checkpoint)
     if state.is_main_process:
-        open_folder(output_dir, keep, parser.resolved(*arguments), quarantine)
+        open_folder(output_dir, keep, resolved, quarantine)
         if "wandb" in sft_args.report_to:
             tags = run_tags(data_args.tasks, model_args.model_name_or_path)
             print(configure_wandb(output_dir, keep, tags, parser.recipe))
@@ -144,7 +151,7 @@ def main(argv: Sequence[str]) -> None:
             print(push(repository, output_dir, sft_args))
 
 
-class Trainer(OwnCard, SFTTrainer):
+class Trainer(OwnCard, WholeCheckpoints, SFTTrainer):
     """TRL's trainer, without its own model card."""
 
 

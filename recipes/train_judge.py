@@ -24,12 +24,14 @@ from rookworld_rlvr.models.gpt2 import fuse_gelu
 from rookworld_rlvr.reports.judge import judge_report, pairs_text, report_text
 from rookworld_rlvr.rewards.judge import check_pair_lengths, load_judge
 from rookworld_rlvr.rewards.judge_spec import JudgeSpec
+from rookworld_rlvr.training.checkpoints import WholeCheckpoints
 from rookworld_rlvr.training.config import RookWorldRewardConfig, RunArguments
 from rookworld_rlvr.training.dashboard import RunConfigCallback, configure_wandb, run_tags
 from rookworld_rlvr.training.hub import create_repository, push
 from rookworld_rlvr.training.interrupt import StopOnInterrupt
 from rookworld_rlvr.training.model_card import OwnCard, Run, write_judge_card
 from rookworld_rlvr.training.run_folder import (
+    finished,
     goes_on,
     open_folder,
     quarantine_path,
@@ -48,12 +50,17 @@ def main(argv: Sequence[str]) -> None:
     arguments = parser.parse_strictly(argv, check_judge_recipe)
     run_args, data_args, judge_args, model_args, reward_args = arguments
     output_dir = Path(reward_args.output_dir)
+    resolved = parser.resolved(*arguments)
     state = PartialState()
 
     ################
     # Data
     ################
-    checkpoint = resume_point(reward_args.resume_from_checkpoint, output_dir)
+    wish = None if run_args.dry_run else reward_args.resume_from_checkpoint
+    if ended := finished(wish, output_dir, resolved):
+        state.print(ended)
+        return
+    checkpoint = resume_point(wish, output_dir)
     quarantine = quarantine_path(output_dir)
     is_pushed = state.is_main_process and not run_args.dry_run
     repository = create_repository(reward_args) if is_pushed else None
@@ -65,7 +72,7 @@ def main(argv: Sequence[str]) -> None:
     train = make_pairs(data.train.to_list(), judge_args.train_pairs, shares, gap, seed)
     heldout = make_pairs(data.heldout.to_list(), judge_args.heldout_pairs, shares, gap, seed)
     if run_args.dry_run:
-        state.print(parser.resolved(*arguments))
+        state.print(resolved)
         state.print(pairs_text(train))
         return
 
@@ -86,7 +93,7 @@ def main(argv: Sequence[str]) -> None:
     ################
     keep = goes_on(output_dir, checkpoint)
     if state.is_main_process:
-        open_folder(output_dir, keep, parser.resolved(*arguments), quarantine)
+        open_folder(output_dir, keep, resolved, quarantine)
         if "wandb" in reward_args.report_to:
             tags = run_tags(data_args.tasks, model_args.model_name_or_path)
             print(configure_wandb(output_dir, keep, tags, parser.recipe))
@@ -142,7 +149,7 @@ def main(argv: Sequence[str]) -> None:
             print(push(repository, output_dir, reward_args))
 
 
-class Trainer(OwnCard, RewardTrainer):  # type: ignore[misc]
+class Trainer(OwnCard, WholeCheckpoints, RewardTrainer):  # type: ignore[misc]
     """TRL's trainer, without its own model card."""
 
 

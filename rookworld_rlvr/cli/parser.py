@@ -20,9 +20,11 @@ import torch
 import transformers
 import yaml
 from huggingface_hub.utils.tqdm import disable_progress_bars
+from safetensors import SafetensorError
 from trl import TrlParser
 
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
+from ..common.exhausted import is_disk_full, is_out_of_memory
 from ..common.own import own_files
 from ..common.settings import Bounds
 from ..evaluation.registry import register_own_suite
@@ -379,6 +381,11 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
         main(sys.argv[1:])
     except KeyboardInterrupt:
         code = _say("interrupted", EXIT_INTERRUPTED)
+    except (OSError, RuntimeError, MemoryError, SafetensorError) as error:
+        text = _exhaustion(error, main)
+        if text is None:
+            raise
+        code = _say(text, EXIT_BAD_INPUT, everywhere=True)
     except SystemExit as ended:
         code = ended.code
     except Exception as error:
@@ -406,9 +413,43 @@ def _keep_to_one_gpu() -> None:
     )
 
 
-def _say(text: str, code: int) -> int:
-    """Print on one process why a script ends."""
-    if os.environ.get("RANK", "0") == "0":
+_OF_MEMORY = (
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+    "batch_size",
+    "max_completion_length",
+    "max_length",
+)  # keys that decide how much memory a script needs
+
+
+def _exhaustion(error: BaseException, main: Callable[[Sequence[str]], None]) -> str | None:
+    """What to say if memory or disk has run out; None for other errors."""
+    said = " ".join(str(error).split())[:200] or type(error).__name__
+    known = {item.name for kind in _groups(main) for item in dataclasses.fields(kind)}
+    resume = ""
+    if "resume_from_checkpoint" in known:
+        resume = (
+            ", and run again with --resume_from_checkpoint auto to go on from the last checkpoint"
+        )
+    if is_disk_full(error):
+        return f"the disk is full ({said}); free some space{resume}"
+    if not is_out_of_memory(error):
+        return None
+    keys = " or ".join(key for key in _OF_MEMORY if key in known)
+    if "gradient_accumulation_steps" in known:
+        keys += " (raise gradient_accumulation_steps to keep the size of a step)"
+    return f"out of memory ({said}); lower {keys or 'the amount of work'}{resume}"
+
+
+def _groups(main: Callable[[Sequence[str]], None]) -> Sequence[type]:
+    """The dataclasses of a script's keys."""
+    groups: Sequence[type] = getattr(main, "__globals__", {}).get("GROUPS", ())
+    return groups
+
+
+def _say(text: str, code: int, everywhere: bool = False) -> int:
+    """Print why a script ends, on one process or on every one that knows."""
+    if everywhere or os.environ.get("RANK", "0") == "0":
         print(f"{Path(sys.argv[0]).name}: {text}", file=sys.stderr)
     return code
 

@@ -61,6 +61,13 @@ def unwritable(name: str, folder: Path, error: OSError) -> str:
     return f"{name}: cannot write to {str(folder)!r} ({reason}); give another folder"
 
 
+def replace_text(path: Path, text: str) -> None:
+    """Write a file in one piece, so that a kill never leaves it half written."""
+    incomplete = path.with_name(f"{path.name}.incomplete")
+    incomplete.write_text(text, encoding="utf-8")
+    incomplete.replace(path)
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write indented JSON, readable by people and programs.
 

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..common.files import replace_text
 from ..common.stats import Estimate, Kind, Paired, estimate, paired
 
 GREEDY_SHARE = "greedy"  # beside pass@k
@@ -137,7 +138,7 @@ def write_counts(path: Path, settings: Mapping[str, Any], measured: Measured) ->
         when: {task: asdict(counts) for task, counts in found.items()}
         for when, found in measured.items()
     }
-    path.write_text(json.dumps({"settings": dict(settings), **times}) + "\n", encoding="utf-8")
+    replace_text(path, json.dumps({"settings": dict(settings), **times}) + "\n")
 
 
 def read_counts(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, RightCounts]]]:

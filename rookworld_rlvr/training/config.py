@@ -187,6 +187,12 @@ class TrainingDefaults:
             "dashboard that transformers supports."
         },
     )
+    resume_from_checkpoint: str | None = setting(
+        None,
+        "auto goes on from the last whole checkpoint in output_dir, or starts if there is none; true "
+        "goes on, and is refused if there is none; a folder checkpoint-N goes on from that one. By "
+        "default a new run starts, and an earlier one in output_dir is kept under another name.",
+    )
     project: str = with_default(TrainingArguments, "project", "rookworld-rlvr")
     push_to_hub: bool = setting(
         False,

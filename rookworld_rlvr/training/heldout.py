@@ -40,6 +40,7 @@ class HeldoutEvaluation:
         suites: Suites to run with every evaluation.
         suite_results: The suites' results in the latest evaluation.
         suites_before: The suites' results before training.
+        resumed_at: The optimiser step at which training was resumed; None if it was not.
         right: Counts of right samples for pass@k, ``before`` and ``after`` training, by task.
     """
 
@@ -53,19 +54,19 @@ class HeldoutEvaluation:
         self.suite_results: Mapping[str, SuiteResult] = {}
         self.suites_before: Mapping[str, SuiteResult] | None = None
         self.right: dict[str, Mapping[str, RightCounts]] = {}
+        self.resumed_at: int | None = None
         self._measured: dict[int, Any] = {}  # step → results, completions and suites' results
 
     def evaluate(self, rows: Any, prefix: str) -> dict[str, float]:
         """Evaluate, log the metrics and tell the callbacks; see `run`.
 
-        A resumed run begins at a checkpoint whose step was evaluated already, and logs its results only
-        once.
+        A run that is resumed in its own folder was evaluated before its first step, so the evaluation
+        at its start is left out.
         """
         trainer = self.trainer
-        if self.before is not None and trainer.is_in_train and rows is trainer.eval_dataset:
-            for log in trainer.state.log_history:
-                if log["step"] == trainer.state.global_step and f"{prefix}_overall" in log:
-                    return {name: log[name] for name in log if name.startswith(f"{prefix}_")}
+        at_start = trainer.is_in_train and trainer.state.global_step == self.resumed_at
+        if at_start and self.before is not None and rows is trainer.eval_dataset:
+            return {}
         metrics = self.run(rows, prefix)
         # TRL's own would add the metrics of the steps since the last log.
         Trainer.log(trainer, {**metrics, **trainer.times.elapsed()})

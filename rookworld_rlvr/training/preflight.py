@@ -84,7 +84,8 @@ class PreflightCallback(TrainerCallback):
         prompts = mixed_length_prompts(trainer)
         parity = measure_parity(trainer, [*prompts, *prompts])  # so that completions share prompts
         trainer.preflight = parity
-        Trainer.log(trainer, {f"preflight/{name}": v for name, v in asdict(parity).items()})
+        if state.global_step == 0:  # a resumed run has logged it
+            Trainer.log(trainer, {f"preflight/{name}": v for name, v in asdict(parity).items()})
         tolerance = preflight_tolerance(trainer)
         trainer.accelerator.print(f"preflight: {parity.describe()} (tolerance {tolerance:g} nats)")
         # The policy of a resumed run differs from its reference, as it should.

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from ..common.files import replace_text
 from ..common.stats import Proportion
 from ..evaluation.pass_at_k import GREEDY_SHARE, Measured, pass_summary
 from ..tasks.metrics import headline
@@ -82,7 +83,7 @@ def write_results(
         for name in after
     }
     sampled = {"pass": pass_summary(right)} if right else {}
-    path.write_text(json.dumps({"heldout": results, **sampled, **extra}, indent=2) + "\n")
+    replace_text(path, json.dumps({"heldout": results, **sampled, **extra}, indent=2) + "\n")
 
 
 def heldout_results(content: Mapping[str, Any], when: str) -> dict[str, Proportion]:
@@ -100,7 +101,8 @@ def heldout_results(content: Mapping[str, Any], when: str) -> dict[str, Proporti
 
 def write_proportions(path: Path, results: Mapping[str, Proportion]) -> None:
     """Write held-out results as counts, for a run that is resumed later."""
-    path.write_text(json.dumps({name: [r.successes, r.n] for name, r in results.items()}) + "\n")
+    counts = {name: [r.successes, r.n] for name, r in results.items()}
+    replace_text(path, json.dumps(counts) + "\n")
 
 
 def read_proportions(path: Path) -> dict[str, Proportion]:

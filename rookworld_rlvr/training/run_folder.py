@@ -14,13 +14,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from peft import PeftConfig, PeftModel
 from transformers import PreTrainedModel, Trainer
-from transformers.trainer_utils import get_last_checkpoint
 
 from ..common.errors import RookWorldError
-from ..common.files import unwritable
+from ..common.files import replace_text, unwritable
 from ..common.machine import machine
 from ..common.stats import Proportion
 from ..data.loading import LoadedData
@@ -30,6 +31,7 @@ from ..tasks.coverage import coverage, note, noted, widened
 from ..tasks.metrics import evaluate_completions
 from ..tasks.registry import score_row
 from ..tasks.scoring import values_by_move
+from .checkpoints import damage, last_whole, tell_unsealed
 from .results import read_proportions
 
 RESOLVED_CONFIG = "resolved_config.yaml"
@@ -71,34 +73,88 @@ _NO = ("false", "no", "none")
 _LAST = ("true", "yes", "last")
 
 
+_AUTO = "auto"
+
+
 def resume_point(wish: str | None, output_dir: Path) -> Path | None:
-    """The checkpoint to resume from; None to start anew.
+    """The checkpoint to resume from; None to start anew. All processes get the main process's answer.
 
     Args:
-        wish: None or ``false`` to start anew, ``true`` for the last checkpoint in `output_dir` if it has
-            one, or a checkpoint's folder.
+        wish: None or ``false`` to start anew, ``true`` for the last whole checkpoint in `output_dir`,
+            ``auto`` for that one or a new start if there is none, or a checkpoint's folder.
         output_dir: The run's folder.
 
     Raises:
-        RookWorldError: The given folder is not a checkpoint.
+        RookWorldError: There is no checkpoint where one was asked for, or none that is whole.
     """
+    found: list[Any] = [None]
+    if PartialState().is_main_process:
+        try:
+            found = [_resume_point(wish, output_dir)]
+        except RookWorldError as error:
+            found = [error]
+    (point,) = broadcast_object_list(found)
+    if isinstance(point, RookWorldError):
+        raise point
+    return point
+
+
+def _resume_point(wish: str | None, output_dir: Path) -> Path | None:
     if wish is None or wish.lower() in _NO:
         return None
-    if wish.lower() in _LAST:
-        last = get_last_checkpoint(str(output_dir)) if output_dir.is_dir() else None
+    if wish.lower() == _AUTO and is_finished(output_dir):
+        print(f"the run in {output_dir} is finished, and had other keys: a new run starts")
+        return None
+    if wish.lower() in (*_LAST, _AUTO):
+        last = last_whole(output_dir)
+        if last is None and wish.lower() != _AUTO:
+            raise RookWorldError(
+                f"resume_from_checkpoint: no checkpoint in {output_dir}; give auto to start a new run "
+                "where there is none, or a folder checkpoint-N"
+            )
         if last is None:
-            print(f"no checkpoint in {output_dir} yet: the run starts anew")
-        return None if last is None else Path(last)
+            print(f"no checkpoint in {output_dir} yet: the run starts at step 0")
+        return last
     folder = Path(wish)
     is_root = (
         folder / RESOLVED_CONFIG
     ).is_file()  # a run's folder has a log too, but no optimiser state
-    if is_root or not (folder / "trainer_state.json").is_file():
+    if is_root or not folder.is_dir():
         raise RookWorldError(
             f"resume_from_checkpoint: no checkpoint in {wish!r}; give a folder checkpoint-N, or true "
             f"for the last checkpoint in {output_dir}"
         )
+    if (fault := damage(folder)) is not None:
+        raise RookWorldError(
+            f"resume_from_checkpoint: {wish!r} is damaged or no checkpoint ({fault}); give another "
+            f"folder, or true for the last whole checkpoint in {output_dir}"
+        )
+    tell_unsealed(folder)
     return folder
+
+
+def is_finished(output_dir: Path) -> bool:
+    """Whether the run in a folder has ended, and not been resumed since: its card is written last."""
+    return _is_run(output_dir) and (output_dir / CARD).is_file()
+
+
+def finished(wish: str | None, output_dir: Path, resolved: str) -> str | None:
+    """For ``auto``: what to say if the very run that is asked for is finished; None to train.
+
+    Args:
+        wish: See `resume_point`.
+        output_dir: The run's folder.
+        resolved: The resolved configuration.
+    """
+    if wish is None or wish.lower() != _AUTO or not is_finished(output_dir):
+        return None
+    if (output_dir / RESOLVED_CONFIG).read_text(encoding="utf-8") != resolved:
+        return None
+    return (
+        f"the run in {output_dir} is finished; see its {CARD}. To run it once more, give "
+        "--resume_from_checkpoint false, which keeps this one under another name; to train on, give "
+        "--resume_from_checkpoint true and a larger max_steps"
+    )
 
 
 def goes_on(output_dir: Path, checkpoint: Path | None) -> bool:
@@ -138,7 +194,8 @@ def open_folder(output_dir: Path, keep: bool, resolved: str, quarantine: Path) -
         if output_dir.is_dir() and any(output_dir.iterdir()) and not keep:
             _move_aside(output_dir)
         output_dir.mkdir(parents=True, exist_ok=True)
-        (output_dir / RESOLVED_CONFIG).write_text(resolved, encoding="utf-8")
+        (output_dir / CARD).unlink(missing_ok=True)  # the run is not finished any more
+        replace_text(output_dir / RESOLVED_CONFIG, resolved)
         if quarantine.is_file():
             quarantine.replace(output_dir / "quarantine.jsonl")
     except OSError as error:
@@ -287,10 +344,7 @@ def close_provenance(output_dir: Path, started: float, parameters: int) -> None:
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a file in one piece, so that it never exists half written."""
-    incomplete = path.with_name(f"{path.name}.incomplete")
-    incomplete.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    incomplete.replace(path)
+    replace_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def note_coverage(model: PreTrainedModel, rows: Dataset, is_new: bool) -> None:

@@ -1,6 +1,6 @@
 """The `GRPOTrainer` subclass: what a step does, from top to bottom; its features are in `parts`.
 
-Only this file uses private names of TRL and transformers; `tests/training/test_canary.py` watches them.
+Only this file and `checkpoints.py` use private names of TRL and transformers; `test_canary.py` watches.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from ..models import gpt2
 from ..rewards.guard import RewardFaultArguments, RewardGuard
 from ..tasks.registry import task_of
 from ..tasks.task import Sampling
+from .checkpoints import WholeCheckpoints
 from .dashboard import TableInterval
 from .heldout import HeldoutEvaluation
 from .model_card import OwnCard
@@ -40,7 +42,7 @@ from .parts.timing import StepTimes
 from .preflight import Parity, PreflightCallback, starting_model
 
 
-class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
+class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     """`trl.GRPOTrainer`, corrected for GPT-2 and extended by parts; it takes TRL's arguments.
 
     Attributes:
@@ -287,10 +289,10 @@ class RookWorldGRPOTrainer(OwnCard, GRPOTrainer):
             self.lr_scheduler = three_phase_scheduler(self.args, on, num_training_steps)
         return super().create_scheduler(num_training_steps, optimizer)
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+    def save_more(self, folder: Path) -> None:
         """Save the parts' states with each checkpoint, so that a resumed run continues them."""
-        super()._save_checkpoint(model, trial)
-        self.parts.save(self.args, self.state)
+        if self.args.should_save:
+            self.parts.save_in(folder)
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Remember the checkpoint to resume from, so that the parts can load their states from it."""

@@ -40,7 +40,14 @@ OVERRIDDEN: dict[str, tuple[str, str]] = {
     ),
     "_compute_loss": ("self, model, inputs", "kl, value_head, groups, compiling"),
     "_get_grad_norm": ("self, model, grad_norm", "nonfinite"),
-    "_save_checkpoint": ("self, model, trial", "registry, and every part that has a state"),
+}
+# As above, for checkpoints.py, which saves and resumes.
+SAVING: dict[str, str] = {
+    "_save_checkpoint": "self, model, trial",
+    "_get_output_dir": "self, trial",
+    "_run_epoch": "self, model, epoch, train_dataloader, steps_in_epoch, num_update_steps_per_epoch, "
+    "trial, ignore_keys_for_eval, start_time, resume_from_checkpoint, epochs_trained, "
+    "steps_trained_in_current_epoch",
 }
 
 # Private attributes that are read or written, and the parts that stand on them.

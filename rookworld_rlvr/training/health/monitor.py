@@ -13,6 +13,7 @@ import torch
 from tqdm import tqdm
 from transformers import TrainerCallback
 
+from ...common.files import replace_text
 from ...tasks.registry import TASKS
 from ..dashboard import open_dashboards
 from .readings import History, Reading
@@ -160,10 +161,18 @@ class HealthMonitor:
         findings = (self._judge(rule) for rule in RULES.values())
         return [finding for finding in findings if finding is not None]
 
-    def replay(self, log_history: Sequence[Mapping[str, Any]]) -> None:
-        """Read the earlier logs of a resumed run, each with its ``step``, without raising findings."""
+    def replay(
+        self, log_history: Sequence[Mapping[str, Any]], max_grad_norm: float | None = None
+    ) -> None:
+        """Judge the earlier logs of a resumed run, each with its ``step``; their findings are known.
+
+        A finding that stopped the run may be raised again.
+        """
         for logs in log_history:
-            self.history.update(int(logs["step"]), logs, None)
+            self.observe(int(logs["step"]), logs, max_grad_norm)
+        for name, watch in self._watches.items():
+            if watch.raised and self.args.severity(name) == "stop":
+                self._watches[name] = _Watch()
 
     def _judge(self, rule: Rule) -> Finding | None:
         severity = self.args.severity(rule.name)
@@ -220,22 +229,20 @@ class HealthCallback(TrainerCallback):
         if not self.health_args.health:
             return
         self.monitor = HealthMonitor(self.health_args)
-        self.monitor.replay(state.log_history)
+        past = [_judged(logs, args) for logs in state.log_history]
+        self.monitor.replay(past, args.max_grad_norm)
         self.stopped = None
         if state.is_world_process_zero:
             path = Path(args.output_dir) / HEALTH_FILE
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.open("a" if state.global_step else "w").close()  # stays empty in a healthy run
+            _keep_until(path, state.global_step)  # stays empty in a healthy run
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
         if self.monitor is None or not logs:
             return
-        if args.fp16 and not math.isfinite(logs.get("grad_norm") or 0.0):
-            # The gradient scaler skips a step if the gradient overflows, and tries a smaller scale.
-            logs = {name: value for name, value in logs.items() if name != "grad_norm"}
-        findings = self.monitor.observe(state.global_step, logs, args.max_grad_norm)
+        findings = self.monitor.observe(state.global_step, _judged(logs, args), args.max_grad_norm)
         if findings and state.is_world_process_zero:
             _report(findings, args)
         for finding in findings:
@@ -250,6 +257,24 @@ class HealthCallback(TrainerCallback):
             control.should_save = True
         control.should_training_stop = True
         self.stopped = self.stopped or finding
+
+
+def _judged(logs: Mapping[str, Any], args: Any) -> Mapping[str, Any]:
+    """What is judged of a log: in fp16 only a gradient that is finite.
+
+    The gradient scaler skips a step if the gradient overflows, and tries a smaller scale.
+    """
+    if not args.fp16 or math.isfinite(logs.get("grad_norm") or 0.0):
+        return logs
+    return {name: value for name, value in logs.items() if name != "grad_norm"}
+
+
+def _keep_until(path: Path, step: int) -> None:
+    """Drop the findings after a step, from which a resumed run goes on and finds them again."""
+    lines = path.read_text(encoding="utf-8").splitlines() if step and path.is_file() else []
+    whole = [line for line in lines if line.endswith("}")]  # a kill may have cut the last one
+    kept = [line for line in whole if json.loads(line)["step"] <= step]
+    replace_text(path, "".join(f"{line}\n" for line in kept))
 
 
 def _report(findings: Sequence[Finding], args: Any) -> None:

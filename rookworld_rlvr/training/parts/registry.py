@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from datasets import IterableDataset
 from transformers import TrainerCallback
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+from transformers.trainer_utils import get_last_checkpoint
 
 from ...common.errors import RookWorldError
 from .advantages import Baseline
@@ -193,15 +193,11 @@ class Parts:
         for part in self:
             part.load(state)
 
-    def save(self, args: Any, state: Any) -> None:
-        """Write what the parts have learnt into the checkpoint that transformers has just saved.
+    def save_in(self, folder: Path) -> None:
+        """Write what the parts have learnt into a checkpoint.
 
-        The event `on_save` would be too late: W&B may already have taken the checkpoint as an artifact.
-        And it does not occur for the checkpoints that `enable_jit_checkpoint` saves at SIGTERM.
+        The event `on_save` would be too late: the checkpoint has its name and its checksums then.
         """
-        if not args.should_save:
-            return
-        folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         (folder / PARTS_STATE).write_text(json.dumps(self.state()) + "\n")
         if self.value_head is not None:
             self.value_head.save_in(folder)
@@ -249,5 +245,6 @@ class Checkpoints(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         given = self.trainer.checkpoint
         folder = get_last_checkpoint(args.output_dir) if given is True else given
+        self.trainer.heldout.resumed_at = state.global_step or None
         if folder:
             self.trainer.parts.load_from(Path(folder))

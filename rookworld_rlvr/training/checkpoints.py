@@ -1,0 +1,333 @@
+"""Checkpoints that survive a kill: written beside, sealed with checksums, renamed when whole.
+
+Besides `trainer.py`, this is the only file that uses private names of transformers and TRL.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import zipfile
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
+
+from ..common.errors import RookWorldError
+from ..common.exhausted import is_disk_full
+
+MANIFEST = "manifest.json"
+
+
+SAVING = "_saving"  # the folder in a run's folder in which a checkpoint is written
+
+
+DAMAGED = "damaged-"  # goes before the name of a checkpoint that was set aside
+
+
+STATE = "trainer_state.json"
+
+
+# --------------------------------------------------------------------------------------------------
+# On the disk
+# --------------------------------------------------------------------------------------------------
+def seal(folder: Path) -> None:
+    """Write a checkpoint's manifest, when everything else is on the disk to stay."""
+    files = {
+        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+    manifest = folder / MANIFEST
+    manifest.write_text(json.dumps({"schema_version": 1, "files": files}, indent=2) + "\n")
+    for path in (manifest, *(path for path in folder.rglob("*") if path.is_dir()), folder):
+        _to_disk(path)
+
+
+def publish(written: Path, final: Path) -> None:
+    """Give a sealed checkpoint its name; an earlier one of that name is replaced."""
+    replaced = written.with_name(f"replaced-{final.name}")
+    if final.exists():
+        final.rename(replaced)
+    written.rename(final)
+    _to_disk(final.parent)
+    shutil.rmtree(written.parent)
+
+
+def _sha256(path: Path) -> str:
+    """A file's checksum; the file is flushed to the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _to_disk(path: Path) -> None:
+    """Flush a file, or the names in a folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a checkpoint, as a phrase that names the file; None if it is whole."""
+    if not (folder / MANIFEST).is_file():
+        return _visible_damage(folder)
+    try:
+        files = json.loads((folder / MANIFEST).read_text())["files"]
+    except (ValueError, KeyError):
+        return f"{MANIFEST} is not readable"
+    for name, known in files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if (size := path.stat().st_size) != known["bytes"]:
+            return f"{name} has {size:,} bytes instead of {known['bytes']:,}"
+        if _sha256(path) != known["sha256"]:
+            return f"{name} does not have its checksum"
+    return None
+
+
+def _visible_damage(folder: Path) -> str | None:
+    """As `damage` for a checkpoint without a manifest: only what the files' own formats show.
+
+    transformers writes the trainer's state last, so that a folder without it is half a checkpoint.
+    """
+    try:
+        json.loads((folder / STATE).read_text())
+    except (OSError, ValueError):
+        return f"{STATE} is missing or not readable"
+    if not any([*folder.glob("optimizer*"), *folder.glob("global_step*")]):  # DeepSpeed's, too
+        return "the optimiser's state is missing"
+    for path in sorted(folder.rglob("*")):
+        try:
+            if path.suffix == ".safetensors":
+                safe_open(path, framework="pt").__exit__(None, None, None)
+            elif path.suffix in (".pt", ".pth") and zipfile.ZipFile(path).testzip() is not None:
+                return f"{path.name} does not have its checksum"
+        except (OSError, SafetensorError, zipfile.BadZipFile):
+            return f"{path.name} is not readable"
+    return None
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """The checkpoints in a run's folder, by step."""
+    found = run.glob(f"{PREFIX_CHECKPOINT_DIR}-*") if run.is_dir() else ()
+    steps = {path: re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", path.name) for path in found}
+    numbered = {path: int(match[1]) for path, match in steps.items() if match and path.is_dir()}
+    return sorted(numbered, key=lambda path: numbered[path])
+
+
+def last_whole(run: Path) -> Path | None:
+    """The last whole checkpoint in a run's folder; None if it has no checkpoint at all.
+
+    What was being written when the run ended is removed. Damaged checkpoints are set aside, under
+    another name, so that they do not count for `save_total_limit`. Both are printed.
+
+    Raises:
+        RookWorldError: There are checkpoints, but none is whole.
+    """
+    _remove_unfinished(run)
+    damaged: dict[Path, str] = {}
+    for folder in reversed(checkpoints(run)):
+        fault = damage(folder)
+        if fault is None:
+            _set_aside(damaged)
+            _check_best(folder)
+            tell_unsealed(folder)
+            print(f"going on from {folder}")
+            return folder
+        damaged[folder] = fault
+    if damaged:
+        told = "; ".join(f"{folder.name}: {fault}" for folder, fault in damaged.items())
+        raise RookWorldError(
+            f"resume_from_checkpoint: every checkpoint in {run} is damaged ({told}); restore one from "
+            f"a copy, or start anew with --resume_from_checkpoint false, which keeps {run} under "
+            "another name"
+        )
+    return None
+
+
+def _remove_unfinished(run: Path) -> None:
+    unfinished = run / SAVING
+    if unfinished.is_dir():
+        names = ", ".join(sorted(path.name for path in unfinished.iterdir())) or "nothing"
+        print(f"{unfinished}: {names} was being written when the run ended; it is removed")
+        shutil.rmtree(unfinished)
+
+
+def _set_aside(damaged: Mapping[Path, str]) -> None:
+    for folder, fault in damaged.items():
+        aside = folder.with_name(DAMAGED + folder.name)
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(aside)
+        print(f"{folder} is damaged ({fault}) and left out; it is now {aside}")
+
+
+def _check_best(folder: Path) -> None:
+    """Set the best checkpoint so far aside if it is damaged; it would be loaded at the end."""
+    name = json.loads((folder / STATE).read_text()).get("best_model_checkpoint")
+    best = folder.with_name(Path(name).name) if name else folder
+    if best != folder and best.is_dir() and (fault := damage(best)) is not None:
+        print(
+            f"{best} was the best so far: unless a later one is better, the run ends with the weights "
+            "of its last step"
+        )
+        _set_aside({best: fault})
+
+
+def tell_unsealed(folder: Path) -> None:
+    """Say so if a checkpoint has no checksums, and may thus be damaged where nothing shows it."""
+    if not (folder / MANIFEST).is_file():
+        print(
+            f"{folder} has no {MANIFEST}, because an older version saved it: its files can be read, but "
+            "not compared with checksums"
+        )
+
+
+# --------------------------------------------------------------------------------------------------
+# The trainers
+# --------------------------------------------------------------------------------------------------
+# What transformers and TRL keep between two steps, but not in a checkpoint: sums since the last log, and
+# the batch that was sampled for several steps.
+_BETWEEN = ("_tr_loss", "_globalstep_last_logged", "_total_train_tokens", "_step", "sampled")
+
+
+_FILLED = ("_metrics", "_logs")  # containers that others hold, too
+
+
+class WholeCheckpoints:
+    """Mixin for transformers' trainers whose checkpoints are whole or not there, and resume exactly."""
+
+    beside: str | None = None  # the folder in which a checkpoint is being written
+    state: Any
+    args: Any
+    accelerator: Any
+
+    def save_more(self, folder: Path) -> None:
+        """Add files to a checkpoint before it is sealed; called on every process."""
+
+    def _get_output_dir(self, trial: Any) -> str:
+        """Where the folder of a checkpoint is made."""
+        return self.beside or super()._get_output_dir(trial)  # type: ignore[misc]
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Write a checkpoint beside the others, and rename it when it is whole; then remove old ones."""
+        run = super()._get_output_dir(trial)  # type: ignore[misc]
+        name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        self.beside = os.path.join(run, SAVING)
+        written, final = os.path.join(self.beside, name), os.path.join(run, name)
+        if self.args.should_save:
+            shutil.rmtree(self.beside, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        try:
+            super()._save_checkpoint(model, trial)  # type: ignore[misc]
+            self._save_between(Path(written))
+            self.save_more(Path(written))
+            self.accelerator.wait_for_everyone()
+            if self.state.best_model_checkpoint == written:
+                self.state.best_model_checkpoint = final
+            if self.args.should_save:
+                self.state.save_to_json(os.path.join(written, STATE))
+                seal(Path(written))
+                publish(Path(written), Path(final))
+        except Exception as error:
+            shutil.rmtree(self.beside, ignore_errors=True)
+            if is_disk_full(error):
+                raise _not_saved(Path(final), error) from error
+            raise
+        finally:
+            self.beside = None
+        if self.args.should_save:
+            best = self.state.best_model_checkpoint
+            rotate_checkpoints(run, self.args.save_total_limit, best, use_mtime=True)
+        self.accelerator.wait_for_everyone()
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """Go on as if never interrupted; a run that was killed after its last step trains no further."""
+        checkpoint = kwargs["resume_from_checkpoint"]
+        if checkpoint is not None and kwargs["epoch"] == kwargs["epochs_trained"]:
+            self._load_between(Path(checkpoint))
+        if self.state.global_step < self.state.max_steps:
+            super()._run_epoch(*args, **kwargs)  # type: ignore[misc]
+        else:
+            self.control.should_training_stop = True
+
+    # --------------------------------------------------------------------------------------------
+    # Between two steps
+    # --------------------------------------------------------------------------------------------
+    def _batches(self) -> dict[str, int]:
+        """The sizes on which it depends which rows of a batch come with which step."""
+        names = ("per_device_train_batch_size", "gradient_accumulation_steps", "world_size")
+        of_sampling = ("steps_per_generation", "num_iterations", "num_generations")
+        sizes = {name: getattr(self.args, name, 0) for name in (*names, *of_sampling)}
+        return {name: int(size or 0) for name, size in sizes.items()}
+
+    def _between_file(self, folder: Path) -> Path:
+        return folder / f"between_steps_{self.args.process_index}.pt"
+
+    def _save_between(self, folder: Path) -> None:
+        """Save what this process keeps between two steps."""
+        names = [name for name in (*_BETWEEN, *_FILLED) if hasattr(self, name)]
+        kept = {name: _plain(getattr(self, name)) for name in names}
+        sizes = self._batches()
+        window = sizes["steps_per_generation"] * sizes["num_iterations"]
+        if window and kept["_step"] % window:
+            kept["_buffered_inputs"] = self._buffered_inputs
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save({"batches": sizes, "kept": kept}, self._between_file(folder))
+
+    def _load_between(self, folder: Path) -> None:
+        """Restore what `_save_between` saved, unless the sizes of batches have changed since."""
+        path = self._between_file(folder)
+        if not path.is_file():
+            return
+        saved = torch.load(path, map_location=self.args.device, weights_only=True)
+        now, before = self._batches(), saved["batches"]
+        if now != before:
+            changed = [name for name in now if now[name] != before.get(name)]
+            told = ", ".join(f"{name} was {before.get(name)}, is {now[name]}" for name in changed)
+            self.accelerator.print(f"the run goes on, but not exactly as without a stop: {told}")
+            return
+        for name, value in saved["kept"].items():
+            if name in _FILLED:
+                _fill(getattr(self, name), value)
+            else:
+                setattr(self, name, value)
+
+
+def _not_saved(folder: Path, error: BaseException) -> RookWorldError:
+    before = checkpoints(folder.parent)
+    last = f"{before[-1].name} is the last whole one" if before else "there is no earlier one"
+    return RookWorldError(
+        f"{folder} could not be saved, because the disk is full ({' '.join(str(error).split())[:120]}); "
+        f"{last}: free some space and run the same command with --resume_from_checkpoint auto, or "
+        "lower save_total_limit"
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Containers as `torch.load` restores them without pickle."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | deque) else value
+
+
+def _fill(container: Any, value: Any) -> None:
+    """Give a container the content of another, in place."""
+    if isinstance(container, list | deque):
+        container.clear()
+        container.extend(value)
+        return
+    if isinstance(container, defaultdict):
+        container.clear()
+    for key, item in value.items():
+        _fill(container[key], item)
