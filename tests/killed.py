@@ -1,0 +1,146 @@
+"""Runs a recipe's script in forked processes that are killed with SIGKILL at chosen moments.
+
+A server process imports everything once, and each run is forked from it, so that a start takes no
+imports. Only the files carry over from one run to the next.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import multiprocessing
+import os
+import random
+import runpy
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+import rookworld_rlvr.cli.main
+import rookworld_rlvr.reports.run
+from rookworld_rlvr.training import checkpoints, dashboard, trainer
+from rookworld_rlvr.training.checkpoints import WholeCheckpoints
+from rookworld_rlvr.training.heldout import HeldoutEvaluation
+from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+SOONEST_S = 0.1  # a phase's supposed length before it has been measured
+PHASES: dict[str, tuple[Any, str]] = {
+    "sampling": (RookWorldGRPOTrainer, "_generate"),
+    "rewards": (RookWorldGRPOTrainer, "_calculate_rewards"),
+    "update": (RookWorldGRPOTrainer, "training_step"),
+    "evaluation": (HeldoutEvaluation, "run"),
+    "saving": (WholeCheckpoints, "_save_checkpoint"),
+    "sealing": (checkpoints, "_sha256"),  # and flushing a file: one call for each file
+    "renaming": (checkpoints, "publish"),
+}
+
+
+@dataclass(frozen=True)
+class Kill:
+    """When a run is killed: during the `call`-th call of a phase, after a share of its length."""
+
+    phase: str
+    call: int
+    share: float
+
+
+def kills(seed: int, saving: int = 8, each: int = 3) -> list[Kill]:
+    """Kills in random order: so many while saving, and so many in each other phase."""
+    rng = random.Random(seed)
+    found = [Kill(rng.choice(("saving", "saving", "renaming")), 1, rng.random()) for _ in range(saving - 3)]
+    found += [Kill("sealing", rng.randint(1, 12), 0.0) for _ in range(3)]
+    for phase in ("sampling", "rewards", "update", "evaluation"):
+        found += [Kill(phase, rng.choice((1, 2)), rng.random()) for _ in range(each)]
+    rng.shuffle(found)
+    return found
+
+
+def run(name: str, argv: Sequence[str], cwd: Path, kill: Kill | None = None) -> tuple[int, str]:
+    """Run a script in a process of its own; its exit code (-9 if it was killed) and what it printed."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    log = cwd / "output.txt"
+    process = context.Process(target=_run, args=(name, list(argv), str(cwd), str(log), kill))
+    process.start()
+    process.join(300)
+    assert process.exitcode is not None, "the run hangs"
+    return process.exitcode, log.read_text()
+
+
+def _run(name: str, argv: list[str], cwd: str, log: str, kill: Kill | None) -> None:
+    os.chdir(cwd)
+    os.environ["XDG_CACHE_HOME"] = str(Path(cwd, "cache"))
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(handle, stream)
+    if kill is not None:
+        _arm(kill)
+    sys.argv = [str(RECIPES / name), *argv]
+    sys.path.insert(0, str(RECIPES))
+    runpy.run_path(str(RECIPES / name), run_name="__main__")
+
+
+def _arm(kill: Kill) -> None:
+    owner, name = PHASES[kill.phase]
+    whole = getattr(owner, name)
+    calls, last = 0, SOONEST_S
+
+    @functools.wraps(whole)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls, last
+        calls += 1
+        if calls == kill.call:
+            _die(kill.share * last)
+        started = time.perf_counter()
+        result = whole(*args, **kwargs)
+        last = time.perf_counter() - started
+        return result
+
+    setattr(owner, name, watched)
+
+
+def _die(delay: float) -> None:
+    if delay:
+        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    else:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+# --------------------------------------------------------------------------------------------------
+# What must be the same
+# --------------------------------------------------------------------------------------------------
+def outcome(folder: Path) -> dict[str, Any]:
+    """All that a run leaves behind which does not tell the time."""
+    names = ("heldout_answers_before.jsonl", "heldout_answers_after.jsonl", "health.jsonl")
+    found: dict[str, Any] = {name: (folder / name).read_text() for name in names}
+    weights = [*folder.glob("*.safetensors"), *folder.glob("checkpoint-*/*.safetensors")]
+    weights += folder.glob("checkpoint-*/optimizer.pt")
+    found |= {str(path.relative_to(folder)): path.read_bytes() for path in weights}
+    tables = {path.name: pd.read_parquet(path) for path in folder.glob("completions/*.parquet")}
+    found |= {name: table.to_json() for name, table in tables.items()}
+    found["results"] = json.loads((folder / "results.json").read_text())["heldout"]
+    found["log"] = log(folder)
+    return found
+
+
+def log(folder: Path) -> list[dict[str, Any]]:
+    """A run's log without seconds, and without the mean loss since its last start."""
+    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    timed = ("runtime", "per_second", "step_time", "train_loss")
+    return [
+        {key: row[key] for key in row if not (key.endswith(timed) or "time/" in key)}
+        for row in history
+    ]
+
+
+def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """The names of what differs between two outcomes, for a message that can be read."""
+    return [name for name in sorted({*one, *other}) if one.get(name) != other.get(name)]
