@@ -23,9 +23,7 @@ from typing import Any
 
 import pandas as pd
 
-import rookworld_rlvr.cli.main
-import rookworld_rlvr.reports.run
-from rookworld_rlvr.training import checkpoints, dashboard, trainer
+from rookworld_rlvr.training import checkpoints
 from rookworld_rlvr.training.checkpoints import WholeCheckpoints
 from rookworld_rlvr.training.heldout import HeldoutEvaluation
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
@@ -55,7 +53,10 @@ class Kill:
 def kills(seed: int, saving: int = 8, each: int = 3) -> list[Kill]:
     """Kills in random order: so many while saving, and so many in each other phase."""
     rng = random.Random(seed)
-    found = [Kill(rng.choice(("saving", "saving", "renaming")), 1, rng.random()) for _ in range(saving - 3)]
+    found = [
+        Kill(rng.choice(("saving", "saving", "renaming")), 1, rng.random())
+        for _ in range(saving - 3)
+    ]
     found += [Kill("sealing", rng.randint(1, 12), 0.0) for _ in range(3)]
     for phase in ("sampling", "rewards", "update", "evaluation"):
         found += [Kill(phase, rng.choice((1, 2)), rng.random()) for _ in range(each)]

@@ -1,0 +1,75 @@
+"""Runs that are killed at random moments and started again end as if nothing had happened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from rookworld_rlvr.common.files import asset_path
+
+from .. import killed
+from ..conftest import RECIPES, tiny_judge
+
+SMALL = """
+    --dataset_name rows.parquet --heldout_rows 12 --max_steps 24 --per_device_train_batch_size 32
+    --eval_steps 1 --save_steps 1 --logging_steps 5 --table_steps 4 --dtype float32 --bf16 false
+    --use_cpu --report_to none --output_dir run --resume_from_checkpoint auto
+""".split()
+KL = "--beta 0.02 --kl_control adaptive --kl_target 1e-4 --kl_horizon 200".split()
+VARIANTS = {
+    "packaged": "",
+    "controls": "--zero_variance resample --prompt_sampling by_difficulty --baseline ema "
+    "--num_iterations 2",
+    "value_head": "--advantage_estimator gae --prompt_sampling by_difficulty --num_iterations 2",
+    "teaching": "--zero_variance teach --sft_coef 0.1 --steps_per_generation 3 --beta 0.02",
+    "judge": "",
+}
+
+
+def prepare(folder: Path, variant: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The arguments of a variant, and the files that it reads."""
+    folder.mkdir()
+    rows = pd.read_parquet(asset_path("nano_openings.parquet"))
+    rows.iloc[::20].to_parquet(folder / "rows.parquet")
+    words = [*SMALL, *VARIANTS[variant].split()]
+    if variant in ("controls", "value_head"):
+        words += KL
+    if variant != "judge":
+        return [*words, "--config", str(RECIPES / "grpo_nano.yaml")]
+    tiny_judge(tokenizer).save_pretrained(folder / "judge")
+    tokenizer.save_pretrained(folder / "judge")
+    judge = '{"name": "judge", "model": "judge", "scale": "zscore", "window": 64, "weight": 0.5}'
+    rewards = f'[{judge}, {{"name": "environment_exact", "weight": 0.5}}]'
+    return [*words, "--config", str(RECIPES / "grpo_judge.yaml"), "--rewards", rewards]
+
+
+def check(
+    variant: str, kills: list[killed.Kill], tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Compare a run that is killed with one that is left alone."""
+    whole, disturbed = tmp_path / "whole", tmp_path / "disturbed"
+    for folder in (whole, disturbed):
+        words = prepare(folder, variant, tokenizer)
+    code, said = killed.run("grpo.py", words, whole)
+    assert code == 0, said[-3000:]
+    for kill in kills:
+        code, said = killed.run("grpo.py", words, disturbed, kill)
+        assert code == -9, f"{kill}: {said[-3000:]}"
+    code, said = killed.run("grpo.py", words, disturbed)
+    assert code == 0, said[-3000:]
+    one, other = killed.outcome(whole / "run"), killed.outcome(disturbed / "run")
+    assert "model.safetensors" in one and len(one["log"]) > 24
+    assert killed.differences(one, other) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_twenty_kills_leave_no_trace(
+    variant: str, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    kills = killed.kills(seed=[*VARIANTS].index(variant))
+    assert len(kills) == 20
+    check(variant, kills, tmp_path, tokenizer)

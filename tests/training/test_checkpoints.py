@@ -1,0 +1,249 @@
+"""Checkpoints are whole or not there, damaged ones are named, and a run goes on exactly."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase, TrainerCallback
+from trl import GRPOTrainer
+
+from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.training import checkpoints
+from rookworld_rlvr.training.checkpoints import damage, last_whole, publish, seal
+
+from ..killed import log
+
+MakeTrainer = Callable[..., GRPOTrainer]
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def write(folder: Path, best: str | None = None) -> Path:
+    """A checkpoint's files, not sealed yet."""
+    folder.mkdir(parents=True)
+    save_file({"w": torch.ones(100)}, folder / "model.safetensors")
+    torch.save({"state": torch.ones(100)}, folder / "optimizer.pt")
+    (folder / "trainer_state.json").write_text(json.dumps({"best_model_checkpoint": best}))
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run's folder with the whole checkpoints 2, 4 and 10."""
+    for step in (2, 4, 10):
+        seal(write(tmp_path / "run" / f"checkpoint-{step}"))
+    return tmp_path / "run"
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "cut": (
+        lambda folder: cut(folder / "optimizer.pt"),
+        r"optimizer\.pt has [\d,]+ bytes instead of",
+    ),
+    "flipped": (
+        lambda folder: flip(folder / "model.safetensors"),
+        r"model\.safetensors does not have its checksum",
+    ),
+    "missing": (lambda folder: (folder / "optimizer.pt").unlink(), r"optimizer\.pt is missing"),
+    "manifest": (lambda folder: cut(folder / "manifest.json"), r"manifest\.json is not readable"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
+    kind: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil, said = DAMAGES[kind]
+    spoil(run / "checkpoint-10")
+    fault = damage(run / "checkpoint-10")
+    assert fault is not None and re.match(said, fault)
+    assert last_whole(run) == run / "checkpoint-4"
+    (told, going) = capsys.readouterr().out.splitlines()
+    assert fault in told and "checkpoint-10 is damaged" in told
+    assert going == f"going on from {run}/checkpoint-4"
+    names = {path.name for path in run.iterdir()}
+    assert names == {"checkpoint-2", "checkpoint-4", "damaged-checkpoint-10"}
+
+
+def test_nothing_whole_is_an_error_and_touches_nothing(run: Path) -> None:
+    for folder in run.iterdir():
+        cut(folder / "optimizer.pt")
+    before = sorted(run.rglob("*"))
+    with pytest.raises(RookWorldError, match=r"every checkpoint .* is damaged .*start anew with"):
+        last_whole(run)
+    assert sorted(run.rglob("*")) == before
+
+
+def test_what_was_being_written_is_removed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(run / "_saving" / "checkpoint-12")
+    assert last_whole(run) == run / "checkpoint-10"
+    assert "checkpoint-12 was being written when the run ended" in capsys.readouterr().out
+    assert not (run / "_saving").exists()
+    assert last_whole(run.parent / "none") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        ("trainer_state.json", Path.unlink),
+        ("optimizer.pt", Path.unlink),
+        ("optimizer.pt", cut),
+        ("optimizer.pt", flip),
+        ("model.safetensors", cut),
+    ],
+)
+def test_a_checkpoint_of_an_older_version_is_looked_at_as_far_as_it_goes(
+    name: str, spoil: Callable[[Path], object], run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    older = write(run / "checkpoint-20")
+    assert last_whole(run) == older
+    assert "checkpoint-20 has no manifest.json" in capsys.readouterr().out
+    spoil(older / name)
+    assert last_whole(run) == run / "checkpoint-10"
+
+
+def test_a_damaged_best_checkpoint_is_not_loaded_at_the_end(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    last = write(run / "checkpoint-12", best="elsewhere/run/checkpoint-4")
+    seal(last)
+    flip(run / "checkpoint-4" / "model.safetensors")
+    assert last_whole(run) == last
+    assert "checkpoint-4 was the best so far" in capsys.readouterr().out
+    assert not (run / "checkpoint-4").exists()
+
+
+def test_publishing_replaces_an_earlier_checkpoint(run: Path) -> None:
+    written = write(run / "_saving" / "checkpoint-10", best="new")
+    seal(written)
+    publish(written, run / "checkpoint-10")
+    assert "new" in (run / "checkpoint-10" / "trainer_state.json").read_text()
+    assert damage(run / "checkpoint-10") is None
+    assert not (run / "_saving").exists()
+
+
+# --------------------------------------------------------------------------------------------------
+# In training
+# --------------------------------------------------------------------------------------------------
+STEPS = {
+    "max_steps": 4,
+    "save_steps": 1,
+    "eval_strategy": "no",
+    "logging_steps": 2,
+    "save_total_limit": 9,
+    "learning_rate": 1e-2,
+    "load_best_model_at_end": False,
+}
+
+
+@pytest.mark.parametrize(
+    "window",
+    [{}, {"num_iterations": 3}, {"steps_per_generation": 2}, {"gradient_accumulation_steps": 2}],
+    ids=str,
+)
+def test_a_run_goes_on_exactly_inside_a_window_and_between_logs(
+    window: dict[str, int],
+    random_gpt2: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+    make_trainer: MakeTrainer,
+    tmp_path: Path,
+) -> None:
+    def train(name: str, checkpoint: str | None) -> dict[str, torch.Tensor]:
+        output = {"output_dir": str(tmp_path / name)}
+        trainer = make_trainer(copy.deepcopy(random_gpt2), tokenizer, **STEPS, **window, **output)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        trainer.save_state()
+        return {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
+
+    whole = train("whole", None)
+    resumed = train("resumed", str(tmp_path / "whole" / "checkpoint-1"))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    assert not torch.equal(whole["transformer.wte.weight"], random_gpt2.transformer.wte.weight)
+    one, other = (
+        [row for row in log(tmp_path / name) if "reward" in row] for name in ("whole", "resumed")
+    )
+    assert one == other and [row["step"] for row in one] == [2, 4]
+
+
+def test_a_run_that_was_killed_after_its_last_step_trains_no_further(
+    random_gpt2: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+    make_trainer: MakeTrainer,
+    tmp_path: Path,
+) -> None:
+    options = {**STEPS, "max_steps": 1}
+    make_trainer(random_gpt2, tokenizer, **options).train()
+    again = make_trainer(random_gpt2, tokenizer, **options)
+    again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
+    assert again.state.global_step == 1
+
+
+def test_the_last_whole_checkpoint_stays_although_a_damaged_one_is_newer(
+    random_gpt2: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+    make_trainer: MakeTrainer,
+    tmp_path: Path,
+) -> None:
+    run = tmp_path / "run"
+    options = {**STEPS, "save_total_limit": 1}
+    make_trainer(copy.deepcopy(random_gpt2), tokenizer, **options, output_dir=str(run)).train()
+    assert [path.name for path in checkpoints.checkpoints(run)] == ["checkpoint-4"]
+    (run / "checkpoint-4").rename(run / "checkpoint-2")  # as if two steps had been made
+    state = json.loads((run / "checkpoint-2" / "trainer_state.json").read_text())
+    assert state["global_step"] == 4
+    seal(run / "checkpoint-2")
+    write(run / "checkpoint-9")
+    cut(run / "checkpoint-9" / "optimizer.pt")
+    assert last_whole(run) == run / "checkpoint-2"
+    more = make_trainer(random_gpt2, tokenizer, **{**options, "max_steps": 5})
+    more.train(resume_from_checkpoint=str(run / "checkpoint-2"))
+    assert [path.name for path in checkpoints.checkpoints(run)] == ["checkpoint-5"]
+    assert damage(run / "checkpoint-5") is None
+
+
+@pytest.mark.parametrize("share", [0.5, 1.5], ids=["in the weights", "in the optimiser's state"])
+def test_a_full_disk_leaves_the_last_checkpoint_and_one_message(
+    share: float,
+    random_gpt2: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+    make_trainer: MakeTrainer,
+    tmp_path: Path,
+) -> None:
+    """A limit on the size of files stands for a full disk: the same errors, without root's rights."""
+    run = tmp_path / "run"
+
+    class Fill(TrainerCallback):
+        def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            size = (run / "checkpoint-1" / "model.safetensors").stat().st_size
+            resource.setrlimit(resource.RLIMIT_FSIZE, (int(share * size), before[1]))
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    trainer = make_trainer(random_gpt2, tokenizer, **STEPS)
+    trainer.add_callback(Fill())
+    try:
+        with pytest.raises(
+            RookWorldError, match="checkpoint-2 could not be saved, because the disk"
+        ):
+            trainer.train()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not (run / "_saving").exists()
+    assert damage(run / "checkpoint-1") is None
+    assert last_whole(run) == run / "checkpoint-1"
