@@ -7,6 +7,7 @@ keeps the study in a SQLite file, from which an interrupted sweep continues.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import json
 import math
@@ -46,7 +47,13 @@ _PREFIX = "eval/"
 _COMMAND = ("${env}", "${interpreter}", "${program}", "${args}")  # W&B's own default
 
 
-_FAILURE = "failure"  # why a trial failed; an interrupted trial has no reason and is run again
+_FAILURE = "failure"  # why a trial failed; an interrupted trial has no reason and goes on
+
+
+_PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
+
+
+_FOLDER = "folder"  # of an interrupted trial, which another trial continues
 
 
 Values = Mapping[str, Any]
@@ -257,7 +264,7 @@ def pruner(spec: Any) -> optuna.pruners.BasePruner:
 # Trials
 # --------------------------------------------------------------------------------------------------
 def open_study(sweep: SweepArguments) -> optuna.Study:
-    """The study in the sweep's folder; a trial that was interrupted is queued again.
+    """The study in the sweep's folder; a trial that was interrupted is queued again, with its folder.
 
     Raises:
         RookWorldError: The folder holds the trials of another sweep.
@@ -282,6 +289,7 @@ def open_study(sweep: SweepArguments) -> optuna.Study:
     study.set_user_attr("sweep", identity)
     for trial in study.get_trials(states=[TrialState.RUNNING]):
         trial.state, trial.intermediate_values = TrialState.WAITING, {}
+        trial.user_attrs = {_FOLDER: folder_of(sweep, trial).name}
         study.add_trial(trial)  # the copy keeps its place in a grid
         study.tell(trial.number, state=TrialState.FAIL)
     return study
@@ -295,16 +303,26 @@ def ended(study: optuna.Study) -> list[FrozenTrial]:
     ]
 
 
+def folder_of(sweep: SweepArguments, trial: optuna.Trial | FrozenTrial) -> Path:
+    """A trial's folder: that of the interrupted trial which it continues, or one of its own."""
+    return sweep.folder / str(trial.user_attrs.get(_FOLDER, f"trial-{trial.number:03}"))
+
+
 def run_trial(sweep: SweepArguments, study: optuna.Study, trial: optuna.Trial) -> FrozenTrial:
-    """Run a trial as its own process; its output goes to a file beside its folder."""
+    """Run a trial as its own process, from its last checkpoint if it was interrupted.
+
+    Its output goes to a file beside its folder.
+    """
     metric: Any = sweep.metric
-    folder = sweep.folder / f"trial-{trial.number:03}"
+    folder = folder_of(sweep, trial)
     log = folder.with_suffix(".log")
-    command = sweep.command_of(trial.params, folder)
+    command = [*sweep.command_of(trial.params, folder), "--resume_from_checkpoint=auto"]
     process = None
     try:
-        with log.open("w", encoding="utf-8") as output, _signals_held():
-            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        with log.open("a", encoding="utf-8") as output, _signals_held():
+            process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, preexec_fn=_end_with_parent
+            )
         pruned = _watch(process, trial, folder, metric["name"])
     finally:
         if process is not None:
@@ -324,6 +342,15 @@ def run_trial(sweep: SweepArguments, study: optuna.Study, trial: optuna.Trial) -
             return study.tell(trial, score)
     trial.set_user_attr(_FAILURE, failure)
     return study.tell(trial, state=TrialState.FAIL)
+
+
+def _end_with_parent() -> None:
+    """Let the system kill this process with the sweep, so that no two ever write to one folder.
+
+    It matters if the sweep itself is killed by SIGKILL. Only Linux can do it.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @contextmanager

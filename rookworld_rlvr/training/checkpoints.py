@@ -198,7 +198,7 @@ def tell_unsealed(folder: Path) -> None:
 # --------------------------------------------------------------------------------------------------
 # What transformers and TRL keep between two steps, but not in a checkpoint: sums since the last log, and
 # the batch that was sampled for several steps.
-_BETWEEN = ("_tr_loss", "_globalstep_last_logged", "_total_train_tokens", "_step", "sampled")
+BETWEEN = ("_tr_loss", "_globalstep_last_logged", "_total_train_tokens", "_step", "sampled")
 
 
 _FILLED = ("_metrics", "_logs")  # containers that others hold, too
@@ -276,7 +276,7 @@ class WholeCheckpoints:
 
     def _save_between(self, folder: Path) -> None:
         """Save what this process keeps between two steps."""
-        names = [name for name in (*_BETWEEN, *_FILLED) if hasattr(self, name)]
+        names = [name for name in (*BETWEEN, *_FILLED) if hasattr(self, name)]
         kept = {name: _plain(getattr(self, name)) for name in names}
         sizes = self._batches()
         window = sizes["steps_per_generation"] * sizes["num_iterations"]

@@ -363,7 +363,8 @@ def test_real_trials_are_scored_and_go_on_after_a_kill(tmp_path: Path) -> None:
     assert killed.state is TrialState.FAIL and killed.params == again.params != first.params
     right, failed = sorted((first, again), key=lambda trial: trial.state is TrialState.FAIL)
 
-    folder = out / f"trial-{right.number:03}"
+    assert again.user_attrs["folder"] == "trial-001", "it went on in the folder of the killed trial"
+    folder = out / right.user_attrs.get("folder", "trial-000")
     assert yaml.safe_load((folder / "resolved_config.yaml").read_text())["max_steps"] == 1
     heldout = json.loads((folder / "results.json").read_text())["heldout"]
     by_hand = (heldout["environment/exact"]["after"] + heldout["policy/best_move"]["after"]) / 2
@@ -385,7 +386,9 @@ def test_real_trials_are_scored_and_go_on_after_a_kill(tmp_path: Path) -> None:
     assert len(table) == 5, "no word of the trial that was killed"
 
 
-def test_a_trial_ends_with_its_agent(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+@pytest.mark.parametrize("word", [signal.SIGTERM, signal.SIGKILL])
+def test_a_trial_ends_with_its_agent(word: int, tmp_path: Path) -> None:
     path, out = tmp_path / "sweep.yaml", tmp_path / "out"
     write_sweep(path, {"max_steps": {"value": 100_000}})
     process = subprocess.Popen(
@@ -394,8 +397,8 @@ def test_a_trial_ends_with_its_agent(tmp_path: Path) -> None:
         stdout=subprocess.DEVNULL,
     )
     _wait_for(lambda: (out / "trial-000.log").is_file() and _processes(out))
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 143
+    process.send_signal(word)
+    assert process.wait(timeout=60) == (143 if word == signal.SIGTERM else -9)
     _wait_for(lambda: not _processes(out))
     assert [trial.state for trial in trials_of(out)] == [TrialState.RUNNING], "to be run again"
 

@@ -13,9 +13,12 @@ from typing import Any
 
 import pytest
 import trl
-from trl import GRPOTrainer
+from transformers import Trainer
+from trl import GRPOTrainer, RewardTrainer, SFTTrainer
 
+from rookworld_rlvr.training import checkpoints
 from rookworld_rlvr.training import trainer as module
+from rookworld_rlvr.training.checkpoints import WholeCheckpoints
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
 PACKAGE = Path(module.__file__).parents[1]
@@ -67,8 +70,25 @@ OF_MODELS = {
 OF_CONFIGURATIONS = {"_attn_implementation": "shared_prompts"}
 
 
+# Private attributes that checkpoints.py saves, because transformers and TRL do not.
+BETWEEN_STEPS = ("_tr_loss", "_globalstep_last_logged", "_total_train_tokens")
+
+
 def parameters(method: Any) -> str:
     return ", ".join(inspect.signature(method).parameters)
+
+
+@pytest.mark.parametrize("name", SAVING)
+def test_saving_takes_what_it_took(name: str) -> None:
+    assert parameters(getattr(GRPOTrainer, name)) == SAVING[name], "look at training/checkpoints.py"
+    assert name in vars(WholeCheckpoints)
+
+
+@pytest.mark.parametrize("kind", [GRPOTrainer, SFTTrainer, RewardTrainer])
+def test_what_is_kept_between_two_steps_is_still_called_so(kind: type) -> None:
+    source = "".join(inspect.getsource(owner) for owner in (kind, Trainer))
+    assert [name for name in BETWEEN_STEPS if f"self.{name}" not in source] == []
+    assert {*BETWEEN_STEPS} <= {*checkpoints.BETWEEN}
 
 
 @pytest.mark.parametrize("name", OVERRIDDEN)
@@ -107,9 +127,9 @@ def test_nothing_else_is_overridden_or_read() -> None:
 
 def test_no_other_file_names_them() -> None:
     elsewhere = {"_metrics", "_generate", "_step"}  # are names of our own, too
-    names = {*OVERRIDDEN, *ATTRIBUTES, *OF_MODELS, *OF_CONFIGURATIONS} - elsewhere
+    names = {*OVERRIDDEN, *ATTRIBUTES, *OF_MODELS, *OF_CONFIGURATIONS, *SAVING} - elsewhere
     for path in PACKAGE.rglob("*.py"):
-        if path != Path(module.__file__):
+        if path not in (Path(module.__file__), Path(checkpoints.__file__)):
             words = {
                 node.attr if isinstance(node, ast.Attribute) else node.name
                 for node in ast.walk(ast.parse(path.read_text()))

@@ -91,7 +91,7 @@ def test_a_resumed_run_does_not_evaluate_its_checkpoint_again(
     whole, run = tmp_path / "whole", tmp_path / "run"
     shutil.copytree(run, whole)
     shutil.rmtree(run / "checkpoint-4")
-    for name in ("results.json", "trainer_state.json", "heldout_answers_after.jsonl"):
+    for name in ("results.json", "trainer_state.json", "heldout_answers_after.jsonl", "README.md"):
         (run / name).unlink()
     asked.clear()
     done = script("grpo.py", *SMALL, "--resume_from_checkpoint", "true", cwd=tmp_path)

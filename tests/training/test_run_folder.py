@@ -14,10 +14,12 @@ from rookworld_rlvr.engine.truth import PolicyTruth
 from rookworld_rlvr.tasks.coverage import coverage, noted
 from rookworld_rlvr.tasks.metrics import evaluate_completions
 from rookworld_rlvr.tasks.registry import TASKS
+from rookworld_rlvr.training.checkpoints import seal
 from rookworld_rlvr.training.results import write_proportions
 from rookworld_rlvr.training.run_folder import (
     HELDOUT_BEFORE,
     close_provenance,
+    finished,
     goes_on,
     note_coverage,
     open_folder,
@@ -34,17 +36,49 @@ def checkpoint(tmp_path: Path) -> Path:
     folder = tmp_path / "run" / "checkpoint-20"
     folder.mkdir(parents=True)
     (folder / "trainer_state.json").write_text("{}")
+    seal(folder)
     return folder
 
 
 def test_the_last_checkpoint_a_folder_or_none(checkpoint: Path, tmp_path: Path) -> None:
     run = checkpoint.parent
-    (run / "checkpoint-3").mkdir()
     assert resume_point(None, run) is None
     assert resume_point("false", run) is None
-    assert resume_point("true", run) == checkpoint
+    for wish in ("true", "auto"):
+        assert resume_point(wish, run) == checkpoint
     assert resume_point(str(checkpoint), tmp_path / "other") == checkpoint
-    assert resume_point("true", tmp_path / "other") is None
+
+
+def test_auto_starts_where_there_is_no_checkpoint_and_true_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    assert resume_point("auto", other) is None
+    assert f"no checkpoint in {other} yet" in capsys.readouterr().out
+    with pytest.raises(RookWorldError, match="give auto to start a new run"):
+        resume_point("true", other)
+
+
+def test_a_named_checkpoint_that_is_damaged_is_an_error(checkpoint: Path) -> None:
+    (checkpoint / "trainer_state.json").write_text("[]")
+    with pytest.raises(RookWorldError, match=r"trainer_state\.json does not have its checksum"):
+        resume_point(str(checkpoint), checkpoint.parent)
+    assert checkpoint.is_dir()
+
+
+def test_auto_knows_a_finished_run(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = checkpoint.parent
+    open_folder(run, keep=True, resolved="one", quarantine=run / "none")
+    assert finished("auto", run, "one") is None, "it was killed"
+    (run / "README.md").write_text("the card, which is written last")
+    text = finished("auto", run, "one")
+    assert text is not None and "is finished" in text
+    assert finished("true", run, "one") is None and finished(None, run, "one") is None
+    assert finished("auto", run, "two") is None, "with other keys it is another run"
+    assert resume_point("auto", run) is None
+    assert "had other keys: a new run starts" in capsys.readouterr().out
+    open_folder(run, keep=True, resolved="one", quarantine=run / "none")  # more steps, by true
+    assert finished("auto", run, "one") is None and resume_point("auto", run) == checkpoint
 
 
 def test_a_missing_checkpoint_is_an_error(tmp_path: Path) -> None:

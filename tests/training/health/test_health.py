@@ -491,11 +491,38 @@ def test_what_is_no_number_does_not_apply(value: Any) -> None:
 
 def test_a_replay_knows_the_past_and_raises_nothing() -> None:
     monitor = HealthMonitor(HealthArguments(), patience=1)
-    past = [evaluation(0.8, 0.4), *REWARDS_UP, BAD]
+    past = [evaluation(0.8, 0.4), *REWARDS_UP]
     monitor.replay([{**log, "step": step} for step, log in enumerate(past)])
     (finding,) = monitor.observe(9, evaluation(0.76, 0.36))
     assert "from 0.600 at step 0" in finding.message
     assert [found.rule for found in monitor.observe(10, BAD)] == ["truncated"]
+
+
+def test_a_resumed_monitor_finds_what_one_that_was_never_interrupted_finds() -> None:
+    logs = [BAD, BAD, GOOD, BAD, BAD, BAD, GOOD, GOOD, BAD, BAD, BAD]
+    for after in range(len(logs)):
+        whole, resumed = HealthMonitor(HealthArguments()), HealthMonitor(HealthArguments())
+        for step, read in enumerate(logs[:after]):
+            whole.observe(step, read)
+        resumed.replay([{**read, "step": step} for step, read in enumerate(logs[:after])])
+        for step, read in enumerate(logs[after:], after):
+            assert whole.observe(step, read) == resumed.observe(step, read)
+
+
+def test_a_finding_that_stopped_a_run_stops_it_again() -> None:
+    args = HealthArguments(health_severity={"truncated": "stop"})
+    monitor = HealthMonitor(args, patience=1)
+    monitor.replay([{**BAD, "step": 1}])
+    assert [found.rule for found in monitor.observe(2, BAD)] == ["truncated"]
+
+
+def test_findings_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
+    (tmp_path / "health.jsonl").write_text('{"step": 2}\n{"step": 4}\n{"step": 5}\n{"st')
+    callback, args = HealthCallback(HealthArguments()), TrainingArguments(str(tmp_path))
+    callback.on_train_begin(args, TrainerState(global_step=4), None)
+    assert (tmp_path / "health.jsonl").read_text() == '{"step": 2}\n{"step": 4}\n'
+    callback.on_train_begin(args, TrainerState(), None)
+    assert (tmp_path / "health.jsonl").read_text() == ""
 
 
 # --------------------------------------------------------------------------------------------------

@@ -1,0 +1,118 @@
+"""A recipe that is stopped goes on with the same command."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from rookworld_rlvr.common.files import asset_path
+
+from ..conftest import RECIPES, script
+from ..killed import differences, outcome
+
+SMALL = """
+    --dataset_name rows.parquet --heldout_rows 8 --max_steps 4 --per_device_train_batch_size 16
+    --max_completion_length 24 --eval_steps 2 --save_steps 2 --logging_steps 1 --table_steps 1
+    --use_cpu --output_dir run --resume_from_checkpoint auto
+""".split()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rows = pd.read_parquet(asset_path("nano_openings.parquet"))
+    rows.iloc[::40].to_parquet(tmp_path / "rows.parquet")
+    return tmp_path
+
+
+def run(folder: Path, *more: str) -> str:
+    done = script("grpo.py", *SMALL, *more, cwd=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def stop(run: Path) -> None:
+    """Remove what a run writes at its end, as if it had been killed before."""
+    for name in ("README.md", "results.json", "model.safetensors", "heldout_answers_after.jsonl"):
+        (run / name).unlink()
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def flip(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:1000] + bytes([content[1000] ^ 1]) + content[1001:])
+
+
+def test_auto_starts_goes_on_and_knows_the_end(folder: Path) -> None:
+    run_folder = folder / "run"
+    assert "no checkpoint in run yet" in run(folder, "--report_to", "none")
+    whole = outcome(run_folder)
+    assert "the run in run is finished" in run(folder, "--report_to", "none")
+    assert outcome(run_folder) == whole and not (folder / "run.1").exists()
+
+    stop(run_folder)
+    cut(run_folder / "checkpoint-4" / "optimizer.pt")
+    shutil.copytree(run_folder / "checkpoint-4", run_folder / "_saving" / "checkpoint-6")
+    said = run(folder, "--report_to", "none")
+    for words in (
+        "checkpoint-6 was being written",
+        "checkpoint-4 is damaged (optimizer.pt has",
+        "going on from run/checkpoint-2",
+    ):
+        assert words in said
+    assert "run/damaged-checkpoint-4" in said
+    assert differences(outcome(run_folder), whole) == []
+
+    for checkpoint in run_folder.glob("checkpoint-*"):
+        flip(checkpoint / "model.safetensors")
+    stop(run_folder)
+    done = script("grpo.py", *SMALL, "--report_to", "none", cwd=folder)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "every checkpoint in run is damaged" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda folder: flip(folder / "model.safetensors"),
+        lambda folder: (folder / "optimizer.pt").unlink(),
+    ],
+    ids=["flipped", "missing"],
+)
+def test_a_damaged_checkpoint_leaves_no_trace(spoil: Callable[[Path], None], folder: Path) -> None:
+    run(folder, "--report_to", "none")
+    whole = outcome(folder / "run")
+    stop(folder / "run")
+    spoil(folder / "run" / "checkpoint-4")
+    assert "going on from run/checkpoint-2" in run(folder, "--report_to", "none")
+    assert differences(outcome(folder / "run"), whole) == []
+
+
+def test_wandb_goes_on_with_the_same_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    run(folder, "--max_steps", "2")
+    first = (folder / "run" / "wandb_run_id.txt").read_text()
+    stop(folder / "run")
+    monkeypatch.delenv("WANDB_RUN_ID")  # a new process would not have it
+    run(folder, "--max_steps", "4")
+    assert (folder / "run" / "wandb_run_id.txt").read_text() == first
+    logged = list((folder / "run" / "wandb").glob("offline-run-*"))
+    assert len(logged) == 2 and all(path.name.endswith(first) for path in logged)
+    sessions = json.loads((folder / "run" / "provenance.json").read_text())["sessions"]
+    assert [session["resumed_from"] for session in sessions] == [None, "run/checkpoint-2"]
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("grpo_*.yaml")), ids=lambda path: path.stem)
+def test_long_recipes_go_on_by_themselves(path: Path) -> None:
+    keys = yaml.safe_load(path.read_text())
+    of_124m = keys["model_name_or_path"] == "jrahn/RookWorld-LM-124M"
+    assert keys.get("resume_from_checkpoint") == ("auto" if of_124m else None)
