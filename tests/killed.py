@@ -79,6 +79,7 @@ def run(name: str, argv: Sequence[str], cwd: Path, kill: Kill | None = None) -> 
 def _run(name: str, argv: list[str], cwd: str, log: str, kill: Kill | None) -> None:
     os.chdir(cwd)
     os.environ["XDG_CACHE_HOME"] = str(Path(cwd, "cache"))
+    os.environ["WANDB_MODE"] = "offline"
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(handle, stream)

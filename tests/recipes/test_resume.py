@@ -13,6 +13,7 @@ import yaml
 
 from rookworld_rlvr.common.files import asset_path
 
+from .. import killed
 from ..conftest import RECIPES, script
 from ..killed import differences, outcome
 
@@ -97,13 +98,12 @@ def test_a_damaged_checkpoint_leaves_no_trace(spoil: Callable[[Path], None], fol
     assert differences(outcome(folder / "run"), whole) == []
 
 
-def test_wandb_goes_on_with_the_same_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    run(folder, "--max_steps", "2")
+def test_wandb_goes_on_with_the_same_run(folder: Path) -> None:
+    code, said = killed.run("grpo.py", SMALL, folder, killed.Kill("update", 3, 0.0))
+    assert code == -9, said[-3000:]
     first = (folder / "run" / "wandb_run_id.txt").read_text()
-    stop(folder / "run")
-    monkeypatch.delenv("WANDB_RUN_ID")  # a new process would not have it
-    run(folder, "--max_steps", "4")
+    code, said = killed.run("grpo.py", SMALL, folder)
+    assert code == 0, said[-3000:]
     assert (folder / "run" / "wandb_run_id.txt").read_text() == first
     logged = list((folder / "run" / "wandb").glob("offline-run-*"))
     assert len(logged) == 2 and all(path.name.endswith(first) for path in logged)
