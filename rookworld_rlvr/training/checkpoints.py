@@ -40,12 +40,12 @@ STATE = "trainer_state.json"
 # --------------------------------------------------------------------------------------------------
 def seal(folder: Path) -> None:
     """Write a checkpoint's manifest, when everything else is on the disk to stay."""
+    manifest = folder / MANIFEST
     files = {
         path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        if path.is_file() and path != manifest
     }
-    manifest = folder / MANIFEST
     manifest.write_text(json.dumps({"schema_version": 1, "files": files}, indent=2) + "\n")
     for path in (manifest, *(path for path in folder.rglob("*") if path.is_dir()), folder):
         _to_disk(path)

@@ -142,7 +142,14 @@ def test_publishing_replaces_an_earlier_checkpoint(run: Path) -> None:
 # --------------------------------------------------------------------------------------------------
 # In training
 # --------------------------------------------------------------------------------------------------
-STEPS = {
+def vowels(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
+    """A reward that differs from one random completion to the next."""
+    return [float(sum(letter in "aeiou" for letter in text)) for text in completions]
+
+
+STEPS: dict[str, Any] = {
+    "reward_funcs": [vowels],
+    "rewards": [{"name": "environment_exact"}],  # its weight
     "max_steps": 4,
     "save_steps": 1,
     "eval_strategy": "no",
