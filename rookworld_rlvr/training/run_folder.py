@@ -8,9 +8,10 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,16 +88,22 @@ def resume_point(wish: str | None, output_dir: Path) -> Path | None:
     Raises:
         RookWorldError: There is no checkpoint where one was asked for, or none that is whole.
     """
+    point: Path | None = _decided_by_main(partial(_resume_point, wish, output_dir))
+    return point
+
+
+def _decided_by_main(decide: Callable[[], Any]) -> Any:
+    """What the main process decides, on all processes; its error, too."""
     found: list[Any] = [None]
     if PartialState().is_main_process:
         try:
-            found = [_resume_point(wish, output_dir)]
+            found = [decide()]
         except RookWorldError as error:
             found = [error]
-    (point,) = broadcast_object_list(found)
-    if isinstance(point, RookWorldError):
-        raise point
-    return point
+    (decision,) = broadcast_object_list(found)
+    if isinstance(decision, RookWorldError):
+        raise decision
+    return decision
 
 
 def _resume_point(wish: str | None, output_dir: Path) -> Path | None:
@@ -141,11 +148,18 @@ def is_finished(output_dir: Path) -> bool:
 def finished(wish: str | None, output_dir: Path, resolved: str) -> str | None:
     """For ``auto``: what to say if the very run that is asked for is finished; None to train.
 
+    All processes get the main process's answer.
+
     Args:
         wish: See `resume_point`.
         output_dir: The run's folder.
         resolved: The resolved configuration.
     """
+    text: str | None = _decided_by_main(partial(_finished, wish, output_dir, resolved))
+    return text
+
+
+def _finished(wish: str | None, output_dir: Path, resolved: str) -> str | None:
     if wish is None or wish.lower() != _AUTO or not is_finished(output_dir):
         return None
     if (output_dir / RESOLVED_CONFIG).read_text(encoding="utf-8") != resolved:

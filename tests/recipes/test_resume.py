@@ -14,7 +14,7 @@ import yaml
 from rookworld_rlvr.common.files import asset_path
 
 from .. import killed
-from ..conftest import RECIPES, script
+from ..conftest import RECIPES, launch, script
 from ..killed import differences, outcome
 
 SMALL = """
@@ -109,6 +109,22 @@ def test_wandb_goes_on_with_the_same_run(folder: Path) -> None:
     assert len(logged) == 2 and all(path.name.endswith(first) for path in logged)
     sessions = json.loads((folder / "run" / "provenance.json").read_text())["sessions"]
     assert [session["resumed_from"] for session in sessions] == [None, "run/checkpoint-2"]
+
+
+@pytest.mark.slow
+def test_two_processes_save_and_go_on_together(folder: Path) -> None:
+    command = [str(RECIPES / "grpo.py"), *SMALL, "--report_to", "none"]
+    done = launch(*command, cwd=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    names = {path.name for path in (folder / "run" / "checkpoint-4").iterdir()}
+    assert {"between_steps_0.pt", "between_steps_1.pt", "rng_state_1.pth"} <= names
+    whole = outcome(folder / "run")
+    stop(folder / "run")
+    cut(folder / "run" / "checkpoint-4" / "rng_state_1.pth")
+    done = launch(*command, cwd=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("checkpoint-4 is damaged (rng_state_1.pth has") == 1
+    assert differences(outcome(folder / "run"), whole) == []
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("grpo_*.yaml")), ids=lambda path: path.stem)
