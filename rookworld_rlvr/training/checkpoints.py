@@ -208,9 +208,11 @@ class WholeCheckpoints:
     """Mixin for transformers' trainers whose checkpoints are whole or not there, and resume exactly."""
 
     beside: str | None = None  # the folder in which a checkpoint is being written
-    state: Any
     args: Any
+    state: Any
+    control: Any
     accelerator: Any
+    _buffered_inputs: Any
 
     def save_more(self, folder: Path) -> None:
         """Add files to a checkpoint before it is sealed; called on every process."""
