@@ -472,11 +472,15 @@ def _close_process_group() -> None:
     """Leave the process group before the interpreter shuts down.
 
     If a gloo thread releases its last tensor during the shutdown, it aborts the process, and a finished
-    run ends with SIGABRT (PyTorch issue 190489).
+    run ends with SIGABRT (PyTorch issue 190489). vLLM leaves its own groups first, which it could not
+    do later.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         gc.collect()  # a trainer has reference cycles, which would keep the group and its threads
-        torch.distributed.destroy_process_group()
+        if engine := sys.modules.get("vllm.distributed"):
+            engine.cleanup_dist_env_and_memory()
+        else:
+            torch.distributed.destroy_process_group()
 
 
 def _is_no_false_alarm(record: logging.LogRecord) -> bool:

@@ -46,6 +46,7 @@ from .parts.shared_prompts import SharedPromptArguments
 from .parts.supervised import SupervisedArguments
 from .parts.teaching import TeachingArguments
 from .parts.value_head import ValueArguments
+from .parts.vllm import vllm_faults
 
 
 # --------------------------------------------------------------------------------------------------
@@ -377,7 +378,7 @@ class RookWorldGRPOConfig(
         faults = self._reward_faults() + self.kl_faults(self.beta) + self.sampling_faults(self)
         faults += self.prompt_faults() + self.value_faults(self) + self.shape_faults(self)
         faults += self.teaching_faults(self) + self.supervised_faults(self)
-        faults += self.baseline_faults(self)
+        faults += self.baseline_faults(self) + vllm_faults(self)
         return faults + self._profile_faults()
 
     def settled_faults(self) -> list[str]:

@@ -224,7 +224,9 @@ def _sample(trainer: GRPOTrainer, prompts: Sequence[str]) -> tuple[Batch, torch.
     rows = trainer.samplings(prompts) if hasattr(trainer, "samplings") else alike
     device = trainer.accelerator.device
     encoded = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
-    completions, logps = draw(trainer, encoded, rows, keep_logps=True)
+    engine = getattr(getattr(trainer, "parts", None), "vllm", None)
+    drawn = engine.draw(encoded) if engine else draw(trainer, encoded, rows, keep_logps=True)
+    completions, logps = drawn
     assert logps is not None
     temperatures = torch.tensor([row.temperature for row in rows], device=device)
     sampled = pad([torch.tensor(row) for row in logps], 0.0, padding_side="right").to(device)

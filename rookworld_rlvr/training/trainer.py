@@ -39,6 +39,7 @@ from .parts.sampling import draws_itself, rollout
 from .parts.schedule import three_phase_scheduler
 from .parts.shared_prompts import groups_together
 from .parts.timing import StepTimes
+from .parts.vllm import vllm_starts
 from .preflight import Parity, PreflightCallback, starting_model
 
 
@@ -63,8 +64,8 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         """Correct the model for GPT-2 (position ids, dropout, GELU) and add the parts to it."""
         self.call: Call | None = None
         self._guard = RewardGuard(arguments_of(args, RewardFaultArguments))
-        with reference_loaded(args):
-            model = starting_model(model, args)
+        model = starting_model(model, args)
+        with reference_loaded(args), vllm_starts(args, model):
             super().__init__(model, self._guard.around(reward_funcs), args, **kwargs)
         self.beta = 0.0  # switches TRL's own KL term off; `parts.kl` replaces it
         self.sampling = Sampling(self.temperature, self.top_p, self.top_k or 0)

@@ -30,6 +30,7 @@ from .shared_prompts import SharedPrompts
 from .supervised import Supervised
 from .teaching import Teaching
 from .value_head import ValueHead
+from .vllm import VLLM
 
 PARTS_STATE = "control_state.json"
 
@@ -53,6 +54,7 @@ class Parts:
         self.credit = Credit.of(trainer)  # advantages by place
         self.judges = Judges.of(trainer)  # the states of frozen judges
         self.value_head = ValueHead.of(trainer)  # advantages by token
+        self.vllm = VLLM.of(trainer)  # sampling by vLLM
         self.shared = SharedPrompts.of(trainer)  # prompts sent once; after readers of hidden states
         self.groups = Groups.of(trainer)  # groups without signal
         self.teaching = Teaching.of(trainer)  # right answers in groups without any
@@ -118,12 +120,14 @@ class Parts:
             self.teaching.teach(call, ids, texts, logps)
 
     def guide(self, trainer: Any, batch: Batch, call: Call) -> None:
-        """Add temperatures, and what the terms of right answers need, to a batch with advantages."""
+        """Add temperatures and what the terms of right answers need to a batch, and measure vLLM."""
         if self.task_sampling is not None and call.temperatures is not None:
             batch["temperature"] = call.temperatures
             trainer.record(self.task_sampling.metrics())
         for part in filter(None, (self.teaching, self.supervised)):
             part.guide(batch, call)
+        if self.vllm is not None:
+            trainer.record(self.vllm.metrics(batch))
 
     def advantages(
         self,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import GenerationConfig
 from trl import GRPOConfig
 from trl.models.utils import unwrap_model_for_generation
 
@@ -57,7 +58,7 @@ class SamplingArguments:
             return []
         faults = [
             f"task_sampling: {name} samples all tasks alike; leave one of the two out"
-            for name in ("use_vllm", "use_transformers_continuous_batching")
+            for name in ("use_transformers_continuous_batching",)
             if getattr(args, name, False)
         ]
         longest = args.max_completion_length
@@ -104,11 +105,13 @@ _READ = {
 def draws_itself(trainer: Any) -> bool:
     """Whether a trainer's completions are drawn by `rollout` and not by TRL."""
     given = arguments_of(trainer.args, SamplingArguments)
+    if trainer.args.use_vllm:
+        return False
     return given.task_sampling is not None or not needs_generate(trainer)
 
 
 def needs_generate(trainer: Any) -> bool:
-    """Whether a trainer's completions need transformers' `generate` or another engine.
+    """Whether what a trainer draws itself needs transformers' `generate`, or continuous batching.
 
     That is so if the weights are sharded, or if a setting or the model needs something that the loop in
     `models.decoding` does not have.
@@ -117,7 +120,6 @@ def needs_generate(trainer: Any) -> bool:
     network = trainer.accelerator.unwrap_model(trainer.model)
     return bool(
         is_sharded(trainer)
-        or args.use_vllm
         or args.use_transformers_continuous_batching
         or trainer.tools
         or args.generation_kwargs
@@ -131,13 +133,12 @@ def needs_generate(trainer: Any) -> bool:
 
 def own_settings(trainer: Any) -> dict[str, Any]:
     """A model's own generation settings that `generate` follows and the loop does not."""
-    given = getattr(trainer, "generation_config", None)  # vLLM has none
+    given = generation_options(trainer)
     network = trainer.accelerator.unwrap_model(trainer.model)
     return {
         name: value
         for name, value in network.generation_config.to_diff_dict().items()
-        if given is not None
-        and value is not None
+        if value is not None
         and name not in _READ
         and not name.startswith(("_", "output_"))
         and getattr(given, name, None) is None
@@ -147,6 +148,26 @@ def own_settings(trainer: Any) -> dict[str, Any]:
 def is_sharded(trainer: Any) -> bool:
     """Whether a trainer's weights are sharded, so that no process keeps them all."""
     return bool(trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled)
+
+
+def generation_options(trainer: Any) -> GenerationConfig:
+    """The trainer's settings of generation; TRL makes none if vLLM samples."""
+    if not trainer.args.use_vllm:
+        return trainer.generation_config
+    tokenizer = trainer.processing_class
+    return GenerationConfig(
+        max_new_tokens=trainer.max_completion_length,
+        do_sample=True,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=trainer.eos_token_ids,
+        temperature=trainer.temperature,
+        top_p=trainer.top_p,
+        top_k=trainer.top_k,
+        min_p=trainer.min_p,
+        repetition_penalty=trainer.repetition_penalty,
+        disable_compile=True,
+    )
 
 
 def draw(
@@ -172,7 +193,7 @@ def draw(
             trainer.model_wrapped,
             trainer.accelerator,
             gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
-            generation_kwargs=trainer.generation_kwargs,
+            generation_kwargs=getattr(trainer, "generation_kwargs", None),  # none with vLLM
             gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
         ) as network,
         getattr(trainer, "whole_weights", nullcontext)(),
@@ -182,7 +203,7 @@ def draw(
             network,
             prompts,
             rows,
-            trainer.generation_config,
+            generation_options(trainer),
             by_generate=needs_generate(trainer),
             keep_logps=keep_logps,
             batch_size=batch_size,

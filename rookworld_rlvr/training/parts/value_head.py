@@ -7,7 +7,8 @@ advantage. A value head tells at which token a completion went well or badly, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -147,6 +148,17 @@ class ValueHead(Part):
         network = self._trainer.accelerator.unwrap_model(self._trainer.model)
         head: torch.nn.Linear = language_model(network).value_head
         return head
+
+    @contextmanager
+    def taken_off(self) -> Iterator[None]:
+        """Take the head off the model for a while, for what knows no such weights."""
+        owner = language_model(self._trainer.accelerator.unwrap_model(self._trainer.model))
+        head = owner.value_head
+        del owner.value_head
+        try:
+            yield
+        finally:
+            owner.value_head = head
 
     def _read(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """Read the head during a forward of the policy, when sharded weights are gathered."""
