@@ -2,8 +2,8 @@
 
 vLLM computes a completion's log-probs in its own way, so they differ a little from the trainer's. TRL
 weights each completion by the ratio of the two (`vllm_importance_sampling_correction`). vLLM's log-probs
-are those after top-p and top-k, the trainer's those before. A token that is cut off is never sampled, and
-no weight makes up for that: with top-p 1 and top-k 0 there is no such bias.
+are those after top-p and top-k, the trainer's those before. A token that is cut off is never sampled,
+and no weight makes up for that: with top-p 1 and top-k 0 there is no such bias.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def vllm_faults(args: GRPOConfig) -> list[str]:
     faults = []
     if args.vllm_mode == "server" and not torch.cuda.is_available():
         faults.append(
-            "vllm_mode: server needs a GPU for the trainer too, because TRL sends it the weights by NCCL; "
+            "vllm_mode: server needs a GPU for the trainer too, because TRL sends the weights by NCCL; "
             "give vllm_mode: colocate"
         )
     if args.pass_samples and args.generation_kwargs:
         faults.append(
-            "pass_samples: its answers are not sampled by vLLM, whose generation_kwargs they would lack; "
+            "pass_samples: its answers are not sampled by vLLM, and would lack its generation_kwargs; "
             "leave one of the two out"
         )
     return faults
@@ -97,8 +97,8 @@ def _precision(args: Any, model: str | PreTrainedModel) -> str:
 def _start(build: Callable[..., Any], dtype: str, **settings: Any) -> Any:
     if not settings["model"]:
         raise RookWorldError(
-            "use_vllm: vLLM reads a model from its folder or from the Hub, but this one has neither; save "
-            "it, and load it from there"
+            "use_vllm: vLLM reads a model from its folder or from the Hub, but this one has neither; "
+            "save it, and load it from there"
         )
     try:
         return build(dtype=dtype, **settings)

@@ -1,0 +1,107 @@
+"""What can be said of vLLM without it; `tests/vllm` has the engine itself."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.tasks.task import Sampling
+from rookworld_rlvr.training.config import RookWorldGRPOConfig
+from rookworld_rlvr.training.parts import vllm
+from rookworld_rlvr.training.parts.vllm import VLLM
+from rookworld_rlvr.training.preflight import Parity
+
+
+def config(monkeypatch: pytest.MonkeyPatch, installed: bool, **options: Any) -> Any:
+    monkeypatch.setattr(vllm, "find_spec", lambda name: object() if installed else None)
+    return RookWorldGRPOConfig(
+        rewards=[{"name": "graduated"}], use_cpu=True, bf16=False, use_vllm=True, **options
+    )
+
+
+def test_what_vllm_lacks_is_said_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigurationError, match=r"pip install 'rookworld-rlvr\[vllm\]'"):
+        config(monkeypatch, installed=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigurationError, match="vllm_mode: server needs a GPU"):
+        config(monkeypatch, installed=True, vllm_mode="server")
+    with pytest.raises(ConfigurationError, match=r"pass_samples: .* not sampled by vLLM"):
+        config(monkeypatch, installed=True, pass_samples=4, generation_kwargs={"stop": ["+"]})
+    given = config(monkeypatch, installed=True, task_sampling={"policy": {}})
+    assert given.use_vllm and given.task_sampling == {"policy": {}}
+
+
+def part(**attributes: Any) -> VLLM:
+    """The part without an engine."""
+    made = object.__new__(VLLM)
+    made._uncut = False
+    accelerator = SimpleNamespace(reduce=lambda sums, reduction: sums)
+    made._trainer = SimpleNamespace(accelerator=accelerator, **attributes)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("weights", "share"),
+    [([1.0, 1.0], 1.0), ([2.0, 2.0], 1.0), ([1.0, 3.0], 0.8), ([1.0, float("nan")], 1.0)],
+)
+def test_the_effective_share_is_kish_s(weights: list[float], share: float) -> None:
+    """(sum w)^2 / (n sum w^2); a taught answer has no log-prob of vLLM and does not count."""
+    ours = torch.log(torch.tensor(weights)).unsqueeze(1) / 2 * torch.tensor([[1.0, 1.0, 7.0]])
+    batch = {
+        "old_per_token_logps": ours,
+        "sampling_per_token_logps": torch.zeros(2, 3),
+        "completion_mask": torch.tensor([[1, 1, 0], [1, 1, 0]]),
+    }
+    found = part().metrics(batch)["sampling/effective_share"]
+    assert found == pytest.approx(share)
+    del batch["old_per_token_logps"]
+    assert part().metrics(batch) == {}, "TRL corrects nothing"
+
+
+def test_a_request_for_each_way_of_sampling_and_answers_in_order() -> None:
+    asked: list[dict[str, Any]] = []
+
+    def generate(prompts: list[list[int]], n: int, **settings: Any) -> dict[str, Any]:
+        asked.append({"prompts": prompts, **settings})
+        answers = [[*ids, turn] for ids in prompts for turn in range(n)]
+        return {"prompt_ids": prompts, "completion_ids": answers, "logprobs": answers}
+
+    ways = {"a": Sampling(0.5, 0.9), "b": Sampling(1.0, 1.0, 5, max_completion_length=7)}
+    made = part(
+        parts=SimpleNamespace(task_sampling=object()),
+        processing_class=SimpleNamespace(batch_decode=lambda ids, **_: ["ab"[i[0]] for i in ids]),
+        samplings=lambda texts: [ways[text] for text in texts],
+        max_completion_length=32,
+    )
+    prompts = [[0, 10], [1, 11], [0, 12]]
+    found = made._by_requests(generate, prompts, n=2, temperature=9.0, logprobs=0)
+    assert found["prompt_ids"] == prompts
+    assert found["completion_ids"] == [[*ids, turn] for ids in prompts for turn in (0, 1)]
+    assert [one["prompts"] for one in asked] == [[[0, 10], [0, 12]], [[1, 11]]]
+    assert [one["temperature"] for one in asked] == [0.5, 1.0]
+    assert [one["max_tokens"] for one in asked] == [32, 7]
+    made._trainer.parts.task_sampling = None
+    made._by_requests(generate, prompts, n=2, temperature=9.0)
+    assert [one["temperature"] for one in asked[2:]] == [9.0], "one request, as TRL says"
+    made._uncut = True
+    made._by_requests(generate, prompts, n=1)
+    assert {(one["top_p"], one["top_k"], one["min_p"]) for one in asked[3:]} == {(1.0, 0, 0.0)}
+
+
+def test_half_precision_allows_another_engine_more() -> None:
+    parity = Parity(alone_gap=0.01, sampler_gap=0.2, reference_kl=0.0)
+    assert parity.faults(0.05) == ["sampler_gap = 0.2"]
+    assert parity.faults(0.05, sampler=0.5) == []
+    assert Parity(0.2, 0.2, 0.0).faults(0.05, sampler=0.5) == ["alone_gap = 0.2"]
+
+
+def test_a_value_head_can_be_taken_off(make_trainer: Any, random_gpt2: Any, tokenizer: Any) -> None:
+    trainer = make_trainer(random_gpt2, tokenizer, advantage_estimator="gae")
+    head = trainer.parts.value_head.head
+    with trainer.parts.value_head.taken_off():
+        assert not any("value_head" in name for name, _ in trainer.model.named_parameters())
+    assert trainer.parts.value_head.head is head

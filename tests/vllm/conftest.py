@@ -1,0 +1,64 @@
+"""The real engine on a CPU (`make test-vllm`); without vLLM these tests are skipped."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rookworld_rlvr.models import loading
+
+HERE = Path(__file__).parent
+SETTINGS = {
+    "TORCH_COMPILE_DISABLE": "1",  # compiling takes a minute and saves seconds
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if find_spec("vllm") is None:
+        for item in items:
+            if HERE in item.path.parents:
+                item.add_marker(pytest.mark.skip("vLLM is not installed (make test-vllm)"))
+
+
+@pytest.fixture(autouse=True)
+def _engine_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """TRL and vLLM leave variables and a process group behind; the next test has its own."""
+    before = dict(os.environ)
+    for name, value in SETTINGS.items():
+        monkeypatch.setenv(name, value)
+    yield
+    gc.collect()
+    if engine := sys.modules.get("vllm.distributed"):
+        engine.cleanup_dist_env_and_memory()
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
+        if name in before:
+            os.environ[name] = before[name]
+
+
+@pytest.fixture
+def vllm_trainer(make_trainer: Callable[..., Any], tokenizer: Any) -> Callable[..., Any]:
+    """Build a trainer of the packaged model that samples by vLLM; keywords as of `make_trainer`."""
+
+    def make(**options: Any) -> Any:
+        model = loading.load_model(loading.PACKAGED_MODEL, dtype="float32")
+        defaults = {
+            "use_vllm": True,
+            "vllm_gpu_memory_utilization": 0.05,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "load_best_model_at_end": False,
+        }
+        return make_trainer(model, tokenizer, **{**defaults, **options})
+
+    return make

@@ -1,0 +1,24 @@
+"""vLLM's server on a CPU, with a way to take weights from a file in place of NCCL, which needs GPUs.
+
+vLLM imports this in its worker (`--worker-extension-cls`) before it loads the model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from safetensors.torch import load_file
+from vllm.model_executor.layers import utils  # type: ignore[import-not-found]
+
+from rookworld_rlvr.training.parts.vllm import _multiply_plainly
+
+utils.dispatch_cpu_unquantized_gemm = _multiply_plainly
+
+
+class TakesFiles:
+    """What vLLM adds to its worker."""
+
+    model_runner: Any
+
+    def take_file(self, path: str) -> None:
+        self.model_runner.model.load_weights(load_file(path).items())

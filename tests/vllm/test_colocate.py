@@ -1,0 +1,197 @@
+"""vLLM inside of the training process: what it samples, with which weights, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig
+
+from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.tasks.registry import task_of
+from rookworld_rlvr.training.glossary import dashboard_key, explain
+from rookworld_rlvr.training.heldout_samples import sample_heldout
+from rookworld_rlvr.training.preflight import measure_parity, mixed_length_prompts
+
+from ..conftest import RECIPES, REPOSITORY
+from .conftest import SETTINGS
+
+Make = Callable[..., Any]
+
+
+@contextmanager
+def changed_weights(trainer: Any) -> Iterator[None]:
+    """Noise on what is trained, in front of which vLLM has not synchronised its weights."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for weights in filter(lambda each: each.requires_grad, trainer.model.parameters()):
+            weights.add_(0.05 * torch.randn_like(weights))
+    engine = trainer.vllm_generation
+    synchronise, engine.sync_weights = engine.sync_weights, lambda: None
+    try:
+        yield
+    finally:
+        engine.sync_weights = synchronise
+
+
+def gap(trainer: Any) -> float:
+    """The largest difference between vLLM's log-probs and the trainer's, in nats."""
+    prompts = mixed_length_prompts(trainer)
+    return measure_parity(trainer, prompts).sampler_gap
+
+
+def logged(trainer: Any, name: str) -> list[float]:
+    return [log[name] for log in trainer.state.log_history if name in log]
+
+
+CUT = {"temperature": 0.7, "top_p": 0.5, "top_k": 3}
+BY_TASK = {
+    "policy": {"top_k": 1, "max_completion_length": 5},
+    "environment": {"temperature": 2.0, "top_p": 1.0, "max_completion_length": 9},
+}
+
+
+@pytest.mark.parametrize("options", [{}, CUT, {"task_sampling": BY_TASK}], ids=["", "cut", "task"])
+def test_the_preflight_compares_with_the_log_probs_of_vllm(
+    vllm_trainer: Make, options: dict[str, Any]
+) -> None:
+    trainer = vllm_trainer(preflight=False, **options)
+    prompts = mixed_length_prompts(trainer)
+    assert measure_parity(trainer, prompts).faults(1e-4) == []
+
+    def half(*batch: Any) -> Any:
+        scores = trainer.log_probs(*batch)
+        return scores._replace(logps=0.5 * scores.logps)
+
+    assert measure_parity(trainer, prompts, log_probs=half).sampler_gap > 0.1
+
+
+@pytest.mark.parametrize("kind", ["all weights", "adapters", "a value head"])
+def test_what_is_sampled_follows_the_weights(vllm_trainer: Make, kind: str) -> None:
+    adapters = LoraConfig(target_modules=["c_attn"], r=8) if kind == "adapters" else None
+    estimator = "gae" if kind == "a value head" else "group"
+    trainer = vllm_trainer(peft_config=adapters, advantage_estimator=estimator, preflight=False)
+    before = {name: weights.clone() for name, weights in trainer.model.named_parameters()}
+    with changed_weights(trainer):
+        assert gap(trainer) > 0.1, "the old weights"
+    changed = {name: weights.clone() for name, weights in trainer.model.named_parameters()}
+    assert gap(trainer) < 1e-4, "the new ones"
+    after = dict(trainer.model.named_parameters())
+    assert list(before) == list(after)
+    for name, weights in after.items():
+        torch.testing.assert_close(weights, changed[name], rtol=0, atol=1e-6)
+    assert any("value_head" in name for name in after) is (kind == "a value head")
+
+
+def test_a_value_head_learns_beside_vllm(vllm_trainer: Make) -> None:
+    trainer = vllm_trainer(advantage_estimator="gae", max_steps=2)
+    trainer.train()
+    assert len(logged(trainer, "value/loss")) == 2
+    assert trainer.parts.value_head.head.weight.abs().sum() > 0
+
+
+def test_each_task_is_sampled_in_its_own_way(vllm_trainer: Make) -> None:
+    trainer = vllm_trainer(
+        task_sampling=BY_TASK, per_device_train_batch_size=32, num_generations=8, preflight=False
+    )
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+    texts: dict[str, list[list[int]]] = {"policy": [], "environment": []}
+    groups: dict[str, set[str]] = {"policy": set(), "environment": set()}
+    for place, ids in enumerate(batch["completion_ids"]):
+        prompt = batch["prompt_ids"][place][batch["prompt_mask"][place].bool()]
+        text = trainer.processing_class.decode(prompt)
+        groups[task_of(text)].add(text)
+        texts[task_of(text)].append(ids[batch["completion_mask"][place].bool()].tolist())
+    longest = {task: max(map(len, rows)) for task, rows in texts.items()}
+    assert longest == {"policy": 5, "environment": 9}
+    distinct = {task: len(set(map(tuple, rows))) for task, rows in texts.items()}
+    assert distinct["policy"] == len(groups["policy"]), "top-k 1 draws alike"
+    assert distinct["environment"] > len(groups["environment"]), "temperature 2 does not"
+    hot = batch["temperature"] == 2.0
+    ratio = batch["importance_sampling_ratio"]
+    assert (ratio[hot] - 1).abs().max() < 1e-3, "scored at the temperature of sampling"
+
+
+def test_rounds_of_sampling_and_what_is_logged(vllm_trainer: Make) -> None:
+    options = {"zero_variance": "resample", "zero_variance_extra": 1.0}
+    trainer = vllm_trainer(max_steps=2, temperature=0.3, **options)
+    trainer.train()
+    assert max(logged(trainer, "zero_variance/extra_prompts")) > 0
+    for name, bound in (("mean", 1e-4), ("max", 1e-3)):
+        gaps = logged(trainer, f"sampling/sampling_logp_difference/{name}")
+        assert len(gaps) == 2 and max(gaps) < bound
+    shares = logged(trainer, "sampling/effective_share")
+    assert shares == pytest.approx([1.0, 1.0], abs=1e-3)
+    assert explain(dashboard_key("sampling/effective_share")).meaning
+
+
+def test_a_text_beyond_the_positions_is_refused(vllm_trainer: Make) -> None:
+    with pytest.raises(RookWorldError, match="vLLM has 100 positions, but the longest prompt has"):
+        vllm_trainer(vllm_max_model_length=100)
+    with pytest.raises(RookWorldError, match=r"vLLM has 256 positions, .* is 250"):
+        vllm_trainer(max_completion_length=250)
+    with pytest.raises(RookWorldError, match="vLLM could not start"):
+        vllm_trainer(vllm_max_model_length=300)
+
+
+def test_a_model_without_a_folder_is_refused(
+    make_trainer: Make, random_gpt2: Any, tokenizer: Any
+) -> None:
+    with pytest.raises(RookWorldError, match="reads a model from its folder"):
+        make_trainer(random_gpt2, tokenizer, use_vllm=True)
+
+
+def test_held_out_rows_are_answered_as_without_vllm(vllm_trainer: Make) -> None:
+    found = []
+    for use_vllm in (False, True):
+        trainer = vllm_trainer(use_vllm=use_vllm, pass_samples=2, pass_rows=8)
+        trainer.evaluate()
+        rows = trainer.eval_dataset
+        counts = sample_heldout(trainer, rows, trainer.heldout.completions)
+        found.append((trainer.heldout.completions, counts))
+    assert found[0] == found[1]
+
+
+def test_the_seed_says_what_is_drawn(vllm_trainer: Make) -> None:
+    def completions(seed: int) -> list[str]:
+        trainer = vllm_trainer(seed=seed, preflight=False, data_seed=0)
+        trainer.train()
+        return sorted(trainer.completion_log()["completion", ""])
+
+    assert completions(1) == completions(1) != completions(2)
+
+
+def test_twenty_steps_of_the_packaged_recipe(tmp_path: Path) -> None:
+    words = "--max_steps 20 --eval_steps 20 --save_steps 20 --heldout_rows 200 --report_to none"
+    words += " --use_vllm true --vllm_mode colocate --vllm_gpu_memory_utilization 0.1"
+    found = subprocess.run(
+        [sys.executable, str(RECIPES / "grpo.py"), *words.split(), "--output_dir", "run"],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            **SETTINGS,
+            "PYTHONPATH": str(REPOSITORY),
+            "ACCELERATE_USE_CPU": "true",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(found.stdout)
+    assert found.returncode == 0, found.stderr
+    assert "Traceback" not in found.stderr
+    state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())["log_history"]
+    before, *_, after = (log["eval_overall"] for log in state if "eval_overall" in log)
+    assert after > before
+    (preflight,) = (log for log in state if "preflight/sampler_gap" in log)
+    assert preflight["preflight/sampler_gap"] < 1e-4

@@ -1,0 +1,131 @@
+"""vLLM as a server: requests, weights, positions. A file replaces NCCL, which needs GPUs."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.models.loading import PACKAGED_MODEL, resolve_model_path
+from rookworld_rlvr.training.config import RookWorldGRPOConfig
+from rookworld_rlvr.training.preflight import measure_parity, mixed_length_prompts
+
+from ..conftest import REPOSITORY, REWARDS
+from .conftest import SETTINGS
+from .test_colocate import BY_TASK, CUT, changed_weights, gap, logged
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server of the packaged model, as `trl vllm-serve` starts it."""
+    pytest.importorskip("vllm")
+    from trl.scripts.vllm_serve import ScriptArguments, build_command
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    asked = ScriptArguments(
+        model=resolve_model_path(PACKAGED_MODEL),
+        host="127.0.0.1",
+        port=port,
+        dtype="float32",
+        gpu_memory_utilization=0.05,
+        enforce_eager=True,
+    )
+    log = tmp_path_factory.mktemp("server") / "log"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [*build_command(asked), "--worker-extension-cls", "tests.vllm.serve.TakesFiles"],
+            env={
+                **os.environ,
+                **SETTINGS,
+                "PYTHONPATH": str(REPOSITORY),
+                "VLLM_SERVER_DEV_MODE": "1",
+            },
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(60)
+        print(log.read_text()[-4000:])
+
+
+@pytest.fixture
+def served(
+    server: str, vllm_trainer: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Make:
+    """Build a trainer that samples by the server; keywords as of `vllm_trainer`."""
+    client = "trl.generation.vllm_client.VLLMClient"
+
+    def update(self: Any, metadata: Any, named: Iterator[tuple[str, torch.Tensor]]) -> None:
+        weights = {name: tensor.clone() for name, tensor in named}
+        assert [name for name, *_ in metadata] == list(weights)
+        save_file(weights, tmp_path / "weights.safetensors")
+        body = {"method": "take_file", "args": [str(tmp_path / "weights.safetensors")]}
+        self.session.post(f"{self.base_url}/collective_rpc", json=body).raise_for_status()
+
+    monkeypatch.setattr(f"{client}.init_communicator", lambda self, device: None)
+    monkeypatch.setattr(f"{client}.update_named_params", update)
+    monkeypatch.setattr("rookworld_rlvr.training.config.vllm_faults", lambda args: [])
+    server_keys = {"vllm_mode": "server", "vllm_server_base_url": server}
+    return lambda **options: vllm_trainer(**{**server_keys, **options})
+
+
+@pytest.mark.parametrize("options", [{}, CUT, {"task_sampling": BY_TASK}], ids=["", "cut", "task"])
+def test_the_preflight_compares_with_the_log_probs_of_the_server(
+    served: Make, options: dict[str, Any]
+) -> None:
+    trainer = served(preflight=False, **options)
+    assert measure_parity(trainer, mixed_length_prompts(trainer)).faults(1e-4) == []
+
+
+@pytest.mark.parametrize("estimator", ["group", "gae"])
+def test_what_is_sampled_follows_the_weights(served: Make, estimator: str) -> None:
+    trainer = served(preflight=False, advantage_estimator=estimator)
+    gap(trainer)  # the server may have the weights of another test
+    with changed_weights(trainer):
+        assert gap(trainer) > 0.1
+    assert gap(trainer) < 1e-4
+
+
+def test_each_task_is_asked_for_in_its_own_way_and_comes_back_in_order(served: Make) -> None:
+    trainer = served(
+        task_sampling=BY_TASK,
+        zero_variance="resample",
+        per_device_train_batch_size=16,
+        max_steps=2,
+    )
+    trainer.train()
+    assert max(logged(trainer, "sampling/sampling_logp_difference/max")) < 1e-3
+    assert max(logged(trainer, "completions/max_length")) == 9
+
+
+def test_a_text_beyond_the_server_s_positions_is_refused(served: Make) -> None:
+    with pytest.raises(RookWorldError, match="vLLM has 256 positions"):
+        served(max_completion_length=250)
+
+
+def test_without_a_server_there_is_one_message(served: Make) -> None:
+    with pytest.raises(RookWorldError, match=r"vllm_mode: server: .* can't be reached"):
+        served(vllm_server_base_url="http://127.0.0.1:9", vllm_server_timeout=0.0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU can send weights")
+def test_a_trainer_without_a_gpu_cannot_send_weights_to_a_server() -> None:
+    with pytest.raises(RookWorldError, match="vllm_mode: server needs a GPU"):
+        RookWorldGRPOConfig(
+            rewards=REWARDS, use_cpu=True, bf16=False, use_vllm=True, vllm_mode="server"
+        )
