@@ -21,7 +21,7 @@ from rookworld_rlvr.training.glossary import dashboard_key, explain
 from rookworld_rlvr.training.heldout_samples import sample_heldout
 from rookworld_rlvr.training.preflight import measure_parity, mixed_length_prompts
 
-from ..conftest import RECIPES, REPOSITORY
+from ..conftest import RECIPES, REPOSITORY, script
 from .conftest import SETTINGS
 
 Make = Callable[..., Any]
@@ -136,8 +136,8 @@ def test_rounds_of_sampling_and_what_is_logged(vllm_trainer: Make) -> None:
 
 
 def test_a_text_beyond_the_positions_is_refused(vllm_trainer: Make) -> None:
-    with pytest.raises(RookWorldError, match="vLLM has 100 positions, but the longest prompt has"):
-        vllm_trainer(vllm_max_model_length=100)
+    with pytest.raises(RookWorldError, match="vLLM has 40 positions, but the longest prompt has"):
+        vllm_trainer(vllm_max_model_length=40)
     with pytest.raises(RookWorldError, match=r"vLLM has 256 positions, .* is 250"):
         vllm_trainer(max_completion_length=250)
     with pytest.raises(RookWorldError, match="vLLM could not start"):
@@ -169,6 +169,16 @@ def test_the_seed_says_what_is_drawn(vllm_trainer: Make) -> None:
         return sorted(trainer.completion_log()["completion", ""])
 
     assert completions(1) == completions(1) != completions(2)
+
+
+def test_bad_input_ends_with_one_message(tmp_path: Path) -> None:
+    words = "--heldout_rows 4 --max_rows 400 --report_to none --use_cpu true --use_vllm true"
+    words += " --vllm_gpu_memory_utilization 0.05 --vllm_max_model_length 40 --output_dir run"
+    ended = script("grpo.py", *words.split(), cwd=tmp_path)
+    assert ended.returncode == 2
+    said = [line for line in ended.stderr.splitlines() if line.startswith("grpo.py: ")]
+    assert len(said) == 1 and "vLLM has 40 positions" in said[0]
+    assert not torch.distributed.is_initialized()
 
 
 def test_twenty_steps_of_the_packaged_recipe(tmp_path: Path) -> None:

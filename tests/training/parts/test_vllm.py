@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from trl.generation.vllm_client import VLLMClient
+from trl.generation.vllm_generation import VLLMGeneration
 
 from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.tasks.task import Sampling
@@ -33,6 +36,19 @@ def test_what_vllm_lacks_is_said_before_anything_is_loaded(monkeypatch: pytest.M
         config(monkeypatch, installed=True, pass_samples=4, generation_kwargs={"stop": ["+"]})
     given = config(monkeypatch, installed=True, task_sampling={"policy": {}})
     assert given.use_vllm and given.task_sampling == {"policy": {}}
+
+
+def test_trl_calls_vllm_as_the_part_expects() -> None:
+    """`make canary` shows when that changes."""
+    asks, client = VLLMGeneration.generate, VLLMClient.generate
+    given = ["self", "prompts", "images", "num_generations", "profiler"]
+    assert list(inspect.signature(asks).parameters) == given
+    assert list(inspect.signature(VLLMGeneration.sync_weights).parameters) == ["self"]
+    source = inspect.getsource(asks)
+    assert "self.llm.generate(vllm_prompts, sampling_params=sampling_params, use_tqdm" in source
+    assert "self.vllm_client.generate(" in source
+    names = {"prompts", "n", "temperature", "top_p", "top_k", "min_p", "max_tokens"}
+    assert names <= set(inspect.signature(client).parameters)
 
 
 def part(**attributes: Any) -> VLLM:
