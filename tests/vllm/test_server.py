@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 import torch
 from safetensors.torch import save_file
 
@@ -23,6 +26,14 @@ from .conftest import SETTINGS
 from .test_colocate import BY_TASK, CUT, changed_weights, gap, logged
 
 Make = Callable[..., Any]
+TAKES_FILES = "tests.vllm.serve.TakesFiles"
+
+
+def answers(address: str) -> bool:
+    try:
+        return requests.get(address, timeout=5).ok
+    except requests.ConnectionError:
+        return False
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +53,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         gpu_memory_utilization=0.05,
         enforce_eager=True,
     )
+    command = build_command(asked)
+    command = [*command[command.index("serve") :], "--worker-extension-cls", TAKES_FILES]
     log = tmp_path_factory.mktemp("server") / "log"
     with log.open("w") as out:
         process = subprocess.Popen(
-            [*build_command(asked), "--worker-extension-cls", "tests.vllm.serve.TakesFiles"],
+            [sys.executable, "-m", "tests.vllm.serve", *command],
             env={
                 **os.environ,
                 **SETTINGS,
@@ -56,11 +69,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             stderr=subprocess.STDOUT,
         )
     try:
-        yield f"http://127.0.0.1:{port}"
+        address = f"http://127.0.0.1:{port}"
+        while not answers(f"{address}/health"):
+            assert process.poll() is None, log.read_text()[-4000:]
+            time.sleep(1)
+        yield address
     finally:
         process.terminate()
         process.wait(60)
-        print(log.read_text()[-4000:])
 
 
 @pytest.fixture
