@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+import yaml
+
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
 from .output import show
 
@@ -38,7 +40,14 @@ MODULES = {
 }
 """Command → the module that it runs."""
 
-LAUNCHER = {"--num_processes": "--num_processes", "--accelerate_config": "--config_file"}
+LAUNCHER = {
+    "--accelerate_config": "--config_file",
+    "--num_processes": "--num_processes",
+    "--num_machines": "--num_machines",
+    "--machine_rank": "--machine_rank",
+    "--main_process_ip": "--main_process_ip",
+    "--main_process_port": "--main_process_port",
+}
 """Option of `rookworld` for several processes → option of ``accelerate launch``."""
 
 
@@ -117,6 +126,8 @@ def usage() -> str:
             "To run it on several processes, add --num_processes N, --accelerate_config NAME, or both; "
             "NAME is a file or one of",
             f"{', '.join(_names('accelerate_configs'))}.",
+            "On several machines, run the command on each, with --num_machines, --machine_rank from 0,",
+            "and the --main_process_ip and --main_process_port of rank 0; --num_processes counts all.",
         ]
     )
 
@@ -133,13 +144,57 @@ def command_line(script: str, words: Sequence[str]) -> tuple[list[str], list[str
             if not given:
                 raise ConfigurationError([f"{word}: the value is missing; give one"])
             value = given.pop(0)
-            value = value if word == "--num_processes" else _accelerate_config(value)
+            value = _accelerate_config(value) if word == "--accelerate_config" else value
             launcher += [LAUNCHER[word], value]
         else:
             rest.append(word)
     if launcher and "--config_file" not in launcher:
         launcher = ["--config_file", _accelerate_config(_usual_config()), *launcher]
-    return launcher, [path, *rest]
+    return [*launcher, *_of_machines(launcher)], [path, *rest]
+
+
+def _of_machines(launcher: Sequence[str]) -> list[str]:
+    """Further options for several machines; empty for one.
+
+    Raises:
+        ConfigurationError: Options are missing, or are not numbers.
+    """
+    given = dict(zip(launcher[::2], launcher[1::2], strict=True))
+    numbers = {"num_processes", "num_machines", "machine_rank", "main_process_port"}
+    faults = [
+        f"--{name}: {value!r} is not a whole number of 0 or more"
+        for name in sorted(numbers)
+        if not (value := given.get(f"--{name}", "0")).isdecimal()
+    ]
+    if faults:
+        raise ConfigurationError(faults)
+    file = yaml.safe_load(Path(given["--config_file"]).read_text("utf-8")) or {} if given else {}
+    known = {**file, **{name.removeprefix("--"): value for name, value in given.items()}}
+    machines = int(known.get("num_machines", 1))
+    if machines < 2:
+        lost = [name for name in ("machine_rank", "main_process_ip") if f"--{name}" in given]
+        if lost:
+            raise ConfigurationError(
+                [f"--{name}: this is for several machines; give --num_machines" for name in lost]
+            )
+        return []
+    rank = int(given.get("--machine_rank", machines))
+    if rank >= machines:
+        faults.append(f"--machine_rank: give this machine's number, from 0 to {machines - 1}")
+    if not known.get("main_process_ip"):
+        faults.append("--main_process_ip: give the address of the machine with rank 0")
+    if not int(known.get("main_process_port") or 0):
+        faults.append(
+            "--main_process_port: give a port that is free there, the same on all machines"
+        )
+    if int(known.get("num_processes") or 0) % machines:
+        faults.append(
+            f"--num_processes: {known['num_processes']} processes do not spread evenly over {machines} "
+            "machines; it counts those of all machines"
+        )
+    if faults:
+        raise ConfigurationError(faults)
+    return ["--same_network"]
 
 
 def launch(words: Sequence[str]) -> int:
@@ -157,10 +212,14 @@ def launch(words: Sequence[str]) -> int:
     signal.signal(
         signal.SIGINT, lambda number, frame: None
     )  # the script handles Ctrl-C; wait for it
+    options = launch_command_parser().parse_args(list(words))
     try:
-        launch_command(launch_command_parser().parse_args(list(words)))
+        launch_command(options)
     except ChildFailedError as error:
-        return _exit_code(error.get_first_failure()[1].exitcode)
+        code = _exit_code(error.get_first_failure()[1].exitcode)
+        if int(options.num_machines or 1) > 1 and code not in (2, 130, 143):
+            print(_how_machines_go_on(code), file=sys.stderr)
+        return code
     except subprocess.CalledProcessError as error:
         return _exit_code(error.returncode)
     except SignalException as error:
@@ -175,6 +234,15 @@ def _exit_code(code: int) -> int:
     (2, 143)
     """
     return 128 - code if code < 0 else code
+
+
+def _how_machines_go_on(code: int) -> str:
+    """What to do after a failure on several machines; the cause may be on another one."""
+    return (
+        f"rookworld: this machine's processes ended with exit code {code}. If a connection was closed, "
+        "another machine ended first: look there for the cause. When all machines have ended, give each "
+        "its command again, with --resume_from_checkpoint true to go on from the last checkpoint"
+    )
 
 
 def recipes(words: Sequence[str]) -> list[str]:

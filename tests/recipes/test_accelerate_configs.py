@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +40,12 @@ backend = torch.distributed.get_backend()
 print(f"rank {state.process_index} of {state.num_processes}: {backend}, {int(total)}\\n", end="")
 state.destroy_process_group()
 """
+
+SLURM = {
+    "scontrol": "printf 'node1\\nnode2\\n'",
+    "srun": """shift; for SLURM_NODEID in 0 1; do export SLURM_NODEID; "$@"; done""",
+    "rookworld": f"""{sys.executable} -c 'import json, sys; print(json.dumps(sys.argv[1:]))' "$@" """,
+}
 
 each_config = pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
 
@@ -103,6 +113,42 @@ def test_the_keys_of_a_plugin_are_options_of_the_launcher(name: str, key: str) -
 def test_fsdp2_and_zero2_are_what_their_names_say() -> None:
     assert load(CONFIGS / "fsdp2.yaml").fsdp_config["fsdp_version"] == 2
     assert load(CONFIGS / "deepspeed_zero2.yaml").deepspeed_config["zero_stage"] == 2
+
+
+def test_slurm_runs_our_command_on_each_machine(tmp_path: Path) -> None:
+    """With stand-ins for Slurm's two commands, which run the command on each of two machines."""
+    for name, text in SLURM.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    slurm = {"SLURM_NNODES": "2", "SLURM_GPUS_PER_NODE": "8", "SLURM_JOB_NODELIST": "node[1-2]"}
+    done = subprocess.run(
+        ["bash", str(CONFIGS / "slurm.sh"), "--rewards", '[{"name": "graduated"}]'],
+        env={**os.environ, **slurm, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for rank, line in enumerate(done.stdout.splitlines()):
+        command, *words = json.loads(line)
+        assert command == "grpo"
+        launcher, script = command_line("grpo", words)
+        assert script[1:] == ["--rewards", '[{"name": "graduated"}]']
+        args, _, _ = _validate_launch_command(
+            launch_command_parser().parse_args([*launcher, *script])
+        )
+        found = (args.num_machines, args.num_processes, args.machine_rank, args.main_process_ip)
+        assert found == (2, 16, rank, "node1")
+    assert len(done.stdout.splitlines()) == 2
+
+
+def test_slurm_reserves_what_multi_node_launches() -> None:
+    text = (CONFIGS / "slurm.sh").read_text()
+    asked = dict(re.findall(r"^#SBATCH --([a-z-]+)=(\S+)$", text, re.M))
+    assert len(asked) == text.count("#SBATCH")
+    config = load(CONFIGS / "multi_node.yaml")
+    assert int(asked["nodes"]) == config.num_machines
+    assert int(asked["nodes"]) * int(asked["gpus-per-node"]) == config.num_processes
+    assert asked["ntasks-per-node"] == "1", "the launcher starts a process for each GPU"
 
 
 def test_cpu_starts_as_many_gloo_processes_as_it_is_told(tmp_path: Path) -> None:
