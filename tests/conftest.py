@@ -117,7 +117,7 @@ def script(name: str, *argv: str, cwd: Path) -> subprocess.CompletedProcess[str]
 
 
 def launch(
-    *words: str, processes: int = 2, cwd: Path = REPOSITORY
+    *words: str, processes: int = 2, cwd: Path = REPOSITORY, timeout: float = 240
 ) -> subprocess.CompletedProcess[str]:
     """`accelerate launch` on the CPU, a core a process; a hang ends in `TimeoutExpired`."""
     launcher = str(Path(sys.executable).with_name("accelerate"))
@@ -130,7 +130,7 @@ def launch(
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=timeout,
         check=False,
     )
 

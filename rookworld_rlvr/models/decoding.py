@@ -234,9 +234,9 @@ def decode(
         rows: How each row is drawn. Temperature 0 takes the likeliest token; a length of None is
             ``options.max_new_tokens``.
         options: The loop reads only `max_new_tokens`, `pad_token_id` and `eos_token_id`.
-        by_generate: Use transformers' `generate` instead of this loop. Sharded weights need it, because
-            all processes must gather them equally often, and so do `options` that the loop does not
-            read. Models that `only_generate` names always use it.
+        by_generate: Use transformers' `generate` instead of this loop. Weights that each forward gathers
+            need it, because all processes must gather them equally often, and so do `options` that the
+            loop does not read. Models that `only_generate` names always use it.
         seeds: The seed of each row's own stream of noise; None draws from the device's global generator.
         keep_logps: Whether to return log-probs.
         batch_size: Rows decoded at once; None for all.

@@ -26,7 +26,7 @@ from ..data.loading import LoadedData, first_of_each_task
 from ..evaluation.answerers import shared
 from ..models.decoding import ANSWER_TOKENS, complete, complete_ids
 from ..tasks.metrics import evaluate_completions
-from .parts.sampling import is_sharded
+from .sharding import is_sharded
 
 _ROWS_AT_ONCE = 8  # in a forward: a large vocabulary needs 10 MB of logits for 50 tokens
 

@@ -22,9 +22,9 @@ from ..models.decoding import complete
 from ..tasks.metrics import evaluate_completions, headline
 from .heldout_samples import PassArguments, pass_settings, sample_heldout
 from .parts.part import arguments_of
-from .parts.sampling import is_sharded
 from .results import write_proportions
 from .run_folder import ANSWERS_BEFORE, HELDOUT_BEFORE, HELDOUT_PASS, write_answers
+from .sharding import gathered, gathers_at_each_forward
 
 
 class HeldoutEvaluation:
@@ -191,7 +191,7 @@ def decode(
                 trainer.accelerator,
                 gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
             ) as network,
-            trainer.whole_weights(),
+            gathered(trainer),
             trainer.accelerator.autocast(),
         ):
             return complete(
@@ -200,7 +200,7 @@ def decode(
                 prompts,
                 max_new_tokens=trainer.max_completion_length,
                 batch_size=trainer.args.per_device_eval_batch_size,
-                by_generate=is_sharded(trainer),
+                by_generate=gathers_at_each_forward(trainer),
                 progress=progress,
             )
     finally:

@@ -41,6 +41,7 @@ from .parts.shared_prompts import groups_together
 from .parts.timing import StepTimes
 from .parts.vllm import vllm_starts
 from .preflight import Parity, PreflightCallback, starting_model
+from .sharding import check_layout
 
 
 class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
@@ -164,10 +165,6 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         """The temperatures ``(B,)`` of prompts; None if all have the trainer's."""
         part = self.parts.task_sampling
         return part and part.temperatures(prompts, self.accelerator.device)
-
-    def whole_weights(self) -> AbstractContextManager[Any]:
-        """Gather the policy's weights if FSDP has sharded them."""
-        return self._dist.summon_full_params(self.model_wrapped, recurse=False)
 
     def _generate(self, prompts: list[Any]) -> Any:
         """Time sampling, and teach right answers where no completion is right."""
@@ -297,6 +294,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Remember the checkpoint to resume from, so that the parts can load their states from it."""
+        check_layout(self, resume_from_checkpoint)
         self.checkpoint = resume_from_checkpoint
         return super().train(resume_from_checkpoint, *args, **kwargs)
 

@@ -57,7 +57,6 @@ SAVING: dict[str, str] = {
 ATTRIBUTES = {
     "_metrics": "every part that records numbers, and timing",
     "_logs": "groups, and the table of boards in training.dashboard",
-    "_dist": "sampling",
     "_step": "timing, shared_prompts",
     "_buffered_inputs": "shared_prompts",
     "_entropy_bonus_enabled": "the diagnosis's loss terms",

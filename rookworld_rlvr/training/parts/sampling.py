@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +21,7 @@ from ...common.settings import record_faults, setting
 from ...models.decoding import Drawn, decode, only_generate
 from ...tasks.registry import TASKS, task_of
 from ...tasks.task import Sampling
+from ..sharding import gathered, gathers_at_each_forward
 from .part import Part, Scores, arguments_of
 
 
@@ -113,13 +113,13 @@ def draws_itself(trainer: Any) -> bool:
 def needs_generate(trainer: Any) -> bool:
     """Whether what a trainer draws itself needs transformers' `generate`, or continuous batching.
 
-    That is so if the weights are sharded, or if a setting or the model needs something that the loop in
-    `models.decoding` does not have.
+    That is so if each forward gathers the weights, or if a setting or the model needs something that the
+    loop in `models.decoding` does not have.
     """
     args = trainer.args
     network = trainer.accelerator.unwrap_model(trainer.model)
     return bool(
-        is_sharded(trainer)
+        gathers_at_each_forward(trainer)
         or args.use_transformers_continuous_batching
         or trainer.tools
         or args.generation_kwargs
@@ -143,11 +143,6 @@ def own_settings(trainer: Any) -> dict[str, Any]:
         and not name.startswith(("_", "output_"))
         and getattr(given, name, None) is None
     }
-
-
-def is_sharded(trainer: Any) -> bool:
-    """Whether a trainer's weights are sharded, so that no process keeps them all."""
-    return bool(trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled)
 
 
 def generation_options(trainer: Any) -> GenerationConfig:
@@ -196,7 +191,7 @@ def draw(
             generation_kwargs=getattr(trainer, "generation_kwargs", None),  # none with vLLM
             gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
         ) as network,
-        getattr(trainer, "whole_weights", nullcontext)(),
+        gathered(trainer),
         trainer.accelerator.autocast(),
     ):
         return decode(

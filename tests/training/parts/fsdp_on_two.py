@@ -3,21 +3,19 @@
 ``process<rank>.json`` holds the losses of both ways, the largest gaps between the two, and how far the
 steps moved a weight. The second process has advantages of 0 alone.
 
-accelerate launch --cpu --num_processes 2 --module tests.training.parts.fsdp_on_two FOLDER VERSION BETA
+accelerate launch --cpu --num_processes 2 --module tests.training.parts.fsdp_on_two FOLDER BETA
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
-from accelerate import DistributedType, PartialState
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, _init_utils
+from accelerate import PartialState
+from torch.distributed.fsdp import FSDPModule
 
 from rookworld_rlvr.cli.parser import run_cli
 from rookworld_rlvr.data.loading import DataArguments, LoadedData, load_data
@@ -25,20 +23,9 @@ from rookworld_rlvr.models import loading
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
-from ...conftest import NOT_KEPT, REPOSITORY, mixed_rows, packaged_trainer
+from ...conftest import NOT_KEPT, mixed_rows, packaged_trainer
+from ..sharded import configure
 from .test_shared_prompts import ROWS
-
-
-def configure(version: str) -> None:
-    """What `accelerate launch` sets for a configuration of FSDP; it does so for accelerators only."""
-    text = (REPOSITORY / "accelerate_configs" / "fsdp2.yaml").read_text()
-    keys = {**yaml.safe_load(text)["fsdp_config"], "fsdp_version": version}
-    if version == "1":
-        keys |= {"fsdp_reshard_after_forward": "FULL_SHARD", "fsdp_use_orig_params": True}
-        # FSDP 1 gives each device a number, and a CPU has none.
-        vars(_init_utils)["_get_device_from_device_id"] = lambda *_: torch.device("cpu")
-    os.environ.update({name.upper(): str(value) for name, value in keys.items()})
-    os.environ["ACCELERATE_USE_FSDP"] = "true"
 
 
 def trained(folder: Path, data: LoadedData, beta: float, shares: bool) -> RookWorldGRPOTrainer:
@@ -61,7 +48,6 @@ def trained(folder: Path, data: LoadedData, beta: float, shares: bool) -> RookWo
         **{**NOT_KEPT, "gradient_checkpointing": True},
     )
     state = PartialState()
-    state._shared_state["distributed_type"] = DistributedType.MULTI_GPU  # accelerate shards it
 
     def letters(completions: list[str], **_: Any) -> list[float]:
         return [0.0 if state.process_index else float(len(text)) for text in completions]
@@ -69,16 +55,13 @@ def trained(folder: Path, data: LoadedData, beta: float, shares: bool) -> RookWo
     trainer = packaged_trainer(args, [letters], data, mixed_rows(data.train))
     assert (trainer.parts.shared is not None) == shares
     trainer.train()
-    assert isinstance(trainer.model_wrapped, FSDPModule | FullyShardedDataParallel)
+    assert isinstance(trainer.model_wrapped, FSDPModule)
     return trainer
 
 
 def weights(trainer: Any) -> list[torch.Tensor]:
     """Copies of the whole weights."""
-    if isinstance(trainer.model_wrapped, FSDPModule):
-        return [weight.full_tensor() for weight in trainer.model.parameters()]
-    with FullyShardedDataParallel.summon_full_params(trainer.model_wrapped):
-        return [weight.clone() for weight in trainer.model.parameters()]
+    return [weight.full_tensor() for weight in trainer.model.parameters()]
 
 
 def log_probs(trainer: Any) -> list[torch.Tensor]:
@@ -94,8 +77,8 @@ def gap(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> float:
 
 
 def main(argv: Sequence[str]) -> None:
-    folder, version, beta = Path(argv[0]), argv[1], float(argv[2])
-    configure(version)
+    folder, beta = Path(argv[0]), float(argv[1])
+    configure("fsdp2")
     data = load_data(DataArguments(max_rows=2_000, synthetic_rows=100, heldout_rows=8))
     ours, theirs = (trained(folder, data, beta, shares) for shares in (True, False))
     losses = [

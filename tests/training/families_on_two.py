@@ -1,0 +1,74 @@
+"""Run by two processes: a recipe of each family, from the start and from a checkpoint.
+
+accelerate launch --cpu --num_processes 2 --module tests.training.families_on_two LAYOUT FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rookworld_rlvr.cli.parser import run_cli
+from rookworld_rlvr.common.errors import ConfigurationError
+
+from ..conftest import recipe
+from .sharded import configure
+
+COMPLETIONS = 32  # in a step, of all processes
+SMALL = """
+    --max_rows 2000 --synthetic_rows 100 --heldout_rows 24 --num_generations 4
+    --max_completion_length 48 --eval_steps 2 --save_steps 2 --logging_steps 1
+    --load_best_model_at_end false --report_to none --use_cpu true
+"""
+_JUDGED = '[{"name": "environment_exact"}, {"name": "judge", "model": "JUDGE"}]'
+_SAMPLED = '{"environment": {"temperature": 0.7}, "policy": {}}'
+FAMILIES = {
+    "full": [],
+    "lora": ["--use_peft", "true", "--lora_r", "4", "--lora_target_modules", "c_attn", "c_proj"],
+    "gae": ["--advantage_estimator", "gae"],
+    "resample": ["--zero_variance", "resample", "--prompt_sampling", "by_difficulty"],
+    "judge": ["--rewards", _JUDGED],
+    "task_sampling": ["--task_sampling", _SAMPLED],
+}
+SHARDED = {
+    "fsdp2": [family for family in FAMILIES if family != "lora"],  # it is refused with FSDP
+    "deepspeed_zero2": [*FAMILIES],
+}
+
+
+def words(
+    folder: Path, run: str, family: str, steps: int, processes: int = 1, resume: str = "false"
+) -> list[str]:
+    """The arguments of a run; every number of processes has the same completions in a step."""
+    options = {
+        "output_dir": str(folder / run / family),
+        "max_steps": str(steps),
+        "per_device_train_batch_size": str(COMPLETIONS // processes),
+        "resume_from_checkpoint": resume,
+    }
+    family_words = [word.replace("JUDGE", str(folder / "judge")) for word in FAMILIES[family]]
+    pairs = [(f"--{key}", value) for key, value in options.items()]
+    return [*SMALL.split(), *family_words, *(word for pair in pairs for word in pair)]
+
+
+def main(argv: Sequence[str]) -> None:
+    layout, folder = argv[0], Path(argv[1])
+    train = recipe("grpo").main
+    if layout == "ddp":
+        for family in FAMILIES:
+            train(words(folder, "two", family, 4, 2))
+            train(words(folder, "one_then_two", family, 4, 2, "true"))
+        return
+    configure(layout)
+    for family in SHARDED[layout]:
+        train(words(folder, layout, family, 2, 2))
+        train(words(folder, layout, family, 4, 2, "true"))
+    try:
+        train(words(folder, "one", "full", 4, 2, "true"))
+    except ConfigurationError as error:
+        (folder / f"refused_{layout}.json").write_text(json.dumps(str(error)))
+
+
+if __name__ == "__main__":
+    run_cli(main)
