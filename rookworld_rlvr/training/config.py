@@ -295,9 +295,9 @@ class RookWorldGRPOConfig(
     )
     preflight_tolerance: float | None = setting(
         None,
-        "Largest difference that the preflight allows, in nats. None means 1e-3 in fp32 and 5e-2 "
-        "in bf16 and fp16 (bf16 has 8 bits of mantissa, so a log-prob near -10 is off by up to "
-        "0.04).",
+        "Largest difference that the preflight allows, in nats. None means 1e-3 in fp32. In bf16 and "
+        "fp16 it means 5e-2, or more if logits are large: one spacing of 16-bit numbers at the largest "
+        "logit, which is 0.125 at 20 and 0.25 at 40 in bf16.",
         above=0,
         remedy="give a tolerance in nats, or set preflight: false",
     )
