@@ -130,7 +130,7 @@ def diagnose(line: Sequence[str], name: str, folder: Path) -> Diagnosis:
     with state.local_main_process_first():
         data = label_heldout(data, truth)
 
-    model, tokenizer = loading.load_from_arguments(model_args)
+    model, tokenizer = loading.load_from_arguments(model_args, training_args.trust_remote_code)
     if model_args.model_revision != "main":
         training_args.model_init_kwargs = {"revision": model_args.model_revision}
     loading.check_lengths(model, tokenizer, data.prompts(), training_args.max_completion_length)

@@ -132,7 +132,8 @@ def main(argv: Sequence[str]) -> None:
     ################
     # Model & Tokenizer
     ################
-    model, tokenizer = loading.load_from_arguments(model_args)
+    trust = training_args.trust_remote_code
+    model, tokenizer = loading.load_from_arguments(model_args, trust)
     if model_args.model_revision != "main":  # TRL warns, but needs it to load the reference
         training_args.model_init_kwargs = {"revision": model_args.model_revision}
     loading.check_lengths(model, tokenizer, data.prompts(), training_args.max_completion_length)
@@ -183,7 +184,7 @@ def main(argv: Sequence[str]) -> None:
     trainer.save_state()
     save_final(trainer, output_dir)  # first: what follows may fail, such as for lack of memory
     step = trainer.heldout.run_final()
-    load_start = partial(loading.load_start, model_args)
+    load_start = partial(loading.load_start, model_args, trust)
     forgetting = measure_forgetting(trainer, data, load_start)
     trainer.save_state()  # again, with what was logged since
     assert trainer.heldout.before is not None  # eval_on_start cannot be switched off
@@ -239,7 +240,8 @@ def main(argv: Sequence[str]) -> None:
             print(line)
         print(f"\nmodel: {output_dir} (step {step} of {trainer.state.global_step})\n")
         if repository is not None:
-            (output_dir / REPORT).write_text(page(read_runs([str(output_dir)])), encoding="utf-8")
+            report = page(read_runs([str(output_dir)]))
+            (output_dir / REPORT).write_text(report, "utf-8", errors="backslashreplace")
             print(push(repository, output_dir, training_args), end="\n\n")
         print(next_commands(output_dir, model_args.model_name_or_path))
 

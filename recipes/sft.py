@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
     parser = StrictParser(GROUPS, RECIPE)
     arguments = parser.parse_strictly(argv, check_sft_recipe)
     run_args, data_args, new_args, model_args, sft_args = arguments
-    output_dir = Path(sft_args.output_dir)
+    output_dir, trust = Path(sft_args.output_dir), sft_args.trust_remote_code
     resolved = parser.resolved(*arguments)
     state = PartialState()
 
@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> None:
     # Model & Tokenizer
     ################
     if new_args.new_model is None:
-        model, tokenizer = loading.load_from_arguments(model_args)
+        model, tokenizer = loading.load_from_arguments(model_args, trust)
     else:
         shape = dict(new_args.new_model)
         texts = (join_row(row["prompt"], row["completion"]) for row in train_dataset)
@@ -121,8 +121,8 @@ def main(argv: Sequence[str]) -> None:
     if trainer.accelerator.is_main_process:
         before = {}
         if new_args.new_model is None:
-            before = _measure(loading.load_from_arguments(model_args)[0], trainer, data.heldout)
-        network = loading.load_model(str(output_dir))
+            before = _measure(loading.load_start(model_args, trust), trainer, data.heldout)
+        network = loading.load_model(str(output_dir), trust_remote_code=trust)
         after = _measure(network, trainer, data.heldout)
         print(before_after_table(before, after) if before else results_table(after))
         run = Run(

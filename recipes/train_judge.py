@@ -80,12 +80,15 @@ def main(argv: Sequence[str]) -> None:
     # Model & Tokenizer
     ################
     tokenizer = loading.load_tokenizer(
-        model_args.model_name_or_path, revision=model_args.model_revision
+        model_args.model_name_or_path,
+        revision=model_args.model_revision,
+        trust_remote_code=reward_args.trust_remote_code,
     )
     reward_args.model_init_kwargs = {
         "revision": model_args.model_revision,
         "attn_implementation": model_args.attn_implementation,
         "dtype": model_args.dtype or "float32",
+        "use_safetensors": True,
     }
 
     ################

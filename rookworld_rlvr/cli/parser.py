@@ -27,6 +27,7 @@ from ..common.errors import ConfigurationError, RookWorldError, close_matches
 from ..common.exhausted import is_disk_full, is_out_of_memory
 from ..common.own import own_files
 from ..common.settings import Bounds
+from ..common.terminal import printable
 from ..evaluation.registry import register_own_suite
 from ..tasks.registry import register_own
 from .output import show
@@ -41,9 +42,13 @@ EXIT_INTERRUPTED = 130
 _OWN = {"tasks_from": register_own, "suites_from": register_own_suite}
 
 
+_ON_COMMAND_LINE = "trust_remote_code"  # a recipe from somebody else must not be able to set it
+
+
 _OF_A_CALL = (
     "dry_run",
     "resume_from_checkpoint",
+    _ON_COMMAND_LINE,
 )  # keys of one call, which are not part of the resolved configuration
 
 
@@ -60,6 +65,25 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         if twice:
             raise yaml.YAMLError(f"key {twice[0]!r} appears twice")
         return super().construct_mapping(node, deep)
+
+
+REMOTE_CODE = (
+    "would let this file run code that comes with a model; leave it out, and if you have read the code "
+    "and trust it, give --trust_remote_code true on the command line"
+)
+
+
+def remote_code_in(key: str, value: Any) -> bool:
+    """Whether a key of a file asks for `trust_remote_code`, by itself or within its value.
+
+    >>> remote_code_in("trust_remote_code", True), remote_code_in("trust_remote_code", False)
+    (True, False)
+    >>> remote_code_in("model_init_kwargs", {"trust_remote_code": True})
+    True
+    """
+    if key == _ON_COMMAND_LINE:
+        return value not in (False, "false", None)  # a resolved configuration has the default
+    return isinstance(value, str | list | dict) and _ON_COMMAND_LINE in str(value)
 
 
 class StrictParser(TrlParser):
@@ -236,6 +260,9 @@ class StrictParser(TrlParser):
         for key, value in content.items():
             if str(key) not in known:
                 faults.append(f"{path}: unknown key {key!r}{close_matches(str(key), known)}")
+                continue
+            if remote_code_in(key, value):
+                faults.append(f"{path}: {key}: {value!r} {REMOTE_CODE}")
                 continue
             try:
                 values[key] = self._convert(known[key], value)
@@ -450,7 +477,7 @@ def _groups(main: Callable[[Sequence[str]], None]) -> Sequence[type]:
 def _say(text: str, code: int, everywhere: bool = False) -> int:
     """Print why a script ends, on one process or on every one that knows."""
     if everywhere or os.environ.get("RANK", "0") == "0":
-        print(f"{Path(sys.argv[0]).name}: {text}", file=sys.stderr)
+        print(f"{Path(sys.argv[0]).name}: {printable(text)}", file=sys.stderr)
     return code
 
 
@@ -462,7 +489,7 @@ def _failed(error: Exception, others: Others) -> int:
     if first:
         say_why(first)
     elif first is None and known:
-        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr, flush=True)
+        print(f"{Path(sys.argv[0]).name}: {printable(str(error))}", file=sys.stderr, flush=True)
     elif first is None:
         sys.excepthook(type(error), error, error.__traceback__)  # W&B's and torch's too
     return code

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from fnmatch import filter as matching
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from huggingface_hub import HfApi, try_to_load_from_cache
+from accelerate.utils import patch_environment
+from huggingface_hub import HfApi, ModelInfo, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError
+from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -25,6 +29,19 @@ if TYPE_CHECKING:
 PACKAGED_MODEL = "rookworld-nano"
 
 
+# Files of weights, and the pickles that hold the same.
+_WEIGHTS = {
+    "model*.safetensors": "pytorch_model*.bin",
+    "adapter_model*.safetensors": "adapter_model*.bin",
+}
+
+
+_CONVERT = (
+    "only safetensors are loaded, because a pickle can run code; where you trust it, load and save it "
+    "once with transformers' from_pretrained and save_pretrained, and give the new folder"
+)
+
+
 def resolve_model_path(name: str) -> str:
     """The folder of a packaged model; any other name comes back as it is.
 
@@ -40,7 +57,7 @@ def check_model_name(name: str | None, key: str = "model_name_or_path") -> list[
         return [f"{key}: missing; give {PACKAGED_MODEL}, a folder or a Hub id"]
     path = Path(resolve_model_path(name))
     if (path / "config.json").is_file():
-        return []
+        return pickle_faults(name, key=key)
     if path.is_dir() or _is_run(path):
         return [f"{key}: no model in {name!r}{_how_to_make(path)}"]
     if is_hub_id(name) and not name.startswith("."):
@@ -68,17 +85,57 @@ def _how_to_make(path: Path) -> str:
     )
 
 
-@cache
-def _hub_refusal(name: str, revision: str) -> Exception | None:
-    try:
-        HfApi().model_info(name, revision=revision, timeout=10)
-    except Exception as error:  # its HTTP library's errors too, whichever that is
-        return error
+def pickled(files: Iterable[str]) -> str | None:
+    """The first file of weights that is a pickle, unless the same weights are there as safetensors.
+
+    >>> pickled(["config.json", "pytorch_model.bin", "training_args.bin"])
+    'pytorch_model.bin'
+    >>> pickled(["config.json", "pytorch_model.bin", "model.safetensors"])
+    """
+    names = sorted(files)
+    for safe, pickle in _WEIGHTS.items():
+        if (found := matching(names, pickle)) and not matching(names, safe):
+            return found[0]
     return None
 
 
+def pickle_faults(name: str, revision: str = "main", key: str = "model_name_or_path") -> list[str]:
+    """A fault if a model has its weights as a pickle only; nothing is loaded.
+
+    Args:
+        name: Packaged name, folder or Hub id.
+        revision: Of a repository on the Hub.
+        key: The option that names the model.
+    """
+    found = pickled(_files(name, revision))
+    return [f"{key}: the weights of {name!r} are a pickle ({found}): {_CONVERT}"] if found else []
+
+
+def _files(name: str, revision: str) -> list[str]:
+    """Names of a model's files, in its folder, the Hub's cache or the Hub; empty if not known."""
+    folder = Path(resolve_model_path(name))
+    if folder.is_dir():
+        return [path.name for path in folder.iterdir()]
+    if not is_hub_id(name):
+        return []
+    for file in ("config.json", "adapter_config.json"):
+        if isinstance(kept := try_to_load_from_cache(name, file, revision=revision), str):
+            return [path.name for path in Path(kept).parent.iterdir()]
+    found = _hub_info(name, revision)
+    return [] if isinstance(found, Exception) else [x.rfilename for x in found.siblings or ()]
+
+
+@cache
+def _hub_info(name: str, revision: str) -> ModelInfo | Exception:
+    try:
+        return HfApi().model_info(name, revision=revision, timeout=10)
+    except Exception as error:  # its HTTP library's errors too, whichever that is
+        return error
+
+
 def hub_faults(name: str, revision: str, offline: bool) -> list[str]:
-    """A fault if a model is neither on the Hub nor in its cache here; nothing is downloaded.
+    """A fault if a model is neither on the Hub nor in its cache here, or is a pickle; nothing is
+    downloaded.
 
     Args:
         name: A Hub id; other names are ignored, see `check_model_name`.
@@ -88,10 +145,12 @@ def hub_faults(name: str, revision: str, offline: bool) -> list[str]:
     if not is_hub_id(name) or check_model_name(name) or Path(name).exists():
         return []
     if isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
-        return []
-    error = _hub_refusal(name, revision)
+        return pickle_faults(name, revision)
+    error = _hub_info(name, revision)
     is_said_by_hub = isinstance(error, HfHubHTTPError)
-    if error is None or (offline and not is_said_by_hub):
+    if not isinstance(error, Exception):
+        return pickle_faults(name, revision)
+    if offline and not is_said_by_hub:
         return []
     if is_said_by_hub:
         reason = f"the Hub refuses it at revision {revision!r}: {error}"
@@ -103,7 +162,7 @@ def hub_faults(name: str, revision: str, offline: bool) -> list[str]:
     ]
 
 
-def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
+def load_model(name: str, *, trust_remote_code: bool = False, **kwargs: Any) -> PreTrainedModel:
     """A causal language model with dropout off and GELU fused, in its configuration too.
 
     llm.c trains without dropout, but its exporter leaves GPT2Config's default of 0.1 in place, so the
@@ -111,14 +170,24 @@ def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
 
     Args:
         name: Packaged name, folder or Hub id.
+        trust_remote_code: Whether to run code that comes with the model.
         kwargs: For `AutoModelForCausalLM.from_pretrained`.
 
     Raises:
-        RookWorldError: There is no such model, or it could not be loaded.
+        RookWorldError: There is no such model, it could not be loaded, or its weights are a pickle.
     """
+    for fault in pickle_faults(name, kwargs.get("revision") or "main", "model"):
+        raise RookWorldError(fault)
     try:
-        model = AutoModelForCausalLM.from_pretrained(resolve_model_path(name), **kwargs)
-    except (OSError, ValueError) as error:
+        # Without the variable, transformers would take weights that the Hub's bot made of a pickle.
+        with patch_environment(DISABLE_SAFETENSORS_CONVERSION="true"):
+            model = AutoModelForCausalLM.from_pretrained(
+                resolve_model_path(name),
+                use_safetensors=True,
+                trust_remote_code=trust_remote_code,
+                **kwargs,
+            )
+    except (OSError, ValueError, SafetensorError) as error:
         raise _cannot_load("model", name, error) from error
     gpt2.disable_dropout(model)
     gpt2.fuse_gelu(model)
@@ -126,9 +195,17 @@ def load_model(name: str, **kwargs: Any) -> PreTrainedModel:
 
 
 def _cannot_load(what: str, name: str, error: Exception) -> RookWorldError:
-    reason = " ".join(str(error).split())[:300]
+    said = " ".join(str(error).split())
+    if "use_safetensors" in said:  # transformers advises against it
+        return RookWorldError(f"the {what} {name!r} has no weights as safetensors: {_CONVERT}")
+    if "trust_remote_code" in said:
+        return RookWorldError(
+            f"the {what} {name!r} comes with its own Python code, which is not run; if you have read it "
+            "and trust it, train with --trust_remote_code true on the command line"
+        )
     return RookWorldError(
-        f"cannot load the {what} {name!r} ({reason}); check the name and the network, or give a folder"
+        f"cannot load the {what} {name!r} ({said[:300]}); check the name and the network, or give a "
+        "folder"
     )
 
 
@@ -160,20 +237,31 @@ def check_lengths(
         )
 
 
-def load_from_arguments(args: ModelConfig) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_from_arguments(
+    args: ModelConfig, trust_remote_code: bool = False
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Model and tokenizer as TRL's `ModelConfig` asks for them; in fp32 if it names no dtype.
+
+    Args:
+        args: The model's keys.
+        trust_remote_code: Whether to run code that comes with the model; a key of the trainer's.
 
     Raises:
         RookWorldError: See `load_model` and `load_tokenizer`.
     """
-    tokenizer = load_tokenizer(args.model_name_or_path, revision=args.model_revision)
-    return load_start(args), tokenizer
+    tokenizer = load_tokenizer(
+        args.model_name_or_path,
+        revision=args.model_revision,
+        trust_remote_code=trust_remote_code,
+    )
+    return load_start(args, trust_remote_code), tokenizer
 
 
-def load_start(args: ModelConfig) -> PreTrainedModel:
+def load_start(args: ModelConfig, trust_remote_code: bool = False) -> PreTrainedModel:
     """The model of `load_from_arguments`, without its tokenizer."""
     return load_model(
         args.model_name_or_path,
+        trust_remote_code=trust_remote_code,
         revision=args.model_revision,
         attn_implementation=args.attn_implementation,
         dtype=args.dtype or "float32",
@@ -195,7 +283,10 @@ def load_tokenizer(name: str, *, must_end: bool = True, **kwargs: Any) -> PreTra
         RookWorldError: There is no such tokenizer, it could not be loaded, or it is empty.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(resolve_model_path(name), **kwargs)
+        # None would let transformers ask at the terminal whether to run the tokenizer's code.
+        tokenizer = AutoTokenizer.from_pretrained(
+            resolve_model_path(name), **{"trust_remote_code": False, **kwargs}
+        )
     except (OSError, ValueError) as error:
         raise _cannot_load("tokenizer", name, error) from error
     # transformers makes an empty tokenizer for a folder without one.

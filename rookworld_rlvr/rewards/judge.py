@@ -203,19 +203,26 @@ def load_judge(spec: JudgeSpec) -> Judge:
 
 
 def _load_network(spec: JudgeSpec) -> PreTrainedModel:
-    for fault in loading.check_model_name(spec.model, key="model"):
+    faults = loading.check_model_name(spec.model, "model")
+    for fault in faults or loading.pickle_faults(spec.model, key="model"):
         raise RookWorldError(fault)
     path = loading.resolve_model_path(spec.model)
-    config = AutoConfig.from_pretrained(path)
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     found = ", ".join(config.architectures or ["an unknown model"])
     if not any(name.endswith(_HEAD) for name in config.architectures or ()):
         raise RookWorldError(f"it is not a sequence classifier: its checkpoint is of {found}")
     if config.num_labels != 1:
         raise RookWorldError(f"its {found} has {config.num_labels} labels (num_labels), not 1")
     # FSDP's efficient loading would give the weights to the first process alone.
-    with patch_environment(FSDP_CPU_RAM_EFFICIENT_LOADING="false"):
+    with patch_environment(
+        FSDP_CPU_RAM_EFFICIENT_LOADING="false", DISABLE_SAFETENSORS_CONVERSION="true"
+    ):
         network, info = AutoModelForSequenceClassification.from_pretrained(
-            path, dtype=spec.dtype, output_loading_info=True
+            path,
+            dtype=spec.dtype,
+            output_loading_info=True,
+            use_safetensors=True,
+            trust_remote_code=False,
         )
     # transformers fills these with random numbers and does not fail.
     absent = sorted(map(str, (*info["missing_keys"], *info["mismatched_keys"])))

@@ -380,7 +380,12 @@ def _reference_logps(trainer: GRPOTrainer, score: LogProbs, batch: Batch) -> tor
     if not path:
         return _score(score, trainer.model, batch)
     revision = (trainer.args.model_init_kwargs or {}).get("revision", "main")
-    reference = loading.load_model(path, revision=revision, dtype=next(network.parameters()).dtype)
+    reference = loading.load_model(
+        path,
+        revision=revision,
+        dtype=next(network.parameters()).dtype,
+        trust_remote_code=trainer.args.trust_remote_code,
+    )
     sequences, mask, length, temperatures = batch
     reference = reference.to(sequences.device).eval()
     positions = position_ids_from_mask(mask)

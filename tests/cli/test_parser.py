@@ -205,3 +205,39 @@ def test_an_unknown_recipe_names_those_beside_it(tmp_path: Path) -> None:
     found = parser.StrictParser(grpo.GROUPS, grpo.RECIPE)
     with pytest.raises(ConfigurationError, match=r"mine\.yaml"):
         found.parse_strictly(["--config", str(tmp_path / "mime.yaml")])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "trust_remote_code: true",
+        "trust_remote_code: 'yes'",
+        "model_init_kwargs: {trust_remote_code: true}",
+        "model_init_kwargs: '{\"trust_remote_code\": true}'",
+    ],
+)
+def test_a_recipe_cannot_ask_for_a_models_code(line: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(f"{line}\n")
+    done = script("grpo.py", "--config", "recipe.yaml", "--dry_run", cwd=tmp_path)
+    key = line.split(":")[0]
+    assert done.returncode == 2 and f"recipe.yaml: {key}: " in done.stderr
+    assert "would let this file run code" in done.stderr
+    assert "--trust_remote_code true on the command line" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["parameters: {trust_remote_code: {value: true}}", "command: [a, --trust_remote_code, b]"],
+)
+def test_a_sweep_cannot_ask_for_it_either(line: str) -> None:
+    key, value = next(iter(yaml.safe_load(line).items()))
+    assert parser.remote_code_in(key, value)
+
+
+def test_the_command_line_may_and_the_resolved_recipe_does_not_repeat_it() -> None:
+    grpo = recipe("grpo")
+    made = parser.StrictParser(grpo.GROUPS, grpo.RECIPE)
+    words = "--use_cpu --bf16 false --output_dir nowhere --trust_remote_code true".split()
+    groups = made.parse_strictly(words)
+    assert [g.trust_remote_code for g in groups if hasattr(g, "trust_remote_code")] == [True]
+    assert "trust_remote_code" not in made.resolved(*groups)

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import ModelInfo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
@@ -14,10 +17,14 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.loading import LoadedData
+from rookworld_rlvr.inference.model import RookWorld
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import pad_rows
 from rookworld_rlvr.models.gpt2 import fuse_gelu, number_positions_from_mask, position_ids_from_mask
+from rookworld_rlvr.rewards.judge import load_judge
+from rookworld_rlvr.rewards.judge_spec import JudgeSpec
 
 
 class TestPackagedModel:
@@ -158,3 +165,90 @@ def test_generation_is_unchanged_by_the_hook(
     plain = model.generate(**batch, **options)
     number_positions_from_mask(model)
     assert torch.equal(model.generate(**batch, **options), plain)
+
+
+class TestWhatIsLoaded:
+    """Weights as safetensors, and no code of a model's own."""
+
+    @pytest.fixture
+    def made(self, tmp_path: Path) -> Path:
+        """A file that a planted pickle or module makes when it is run."""
+        return tmp_path / "ran"
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path, random_gpt2: GPT2LMHeadModel, made: Path) -> Path:
+        """A model whose weights are a pickle that runs code."""
+        random_gpt2.save_pretrained(tmp_path / "model")
+        (tmp_path / "model" / "model.safetensors").unlink()
+        torch.save({"x": _Bomb(made)}, tmp_path / "model" / "pytorch_model.bin")
+        return tmp_path / "model"
+
+    def test_a_pickle_is_refused_everywhere_by_one_message(self, folder: Path, made: Path) -> None:
+        said = (
+            rf"the weights of '{folder}' are a pickle \(pytorch_model.bin\): only safetensors are"
+        )
+        assert re.search(said, loading.check_model_name(str(folder))[0])
+        for load in (
+            loading.load_model,
+            RookWorld.from_pretrained,
+            lambda name: load_judge(JudgeSpec("judge", name)),
+        ):
+            with pytest.raises(RookWorldError, match=said):
+                load(str(folder))
+        assert not made.exists()
+
+    def test_a_pickled_adapter_is_refused(
+        self, tmp_path: Path, random_gpt2: GPT2LMHeadModel
+    ) -> None:
+        random_gpt2.save_pretrained(tmp_path / "model")
+        (tmp_path / "model" / "adapter_config.json").write_text("{}")
+        (tmp_path / "model" / "adapter_model.bin").touch()
+        with pytest.raises(RookWorldError, match=r"are a pickle \(adapter_model.bin\)"):
+            loading.load_model(str(tmp_path / "model"))
+
+    def test_a_model_without_weights_is_said_so_without_bad_advice(self, folder: Path) -> None:
+        (folder / "pytorch_model.bin").unlink()
+        with pytest.raises(RookWorldError, match="cannot load the model") as caught:
+            loading.load_model(str(folder))
+        assert "use_safetensors" not in str(caught.value)
+
+    def test_a_pickle_on_the_hub_is_told_before_anything_is_loaded(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        files = [{"rfilename": name} for name in ("config.json", "pytorch_model.bin")]
+        found = ModelInfo(id="ann/nano", siblings=files)
+        monkeypatch.setattr(loading, "_hub_info", lambda name, revision: found)
+        (fault,) = loading.hub_faults("ann/nano", "main", offline=False)
+        assert "model_name_or_path: the weights of 'ann/nano' are a pickle" in fault
+        with pytest.raises(RookWorldError, match="'ann/nano' are a pickle"):
+            loading.load_model("ann/nano")
+
+    def test_a_models_own_code_runs_only_if_it_is_asked_for(
+        self, tmp_path: Path, random_gpt2: GPT2LMHeadModel, made: Path
+    ) -> None:
+        folder = tmp_path / "model"
+        random_gpt2.save_pretrained(folder)
+        (folder / "own.py").write_text(
+            "from pathlib import Path\n"
+            "from transformers import GPT2Config, GPT2LMHeadModel\n"
+            f"Path({str(made)!r}).touch()\n"
+            "class OwnConfig(GPT2Config):\n    model_type = 'own'\n"
+            "class Own(GPT2LMHeadModel):\n    config_class = OwnConfig\n"
+        )
+        config = json.loads((folder / "config.json").read_text())
+        config |= {"model_type": "own", "architectures": ["Own"]}
+        config["auto_map"] = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"}
+        (folder / "config.json").write_text(json.dumps(config))
+        with pytest.raises(RookWorldError, match="--trust_remote_code true on the command line"):
+            loading.load_model(str(folder))
+        assert not made.exists()
+        assert type(loading.load_model(str(folder), trust_remote_code=True)).__name__ == "Own"
+        assert made.exists()
+
+
+class _Bomb:
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.made,)
