@@ -68,6 +68,16 @@ def replace_text(path: Path, text: str) -> None:
     incomplete.replace(path)
 
 
+def open_to_others(path: Path) -> None:
+    """Give a file the permissions that the user's umask asks for, as if `open` had made it.
+
+    Temporary files are their owner's alone, and safetensors 0.8 writes through one (its issue 782).
+    """
+    umask = os.umask(0o077)  # it can only be read by being set
+    os.umask(umask)
+    path.chmod(0o666 & ~umask)
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write indented JSON, readable by people and programs.
 
@@ -76,7 +86,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """
     try:
         text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
-        path.write_text(text + "\n", encoding="utf-8")
+        path.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise _unwritable(path, error) from error
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .. import __version__
-from ..common.files import cache_folder
+from ..common.files import cache_folder, open_to_others
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +100,7 @@ def _write(path: Path, rows: Rows, schema: pa.Schema) -> None:
         try:
             pq.write_table(table, file, compression="zstd", write_page_checksum=True)
             file.close()
+            open_to_others(Path(file.name))
             os.replace(file.name, path)
         except BaseException:
             Path(file.name).unlink(missing_ok=True)

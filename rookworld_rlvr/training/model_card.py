@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from datasets import Dataset
 from huggingface_hub import EvalResult, HfApi, ModelCard, ModelCardData
+from transformers.trainer import TRAINING_ARGS_NAME
 
 from .. import __version__
 from ..common.files import is_hub_id
@@ -23,7 +24,7 @@ from ..data.sources import PACKAGED_DATA, dataset_file
 from ..models.loading import PACKAGED_MODEL, resolve_model_path
 from ..tasks.metrics import headlines
 from ..tasks.registry import TASKS
-from .run_folder import CARD
+from .run_folder import CARD, open_weights
 
 LICENCE = "gpl-3.0"  # the licence of this package, its data and its model
 
@@ -32,10 +33,13 @@ _VERSIONS = ("torch", "transformers", "trl", "rookworld-rlvr")
 
 
 class OwnCard:
-    """Mixin for TRL's trainers that keeps them from drafting cards and from pushing to the Hub.
+    """Mixin for TRL's trainers: what they write beside the weights, and who may read it.
 
-    A run writes its own card at its end, and `hub.push` pushes it.
+    They draft no cards and push nothing to the Hub: a run writes its own card at its end, and `hub.push`
+    pushes it. And they leave no pickled arguments.
     """
+
+    args: Any
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write no card, because the run writes its own; TRL drafts one with every checkpoint."""
@@ -45,6 +49,18 @@ class OwnCard:
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> None:
         """Push nothing, because `hub.push` does it after the run; transformers would push too early."""
+
+    def save_model(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
+        """Save weights for those whom the umask lets read, without transformers' `training_args.bin`.
+
+        That file is a pickle, which nobody should load and nothing reads.
+        """
+        trainer: Any = super()
+        trainer.save_model(output_dir, *args, **kwargs)
+        if self.args.should_save:
+            folder = Path(output_dir or self.args.output_dir)
+            (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)
+            open_weights(folder)
 
 
 @dataclass(frozen=True, slots=True)

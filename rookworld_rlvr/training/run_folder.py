@@ -22,12 +22,13 @@ from peft import PeftConfig, PeftModel
 from transformers import PreTrainedModel, Trainer
 
 from ..common.errors import RookWorldError
-from ..common.files import replace_text, unwritable
+from ..common.files import open_to_others, replace_text, unwritable
 from ..common.machine import machine
 from ..common.stats import Proportion
 from ..data.loading import LoadedData
 from ..engine.truth import PolicyTruth
 from ..evaluation.pass_at_k import RightCounts, read_counts
+from ..models.loading import pickled
 from ..tasks.coverage import coverage, note, noted, widened
 from ..tasks.metrics import evaluate_completions
 from ..tasks.registry import score_row
@@ -86,7 +87,8 @@ def resume_point(wish: str | None, output_dir: Path) -> Path | None:
         output_dir: The run's folder.
 
     Raises:
-        RookWorldError: There is no checkpoint where one was asked for, or none that is whole.
+        RookWorldError: There is no checkpoint where one was asked for, or none that is whole, or it
+            could run code, see `refuse_pickles`.
     """
     point: Path | None = _decided_by_main(partial(_resume_point, wish, output_dir))
     return point
@@ -121,6 +123,8 @@ def _resume_point(wish: str | None, output_dir: Path) -> Path | None:
             )
         if last is None:
             print(f"no checkpoint in {output_dir} yet: the run starts at step 0")
+            return None
+        refuse_pickles(last, output_dir)
         return last
     folder = Path(wish)
     is_root = (
@@ -136,6 +140,7 @@ def _resume_point(wish: str | None, output_dir: Path) -> Path | None:
             f"resume_from_checkpoint: {wish!r} is damaged or no checkpoint ({fault}); give another "
             f"folder, or true for the last whole checkpoint in {output_dir}"
         )
+    refuse_pickles(folder, output_dir)
     tell_unsealed(folder)
     return folder
 
@@ -169,6 +174,33 @@ def _finished(wish: str | None, output_dir: Path, resolved: str) -> str | None:
         "--resume_from_checkpoint false, which keeps this one under another name; to train on, give "
         "--resume_from_checkpoint true and a larger max_steps"
     )
+
+
+# Shards of weights and optimiser that torch and DeepSpeed read with the whole of pickle.
+_PICKLED_SHARDS = ("*/.metadata", "global_step*")
+
+
+def refuse_pickles(checkpoint: Path, output_dir: Path) -> None:
+    """Refuse a checkpoint that could run code when a run is resumed from it.
+
+    What transformers reads with `torch.load` (optimiser, scheduler, random states) it reads with
+    ``weights_only=True``, which runs nothing.
+
+    Raises:
+        RookWorldError: Its weights are a pickle, or it is sharded and not from the run's own folder.
+    """
+    if found := pickled(path.name for path in checkpoint.iterdir()):
+        raise RookWorldError(
+            f"resume_from_checkpoint: the weights in {str(checkpoint)!r} are a pickle ({found}), which "
+            "can run code; resume from a checkpoint with model.safetensors"
+        )
+    shards = [path for pattern in _PICKLED_SHARDS for path in checkpoint.glob(pattern)]
+    if shards and not goes_on(output_dir, checkpoint):
+        raise RookWorldError(
+            f"resume_from_checkpoint: {str(checkpoint)!r} is sharded, and its shards are pickles, which "
+            f"can run code; if it is your own, move it into {str(output_dir)!r}, or save with "
+            "fsdp_state_dict_type: FULL_STATE_DICT"
+        )
 
 
 def goes_on(output_dir: Path, checkpoint: Path | None) -> bool:
@@ -393,7 +425,14 @@ def save_final(trainer: Trainer, folder: Path) -> None:
     if trainer.accelerator.is_main_process:
         merged.save_pretrained(folder)
         trainer.processing_class.save_pretrained(folder)
+        open_weights(folder)
     trainer.accelerator.wait_for_everyone()
+
+
+def open_weights(folder: Path) -> None:
+    """Let those read the weights in a folder whom the user's umask lets read."""
+    for path in folder.rglob("*.safetensors"):
+        open_to_others(path)
 
 
 def _save_adapter(network: PeftModel, folder: Path) -> None:

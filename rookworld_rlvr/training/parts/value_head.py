@@ -17,6 +17,7 @@ import safetensors.torch
 import torch
 from trl import GRPOConfig
 
+from ...common.files import open_to_others
 from ...common.settings import setting
 from .advantages import STD_EPSILON, summed_faults
 from .aggregation import aggregate
@@ -241,6 +242,7 @@ class ValueHead(Part):
         """Save the head in a checkpoint; a sharded checkpoint already contains it."""
         if not self._trainer.is_fsdp_enabled:
             safetensors.torch.save_file(self.head.state_dict(), checkpoint / VALUE_HEAD_FILE)
+            open_to_others(checkpoint / VALUE_HEAD_FILE)
 
     def load_from(self, checkpoint: Path) -> None:
         """Load the head from a checkpoint, unless it is sharded with the model."""
