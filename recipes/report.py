@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
     runs = read_runs(args.run)
     path = Path(args.output_file or Path(args.run[0]) / "report.html")
     check_writable(path)
-    path.write_text(page(runs), encoding="utf-8")
+    path.write_text(page(runs), encoding="utf-8", errors="backslashreplace")
     for run in runs:
         for line in run.missing:
             print(f"{run.name}: {line}")

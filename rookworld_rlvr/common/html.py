@@ -1,14 +1,22 @@
-"""Pages and small plots from the templates in `assets/templates`. A page loads no other file."""
+"""Pages and small plots from the templates in `assets/templates`.
+
+A page loads no other file and runs no script, and its content-security policy keeps a browser to that.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections.abc import Sequence
 from difflib import SequenceMatcher
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup, escape
+
+from .files import asset_path
 
 
 def render(template: str, **values: Any) -> Markup:
@@ -58,8 +66,19 @@ def marked(text: str, reference: str) -> Markup:
     return drawn
 
 
+def track(share: float, kind: str = "") -> Markup:
+    """Draw one bar of a share, at most at full width.
+
+    >>> print(track(0.5))
+    <svg class="track" aria-hidden="true"><rect width="50.00%" height="100%" rx="2"/></svg>
+    """
+    form = '<svg class="track" aria-hidden="true"><rect{} width="{}" height="100%" rx="2"/></svg>'
+    named = Markup(' class="{}"').format(kind) if kind else ""
+    return Markup(form).format(named, percent(share))
+
+
 def percent(part: float) -> str:
-    """Format a share as a CSS length, clipped to 0% to 100%."""
+    """Format a share as a length, clipped to 0% to 100%."""
     return f"{100 * min(1.0, max(0.0, part)):.2f}%"
 
 
@@ -131,7 +150,17 @@ _TEMPLATES = Environment(
 )
 
 
-_TEMPLATES.filters |= {"prose": prose, "name": name, "percent": percent, "pixels": pixels}
+_TEMPLATES.filters |= {"prose": prose, "name": name, "pixels": pixels}
+
+
+_STYLE = Path(asset_path("templates/style.css")).read_text(encoding="utf-8")
+
+
+# Nothing is loaded or run, and only our own style applies: what got past the escaping could do nothing.
+_POLICY = (
+    "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'sha256-"
+    f"{base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'"
+)
 
 
 _TEMPLATES.globals |= {
@@ -140,4 +169,7 @@ _TEMPLATES.globals |= {
     "histogram": histogram,
     "curve": curve,
     "marked": marked,
+    "track": track,
+    "style": Markup(_STYLE),
+    "policy": Markup(_POLICY),  # a hash may hold a +, which is not to be escaped
 }

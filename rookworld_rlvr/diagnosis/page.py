@@ -35,6 +35,9 @@ SECTIONS: Mapping[str, str] = {
 NARROW = ("rewards", "advantages", "loss_terms", "shares")  # two side by side
 
 
+_WEIGHTS = 12  # of a token's colour, see style.css
+
+
 GROUPS_SHOWN = 12  # of part 3, the first of each task unfolded; the JSON file holds all
 
 
@@ -71,7 +74,10 @@ def _board(group: Part) -> Markup:
 
 
 def _tokens(completion: Part) -> Iterator[Part]:
-    """Tokens with a colour and its weight by what the loss does; green makes a token likelier."""
+    """Tokens with a colour and its weight by what the loss does; green makes a token likelier.
+
+    Both are classes of the style sheet, because the page's policy forbids `style` attributes.
+    """
     found = lines.tokens(completion)
     pulls = [(t["policy_term"] or 0.0) + (t.get("teach_term") or 0.0) for t in found]
     largest = max(map(abs, pulls), default=0.0) or 1.0
@@ -79,7 +85,7 @@ def _tokens(completion: Part) -> Iterator[Part]:
         yield {
             **token,
             "colour": "up" if term < 0 else "down",
-            "weight": int(60 * abs(term) / largest),
+            "weight": int(_WEIGHTS * abs(term) / largest),
         }
 
 

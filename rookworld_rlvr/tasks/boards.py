@@ -50,6 +50,9 @@ MODEL, TRUTH, ACTION, WRONG = "#1f5fbf", "#1c8f4d", "#5b6470", "#d42a1e"
 _NEEDLESS = re.compile(r'<desc>.*?</desc>| class="[^"]*"| stroke="none"| xlink:href="[^"]*"', re.S)
 
 
+_STYLE = re.compile(r'style="([^"]*)"')  # a page's content-security policy forbids it
+
+
 @dataclass(frozen=True, slots=True)
 class Arrow:
     """A move drawn on a board; a move from a square to itself is drawn as a circle."""
@@ -114,7 +117,13 @@ def draw_board(
     drawn = chess.svg.board(
         board, orientation=orientation, fill=dict(fill or {}), size=_SIDE, coordinates=False
     )
-    return _NEEDLESS.sub("", drawn) + "".join(_arrow(a, orientation) for a in arrows)
+    drawn = _STYLE.sub(_as_attributes, _NEEDLESS.sub("", drawn))
+    return drawn + "".join(_arrow(a, orientation) for a in arrows)
+
+
+def _as_attributes(style: re.Match[str]) -> str:
+    rules = (rule.split(":") for rule in style[1].split(";") if rule.strip())
+    return " ".join(f'{name.strip()}="{value.strip()}"' for name, value in rules)
 
 
 def _arrow(arrow: Arrow, orientation: chess.Color) -> str:

@@ -1,0 +1,435 @@
+"""What comes from outside runs nothing, and what a run writes shows no secret and can be read."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
+
+from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.common.files import asset_path
+from rookworld_rlvr.common.html import bars
+from rookworld_rlvr.diagnosis import Diagnosis, run_diagnosis
+from rookworld_rlvr.diagnosis.page import page as diagnosis_page
+from rookworld_rlvr.diagnosis.text import print_report, write_reports
+from rookworld_rlvr.diagnosis.trainer import DiagnosedTrainer
+from rookworld_rlvr.inference import analyse
+from rookworld_rlvr.inference.model import RookWorld
+from rookworld_rlvr.reports.run import page, read_runs
+from rookworld_rlvr.training.run_folder import open_weights, resume_point
+
+from ..browser import Browser
+from ..conftest import RECIPES, script
+from .test_recipes import run_apart
+
+TOKENS = {"HF_TOKEN": "hf_" + "p1anted" * 5, "WANDB_API_KEY": "p1anted0" * 5}
+SMALL = """
+    --max_rows 300 --synthetic_rows 100 --heldout_rows 4 --max_steps 1
+    --per_device_train_batch_size 8 --use_cpu --save_steps 1 --output_dir run
+""".split()
+GRPO = """
+    --num_generations 4 --max_completion_length 8 --logging_steps 1 --eval_steps 1 --preflight false
+    --bf16 false --report_to none --advantage_estimator gae
+""".split()
+
+
+@pytest.fixture
+def usual_umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a value head, under the usual umask and with tokens set; `printed.txt` is beside it."""
+    folder = tmp_path_factory.mktemp("run")
+    before = os.umask(0o022)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, token in TOKENS.items():
+                patch.setenv(name, token)
+            done = script("grpo.py", *SMALL, *GRPO, cwd=folder)
+    finally:
+        os.umask(before)
+    assert done.returncode == 0, done.stderr
+    (folder / "printed.txt").write_text(done.stdout + done.stderr)
+    return folder / "run"
+
+
+# --------------------------------------------------------------------------------------------------
+# What a run writes
+# --------------------------------------------------------------------------------------------------
+def private(folder: Path) -> list[str]:
+    """Files and folders that the usual umask would not have given these permissions."""
+    return [
+        f"{path.relative_to(folder)} {stat.S_IMODE(path.stat().st_mode):o}"
+        for path in folder.rglob("*")
+        if stat.S_IMODE(path.stat().st_mode) != (0o755 if path.is_dir() else 0o644)
+    ]
+
+
+def test_what_a_run_writes_can_be_read_by_others(run: Path) -> None:
+    weights = {str(path.relative_to(run)) for path in run.rglob("*.safetensors")}
+    assert weights >= {"model.safetensors", "checkpoint-1/value_head.safetensors"}
+    assert private(run) == []
+
+
+def test_adapters_can_be_read_by_others(tmp_path: Path, usual_umask: None) -> None:
+    words = "--use_peft --lora_r 2 --lora_target_modules c_attn c_fc --report_to none".split()
+    config = ["--config", str(RECIPES / "sft_fill_in.yaml"), "--synthetic_fill_in_rows", "60"]
+    done = script("sft.py", *config, *SMALL, *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    weights = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.safetensors")}
+    assert weights >= {"run/model.safetensors", "run/adapter/adapter_model.safetensors"}
+    assert private(tmp_path) == []
+
+
+def test_a_strict_umask_is_kept_to(run: Path, tmp_path: Path) -> None:
+    shutil.copy(run / "model.safetensors", tmp_path)
+    before = os.umask(0o027)
+    try:
+        open_weights(tmp_path)
+        assert os.umask(0o027) == 0o027, "it is set as it was"
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "model.safetensors").stat().st_mode) == 0o640
+
+
+def test_a_run_leaves_no_pickled_arguments(run: Path) -> None:
+    assert list(run.rglob("training_args.bin")) == []
+    assert {path.name for path in run.iterdir() if path.suffix in (".bin", ".pt", ".pkl")} == set()
+
+
+def test_tokens_are_written_nowhere(run: Path) -> None:
+    files = [path for path in (*run.rglob("*"), run.parent / "printed.txt") if path.is_file()]
+    assert len(files) > 20
+    for token in TOKENS.values():
+        assert [path for path in files if token.encode() in path.read_bytes()] == []
+
+
+@pytest.mark.slow
+def test_tokens_are_not_in_the_files_of_wandb_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, token in {**TOKENS, "WANDB_MODE": "offline"}.items():
+        monkeypatch.setenv(name, token)
+    printed = run_apart("grpo.py", *SMALL, *GRPO, "--report_to", "wandb", cwd=tmp_path)
+    (log,) = tmp_path.glob("run/wandb/offline-run-*/*.wandb")
+    assert b"--advantage_estimator" in log.read_bytes(), "W&B writes the command down"
+    for token in TOKENS.values():
+        assert token not in printed
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert [path for path in files if token.encode() in path.read_bytes()] == []
+
+
+@pytest.mark.parametrize("where", ["line", "yaml"])
+def test_a_token_as_a_key_is_refused_and_not_repeated(where: str, tmp_path: Path) -> None:
+    words = ["--hub_token", TOKENS["HF_TOKEN"]]
+    if where == "yaml":
+        (tmp_path / "recipe.yaml").write_text(f"hub_token: {TOKENS['HF_TOKEN']}\n")
+        words = ["--config", "recipe.yaml"]
+    done = script("grpo.py", *words, *SMALL, *GRPO, cwd=tmp_path)
+    assert done.returncode == 2 and "hub_token: the token would be written" in done.stderr
+    assert "p1anted" not in done.stdout + done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+# --------------------------------------------------------------------------------------------------
+# Checkpoints from outside
+# --------------------------------------------------------------------------------------------------
+class Bomb:
+    """A pickle that makes a file when it is loaded."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.made,)
+
+
+def plant(path: Path, made: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(pickle.dumps(Bomb(made)))
+    pickle.loads(path.read_bytes())
+    assert made.exists(), "the bomb works"
+    made.unlink()
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_a_state_that_runs_code_is_not_run(name: str, run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    plant(tmp_path / "run" / "checkpoint-1" / name, tmp_path / "ran")
+    words = [*SMALL, *GRPO, "--max_steps", "2", "--resume_from_checkpoint", "true"]
+    try:  # how it ends is another matter
+        assert script("grpo.py", *words, cwd=tmp_path).returncode
+    except Exception as error:
+        assert not isinstance(error, AssertionError), error  # noqa: PT017
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin"])
+def test_a_checkpoint_with_pickled_weights_is_refused(name: str, run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    folder = tmp_path / "run" / "checkpoint-1"
+    (folder / "model.safetensors").unlink()
+    (folder / name).touch()
+    for wish in ("true", str(folder)):
+        with pytest.raises(RookWorldError, match=rf"are a pickle \({name}\).*model.safetensors"):
+            resume_point(wish, tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["pytorch_model_fsdp_0/.metadata", "global_step1/states.pt"])
+def test_a_sharded_checkpoint_is_only_taken_from_the_runs_own_folder(
+    name: str, run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    folder = tmp_path / "run" / "checkpoint-1"
+    (folder / name).parent.mkdir()
+    (folder / name).touch()
+    assert resume_point(str(folder), tmp_path / "run") == folder
+    with pytest.raises(RookWorldError, match=r"is sharded.*move it into"):
+        resume_point(str(folder), tmp_path / "other")
+
+
+# --------------------------------------------------------------------------------------------------
+# Pages
+# --------------------------------------------------------------------------------------------------
+NASTY = [
+    "</script><script>window.ran=1</script>",
+    "<img src=x onerror=window.ran=1>",
+    "</style><style>*{display:none}</style>",
+    "</title><svg onload=window.ran=1>",
+    "--><!--",
+    "]]><![CDATA[",
+    '" onmouseover="window.ran=1" x=\'',
+    "' autofocus onfocus='window.ran=1",
+    "` onclick=window.ran=1 `",
+    "javascript:window.ran=1",
+    "&lt;b&gt; &#60;i&#62; &amp",
+    "{{ 7 * 7 }} {% raw %} {0.__class__} %s %(x)s",
+    "a\u2028b\u2029c",
+    "nul\0here",
+    "\x1b[2J\x1b]0;title\x07\x9b31m",
+    "\u202edesrever\u2066\u200b\ufeff",
+    "lone \ud800 surrogate \udfff",
+    "e1g1 \U0001f600 ♔ ﷽" + "\u0301" * 40,
+]
+LETTERS = "<>\"'&=/;:{}%\\`!-[]() \n\t\0\x1b\u202e\ud83d" + "abrsxscriptonloadsvg"
+
+
+def nasty() -> list[str]:
+    draw = random.Random(0)
+    drawn = ["".join(draw.choices(LETTERS, k=draw.randint(1, 60))) for _ in range(12)]
+    return [*NASTY, " ".join(NASTY), *drawn]
+
+
+class Outline(HTMLParser):
+    """Every element with the names of its attributes, and the values of those that mean something."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: set[tuple[str, ...]] = set()
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.add((tag, *sorted(name for name, _ in attrs)))
+        self.found |= {
+            (tag, name, str(value))
+            for name, value in attrs
+            if name in ("class", "id", "href", "style", "http-equiv", "content")
+        }
+
+    def handle_comment(self, data: str) -> None:
+        self.found.add(("comment",))
+
+    def handle_decl(self, decl: str) -> None:
+        self.found.add((decl,))
+
+    def unknown_decl(self, data: str) -> None:
+        self.found.add(("unknown",))
+
+    def handle_pi(self, data: str) -> None:
+        self.found.add(("instruction",))
+
+
+def changed_lines(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the first row of each task, and leave the others out."""
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = list({row["task"]: row for row in found[::-1]}.values())
+    for row in rows:
+        change(row)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def run_of(word: str, run: Path, target: Path) -> Path:
+    """A run's folder with a word wherever a text comes from a model, a file or a user."""
+    shutil.copytree(run, target, ignore=shutil.ignore_patterns("checkpoint-*", "*.safetensors"))
+    changed_lines(target / "heldout_answers_before.jsonl", lambda row: row.update(completion=word))
+    changed_lines(
+        target / "heldout_answers_after.jsonl",
+        lambda row: row.update(completion=f"x {word}", prompt=word),
+    )
+    changed_lines(target / "heldout_answers_before.jsonl", lambda row: row.update(prompt=word))
+    finding = {"step": 1, "severity": "warning", "rule": word, "message": f"`{word}` {word}"}
+    (target / "health.jsonl").write_text(json.dumps(finding) + "\n")
+    config = yaml.safe_load((target / "resolved_config.yaml").read_text())
+    config |= {"dataset_name": word, "model_name_or_path": word, "tasks_from": [word]}
+    config["rewards"] = [{"name": word, "weight": 1, "of": word}]
+    (target / "resolved_config.yaml").write_text(json.dumps({**config, word: word}))
+    content = json.loads((target / "provenance.json").read_text())
+    content["sessions"][-1].update(
+        command=word, platform=word, devices=[word], commit=word, versions={word: word}
+    )
+    content["sessions"][-1]["data"]["values"] = word
+    (target / "provenance.json").write_text(json.dumps(content))
+    results = json.loads((target / "results.json").read_text())
+    results["heldout"][f"environment/{word}"] = dict(next(iter(results["heldout"].values())))
+    results["preflight"] = {word: 0.1}
+    (target / "results.json").write_text(json.dumps(results))
+    state = json.loads((target / "trainer_state.json").read_text())
+    for logs in state["log_history"]:
+        logs |= {f"eval_environment/{word}": 0.5, f"rewards/{word}/mean": 0.5}
+    (target / "trainer_state.json").write_text(json.dumps(state))
+    metrics = {word: {"value": 0.5, "low": 0.4, "high": 0.6, "n": 5}}
+    suite = {"version": 1, "n": 5, "seed": 0, "decoding": {"name": word}, "metrics": metrics}
+    evaluation = {"schema_version": 1, "model": word, "suites": {word: suite}, "compared": []}
+    evaluation["left_out"] = {word: word}
+    (target / "evaluation.json").write_text(json.dumps(evaluation))
+    return target
+
+
+def run_page(word: str, run: Path, target: Path) -> str:
+    (record,) = read_runs([str(run_of(word, run, target))])
+    record.name = word
+    return str(page([record]))  # as Markup, it would escape what is added
+
+
+def test_a_report_shows_texts_as_texts(run: Path, tmp_path: Path) -> None:
+    harmless = Outline(run_page("harmless words", run, tmp_path / "harmless")).found
+    assert len(harmless) > 60 and ("mark", "title") in harmless
+    for place, word in enumerate(nasty()):
+        drawn = run_page(word, run, tmp_path / str(place))
+        assert Outline(drawn).found <= harmless, repr(word)
+        assert drawn.encode(errors="backslashreplace")
+
+
+def texts(value: Any, word: str) -> Any:
+    """A diagnosis with a word in place of its prompts, completions, tokens, names and messages."""
+    free = {"text", "prompt", "message", "token", "verdict", "why", "fingerprint", "class"}
+    if isinstance(value, dict):
+        return {
+            key: word
+            if key in free and isinstance(item, str)
+            else [word for _ in item]
+            if key == "tokens" and isinstance(item, list) and all(isinstance(x, str) for x in item)
+            else texts(item, word)
+            for key, item in value.items()
+        }
+    return [texts(item, word) for item in value] if isinstance(value, list) else value
+
+
+@pytest.fixture
+def diagnosis(
+    random_gpt2: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+    make_trainer: Callable[..., Any],
+) -> Diagnosis:
+    options: dict[str, Any] = {"eval_strategy": "no", "save_strategy": "no", "preflight": False}
+    options |= {"load_best_model_at_end": False, "logging_steps": 1, "learning_rate": 1e-3}
+    options |= {"kind": DiagnosedTrainer, "max_completion_length": 8}
+    return run_diagnosis(make_trainer(random_gpt2, tokenizer, **options), "recipe")
+
+
+def of_words(diagnosis: Diagnosis, word: str) -> Diagnosis:
+    return Diagnosis(word, texts(dict(diagnosis.parts), word), diagnosis.phases)
+
+
+def test_a_diagnosis_shows_texts_as_texts(
+    diagnosis: Diagnosis, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    harmless = Outline(diagnosis_page([of_words(diagnosis, "harmless words")])).found
+    assert len(harmless) > 40
+    for word in nasty():
+        planted = of_words(diagnosis, word)
+        assert Outline(diagnosis_page([planted])).found <= harmless, repr(word)
+        assert all(path.is_file() for path in write_reports(tmp_path, [planted]))
+        print_report([planted])
+    printed = capsys.readouterr().out
+    assert not set(printed) & set("\x1b\x9b\x07\0\r\u202e\u2028") and "\\u001b[2J" in printed
+
+
+def test_a_browser_runs_nothing_of_a_page(
+    browser: Browser, run: Path, diagnosis: Diagnosis, tmp_path: Path
+) -> None:
+    word = " ".join(NASTY)
+    pages = {"run": run_page(word, run, tmp_path / "planted")}
+    pages["diagnosis"] = str(diagnosis_page([of_words(diagnosis, word)]))
+    for name, drawn in pages.items():
+        path = tmp_path / f"{name}.html"
+        path.write_text(drawn, errors="backslashreplace")
+        browser.console()
+        browser.open(path)
+        browser.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
+        assert browser.console() == [], "our own style is allowed"
+        assert browser.ask("return window.ran") is None
+        assert browser.ask("return document.querySelectorAll('script, img, [style]').length") == 0
+        # What if a text were not escaped?
+        path.write_text(drawn.replace("</body>", f"{NASTY[0]}{NASTY[1]}</body>"), errors="replace")
+        browser.open(path)
+        assert browser.ask("return window.ran") is None
+        said = browser.console()
+        assert said and all("Content Security Policy" in line for line in said)
+
+
+def test_bars_are_as_long_as_their_shares(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "bars.html"
+    style = Path(asset_path("templates/style.css")).read_text()
+    path.write_text(f"<style>{style}</style>{bars([('a', 1, ''), ('b', 4, '')])}")
+    browser.open(path)
+    short, long = browser.boxes(".track rect")
+    assert short[2] * 4 == pytest.approx(long[2], abs=1) and long[2] > 100 and long[3] >= 10
+
+
+# --------------------------------------------------------------------------------------------------
+# Terminals
+# --------------------------------------------------------------------------------------------------
+def test_an_answer_cannot_drive_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = "\x1b[2J\x9b31m\u202e M: e2e4\r"
+    monkeypatch.setattr(RookWorld, "complete", lambda self, prompts, *_: [answer] * len(prompts))
+    for words in (["--no_engine"], ["--no_engine", "--json"], ["--environment", "--move", "e2e4"]):
+        assert analyse.main(words) == 0
+        out = capsys.readouterr().out
+        assert not set(out) & set("\x1b\x9b\r\u202e") and "\\u001b[2J" in out
+
+
+def test_trls_table_of_completions_cannot_either(
+    random_gpt2: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+    make_trainer: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(
+        type(tokenizer), "batch_decode", lambda self, ids, **_: ["\x1b[2J"] * len(ids)
+    )
+    options: dict[str, Any] = {"eval_strategy": "no", "save_strategy": "no", "preflight": False}
+    options |= {"load_best_model_at_end": False, "logging_steps": 1, "eval_on_start": False}
+    trainer = make_trainer(random_gpt2, tokenizer, log_completions=True, **options)
+    trainer.train()
+    printed = capsys.readouterr().out
+    assert "\\u001b[2J" in printed.replace("\n", "") and "\x1b[2J" not in printed
