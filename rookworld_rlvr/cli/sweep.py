@@ -28,6 +28,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from ..common.errors import RookWorldError, close_matches
 from ..common.settings import Checked, key_faults, setting
+from ..common.terminal import printable
 from ..tasks.metrics import headline, training_metrics
 from ..training.results import heldout_results
 from ..training.run_folder import RESULTS
@@ -429,7 +430,7 @@ def ranking(trials: Sequence[FrozenTrial], metric: str, goal: str) -> str:
 def outcome(trial: FrozenTrial, metric: str) -> str:
     """The result of a trial, in one sentence."""
     if _FAILURE in trial.user_attrs:
-        return str(trial.user_attrs[_FAILURE])
+        return printable(str(trial.user_attrs[_FAILURE]))
     early = f", stopped early at evaluation {trial.last_step}"
     return f"{metric} {trial.value:.4f}{early if trial.state is TrialState.PRUNED else ''}"
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..common.errors import RookWorldError
+from ..common.terminal import printable
 from .lines import LINES, cells, flagged, heads, merged, side_by_side, tokens, with_totals
 from .page import page
 from .run import PARTS, RESULT_HTML, RESULT_JSON, Diagnosis
@@ -49,11 +50,11 @@ def print_report(diagnoses: Sequence[Diagnosis]) -> None:
                 console.print(detail)
     for diagnosis in diagnoses:
         name = f" of {diagnosis.recipe}" if len(diagnoses) > 1 else ""
-        console.rule(f"[bold]Cost of the phases{name}", align="left")
+        console.rule(_text(f"Cost of the phases{name}", style="bold"), align="left")
         console.print(_filled_table("phases", diagnosis.phases["rows"]))
         console.print(f"Peak memory is the {diagnosis.phases['memory']}.")
         if diagnosis.repetitions:
-            console.rule(f"[bold]One batch, repeated{name}", align="left")
+            console.rule(_text(f"One batch, repeated{name}", style="bold"), align="left")
             console.print(_filled_table("repetitions", diagnosis.repetitions))
 
 
@@ -63,21 +64,26 @@ def _lines(key: str, diagnoses: Sequence[Diagnosis]) -> Table:
     table = Table(show_header=several, box=None, pad_edge=False, expand=several)
     table.add_column("")
     for diagnosis in diagnoses:
-        table.add_column(diagnosis.recipe, ratio=1 if several else None, overflow="fold")
+        table.add_column(_text(diagnosis.recipe), ratio=1 if several else None, overflow="fold")
     parts = [LINES[key](diagnosis.parts[key]) for diagnosis in diagnoses]
     if not several:
         for label, text in parts[0]:
             table.add_row(_styled(label, label), _styled(text, label))
     elif key == "findings":  # they have no common labels
-        table.add_row("", *(Text("\n".join(f"{a}: {b}" for a, b in lines)) for lines in parts))
+        table.add_row("", *(_text("\n".join(f"{a}: {b}" for a, b in lines)) for lines in parts))
     else:
         for label, *texts in side_by_side(parts):
-            table.add_row(label, *map(Text, texts))
+            table.add_row(label, *map(_text, texts))
     return table
 
 
 def _styled(text: str, label: str) -> Text:
-    return Text(text, style=_COLOURS.get(label.split(":")[0], ""))
+    return _text(text, style=_COLOURS.get(label.split(":")[0], ""))
+
+
+def _text(text: str, style: str = "") -> Text:
+    """Text as it is written: it is no markup, and nothing that a terminal acts on."""
+    return Text(printable(text), style=style)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -93,7 +99,7 @@ def _details(key: str, part: Part) -> Iterator[RenderableType]:
         ):
             first.setdefault(group["task"], group)
         for group in [*first.values()][:GROUPS_SHOWN]:
-            yield Text(f"\n{group['prompt']}", style="bold")
+            yield _text(f"\n{group['prompt']}", style="bold")
             yield _filled_table("completions", map(_shortened, merged(group["completions"])))
             yield _filled_table("tokens", tokens(group["completions"][0])[:TOKENS_SHOWN])
     elif key == "advantages":
@@ -119,9 +125,9 @@ def _filled_table(name: str, records: Iterable[Part]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     rows = list(records)
     for place, head in enumerate(heads(name, rows)):
-        table.add_column(head, justify="left" if place < 1 else "right", overflow="fold")
+        table.add_column(_text(head), justify="left" if place < 1 else "right", overflow="fold")
     for record in rows:
-        table.add_row(*map(Text, cells(name, record)))
+        table.add_row(*map(_text, cells(name, record)))
     return table
 
 
@@ -140,7 +146,7 @@ def write_reports(folder: Path, diagnoses: Sequence[Diagnosis]) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
-            (folder / name).write_text(text, encoding="utf-8")
+            (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise RookWorldError(
             f"output_dir: cannot write to {str(folder)!r} ({error.strerror or error}); give another "

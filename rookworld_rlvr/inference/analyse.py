@@ -21,6 +21,7 @@ import chess
 
 from ..common.errors import ConfigurationError, EngineError, NotationError, RookWorldError
 from ..common.progress import Progress
+from ..common.terminal import printable
 from ..engine.labeller import Labeller
 from ..engine.pool import DEFAULT_DEPTH, EngineArguments
 from ..tasks import rules
@@ -83,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
         else:
             _analyse(args)
     except RookWorldError as error:
-        print(f"{PROGRAM}: {error}", file=sys.stderr)
+        print(f"{PROGRAM}: {printable(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{PROGRAM}: interrupted", file=sys.stderr)
@@ -203,9 +204,9 @@ def _analyse(args: argparse.Namespace) -> None:
     if args.json:
         _print_json(records.document(args.model, engine, found))
     elif args.file is None:
-        print(records.analysis_text(found[0], args.model, engine))
+        print(printable(records.analysis_text(found[0], args.model, engine)))
     else:
-        print("\n".join(map(records.analysis_line, found)))
+        print("\n".join(printable(records.analysis_line(one)) for one in found))
 
 
 def _positions(args: argparse.Namespace) -> tuple[list[str], tuple[str, ...]]:
@@ -253,7 +254,7 @@ def _simulate(args: argparse.Namespace) -> None:
         engine = Engine(absent="python-chess says what is right")
         _print_json(records.document(args.model, engine, [found]))
     else:
-        print(records.simulation_text(found, args.model))
+        print(printable(records.simulation_text(found, args.model)))
 
 
 def _verdicts(args: argparse.Namespace, fens: Sequence[str]) -> tuple[Engine, dict[str, Values]]:
@@ -277,7 +278,7 @@ def _verdicts(args: argparse.Namespace, fens: Sequence[str]) -> tuple[Engine, di
 
 
 def _print_json(content: dict[str, object]) -> None:
-    print(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False))
+    print(printable(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)))
 
 
 if __name__ == "__main__":

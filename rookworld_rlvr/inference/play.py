@@ -17,6 +17,7 @@ import chess
 import chess.pgn
 
 from ..common.errors import RookWorldError
+from ..common.terminal import printable
 from ..tasks import rules
 from ..tasks.text import parse_fen
 from . import moves
@@ -55,7 +56,7 @@ class TerminalGame:
         human: chess.Color,
         name: str,
         analyse: Callable[[str], Reply[PolicyAnswer]],
-        say: Callable[[str], object] = print,
+        say: Callable[[str], object] = lambda text: print(printable(text)),
     ) -> None:
         self.board = board
         self.human = human
@@ -320,7 +321,7 @@ def main() -> NoReturn:
     try:
         _play(_arguments())
     except RookWorldError as error:
-        print(f"rookworld play: {error}", file=sys.stderr)
+        print(f"rookworld play: {printable(str(error))}", file=sys.stderr)
         code = 2
     except EOFError:
         print()

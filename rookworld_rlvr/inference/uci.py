@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NoReturn
 import chess
 
 from ..common.errors import RookWorldError
+from ..common.terminal import printable
 from ..tasks import rules
 from ..tasks.policy import MAX_CANDIDATES
 from ..tasks.text import parse_fen
@@ -429,7 +430,7 @@ def load(name: str, give_up: Callable[[], bool]) -> Analyse:
 
 def _write(text: str) -> None:
     try:
-        sys.stdout.write(text)
+        sys.stdout.write(printable(text))
         sys.stdout.flush()
     except OSError:  # the chess program is gone
         _end(0)

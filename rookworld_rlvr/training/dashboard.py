@@ -6,7 +6,7 @@ import math
 import netrc
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableSequence, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from transformers import TrainerCallback
 from transformers.integrations import TrackioCallback, WandbCallback
 
 from ..common.machine import machine
+from ..common.terminal import printable
 from ..engine.truth import PolicyTruth
 from ..tasks.registry import TASKS
 from .glossary import STEP, dashboard_key
@@ -199,6 +200,12 @@ def sampled_rows(trainer: Any, count: int) -> list[dict[str, Any]]:
         }
         for place in mine[:: max(1, math.ceil(len(mine) / count))]
     ]
+
+
+def escape_for_terminal(texts: MutableSequence[str]) -> None:
+    """Escape control characters in texts that TRL is about to print, see `printable`."""
+    for place, text in enumerate(texts):
+        texts[place] = printable(text)
 
 
 def use_dashboards(trainer: Any, truth: PolicyTruth, rows: int) -> None:

@@ -25,7 +25,7 @@ from ..rewards.guard import RewardFaultArguments, RewardGuard
 from ..tasks.registry import task_of
 from ..tasks.task import Sampling
 from .checkpoints import WholeCheckpoints
-from .dashboard import TableInterval
+from .dashboard import TableInterval, escape_for_terminal
 from .heldout import HeldoutEvaluation
 from .model_card import OwnCard
 from .parts.advantages import weighted
@@ -342,6 +342,8 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the seconds so far and the parts' counts, and make tables only when they are due."""
         self.log_completions = self.args.log_completions and self.tables.due(self, logs)
+        if self.log_completions:
+            escape_for_terminal(self._logs["completion"])
         numbers = self.parts.numbers() if "loss" in logs else {}
         super().log({**logs, **self.times.elapsed(), **numbers}, start_time)
 
