@@ -6,7 +6,7 @@ INSTALLED := .venv/.installed
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' rookworld_rlvr/__init__.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart diagnose test test-slow test-vllm canary oldest gpu lint docs release clean
+.PHONY: help install quickstart diagnose test test-slow test-vllm canary oldest gpu lint audit docs release clean
 
 help: ## Show these lines
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,12 @@ lint: $(INSTALLED) ## Check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+audit: $(INSTALLED) ## Look the installed versions up among known vulnerabilities; needs pypi.org
+	test -d .venv-audit || $(PYTHON) -m venv .venv-audit
+	.venv-audit/bin/python -m pip install -q --upgrade pip-audit
+	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+.*//' > .venv-audit/installed.txt  # without +cpu
+	.venv-audit/bin/pip-audit -r .venv-audit/installed.txt --no-deps --disable-pip --strict $(ARGS)
+
 docs: $(INSTALLED) ## Write the tables of the documentation that follow from the code
 	$(BIN)/python docs/generate.py
 
@@ -67,7 +73,7 @@ release: $(INSTALLED) ## Check, build and tag the version of rookworld_rlvr/__in
 	@echo 'tagged v$(VERSION); now push the tag, and upload what is in dist/'
 
 clean: ## Remove .venv, caches and builds; runs/ stays
-	rm -rf .venv .venv-canary .venv-oldest .venv-vllm build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-audit .venv-canary .venv-oldest .venv-vllm build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last: an install that was interrupted is done again.
