@@ -277,12 +277,14 @@ def changed_lines(path: Path, change: Callable[[dict[str, Any]], object]) -> Non
 def run_of(word: str, run: Path, target: Path) -> Path:
     """A run's folder with a word wherever a text comes from a model, a file or a user."""
     shutil.copytree(run, target, ignore=shutil.ignore_patterns("checkpoint-*", "*.safetensors"))
-    changed_lines(target / "heldout_answers_before.jsonl", lambda row: row.update(completion=word))
+    changed_lines(
+        target / "heldout_answers_before.jsonl",
+        lambda row: row.update(completion=word, prompt=word),
+    )
     changed_lines(
         target / "heldout_answers_after.jsonl",
         lambda row: row.update(completion=f"x {word}", prompt=word),
     )
-    changed_lines(target / "heldout_answers_before.jsonl", lambda row: row.update(prompt=word))
     finding = {"step": 1, "severity": "warning", "rule": word, "message": f"`{word}` {word}"}
     (target / "health.jsonl").write_text(json.dumps(finding) + "\n")
     config = yaml.safe_load((target / "resolved_config.yaml").read_text())
