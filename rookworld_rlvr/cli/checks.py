@@ -160,9 +160,18 @@ def check_prepare_recipe(
     """Faults of a recipe for preparing data, from several dataclasses together."""
     if args is None or label_args is None:
         return []
+    faults = check_labels(label_args, TASKS)
     if label_args.labels == "stored" and args.synthetic_policy_rows:
-        return [
+        faults.append(
             "labels: 'stored' leaves synthetic_policy_rows without answers; set labels: "
             "stored_or_engine, or leave synthetic_policy_rows out"
-        ]
-    return check_labels(label_args, TASKS)
+        )
+    if args.cluster and label_args.engine_cache is not None:
+        faults.append(
+            "engine_cache: with cluster each task keeps its values in a file of its own; leave it out"
+        )
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        faults.append(
+            "num_processes: prepare is one process; give num_proc workers, or cluster: local"
+        )
+    return faults

@@ -4,44 +4,46 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Dataset
 
+from ..common.errors import RookWorldError
 from ..common.html import render
 
 _KEY = b"rookworld_rlvr"  # in the file's metadata, beside the key that datasets writes
 
 
-_ROW_GROUP = 20_000
+ROW_GROUP = 20_000  # rows
 
 
-def write_parquet(path: Path, rows: Dataset, provenance: Mapping[str, Any]) -> None:
+Counts = Mapping[str, Mapping[str, int]]  # by group and name
+
+
+def write_parquet(
+    path: Path,
+    schema: pa.Schema,
+    tables: Iterable[pa.Table],
+    provenance: Callable[[], Mapping[str, Any]],
+) -> None:
     """Write rows to a file that appears only when it is complete.
 
     Args:
         path: The file; its folder is created.
-        rows: Written in row groups of a size that fits into memory.
-        provenance: Where the rows come from and how they were made, as JSON can hold it.
+        schema: Columns of the rows.
+        tables: The rows; each table becomes a row group.
+        provenance: Where the rows come from and how they were made, as JSON can hold it. Called after
+            the last row.
     """
-    tables = rows.with_format("arrow").iter(_ROW_GROUP)
-    _write(path, rows.features.arrow_schema, tables, provenance)
-
-
-def _write(
-    path: Path, schema: pa.Schema, tables: Iterable[pa.Table], provenance: Mapping[str, Any]
-) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     incomplete = path.with_name(f"{path.name}.incomplete")
-    note = {_KEY: json.dumps(provenance).encode()}
-    schema = schema.with_metadata({**(schema.metadata or {}), **note})
     with pq.ParquetWriter(incomplete, schema, compression="zstd") as writer:
         for table in tables:
             writer.write_table(table.cast(schema))
+        writer.add_key_value_metadata({_KEY: json.dumps(provenance())})
     incomplete.replace(path)
 
 
@@ -50,26 +52,40 @@ def read_provenance(path: Path | None) -> dict[str, Any] | None:
     if path is None or path.suffix != ".parquet":
         return None
     try:
-        note = (pq.read_schema(path).metadata or {}).get(_KEY)
+        note = (pq.read_metadata(path).metadata or {}).get(_KEY)
     except (OSError, pa.ArrowException):
         return None  # loading the rows reports what is wrong with the file
     return None if note is None else dict(json.loads(note))
 
 
-def merge_parquet(parts: Sequence[Path], path: Path) -> dict[str, Any]:
-    """Join files of `write_parquet` in their order, add up their counts, and remove them."""
+def join_parquet(parts: Sequence[Path], path: Path, counts: Counts) -> None:
+    """Write the rows of several files of `write_parquet` into one, in their order.
+
+    Args:
+        parts: Files of the same columns, one at least.
+        path: The file to write.
+        counts: Added to the counts of the parts.
+
+    Raises:
+        RookWorldError: Different engines valued the parts.
+    """
     notes = [read_provenance(part) or {} for part in parts]
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
-    for note in notes:
-        for group, numbers in note["counts"].items():
-            counts[group].update(numbers)
-    merged = {**notes[0], "counts": {group: dict(numbers) for group, numbers in counts.items()}}
-    batches = (batch for part in parts for batch in pq.ParquetFile(part).iter_batches(_ROW_GROUP))
+    sources = {(note["engine"], note["limit"]): note for note in notes if note["engine"]}
+    if len(sources) > 1:
+        raise RookWorldError(
+            f"{path}: its parts were valued by different engines: "
+            f"{'; '.join(sorted(engine for engine, _ in sources))}. Install the same engine on every "
+            "machine, and start again in another folder"
+        )
+    sums: dict[str, Counter[str]] = defaultdict(Counter)
+    for group, numbers in (
+        item for one in (counts, *(n["counts"] for n in notes)) for item in one.items()
+    ):
+        sums[group].update(numbers)
+    note = {**next(iter(sources.values()), notes[0]), "counts": sums}
+    batches = (batch for part in parts for batch in pq.ParquetFile(part).iter_batches(ROW_GROUP))
     tables = (pa.Table.from_batches([batch]) for batch in batches)
-    _write(path, pq.read_schema(parts[0]), tables, merged)
-    for part in parts:
-        part.unlink()
-    return merged
+    write_parquet(path, pq.read_schema(parts[0]), tables, lambda: note)
 
 
 def data_card(provenance: Mapping[str, Any]) -> str:

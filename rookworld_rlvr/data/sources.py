@@ -15,8 +15,11 @@ A row that cannot be parsed is `Malformed`: it is kept with its reason, never re
 
 from __future__ import annotations
 
+import atexit
 import json
 import operator
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +30,7 @@ from typing import Any
 
 import datasets
 from datasets import Dataset, Features, List, Value
+from datasets.arrow_writer import ArrowWriter
 
 from ..common.errors import IllegalPositionError, NotationError, RookWorldError, close_matches
 from ..common.files import asset_path, is_hub_id
@@ -60,6 +64,16 @@ _FILE_LOADERS = {
 
 
 _COLUMNS = ("text", "prompt", "fen", "fault")  # of a raw row, one at least; fault: a broken game
+
+
+_POSITIONS = Features(  # the raw rows of games
+    {
+        "fen": Value("string"),
+        "action": Value("string"),
+        "history": List(Value("string")),
+        "fault": Value("string"),
+    }
+)
 
 
 FEATURES = Features(
@@ -291,16 +305,32 @@ def raw_dataset(
     name: str, split: str = "train", max_rows: int | None = None, text_column: str = "text"
 ) -> Dataset:
     """The same rows as a memory-mapped data set; rows are copied only if they are streamed."""
-    if max_rows is not None and dataset_file(name) is None:
-        return Dataset.from_list(list(raw_rows(name, split, max_rows, text_column)))
+    file = dataset_file(name)
+    if file is not None and file.suffix == ".pgn":
+        return on_disk(raw_rows(name, split, max_rows, text_column), _POSITIONS)
     with _loading(name):
-        rows: Dataset = _open_dataset(name, split, streaming=False)
+        is_streamed = max_rows is not None and file is None
+        rows: Dataset = _open_dataset(name, split, is_streamed)
+        if is_streamed:  # without known types the first rows could not tell those of the others
+            rows = rows.take(max_rows)
+            rows = on_disk(rows, rows.features) if rows.features else Dataset.from_list(list(rows))
     if len(rows):
         _check_columns(name, dict.fromkeys(rows.column_names), text_column)
         if text_column != "text":
             others = [column for column in rows.column_names if column != "text"]
             rows = rows.select_columns(others).rename_column(text_column, "text")
     return rows.select(range(len(rows))[:max_rows])
+
+
+def on_disk(rows: Iterable[Row], features: Features) -> Dataset:
+    """Rows in a temporary file that is mapped into memory, and removed when the process ends."""
+    folder = tempfile.mkdtemp(prefix="rookworld-rows-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    with ArrowWriter(path=str(Path(folder) / "rows.arrow"), features=features) as writer:
+        for row in rows:
+            writer.write(row)
+        writer.finalize()
+    return Dataset.from_file(str(Path(folder) / "rows.arrow"))
 
 
 @contextmanager
@@ -324,8 +354,7 @@ def _open_dataset(name: str, split: str, streaming: bool) -> Any:
     if file is None:
         return datasets.load_dataset(name, split=split, streaming=streaming)
     if file.suffix == ".pgn":
-        rows = positions.pgn_positions(file)
-        return rows if streaming else Dataset.from_list(list(rows))
+        return positions.pgn_positions(file)
     return datasets.load_dataset(_FILE_LOADERS[file.suffix], data_files=str(file), split="train")
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, Literal
 
 from ...common.files import is_hub_id
 from ...common.progress import Progress
-from ...common.settings import setting, with_default
+from ...common.settings import key_faults, setting, with_default
 from ...engine.truth import LabelArguments, LabelSource
 from ...tasks import rules
 from ...tasks.environment import ENVIRONMENT
@@ -92,6 +94,21 @@ class PrepareArguments(SourceArguments):
     num_proc: int = setting(
         1, "Number of worker processes; each starts engine_workers engines.", least=1
     )
+    cluster: Literal["local", "slurm", "ray"] | None = setting(
+        None,
+        "Divide the rows into cluster_tasks tasks, which datatrove runs: num_proc at a time on this "
+        "machine (local), as jobs of Slurm, or on a Ray cluster. None labels all rows in one run.",
+    )
+    cluster_tasks: int = setting(
+        100,
+        "Number of tasks with `cluster`. If one is stopped, its rows are gone through again, without "
+        "the searches that were done. Give several times as many as there are cores.",
+        least=1,
+    )
+    cluster_options: dict[str, Any] | str | None = setting(
+        None,
+        "Further arguments of datatrove's executor; Slurm needs {time: '08:00:00', partition: cpu}.",
+    )
     push_to_hub: bool = setting(False, "Upload the file and a data card to hub_dataset_id.")
     hub_dataset_id: str | None = setting(
         None, "Data set on the Hub to upload to, owner/name; needed for push_to_hub."
@@ -109,7 +126,21 @@ class PrepareArguments(SourceArguments):
                 f"hub_dataset_id: {self.hub_dataset_id!r} is not a Hub id (owner/name); push_to_hub "
                 "needs one"
             )
-        return faults
+        return faults + self._cluster_faults()
+
+    def _cluster_faults(self) -> list[str]:
+        if self.cluster is None or key_faults(self, "cluster", "cluster_options"):
+            return []
+        needed = ["datatrove", "ray"] if self.cluster == "ray" else ["datatrove"]
+        if missing := [name for name in needed if find_spec(name) is None]:
+            return [
+                f"cluster: {self.cluster!r} needs {' and '.join(missing)}; install "
+                f"'rookworld-rlvr[cluster]'{' and ray' if 'ray' in missing else ''}"
+            ]
+        from .cluster import option_faults  # it imports datatrove
+
+        assert not isinstance(self.cluster_options, str)
+        return option_faults(self.cluster, self.cluster_options or {})
 
 
 @dataclass

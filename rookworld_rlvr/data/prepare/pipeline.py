@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import Dataset, Features, Value, concatenate_datasets
 
 from ...common.errors import RookWorldError
+from ...common.progress import Progress
 from ...engine.cache import ValueCache
 from ...engine.labeller import Labeller
 from ...engine.pool import position_asked
@@ -25,12 +30,13 @@ from ...engine.truth import LabelArguments
 from ...tasks.registry import TASKS, join_row
 from ...tasks.types import ValueSource
 from ..loading import action_values_column
-from ..parquet import read_provenance
+from ..parquet import ROW_GROUP, read_provenance, write_parquet
 from ..sources import (
     FEATURES,
     Malformed,
     Row,
     dataset_file,
+    on_disk,
     parse_rows,
     quarantine,
     raw_dataset,
@@ -47,17 +53,16 @@ _DEATHS = 5  # of workers that are replaced before the run gives up
 _BATCH = 8  # positions that a worker takes at once
 
 
+_HELD = 256  # positions whose values are in memory at once, without workers; some 4 KB each
+
+
 _PARSED = Features({**FEATURES, "malformed": Value("int64")})  # the index of a malformed raw row
 
 
-_FINISHED = Features(
-    {
-        "text": Value("string"),
-        "action_values": FEATURES["action_values"],
-        "done": [Value("string")],
-        "refused": [Value("string")],
-    }
-)
+_WRITTEN = Features({"text": Value("string"), "action_values": FEATURES["action_values"]})
+
+
+_FINISHED = Features({**_WRITTEN, "done": [Value("string")], "refused": [Value("string")]})
 
 
 # --------------------------------------------------------------------------------------------------
@@ -85,19 +90,13 @@ def report_lines(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
 # --------------------------------------------------------------------------------------------------
 # Reading
 # --------------------------------------------------------------------------------------------------
-def read_rows(
-    args: PrepareArguments,
-    report: PrepareReport,
-    quarantine_file: Path,
-    shard: tuple[int, int] = (0, 1),
-) -> Dataset:
-    """The parsed rows of a shard in their order, without the malformed ones.
+def read_rows(args: PrepareArguments, report: PrepareReport, quarantine_file: Path) -> Dataset:
+    """The parsed rows in their order, without the malformed ones; they are held on disk.
 
     Args:
         args: What to read.
         report: Counted into.
         quarantine_file: Where malformed rows go.
-        shard: Index and number of shards.
 
     Raises:
         RookWorldError: The data set cannot be read, or too much of it is malformed.
@@ -105,38 +104,41 @@ def read_rows(
     parts = []
     if args.dataset_name:
         raw = raw_dataset(args.dataset_name, args.dataset_split, args.max_rows, args.text_column)
-        first, last = _bounds(len(raw), *shard)
-        parts.append(_parse(raw.select(range(first, last)), first, args, report, quarantine_file))
-    made = list(made_rows(args))
-    first, last = _bounds(len(made), *shard)
-    if first < last:
-        parts.append(Dataset.from_list(made[first:last], features=FEATURES))
-        report.rows["made"] += last - first
+        parts.append(_parse(raw, args, report, quarantine_file))
+    made = on_disk(made_rows(args), FEATURES)
+    if len(made):
+        parts.append(made)
+        report.rows["made"] += len(made)
     rows = concatenate_datasets(parts)
     if "duplicates" in args.repairs:
-        first_of: dict[tuple[str, str], int] = {}
-        for index, key in enumerate(zip(rows["task"], rows["prompt"], strict=True)):
-            first_of.setdefault(key, index)
-        report.repaired["duplicates"] += len(rows) - len(first_of)
-        rows = rows.select(list(first_of.values()))
+        first = _first_of_equal(rows)
+        report.repaired["duplicates"] += len(rows) - len(first)
+        rows = rows.select(first)
     return rows
 
 
-def _bounds(count: int, index: int, shards: int) -> tuple[int, int]:
-    """Where a shard begins and ends; the lengths of shards differ by one row at most."""
-    return count * index // shards, count * (index + 1) // shards
+def _first_of_equal(rows: Dataset) -> npt.NDArray[np.int64]:
+    """The indices of the rows whose prompt has not come before, in eight bytes for each row."""
+    # Of five million different prompts, two share a hash of 64 bits once in a million data sets.
+    asked = zip(rows["task"], rows["prompt"], strict=True)
+    hashes = np.fromiter(map(hash, asked), np.int64, len(rows))
+    return np.sort(np.unique(hashes, return_index=True)[1])
 
 
-def _parse(
-    raw: Dataset, first: int, args: PrepareArguments, report: PrepareReport, path: Path
-) -> Dataset:
-    rows = _map(raw, _parse_batch, _PARSED, args.num_proc, "Parsing rows", True, tasks=args.tasks)
-    good = [index for index, task in enumerate(rows["task"]) if task is not None]
-    others = sorted({index for index in rows["malformed"] if index is not None})
-    again = (
-        row for index in others for row in parse_rows([raw[index]], first + index + 1, args.tasks)
+def _parse(raw: Dataset, args: PrepareArguments, report: PrepareReport, path: Path) -> Dataset:
+    rows = _map(
+        raw,
+        _parse_batch,
+        _PARSED,
+        args.num_proc,
+        "Parsing rows",
+        with_indices=True,
+        tasks=args.tasks,
     )
+    others = pc.unique(pc.drop_null(rows.data.column("malformed"))).to_pylist()
+    again = (row for index in others for row in parse_rows([raw[index]], index + 1, args.tasks))
     malformed = [row for row in again if isinstance(row, Malformed)]
+    good = pc.indices_nonzero(pc.is_valid(rows.data.column("task")))
     read = len(good) + len(malformed)
     report.rows["read"] += read
     report.rows["quarantined"] += len(malformed)
@@ -161,6 +163,7 @@ def _map(
     num_proc: int,
     title: str,
     with_indices: bool = False,
+    keep_in_memory: bool = False,
     **fn_kwargs: Any,
 ) -> Dataset:
     """Map batches of rows to other columns; without rows `Dataset.map` would give no columns."""
@@ -172,7 +175,8 @@ def _map(
         batched=True,
         remove_columns=rows.column_names,
         features=features,
-        num_proc=num_proc,
+        num_proc=num_proc if num_proc > 1 else None,  # None: no further process
+        keep_in_memory=keep_in_memory,
         load_from_cache_file=False,  # this is fast, and a cache would outlive changes of the code
         desc=title,
         fn_kwargs=fn_kwargs,
@@ -181,43 +185,99 @@ def _map(
 
 
 # --------------------------------------------------------------------------------------------------
-# Valuing
+# Labelling
 # --------------------------------------------------------------------------------------------------
-def value_positions(
-    rows: Dataset, args: LabelArguments, num_proc: int, report: PrepareReport
-) -> ValueSource | None:
-    """Value the positions that the rows need and keep the values in the cache.
+def write_labelled(
+    path: Path,
+    rows: Dataset,
+    args: PrepareArguments,
+    label_args: LabelArguments,
+    report: PrepareReport,
+    num_proc: int = 1,
+) -> None:
+    """Value the positions of rows, repair their answers, and write them with their provenance.
+
+    This is done chunk by chunk, so memory does not grow with the number of rows. The columns are `text`
+    and `action_values`.
 
     Args:
+        path: The Parquet file.
         rows: Of `read_rows`.
-        args: Whom to ask, and for which rows.
-        num_proc: Worker processes.
+        args: Which repairs to make.
+        label_args: Which values to take, and whom to ask for them.
         report: Counted into.
-
-    Returns:
-        Who valued them; None if no row needs a value.
+        num_proc: Worker processes; with 1 everything is done in this process.
 
     Raises:
         EngineError: No engine was found, or it fails at position after position.
         RookWorldError: Worker after worker dies, or the cache cannot be used.
     """
+    with _labeller(rows, label_args) as labeller:  # faults of the engine show here, before the work
+        source = labeller and labeller.source
+
+        def tables() -> Iterator[pa.Table]:
+            for first in range(0, len(rows), ROW_GROUP):
+                last = min(first + ROW_GROUP, len(rows))
+                chunk = rows.select(range(first, last))
+                if labeller is not None:
+                    title = f"Valuing positions of rows {first + 1:,} to {last:,} of {len(rows):,}"
+                    _value_positions(chunk, label_args, labeller, num_proc, report, title)
+                yield _finish_rows(chunk, args, label_args, source, num_proc, report)
+
+        schema = _WRITTEN.arrow_schema
+        write_parquet(path, schema, tables(), lambda: provenance(args, source, report))
+
+
+def _labeller(rows: Dataset, args: LabelArguments) -> AbstractContextManager[Labeller | None]:
+    """An engine with its cache, if any row needs one."""
     if args.labels == "stored":
-        return None
+        return nullcontext()
+    asked = rows.select_columns(["task", "action_values"])
+    is_needed = any(_is_asked(row, args.labels) for row in asked)
+    return Labeller(args) if is_needed else nullcontext()
+
+
+def _value_positions(
+    rows: Dataset,
+    args: LabelArguments,
+    labeller: Labeller,
+    num_proc: int,
+    report: PrepareReport,
+    title: str,
+) -> None:
+    """Value the positions that the rows need and keep the values in the cache."""
     asked = rows.select_columns(["task", "fen", "action_values"])
     fens = (row["fen"] for row in asked if _is_asked(row, args.labels))
     positions = list(dict.fromkeys(map(position_asked, fens)))
-    if not positions:
-        return None
-    with Labeller(args) as labeller:  # faults of the engine show here, before the work
-        source = labeller.source
-    cache = ValueCache(args.engine_cache, source)
+    cache = ValueCache(args.engine_cache, labeller.source)
     missing = cache.missing(positions)
-    searched = len(missing)
-    report.positions["known before"] += len(positions) - searched
+    if num_proc == 1:
+        with Progress(title, len(missing), "positions") as progress:
+            for first in range(0, len(missing), _HELD):
+                labeller.values(missing[first : first + _HELD], progress.update)
+        given_up = {p: labeller.given_up[p] for p in missing if p in labeller.given_up}
+    else:
+        given_up = _value_in_workers(missing, cache, args, num_proc, title)
+    cache.close()
+    report.positions["known before"] += len(positions) - len(missing)
+    report.positions["valued"] += len(missing) - len(given_up)
+    report.positions["given up"] += len(given_up)
+    for position, reason in given_up.items():
+        logger.warning("given up: %s (%s)", position, reason)
+
+
+def _is_asked(row: Mapping[str, Any], labels: str) -> bool:
+    """Whether a row's values come from the engine, if one is asked at all."""
+    return TASKS[row["task"]].needs_values and (labels == "engine" or row["action_values"] is None)
+
+
+def _value_in_workers(
+    missing: Sequence[str], cache: ValueCache, args: LabelArguments, num_proc: int, title: str
+) -> dict[str, str]:
+    """Value positions in worker processes; returns why some were given up, by position."""
     for death in range(_DEATHS + 1):
         try:
-            given_up = _value_missing(missing, args, num_proc) if missing else {}
-            break
+            return _map_positions(missing, args, num_proc, title) if missing else {}
         except RuntimeError as error:
             if "abruptly died" not in str(error):  # the wording of datasets
                 raise
@@ -226,26 +286,15 @@ def value_positions(
                 "a worker died (%d of %d); going on with %d positions",
                 *(death + 1, _DEATHS, len(missing)),
             )
-    else:
-        raise RookWorldError(
-            f"workers died {_DEATHS + 1} times; what was valued is kept in {cache.path}. Give "
-            "fewer workers (num_proc) or more memory, and start again"
-        )
-    cache.close()
-    report.positions["valued"] += searched - len(given_up)
-    report.positions["given up"] += len(given_up)
-    for position, reason in given_up.items():
-        logger.warning("given up: %s (%s)", position, reason)
-    return source
+    raise RookWorldError(
+        f"workers died {_DEATHS + 1} times; what was valued is kept in {cache.path}. Give "
+        "fewer workers (num_proc) or more memory, and start again"
+    )
 
 
-def _is_asked(row: Mapping[str, Any], labels: str) -> bool:
-    """Whether a row's values come from the engine, if one is asked at all."""
-    return TASKS[row["task"]].needs_values and (labels == "engine" or row["action_values"] is None)
-
-
-def _value_missing(missing: Sequence[str], args: LabelArguments, num_proc: int) -> dict[str, str]:
-    """Value positions in worker processes; returns why some were given up, by position."""
+def _map_positions(
+    missing: Sequence[str], args: LabelArguments, num_proc: int, title: str
+) -> dict[str, str]:
     batch = _BATCH * args.engine_workers
     answers = Dataset.from_dict({"position": list(missing)}).map(
         _value_batch,
@@ -255,7 +304,7 @@ def _value_missing(missing: Sequence[str], args: LabelArguments, num_proc: int) 
         fn_kwargs={"args": args},
         num_proc=min(num_proc, len(missing)),
         load_from_cache_file=False,  # the engine's cache keeps each position
-        desc="Valuing positions",
+        desc=title,
     )
     return {row["position"]: row["reason"] for row in answers if row["reason"] is not None}
 
@@ -271,27 +320,19 @@ def _value_batch(batch: Mapping[str, list[str]], args: LabelArguments) -> dict[s
     return {"reason": [labeller.given_up.get(position) for position in batch["position"]]}
 
 
-# --------------------------------------------------------------------------------------------------
-# Finishing
-# --------------------------------------------------------------------------------------------------
-def finish_rows(
+def _finish_rows(
     rows: Dataset,
     args: PrepareArguments,
     label_args: LabelArguments,
     source: ValueSource | None,
+    num_proc: int,
     report: PrepareReport,
-) -> Dataset:
-    """The rows with their values and repaired answers, in the columns `text` and `action_values`.
-
-    Args:
-        rows: Of `read_rows`.
-        args: Which repairs to make.
-        label_args: Which values to take.
-        source: Of `value_positions`.
-        report: Counted into.
-    """
+) -> pa.Table:
+    """The rows with their values and repaired answers."""
     options: dict[str, Any] = {"repairs": args.repairs, "args": label_args, "source": source}
-    finished = _map(rows, _finish_batch, _FINISHED, args.num_proc, "Writing answers", **options)
+    finished = _map(
+        rows, _finish_batch, _FINISHED, num_proc, "Writing answers", keep_in_memory=True, **options
+    )
     for column, counts in (("done", report.repaired), ("refused", report.not_repairable)):
         counts.update(name for names in finished[column] for name in names)
     report.rows["written"] += len(finished)
@@ -299,7 +340,7 @@ def finish_rows(
     report.rows["policy rows without values"] += sum(
         TASKS[task].needs_values and found is None for task, found in values
     )
-    return finished.select_columns(["text", "action_values"])
+    return finished.select_columns(list(_WRITTEN)).with_format("arrow")[:]
 
 
 def _finish_batch(
@@ -332,13 +373,10 @@ def _attach_values(rows: Sequence[Row], args: LabelArguments, source: ValueSourc
         row["action_values"] = found and action_values_column(found.by_move())
 
 
-# --------------------------------------------------------------------------------------------------
-# Writing
-# --------------------------------------------------------------------------------------------------
 def provenance(
     args: PrepareArguments, source: ValueSource | None, report: PrepareReport
 ) -> dict[str, Any]:
-    """Where the rows come from and how they were made, for `data.parquet.write_parquet`."""
+    """Where the rows come from and how they were made, for `write_parquet`."""
     before = read_provenance(dataset_file(args.dataset_name)) if args.dataset_name else None
     return {
         "dataset_name": args.dataset_name,
@@ -350,12 +388,3 @@ def provenance(
         "repairs": list(args.repairs),
         "counts": {group: dict(counts) for group, counts in vars(report).items()},
     }
-
-
-def shard_file(path: Path, index: int, shards: int) -> Path:
-    """The file of a shard; the whole file if there is only one.
-
-    >>> str(shard_file(Path("rows.parquet"), 0, 2))
-    'rows-00000-of-00002.parquet'
-    """
-    return path if shards == 1 else path.with_stem(f"{path.stem}-{index:05d}-of-{shards:05d}")

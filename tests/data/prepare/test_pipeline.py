@@ -19,21 +19,20 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 import pytest
+from datasets import Dataset
 
 from rookworld_rlvr.common.errors import ConfigurationError, EngineError, RookWorldError
-from rookworld_rlvr.data import synthesis
+from rookworld_rlvr.data import sources, synthesis
 from rookworld_rlvr.data.loading import DataArguments, LoadedData, load_data
-from rookworld_rlvr.data.parquet import merge_parquet, read_provenance, write_parquet
+from rookworld_rlvr.data.parquet import read_provenance
+from rookworld_rlvr.data.prepare import pipeline
 from rookworld_rlvr.data.prepare.arguments import PrepareArguments, PrepareLabelArguments
 from rookworld_rlvr.data.prepare.pipeline import (
     PrepareReport,
-    finish_rows,
-    provenance,
     read_rows,
-    shard_file,
-    value_positions,
+    write_labelled,
 )
-from rookworld_rlvr.data.sources import dataset_file
+from rookworld_rlvr.data.sources import dataset_file, raw_dataset
 from rookworld_rlvr.engine.labeller import Labeller
 from rookworld_rlvr.engine.pool import EngineArguments
 from rookworld_rlvr.tasks.policy import parse_policy_answer
@@ -81,11 +80,8 @@ def prepare(tmp_path: Path, lines: list[str], **options: Any) -> tuple[Table, Pr
     label_args = PrepareLabelArguments(**label_options)
     report = PrepareReport()
     rows = read_rows(args, report, tmp_path / "quarantine.jsonl")
-    source = value_positions(rows, label_args, args.num_proc, report)
-    rows = finish_rows(rows, args, label_args, source, report)
-    note = provenance(args, source, report)
-    write_parquet(output, rows, note)
-    return pq.read_table(output).to_pylist(), report, note
+    write_labelled(output, rows, args, label_args, report, args.num_proc)
+    return pq.read_table(output).to_pylist(), report, read_provenance(output) or {}
 
 
 def values_of(row: dict[str, Any]) -> dict[str, int]:
@@ -231,25 +227,35 @@ def test_the_packaged_values_are_the_engines(packaged: LoadedData) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Shards
+# Chunks
 # --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("shards", [2, 3, 7])
-def test_shards_put_together_are_the_whole(tmp_path: Path, shards: int) -> None:
-    lines = [*policy_lines(4), ENVIRONMENT]
-    whole, _, note = prepare(tmp_path, lines)
-    output = tmp_path / "parts.parquet"
-    args = PrepareArguments(dataset_name=str(tmp_path / "rows.txt"), output_file=str(output))
-    label_args = PrepareLabelArguments(engine_depth=2, engine_cache=str(tmp_path / "values.sqlite"))
-    for index in range(shards):
-        part = PrepareReport()
-        rows = read_rows(args, part, tmp_path / "bad.jsonl", (index, shards))
-        source = value_positions(rows, label_args, 1, part)
-        rows = finish_rows(rows, args, label_args, source, part)
-        write_parquet(shard_file(output, index, shards), rows, provenance(args, source, part))
-    merged = merge_parquet([shard_file(output, i, shards) for i in range(shards)], output)
-    assert pq.read_table(output).to_pylist() == whole
-    assert merged["counts"]["rows"] == note["counts"]["rows"]
-    assert [path.name for path in tmp_path.glob("parts*")] == ["parts.parquet"]
+@pytest.mark.parametrize("num_proc", [1, 2])
+def test_chunks_put_together_are_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_proc: int
+) -> None:
+    lines = [*policy_lines(9), ENVIRONMENT, MATE, ENVIRONMENT]
+    whole, report, _ = prepare(tmp_path, lines, repairs=["duplicates"])
+    (tmp_path / "values.sqlite").unlink()
+    monkeypatch.setattr(pipeline, "ROW_GROUP", 4)
+    again, by_chunks, _ = prepare(tmp_path, lines, repairs=["duplicates"], num_proc=num_proc)
+    assert again == whole and by_chunks == report
+    groups = pq.ParquetFile(tmp_path / "out.parquet").num_row_groups
+    assert groups == -(-len(whole) // 4) > 2
+
+
+def test_streamed_rows_and_games_are_kept_on_disk_not_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = Dataset.from_dict({"text": [MATE, ENVIRONMENT] * 3}).to_iterable_dataset()
+    monkeypatch.setattr(sources, "_open_dataset", lambda *given: data)
+    rows = raw_dataset("someone/something", max_rows=5)
+    assert rows["text"][:] == [MATE, ENVIRONMENT, MATE, ENVIRONMENT, MATE] and rows.cache_files
+
+
+def test_two_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigurationError, match="num_processes: prepare is one process"):
+        recipe("prepare_data").main(["--synthetic_rows", "4", "--output_file", "x.parquet"])
 
 
 # --------------------------------------------------------------------------------------------------

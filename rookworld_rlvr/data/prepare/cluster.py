@@ -1,0 +1,256 @@
+"""Label a data set by many tasks, which datatrove runs on this machine, on Slurm or on Ray.
+
+The command reads the rows and puts them into a folder beside the output file, `NAME.cluster`:
+
+- `question.json`: what was asked; a folder of another question is refused. `read.json`: counts of the
+  rows read. `rows/`: the parsed rows.
+- `values/`: a cache of values for each task, so that no file has two writers. `parts/`: the rows that
+  each task has labelled.
+- `label/`, `join/`: datatrove's marks of finished tasks, logs, counts and Slurm script.
+
+Which tasks run, where and when, which of them are done and what is left after a restart is
+datatrove's business.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+import multiprocess
+from datatrove.executor import (
+    LocalPipelineExecutor,
+    RayPipelineExecutor,
+    SlurmPipelineExecutor,
+)
+from datatrove.executor.base import PipelineExecutor
+from datatrove.pipeline.base import PipelineStep
+
+from ...common.errors import RookWorldError, close_matches
+from ...common.files import write_json
+from ...engine.truth import LabelArguments
+from ..parquet import join_parquet
+from ..sources import dataset_file
+from .arguments import PrepareArguments
+from .pipeline import PrepareReport, read_rows, write_labelled
+
+_EXECUTORS: dict[str, type[PipelineExecutor]] = {
+    "local": LocalPipelineExecutor,
+    "slurm": SlurmPipelineExecutor,
+    "ray": RayPipelineExecutor,
+}
+
+
+_OURS = ("self", "pipeline", "tasks", "logging_dir", "depends", "skip_completed")
+
+
+# Keys that do not change the rows: a run may go on with others.
+_FREE = {
+    *("output_file", "num_proc", "push_to_hub", "hub_dataset_id", "hub_private"),
+    *("cluster", "cluster_options"),
+    *("engine_path", "engine_workers", "engine_timeout", "engine_cache"),
+}
+
+
+# --------------------------------------------------------------------------------------------------
+# Steps
+# --------------------------------------------------------------------------------------------------
+class LabelShard(PipelineStep):  # type: ignore[misc]
+    """Label and repair a task's share of the rows.
+
+    Args:
+        folder: The folder that this module describes; all machines must see it under this path.
+        args: Which repairs to make.
+        label_args: Which values to take, and whom to ask for them.
+    """
+
+    type = "Label"
+    name = "values of moves and repairs"
+
+    def __init__(self, folder: Path, args: PrepareArguments, label_args: LabelArguments) -> None:
+        super().__init__()
+        self.folder, self.args, self.label_args = folder, args, label_args
+
+    def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
+        """Write the part of task `rank` of `world_size`."""
+        _end_with_parent()
+        datasets.disable_progress_bars()  # they would fill the log
+        rows = datasets.load_from_disk(self.folder / "rows").shard(world_size, rank)
+        cache = str(self.folder / "values" / f"{rank:05d}.sqlite")
+        label_args, report = replace(self.label_args, engine_cache=cache), PrepareReport()
+        write_labelled(_part(self.folder, rank), rows, self.args, label_args, report)
+        for group, counts in vars(report).items():
+            for name, count in counts.items():
+                self.stat_update(f"{group}, {name}", value=count)
+
+
+class JoinParts(PipelineStep):  # type: ignore[misc]
+    """Write the parts of all tasks into the output file.
+
+    Args:
+        folder: The folder that this module describes.
+        tasks: How many parts there are.
+        output: The Parquet file to write.
+    """
+
+    type = "Join"
+    name = "parts of all tasks"
+
+    def __init__(self, folder: Path, tasks: int, output: Path) -> None:
+        super().__init__()
+        self.folder, self.tasks, self.output = folder, tasks, output
+
+    def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
+        """Write the output file."""
+        read = json.loads((self.folder / "read.json").read_text(encoding="utf-8"))
+        join_parquet([_part(self.folder, task) for task in range(self.tasks)], self.output, read)
+
+
+def _part(folder: Path, rank: int) -> Path:
+    return folder / "parts" / f"{rank:05d}.parquet"
+
+
+def _end_with_parent() -> None:
+    """End this process if the one that started it is killed: otherwise it would label on, unseen."""
+    parent = multiprocess.parent_process()
+    if parent is not None:
+
+        def watch() -> None:
+            parent.join()
+            os._exit(1)
+
+        threading.Thread(target=watch, daemon=True).start()
+
+
+# --------------------------------------------------------------------------------------------------
+# The run
+# --------------------------------------------------------------------------------------------------
+def label_on_cluster(args: PrepareArguments, label_args: LabelArguments) -> bool:
+    """Read the rows, unless an earlier start has done so, and run the tasks that are not done yet.
+
+    Returns:
+        Whether the output file is complete. On Slurm it is not, until its jobs have run.
+
+    Raises:
+        RookWorldError: The folder belongs to another question, a task failed, or Slurm refuses the jobs.
+    """
+    output = Path(args.output_file).resolve()
+    folder = output.with_suffix(".cluster")
+    _check_question(folder, args, label_args)
+    if not (folder / "rows").exists():
+        _store_rows(folder, args)
+    rows = datasets.load_from_disk(folder / "rows")
+    tasks = max(1, min(args.cluster_tasks, len(rows)))
+    first, last = LabelShard(folder, args, label_args), JoinParts(folder, tasks, output)
+    label = _executor(args, label_args, folder / "label", first, tasks)
+    join = _executor(args, label_args, folder / "join", last, 1, depends=label)
+    if args.cluster == "slurm":
+        _submit(join)
+        return not join.get_incomplete_ranks()
+    for stage in (label, join):
+        stage.run()
+        if failed := stage.get_incomplete_ranks():  # Ray's executor does not raise
+            log = folder / stage.logging_dir.path / "logs" / f"task_{failed[0]:05d}.log"
+            raise RookWorldError(
+                f"cluster: {len(failed)} of {stage.world_size} tasks failed; see {log}, and start again"
+            )
+    return True
+
+
+def option_faults(cluster: str, options: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the arguments for datatrove's executor, and whether Slurm is there."""
+    known = {
+        name: one
+        for name, one in inspect.signature(_EXECUTORS[cluster]).parameters.items()
+        if name not in _OURS
+    }
+    faults = [
+        f"cluster_options: {name!r} is not an argument of datatrove's {_EXECUTORS[cluster].__name__}"
+        f"{close_matches(str(name), known)}"
+        for name in options
+        if name not in known
+    ]
+    faults += [
+        f"cluster_options: {name}: missing; {cluster} needs it"
+        for name, one in known.items()
+        if one.default is one.empty and name not in options
+    ]
+    if cluster == "slurm" and shutil.which("sbatch") is None:
+        faults.append("cluster: no program sbatch here; start on a machine that submits to Slurm")
+    return faults
+
+
+def _check_question(folder: Path, args: PrepareArguments, label_args: LabelArguments) -> None:
+    """Keep what is asked, or compare it with what the folder was made for."""
+    asked = {**asdict(args), **asdict(label_args)}
+    asked = {name: value for name, value in asked.items() if name not in _FREE}
+    if (file := dataset_file(args.dataset_name)) is not None:
+        asked["dataset_name"] = [args.dataset_name, file.stat().st_size, file.stat().st_mtime]
+    path = folder / "question.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        write_json(path, asked)
+        return
+    before = json.loads(path.read_text(encoding="utf-8"))
+    if changed := [name for name, value in asked.items() if before.get(name) != value]:
+        raise RookWorldError(
+            f"cluster: {folder} belongs to a run with other settings ({', '.join(changed)}); remove "
+            "the folder, or give another output_file"
+        )
+
+
+def _store_rows(folder: Path, args: PrepareArguments) -> None:
+    report = PrepareReport()
+    rows = read_rows(args, report, Path(args.output_file).with_suffix(".quarantine.jsonl"))
+    write_json(folder / "read.json", vars(report))
+    incomplete = folder / "rows.incomplete"
+    shutil.rmtree(incomplete, ignore_errors=True)
+    rows.save_to_disk(incomplete)
+    incomplete.rename(folder / "rows")
+
+
+def _executor(
+    args: PrepareArguments,
+    label_args: LabelArguments,
+    folder: Path,
+    step: PipelineStep,
+    tasks: int,
+    depends: PipelineExecutor | None = None,
+) -> Any:
+    """datatrove's executor of a step."""
+    assert args.cluster is not None and not isinstance(args.cluster_options, str)
+    environment = Path(sys.prefix) / "bin" / "activate"
+    usual: dict[str, dict[str, Any]] = {
+        # A forked worker need not import everything again.
+        "local": {"workers": min(args.num_proc, tasks), "start_method": "fork"},
+        "slurm": {
+            "job_name": f"rookworld_{folder.name}",
+            "cpus_per_task": label_args.engine_workers,
+            "venv_path": str(environment) if environment.is_file() else None,
+        },
+        "ray": {"cpus_per_task": label_args.engine_workers},
+    }
+    options = {**usual[args.cluster], **(args.cluster_options or {})}
+    return _EXECUTORS[args.cluster](
+        pipeline=[step], tasks=tasks, logging_dir=str(folder), depends=depends, **options
+    )
+
+
+def _submit(executor: SlurmPipelineExecutor) -> None:
+    try:
+        executor.run()
+    except subprocess.CalledProcessError as error:
+        raise RookWorldError(
+            f"cluster: sbatch refused the jobs (exit code {error.returncode}; its reason is above); "
+            "mend cluster_options"
+        ) from error

@@ -1,0 +1,306 @@
+"""Labelling by datatrove: what many tasks write is what one run writes, whatever dies on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
+from rookworld_rlvr.data.parquet import join_parquet, read_provenance, write_parquet
+from rookworld_rlvr.data.prepare import arguments, pipeline
+from rookworld_rlvr.data.prepare.arguments import PrepareArguments
+
+from ...conftest import recipe
+from .test_pipeline import ENVIRONMENT, MATE, SCRIPT, policy_lines
+
+needs_datatrove = pytest.mark.skipif(
+    not arguments.find_spec("datatrove"), reason="the extra `cluster` is not installed"
+)
+
+
+pytestmark = [pytest.mark.usefixtures("stockfish"), needs_datatrove]
+
+
+def argv(folder: Path, *more: str) -> list[str]:
+    """Rows to label; the first 26 need an engine, and some prompts come again in other tasks."""
+    rows = folder / "rows.txt"
+    if not rows.exists():
+        again = [MATE, ENVIRONMENT]
+        rows.write_text("\n".join([*again, *policy_lines(24), *again, "", *again]) + "\n")
+    options = "--engine_depth 2 --repairs best_move duplicates environment"
+    return [*f"--dataset_name {rows} --output_file {folder}/out.parquet {options}".split(), *more]
+
+
+def on_tasks(count: int, *more: str, kind: str = "local") -> list[str]:
+    return ["--cluster", kind, "--cluster_tasks", str(count), "--num_proc", "2", *more]
+
+
+def table(folder: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(folder / "out.parquet").to_pylist()
+    return rows
+
+
+def counts(folder: Path) -> dict[str, Any]:
+    return (read_provenance(folder / "out.parquet") or {})["counts"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the plain command."""
+    folder = tmp_path_factory.mktemp("plain")
+    recipe("prepare_data").main(argv(folder, "--engine_cache", str(folder / "values.sqlite")))
+    return folder
+
+
+# --------------------------------------------------------------------------------------------------
+# This machine
+# --------------------------------------------------------------------------------------------------
+def test_four_tasks_write_what_one_run_writes(tmp_path: Path, undisturbed: Path) -> None:
+    recipe("prepare_data").main(argv(tmp_path, *on_tasks(4)))
+    assert table(tmp_path) == table(undisturbed)
+    assert counts(tmp_path) == counts(undisturbed)
+    folder = tmp_path / "out.cluster"
+    assert len(list((folder / "label" / "completions").iterdir())) == 4
+    assert len(list((folder / "label" / "logs").iterdir())) == 4
+    assert (folder / "label" / "stats.json").is_file()
+
+
+def test_more_tasks_than_rows(tmp_path: Path) -> None:
+    (tmp_path / "rows.txt").write_text(f"{MATE}\n{ENVIRONMENT}\n")
+    recipe("prepare_data").main(argv(tmp_path, *on_tasks(5)))
+    assert [row["text"][0] for row in table(tmp_path)] == ["P", "A"]
+
+
+def test_what_is_done_is_not_done_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], undisturbed: Path
+) -> None:
+    recipe("prepare_data").main(argv(tmp_path, *on_tasks(3)))
+    folder = tmp_path / "out.cluster"
+    stamps = {path: path.stat().st_mtime_ns for path in (folder / "parts").iterdir()}
+    (folder / "label" / "completions" / "00001").unlink()
+    (folder / "join" / "completions" / "00000").unlink()
+    recipe("prepare_data").main(argv(tmp_path, *on_tasks(3)))
+    again = [path.name for path, stamp in stamps.items() if path.stat().st_mtime_ns != stamp]
+    assert again == ["00001.parquet"]
+    assert "Skipping 2 already completed tasks" in capfd.readouterr().err
+    assert table(tmp_path) == table(undisturbed)
+    assert counts(tmp_path)["positions"]["known before"] > 0, "its values were kept"
+
+
+def test_a_failed_task_is_named_and_can_be_repeated(
+    tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stockfish = os.environ.get("STOCKFISH_PATH", "/usr/games/stockfish")
+    with pytest.raises(RookWorldError, match="no program '/nowhere/stockfish'"):
+        recipe("prepare_data").main(
+            argv(tmp_path, *on_tasks(2, "--engine_path", "/nowhere/stockfish"))
+        )
+    assert not (tmp_path / "out.parquet").exists()
+    recipe("prepare_data").main(argv(tmp_path, *on_tasks(2, "--engine_path", stockfish)))
+    assert table(tmp_path) == table(undisturbed)
+
+
+def test_parts_of_other_settings_are_refused(tmp_path: Path) -> None:
+    recipe("prepare_data").main(argv(tmp_path, *on_tasks(2)))
+    with pytest.raises(RookWorldError, match=r"out\.cluster .*other settings \(engine_depth\)"):
+        recipe("prepare_data").main(argv(tmp_path, *on_tasks(2, "--engine_depth", "3")))
+    with (tmp_path / "rows.txt").open("a") as file:
+        file.write(f"{MATE}\n")
+    with pytest.raises(RookWorldError, match=r"other settings \(dataset_name\)"):
+        recipe("prepare_data").main(argv(tmp_path, *on_tasks(2)))
+
+
+def test_parts_of_different_engines_are_not_joined(tmp_path: Path) -> None:
+    parts = []
+    for engine in ("Stockfish 16", "Stockfish 17"):
+        parts.append(tmp_path / f"{engine}.parquet")
+        note = {"engine": engine, "limit": "depth 2", "counts": {}}
+        write_parquet(parts[-1], pipeline._WRITTEN.arrow_schema, [], lambda note=note: note)
+    with pytest.raises(RookWorldError, match="different engines: Stockfish 16; Stockfish 17"):
+        join_parquet(parts, tmp_path / "out.parquet", {})
+
+
+# --------------------------------------------------------------------------------------------------
+# kill -9
+# --------------------------------------------------------------------------------------------------
+def start(folder: Path) -> subprocess.Popen[str]:
+    words = [str(SCRIPT), *argv(folder, *on_tasks(4, "--num_proc", "4", "--engine_depth", "9"))]
+    return subprocess.Popen(
+        [sys.executable, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def valued(folder: Path) -> int:
+    """Positions in the caches of all tasks so far."""
+    total = 0
+    for path in (folder / "out.cluster" / "values").glob("*.sqlite"):
+        try:
+            with sqlite3.connect(path) as cache:
+                total += int(cache.execute("SELECT COUNT(*) FROM action_values").fetchone()[0])
+        except sqlite3.OperationalError:
+            continue
+    return total
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    for _ in range(3_000):
+        if condition():
+            return
+        time.sleep(0.02)
+    raise AssertionError("it did not come to that")
+
+
+@pytest.mark.slow
+def test_killed_twice_it_goes_on_where_it_was(tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    cache = ("--engine_cache", str(plain / "values.sqlite"), "--engine_depth", "9")
+    recipe("prepare_data").main(argv(plain, *cache))
+    expected = counts(plain)
+    for done in (6, 14):
+        with start(tmp_path) as process:
+            wait_until(lambda done=done: valued(tmp_path) >= done)
+            os.kill(process.pid, signal.SIGKILL)  # its workers see it and end
+            process.communicate(timeout=60)  # they hold the pipe until then
+        assert not (tmp_path / "out.parquet").exists()
+        kept = valued(tmp_path)
+        time.sleep(1)
+        assert valued(tmp_path) == kept, "no worker goes on"
+    with start(tmp_path) as process:
+        printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, printed
+    assert table(tmp_path) == table(plain)
+    found = counts(tmp_path)
+    assert found["rows"] == expected["rows"] and found["repaired"] == expected["repaired"]
+    assert found["positions"]["known before"] >= 14
+    assert sum(found["positions"].values()) == sum(expected["positions"].values())
+
+
+# --------------------------------------------------------------------------------------------------
+# Slurm and Ray
+# --------------------------------------------------------------------------------------------------
+SBATCH = """\
+#!{python}
+import pathlib, sys
+folder = pathlib.Path({folder!r})
+number = 100 + len(list(folder.glob("job_*")))
+(folder / f"job_{{number}}").write_text(" ".join(sys.argv[1:-1]) + "\\n" + open(sys.argv[-1]).read())
+print("Submitted batch job", number)
+"""
+
+
+@pytest.fixture
+def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder where a program `sbatch` keeps the scripts that it gets, with its options above."""
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    program = folder / "sbatch"
+    program.write_text(SBATCH.format(python=sys.executable, folder=str(folder)))
+    names = folder / "scontrol"
+    names.write_text("#!/bin/sh\necho node1\n")
+    for path in (program, names):
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    return folder
+
+
+def test_slurm_gets_an_array_of_tasks_and_a_last_job(
+    tmp_path: Path,
+    sbatch: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    undisturbed: Path,
+) -> None:
+    options = json.dumps({"time": "08:00:00", "partition": "cpu", "workers": 3})
+    asked = argv(tmp_path, *on_tasks(4, "--cluster_options", options, kind="slurm"))
+    recipe("prepare_data").main(asked)
+    assert "jobs submitted" in capsys.readouterr().out
+    assert not (tmp_path / "out.parquet").exists()
+    folder = tmp_path / "out.cluster"
+    script = (folder / "label" / "launch_script.slurm").read_text()
+    for line in ("--array=0-3%3", "--time=08:00:00", "--partition=cpu", "--cpus-per-task=1"):
+        assert f"#SBATCH {line}\n" in script
+    assert f"launch_pickled_pipeline {folder}/label/executor.pik" in script
+    assert f"source {sys.prefix}/bin/activate" in script
+    jobs = [path.read_text() for path in sorted(sbatch.glob("job_*"))]
+    assert script in jobs[0]
+    (last,) = [job for job in jobs if "join/executor.pik" in job]
+    assert "--dependency=afterok:100" in last and "#SBATCH --array=0-0" in last
+
+    # What Slurm would do: run the pickled steps, once for each index of the array.
+    from datatrove.tools.launch_pickled_pipeline import main as launch_pickled
+
+    monkeypatch.setenv("SLURM_NODELIST", "node1")
+    for stage, size in (("label", 4), ("join", 1)):
+        for task in range(size):
+            monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(task))
+            monkeypatch.setattr(sys, "argv", ["launch", str(folder / stage / "executor.pik")])
+            launch_pickled()
+    monkeypatch.delenv("SLURM_ARRAY_TASK_ID")
+    assert table(tmp_path) == table(undisturbed)
+
+    recipe("prepare_data").main(asked)
+    printed = capsys.readouterr().out
+    assert "written to" in printed and "rows, written" in printed
+    assert len(list(sbatch.glob("job_*"))) == len(jobs), "nothing was left to submit"
+
+
+@pytest.mark.slow
+def test_ray_runs_two_tasks_at_a_time(tmp_path: Path, undisturbed: Path) -> None:
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        options = json.dumps({"mem_per_cpu_gb": 0.5})
+        recipe("prepare_data").main(
+            argv(tmp_path, *on_tasks(4, "--cluster_options", options, kind="ray"))
+        )
+    finally:
+        ray.shutdown()
+    assert table(tmp_path) == table(undisturbed)
+    assert counts(tmp_path) == counts(undisturbed)
+
+
+# --------------------------------------------------------------------------------------------------
+# Bad input
+# --------------------------------------------------------------------------------------------------
+def faults(kind: str, **options: Any) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        PrepareArguments(dataset_name="", synthetic_rows=1, cluster=kind, **options)
+    return "\n".join(caught.value.faults)
+
+
+def test_faults_of_the_options_are_reported_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    found = faults("slurm", cluster_options={"tine": "1:00:00", "tasks": 3}, cluster_tasks=0)
+    for words in (
+        "'tine' is not an argument of datatrove's SlurmPipelineExecutor; did you mean 'time'",
+        "'tasks' is not an argument",
+        "cluster_options: time: missing",
+        "cluster_options: partition: missing",
+        "no program sbatch here",
+        "cluster_tasks: 0",
+    ):
+        assert words in found
+    assert "cluster: 'slrm'" in faults("slrm")
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arguments, "find_spec", lambda name: None)
+    assert "needs datatrove; install 'rookworld-rlvr[cluster]'" in faults("local")
+    assert "needs datatrove and ray" in faults("ray")
+
+
+def test_a_shared_cache_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="each task keeps its values in a file of its own"):
+        recipe("prepare_data").main(argv(tmp_path, *on_tasks(2, "--engine_cache", "values.sqlite")))
