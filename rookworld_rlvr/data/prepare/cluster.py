@@ -23,6 +23,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +87,8 @@ class LabelShard(PipelineStep):  # type: ignore[misc]
         _end_with_parent()
         datasets.disable_progress_bars()  # they would fill the log
         rows = datasets.load_from_disk(self.folder / "rows").shard(world_size, rank)
-        cache = str(self.folder / "values" / f"{rank:05d}.sqlite")
-        label_args, report = replace(self.label_args, engine_cache=cache), PrepareReport()
+        values = str(self.folder / "values" / f"{rank:05d}.sqlite")
+        label_args, report = replace(self.label_args, engine_cache=values), PrepareReport()
         write_labelled(_part(self.folder, rank), rows, self.args, label_args, report)
         for group, counts in vars(report).items():
             for name, count in counts.items():
@@ -120,6 +121,7 @@ def _part(folder: Path, rank: int) -> Path:
     return folder / "parts" / f"{rank:05d}.parquet"
 
 
+@cache
 def _end_with_parent() -> None:
     """End this process if the one that started it is killed: otherwise it would label on, unseen."""
     parent = multiprocess.parent_process()
