@@ -282,14 +282,14 @@ class TestPreflight:
         trainer = make_trainer(random_gpt2, tokenizer, sft_coef=0.1, share_prompts=shares, **LONG)
         prompts = mixed_length_prompts(trainer)
         assert measure_parity(trainer, [*prompts, *prompts]).faults(1e-4) == []
-        rightly = supervised._with_answers
+        rightly = supervised._answers
 
-        def with_wrong_prompts(
-            columns: Any, answers: Any, rows: Any, length: int, longest: int
-        ) -> Any:
-            return rightly(columns, answers, rows.roll(1), length, longest)
+        def with_wrong_prompts(*args: Any) -> Any:
+            found = rightly(*args)
+            prompts, masks = found.prompts.roll(1, 0), found.prompt_mask.roll(1, 0)
+            return found._replace(prompts=prompts, prompt_mask=masks)
 
-        monkeypatch.setattr(supervised, "_with_answers", with_wrong_prompts)
+        monkeypatch.setattr(supervised, "_answers", with_wrong_prompts)
         with pytest.raises(PreflightError, match=r"preflight: alone_gap = [^,]*, over"):
             trainer.train()
 

@@ -213,7 +213,7 @@ def write_labelled(
         RookWorldError: Worker after worker dies, or the cache cannot be used.
     """
     with _labeller(rows, label_args) as labeller:  # faults of the engine show here, before the work
-        source = labeller and labeller.source
+        source = None if labeller is None else labeller.source
 
         def tables() -> Iterator[pa.Table]:
             for first in range(0, len(rows), ROW_GROUP):
