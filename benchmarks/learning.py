@@ -148,7 +148,9 @@ class Method:
 GRPO_STEPS = {"openings": 550, "hole": 200, "fill_in": 600}
 BOARD_STEPS = {name: GRPO_STEPS[name] for name in ("openings", "hole")}  # environment answers
 EXACT = {"rewards": [{"name": "environment_exact"}]}
+RECIPE_STEPS = {"openings": 520, "hole": 200, "fill_in": 400}
 METHODS: Mapping[str, Method] = {
+    "recipe": Method(RECIPE_STEPS, as_it_is=True),
     "plain": Method(GRPO_STEPS, {"zero_variance": "keep"}),
     "plain_exact": Method(BOARD_STEPS, {"zero_variance": "keep", **EXACT}),  # no partial credit
     "teach_exact": Method(BOARD_STEPS, {"zero_variance": "teach", **EXACT}),

@@ -17,8 +17,6 @@ from datasets import Dataset
 from torch.utils.data import Sampler
 from transformers import PreTrainedModel
 from trl import GRPOTrainer
-from trl.models.utils import disable_gradient_checkpointing
-from trl.trainer.utils import use_adapter
 
 from ..models import gpt2
 from ..rewards.guard import RewardFaultArguments, RewardGuard
@@ -31,7 +29,7 @@ from .model_card import OwnCard
 from .parts.advantages import weighted
 from .parts.aggregation import without_left_out
 from .parts.groups import Batch, Sampled
-from .parts.kl import reference_loaded
+from .parts.kl import reference_loaded, reference_log_probs
 from .parts.nonfinite import spread
 from .parts.part import Call, Scores, arguments_of, whole
 from .parts.registry import Checkpoints, Parts
@@ -213,25 +211,9 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         score = self.parts.scoring(super()._get_per_token_logps_and_entropies, temperatures, plain)
         return Scores(*score(network, ids, mask, length, batch_size, **kwargs))
 
-    @torch.no_grad()
-    def reference_log_probs(
-        self,
-        ids: torch.Tensor,
-        mask: torch.Tensor,
-        length: int,
-        temperatures: torch.Tensor | None = None,
-    ) -> torch.Tensor | None:
-        """Log-probs ``(B, C)`` under the reference; None if there is no reference. See `log_probs`."""
-        if not self.has_reference:
-            return None
-        score = partial(self.log_probs, batch_size=self.args.per_device_train_batch_size)
-        kwargs = self.args.gradient_checkpointing_kwargs
-        with self.phase("reference"), disable_gradient_checkpointing(self.model, kwargs):
-            if self.ref_model is not None:
-                return score(self.ref_model, ids, mask, length, temperatures).logps
-            network = self.accelerator.unwrap_model(self.model)
-            with use_adapter(network, adapter_name="ref" if "ref" in network.peft_config else None):
-                return score(self.model, ids, mask, length, temperatures).logps
+    def reference_log_probs(self, *rows: Any) -> torch.Tensor | None:
+        """Log-probs ``(B, C)`` under the reference; see `parts.kl.reference_log_probs`."""
+        return reference_log_probs(self, *rows)
 
     # --------------------------------------------------------------------------------------------
     # Loss, update, run

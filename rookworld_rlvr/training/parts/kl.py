@@ -30,9 +30,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import use_adapter
 
 from ...common.settings import setting
 from .aggregation import aggregate, log_importance
@@ -266,6 +269,38 @@ class KLController:
 # --------------------------------------------------------------------------------------------------
 # The part
 # --------------------------------------------------------------------------------------------------
+@torch.no_grad()
+def reference_log_probs(
+    trainer: Any,
+    ids: torch.Tensor,
+    mask: torch.Tensor,
+    length: int,
+    temperatures: torch.Tensor | None = None,
+) -> torch.Tensor | None:
+    """Log-probs ``(B, C)`` of rows under the reference; None if there is no reference.
+
+    Args:
+        trainer: The `RookWorldGRPOTrainer`; its `log_probs` describes the other arguments.
+        ids: Tokens ``(B, T)``.
+        mask: 1 for text.
+        length: The number of columns of completions, `C`.
+        temperatures: ``(B,)``; None uses the trainer's.
+    """
+    if not trainer.has_reference:
+        return None
+    score = partial(trainer.log_probs, batch_size=trainer.args.per_device_train_batch_size)
+    kwargs = trainer.args.gradient_checkpointing_kwargs
+    with trainer.phase("reference"), disable_gradient_checkpointing(trainer.model, kwargs):
+        found: torch.Tensor
+        if trainer.ref_model is not None:
+            found = score(trainer.ref_model, ids, mask, length, temperatures).logps
+            return found
+        network = trainer.accelerator.unwrap_model(trainer.model)
+        with use_adapter(network, adapter_name="ref" if "ref" in network.peft_config else None):
+            found = score(trainer.model, ids, mask, length, temperatures).logps
+            return found
+
+
 @contextmanager
 def reference_loaded(args: Any) -> Iterator[None]:
     """Make TRL's constructor load a reference for `log_reference_kl` although `beta` is 0."""
