@@ -241,7 +241,7 @@ def _how_machines_go_on(code: int) -> str:
     return (
         f"rookworld: this machine's processes ended with exit code {code}. If a connection was closed, "
         "another machine ended first: look there for the cause. When all machines have ended, give each "
-        "its command again, with --resume_from_checkpoint true to go on from the last checkpoint"
+        "its command again, with --resume_from_checkpoint auto to go on from the last checkpoint"
     )
 
 

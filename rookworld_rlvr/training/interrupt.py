@@ -18,7 +18,7 @@ _TOGETHER_S = (
     2.0  # the terminal signals all processes, and accelerate's launcher passes the signal on again
 )
 
-_AGAIN = "run the same command with --resume_from_checkpoint true to go on"
+_AGAIN = "run the same command with --resume_from_checkpoint auto to go on"
 
 
 class StopOnInterrupt(TrainerCallback):

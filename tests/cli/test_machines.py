@@ -106,7 +106,7 @@ def test_two_machines_one_of_which_is_killed(tmp_path: Path, killed: int) -> Non
     assert machines.launchers[other].wait(timeout=60) == 1
     last = machines.logs[other].read_text().splitlines()[-1]
     assert last.startswith("rookworld: this machine's processes ended with exit code 1")
-    assert "--resume_from_checkpoint true" in last
+    assert "--resume_from_checkpoint auto" in last
     run = tmp_path / "run"
     reached = max(int(folder.name.split("-")[1]) for folder in run.glob("checkpoint-*"))
     more = ["--resume_from_checkpoint", "true", "--max_steps", str(reached + 2)]

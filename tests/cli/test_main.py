@@ -138,7 +138,7 @@ def begun_on_two(folder: Path) -> subprocess.Popen[str]:
 def is_saved_together(process: subprocess.Popen[str], folder: Path, code: int) -> None:
     out, err = process.communicate(timeout=120)
     assert process.returncode == code
-    assert "Traceback" not in err and "--resume_from_checkpoint true to go on" in out
+    assert "Traceback" not in err and "--resume_from_checkpoint auto to go on" in out
     (checkpoint,) = (folder / "run").glob("checkpoint-*")
     assert len(list(checkpoint.glob("rng_state_*.pth"))) == 2, "both processes saved their part"
 

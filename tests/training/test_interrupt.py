@@ -60,7 +60,7 @@ def test_sigterm_finishes_the_step_saves_and_says_how_to_go_on(
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("interrupted")]
     assert line == (
         "interrupted at step 3: run/checkpoint-3 is saved; run the same command with "
-        "--resume_from_checkpoint true to go on from it"
+        "--resume_from_checkpoint auto to go on from it"
     )
     assert (tmp_path / "run" / "checkpoint-3" / "optimizer.pt").is_file()
     assert not (tmp_path / "run" / "results.json").exists(), "nothing is measured at the end"
