@@ -21,7 +21,7 @@ from rookworld_rlvr.training.glossary import dashboard_key, explain
 from rookworld_rlvr.training.heldout_samples import sample_heldout
 from rookworld_rlvr.training.preflight import measure_parity, mixed_length_prompts
 
-from ..conftest import RECIPES, REPOSITORY, script
+from ..conftest import RECIPES, REPOSITORY
 from .conftest import SETTINGS
 
 Make = Callable[..., Any]
@@ -171,33 +171,32 @@ def test_the_seed_says_what_is_drawn(vllm_trainer: Make) -> None:
     assert completions(1) == completions(1) != completions(2)
 
 
-def test_bad_input_ends_with_one_message(tmp_path: Path) -> None:
-    words = "--heldout_rows 4 --report_to none --use_cpu true --use_vllm true"
-    words += " --vllm_gpu_memory_utilization 0.05 --vllm_max_model_length 40 --output_dir run"
-    ended = script("grpo.py", *words.split(), cwd=tmp_path)
-    assert ended.returncode == 2
-    said = [line for line in ended.stderr.splitlines() if line.startswith("grpo.py: ")]
-    assert len(said) == 1 and "vLLM has 40 positions" in said[0]
-    assert not torch.distributed.is_initialized()
-
-
-def test_twenty_steps_of_the_packaged_recipe(tmp_path: Path) -> None:
-    words = "--max_steps 20 --eval_steps 20 --save_steps 20 --heldout_rows 200 --report_to none"
-    words += " --learning_rate 4e-4 --use_vllm true --vllm_mode colocate"
-    words += " --vllm_gpu_memory_utilization 0.1"
-    found = subprocess.run(
-        [sys.executable, str(RECIPES / "grpo.py"), *words.split(), "--output_dir", "run"],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            **SETTINGS,
-            "PYTHONPATH": str(REPOSITORY),
-            "ACCELERATE_USE_CPU": "true",
-        },
+def recipe(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The packaged recipe as a user runs it: vLLM needs a terminal's own streams, and its exit shows."""
+    own = {"PYTHONPATH": str(REPOSITORY), "ACCELERATE_USE_CPU": "true"}
+    command = [sys.executable, str(RECIPES / "grpo.py"), *words, "--use_vllm", "true"]
+    command += ["--vllm_gpu_memory_utilization", "0.1", "--report_to", "none"]
+    return subprocess.run(
+        [*command, "--output_dir", "run"],
+        cwd=folder,
+        env={**os.environ, **SETTINGS, **own},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def test_bad_input_ends_with_one_message(tmp_path: Path) -> None:
+    ended = recipe(tmp_path, *"--heldout_rows 4 --vllm_max_model_length 40".split())
+    assert ended.returncode == 2, ended.stderr
+    assert "Traceback" not in ended.stderr
+    said = [line for line in ended.stderr.splitlines() if line.startswith("grpo.py: ")]
+    assert len(said) == 1 and "vLLM has 40 positions" in said[0]
+
+
+def test_twenty_steps_of_the_packaged_recipe(tmp_path: Path) -> None:
+    words = "--max_steps 20 --eval_steps 20 --save_steps 20 --heldout_rows 200"
+    found = recipe(tmp_path, *words.split(), *"--learning_rate 4e-4 --vllm_mode colocate".split())
     print(found.stdout)
     assert found.returncode == 0, found.stderr
     assert "Traceback" not in found.stderr
