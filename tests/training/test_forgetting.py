@@ -161,11 +161,11 @@ def test_two_processes_merge_adapters_and_log_the_measurement_once(tmp_path: Pat
 def test_a_measurement_that_fails_leaves_the_final_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> list[float]:
-        raise MemoryError("out of memory")
+    def failing(*_: Any) -> list[float]:
+        raise ValueError("planted")
 
-    monkeypatch.setattr(forgetting, "answer_kls", full)
-    with pytest.raises(MemoryError):
+    monkeypatch.setattr(forgetting, "answer_kls", failing)
+    with pytest.raises(ValueError, match="planted"):
         train(tmp_path, "--use_peft", "--lora_r", "4")
     assert loading.load_model(str(tmp_path / "run")).num_parameters() > 0
     assert (tmp_path / "run" / "adapter").is_dir()

@@ -16,7 +16,6 @@ from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from rookworld_rlvr.training.parts.buckets import Buckets
 from rookworld_rlvr.training.parts.part import Call, Scores, whole
-from rookworld_rlvr.training.parts.sampling import draws_itself
 from rookworld_rlvr.training.parts.shared_prompts import SharedPrompts, groups_together
 from rookworld_rlvr.training.parts.value_head import values_of
 
@@ -483,9 +482,9 @@ def test_deepspeed_keeps_trls_own_way(
 ) -> None:
     """DeepSpeed is not installed here, so the trainer is only told that it is in use."""
     trainer = build(beta=0.0)
-    assert SharedPrompts.of(trainer) is not None and draws_itself(trainer)
+    assert SharedPrompts.of(trainer) is not None
     trainer.is_deepspeed_enabled = True
-    assert SharedPrompts.of(trainer) is None and not draws_itself(trainer)
+    assert SharedPrompts.of(trainer) is None
     told = capsys.readouterr().out
     reason = "share_prompts: this has not been tried with DeepSpeed; each row is scored whole"
     assert told.count(reason) == 1
