@@ -12,7 +12,7 @@ import threading
 import time
 from datetime import timedelta
 
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 _POLL_S = 3.0
 

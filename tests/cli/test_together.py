@@ -7,7 +7,7 @@ import sys
 from datetime import timedelta
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from rookworld_rlvr.cli.together import Others
 

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from ...conftest import recipe
 from .test_pipeline import ENVIRONMENT, MATE, SCRIPT, policy_lines
 
 needs_datatrove = pytest.mark.skipif(
-    not arguments.find_spec("datatrove"), reason="the extra `cluster` is not installed"
+    find_spec("datatrove") is None, reason="the extra `cluster` is not installed"
 )
 
 
@@ -126,7 +128,7 @@ def test_parts_of_different_engines_are_not_joined(tmp_path: Path) -> None:
     for engine in ("Stockfish 16", "Stockfish 17"):
         parts.append(tmp_path / f"{engine}.parquet")
         note = {"engine": engine, "limit": "depth 2", "counts": {}}
-        write_parquet(parts[-1], pipeline._WRITTEN.arrow_schema, [], lambda note=note: note)
+        write_parquet(parts[-1], pipeline._WRITTEN.arrow_schema, [], partial(dict, note))
     with pytest.raises(RookWorldError, match="different engines: Stockfish 16; Stockfish 17"):
         join_parquet(parts, tmp_path / "out.parquet", {})
 
@@ -153,6 +155,11 @@ def valued(folder: Path) -> int:
     return total
 
 
+def reached(folder: Path, count: int) -> bool:
+    """Whether that many positions are valued."""
+    return valued(folder) >= count
+
+
 def wait_until(condition: Callable[[], bool]) -> None:
     for _ in range(3_000):
         if condition():
@@ -170,7 +177,7 @@ def test_killed_twice_it_goes_on_where_it_was(tmp_path: Path) -> None:
     expected = counts(plain)
     for done in (6, 14):
         with start(tmp_path) as process:
-            wait_until(lambda done=done: valued(tmp_path) >= done)
+            wait_until(partial(reached, tmp_path, done))
             os.kill(process.pid, signal.SIGKILL)  # its workers see it and end
             process.communicate(timeout=60)  # they hold the pipe until then
         assert not (tmp_path / "out.parquet").exists()

@@ -34,7 +34,8 @@ def failing_trainer(
             rewards=[{"name": "graduated"}],
             **options,
         )
-        loss, calls = trainer._compute_loss, []
+        loss = trainer._compute_loss
+        calls: list[None] = []
 
         def planted(model: Any, inputs: Any) -> Any:
             calls.append(None)
@@ -50,15 +51,16 @@ def watch(trainer: Any) -> list[Any]:
     """Weights, the optimiser's state and the learning rate before and after every step."""
     seen: list[Any] = []
 
-    def keep() -> None:
+    def keep() -> bool:
         optimizer = trainer.optimizer.optimizer
         weights = [one.detach().clone() for one in trainer.model.parameters()]
         seen.append((weights, copy.deepcopy(optimizer.state_dict()["state"])))
+        return True
 
     part = trainer.parts.nonfinite
     before, after = part.on_pre_optimizer_step, part.on_step_end
-    part.on_pre_optimizer_step = lambda *a, **k: (keep(), before(*a, **k))[1]
-    part.on_step_end = lambda *a, **k: (keep(), after(*a, **k))[1]
+    part.on_pre_optimizer_step = lambda *a, **k: keep() and before(*a, **k)
+    part.on_step_end = lambda *a, **k: keep() and after(*a, **k)
     return seen
 
 
