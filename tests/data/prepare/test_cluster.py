@@ -127,7 +127,7 @@ def test_parts_of_different_engines_are_not_joined(tmp_path: Path) -> None:
     parts = []
     for engine in ("Stockfish 16", "Stockfish 17"):
         parts.append(tmp_path / f"{engine}.parquet")
-        note = {"engine": engine, "limit": "depth 2", "counts": {}}
+        note: dict[str, Any] = {"engine": engine, "limit": "depth 2", "counts": {}}
         write_parquet(parts[-1], pipeline._WRITTEN.arrow_schema, [], partial(dict, note))
     with pytest.raises(RookWorldError, match="different engines: Stockfish 16; Stockfish 17"):
         join_parquet(parts, tmp_path / "out.parquet", {})
