@@ -22,7 +22,8 @@ def lowest(requirement: Requirement) -> Version:
 
 def test_every_lower_bound_is_tested() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    named = [*project["dependencies"], *project["optional-dependencies"]["dashboard"]]
+    extras = project["optional-dependencies"]
+    named = [*project["dependencies"], *extras["dashboard"], *extras["cluster"]]
     bounds = {
         canonicalize_name(requirement.name): lowest(requirement)
         for requirement in map(Requirement, named)
