@@ -171,7 +171,8 @@ def test_every_resolved_recipe_can_be_parsed(name: str, tmp_path: Path) -> None:
     for group, other in zip(arguments, same, strict=True):
         for field in dataclasses.fields(group):
             value = getattr(group, field.name)
-            if isinstance(value, str | int | float | list | dict | None):
+            is_plain = isinstance(value, str | int | float | list | dict | None)
+            if is_plain and field.name not in parser._OF_A_CALL:
                 assert getattr(other, field.name) == value, field.name
 
 

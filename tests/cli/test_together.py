@@ -42,13 +42,25 @@ def store(monkeypatch: pytest.MonkeyPatch) -> TCPStore:
 
 
 def fail(
-    errors: list[str], monkeypatch: pytest.MonkeyPatch, delays: tuple[float, float] = (0.0, 5.0)
+    errors: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    delays: tuple[float, float] = (0.0, 5.0),
+    in_turn: bool = False,
 ) -> list[tuple[int, str]]:
-    """Exit code and stderr of two processes; the second waits before it fails."""
-    processes = []
+    """Exit code and stderr of two processes that wait before they fail.
+
+    Args:
+        errors: What each raises.
+        monkeypatch: Sets their variables.
+        delays: How long each waits, in seconds.
+        in_turn: Whether the second starts when the first has failed.
+    """
+    processes: list[subprocess.Popen[str]] = []
     for rank, (error, delay) in enumerate(zip(errors, delays, strict=True)):
         monkeypatch.setenv("RANK", str(rank))
         words = [sys.executable, "-c", FAILS.format(error=error), str(delay)]
+        if in_turn and processes:
+            processes[0].wait(timeout=200)
         processes.append(subprocess.Popen(words, stderr=subprocess.PIPE, text=True))
     said = [process.communicate(timeout=200)[1] for process in processes]
     return [(process.returncode, text) for process, text in zip(processes, said, strict=True)]
@@ -58,7 +70,7 @@ def test_the_first_process_that_fails_prints_its_traceback(
     store: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     errors = ["KeyError('planted')", "RuntimeError('connection closed by peer')"]
-    (code, first), (other_code, second) = fail(errors, monkeypatch)
+    (code, first), (other_code, second) = fail(errors, monkeypatch, (0.0, 0.0), in_turn=True)
     assert code == other_code == 1
     assert first.count("Traceback") == 1 and "KeyError: 'planted'" in first
     assert "Traceback" not in second
