@@ -20,7 +20,6 @@ import torch
 import transformers
 import yaml
 from huggingface_hub.utils.tqdm import disable_progress_bars
-from safetensors import SafetensorError
 from trl import TrlParser
 
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
@@ -408,18 +407,14 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
         main(sys.argv[1:])
     except KeyboardInterrupt:
         code = _say("interrupted", EXIT_INTERRUPTED)
-    except (OSError, RuntimeError, MemoryError, SafetensorError) as error:
-        text = _exhaustion(error, main)
-        if text is None:
-            raise
-        code = _say(text, EXIT_BAD_INPUT, everywhere=True)
     except SystemExit as ended:
         code = ended.code
     except Exception as error:
+        text = str(error) if isinstance(error, RookWorldError) else _exhaustion(error, main)
         if others is not None:
-            code = _failed(error, others)
-        elif isinstance(error, RookWorldError):
-            code = _say(str(error), EXIT_BAD_INPUT)
+            code = _failed(error if text is None else RookWorldError(text), others)
+        elif text is not None:
+            code = _say(text, EXIT_BAD_INPUT)
         else:
             raise
     if others is not None:
@@ -474,9 +469,9 @@ def _groups(main: Callable[[Sequence[str]], None]) -> Sequence[type]:
     return groups
 
 
-def _say(text: str, code: int, everywhere: bool = False) -> int:
-    """Print why a script ends, on one process or on every one that knows."""
-    if everywhere or os.environ.get("RANK", "0") == "0":
+def _say(text: str, code: int) -> int:
+    """Print on one process why a script ends."""
+    if os.environ.get("RANK", "0") == "0":
         print(f"{Path(sys.argv[0]).name}: {printable(text)}", file=sys.stderr)
     return code
 
