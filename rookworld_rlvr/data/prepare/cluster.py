@@ -14,6 +14,7 @@ datatrove's business.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import os
@@ -85,6 +86,7 @@ class LabelShard(PipelineStep):  # type: ignore[misc]
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
         """Write the part of task `rank` of `world_size`."""
         _end_with_parent()
+        asyncio.set_event_loop_policy(None)  # Ray's, of uvloop, cannot start an engine as we do
         datasets.disable_progress_bars()  # they would fill the log
         rows = datasets.load_from_disk(self.folder / "rows").shard(world_size, rank)
         values = str(self.folder / "values" / f"{rank:05d}.sqlite")

@@ -214,6 +214,8 @@ def write_labelled(
     """
     with _labeller(rows, label_args) as labeller:  # faults of the engine show here, before the work
         source = None if labeller is None else labeller.source
+        if labeller is not None and num_proc > 1:
+            labeller.close()  # each worker opens its own
 
         def tables() -> Iterator[pa.Table]:
             for first in range(0, len(rows), ROW_GROUP):
