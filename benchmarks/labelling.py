@@ -2,12 +2,12 @@
 
     python benchmarks/labelling.py [pairs | memory | depths ...]
 
-It needs Stockfish and the extra `cluster`, and takes about half an hour on one core.
+It needs Stockfish and the extra `cluster`, and takes some ten minutes on one core.
 
 - `pairs`: positions per second on one core, by the plain command and by four tasks of datatrove one
   after the other, in pairs; every run has an empty cache.
 - `memory`: the largest resident memory of the plain command at 25,000 and at 100,000 rows, each in a
-  process of its own, with labels of depth 2.
+  process of its own.
 - `depths`: positions per second and core at each depth, and what five million positions take.
 
 Positions are half openings, half middle games and endgames of random play.
@@ -15,6 +15,7 @@ Positions are half openings, half middle games and endgames of random play.
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import statistics
 import subprocess
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 
@@ -30,14 +32,15 @@ from rookworld_rlvr.engine.labeller import Labeller
 from rookworld_rlvr.engine.pool import EngineArguments
 
 SCRIPT = Path(__file__).parents[1] / "recipes" / "prepare_data.py"
-PAIRS, PAIR_ROWS, PAIR_DEPTH = 3, 1_500, 6
-DEPTHS = {6: 300, 8: 200, 10: 120, 12: 60, 14: 24}  # positions to time at each
+PAIRS, PAIR_ROWS, PAIR_DEPTH = 3, 1_000, 4
+DEPTHS = {6: 200, 8: 100, 10: 80, 12: 40}  # positions to time at each
 MILLION = 1_000_000
 MEMORY_ROWS = (25_000, 100_000)
 PRICE = 0.04  # US dollars for an hour of one core; change it to yours
 
 
 def main(asked: Sequence[str]) -> None:
+    sys.path.insert(0, str(SCRIPT.parent))
     for name, work in (("pairs", pairs), ("memory", memory), ("depths", depths)):
         if not asked or name in asked:
             for line in work():
@@ -78,23 +81,26 @@ def pairs() -> Iterator[str]:
 
 
 def prepare(rows: Path, output: Path, depth: int, *more: str) -> float:
-    """Processor seconds of the command and its engines, all of them, from start to end."""
+    """Processor seconds of the command, in this process, and of its engines."""
     words = f"--dataset_name {rows} --output_file {output} --engine_depth {depth}".split()
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, SCRIPT, *words, *more], check=True, capture_output=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    started = time.process_time() + children()
+    with contextlib.redirect_stdout(None):
+        import_module("prepare_data").main([*words, *more])
+    return time.process_time() + children() - started
 
 
 def memory() -> Iterator[str]:
-    """The largest resident memory, by rows."""
+    """The largest resident memory, by rows: different prompts, but only 500 different searches."""
+    openings = synthesis.opening_positions(3, 6)
+    fens = list(dict.fromkeys(islice(openings, 2_000)))[:500]
     with tempfile.TemporaryDirectory() as name:
-        fens = positions(max(MEMORY_ROWS))
         for count in MEMORY_ROWS:
             rows = Path(name) / f"{count}.fen"
-            rows.write_text("\n".join(fens[:count]) + "\n")
+            moves = range(10, 10 + count // len(fens))
+            lines = (f"{fen.rsplit(maxsplit=1)[0]} {move}\n" for move in moves for fen in fens)
+            rows.write_text("".join(lines))
             words = ["--dataset_name", str(rows), "--output_file", f"{name}/{count}.parquet"]
-            words += ["--engine_cache", f"{name}/{count}.sqlite", "--engine_depth", "2"]
+            words += ["--engine_cache", f"{name}/values.sqlite", "--engine_depth", "2"]
             code = (
                 "import resource, runpy, sys; sys.argv = sys.argv[1:]\n"
                 "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"

@@ -28,7 +28,7 @@ from ...conftest import recipe
 from .test_pipeline import ENVIRONMENT, MATE, SCRIPT, policy_lines
 
 needs_datatrove = pytest.mark.skipif(
-    find_spec("datatrove") is None, reason="the extra `cluster` is not installed"
+    not find_spec("datatrove"), reason="the extra `cluster` is not installed"
 )
 
 
@@ -161,9 +161,8 @@ def valued(folder: Path) -> int:
     return total
 
 
-def reached(folder: Path, count: int) -> bool:
-    """Whether that many positions are valued."""
-    return valued(folder) >= count
+def has_valued(folder: Path, positions: int) -> bool:
+    return valued(folder) >= positions
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -183,7 +182,7 @@ def test_killed_twice_it_goes_on_where_it_was(tmp_path: Path) -> None:
     expected = counts(plain)
     for done in (6, 14):
         with start(tmp_path) as process:
-            wait_until(partial(reached, tmp_path, done))
+            wait_until(partial(has_valued, tmp_path, done))
             os.kill(process.pid, signal.SIGKILL)
         assert not (tmp_path / "out.parquet").exists()
         wait_until(lambda: len(left_over(tmp_path)) <= 1)  # datatrove's manager, which does nothing
