@@ -82,7 +82,7 @@ def _styled(text: str, label: str) -> Text:
 
 
 def _text(text: str, style: str = "") -> Text:
-    """Text as it is written: it is no markup, and nothing that a terminal acts on."""
+    """Text that is shown as it is written, without rich's markup and with control characters escaped."""
     return Text(printable(text), style=style)
 
 

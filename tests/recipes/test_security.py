@@ -430,7 +430,7 @@ def test_trls_table_of_completions_cannot_either(
         type(tokenizer), "batch_decode", lambda self, ids, **_: ["\x1b[2J"] * len(ids)
     )
     options: dict[str, Any] = {"eval_strategy": "no", "save_strategy": "no", "preflight": False}
-    options |= {"load_best_model_at_end": False, "logging_steps": 1, "eval_on_start": False}
+    options |= {"load_best_model_at_end": False, "logging_steps": 1}
     trainer = make_trainer(random_gpt2, tokenizer, log_completions=True, **options)
     trainer.train()
     printed = capsys.readouterr().out
