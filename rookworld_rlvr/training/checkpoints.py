@@ -292,7 +292,7 @@ class WholeCheckpoints:
         path = self._between_file(folder)
         if not path.is_file():
             return
-        saved = torch.load(path, map_location=self.args.device, weights_only=True)
+        saved = torch.load(path, map_location=self.args.device.type, weights_only=True)
         now, before = self._batches(), saved["batches"]
         if now != before:
             changed = [name for name in now if now[name] != before.get(name)]

@@ -15,6 +15,7 @@ import pytest
 from rookworld_rlvr.models import loading
 
 HERE = Path(__file__).parent
+collect_ignore = ["serve.py"]  # it imports vLLM, and has no tests
 SETTINGS = {
     "TORCH_COMPILE_DISABLE": "1",  # compiling takes a minute and saves seconds
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
