@@ -37,7 +37,9 @@ DISK = ["the disk is full", "completions_00010.parquet", "--resume_from_checkpoi
 
 
 @pytest.mark.parametrize(
-    ("fail", "said"), [(on_gpu, MEMORY), (on_cpu, MEMORY), (full_disk, DISK)], ids=str
+    ("fail", "said"),
+    [(on_gpu, MEMORY), (on_cpu, MEMORY), (full_disk, DISK)],
+    ids=["GPU", "CPU", "disk"],
 )
 def test_one_message_says_what_to_lower(
     fail: Callable[[], None], said: list[str], capsys: pytest.CaptureFixture[str]
