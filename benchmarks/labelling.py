@@ -67,6 +67,11 @@ def pairs() -> Iterator[str]:
     with tempfile.TemporaryDirectory() as name:
         rows = Path(name) / "rows.fen"
         rows.write_text("\n".join(positions(PAIR_ROWS)) + "\n")
+        few = Path(name) / "few.fen"
+        few.write_text("\n".join(positions(4)) + "\n")
+        prepare(
+            few, Path(name) / "few.parquet", 2, "--engine_cache", f"{name}/few.sqlite"
+        )  # imports what is imported late
         for number in range(PAIRS):
             cache = ["--engine_cache", f"{name}/{number}.sqlite"]
             plain = prepare(rows, Path(name) / f"plain{number}.parquet", PAIR_DEPTH, *cache)

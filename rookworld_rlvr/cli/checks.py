@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -154,13 +155,29 @@ def check_labels(args: LabelArguments, tasks: Iterable[str]) -> list[str]:
     return []
 
 
+def check_cluster(args: PrepareArguments) -> list[str]:
+    """Faults of `cluster` and `cluster_options`, and packages or programs that are missing for them."""
+    if args.cluster is None:
+        return []
+    needed = ["datatrove", "ray"] if args.cluster == "ray" else ["datatrove"]
+    if missing := [name for name in needed if find_spec(name) is None]:
+        return [
+            f"cluster: {args.cluster!r} needs {' and '.join(missing)}; install "
+            f"'rookworld-rlvr[cluster]'{' and ray' if 'ray' in missing else ''}"
+        ]
+    from ..data.prepare.cluster import option_faults  # it imports datatrove
+
+    assert not isinstance(args.cluster_options, str)  # it has been read as JSON
+    return option_faults(args.cluster, args.cluster_options or {})
+
+
 def check_prepare_recipe(
     args: PrepareArguments | None, label_args: PrepareLabelArguments | None
 ) -> list[str]:
     """Faults of a recipe for preparing data, from several dataclasses together."""
     if args is None or label_args is None:
         return []
-    faults = check_labels(label_args, TASKS)
+    faults = check_labels(label_args, TASKS) + check_cluster(args)
     if label_args.labels == "stored" and args.synthetic_policy_rows:
         faults.append(
             "labels: 'stored' leaves synthetic_policy_rows without answers; set labels: "

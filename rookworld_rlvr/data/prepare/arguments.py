@@ -5,13 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 from ...common.files import is_hub_id
 from ...common.progress import Progress
-from ...common.settings import key_faults, setting, with_default
+from ...common.settings import setting, with_default
 from ...engine.truth import LabelArguments, LabelSource
 from ...tasks import rules
 from ...tasks.environment import ENVIRONMENT
@@ -126,21 +125,7 @@ class PrepareArguments(SourceArguments):
                 f"hub_dataset_id: {self.hub_dataset_id!r} is not a Hub id (owner/name); push_to_hub "
                 "needs one"
             )
-        return faults + self._cluster_faults()
-
-    def _cluster_faults(self) -> list[str]:
-        if self.cluster is None or key_faults(self, "cluster", "cluster_options"):
-            return []
-        needed = ["datatrove", "ray"] if self.cluster == "ray" else ["datatrove"]
-        if missing := [name for name in needed if find_spec(name) is None]:
-            return [
-                f"cluster: {self.cluster!r} needs {' and '.join(missing)}; install "
-                f"'rookworld-rlvr[cluster]'{' and ray' if 'ray' in missing else ''}"
-            ]
-        from .cluster import option_faults  # it imports datatrove
-
-        assert not isinstance(self.cluster_options, str)
-        return option_faults(self.cluster, self.cluster_options or {})
+        return faults
 
 
 @dataclass

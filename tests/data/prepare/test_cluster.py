@@ -21,8 +21,7 @@ import pytest
 
 from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 from rookworld_rlvr.data.parquet import join_parquet, read_provenance, write_parquet
-from rookworld_rlvr.data.prepare import arguments, pipeline
-from rookworld_rlvr.data.prepare.arguments import PrepareArguments
+from rookworld_rlvr.data.prepare import pipeline
 
 from ...conftest import recipe
 from .test_pipeline import ENVIRONMENT, MATE, SCRIPT, policy_lines
@@ -285,31 +284,34 @@ def test_ray_runs_two_tasks_at_a_time(tmp_path: Path, undisturbed: Path) -> None
 # --------------------------------------------------------------------------------------------------
 # Bad input
 # --------------------------------------------------------------------------------------------------
-def faults(kind: str, **options: Any) -> str:
+def faults(tmp_path: Path, *more: str) -> str:
     with pytest.raises(ConfigurationError) as caught:
-        PrepareArguments(dataset_name="", synthetic_rows=1, cluster=kind, **options)
+        recipe("prepare_data").main(argv(tmp_path, *more))
     return "\n".join(caught.value.faults)
 
 
-def test_faults_of_the_options_are_reported_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_of_the_options_are_reported_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    found = faults("slurm", cluster_options={"tine": "1:00:00", "tasks": 3}, cluster_tasks=0)
+    options = json.dumps({"tine": "1:00:00", "tasks": 3})
+    found = faults(tmp_path, *on_tasks(4, "--cluster_options", options, kind="slurm"))
     for words in (
         "'tine' is not an argument of datatrove's SlurmPipelineExecutor",
         "'tasks' is not an argument",
         "cluster_options: time: missing",
         "cluster_options: partition: missing",
         "no program sbatch here",
-        "cluster_tasks: 0",
     ):
         assert words in found
-    assert "cluster: 'slrm'" in faults("slrm")
+    assert "cluster_tasks: 0" in faults(tmp_path, *on_tasks(0))
+    assert "is not a mapping" in faults(tmp_path, *on_tasks(1, "--cluster_options", "[1]"))
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arguments, "find_spec", lambda name: None)
-    assert "needs datatrove; install 'rookworld-rlvr[cluster]'" in faults("local")
-    assert "needs datatrove and ray" in faults("ray")
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rookworld_rlvr.cli.checks.find_spec", lambda name: None)
+    assert "needs datatrove; install 'rookworld-rlvr[cluster]'" in faults(tmp_path, *on_tasks(1))
+    assert "needs datatrove and ray" in faults(tmp_path, *on_tasks(1, kind="ray"))
 
 
 def test_a_shared_cache_is_refused(tmp_path: Path) -> None:
