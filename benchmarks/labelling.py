@@ -32,7 +32,7 @@ from rookworld_rlvr.engine.labeller import Labeller
 from rookworld_rlvr.engine.pool import EngineArguments
 
 SCRIPT = Path(__file__).parents[1] / "recipes" / "prepare_data.py"
-PAIRS, PAIR_ROWS, PAIR_DEPTH = 3, 1_000, 4
+PAIRS, PAIR_ROWS, PAIR_DEPTH = 3, 2_500, 4
 DEPTHS = {6: 200, 8: 100, 10: 80, 12: 40}  # positions to time at each
 MILLION = 1_000_000
 MEMORY_ROWS = (25_000, 100_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -144,8 +145,12 @@ def start(folder: Path) -> subprocess.Popen[bytes]:
 
 def left_over(folder: Path) -> list[psutil.Process]:
     """The processes of a command that was killed."""
-    found = (one for one in psutil.process_iter() if one.ppid() == 1)
-    return [one for one in found if str(folder / "out.parquet") in one.cmdline()]
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it has ended by now
+            if process.ppid() == 1 and str(folder / "out.parquet") in process.cmdline():
+                found.append(process)
+    return found
 
 
 def valued(folder: Path) -> int:
