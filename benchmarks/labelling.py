@@ -32,7 +32,7 @@ from rookworld_rlvr.engine.labeller import Labeller
 from rookworld_rlvr.engine.pool import EngineArguments
 
 SCRIPT = Path(__file__).parents[1] / "recipes" / "prepare_data.py"
-PAIRS, PAIR_ROWS, PAIR_DEPTH = 3, 2_500, 4
+PAIRS, PAIR_ROWS, PAIR_DEPTH = 6, 1_000, 4
 DEPTHS = {6: 200, 8: 100, 10: 80, 12: 40}  # positions to time at each
 MILLION = 1_000_000
 MEMORY_ROWS = (25_000, 100_000)
@@ -73,10 +73,15 @@ def pairs() -> Iterator[str]:
             few, Path(name) / "few.parquet", 2, "--engine_cache", f"{name}/few.sqlite"
         )  # imports what is imported late
         for number in range(PAIRS):
-            cache = ["--engine_cache", f"{name}/{number}.sqlite"]
-            plain = prepare(rows, Path(name) / f"plain{number}.parquet", PAIR_DEPTH, *cache)
-            tasks = ["--cluster", "local", "--cluster_tasks", "4"]
-            other = prepare(rows, Path(name) / f"tasks{number}.parquet", PAIR_DEPTH, *tasks)
+            both = {
+                "plain": ["--engine_cache", f"{name}/{number}.sqlite"],
+                "datatrove": ["--cluster", "local", "--cluster_tasks", "4"],
+            }
+            seconds = {}
+            for kind in sorted(both, reverse=bool(number % 2)):  # each is first in every other pair
+                output = Path(name) / f"{kind}{number}.parquet"
+                seconds[kind] = prepare(rows, output, PAIR_DEPTH, *both[kind])
+            plain, other = seconds["plain"], seconds["datatrove"]
             ratios.append(plain / other)
             speeds = (
                 f"plain {PAIR_ROWS / plain:6.1f}, datatrove {PAIR_ROWS / other:6.1f} positions/s"
