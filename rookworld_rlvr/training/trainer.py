@@ -324,7 +324,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the seconds so far and the parts' counts, and make tables only when they are due."""
         self.log_completions = self.args.log_completions and self.tables.due(self, logs)
-        if self.log_completions:
+        if self.log_completions and self.num_completions_to_print != 0:
             escape_for_terminal(self._logs["completion"])
         numbers = self.parts.numbers() if "loss" in logs else {}
         super().log({**logs, **self.times.elapsed(), **numbers}, start_time)

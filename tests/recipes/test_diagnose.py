@@ -373,8 +373,8 @@ def test_a_model_that_can_do_nothing(
 def test_frozen_weights(diagnose: Diagnose, monkeypatch: pytest.MonkeyPatch, only: str) -> None:
     genuine = loading.load_from_arguments
 
-    def plant(args: Any) -> Any:
-        model, tokenizer = genuine(args)
+    def plant(*args: Any) -> Any:
+        model, tokenizer = genuine(*args)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(only not in name)
         return model, tokenizer

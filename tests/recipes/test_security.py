@@ -27,6 +27,7 @@ from rookworld_rlvr.diagnosis.trainer import DiagnosedTrainer
 from rookworld_rlvr.inference import analyse
 from rookworld_rlvr.inference.model import RookWorld
 from rookworld_rlvr.reports.run import page, read_runs
+from rookworld_rlvr.training.checkpoints import MANIFEST
 from rookworld_rlvr.training.run_folder import open_weights, resume_point
 
 from ..browser import Browser
@@ -184,6 +185,7 @@ def test_a_checkpoint_with_pickled_weights_is_refused(name: str, run: Path, tmp_
     shutil.copytree(run, tmp_path / "run")
     folder = tmp_path / "run" / "checkpoint-1"
     (folder / "model.safetensors").unlink()
+    (folder / MANIFEST).unlink()  # it comes from elsewhere
     (folder / name).touch()
     for wish in ("true", str(folder)):
         with pytest.raises(RookWorldError, match=rf"are a pickle \({name}\).*model.safetensors"):
@@ -431,6 +433,7 @@ def test_trls_table_of_completions_cannot_either(
     )
     options: dict[str, Any] = {"eval_strategy": "no", "save_strategy": "no", "preflight": False}
     options |= {"load_best_model_at_end": False, "logging_steps": 1}
+    options["num_completions_to_print"] = 2
     trainer = make_trainer(random_gpt2, tokenizer, log_completions=True, **options)
     trainer.train()
     printed = capsys.readouterr().out

@@ -19,8 +19,8 @@ def row_scale(trainer: Any, inputs: Mapping[str, Any]) -> Any:
 def without_left_out(trainer: Any, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
     """A micro-batch for TRL's loss, whose policy term is a mean over the rows that are not left out.
 
-    The policy term is proportional to the advantages. The entropy bonus is no mean over rows, but one
-    over tokens that are not masked, so it must not be scaled.
+    The policy term is proportional to the advantages. The entropy bonus is a mean over the tokens that
+    are not masked, so it must not be scaled.
     """
     if "row_scale" not in inputs:
         return inputs
