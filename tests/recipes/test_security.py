@@ -431,6 +431,7 @@ def test_trls_table_of_completions_cannot_either(
     monkeypatch.setattr(
         type(tokenizer), "batch_decode", lambda self, ids, **_: ["\x1b[2J"] * len(ids)
     )
+    monkeypatch.setenv("COLUMNS", "1000")  # so that no cell is broken
     options: dict[str, Any] = {"eval_strategy": "no", "save_strategy": "no", "preflight": False}
     options |= {"load_best_model_at_end": False, "logging_steps": 1}
     options["num_completions_to_print"] = 2
