@@ -88,6 +88,7 @@ def test_a_fault_on_two_processes_is_one_message_and_exit_code_2(tmp_path: Path)
     assert err.count("learning_rate: -1.0 is too small") == 1 and "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_ctrl_c_on_two_processes_saves_and_leaves_no_traceback(tmp_path: Path) -> None:
     process = begun_on_two(tmp_path)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does

@@ -85,6 +85,7 @@ def test_bad_input_on_all_processes_is_said_once(
     assert (first + second).count("no such file") == 1 and "Traceback" not in first + second
 
 
+@pytest.mark.slow
 def test_bad_input_on_one_process_is_said_by_it(
     store: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +95,7 @@ def test_bad_input_on_one_process_is_said_by_it(
     assert "no such file" not in first and "no such file" in second
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_end_by_itself_is_ended(
     store: TCPStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -341,6 +341,7 @@ def test_the_ranking_goes_by_the_goal_and_scores_no_failure() -> None:
     assert worst.split()[:3] == ["1", "0", "0.2000"]
 
 
+@pytest.mark.slow
 def test_real_trials_are_scored_and_go_on_after_a_kill(tmp_path: Path) -> None:
     path, out = tmp_path / "sweep.yaml", tmp_path / "out"
     models = ["rookworld-nano", "nobody/nothing"]  # found to be missing when it is loaded

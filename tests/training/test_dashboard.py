@@ -76,6 +76,7 @@ def test_name_tags_and_group_follow_from_the_run(tmp_path: Path) -> None:
         assert os.environ["WANDB_RUN_GROUP"] == "grpo_nano"
 
 
+@pytest.mark.slow
 def test_trackio_has_what_wandb_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     done = subprocess.run(

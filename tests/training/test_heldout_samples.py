@@ -103,6 +103,7 @@ def test_the_report_shows_the_curves(runs: Path) -> None:
     assert 'id="passes"' not in page(read_runs([str(runs / "plain" / "run")]))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_does_not_measure_its_start_again(
     runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -571,6 +571,7 @@ def launch_two(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return launch(script, "--output_file", "results.json", *words, cwd=folder)
 
 
+@pytest.mark.slow
 def test_two_processes_answer_and_play_as_one_does(tmp_path: Path, stockfish: str) -> None:
     engine = misbehaving(tmp_path, stockfish, "dies", when="False")
     names = ["environment", "fill_in", "mate_in_one", "self_play", "closed_loop"]

@@ -227,6 +227,7 @@ def test_as_much_is_learnt(
         torch.testing.assert_close(weights[name], weight, atol=1e-5, rtol=1e-4, msg=name)
 
 
+@pytest.mark.slow
 def test_two_processes_one_of_which_has_nothing_to_learn(tmp_path: Path) -> None:
     done = launch("--module", "tests.training.parts.shared_on_two", str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
