@@ -80,14 +80,19 @@ class DifficultyMemory:
         ``solved`` are those of at least 95%, ``hopeless`` those of at most 5%, ``learning`` the others.
         ``right`` is the mean share, in [0, 1]; it is left out if nothing has been seen.
         """
-        shares = np.fromiter(self._shares.values(), dtype=np.uint8, count=len(self)) / _WHOLE
+        whole = np.fromiter(self._shares.values(), dtype=np.uint8, count=len(self))
+        shares = whole / _WHOLE
         solved, hopeless = int((shares >= 1 - _SETTLED).sum()), int((shares <= _SETTLED).sum())
         found: dict[str, float] = {
             "solved": solved,
             "hopeless": hopeless,
             "learning": len(shares) - solved - hopeless,
         }
-        return found | ({"right": float(shares.mean())} if len(shares) else {})
+        if len(
+            shares
+        ):  # a sum of whole numbers does not depend on their order, which a resume changes
+            found["right"] = int(whole.sum(dtype=np.int64)) / (_WHOLE * len(whole))
+        return found
 
     def __len__(self) -> int:
         """The number of prompts seen."""

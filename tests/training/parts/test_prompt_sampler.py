@@ -604,3 +604,14 @@ def test_rows_in_their_order_are_not_drawn_at_random() -> None:
     assert Ordered().prompt_faults() == []
     faults = Ordered(prompt_sampling="by_difficulty").prompt_faults()
     assert len(faults) == 1 and "shuffle_dataset: false" in faults[0]
+
+
+def test_what_is_logged_of_the_memory_does_not_depend_on_its_order() -> None:
+    """A resumed run has its prompts in the order of their hashes, not in that of their visits."""
+    memory = DifficultyMemory(0.5, 0.1)
+    texts = [f"prompt {number}" for number in range(997)]
+    memory.observe(texts, [(number * number % 7) / 7 for number in range(997)])
+    again = DifficultyMemory(0.5, 0.1)
+    again.load(memory.state())
+    assert [*again._shares] != [*memory._shares]
+    assert again.counts() == memory.counts()
