@@ -170,7 +170,7 @@ def has_valued(folder: Path, positions: int) -> bool:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    for _ in range(3_000):
+    for _ in range(12_000):  # four minutes
         if condition():
             return
         time.sleep(0.02)
