@@ -184,6 +184,7 @@ def from_a_wheel(tmp_path_factory: pytest.TempPathFactory) -> str:
     return python
 
 
+@pytest.mark.slow
 def test_a_wheel_trains_the_packaged_recipe_and_reports(
     from_a_wheel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

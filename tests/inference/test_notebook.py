@@ -11,6 +11,7 @@ import pytest
 from ..conftest import REPOSITORY
 
 
+@pytest.mark.slow
 def test_the_quickstart_runs_from_top_to_bottom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

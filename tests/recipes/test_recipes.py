@@ -234,6 +234,7 @@ def test_rows_without_values_are_valued_as_the_training_goes(tmp_path: Path) -> 
     assert 6 < kept <= 8, "six held-out positions, and the two prompts of the step"
 
 
+@pytest.mark.slow
 def test_two_processes_log_once(tmp_path: Path) -> None:
     script = str(RECIPES / "grpo.py")
     done = launch(script, *SMALL, "--max_steps", "3", "--output_dir", "run", cwd=tmp_path)

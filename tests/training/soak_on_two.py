@@ -1,16 +1,20 @@
-"""Run by two processes: 200 small steps with an engine, undisturbed or with faults; writes JSON.
+"""Run by two processes: the packaged recipe with an engine, undisturbed or with faults.
 
-accelerate launch --cpu --num_processes 2 --module tests.training.soak_on_two FOLDER [faults]
+accelerate launch --cpu --num_processes 2 --module tests.training.soak_on_two FOLDER clean|faults ...
 
-Faults: one reward fails on about 5% of its calls, the engines are killed every 20 steps, and the
-second process is slowed.
+Faults: one reward fails on about 5% of its calls, the engines are killed every 20 steps, the second
+process is slowed, and twice it gets SIGTERM. What each process has done is in `planted<rank>.json`.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -19,112 +23,69 @@ import psutil
 from accelerate import PartialState
 
 from rookworld_rlvr.cli.parser import run_cli
-from rookworld_rlvr.data.loading import DataArguments, load_data
-from rookworld_rlvr.engine.truth import LabelArguments, PolicyTruth
-from rookworld_rlvr.models import loading
-from rookworld_rlvr.rewards.registry import get_reward_funcs
-from rookworld_rlvr.training.config import RookWorldGRPOConfig
-from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
-STEPS = 200
+from ..conftest import recipe
+
 ROWS = 16  # of each process and step: two prompts
 ONE_IN = 40  # prompts on which the reward fails; of calls for two prompts, one in 20
 SLOWED_S = 0.03
-REWARDS = [
-    {"name": "environment_exact"},
-    {"name": "environment_state"},
-    {"name": "policy_best_move"},
-    {"name": "policy_candidates", "weight": 0.5},
-]
+KILLED_EVERY = 20  # steps
+STOPPED_AT = (65, 130)  # steps
 
 
 class Faults:
-    """Plants faults around a reward, and counts them."""
+    """Plants faults around a reward, and counts them in a file, over all starts of a run."""
 
-    def __init__(self, reward: Callable[..., Any], rank: int) -> None:
+    def __init__(self, reward: Callable[..., Any], folder: Path) -> None:
         self.__name__ = "planted"
         self.reward = reward
-        self.rank = rank
-        self.calls = self.failed = self.lost = self.kills = 0
-        self.killed_at = 0
+        self.rank = PartialState().process_index
+        self.file = folder / f"planted{self.rank}.json"
+        self.counts = Counter(json.loads(self.file.read_text()) if self.file.is_file() else {})
 
     def __call__(self, prompts: list[str], trainer_state: Any, **columns: Any) -> Any:
-        whole = len(prompts) == ROWS
-        if whole:
-            self.calls += 1
-            self.kill_engine(trainer_state.global_step)
-            time.sleep(SLOWED_S * self.rank)
-        if any(crc32(prompt.encode()) % ONE_IN == 0 for prompt in prompts):
-            self.failed += whole
-            self.lost += 0 if whole else len(prompts)
+        fails = any(crc32(prompt.encode()) % ONE_IN == 0 for prompt in prompts)
+        if len(prompts) == ROWS:  # not asked again for the rows of one prompt
+            self.disturb(trainer_state.global_step)
+            self.counts.update(calls=1, failed=fails)
+        elif fails:
+            self.counts.update(lost=len(prompts))
+        self.file.write_text(json.dumps(self.counts))
+        if fails:
             raise ConnectionError("planted")
         return self.reward(prompts=prompts, **columns)
 
-    def kill_engine(self, step: int) -> None:
-        if step % 20 or step == self.killed_at:
-            return
-        self.killed_at = step
-        for child in psutil.Process().children(recursive=True):
-            if "stockfish" in child.name():
-                child.kill()
-                self.kills += 1
+    def disturb(self, step: int) -> None:
+        time.sleep(SLOWED_S * self.rank)
+        if step and step % KILLED_EVERY == 0:
+            engines = [
+                child
+                for child in psutil.Process().children(recursive=True)
+                if "stockfish" in child.name()
+            ]
+            for engine in engines:
+                engine.kill()
+            self.counts.update(kills=bool(engines))
+        if self.rank == 1 and step in STOPPED_AT:
+            self.counts.update(signals=1)
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
-def main(argv: Sequence[str]) -> None:
-    folder, disturbed = Path(argv[0]), "faults" in argv
-    args = RookWorldGRPOConfig(
-        output_dir=str(folder / "run"),
-        rewards=REWARDS,
-        per_device_train_batch_size=ROWS,
-        num_generations=8,
-        max_completion_length=64,
-        max_steps=STEPS,
-        learning_rate=1e-4,
-        warmup_steps=5,
-        beta=0.0,
-        unscored_limit=0.5,
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        logging_steps=1,
-        eval_steps=STEPS,
-        save_strategy="no",
-        load_best_model_at_end=False,
-        log_completions=False,
-        report_to=[],
-        disable_tqdm=True,
-    )
-    rank = PartialState().process_index
-    data = load_data(DataArguments(heldout_rows=100, environment_share=0.5))
-    engine: dict[str, Any] = {"engine_depth": 2, "engine_cache": ":memory:"}
-    truth = PolicyTruth.open(LabelArguments(labels="engine", **engine), 1, 1)
-    rewards: list[Any] = get_reward_funcs(REWARDS, truth)
-    planted = Faults(rewards[0], rank)
-    if disturbed:
-        rewards[0] = planted
-    trainer = RookWorldGRPOTrainer(
-        loading.load_model(loading.PACKAGED_MODEL),
-        rewards,
-        args,
-        train_dataset=data.train,
-        eval_dataset=data.heldout,
-        processing_class=loading.load_tokenizer(loading.PACKAGED_MODEL),
-    )
-    trainer.train()
-    assert trainer.heldout.before is not None
-    steps = [entry for entry in trainer.state.log_history if "reward" in entry]
-    result = {
-        "steps": len(steps),
-        "unscored": sum(entry["rewards/unscored"] for entry in steps) * 2 * ROWS,
-        "given_up": max(entry["engine/given_up"] for entry in steps if "engine/given_up" in entry),
-        "searched": truth.labeller.searched if truth.labeller else 0,
-        "planted": {name: getattr(planted, name) for name in ("calls", "failed", "lost", "kills")},
-        "before": {name: [r.successes, r.n] for name, r in trainer.heldout.before.items()},
-        "after": {name: [r.successes, r.n] for name, r in trainer.heldout.results.items()},
-    }
-    (folder / f"soak{rank}.json").write_text(json.dumps(result))
-    truth.close()
+def plant(script: Any, folder: Path) -> None:
+    """Put the faults around the recipe's first reward."""
+    get_reward_funcs = script.get_reward_funcs
+
+    def planted(*args: Any) -> list[Any]:
+        first, *others = get_reward_funcs(*args)
+        return [Faults(first, folder), *others]
+
+    script.get_reward_funcs = planted
 
 
 if __name__ == "__main__":
-    run_cli(main)
+    folder, kind, *words = sys.argv[1:]
+    script = recipe("grpo")
+    if kind == "faults":
+        plant(script, Path(folder))
+    sys.argv[1:] = [*words, "--output_dir", str(Path(folder) / "run")]
+    run_cli(script.main)

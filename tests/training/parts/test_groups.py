@@ -411,6 +411,7 @@ def test_two_processes_mix_three_tasks_in_one_batch(told: Callable[[str], list[A
     assert len(set(letters)) > 1 and 0 < logged[f"reward/{E}"] < 1
 
 
+@pytest.mark.slow
 def test_a_reward_that_fails_on_one_process_ends_both(tmp_path: Path) -> None:
     done = two_processes(str(tmp_path), "fail")  # a hang would end in TimeoutExpired
     assert done.returncode != 0
