@@ -32,10 +32,10 @@ def test_every_lower_bound_is_tested() -> None:
     assert {canonicalize_name(name): Version(version) for name, version in pins} == bounds
 
 
-def test_ci_runs_both_ends() -> None:
+def test_ci_runs_both_ends_and_vllm() -> None:
     workflow = yaml.safe_load((REPOSITORY / ".github/workflows/ci.yml").read_text())
-    job = workflow["jobs"]["versions"]
+    job = workflow["jobs"]["environments"]
     targets = re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.M)
-    assert job["strategy"]["matrix"]["end"] == ["oldest", "canary"]
-    assert {"oldest", "canary"} <= {*targets}
-    assert [step["run"] for step in job["steps"] if "run" in step] == ["make ${{ matrix.end }}"]
+    assert job["strategy"]["matrix"]["target"] == ["oldest", "canary", "test-vllm"]
+    assert {"oldest", "canary", "test-vllm"} <= {*targets}
+    assert [step["run"] for step in job["steps"] if "run" in step] == ["make ${{ matrix.target }}"]
