@@ -21,7 +21,7 @@ from rookworld_rlvr.common.progress import Progress
 from rookworld_rlvr.common.stats import Proportion
 from rookworld_rlvr.data.loading import DataArguments, load_data, require_answers
 from rookworld_rlvr.models import loading
-from rookworld_rlvr.models.decoding import complete
+from rookworld_rlvr.models.decoding import ANSWER_TOKENS, complete
 from rookworld_rlvr.models.gpt2 import new_model, train_tokenizer
 from rookworld_rlvr.tasks.metrics import evaluate_completions
 from rookworld_rlvr.tasks.registry import join_row
@@ -44,7 +44,6 @@ from rookworld_rlvr.training.run_folder import (
 )
 
 RECIPE = Path(__file__).with_name("sft_nano.yaml")
-MAX_ANSWER_TOKENS = 144  # tokens of GPT-2's tokenizer in a complete answer
 GROUPS = [RunArguments, DataArguments, NewModelArguments, ModelConfig, RookWorldSFTConfig]
 
 
@@ -88,7 +87,7 @@ def main(argv: Sequence[str]) -> None:
         texts = (join_row(row["prompt"], row["completion"]) for row in train_dataset)
         tokenizer = train_tokenizer(texts, shape.pop("vocab_size"))
         model = new_model(tokenizer, **shape)
-    loading.check_lengths(model, tokenizer, data.prompts(), MAX_ANSWER_TOKENS)
+    loading.check_lengths(model, tokenizer, data.prompts(), ANSWER_TOKENS)
     note_coverage(model, data.train, is_new=new_args.new_model is not None)
 
     ################
@@ -144,7 +143,7 @@ def main(argv: Sequence[str]) -> None:
             before,
             after,
             args=sft_args,
-            answer_tokens=MAX_ANSWER_TOKENS,
+            answer_tokens=ANSWER_TOKENS,
             adapters=model_args.use_peft,
         )
         if repository is not None:
@@ -164,7 +163,7 @@ def _measure(network: Any, trainer: Trainer, heldout: Dataset) -> dict[str, Prop
             network,
             trainer.processing_class,
             prompts,
-            max_new_tokens=MAX_ANSWER_TOKENS,
+            max_new_tokens=ANSWER_TOKENS,
             progress=progress.update,
         )
     return evaluate_completions(heldout, completions)
