@@ -250,8 +250,21 @@ class WholeCheckpoints:
             self.beside = None
         if self.args.should_save:
             best = self.state.best_model_checkpoint
+            # A run may have begun under another spelling of its folder, which would not protect it.
+            best = best and os.path.join(run, os.path.basename(best))
             rotate_checkpoints(run, self.args.save_total_limit, best, use_mtime=True)
         self.accelerator.wait_for_everyone()
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        """Keep the last checkpoint, from which a run goes on, beside the best one.
+
+        With `save_total_limit` 1 transformers removes it here, after an interruption too.
+        """
+        self.beside = os.path.join(self.args.output_dir, SAVING)  # where it finds none to remove
+        try:
+            return super()._finalize_training(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            self.beside = None
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """Go on as if never interrupted; a run that was killed after its last step trains no further."""

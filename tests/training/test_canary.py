@@ -48,6 +48,7 @@ OVERRIDDEN: dict[str, tuple[str, str]] = {
 SAVING: dict[str, str] = {
     "_save_checkpoint": "self, model, trial",
     "_get_output_dir": "self, trial",
+    "_finalize_training": "self, trial, num_train_samples, start_time",
     "_run_epoch": "self, model, epoch, train_dataloader, steps_in_epoch, num_update_steps_per_epoch, "
     "trial, ignore_keys_for_eval, start_time, resume_from_checkpoint, epochs_trained, "
     "steps_trained_in_current_epoch",

@@ -225,6 +225,48 @@ def test_the_last_whole_checkpoint_stays_although_a_damaged_one_is_newer(
     assert damage(run / "checkpoint-5") is None
 
 
+EVALUATED: dict[str, Any] = {
+    **STEPS,
+    "max_steps": 2,
+    "eval_strategy": "steps",
+    "eval_steps": 1,
+    "load_best_model_at_end": True,
+    "save_total_limit": 1,
+}
+"""All answers are wrong, so the first of equals is the best."""
+
+
+def test_the_last_checkpoint_stays_beside_the_best(
+    random_gpt2: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+    make_trainer: MakeTrainer,
+    tmp_path: Path,
+) -> None:
+    """transformers removes it at the end, and with it where an interrupted run was to go on."""
+    trainer = make_trainer(random_gpt2, tokenizer, **EVALUATED)
+    trainer.train()
+    assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-1"
+    names = [path.name for path in checkpoints.checkpoints(tmp_path / "run")]
+    assert names == ["checkpoint-1", "checkpoint-2"]
+
+
+def test_the_best_checkpoint_stays_although_the_folder_is_spelt_differently(
+    random_gpt2: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+    make_trainer: MakeTrainer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = {**EVALUATED, "output_dir": "run"}
+    make_trainer(copy.deepcopy(random_gpt2), tokenizer, **options).train()
+    options |= {"output_dir": str(tmp_path / "run"), "max_steps": 3}
+    more = make_trainer(random_gpt2, tokenizer, **options)
+    more.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    names = [path.name for path in checkpoints.checkpoints(tmp_path / "run")]
+    assert names == ["checkpoint-1", "checkpoint-3"]
+
+
 @pytest.mark.parametrize("share", [0.5, 1.5], ids=["in the weights", "in the optimiser's state"])
 def test_a_full_disk_leaves_the_last_checkpoint_and_one_message(
     share: float,
