@@ -83,15 +83,16 @@ def damage(folder: Path) -> str | None:
         return _visible_damage(folder)
     try:
         files = json.loads((folder / MANIFEST).read_text())["files"]
-    except (ValueError, KeyError):
+        sealed = [(name, int(known["bytes"]), known["sha256"]) for name, known in files.items()]
+    except (ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} is not readable"
-    for name, known in files.items():
+    for name, size, checksum in sealed:
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"
-        if (size := path.stat().st_size) != known["bytes"]:
-            return f"{name} has {size:,} bytes instead of {known['bytes']:,}"
-        if _sha256(path) != known["sha256"]:
+        if (found := path.stat().st_size) != size:
+            return f"{name} has {found:,} bytes instead of {size:,}"
+        if _sha256(path) != checksum:
             return f"{name} does not have its checksum"
     return None
 

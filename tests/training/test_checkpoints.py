@@ -31,6 +31,12 @@ def flip(path: Path) -> None:
     path.write_bytes(bytes(content))
 
 
+def flip_in(path: Path, word: bytes) -> None:
+    content = path.read_bytes()
+    place = content.index(word)
+    path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+
+
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
@@ -63,6 +69,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "missing": (lambda folder: (folder / "optimizer.pt").unlink(), r"optimizer\.pt is missing"),
     "manifest": (lambda folder: cut(folder / "manifest.json"), r"manifest\.json is not readable"),
+    "manifest flipped": (
+        lambda folder: flip_in(folder / "manifest.json", b"sha256"),
+        r"manifest\.json is not readable",
+    ),
 }
 
 
