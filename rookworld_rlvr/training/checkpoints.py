@@ -14,8 +14,10 @@ import zipfile
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
@@ -331,10 +333,15 @@ def _not_saved(folder: Path, error: BaseException) -> RookWorldError:
 
 
 def _plain(value: Any) -> Any:
-    """Containers as `torch.load` restores them without pickle."""
+    """A value as `torch.load` restores it without pickle; what a reward logs may be of any kind."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | deque) else value
+    if isinstance(value, list | tuple | deque):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    is_plain = isinstance(value, torch.Tensor) or type(value) in (str, int, float, bool, NoneType)
+    return value if is_plain else str(value)
 
 
 def _fill(container: Any, value: Any) -> None:

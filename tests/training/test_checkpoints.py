@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -197,6 +198,28 @@ def test_a_run_goes_on_exactly_inside_a_window_and_between_logs(
         [row for row in log(tmp_path / name) if "reward" in row] for name in ("whole", "resumed")
     )
     assert one == other and [row["step"] for row in one] == [2, 4]
+
+
+def test_a_run_goes_on_whatever_its_rewards_have_logged(
+    random_gpt2: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+    make_trainer: MakeTrainer,
+    tmp_path: Path,
+) -> None:
+    """TRL keeps such columns between two steps, and a checkpoint is read without pickle."""
+
+    def logging(completions: list[str], log_extra: Any, log_metric: Any, **_: Any) -> list[float]:
+        found = np.array([float(len(text)) for text in completions])
+        log_extra("share", list(found / 10))
+        log_extra("path", [Path(text[:1]) for text in completions])
+        log_metric("longest", found.max())
+        return found.tolist()  # type: ignore[no-any-return]
+
+    options = {**STEPS, "reward_funcs": [logging], "max_steps": 2}
+    make_trainer(copy.deepcopy(random_gpt2), tokenizer, **options).train()
+    again = make_trainer(random_gpt2, tokenizer, **{**options, "max_steps": 3})
+    again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    assert again.state.global_step == 3
 
 
 def test_a_run_that_was_killed_after_its_last_step_trains_no_further(
