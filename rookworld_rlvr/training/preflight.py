@@ -97,7 +97,7 @@ class PreflightCallback(TrainerCallback):
         if state.global_step == 0:  # a resumed run has logged it
             Trainer.log(trainer, {f"preflight/{name}": v for name, v in asdict(parity).items()})
         tolerance = preflight_tolerance(trainer)
-        sampler = sampler_tolerance(trainer)
+        sampler = sampler_tolerance(trainer, tolerance)
         allowed = f"{tolerance:g}" + (f", to vLLM {sampler:g}" if sampler != tolerance else "")
         trainer.accelerator.print(f"preflight: {parity.describe()} (tolerance {allowed} nats)")
         # The policy of a resumed run differs from its reference, as it should.
@@ -185,12 +185,17 @@ def _rounding(trainer: Any) -> float:
     return torch.finfo(dtype).eps * size / trainer.temperature
 
 
-def sampler_tolerance(trainer: GRPOTrainer) -> float:
-    """The largest gap to the sampler allowed, in nats; in half precision vLLM may have more."""
-    tolerance = preflight_tolerance(trainer)
-    given = getattr(trainer.args, "preflight_tolerance", None)
-    is_other = trainer.args.use_vllm and given is None and tolerance == TOLERANCE_HALF
-    return TOLERANCE_HALF_VLLM if is_other else tolerance
+def sampler_tolerance(trainer: GRPOTrainer, tolerance: float) -> float:
+    """The largest gap to the sampler allowed, in nats; in half precision vLLM may have more.
+
+    Args:
+        trainer: The trainer.
+        tolerance: That of the other gaps, see `preflight_tolerance`.
+    """
+    is_given = getattr(trainer.args, "preflight_tolerance", None) is not None
+    if is_given or not trainer.args.use_vllm or tolerance < TOLERANCE_HALF:
+        return tolerance
+    return max(tolerance, TOLERANCE_HALF_VLLM)
 
 
 def mixed_length_prompts(trainer: GRPOTrainer) -> list[str]:

@@ -13,6 +13,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.tasks.task import Sampling
+from rookworld_rlvr.training import preflight
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.parts import vllm
 from rookworld_rlvr.training.parts.vllm import VLLM
@@ -113,6 +114,32 @@ def test_half_precision_allows_another_engine_more() -> None:
     assert parity.faults(0.05) == ["sampler_gap = 0.2"]
     assert parity.faults(0.05, sampler=0.5) == []
     assert Parity(0.2, 0.2, 0.0).faults(0.05, sampler=0.5) == ["alone_gap = 0.2"]
+
+
+@pytest.mark.parametrize(
+    ("rounding", "use_vllm", "given", "allowed"),
+    [
+        (0.01, True, None, 0.5),
+        (0.12, True, None, 0.5),
+        (0.8, True, None, 0.8),
+        (0.12, False, None, 0.12),
+        (0.12, True, 0.07, 0.07),
+    ],
+)
+def test_large_logits_do_not_allow_vllm_less(
+    monkeypatch: pytest.MonkeyPatch,
+    rounding: float,
+    use_vllm: bool,
+    given: float | None,
+    allowed: float,
+) -> None:
+    monkeypatch.setattr(preflight, "_rounding", lambda trainer: rounding)
+    trainer: Any = SimpleNamespace(
+        args=SimpleNamespace(use_vllm=use_vllm, preflight_tolerance=given),
+        accelerator=SimpleNamespace(mixed_precision="bf16"),
+    )
+    tolerance = preflight.preflight_tolerance(trainer)
+    assert preflight.sampler_tolerance(trainer, tolerance) == allowed
 
 
 def test_a_value_head_can_be_taken_off(make_trainer: Any, random_gpt2: Any, tokenizer: Any) -> None:
