@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list
+from datasets import IterableDataset
 from requests import ConnectionError as NoConnection
 from transformers import PreTrainedModel, set_seed
 from trl import GRPOConfig
@@ -162,6 +163,8 @@ class VLLM(Part):
 
     def _check_lengths(self) -> None:
         trainer, positions = self._trainer, self._positions()
+        if isinstance(trainer.train_dataset, IterableDataset):
+            return  # vLLM refuses the prompt itself when it comes
         prompts = trainer.train_dataset["prompt"][:]
         longest = max(map(len, trainer.processing_class(text=prompts)["input_ids"]))
         needed = longest + trainer.max_completion_length

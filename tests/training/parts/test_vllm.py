@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
+from datasets import Dataset
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
@@ -140,6 +142,13 @@ def test_large_logits_do_not_allow_vllm_less(
     )
     tolerance = preflight.preflight_tolerance(trainer)
     assert preflight.sampler_tolerance(trainer, tolerance) == allowed
+
+
+def test_the_lengths_of_a_stream_are_not_looked_at_before() -> None:
+    rows = Dataset.from_list([{"prompt": "P: "}]).to_iterable_dataset()
+    made = part(train_dataset=rows)
+    made._engine = SimpleNamespace(mode="colocate", llm=MagicMock())
+    made._check_lengths()
 
 
 def test_a_value_head_can_be_taken_off(make_trainer: Any, random_gpt2: Any, tokenizer: Any) -> None:
