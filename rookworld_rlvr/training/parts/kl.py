@@ -27,6 +27,7 @@ estimator may belong to different divergences.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -395,9 +396,12 @@ class KLTerm(Part):
             self._completions += kl.size(0) * trainer.accelerator.num_processes
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Adapt the coefficient; all processes have the same sums, so they get the same result."""
+        """Adapt the coefficient; all processes have the same sums, so they get the same result.
+
+        A KL that is not finite says nothing about the policy: `parts.nonfinite` has skipped its step.
+        """
         total, tokens = self._sums.tolist()
-        if tokens:  # `global_step` already counts the step that has ended
+        if tokens and math.isfinite(total):  # `global_step` already counts the step that has ended
             self.controller.update(total / tokens, self._completions, state.global_step - 1)
         self._sums.zero_()
         self._completions = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from rookworld_rlvr.training.parts.kl import (
     ESTIMATORS,
     KLArguments,
     KLController,
+    KLTerm,
     importance_weighted,
     per_token_kl,
 )
@@ -154,6 +156,19 @@ def test_warming_up_rises_from_nought_and_does_not_adapt() -> None:
     assert controller.beta == 0.08
     controller.update(10.0, completions=64, step=4)
     assert controller.beta == pytest.approx(0.12)
+
+
+@pytest.mark.parametrize("kl", [math.nan, math.inf])
+def test_a_step_that_is_skipped_leaves_the_coefficient_alone(kl: float) -> None:
+    part = KLTerm(KLArguments(kl_control="adaptive", kl_target=0.1, kl_waits=False), beta=0.5)
+    part._sums += torch.tensor([kl, 10.0])
+    part._completions = 8
+    part.on_step_end(None, SimpleNamespace(global_step=5), None)
+    assert part.controller.beta == 0.5 and part.controller.before is None
+    part._sums += torch.tensor([10.0, 10.0])
+    part._completions = 8
+    part.on_step_end(None, SimpleNamespace(global_step=6), None)
+    assert part.controller.beta > 0.5, "the next one counts again"
 
 
 def test_fixed_stays() -> None:
