@@ -210,8 +210,13 @@ def goes_on(output_dir: Path, checkpoint: Path | None) -> bool:
 
 def foreign_faults(output_dir: Path) -> list[str]:
     """A fault if the folder holds files that are not a run's."""
-    is_free = not output_dir.is_dir() or not any(output_dir.iterdir()) or _is_run(output_dir)
+    is_free = not output_dir.is_dir() or _is_empty(output_dir) or _is_run(output_dir)
     return [] if is_free else [_no_run(output_dir)]
+
+
+def _is_empty(folder: Path) -> bool:
+    """Whether a folder holds nothing but what a kill may have left of its first file."""
+    return all(path.name.startswith(f"{RESOLVED_CONFIG}.") for path in folder.iterdir())
 
 
 def _is_run(folder: Path) -> bool:
@@ -237,7 +242,7 @@ def open_folder(output_dir: Path, keep: bool, resolved: str, quarantine: Path) -
         RookWorldError: The folder could not be created, or holds something that is not a run.
     """
     try:
-        if output_dir.is_dir() and any(output_dir.iterdir()) and not keep:
+        if output_dir.is_dir() and not _is_empty(output_dir) and not keep:
             _move_aside(output_dir)
         output_dir.mkdir(parents=True, exist_ok=True)
         (output_dir / CARD).unlink(missing_ok=True)  # the run is not finished any more

@@ -20,6 +20,7 @@ from rookworld_rlvr.training.run_folder import (
     HELDOUT_BEFORE,
     close_provenance,
     finished,
+    foreign_faults,
     goes_on,
     note_coverage,
     open_folder,
@@ -108,6 +109,15 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(RookWorldError, match="not from a run"):
         open_folder(tmp_path, keep=False, resolved="", quarantine=tmp_path / "none")
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_kill_while_the_first_file_is_written_leaves_a_folder_to_start_in(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "resolved_config.yaml.incomplete").write_text("half of")
+    assert foreign_faults(run) == []
+    open_folder(run, keep=False, resolved="whole", quarantine=tmp_path / "none")
+    assert [path.name for path in tmp_path.rglob("*")] == ["run", "resolved_config.yaml"]
 
 
 @pytest.mark.parametrize("name", ["file", "file/below"])
