@@ -14,9 +14,8 @@ from accelerate import PartialState
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-_TOGETHER_S = (
-    2.0  # the terminal signals all processes, and accelerate's launcher passes the signal on again
-)
+# The terminal signals all processes, and accelerate's launcher passes the signal on again.
+_TOGETHER_S = 2.0
 
 _AGAIN = "run the same command with --resume_from_checkpoint auto to go on"
 

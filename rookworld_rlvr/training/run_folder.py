@@ -127,10 +127,8 @@ def _resume_point(wish: str | None, output_dir: Path) -> Path | None:
         refuse_pickles(last, output_dir)
         return last
     folder = Path(wish)
-    is_root = (
-        folder / RESOLVED_CONFIG
-    ).is_file()  # a run's folder has a log too, but no optimiser state
-    if is_root or not folder.is_dir():
+    # A run's folder has a log too, but no optimiser state.
+    if _is_run(folder) or not folder.is_dir():
         raise RookWorldError(
             f"resume_from_checkpoint: no checkpoint in {wish!r}; give a folder checkpoint-N, or true "
             f"for the last checkpoint in {output_dir}"

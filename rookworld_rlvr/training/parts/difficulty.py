@@ -88,9 +88,8 @@ class DifficultyMemory:
             "hopeless": hopeless,
             "learning": len(shares) - solved - hopeless,
         }
-        if len(
-            shares
-        ):  # a sum of whole numbers does not depend on their order, which a resume changes
+        if len(shares):
+            # A sum of whole numbers does not depend on their order, which a resume changes.
             found["right"] = int(whole.sum(dtype=np.int64)) / (_WHOLE * len(whole))
         return found
 
