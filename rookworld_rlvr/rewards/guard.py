@@ -158,7 +158,7 @@ class RewardGuard:
 # A call
 # --------------------------------------------------------------------------------------------------
 class RewardTimeoutError(RookWorldError):
-    """A reward took longer than `reward_timeout`."""
+    """A reward took longer than `reward_timeout`; the message goes on after the reward's name."""
 
 
 @dataclass(slots=True)
@@ -200,6 +200,8 @@ class _Call:
         """The first failure in one line; empty if there is none."""
         if self.error is None:
             return ""
+        if isinstance(self.error, RewardTimeoutError):
+            return f"the reward {self.name} {self.error}"
         known = isinstance(self.error, RookWorldError)
         return str(self.error) if known else f"the reward {self.name} raised {place_of(self.error)}"
 
@@ -287,7 +289,7 @@ def _is_finite(value: Any) -> bool:
     """Whether a value is a finite number; numbers of NumPy and PyTorch are, texts are not."""
     try:
         return not isinstance(value, str | bytes) and math.isfinite(value)
-    except TypeError:
+    except Exception:  # what a user's function returns may raise anything, as a vector does
         return False
 
 
@@ -301,12 +303,16 @@ async def within(seconds: float | None, work: Awaitable[Any]) -> Any:
     Raises:
         RewardTimeoutError: It took longer than `seconds`; None sets no limit.
     """
+    limit, found = asyncio.timeout(seconds), None
     try:
-        return await asyncio.wait_for(work, seconds)
-    except TimeoutError as error:
-        raise RewardTimeoutError(
-            f"a reward took longer than {seconds} s (reward_timeout)"
-        ) from error
+        async with limit:
+            found = await work
+    except TimeoutError:
+        if not limit.expired():  # a time-out of its own, such as of a request
+            raise
+    if limit.expired():  # even if it caught what ended it
+        raise RewardTimeoutError(f"took longer than {seconds:g} s (reward_timeout)")
+    return found
 
 
 @contextmanager
@@ -321,7 +327,9 @@ def time_limit(seconds: float | None) -> Iterator[None]:
         yield
         return
     if threading.current_thread() is not threading.main_thread():
-        raise RewardTimeoutError("reward_timeout: works in the main thread only; set it to null")
+        raise RewardTimeoutError(
+            "was not asked: reward_timeout works in the main thread only; set it to null"
+        )
     places: list[str] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -332,13 +340,14 @@ def time_limit(seconds: float | None) -> Iterator[None]:
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        yield
-    except _StopError:
-        pass
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)  # the alarm may come just before it
+    except (_StopError, Exception):  # a function may turn what ended it into an error of its own
+        if not places:
+            raise
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before or signal.SIG_DFL)
     if places:
-        raise RewardTimeoutError(
-            f"a reward was still in {places[0]} after {seconds:g} s (reward_timeout)"
-        )
+        raise RewardTimeoutError(f"was still in {places[0]} after {seconds:g} s (reward_timeout)")

@@ -91,7 +91,9 @@ def test_a_reward_that_does_not_apply_is_not_unscored() -> None:
     assert scored.rewards.isnan().sum() == 6
 
 
-@pytest.mark.parametrize("bad", ["0.5", math.nan, math.inf, [1.0]])
+@pytest.mark.parametrize(
+    "bad", ["0.5", math.nan, math.inf, [1.0], torch.ones(2), pytest.param(10**400, id="huge")]
+)
 def test_what_is_no_number_costs_its_row(bad: Any) -> None:
     def reward(completions: list[str], **_: Any) -> list[Any]:
         return [bad if text == "b1" else 1.0 for text in completions]
@@ -200,8 +202,23 @@ def test_a_reward_that_hangs_is_ended_and_not_asked_again() -> None:
     scored = Scored(numbers, hanging, timeout=0.05)
     assert scored.lost == [*range(12)] and calls == [12]
     assert signal.getsignal(signal.SIGALRM) is before
-    with pytest.raises(RookWorldError, match=r"still in test_guard.py, line \d+ after 0.05 s"):
+    said = r"the reward hanging was still in test_guard.py, line \d+ after 0.05 s"
+    with pytest.raises(RookWorldError, match=said):
         Scored(hanging, timeout=0.05, limit=0.5)
+
+
+def test_a_late_error_is_not_asked_again_either() -> None:
+    calls = []
+
+    def translating(completions: list[str], **_: Any) -> list[float]:
+        calls.append(len(completions))
+        try:
+            time.sleep(600)
+        except BaseException as error:
+            raise KeyError("translated") from error
+        return []
+
+    assert Scored(translating, timeout=0.05).lost == [*range(12)] and calls == [12]
 
 
 def test_an_asynchronous_reward_that_hangs_is_ended() -> None:
@@ -210,6 +227,19 @@ def test_an_asynchronous_reward_that_hangs_is_ended() -> None:
         return []
 
     assert Scored(numbers, hanging, timeout=0.05).lost == [*range(12)]
+    with pytest.raises(RookWorldError, match=r"hanging took longer than 0\.05 s"):
+        Scored(hanging, timeout=0.05, limit=0.5)
+
+
+def test_a_time_out_of_the_rewards_own_is_a_failure_like_others() -> None:
+    async def asking(completions: list[str], **_: Any) -> list[float]:
+        if "b1" in completions:
+            raise TimeoutError("no answer from the server")
+        return [1.0] * len(completions)
+
+    assert Scored(numbers, asking, timeout=60.0).lost == [*B]
+    with pytest.raises(RookWorldError, match="asking raised TimeoutError: no answer from the serv"):
+        Scored(asking, limit=0.0)
 
 
 def test_a_late_answer_is_no_score_even_if_the_function_hides_it() -> None:
@@ -218,7 +248,13 @@ def test_a_late_answer_is_no_score_even_if_the_function_hides_it() -> None:
             time.sleep(600)
         return [0.0] * len(completions)
 
+    async def hiding_too(completions: list[str], **_: Any) -> list[float]:
+        with contextlib.suppress(BaseException):
+            await asyncio.sleep(600)
+        return [0.0] * len(completions)
+
     assert Scored(numbers, hiding, timeout=0.05).lost == [*range(12)]
+    assert Scored(numbers, hiding_too, timeout=0.05).lost == [*range(12)]
 
 
 def test_a_time_limit_outside_of_the_main_thread_is_refused() -> None:
@@ -234,7 +270,7 @@ def test_a_time_limit_outside_of_the_main_thread_is_refused() -> None:
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert said == ["reward_timeout: works in the main thread only; set it to null"]
+    assert said == ["was not asked: reward_timeout works in the main thread only; set it to null"]
 
 
 def test_faults_of_the_keys_are_named() -> None:
