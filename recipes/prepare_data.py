@@ -16,6 +16,7 @@ from huggingface_hub import HfApi
 from rookworld_rlvr.cli.checks import check_prepare_recipe
 from rookworld_rlvr.cli.parser import StrictParser, run_cli
 from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.common.files import check_writable
 from rookworld_rlvr.data.parquet import data_card, read_provenance
 from rookworld_rlvr.data.prepare.arguments import PrepareArguments, PrepareLabelArguments
 from rookworld_rlvr.data.prepare.pipeline import (
@@ -32,6 +33,7 @@ def main(argv: Sequence[str]) -> None:
     parser = StrictParser(GROUPS)
     args, label_args = parser.parse_strictly(argv, check_prepare_recipe)
     output = Path(args.output_file)
+    check_writable(output)
 
     if args.cluster is None:
         ################
@@ -46,11 +48,8 @@ def main(argv: Sequence[str]) -> None:
         ################
         from rookworld_rlvr.data.prepare.cluster import label_on_cluster  # it imports datatrove
 
-        if not label_on_cluster(args, label_args):
-            print(
-                f"jobs submitted; the last one writes {output}. To see how far they are, or to go on "
-                "if some failed, give the same command again"
-            )
+        if left := label_on_cluster(args, label_args):
+            print(f"{left}. To see how far they are, or to go on if some failed, start again")
             return
 
     ################

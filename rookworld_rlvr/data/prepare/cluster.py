@@ -6,7 +6,8 @@ The command reads the rows and puts them into a folder beside the output file, `
   rows read. `rows/`: the parsed rows.
 - `values/`: a cache of values for each task, so that no file has two writers. `parts/`: the rows that
   each task has labelled.
-- `label/`, `join/`: datatrove's marks of finished tasks, logs, counts and Slurm script.
+- `label/`, `join/`: datatrove's marks of finished tasks, logs, counts and Slurm script. `jobs.json`:
+  the jobs that Slurm was given last.
 
 Which tasks run, where and when, which of them are done and what is left after a restart is
 datatrove's business.
@@ -19,13 +20,16 @@ import inspect
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import datasets
@@ -39,7 +43,7 @@ from datatrove.executor.base import PipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 
 from ...common.errors import RookWorldError, close_matches
-from ...common.files import write_json
+from ...common.files import replace_text, write_json
 from ...engine.truth import LabelArguments
 from ..parquet import join_parquet
 from ..sources import dataset_file
@@ -139,14 +143,15 @@ def _end_with_parent() -> None:
 # --------------------------------------------------------------------------------------------------
 # The run
 # --------------------------------------------------------------------------------------------------
-def label_on_cluster(args: PrepareArguments, label_args: LabelArguments) -> bool:
+def label_on_cluster(args: PrepareArguments, label_args: LabelArguments) -> str:
     """Read the rows, unless an earlier start has done so, and run the tasks that are not done yet.
 
     Returns:
-        Whether the output file is complete. On Slurm it is not, until its jobs have run.
+        What Slurm still has to do; empty if the output file is complete.
 
     Raises:
-        RookWorldError: The folder belongs to another question, a task failed, or Slurm refuses the jobs.
+        RookWorldError: The folder belongs to another question, a task failed or was killed, or Slurm
+            refuses the jobs.
     """
     output = Path(args.output_file).resolve()
     folder = output.with_suffix(".cluster")
@@ -158,17 +163,62 @@ def label_on_cluster(args: PrepareArguments, label_args: LabelArguments) -> bool
     first, last = LabelShard(folder, args, label_args), JoinParts(folder, tasks, output)
     label = _executor(args, label_args, folder / "label", first, tasks)
     join = _executor(args, label_args, folder / "join", last, 1, depends=label)
+    if not output.exists():  # it may have been moved away since
+        (folder / "join" / "completions" / "00000").unlink(missing_ok=True)
     if args.cluster == "slurm":
-        _submit(join)
-        return not join.get_incomplete_ranks()
+        if not join.get_incomplete_ranks():
+            return ""
+        jobs = _submitted(folder / "jobs.json", label, join)
+        done = tasks - len(label.get_incomplete_ranks())
+        return f"{jobs}: {done} of {tasks} tasks are done; the last job writes {output}"
     for stage in (label, join):
-        stage.run()
+        with _workers_watched():
+            stage.run()
         if failed := stage.get_incomplete_ranks():  # Ray's executor does not raise
             log = folder / stage.logging_dir.path / "logs" / f"task_{failed[0]:05d}.log"
             raise RookWorldError(
                 f"cluster: {len(failed)} of {stage.world_size} tasks failed; see {log}, and start again"
             )
-    return True
+    return ""
+
+
+@contextmanager
+def _workers_watched() -> Iterator[None]:
+    """End the block if a worker process is killed: datatrove would wait for its task for ever.
+
+    Raises:
+        RookWorldError: A worker was killed.
+    """
+    over, waiting = threading.Event(), threading.get_ident()
+
+    def watch() -> None:
+        workers: set[Any] = set()
+        while not over.wait(0.5):
+            workers.update(multiprocess.active_children())
+            if any(_is_killed(worker.exitcode) for worker in workers):
+                signal.pthread_kill(waiting, signal.SIGUSR1)
+                return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise RookWorldError(
+            "cluster: a worker process was killed, perhaps for lack of memory; give fewer workers "
+            "(num_proc), and start again to go on"
+        )
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+def _is_killed(code: int | None) -> bool:
+    """Whether an exit code is that of a process that a signal ended, other than datatrove's SIGTERM."""
+    return code is not None and code < 0 and code != -signal.SIGTERM
 
 
 def option_faults(cluster: str, options: Mapping[str, Any]) -> list[str]:
@@ -189,8 +239,11 @@ def option_faults(cluster: str, options: Mapping[str, Any]) -> list[str]:
         for name, one in known.items()
         if one.default is one.empty and name not in options
     ]
-    if cluster == "slurm" and shutil.which("sbatch") is None:
-        faults.append("cluster: no program sbatch here; start on a machine that submits to Slurm")
+    faults += [
+        f"cluster: no program {name} here; start on a machine that submits to Slurm"
+        for name in ("sbatch", "squeue")
+        if cluster == "slurm" and shutil.which(name) is None
+    ]
     return faults
 
 
@@ -203,7 +256,7 @@ def _check_question(folder: Path, args: PrepareArguments, label_args: LabelArgum
     path = folder / "question.json"
     folder.mkdir(parents=True, exist_ok=True)
     if not path.exists():
-        write_json(path, asked)
+        replace_text(path, json.dumps(asked))
         return
     before = json.loads(path.read_text(encoding="utf-8"))
     if changed := [name for name, value in asked.items() if before.get(name) != value]:
@@ -250,11 +303,33 @@ def _executor(
     )
 
 
-def _submit(executor: SlurmPipelineExecutor) -> None:
+def _submitted(path: Path, label: Any, join: Any) -> str:
+    """Submit what is not done, unless earlier jobs are left: two would write to the same files.
+
+    Args:
+        path: Where the numbers of the jobs are kept.
+        label: Slurm's executor of the tasks.
+        join: That of the last step, which depends on `label`.
+    """
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    if before and _are_queued(before):
+        return f"jobs {', '.join(before)} are in Slurm's queue"
     try:
-        executor.run()
+        join.run()
     except subprocess.CalledProcessError as error:
         raise RookWorldError(
             f"cluster: sbatch refused the jobs (exit code {error.returncode}; its reason is above); "
             "mend cluster_options"
         ) from error
+    finally:
+        jobs = [str(one.job_id) for one in (label, join) if one.job_id not in (None, -1)]
+        replace_text(path, json.dumps(jobs))
+    return f"jobs {', '.join(jobs)} submitted"
+
+
+def _are_queued(jobs: Sequence[str]) -> bool:
+    """Whether any of some jobs runs or waits."""
+    words = ["squeue", "--noheader", "--format=%r", f"--jobs={','.join(jobs)}"]
+    reasons = subprocess.run(words, capture_output=True, text=True, check=False).stdout.split("\n")
+    # A last job whose tasks have failed stays in the queue, and never runs.
+    return any(reason.strip() not in ("", "DependencyNeverSatisfied") for reason in reasons)

@@ -114,6 +114,36 @@ def test_a_failed_task_is_named_and_can_be_repeated(
     assert table(tmp_path) == table(undisturbed)
 
 
+def test_an_output_file_that_is_gone_is_written_again(tmp_path: Path, undisturbed: Path) -> None:
+    recipe("prepare_data").main(argv(tmp_path, *on_tasks(2)))
+    (tmp_path / "out.parquet").unlink()
+    recipe("prepare_data").main(argv(tmp_path, *on_tasks(2)))
+    assert table(tmp_path) == table(undisturbed)
+
+
+def test_an_output_file_that_cannot_be_written_is_named_first(tmp_path: Path) -> None:
+    (tmp_path / "out.parquet").mkdir()
+    for more in ([], on_tasks(2)):
+        with pytest.raises(RookWorldError, match=r"cannot write '.*out.parquet'"):
+            recipe("prepare_data").main(argv(tmp_path, *more))
+
+
+def test_a_killed_worker_is_not_waited_for(
+    tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*args: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    handler = signal.getsignal(signal.SIGUSR1)
+    with monkeypatch.context() as patch:
+        patch.setattr("rookworld_rlvr.data.prepare.cluster.write_labelled", killed)
+        with pytest.raises(RookWorldError, match=r"a worker process was killed, .*num_proc"):
+            recipe("prepare_data").main(argv(tmp_path, *on_tasks(2)))
+    assert signal.getsignal(signal.SIGUSR1) is handler
+    recipe("prepare_data").main(argv(tmp_path, *on_tasks(2)))
+    assert table(tmp_path) == table(undisturbed)
+
+
 def test_parts_of_other_settings_are_refused(tmp_path: Path) -> None:
     recipe("prepare_data").main(argv(tmp_path, *on_tasks(2)))
     with pytest.raises(RookWorldError, match=r"out\.cluster .*other settings \(engine_depth\)"):
@@ -217,14 +247,19 @@ print("Submitted batch job", number)
 
 @pytest.fixture
 def sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder where a program `sbatch` keeps the scripts that it gets, with its options above."""
+    """A folder where `sbatch` keeps the scripts that it gets, with its options above.
+
+    `squeue` prints the file `reasons` there.
+    """
     folder = tmp_path / "slurm"
     folder.mkdir()
     program = folder / "sbatch"
     program.write_text(SBATCH.format(python=sys.executable, folder=str(folder)))
     names = folder / "scontrol"
     names.write_text("#!/bin/sh\necho node1\n")
-    for path in (program, names):
+    queue = folder / "squeue"
+    queue.write_text(f'#!/bin/sh\necho "$@" > {folder}/asked; cat {folder}/reasons\n')
+    for path in (program, names, queue):
         path.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
     return folder
@@ -240,7 +275,8 @@ def test_slurm_gets_an_array_of_tasks_and_a_last_job(
     options = json.dumps({"time": "08:00:00", "partition": "cpu", "workers": 3})
     asked = argv(tmp_path, *on_tasks(4, "--cluster_options", options, kind="slurm"))
     recipe("prepare_data").main(asked)
-    assert "jobs submitted" in capsys.readouterr().out
+    said = "jobs 100, 102 submitted: 0 of 4 tasks are done; the last job writes "
+    assert said in capsys.readouterr().out
     assert not (tmp_path / "out.parquet").exists()
     folder = tmp_path / "out.cluster"
     script = (folder / "label" / "launch_script.slurm").read_text()
@@ -267,8 +303,33 @@ def test_slurm_gets_an_array_of_tasks_and_a_last_job(
 
     recipe("prepare_data").main(asked)
     printed = capsys.readouterr().out
+    assert not (sbatch / "asked").exists(), "there is nothing to ask for"
     assert "written to" in printed and "rows, written" in printed
     assert len(list(sbatch.glob("job_*"))) == len(jobs), "nothing was left to submit"
+
+
+def test_slurm_gets_no_task_twice(
+    tmp_path: Path, sbatch: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = json.dumps({"time": "08:00:00", "partition": "cpu"})
+    asked = argv(tmp_path, *on_tasks(4, "--cluster_options", options, kind="slurm"))
+    recipe("prepare_data").main(asked)
+    first = sorted(sbatch.glob("job_*"))
+    completions = tmp_path / "out.cluster" / "label" / "completions"
+    completions.mkdir()
+    (completions / "00002").touch()
+    for reasons in ("None\nDependency\n", "DependencyNeverSatisfied\nNone\n"):
+        (sbatch / "reasons").write_text(reasons)
+        capsys.readouterr()
+        recipe("prepare_data").main(asked)
+        printed = capsys.readouterr().out
+        assert "jobs 100, 102 are in Slurm's queue: 1 of 4 tasks are done" in printed
+        assert "--jobs=100,102" in (sbatch / "asked").read_text()
+    assert sorted(sbatch.glob("job_*")) == first
+    (sbatch / "reasons").write_text("DependencyNeverSatisfied\n")
+    recipe("prepare_data").main(asked)
+    again = sorted(set(sbatch.glob("job_*")) - set(first))
+    assert "#SBATCH --array=0-2\n" in again[0].read_text(), "the tasks that are left"
 
 
 @pytest.mark.slow
@@ -307,6 +368,7 @@ def test_faults_of_the_options_are_reported_together(
         "cluster_options: time: missing",
         "cluster_options: partition: missing",
         "no program sbatch here",
+        "no program squeue here",
     ):
         assert words in found
     assert "cluster_tasks: 0" in faults(tmp_path, *on_tasks(0))
