@@ -13,7 +13,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, NoReturn, get_args, get_type_hints
+from types import NoneType
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 import datasets
 import torch
@@ -25,7 +26,7 @@ from trl import TrlParser
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
 from ..common.exhausted import is_disk_full, is_out_of_memory
 from ..common.own import own_files
-from ..common.settings import Bounds
+from ..common.settings import Bounds, kinds
 from ..common.terminal import printable
 from ..evaluation.registry import register_own_suite
 from ..tasks.registry import register_own
@@ -282,10 +283,18 @@ class StrictParser(TrlParser):
         except (TypeError, ValueError, argparse.ArgumentTypeError, SystemExit) as error:
             faults.append(f"command line: {error}")
             return
-        if rest:
+        value = getattr(namespace, action.dest)
+        kind = self._item_kind(action.dest)
+        if rest and kind in (int, float, str):  # of `list[int] | str`, argparse takes one word only
+            try:
+                value = [kind(word) for word in words]
+            except ValueError:
+                text = f"{' '.join(words)!r} is not a list of {kind.__name__}"
+                faults.append(f"command line: {flag}: {text}")
+                return
+        elif rest:
             faults.append(f"command line: {flag} takes one value; leave {' '.join(rest)!r} out")
             return
-        value = getattr(namespace, action.dest)
         if (
             action.nargs in ("+", "*") and action.dest in values
         ):  # a list may be given in several parts
@@ -299,7 +308,7 @@ class StrictParser(TrlParser):
     def _convert(self, action: argparse.Action, value: Any) -> Any:
         """A YAML value converted to the key's type; PyYAML reads ``1e-6`` as a text, for example."""
         if value is None:
-            if not self._may_be_none(action.dest):
+            if NoneType not in self._kinds(action.dest):
                 raise TypeError("the value is missing; give one, or leave the key out")
             return None
         if action.nargs in ("+", "*"):
@@ -308,9 +317,15 @@ class StrictParser(TrlParser):
             return [self._convert_one(action, item) for item in value]
         return self._convert_one(action, value)
 
-    def _may_be_none(self, key: str) -> bool:
+    def _kinds(self, key: str) -> set[Any]:
+        """The types that a key's value may have."""
         hints = [get_type_hints(kind) for kind in self.dataclass_types]
-        return any(type(None) in get_args(hint[key]) for hint in hints if key in hint)
+        return {one for hint in hints if key in hint for one in kinds(hint[key])}
+
+    def _item_kind(self, key: str) -> Any:
+        """The type of the items, if the key's value may be a list."""
+        lists = [kind for kind in self._kinds(key) if get_origin(kind) is list]
+        return get_args(lists[0])[0] if lists else None
 
     def _convert_one(self, action: argparse.Action, value: Any) -> Any:
         kind: Callable[[str], Any] | Any = action.type

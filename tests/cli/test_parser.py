@@ -200,6 +200,30 @@ def test_a_log_file_has_no_carriage_returns(tmp_path: Path) -> None:
     assert b"\r" not in done.stdout + done.stderr
 
 
+def test_a_list_may_be_given_as_words_or_as_json(tmp_path: Path) -> None:
+    grpo = recipe("grpo")
+    words = [
+        "--use_cpu",
+        "--bf16",
+        "false",
+        "--output_dir",
+        str(tmp_path / "run"),
+        "--max_steps",
+        "9",
+    ]
+
+    def profiled(*more: str) -> list[list[int]]:
+        groups = parser.StrictParser(grpo.GROUPS, grpo.RECIPE).parse_strictly([*words, *more])
+        return [group.profile_steps for group in groups if hasattr(group, "profile_steps")]
+
+    assert profiled("--profile_steps", "5", "8") == [[5, 8]]
+    assert profiled("--profile_steps", "[5, 8]") == [[5, 8]]
+    with pytest.raises(ConfigurationError, match="--profile_steps: '5 last' is not a list of int"):
+        profiled("--profile_steps", "5", "last")
+    with pytest.raises(ConfigurationError, match="--max_steps takes one value; leave '4' out"):
+        profiled("--max_steps", "3", "4")
+
+
 def test_an_unknown_recipe_names_those_beside_it(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("seed: 1")
     grpo = recipe("grpo")
