@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import yaml
 
@@ -168,9 +168,9 @@ def _of_machines(launcher: Sequence[str]) -> list[str]:
     ]
     if faults:
         raise ConfigurationError(faults)
-    file = yaml.safe_load(Path(given["--config_file"]).read_text("utf-8")) or {} if given else {}
+    file = _settings(Path(given["--config_file"])) if given else {}
     known = {**file, **{name.removeprefix("--"): value for name, value in given.items()}}
-    machines = int(known.get("num_machines", 1))
+    machines = int(known.get("num_machines") or 1)
     if machines < 2:
         lost = [name for name in ("machine_rank", "main_process_ip") if f"--{name}" in given]
         if lost:
@@ -195,6 +195,23 @@ def _of_machines(launcher: Sequence[str]) -> list[str]:
     if faults:
         raise ConfigurationError(faults)
     return ["--same_network"]
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """What an accelerate configuration says.
+
+    Raises:
+        ConfigurationError: The file is not YAML or JSON, or not a mapping.
+    """
+    try:
+        found = yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        text = f"--accelerate_config: {path} cannot be read ({' '.join(str(error).split())})"
+        raise ConfigurationError([f"{text}; accelerate config writes one"]) from error
+    if not isinstance(found, dict):
+        text = f"--accelerate_config: {path} is not a mapping of keys to values"
+        raise ConfigurationError([f"{text}; accelerate config writes one"])
+    return found
 
 
 def launch(words: Sequence[str]) -> int:

@@ -58,6 +58,14 @@ def test_faults_of_machines_name_the_remedy(words: str, said: list[str]) -> None
     assert all(text in str(caught.value) for text in said)
 
 
+@pytest.mark.parametrize("content", ["num_machines: [2", "just words\n", "\xff"])
+def test_a_configuration_that_is_none_is_named(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(content, "latin-1")
+    with pytest.raises(ConfigurationError, match=r"--accelerate_config: .*mine.yaml .*writes one"):
+        command_line("grpo", ["--accelerate_config", str(path)])
+
+
 class Machines:
     """Two groups of one process each, as two machines that share a folder."""
 
