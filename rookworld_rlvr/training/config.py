@@ -296,8 +296,8 @@ class RookWorldGRPOConfig(
     preflight_tolerance: float | None = setting(
         None,
         "Largest difference that the preflight allows, in nats. None means 1e-3 in fp32. In bf16 and "
-        "fp16 it means 5e-2, or more if logits are large: one spacing of 16-bit numbers at the largest "
-        "logit, which is 0.125 at 20 and 0.25 at 40 in bf16.",
+        "fp16 it means 5e-2, or more if logits are large, because these are rounded to 16 bits: in bf16 "
+        "the largest logit / 128, which is 0.16 for a logit of 20. The gap to vLLM may then be 0.5.",
         above=0,
         remedy="give a tolerance in nats, or set preflight: false",
     )
