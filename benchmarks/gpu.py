@@ -1,4 +1,4 @@
-"""All that needs a GPU, on one: tests, seconds and memory of a step, ten steps of each 124M recipe.
+"""All that needs a GPU, on one: tests, seconds and memory of a step, ten steps of 124M recipes.
 
     make gpu                                          # under nine minutes
     python benchmarks/gpu.py --device cpu --small     # tries this script: a tiny model, a step each
