@@ -330,7 +330,13 @@ class StrictParser(TrlParser):
     def _convert_one(self, action: argparse.Action, value: Any) -> Any:
         kind: Callable[[str], Any] | Any = action.type
         if isinstance(value, str):
-            value = kind(value) if callable(kind) and kind is not dict else value
+            try:
+                value = kind(value) if callable(kind) and kind is not dict else value
+            except ValueError as error:
+                if kind not in (int, float):
+                    raise
+                number = "a whole number" if kind is int else "a number"
+                raise TypeError(f"{value!r} is not {number}") from error
         elif kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         elif kind is int and (isinstance(value, bool) or not isinstance(value, int)):

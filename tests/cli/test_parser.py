@@ -233,6 +233,21 @@ def test_an_unknown_recipe_names_those_beside_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("max_steps: ten", "max_steps: 'ten' is not a whole number"),
+        ("learning_rate: fast", "learning_rate: 'fast' is not a number"),
+    ],
+)
+def test_a_text_for_a_number_is_named(line: str, fault: str, tmp_path: Path) -> None:
+    grpo, file = recipe("grpo"), tmp_path / "recipe.yaml"
+    file.write_text(f"model_name_or_path: rookworld-nano\n{line}\n")
+    with pytest.raises(ConfigurationError) as refused:
+        parser.StrictParser(grpo.GROUPS, grpo.RECIPE).parse_strictly(["--config", str(file)])
+    assert f"{file}: {fault}" in refused.value.faults
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "trust_remote_code: true",
