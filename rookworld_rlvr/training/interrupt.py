@@ -78,10 +78,7 @@ class StopOnInterrupt(TrainerCallback):
         """Where training ended, and how to resume it."""
         folder = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{self.stopped_at}"
         if not folder.is_dir():
-            return (
-                f"interrupted at step {self.stopped_at}; it has no checkpoint, see save_strategy and "
-                "save_total_limit"
-            )
+            return f"interrupted at step {self.stopped_at}; it has no checkpoint, see save_strategy"
         return f"interrupted at step {self.stopped_at}: {folder} is saved; {_AGAIN} from it"
 
     def _stop_if_asked(self, args: Any, state: Any, control: Any) -> None:

@@ -118,7 +118,7 @@ def test_without_a_checkpoint_it_names_the_keys(
     keys = "--save_strategy no --load_best_model_at_end false".split()
     done = script("grpo.py", *SMALL, *keys, cwd=tmp_path)
     assert done.returncode == 130
-    assert "interrupted at step 3; it has no checkpoint, see save_strategy" in done.stdout
+    assert "interrupted at step 3; it has no checkpoint, see save_strategy\n" in done.stdout
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
