@@ -90,8 +90,8 @@ def _list(column: torch.Tensor | None, index: int, mask: torch.Tensor) -> list[f
 
 def _advantage(batch: Mapping[str, torch.Tensor], index: int, mask: torch.Tensor) -> float | None:
     advantages = batch["advantages"][index]
-    if "guided" in batch:  # those of taught answers stand there
-        advantages = advantages + batch["guided"][index]
+    if "taught_advantages" in batch:  # those of taught answers stand there
+        advantages = advantages + batch["taught_advantages"][index]
     return mean((advantages[mask] if advantages.dim() else advantages.unsqueeze(0)).tolist())
 
 

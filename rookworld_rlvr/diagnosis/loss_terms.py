@@ -156,9 +156,9 @@ def _entropy_term(
 def _teach_term(
     trainer: Any, logps: torch.Tensor, inputs: Mapping[str, Any]
 ) -> torch.Tensor | None:
-    if "guided" not in inputs:
+    if "taught_advantages" not in inputs:
         return None
-    term: torch.Tensor = trainer.parts.teaching.per_token(logps, inputs["guided"])
+    term: torch.Tensor = trainer.parts.teaching.per_token(logps, inputs["taught_advantages"])
     return term
 
 

@@ -231,7 +231,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
                 for name, term in answers.items()
             },
         }
-        if "guided" in inputs and self.parts.teaching is not None:  # these are to move
+        if "taught_advantages" in inputs and self.parts.teaching is not None:  # these are to move
             mask = mask * ~self.parts.teaching.scored(inputs).unsqueeze(1)
         by_token = {
             "mean_log_ratio": terms.log_ratio.detach().abs() * mask,

@@ -82,7 +82,8 @@ def assert_run(folder: Path, run: str, family: str, is_plain: bool = True) -> No
 def assert_alike(*runs: Path) -> None:
     """After training the 95% intervals overlap; each process draws samples of its own, so no more.
 
-    This notices a step that is too long or of another sign, such as a gradient summed over processes.
+    This notices steps of another sign, or far too long. What AdamW hides, such as a gradient that is
+    summed over processes, `parts/test_shared_prompts.py` and `parts/test_credit.py` compare by number.
     """
     found = [read(run / "results.json")["heldout"] for run in runs]
     for metric, ours in found[0].items():

@@ -369,7 +369,7 @@ class KLTerm(Part):
         inputs: Mapping[str, Any],
     ) -> None:
         mask = inputs["completion_mask"] * _sampled(inputs)
-        advantages = inputs["advantages"] + inputs.get("guided", 0)
+        advantages = inputs["advantages"] + inputs.get("taught_advantages", 0)
         per_token = advantages.abs() if advantages.dim() > 1 else advantages.abs().unsqueeze(1)
         local = torch.stack(
             [

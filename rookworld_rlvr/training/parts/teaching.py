@@ -196,31 +196,33 @@ class Teaching(Part):
         rows = call.taught.rows.to(advantages.device)
         rows = rows.view(-1, *(1 for _ in advantages.shape[1:]))
         batch["taught"] = call.taught.rows.to(advantages.device)
-        batch["guided"] = torch.where(rows, advantages, 0.0)
+        batch["taught_advantages"] = torch.where(rows, advantages, 0.0)
         batch["advantages"] = torch.where(rows, 0.0, advantages)
         groups = gather_object(call.taught.groups)
         self._trainer.record(self._remember(groups))
 
     def scored(self, inputs: Mapping[str, Any]) -> torch.Tensor:
         """See `Part`: the taught answers."""
-        guided = inputs.get("guided", torch.zeros(len(inputs["advantages"]), 1))
-        return (guided.view(guided.size(0), -1) != 0).any(1)
+        taught = inputs.get("taught_advantages", torch.zeros(len(inputs["advantages"]), 1))
+        return (taught.view(taught.size(0), -1) != 0).any(1)
 
     def term(self, trainer: Any, call: Call, inputs: Mapping[str, Any]) -> torch.Tensor | None:
         """The taught answers' term."""
-        if "guided" not in inputs:
+        if "taught_advantages" not in inputs:
             return None
         assert call.scores is not None
-        return aggregate(trainer, self.per_token(call.scores.logps, inputs["guided"]), inputs)
+        return aggregate(
+            trainer, self.per_token(call.scores.logps, inputs["taught_advantages"]), inputs
+        )
 
-    def per_token(self, logps: torch.Tensor, guided: torch.Tensor) -> torch.Tensor:
+    def per_token(self, logps: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
         """The term ``(B, C)`` by token.
 
         Args:
             logps: The policy's log-probs ``(B, C)``.
-            guided: Advantages of taught answers, ``(B,)`` or ``(B, C)``; 0 for sampled completions.
+            advantages: Those of taught answers, ``(B,)`` or ``(B, C)``; 0 for sampled completions.
         """
-        by_token = guided if guided.dim() > 1 else guided.unsqueeze(1)
+        by_token = advantages if advantages.dim() > 1 else advantages.unsqueeze(1)
         return -by_token * shaped(logps, self.args.teach_shaping, self.args.teach_gamma)
 
     # --------------------------------------------------------------------------------------------

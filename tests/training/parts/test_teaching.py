@@ -94,11 +94,13 @@ def test_a_hopeless_group_gets_a_right_answer(build: Callable[..., Any]) -> None
         values = values_by_move(stored["action_values"])
         score = score_row(prompts[row], completions[row], values)
         assert TASKS[task_of(prompts[row])].is_right(score)
-        assert batch["guided"][row] > 0 and batch["advantages"][row] == 0
+        assert batch["taught_advantages"][row] > 0 and batch["advantages"][row] == 0
         assert list(trainer._logs["completion"])[row] == completions[row]
-        assert list(trainer._logs["advantages"])[row] == pytest.approx(batch["guided"][row].item())
+        assert list(trainer._logs["advantages"])[row] == pytest.approx(
+            batch["taught_advantages"][row].item()
+        )
     others = [row for row in range(8) if row not in taught]
-    assert not batch["guided"][others].any() and (batch["advantages"][others] < 0).all()
+    assert not batch["taught_advantages"][others].any() and (batch["advantages"][others] < 0).all()
     logged = {name: values[-1] for name, values in trainer._metrics["train"].items()}
     assert logged["teach/hopeless"] == logged["teach/share"] == 1
     assert logged["teach/right"] == 0 and logged["teach/still_hopeless"] == 2
@@ -107,7 +109,7 @@ def test_a_hopeless_group_gets_a_right_answer(build: Callable[..., Any]) -> None
 
 def test_without_teach_no_group_does(build: Callable[..., Any]) -> None:
     batch = batch_of(build(zero_variance="keep"))
-    assert "guided" not in batch and not batch["advantages"].any()
+    assert "taught_advantages" not in batch and not batch["advantages"].any()
 
 
 def test_a_group_with_a_right_completion_is_left_alone(
@@ -135,7 +137,7 @@ def test_a_group_whose_truth_is_not_known_is_left_alone(
 
 def test_more_than_one_completion_can_be_replaced(build: Callable[..., Any]) -> None:
     batch = batch_of(build(zero_variance="teach", teach_completions=3))
-    assert batch["guided"].nonzero().flatten().tolist() == [1, 2, 3, 5, 6, 7]
+    assert batch["taught_advantages"].nonzero().flatten().tolist() == [1, 2, 3, 5, 6, 7]
 
 
 @pytest.mark.parametrize(("share", "groups"), [(0.0, 0), (0.5, 1), (1.0, 2)])
@@ -143,7 +145,7 @@ def test_the_share_of_taught_groups_is_bounded(
     build: Callable[..., Any], share: float, groups: int
 ) -> None:
     batch = batch_of(build(zero_variance="teach", teach_share=share))
-    assert (batch["guided"] != 0).sum() == groups
+    assert (batch["taught_advantages"] != 0).sum() == groups
 
 
 def test_the_share_falls_over_the_steps_or_with_the_hopeless_groups(
@@ -214,7 +216,9 @@ def test_the_gradient_of_a_batch_is_that_of_its_formula(
     logps = trainer.log_probs(trainer.model, ids, mask, length).logps
     p = logps.exp()
     taught = logps if shaping == "log" else p / (p + 0.1)
-    by_token = batch["advantages"].unsqueeze(1) * logps + batch["guided"].unsqueeze(1) * taught
+    by_token = (
+        batch["advantages"].unsqueeze(1) * logps + batch["taught_advantages"].unsqueeze(1) * taught
+    )
     tokens = batch["completion_mask"].sum()
     (-(by_token * batch["completion_mask"]).sum() / tokens).backward()
     theirs = torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
@@ -394,7 +398,7 @@ def gaps(trainer: Any, batch: Batch, call: Call) -> list[float]:
     heats = batch.get("temperature", torch.full((len(batch["prompt_ids"]),), trainer.temperature))
     prompts = [batch["prompt_ids"], batch["prompt_mask"]]
     sets = []
-    if "guided" in batch:
+    if "taught_advantages" in batch:
         taught = trainer.parts.teaching.scored(batch)
         columns = [*prompts, batch["completion_ids"], batch["completion_mask"], heats]
         sets += list(
@@ -493,8 +497,10 @@ def test_taught_answers_are_not_in_the_kl(
     kl, held = trainer.parts.kl.per_token(trainer, logps, batch)
     assert not kl[taught].any() and not held[taught].any() and (kl[~taught] > 0).any()
     shares = []
-    for guided in (batch["guided"], torch.zeros_like(batch["guided"])):
-        trainer.loss(trainer.model, {**batch, "ref_per_token_logps": logps, "guided": guided})
+    ours = batch["taught_advantages"]
+    for advantages in (ours, torch.zeros_like(ours)):
+        changed = {"ref_per_token_logps": logps, "taught_advantages": advantages}
+        trainer.loss(trainer.model, {**batch, **changed})
         shares.append(trainer._metrics["train"]["kl/share_of_loss"][-1])
     assert 0 < shares[0] < shares[1] < 1
 
