@@ -6,6 +6,7 @@ The command reads the rows and puts them into a folder beside the output file, `
   rows read. `rows/`: the parsed rows.
 - `values/`: a cache of values for each task, so that no file has two writers. `parts/`: the rows that
   each task has labelled.
+- `running/`: a file for each process that works on a task, named after its number.
 - `label/`, `join/`: datatrove's marks of finished tasks, logs, counts and Slurm script. `jobs.json`:
   the jobs that Slurm was given last.
 
@@ -25,7 +26,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -95,7 +96,8 @@ class LabelShard(PipelineStep):  # type: ignore[misc]
         rows = datasets.load_from_disk(self.folder / "rows").shard(world_size, rank)
         values = str(self.folder / "values" / f"{rank:05d}.sqlite")
         label_args, report = replace(self.label_args, engine_cache=values), PrepareReport()
-        write_labelled(_part(self.folder, rank), rows, self.args, label_args, report)
+        with _marked(self.folder / "running" / str(os.getpid())):
+            write_labelled(_part(self.folder, rank), rows, self.args, label_args, report)
         for group, counts in vars(report).items():
             for name, count in counts.items():
                 self.stat_update(f"{group}, {name}", value=count)
@@ -140,6 +142,28 @@ def _end_with_parent() -> None:
         threading.Thread(target=watch, daemon=True).start()
 
 
+@contextmanager
+def _marked(mark: Path) -> Iterator[None]:
+    """Keep a file while the block runs; only a process that is killed leaves it behind."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        mark.unlink(missing_ok=True)
+        os._exit(128 + number)
+
+    before = None
+    if (
+        multiprocess.parent_process() is not None
+    ):  # datatrove ends workers so when a task has failed
+        before = signal.signal(signal.SIGTERM, leave)
+    try:
+        mark.touch()
+        yield
+    finally:
+        mark.unlink(missing_ok=True)
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
 # --------------------------------------------------------------------------------------------------
 # The run
 # --------------------------------------------------------------------------------------------------
@@ -160,6 +184,8 @@ def label_on_cluster(args: PrepareArguments, label_args: LabelArguments) -> str:
         _store_rows(folder, args)
     rows = datasets.load_from_disk(folder / "rows")
     tasks = max(1, min(args.cluster_tasks, len(rows)))
+    running = folder / "running"
+    running.mkdir(exist_ok=True)
     first, last = LabelShard(folder, args, label_args), JoinParts(folder, tasks, output)
     label = _executor(args, label_args, folder / "label", first, tasks)
     join = _executor(args, label_args, folder / "join", last, 1, depends=label)
@@ -172,7 +198,7 @@ def label_on_cluster(args: PrepareArguments, label_args: LabelArguments) -> str:
         done = tasks - len(label.get_incomplete_ranks())
         return f"{jobs}: {done} of {tasks} tasks are done; the last job writes {output}"
     for stage in (label, join):
-        with _workers_watched():
+        with _workers_watched(running) if args.cluster == "local" else nullcontext():
             stage.run()
         if failed := stage.get_incomplete_ranks():  # Ray's executor does not raise
             log = folder / stage.logging_dir.path / "logs" / f"task_{failed[0]:05d}.log"
@@ -183,8 +209,11 @@ def label_on_cluster(args: PrepareArguments, label_args: LabelArguments) -> str:
 
 
 @contextmanager
-def _workers_watched() -> Iterator[None]:
+def _workers_watched(running: Path) -> Iterator[None]:
     """End the block if a worker process is killed: datatrove would wait for its task for ever.
+
+    Args:
+        running: Holds the processes' marks, see `_marked`.
 
     Raises:
         RookWorldError: A worker was killed.
@@ -192,10 +221,8 @@ def _workers_watched() -> Iterator[None]:
     over, waiting = threading.Event(), threading.get_ident()
 
     def watch() -> None:
-        workers: set[Any] = set()
         while not over.wait(0.5):
-            workers.update(multiprocess.active_children())
-            if any(_is_killed(worker.exitcode) for worker in workers):
+            if any(not _is_alive(int(mark.name)) for mark in running.iterdir()):
                 signal.pthread_kill(waiting, signal.SIGUSR1)
                 return
 
@@ -205,6 +232,8 @@ def _workers_watched() -> Iterator[None]:
             "(num_proc), and start again to go on"
         )
 
+    for mark in running.iterdir():  # of a command that was killed
+        mark.unlink()
     before = signal.signal(signal.SIGUSR1, stop)
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -216,9 +245,12 @@ def _workers_watched() -> Iterator[None]:
         signal.signal(signal.SIGUSR1, before)
 
 
-def _is_killed(code: int | None) -> bool:
-    """Whether an exit code is that of a process that a signal ended, other than datatrove's SIGTERM."""
-    return code is not None and code < 0 and code != -signal.SIGTERM
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def option_faults(cluster: str, options: Mapping[str, Any]) -> list[str]:
