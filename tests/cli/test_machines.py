@@ -84,8 +84,10 @@ class Machines:
 
     def wait_for(self, text: str) -> None:
         """Wait until the first machine has printed a text."""
+        until = time.monotonic() + 240
         while text not in self.logs[0].read_text():
             assert all(launcher.poll() is None for launcher in self.launchers), self.said()
+            assert time.monotonic() < until, self.said()
             time.sleep(0.2)
 
     def said(self) -> str:
