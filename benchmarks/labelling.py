@@ -69,9 +69,8 @@ def pairs() -> Iterator[str]:
         rows.write_text("\n".join(positions(PAIR_ROWS)) + "\n")
         few = Path(name) / "few.fen"
         few.write_text("\n".join(positions(4)) + "\n")
-        prepare(
-            few, Path(name) / "few.parquet", 2, "--engine_cache", f"{name}/few.sqlite"
-        )  # imports what is imported late
+        # The first call imports what is imported late.
+        prepare(few, Path(name) / "few.parquet", 2, "--engine_cache", f"{name}/few.sqlite")
         for number in range(PAIRS):
             both = {
                 "plain": ["--engine_cache", f"{name}/{number}.sqlite"],
@@ -83,10 +82,8 @@ def pairs() -> Iterator[str]:
                 seconds[kind] = prepare(rows, output, PAIR_DEPTH, *both[kind])
             plain, other = seconds["plain"], seconds["datatrove"]
             ratios.append(plain / other)
-            speeds = (
-                f"plain {PAIR_ROWS / plain:6.1f}, datatrove {PAIR_ROWS / other:6.1f} positions/s"
-            )
-            yield f"pairs: {speeds}, ratio {ratios[-1]:.3f}"
+            speeds = f"plain {PAIR_ROWS / plain:6.1f}, datatrove {PAIR_ROWS / other:6.1f}"
+            yield f"pairs: {speeds} positions/s, ratio {ratios[-1]:.3f}"
     yield f"pairs: median ratio {statistics.median(ratios):.3f} (wanted: 0.9 at least)"
 
 

@@ -151,9 +151,8 @@ def _marked(mark: Path) -> Iterator[None]:
         os._exit(128 + number)
 
     before = None
-    if (
-        multiprocess.parent_process() is not None
-    ):  # datatrove ends workers so when a task has failed
+    if multiprocess.parent_process() is not None:
+        # datatrove ends its workers so when a task has failed.
         before = signal.signal(signal.SIGTERM, leave)
     try:
         mark.touch()
@@ -222,7 +221,8 @@ def _workers_watched(running: Path) -> Iterator[None]:
 
     def watch() -> None:
         while not over.wait(0.5):
-            if any(not _is_alive(int(mark.name)) for mark in running.iterdir()):
+            # A process that has ended by itself since the folder was read has removed its mark.
+            if any(not _is_alive(int(mark.name)) and mark.exists() for mark in running.iterdir()):
                 signal.pthread_kill(waiting, signal.SIGUSR1)
                 return
 
