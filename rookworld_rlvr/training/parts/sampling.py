@@ -56,11 +56,12 @@ class SamplingArguments:
         given = self.task_sampling
         if not isinstance(given, Mapping):
             return []
-        faults = [
-            f"task_sampling: {name} samples all tasks alike; leave one of the two out"
-            for name in ("use_transformers_continuous_batching",)
-            if getattr(args, name, False)
-        ]
+        faults = []
+        if args.use_transformers_continuous_batching:
+            faults.append(
+                "task_sampling: use_transformers_continuous_batching samples all tasks alike; leave one "
+                "of the two out"
+            )
         longest = args.max_completion_length
         return faults + [
             f"task_sampling: {task}: max_completion_length is {length}, over the trainer's {longest}; "
