@@ -38,6 +38,7 @@ from .browser import Browser
 
 REPOSITORY = Path(__file__).parents[1]
 RECIPES = REPOSITORY / "recipes"
+REAL_DATA = REPOSITORY.parent / "shared" / "data"
 REWARDS = [{"name": "environment_exact"}, {"name": "environment_state"}, {"name": "graduated"}]
 
 
@@ -80,6 +81,14 @@ def browser(chromium: tuple[str, str]) -> Iterator[Browser]:
     opened = Browser(*chromium)
     yield opened
     opened.driver.quit()
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """Folder with rows and answers of RookWorld-LM's owner, which are not part of this repository."""
+    if not REAL_DATA.is_dir():
+        pytest.skip(f"no real data in {REAL_DATA}")
+    return REAL_DATA
 
 
 def recipe(name: str) -> Any:
