@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 from ..tasks.types import Score
 
@@ -12,16 +14,22 @@ SHAPINGS = ("graduated", "linear", "binary", "continuous")
 UNREADABLE = -0.3
 
 
+THRESHOLDS = (0.5, 0.85)
+
+
 _POLICY_QUALITY = ("best_move", "candidates", "evaluation", "legality", "consistency")
 
 
-def graduated(score: Score, shaping: str = "graduated") -> float:
+def graduated(
+    score: Score, shaping: str = "graduated", thresholds: Sequence[float] = THRESHOLDS
+) -> float:
     """One number in [-0.3, 1] for an environment or policy answer; unreadable answers get -0.3.
 
-    With `q`, the share of fields right (environment) or the mean of the five policy components:
+    An environment answer with a malformed board gets from -0.3 to -0.1, by how near it is. With `q`,
+    the share of fields right (environment) or the mean of the five policy components:
 
-    - ``graduated``: the ladder 0.2 format only (q = 0), 0.4 some fields right, 0.6 most (q >= 0.5),
-      0.8 near perfect (q >= 0.85: one field wrong), 1.0 exact (q = 1).
+    - ``graduated``: the ladder 0.2 format only (q = 0), 0.4 some fields right, 0.6 most (q at least
+      the first threshold), 0.8 near perfect (the second; 0.85: one field wrong), 1.0 exact (q = 1).
     - ``linear``: 0.2 + 0.8 q.
     - ``binary``: 1 where exact, else 0.
     - ``continuous``: as ``linear``, but a nearly right field counts in part: for the environment
@@ -30,15 +38,16 @@ def graduated(score: Score, shaping: str = "graduated") -> float:
     Args:
         score: What `score_environment` or `score_policy` returns.
         shaping: One of `SHAPINGS`.
+        thresholds: Of the ladder's third and fourth rung.
     """
     if not score["format"]:
-        return UNREADABLE
+        return UNREADABLE + score.get("state", 0.0)
     quality = _quality(score, partial=shaping == "continuous")
     if shaping == "binary":
         return float(quality == 1)
     if shaping != "graduated":
         return 0.2 + 0.8 * quality
-    for least, rung in ((1.0, 1.0), (0.85, 0.8), (0.5, 0.6)):
+    for least, rung in ((1.0, 1.0), (thresholds[1], 0.8), (thresholds[0], 0.6)):
         if quality >= least:
             return rung
     return 0.4 if quality > 0 else 0.2
@@ -50,6 +59,20 @@ def _quality(score: Score, partial: bool) -> float:
     if score["exact"]:
         return 1.0
     return 0.8 * score["state"] + 0.2 * score["outcome"] if partial else score["fields"]
+
+
+def shaping_fault(value: Any) -> str:
+    """What is wrong with the shaping of `graduated`; empty if nothing is."""
+    return "" if value in SHAPINGS else f"choose one of {', '.join(SHAPINGS)}"
+
+
+def thresholds_fault(value: Any) -> str:
+    """What is wrong with the thresholds of `graduated`; empty if nothing is."""
+    numbers = value if isinstance(value, list | tuple) else ()
+    are_two = len(numbers) == 2 and all(isinstance(number, float | int) for number in numbers)
+    if are_two and 0 < numbers[0] < numbers[1] < 1:
+        return ""
+    return "give two numbers between 0 and 1, the smaller first, such as [0.5, 0.85]"
 
 
 def asymmetric(score: Score) -> float:

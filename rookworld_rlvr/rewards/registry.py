@@ -39,19 +39,23 @@ class Reward:
     Args:
         tasks: The tasks that it judges.
         number: Makes the number of a score; takes the options as keywords.
-        options: Allowed values by option, the default first.
+        options: By name, what is wrong with an option's value, empty if nothing is; `number` has the
+            defaults.
         range: The values that it takes, such as ``[0, 1]`` or ``0 or 1``.
         meaning: One sentence; empty if a user's own task leaves it out.
     """
 
     tasks: tuple[str, ...]
     number: Callable[..., float]
-    options: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    options: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
     range: str = "[0, 1]"
     meaning: str = ""
 
 
-_SHAPED = {"shaping": composites.SHAPINGS}
+_GRADUATED = {
+    "shaping": composites.shaping_fault,
+    "thresholds": composites.thresholds_fault,
+}
 
 
 COMPOSITES: Mapping[str, Reward] = {
@@ -63,7 +67,7 @@ COMPOSITES: Mapping[str, Reward] = {
     "graduated": Reward(
         (ENVIRONMENT.name, POLICY.name),
         composites.graduated,
-        _SHAPED,
+        _GRADUATED,
         "[-0.3, 1]",
         "Environment and policy answers on one scale, by the share that is right; `shaping` sets the "
         "scale's form.",
@@ -169,14 +173,11 @@ def _check_reward_spec(spec: Spec) -> list[str]:
     for key, value in spec.items():
         if key in ("name", "weight"):
             continue
-        allowed = rewards[name].options.get(key)
-        if allowed is None:
+        if key not in rewards[name].options:
             known = ("name", "weight", *rewards[name].options)
             faults.append(f"rewards: {name} has no option {key!r}{close_matches(str(key), known)}")
-        elif value not in allowed:
-            faults.append(
-                f"rewards: {key} of {name} is {value!r}; choose one of {', '.join(allowed)}"
-            )
+        elif fault := rewards[name].options[key](value):
+            faults.append(f"rewards: {key} of {name} is {value!r}; {fault}")
     return faults
 
 
@@ -208,7 +209,7 @@ def _component_means(
 def _reward_func(spec: Spec, truth: PolicyTruth) -> RewardFunc:
     name = spec["name"]
     reward = known_rewards()[name]
-    options = {key: spec.get(key, allowed[0]) for key, allowed in reward.options.items()}
+    options = {key: spec[key] for key in reward.options if key in spec}
 
     def reward_func(
         prompts: Sequence[str],

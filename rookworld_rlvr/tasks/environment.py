@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from types import MappingProxyType
 
 import chess
-from rapidfuzz.distance import Levenshtein
+from rapidfuzz.distance import LCSseq, Levenshtein
 
 from ..common.errors import IllegalPositionError, NotationError
 from . import boards, rules
@@ -19,10 +19,12 @@ from .text import (
     ENVIRONMENT_PREFIX,
     MAX_HISTORY,
     clean,
+    clean_answer,
     departure,
     expand_placement,
     parse_decimal,
     parse_fen,
+    parse_loose_fen,
     words,
     write_decimal,
 )
@@ -71,7 +73,11 @@ def parse_environment_answer(text: str) -> EnvironmentAnswer:
     Raises:
         NotationError: There are not four fields, or one of them is not a FEN, a number or a flag.
     """
-    body = clean(text)
+    return _parse_answer(text, parse_fen)
+
+
+def _parse_answer(text: str, read_fen: Callable[[str], str]) -> EnvironmentAnswer:
+    body = clean_answer(text)
     fields = [field.strip(" ") for field in body.split("+", 4)]
     if len(fields) != 4:
         raise NotationError("not the four fields 'next_state+reward+terminated+truncated'", body)
@@ -79,14 +85,30 @@ def parse_environment_answer(text: str) -> EnvironmentAnswer:
         if flag not in ("0", "1"):
             raise NotationError("a flag is neither 0 nor 1", flag)
     return EnvironmentAnswer(
-        parse_fen(fields[0]), parse_decimal(fields[1]), fields[2] == "1", fields[3] == "1"
+        read_fen(fields[0]), parse_decimal(fields[1]), fields[2] == "1", fields[3] == "1"
     )
+
+
+def position_as_written(text: str) -> str:
+    """The first four fields of an answer's FEN, whatever follows them, and however they are spaced.
+
+    The metric of RookWorld-LM's author: a leading ``A:`` or ``P:`` is left out, too.
+
+    >>> position_as_written(" A: 8/8/8/8/8/4k3/8/4K3\\nw -  - 0 1 + 0.5 and so on")
+    '8/8/8/8/8/4k3/8/4K3 w - -'
+    """
+    words = clean(text).partition("+")[0].split()
+    return " ".join(words[words[:1] in (["A:"], ["P:"]) :][:4])
 
 
 # --------------------------------------------------------------------------------------------------
 # Scores
 # --------------------------------------------------------------------------------------------------
-ENVIRONMENT_COMPONENTS = ("format", "exact", "state", "outcome", "fields", "closeness")
+ENVIRONMENT_COMPONENTS = ("format", "exact", "state", "outcome", "fields", "closeness", "position")
+
+
+MALFORMED = 0.2
+"""No `state` of an answer with a malformed board reaches this; no readable answer is below it."""
 
 
 # A board left unchanged is wrong in only 2 of 64 squares: the power spreads the upper end of the range.
@@ -103,10 +125,14 @@ def score_environment(fen: str, action: str, completion: str) -> Score:
 
     - `format`: 1 if the four fields can be read.
     - `exact`: 1 if the whole answer is right: six FEN fields, reward, both flags.
-    - `state`: 1 if the next state is right; else at most 0.95, more for more right squares and fields.
+    - `state`: 1 if the next state is right; else from 0.2 to 0.95, more for more right squares and
+      fields. Below 0.2, by how near it is, if all can be read but the board, which is malformed (nine
+      squares in a rank, seven ranks).
     - `outcome`: share of right values among reward, terminated and truncated.
     - `fields`: share of right values among the nine fields: six of the FEN, reward, two flags.
     - `closeness`: 1 minus the normalised edit distance between the two FENs.
+    - `position`: 1 if the first four fields of the FEN are right, whatever follows, and also if the
+      answer cannot be read otherwise, see `position_as_written`.
 
     Args:
         fen: The position, readable and legal.
@@ -123,11 +149,18 @@ def score_environment(fen: str, action: str, completion: str) -> Score:
 
 def _score_environment(fen: str, action: str, completion: str) -> Score:
     truth = rules.transition(fen, action)
+    fields, true_fields = [], truth.fen.split(" ")
+    position = float(position_as_written(completion).split(" ") == true_fields[:4])
     try:
         answer = parse_environment_answer(completion)
     except NotationError:
-        return dict.fromkeys(ENVIRONMENT_COMPONENTS, 0.0)
-    fields, true_fields = answer.fen.split(" "), truth.fen.split(" ")
+        state = _malformed_state(completion, true_fields)
+        return {
+            **dict.fromkeys(ENVIRONMENT_COMPONENTS, 0.0),
+            "state": state,
+            "position": position,
+        }
+    fields = answer.fen.split(" ")
     right = [mine == true for mine, true in zip(fields, true_fields, strict=True)]
     suffix = [
         answer.reward == truth.reward,
@@ -142,6 +175,7 @@ def _score_environment(fen: str, action: str, completion: str) -> Score:
         "outcome": sum(suffix) / 3,
         "fields": (sum(right) + sum(suffix)) / 9,
         "closeness": Levenshtein.normalized_similarity(answer.fen, truth.fen),
+        "position": position,
     }
 
 
@@ -156,12 +190,36 @@ def clear_cache() -> None:
 
 
 def _state_shape(placement: str, true_placement: str, right: Sequence[bool]) -> float:
-    """The score of a wrong state: 60% by right squares, 40% by the five other fields of the FEN."""
+    """The score of a wrong state, from 0.2 to 0.95, by right squares and fields, see `_share_right`."""
     squares = 1.0
     if placement != true_placement:
         mine, true = map(expand_placement, (placement, true_placement))
         squares = (sum(map(str.__eq__, mine, true)) / 64) ** _SQUARES_POWER
-    return BELOW_EXACT * (0.6 * squares + 0.4 * sum(right) / len(right))
+    return MALFORMED + (BELOW_EXACT - MALFORMED) * _share_right(squares, right)
+
+
+def _malformed_state(completion: str, true_fields: Sequence[str]) -> float:
+    """The score of an answer with a malformed board, below 0.2; 0 if more cannot be read.
+
+    The board counts half by its ranks that are right, in their order, half by the edit distance of all
+    its squares: so an answer with nine squares in a rank is better than one with ten.
+    """
+    try:
+        fields = _parse_answer(completion, parse_loose_fen).fen.split(" ")
+    except NotationError:
+        return 0.0
+    ranks, true_ranks = fields[0].split("/"), true_fields[0].split("/")
+    in_order = LCSseq.normalized_similarity(ranks, true_ranks)
+    near = Levenshtein.normalized_similarity(
+        "/".join(map(expand_placement, ranks)), "/".join(map(expand_placement, true_ranks))
+    )
+    right = [mine == true for mine, true in zip(fields[1:], true_fields[1:], strict=True)]
+    return MALFORMED * _share_right((in_order + near) / 2, right)
+
+
+def _share_right(board: float, right: Sequence[bool]) -> float:
+    """60% by the board, 40% by the five other fields of the FEN."""
+    return 0.6 * board + 0.4 * sum(right) / len(right)
 
 
 @lru_cache(maxsize=4_096)
@@ -192,8 +250,8 @@ class EnvironmentTask(Task):
                 "0 or 1", "The whole answer is right: six FEN fields, reward and both flags."
             ),
             "state": Component(
-                meaning="1 if the next state is right, else below 0.95, by the squares and fields "
-                "that are right."
+                meaning="1 if the next state is right, else from 0.2 to 0.95, by the squares and fields "
+                "that are right; below 0.2 if the board is malformed."
             ),
             "outcome": Component(
                 meaning="Share of three values that are right: the reward and the two flags."
@@ -201,7 +259,9 @@ class EnvironmentTask(Task):
             "format": Component("0 or 1", "The four fields can be read."),
         }
     )
-    metrics = MappingProxyType({name: Metric(name) for name in ("exact", "state", "format")})
+    metrics = MappingProxyType(
+        {name: Metric(name) for name in ("exact", "state", "position", "format")}
+    )
     quality_words = "mean of next state and outcome"
     sampling = Sampling(temperature=0.95, top_p=0.95)  # what RookWorld-LM's authors settled on
     is_default = True
@@ -276,7 +336,11 @@ class EnvironmentTask(Task):
         except NotationError:
             return ()
         wrong = _wrong(answer, rules.transition(asked.fen, asked.action))
-        texts = [(start, word) for start, word in words(completion) if clean(word) not in ("", "+")]
+        texts = [
+            (start, word)
+            for start, word in words(completion)
+            if clean(word).strip() not in ("", "+")
+        ]
         return [
             FieldSpan(name, start, start + len(word), float(name not in wrong))
             for name, (start, word) in zip(answer_fields(answer), texts, strict=True)

@@ -15,6 +15,7 @@ from .text import (
     MAX_HISTORY,
     _parse_rank,
     clean,
+    clean_answer,
     parse_decimal,
     parse_fen,
     parse_move,
@@ -134,7 +135,7 @@ def parse_fill_in_answer(field: FillInField, text: str) -> str:
     Raises:
         NotationError: The text does not have the form of the field.
     """
-    return _ANSWER_PARSERS[field](clean(text))
+    return _ANSWER_PARSERS[field](clean_answer(text))
 
 
 def _masked_part(

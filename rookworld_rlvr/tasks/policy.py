@@ -14,7 +14,15 @@ from . import boards, rules
 from .boards import Arrow, position_board
 from .scoring import Values
 from .task import Component, FieldSpan, Metric, Row, Sampling, Task
-from .text import POLICY_PREFIX, clean, parse_decimal, parse_fen, parse_move, write_decimal
+from .text import (
+    POLICY_PREFIX,
+    clean,
+    clean_answer,
+    parse_decimal,
+    parse_fen,
+    parse_move,
+    write_decimal,
+)
 from .types import MATE_CP, ActionValue, EnvironmentPrompt, PolicyAnswer, PolicyPrompt, Score
 
 MAX_CANDIDATES = 5
@@ -66,7 +74,7 @@ def parse_policy_answer(text: str) -> PolicyAnswer:
         NotationError: A section is missing, out of order or empty, or contains something that is not a
             move or a number.
     """
-    body = clean(text)
+    body = clean_answer(text)
     sections = _SECTIONS.fullmatch(body)
     if sections is None:
         raise NotationError("not the three sections 'M: … E: … B: …'", body)

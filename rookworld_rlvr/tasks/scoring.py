@@ -1,7 +1,7 @@
 """What the tasks' scorers share: values of moves, and the highest score of an almost right answer.
 
-Every component is in [0, 1], and 0 if the answer cannot be read. Rewards and evaluation use the same
-scorers, which are pure functions without I/O.
+Every component is in [0, 1], and 0 if the answer cannot be read, unless its docstring says otherwise.
+Rewards and evaluation use the same scorers, which are pure functions without I/O.
 """
 
 from __future__ import annotations

@@ -66,6 +66,9 @@ _EN_PASSANT = re.compile(r"-|[a-h][36]")
 _RANK = re.compile(r"[1-8pnbrqkPNBRQK]{1,8}")
 
 
+_PLACEMENT = re.compile(r"[1-8pnbrqkPNBRQK/]{1,200}")
+
+
 _WORD = re.compile(r"\+|[^ +]+")
 
 
@@ -79,6 +82,20 @@ def clean(text: str) -> str:
     'B: e2e4'
     """
     return text.replace(END_OF_TEXT, "").strip(" ")
+
+
+def clean_answer(text: str) -> str:
+    """Like `clean`; also forgive white space and one ``+`` after a complete answer.
+
+    This is all that rewards forgive. The packaged tasks read every answer through it.
+
+    >>> (
+    ...     clean_answer(" B: e2e4 \\n"),
+    ...     clean_answer("8/8/8/8/8/4k3/8/4K3 w - - 0 1+0.5+1+0+ \\n")[-8:],
+    ... )
+    ('B: e2e4', '+0.5+1+0')
+    """
+    return clean(text).rstrip().removesuffix("+").rstrip()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -130,13 +147,26 @@ def parse_fen(text: str) -> str:
     Raises:
         NotationError: One of the fields is missing or malformed.
     """
+    fen = parse_loose_fen(text)
+    placement = fen.split(" ")[0]
+    ranks = placement.split("/", 8)
+    if len(ranks) != 8 or not all(map(_is_rank, ranks)):
+        raise NotationError("a FEN's board is not eight ranks of eight squares", placement)
+    return fen
+
+
+def parse_loose_fen(text: str) -> str:
+    """Like `parse_fen`, for a FEN whose board may have other than eight ranks of eight squares.
+
+    Raises:
+        NotationError: A field is missing or malformed, or the board has a character that no board has.
+    """
     fields = [field for field in text.split(" ") if field]
     if len(fields) != 6:
         raise NotationError("a FEN has six fields", text)
     placement, turn, castling, en_passant, halfmoves, fullmoves = fields
-    ranks = placement.split("/", 8)
-    if len(ranks) != 8 or not all(map(_is_rank, ranks)):
-        raise NotationError("a FEN's board is not eight ranks of eight squares", placement)
+    if not _PLACEMENT.fullmatch(placement):
+        raise NotationError("a FEN's board is not pieces, numbers and slashes", placement)
     if turn not in ("w", "b"):
         raise NotationError("a FEN's side to move is neither 'w' nor 'b'", turn)
     if not _CASTLING.fullmatch(castling):
@@ -188,6 +218,8 @@ def write_decimal(value: float) -> str:
 
 def expand_placement(placement: str) -> str:
     """The 64 squares of a FEN's board, a8 first, ``.`` for an empty one; slashes left out.
+
+    A malformed board has other than 64.
 
     >>> expand_placement("8/8/8/8/8/8/8/4K3")[-8:]
     '....K...'

@@ -88,8 +88,8 @@ ENVIRONMENT_COMPLETIONS = [
 ]
 ENVIRONMENT_NUMBERS: list[tuple[str, list[float]]] = [
     ("environment_exact", [1, 0, 0, 0, 0]),
-    # 0.95 (0.6 + 0.4 * 4/5), and 0.95 (0.6 (62/64)^8 + 0.4 * 4/5)
-    ("environment_state", [1, 0.874, 1, 0.746149, 0]),
+    # 0.2 + 0.75 (0.6 + 0.4 * 4/5), and 0.2 + 0.75 (0.6 (62/64)^8 + 0.4 * 4/5)
+    ("environment_state", [1, 0.89, 1, 0.789065, 0]),
     ("environment_outcome", [1, 1, 1 / 3, 1 / 3, 0]),
     ("environment_format", [1, 1, 1, 1, 0]),
     ("graduated", [1, 0.8, 0.6, 0.6, -0.3]),  # 9, 8, 7 and 5 fields of 9
@@ -158,12 +158,17 @@ def test_every_reward_has_numbers_here() -> None:
         ("graduated", [1, 0.8, 0.6, 0.6, -0.3]),
         ("linear", [1, 0.911111, 0.822222, 0.644444, -0.3]),  # 0.2 + 0.8 * share of nine fields
         ("binary", [1, 0, 0, 0, -0.3]),
-        ("continuous", [1, 0.919360, 0.893333, 0.730869, -0.3]),
+        ("continuous", [1, 0.929600, 0.893333, 0.758335, -0.3]),
     ],
 )
 def test_the_option_shaping_reaches_the_number(shaping: str, numbers: list[float]) -> None:
     rewards = environment_rewards("graduated", ENVIRONMENT_COMPLETIONS, shaping=shaping)
     assert rewards == pytest.approx(numbers, abs=1e-6)
+
+
+def test_the_option_thresholds_reaches_the_number() -> None:
+    rewards = environment_rewards("graduated", ENVIRONMENT_COMPLETIONS, thresholds=[0.6, 0.75])
+    assert rewards == [1, 0.8, 0.8, 0.4, -0.3]
 
 
 def test_the_weight_is_the_trainers_business() -> None:
@@ -252,7 +257,7 @@ def test_a_composite_reward_logs_the_means_of_its_components_by_task() -> None:
     )
     assert logged["rewards/graduated/without_truth"] == pytest.approx(1 / 5)
     assert logged["rewards/graduated/environment_exact"] == pytest.approx(1 / 2)
-    assert logged["rewards/graduated/environment_state"] == pytest.approx((1 + 0.874) / 2)
+    assert logged["rewards/graduated/environment_state"] == pytest.approx((1 + 0.89) / 2)
     assert logged["rewards/graduated/policy_candidates"] == pytest.approx(0.4 / 2)
     assert logged["rewards/graduated/policy_legality"] == pytest.approx((1 + 1 / 3) / 2)
 
@@ -503,6 +508,8 @@ def test_an_unknown_name_far_from_all_lists_all() -> None:
     [
         ({"name": "graduated", "shapin": "linear"}, ["'shapin'", "did you mean shaping"]),
         ({"name": "graduated", "shaping": "cubic"}, ["'cubic'", "graduated", "linear", "binary"]),
+        ({"name": "graduated", "thresholds": [0.9, 0.5]}, ["[0.9, 0.5]", "the smaller first"]),
+        ({"name": "graduated", "thresholds": 0.5}, ["is 0.5", "give two numbers"]),
         ({"name": "asymmetric", "shaping": "linear"}, ["asymmetric", "no option 'shaping'"]),
         ({"name": "asymmetric", "weight": "heavy"}, ["'heavy'", "is not a finite number"]),
         ({"name": "asymmetric", "weight": True}, ["True", "is not a finite number"]),

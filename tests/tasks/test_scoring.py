@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +20,7 @@ from rookworld_rlvr.tasks.policy import (
     win_probability,
     write_policy_answer,
 )
+from rookworld_rlvr.tasks.registry import score_row
 from rookworld_rlvr.tasks.types import ActionValue, Score
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
@@ -53,10 +56,76 @@ def test_the_right_answer_has_every_component_1() -> None:
     assert dict(score) == dict.fromkeys(ENVIRONMENT_COMPONENTS, 1.0)
 
 
-@pytest.mark.parametrize("completion", ["", "hello", AFTER_E4, AFTER_E4 + "+nan+0+0"])
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "",
+        "hello",
+        START,
+        START + "+nan+0+0",
+        AFTER_E4.replace("4P3", "4X3") + GOES_ON,  # no letter of a board
+        AFTER_E4.replace("KQkq", "KQkQ") + GOES_ON,
+        AFTER_E4.replace("/", "|") + GOES_ON,
+    ],
+)
 def test_an_unreadable_answer_has_every_component_0(completion: str) -> None:
     score = environment(completion)
     assert dict(score) == dict.fromkeys(ENVIRONMENT_COMPONENTS, 0.0)
+
+
+NINE, TEN = "PPPP1PPPP", "PPPP1PPPPP"  # squares in White's second rank
+
+
+@pytest.mark.parametrize(
+    ("board", "state"),
+    [
+        # Half the ranks right, half the edits of squares with their slashes; 0.6 of it, 0.4 by fields.
+        (AFTER_E4.replace("PPPP1PPP", NINE), 0.2 * (0.6 * (7 / 8 + 71 / 72) / 2 + 0.4)),
+        (AFTER_E4.replace("PPPP1PPP", TEN), 0.2 * (0.6 * (7 / 8 + 71 / 73) / 2 + 0.4)),
+        (AFTER_E4.replace("4P3/8", "4P3"), 0.2 * (0.6 * (7 / 8 + 62 / 71) / 2 + 0.4)),
+        (AFTER_E4.replace("PPPP1PPP", NINE).replace(" 0 1", " 1 1"), 0.175667),
+        (AFTER_E4.replace("PPPP1PPP/", "PPPP1PPP/8/"), 0.2 * (0.6 * (8 / 9 + 71 / 80) / 2 + 0.4)),
+    ],
+)
+def test_a_malformed_board_counts_by_how_near_it_is(board: str, state: float) -> None:
+    score = environment(board + GOES_ON)
+    others = {name: 0.0 for name in ENVIRONMENT_COMPONENTS if name != "state"}
+    assert score == pytest.approx({**others, "state": state}, abs=1e-6)
+    assert score["state"] < environment("8/8/8/8/8/8/8/8 w - e6 3 9+0.5+1+1")["state"]
+    for shaping in composites.SHAPINGS:
+        assert composites.graduated(score, shaping) == pytest.approx(state - 0.3, abs=1e-6)
+
+
+def test_wrong_answers_that_rookworld_lm_gave_differ(real_data: Path) -> None:
+    lines = (real_data / "rookworld_lm_answers.jsonl").read_text(encoding="utf-8").splitlines()
+    asked = [row for row in map(json.loads, lines) if "expected_fen" in row]
+    scores = [score_row(row["prompt"], row["completion"]) for row in asked]
+    right = [row["completion"].startswith(row["expected_fen"] + "+0.001+0+0") for row in asked]
+    assert (len(asked), sum(right)) == (20, 13)
+    assert [score["exact"] == 1 for score in scores] == right
+    assert [score["position"] == 1 for score in scores] == right
+    wrong = [score for score, is_right in zip(scores, right, strict=True) if not is_right]
+    for numbers in ([s["state"] for s in wrong], list(map(composites.graduated, wrong))):
+        # Alike are nine squares in one rank (three answers), and in a rank beside a missing pawn (two).
+        assert len({round(number, 6) for number in numbers}) == 4
+        assert max(numbers) - min(numbers) > 0.04
+    assert all(0 < score["state"] < 0.2 for score in wrong)
+
+
+@pytest.mark.parametrize(
+    ("completion", "right"),
+    [
+        (AFTER_E4 + GOES_ON, True),
+        (AFTER_E4, True),
+        (f"A: {AFTER_E4}\n and more", True),
+        (AFTER_E4.replace(" 0 1", " 3 9") + "+?", True),
+        (AFTER_E4.replace(" - ", " e3 ") + GOES_ON, False),
+        (START + GOES_ON, False),
+        ("", False),
+    ],
+)
+def test_position_is_the_first_four_fields_whatever_follows(completion: str, right: bool) -> None:
+    assert environment(completion)["position"] == float(right)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +135,9 @@ def test_an_unreadable_answer_has_every_component_0(completion: str) -> None:
         (AFTER_E4 + GOES_ON).replace("+", " + "),
         (AFTER_E4 + GOES_ON).replace(" ", "  "),
         AFTER_E4 + "+0.0010+0+0",  # the same number
+        f"{AFTER_E4}{GOES_ON}\n\n",
+        f"{AFTER_E4}{GOES_ON}+",
+        f"{AFTER_E4}{GOES_ON} +\n<|endoftext|>",
     ],
 )
 def test_spacing_does_not_make_an_answer_wrong(completion: str) -> None:
@@ -75,8 +147,8 @@ def test_spacing_does_not_make_an_answer_wrong(completion: str) -> None:
 def test_the_en_passant_square_of_the_public_data_is_a_wrong_field() -> None:
     score = environment(AFTER_E4.replace(" - ", " e3 ") + GOES_ON)
     assert score["exact"] == 0.0
-    # All squares, four of the five other fields: 0.95 (0.6 + 0.4 * 4/5).
-    assert score["state"] == pytest.approx(0.874)
+    # All squares, four of the five other fields: 0.2 + 0.75 (0.6 + 0.4 * 4/5).
+    assert score["state"] == pytest.approx(0.89)
     assert score["outcome"] == 1.0
     assert score["fields"] == pytest.approx(8 / 9)
     # "-" to "e3" are two edits; the longer FEN has 59 characters.
@@ -86,8 +158,8 @@ def test_the_en_passant_square_of_the_public_data_is_a_wrong_field() -> None:
 def test_the_unchanged_board_is_far_from_right() -> None:
     score = environment(START + "+-1.0+0+1")
     # 62 of 64 squares to the eighth power, 0.775700; en passant, castling and clocks right:
-    # 0.95 (0.6 * 0.775700 + 0.4 * 4/5).
-    assert score["state"] == pytest.approx(0.746149, abs=1e-6)
+    # 0.2 + 0.75 (0.6 * 0.775700 + 0.4 * 4/5).
+    assert score["state"] == pytest.approx(0.789065, abs=1e-6)
     assert score["outcome"] == pytest.approx(1 / 3)  # terminated
     assert score["fields"] == pytest.approx(5 / 9)
     # 4P3 to 8: three edits; PPPP1PPP to PPPPPPPP and b to w: one each; 58 characters.
@@ -123,7 +195,7 @@ def test_nothing_right_but_readable() -> None:
     assert score["format"] == 1.0
     assert (score["exact"], score["outcome"], score["fields"]) == (0.0, 0.0, 0.0)
     # 32 of the 64 squares are empty in the truth too, and no other field is right.
-    assert score["state"] == pytest.approx(0.95 * 0.6 * 0.5**8)
+    assert score["state"] == pytest.approx(0.2 + 0.75 * 0.6 * 0.5**8)
 
 
 def test_an_illegal_action_is_answered_by_the_unchanged_state() -> None:
@@ -395,17 +467,17 @@ def test_pawns_written_by_the_reference_are_perfect_on_the_ladder() -> None:
 ENVIRONMENT_LADDER = [
     # completion, then graduated, linear, binary and continuous
     (AFTER_E4 + GOES_ON, 1.0, 1.0, 1.0, 1.0),
-    # 8 of 9 fields; state 0.874: 0.2 + 0.8 (0.8 * 0.874 + 0.2)
-    (AFTER_E4.replace(" - ", " e3 ") + GOES_ON, 0.8, 0.911111, 0.0, 0.919360),
+    # 8 of 9 fields; state 0.89: 0.2 + 0.8 (0.8 * 0.89 + 0.2)
+    (AFTER_E4.replace(" - ", " e3 ") + GOES_ON, 0.8, 0.911111, 0.0, 0.929600),
     # 7 of 9; 0.2 + 0.8 (0.8 + 0.2 / 3)
     (AFTER_E4 + "+0.5+1+0", 0.6, 0.822222, 0.0, 0.893333),
-    # 5 of 9; 0.2 + 0.8 (0.8 * 0.746149 + 0.2 / 3)
-    (START + "+-1.0+0+1", 0.6, 0.644444, 0.0, 0.730869),
+    # 5 of 9; 0.2 + 0.8 (0.8 * 0.789065 + 0.2 / 3)
+    (START + "+-1.0+0+1", 0.6, 0.644444, 0.0, 0.758335),
     # 4 of 9: castling, both counters, terminated. Squares 62 of 64, three of five fields:
-    # state 0.95 (0.6 * 0.775700 + 0.4 * 3/5) = 0.670149
-    (START.replace(" - ", " e3 ") + "+-1.0+0+1", 0.4, 0.555556, 0.0, 0.682228),
-    # None of 9; state 0.95 * 0.6 / 256 = 0.002227
-    ("8/8/8/8/8/8/8/8 w - e6 3 9+0.5+1+1", 0.2, 0.2, 0.0, 0.201425),
+    # state 0.2 + 0.75 (0.6 * 0.775700 + 0.4 * 3/5) = 0.729065
+    (START.replace(" - ", " e3 ") + "+-1.0+0+1", 0.4, 0.555556, 0.0, 0.719935),
+    # None of 9; state 0.2 + 0.75 * 0.6 / 256 = 0.201758
+    ("8/8/8/8/8/8/8/8 w - e6 3 9+0.5+1+1", 0.2, 0.2, 0.0, 0.329125),
     ("e2e4", -0.3, -0.3, -0.3, -0.3),
 ]
 
@@ -446,6 +518,12 @@ def test_ladder_of_the_policy(
     assert composites.graduated(score, "binary") == binary
     for shaping in ("linear", "continuous"):  # the components of the policy are continuous already
         assert composites.graduated(score, shaping) == pytest.approx(linear, abs=1e-6)
+
+
+def test_thresholds_move_the_rungs_of_the_ladder() -> None:
+    score = environment(AFTER_E4 + "+0.5+1+0")  # 7 of 9 fields
+    ladder = {t: composites.graduated(score, thresholds=t) for t in ((0.5, 0.75), (0.8, 0.9))}
+    assert ladder == {(0.5, 0.75): 0.8, (0.8, 0.9): 0.4}
 
 
 @pytest.mark.parametrize(
