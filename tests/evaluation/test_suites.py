@@ -80,7 +80,7 @@ RIGHT = {
     "invalid": 0.0,
     "exact": 1.0,
     "next_state_exact": 1.0,
-    "next_state_lenient": 1.0,
+    "position": 1.0,
     "levenshtein": 1.0,
     "squares": 1.0,
     "reward": 1.0,
@@ -106,7 +106,7 @@ LENGTH = len(AFTER_E4)  # 58 characters
             {
                 "exact": 0,
                 "next_state_exact": 0,
-                "next_state_lenient": 0,
+                "position": 0,
                 "levenshtein": 1 - 2 / (LENGTH + 1),
             },
         ),
@@ -116,7 +116,7 @@ LENGTH = len(AFTER_E4)  # 58 characters
             {
                 "exact": 0,
                 "next_state_exact": 0,
-                "next_state_lenient": 0,
+                "position": 0,
                 "levenshtein": 1 - 1 / LENGTH,
                 "squares": 63 / 64,
             },
@@ -134,10 +134,12 @@ def test_environment_metrics_by_hand(completion: str, changed: Mapping[str, floa
     assert found == pytest.approx({**RIGHT, **changed}, abs=1e-12)
 
 
-def test_an_unreadable_environment_answer_is_wrong_in_all() -> None:
+def test_an_unreadable_environment_answer_is_wrong_in_all_but_its_position() -> None:
+    wrong = {name: 0.0 for name in RIGHT if name != "reward_mae"}  # no reward was given: no error
+    found = judge_environment(E4, f"{START}+0.001+0")
+    assert found == {**wrong, "invalid": 1.0}
     found = judge_environment(E4, f"{AFTER_E4}+0.001+0")
-    wrong = {name: 0.0 for name in RIGHT if name != "reward_mae"}
-    assert found == {**wrong, "invalid": 1.0}, "no reward was given, so it has no error"
+    assert found == {**wrong, "invalid": 1.0, "position": 1.0}
 
 
 @pytest.mark.parametrize(

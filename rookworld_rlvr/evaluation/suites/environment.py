@@ -14,7 +14,7 @@ from ...common.errors import NotationError
 from ...data.sources import SourceArguments, parse_rows
 from ...tasks import rules
 from ...tasks import text as notation
-from ...tasks.environment import ENVIRONMENT, parse_environment_answer
+from ...tasks.environment import ENVIRONMENT, parse_environment_answer, score_environment
 from ...tasks.types import EnvironmentPrompt
 from ..answerers import Answerer
 from ..suite import Judged, Metric, Suite
@@ -45,9 +45,6 @@ LAST_MOVES = "moves_31_on"
 KINDS = ("castling", "en_passant", "promotion", "capture", "check", "mate", "quiet", "illegal")
 
 
-LENIENT_FIELDS = 4  # board, side to move, castling, en passant: the clocks are left out
-
-
 class EnvironmentSuite(Suite[EnvironmentPrompt]):
     """Packaged prompts of all kinds, their positions from the held-out tenth.
 
@@ -58,7 +55,7 @@ class EnvironmentSuite(Suite[EnvironmentPrompt]):
 
     name = "environment"
     summary = "Simulates one move, on held-out positions of whole games."
-    version = 1
+    version = 2
     headline = "exact"
     one_answer = True
     metrics: ClassVar[Mapping[str, Metric]] = {
@@ -67,9 +64,10 @@ class EnvironmentSuite(Suite[EnvironmentPrompt]):
             "share", "The whole answer is right: six FEN fields, reward and both flags."
         ),
         "next_state_exact": Metric("share", "All six FEN fields are right."),
-        "next_state_lenient": Metric(
+        "position": Metric(
             "share",
-            "Board, side to move, castling and en passant are right; the clocks may be wrong.",
+            "Board, side to move, castling and en passant are right, whatever text follows; also in an "
+            "answer that cannot be read otherwise.",
         ),
         "levenshtein": Metric(
             "mean",
@@ -111,19 +109,20 @@ class EnvironmentSuite(Suite[EnvironmentPrompt]):
 def judge(prompt: EnvironmentPrompt, completion: str) -> dict[str, float]:
     """The suite's metrics for one answer; `reward_mae` only if it can be read."""
     truth = rules.transition(prompt.fen, prompt.action)
+    position = score_environment(prompt.fen, prompt.action, completion)["position"]
     try:
         answer = parse_environment_answer(completion)
     except NotationError:
         unread = dict.fromkeys(EnvironmentSuite.metrics, 0.0)
         del unread["reward_mae"]
-        return {**unread, "invalid": 1.0}
+        return {**unread, "invalid": 1.0, "position": position}
     mine, right = answer.fen.split(" "), truth.fen.split(" ")
     boards = (notation.expand_placement(fields[0]) for fields in (mine, right))
     return {
         "invalid": 0.0,
         "exact": float(answer == truth),
         "next_state_exact": float(mine == right),
-        "next_state_lenient": float(mine[:LENIENT_FIELDS] == right[:LENIENT_FIELDS]),
+        "position": position,
         "levenshtein": Levenshtein.normalized_similarity(answer.fen, truth.fen),
         "squares": sum(map(str.__eq__, *boards)) / 64,
         "reward": float(answer.reward == truth.reward),
