@@ -30,7 +30,7 @@ from rookworld_rlvr.data.loading import DataArguments, load_data
 from rookworld_rlvr.data.planted_faults import is_first_ply
 from rookworld_rlvr.data.synthesis import environment_prompts, environment_row, prompt_of
 from rookworld_rlvr.models import loading
-from rookworld_rlvr.models.decoding import complete
+from rookworld_rlvr.models.decoding import PLAIN, complete
 from rookworld_rlvr.tasks.environment import ENVIRONMENT
 from rookworld_rlvr.tasks.text import END_OF_TEXT, POLICY_PREFIX
 
@@ -122,7 +122,7 @@ def measured(folder: Path) -> dict[str, float]:
     asked = [row["prompt"] for row in rows for _ in range(GROUP * GROUPS // len(rows))]
     answer = {"max_new_tokens": 48, "batch_size": 128}
     greedy = complete(model, tokenizer, [row["prompt"] for row in rows], **answer)
-    texts = complete(model, tokenizer, asked, temperature=1.0, seed=1, **answer)
+    texts = complete(model, tokenizer, asked, decoding=PLAIN, **answer)
     scores = [ENVIRONMENT.score(*pair) or {} for pair in zip(asked, texts, strict=True)]
     first = [ENVIRONMENT.score(r["prompt"], t) or {} for r, t in zip(rows, greedy, strict=True)]
     return {
