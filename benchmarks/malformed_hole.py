@@ -5,9 +5,10 @@
 RookWorld-LM's wrong answers to openings have nine squares in a rank. This plants that fault in the
 quickstart's model: the eight double steps from the first position are answered with nine squares in the
 pawn's rank, in most answers also without the pawn, and often with the next move's number. Plain GRPO
-then trains on these eight prompts (half of the draws) and on other openings, whose answers are right,
-once with the reward as it is, once without the credit for malformed boards. It prints a Markdown table
-of the eight prompts: right answers, boards that can be read, and groups of eight whose rewards differ.
+then trains on these eight prompts and on 80 other openings, whose answers are right, once with the
+reward as it is, once without the credit for malformed boards. It prints a Markdown table of the eight
+prompts: right answers, boards that can be read, and groups of eight samples whose rewards differ; and of
+right answers to openings that nothing was trained on.
 """
 
 from __future__ import annotations
@@ -123,15 +124,22 @@ def measured(folder: Path) -> dict[str, float]:
     answer = {"max_new_tokens": 48, "batch_size": 128}
     greedy = complete(model, tokenizer, [row["prompt"] for row in rows], **answer)
     texts = complete(model, tokenizer, asked, decoding=PLAIN, **answer)
+    others = other_openings(99, 300)
+    elsewhere = complete(model, tokenizer, [row["prompt"] for row in others], **answer)
     scores = [ENVIRONMENT.score(*pair) or {} for pair in zip(asked, texts, strict=True)]
-    first = [ENVIRONMENT.score(r["prompt"], t) or {} for r, t in zip(rows, greedy, strict=True)]
     return {
-        "greedy": percent(score["exact"] for score in first),
+        "greedy": percent(exact(rows, greedy)),
         "sampled": percent(score["exact"] for score in scores),
         "readable": percent(score["format"] for score in scores),
         "signal, with credit": percent(spread([score["state"] for score in scores])),
         "signal, without": percent(spread([s["state"] * s["format"] for s in scores])),
+        "elsewhere": percent(exact(others, elsewhere)),
     }
+
+
+def exact(rows: list[Row], answers: list[str]) -> Iterator[float]:
+    for row, answer in zip(rows, answers, strict=True):
+        yield (ENVIRONMENT.score(row["prompt"], answer) or {})["exact"]
 
 
 def spread(rewards: list[float]) -> Iterator[float]:
@@ -152,8 +160,8 @@ def main() -> None:
     parser.add_argument("--start", default="runs/grpo_nano")
     parser.add_argument("--folder", type=Path, default=Path("runs/malformed_hole"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--learning_rate", default="1e-4")
-    parser.add_argument("--max_steps", type=int, default=200)
+    parser.add_argument("--learning_rate", default="2e-4")
+    parser.add_argument("--max_steps", type=int, default=100)
     parser.add_argument("--plant_steps", type=int, default=250)
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
@@ -161,7 +169,7 @@ def main() -> None:
     if not (hole / "model.safetensors").is_file():
         plant(args.start, hole, args.plant_steps, 5e-4)
     if not data.is_file():
-        rows = double_steps() + other_openings(7, 6_000)
+        rows = double_steps() + other_openings(7, 80)
         data.write_text(
             "".join(json.dumps({"text": r["prompt"] + r["completion"]}) + "\n" for r in rows)
         )
@@ -175,8 +183,8 @@ def main() -> None:
         options = {
             "model_name_or_path": hole, "dataset_name": data, "rewards": rewards, "seed": seed,
             "learning_rate": args.learning_rate, "max_steps": args.max_steps,
-            "synthetic_rows": 0, "first_plies_share": 0.5, "zero_variance": "keep",
-            "heldout_rows": 200, "eval_steps": args.max_steps, "save_steps": args.max_steps,
+            "synthetic_rows": 0, "first_plies_share": 0, "zero_variance": "keep",
+            "eval_steps": args.max_steps, "save_steps": args.max_steps,
         }  # fmt: skip
         words = [str(word) for key, value in options.items() for word in (f"--{key}", value)]
         run_recipe(output, *words, recipe="grpo_openings_hole.yaml")
