@@ -24,7 +24,13 @@ from rookworld_rlvr.cli.main import next_commands
 from rookworld_rlvr.cli.parser import StrictParser, run_cli
 from rookworld_rlvr.common.files import write_json
 from rookworld_rlvr.common.machine import machine
-from rookworld_rlvr.data.loading import DataArguments, label_heldout, load_data, require_truth
+from rookworld_rlvr.data.loading import (
+    DataArguments,
+    engine_outlook,
+    label_heldout,
+    load_data,
+    require_truth,
+)
 from rookworld_rlvr.engine.truth import LabelArguments, PolicyTruth
 from rookworld_rlvr.evaluation.registry import SuiteArguments, open_suites
 from rookworld_rlvr.evaluation.results import results_document, results_text
@@ -115,13 +121,13 @@ def main(argv: Sequence[str]) -> None:
         )
     state.print("\n".join(data.report.lines()))
     require_truth(data, data_args.tasks, label_args.labels)
-    check_rows(
-        len(data.train), training_args.generation_batch_size // training_args.num_generations
-    )
+    prompts = training_args.generation_batch_size // training_args.num_generations
+    check_rows(len(data.train), prompts)
     truth = PolicyTruth.open(label_args, *data.policy_rows())
     with state.local_main_process_first():  # the other processes find the values in the cache
         data = label_heldout(data, truth)
-    for line in truth.lines():
+    ahead = engine_outlook(data, truth, prompts, training_args.max_steps, state.num_processes)
+    for line in (*truth.lines(), *ahead):
         state.print(line)
     before = starting_point(output_dir, checkpoint, data.heldout)
     right = starting_counts(output_dir, checkpoint, pass_settings(training_args))

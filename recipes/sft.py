@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> None:
     repository = create_repository(sft_args) if is_pushed else None
     with state.main_process_first():
         keep_bad_rows = state.is_main_process and not run_args.dry_run
-        data = load_data(data_args, quarantine if keep_bad_rows else None)
+        data = load_data(data_args, quarantine if keep_bad_rows else None, is_learnt=True)
     require_answers(data)
     state.print("\n".join(data.report.lines()))
     if run_args.dry_run:

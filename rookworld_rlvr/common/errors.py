@@ -26,8 +26,22 @@ class NotationError(RookWorldError):
         super().__init__(f"{reason}: {shown!r}")
 
 
+class UnjudgeableError(NotationError):
+    """Text that can be read, but contradicts itself, so that no rule of chess says what is right."""
+
+
 class IllegalPositionError(RookWorldError):
-    """A readable FEN that is not a legal chess position (no king, side not to move in check, ...)."""
+    """A FEN that is not a legal chess position (no king, side not to move in check, ...).
+
+    Args:
+        message: The error's text.
+        kind: What makes it illegal, as a short phrase: rows are counted by it. None if python-chess
+            cannot read the FEN.
+    """
+
+    def __init__(self, message: str, kind: str | None = None) -> None:
+        self.kind = kind
+        super().__init__(message)
 
 
 class EngineError(RookWorldError):

@@ -98,9 +98,18 @@ def progress_line(title: str, done: int, total: int | None, unit: str, seconds: 
     'reading: 5,000 rows in 00:20'
     """
     if not total:
-        return f"{title}: {done:,} {unit} in {tqdm.format_interval(seconds)}"
-    left = f", {tqdm.format_interval(seconds * (total - done) / done)} left" if done else ""
+        return f"{title}: {done:,} {unit} in {interval(seconds)}"
+    left = f", {interval(seconds * (total - done) / done)} left" if done else ""
     return f"{title}: {done:,} of {total:,} {unit} ({done / total:.0%}){left}"
+
+
+def interval(seconds: float) -> str:
+    """Minutes and seconds, and hours if there are any.
+
+    >>> interval(83)
+    '01:23'
+    """
+    return str(tqdm.format_interval(seconds))
 
 
 def quiet(wanted: bool) -> AbstractContextManager[object]:

@@ -20,6 +20,7 @@ from datasets import Dataset
 
 from ..common.errors import RookWorldError
 from ..common.hashing import draw
+from ..common.progress import interval
 from ..common.settings import key_faults, setting
 from ..engine.truth import PolicyTruth
 from ..tasks import rules
@@ -61,7 +62,9 @@ class DataReport:
     """What loading found, counted."""
 
     read: int = 0
-    quarantined: Counter[str] = field(default_factory=Counter)  # by reason
+    quarantined: Counter[str] = field(default_factory=Counter)  # could not be read, by reason
+    unjudgeable: Counter[str] = field(default_factory=Counter)  # by what no rule of chess allows
+    corrected: int = 0  # environment answers to learn that the rules contradicted
     duplicates: int = 0
     train: Counter[str] = field(default_factory=Counter)  # rows by task, before any repetition
     heldout: Counter[str] = field(default_factory=Counter)  # rows by task
@@ -73,7 +76,6 @@ class DataReport:
 
     def lines(self) -> list[str]:
         """The counts as lines for a terminal."""
-        reasons = "".join(f"\n    {n:>8}  {why}" for why, n in self.quarantined.most_common())
         return [
             f"rows read             {self.read:>8}",
             *(
@@ -81,7 +83,17 @@ class DataReport:
                 for task in TASKS
                 if TASKS[task].is_default or self.train[task] + self.heldout[task]
             ),
-            f"quarantined           {self.quarantined.total():>8}{reasons}",
+            *_counted("quarantined           ", self.quarantined),
+            *(
+                _counted("left out, as no rule of chess can judge them", self.unjudgeable)
+                if self.unjudgeable
+                else []
+            ),
+            *(
+                [f"environment answers replaced by the rules' {self.corrected:>8}"]
+                if self.corrected
+                else []
+            ),
             *(f"{task} rows left out by `tasks` {n:>8}" for task, n in self.left_out.items()),
             f"duplicates dropped    {self.duplicates:>8}",
             f"train/held-out overlap{self.overlap:>8} positions",
@@ -99,6 +111,13 @@ class DataReport:
                 if 0 < rows < FEWEST_HELDOUT
             ),
         ]
+
+
+def _counted(title: str, reasons: Counter[str]) -> list[str]:
+    return [
+        f"{title}{reasons.total():>8}",
+        *(f"    {rows:>8}  {reason}" for reason, rows in reasons.most_common()),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,21 +259,28 @@ class DataArguments(SourceArguments):
 # The story
 # --------------------------------------------------------------------------------------------------
 def load_data(
-    args: DataArguments, quarantine_file: Path | None = None, other_task_rows: int = 0
+    args: DataArguments,
+    quarantine_file: Path | None = None,
+    other_task_rows: int = 0,
+    is_learnt: bool = False,
 ) -> LoadedData:
     """Load, parse, quarantine, deduplicate and split.
 
     Args:
         args: What to load.
-        quarantine_file: Where malformed rows go, with their reasons, as JSON lines.
+        quarantine_file: Where rows that are left out as malformed go, with their reasons.
         other_task_rows: The largest number of rows of each task that `tasks` leaves out to keep, of the
             positions that a hash holds out.
+        is_learnt: Whether a model learns the completions. Environment answers that the rules contradict
+            are then replaced by the rules', and counted. Rewards need no completions.
 
     Raises:
         RookWorldError: The data cannot be read, too much of it is malformed, or nothing is left.
     """
     report = DataReport(values=values_line(dataset_file(args.dataset_name)))
     rows = _read(args, args.raw_rows(), report, quarantine_file)
+    if is_learnt:
+        rows = _judged(rows, report)
     rows += args.made_rows()
     if args.first_plies_share:
         rows += map(environment_row, first_plies())
@@ -288,10 +314,15 @@ def load_data(
     for name, split in (("training", train), ("held-out", heldout)):
         if not split:
             held = ", ".join(sorted(report.left_out))
+            unjudged = report.unjudgeable.total()
             raise RookWorldError(
                 f"no {name} rows in {args.dataset_name!r} with tasks={args.tasks} and "
                 f"heldout_share={args.heldout_share}: give more rows or another share"
                 + (f", or name in `tasks` what the data hold: {held}" if held else "")
+                + (
+                    f"; {unjudged} rows that no rule of chess can judge were left out"
+                    * bool(unjudged)
+                )
             )
     train = plant_faults(
         train,
@@ -309,9 +340,23 @@ def _read(
     parsed = list(parse_rows(raws, tasks=args.tasks))
     malformed = [row for row in parsed if isinstance(row, Malformed)]
     report.read += len(parsed)
-    report.quarantined.update(row.reason for row in malformed)
+    report.quarantined.update(row.reason for row in malformed if not row.is_readable)
+    report.unjudgeable.update(row.reason for row in malformed if row.is_readable)
     quarantine(malformed, len(parsed), args, quarantine_file)
     return [row for row in parsed if not isinstance(row, Malformed)]
+
+
+def _judged(rows: Sequence[Row], report: DataReport) -> list[Row]:
+    """The rows with the rules' answers to environment prompts; answers that differed are counted."""
+    judged = [
+        {**row, "completion": ENVIRONMENT.truth(row["prompt"])}
+        if row["task"] == ENVIRONMENT.name
+        else row
+        for row in rows
+    ]
+    pairs = zip(rows, judged, strict=True)
+    report.corrected += sum(mine["completion"] != right["completion"] for mine, right in pairs)
+    return judged
 
 
 def _chosen_heldout(
@@ -395,6 +440,36 @@ def label_heldout(data: LoadedData, truth: PolicyTruth) -> LoadedData:
             "engine_timeout"
         )
     return replace(data, heldout=_dataset(kept), report=report)
+
+
+def engine_outlook(
+    data: LoadedData, truth: PolicyTruth, prompts: int, steps: int, processes: int = 1
+) -> list[str]:
+    """A line on what the engine will have to value during training; none if it is not asked.
+
+    The time is estimated from what it has valued so far.
+
+    Args:
+        data: What was loaded.
+        truth: Where values come from, after `label_heldout`.
+        prompts: Prompts of a batch, of all processes.
+        steps: Batches of the training; 0 or less if it goes by epochs.
+        processes: Processes of the run, each with engines of its own.
+    """
+    if truth.labeller is None:
+        return []
+    rows = zip(data.train["task"][:], data.train["action_values"][:], strict=True)
+    wanted = [TASKS[task].needs_values and not truth.is_stored(values) for task, values in rows]
+    batch = prompts * sum(wanted) / len(wanted)
+    total = round(min(sum(wanted), batch * steps) if steps > 0 else sum(wanted))
+    line = f"during training the engine values about {total:,} positions, {batch:.1f} a batch"
+    if not truth.labeller.searched:
+        return [f"{line}, but for those in engine_cache"]
+    each = truth.labeller.seconds / truth.labeller.searched / processes
+    return [
+        f"{line}: {batch * each:.2g} s a batch, {interval(total * each)} in all, by the "
+        f"{1 / each:.0f} positions a second so far"
+    ]
 
 
 def is_held_out(fen: str, share: float) -> bool:

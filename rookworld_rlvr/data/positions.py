@@ -10,7 +10,7 @@ from typing import Any
 import chess
 import chess.pgn
 
-from ..common.errors import NotationError
+from ..common.errors import NotationError, UnjudgeableError
 from ..tasks import rules
 from ..tasks.registry import TASKS, task_of
 from ..tasks.text import clean
@@ -87,7 +87,7 @@ def _played(fen: str, action: Any, history: Any) -> tuple[str, tuple[str, ...]]:
     if not all(isinstance(move, str) for move in (action, *history)):
         raise NotationError("action and history must be moves in UCI notation", str(history))
     if history and history[-1] != action:
-        raise NotationError("the last move of the history is not the action", str(history))
+        raise UnjudgeableError("the last move of the history is not the action", str(history))
     return action, tuple(history)
 
 

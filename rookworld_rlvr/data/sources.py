@@ -10,7 +10,8 @@ A parsed row has the columns
 - `action_values`: list of ``{"move": UCI, "cp": centipawns from the side to move}``, best first, one
   for every legal move, or None if the data have none.
 
-A row that cannot be parsed is `Malformed`: it is kept with its reason, never repaired silently.
+A row that cannot be parsed is `Malformed`: it is kept with its reason, never repaired silently. It
+either cannot be read, or it can but no rule of chess can judge it: a king is missing, say.
 """
 
 from __future__ import annotations
@@ -32,7 +33,13 @@ import datasets
 from datasets import Dataset, Features, List, Value
 from datasets.arrow_writer import ArrowWriter
 
-from ..common.errors import IllegalPositionError, NotationError, RookWorldError, close_matches
+from ..common.errors import (
+    IllegalPositionError,
+    NotationError,
+    RookWorldError,
+    UnjudgeableError,
+    close_matches,
+)
 from ..common.files import asset_path, is_hub_id
 from ..common.progress import shown
 from ..common.settings import Checked, key_faults, setting
@@ -94,12 +101,13 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """A raw row that could not be parsed."""
+    """A raw row that could not be parsed, or that no rule of chess can judge."""
 
     number: int  # of the row or line in its data set, from 1
     reason: str  # short; rows are counted by it
     message: str  # the reason with the offending text
     text: Mapping[str, Any]  # the raw row's text columns
+    is_readable: bool = False  # but no rule of chess can judge it
 
 
 def check_dataset_name(name: str, key: str = "dataset_name") -> list[str]:
@@ -149,8 +157,8 @@ class SourceArguments(Checked):
     )
     max_quarantined_share: float = setting(
         0.01,
-        "Stop if more than this share of the rows read is malformed; up to it, malformed rows are left "
-        "out and kept in a file with their reasons.",
+        "Stop if more than this share of the rows cannot be read. Up to it, they are left out and kept "
+        "in a file with their reasons. Rows that no rule of chess can judge are left out without limit.",
         least=0,
         most=1,
     )
@@ -397,9 +405,11 @@ def parse_row(number: int, raw: Mapping[str, Any]) -> Row | Malformed:
 
 
 def _malformed(number: int, raw: Mapping[str, Any], error: Exception) -> Malformed:
-    reason = getattr(error, "reason", "not a legal chess position")
+    kind = getattr(error, "kind", None)  # of a position that is not legal
+    reason = kind or getattr(error, "reason", "not a legal chess position")
     text = {key: raw[key] for key in ("text", "prompt", "completion", "fen", "fault") if key in raw}
-    return Malformed(number, reason, str(error), text)
+    is_readable = kind is not None or isinstance(error, UnjudgeableError)
+    return Malformed(number, reason, str(error), text, is_readable)
 
 
 def parse_raw(raw: Mapping[str, Any]) -> Row:
@@ -465,16 +475,16 @@ def _checked_values(fen: str, values: Any) -> list[dict[str, Any]]:
 def quarantine(
     malformed: Sequence[Malformed], read: int, args: SourceArguments, path: Path | None
 ) -> None:
-    """Write malformed rows with their reasons, as JSON lines, and stop if there are too many.
+    """Write malformed rows with their reasons, as JSON lines, and stop if too many cannot be read.
 
     Args:
         malformed: The malformed rows; without any no file is written.
         read: Rows read, malformed or not.
-        args: Which data set it was, and how much of it may be malformed.
+        args: Which data set it was, and what share of it may be unreadable.
         path: Where the rows go.
 
     Raises:
-        RookWorldError: More than that share is malformed.
+        RookWorldError: More than that share cannot be read.
     """
     if not malformed:
         if path:
@@ -485,14 +495,15 @@ def quarantine(
         content = [{"row": row.number, "reason": row.message, **row.text} for row in malformed]
         lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in content)
         path.write_text("".join(lines), encoding="utf-8")
-    if len(malformed) / read > args.max_quarantined_share:
-        reasons = Counter(row.reason for row in malformed)
+    unreadable = [row for row in malformed if not row.is_readable]
+    if len(unreadable) / read > args.max_quarantined_share:
+        reasons = Counter(row.reason for row in unreadable)
         where = f"; see {path}" if path else ""
         raise RookWorldError(
-            f"{len(malformed)} of {read} rows of {args.dataset_name!r} are malformed, more than "
+            f"{len(unreadable)} of {read} rows of {args.dataset_name!r} are malformed, more than "
             f"max_quarantined_share={args.max_quarantined_share}: {dict(reasons.most_common(5))}; the "
-            f"first is {_unit(args.dataset_name)} {malformed[0].number}: {malformed[0].message}{where}. "
-            "Mend the data or raise the share"
+            f"first is {_unit(args.dataset_name)} {unreadable[0].number}: {unreadable[0].message}"
+            f"{where}. Mend the data or raise the share"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from ..common.errors import RookWorldError
@@ -22,6 +23,7 @@ class Labeller:
     Attributes:
         source: Engine and limit of all values.
         searched: How many positions the engine has searched.
+        seconds: How long that took.
         given_up: Positions that were given up, with the reason; they are not searched again.
 
     Raises:
@@ -40,6 +42,7 @@ class Labeller:
         self.source = self._pool.source
         self.given_up: Mapping[str, str] = self._pool.given_up
         self.searched = 0
+        self.seconds = 0.0
 
     def values(
         self, fens: Sequence[str], on_value: Callable[[], object] | None = None
@@ -71,7 +74,9 @@ class Labeller:
                 if on_value is not None:
                     on_value()
 
+            started = time.perf_counter()
             self._pool.values(waiting, keep)
+            self.seconds += time.perf_counter() - started
         return [known.get(position) for position in positions]
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import chess.engine
 
 from ..common.errors import EngineError, IllegalPositionError
+from ..common.machine import cores
 from ..common.settings import Checked, setting
 from ..tasks import rules
 from ..tasks.policy import MAX_CANDIDATES
@@ -84,9 +85,10 @@ class EngineArguments(Checked):
         "moves get a quarter of it. None limits the search by depth.",
         least=400,
     )
-    engine_workers: int = setting(
+    engine_workers: int | None = setting(
         1,
-        "Engine processes, each with one thread. In a distributed run each process starts its own.",
+        "Engine processes, each with one thread. In a distributed run each process starts its own. null "
+        "takes as many as there are CPU cores for this process.",
         least=1,
     )
     engine_hash_mb: int = setting(16, "Hash table of each engine process, in MB.", least=1)
@@ -108,6 +110,12 @@ class EngineArguments(Checked):
         if self.engine_depth is not None and self.engine_nodes is not None:
             return ["engine_depth and engine_nodes exclude each other; leave one out"]
         return []
+
+    def workers(self) -> int:
+        """The number of engine processes."""
+        if self.engine_workers is not None:
+            return self.engine_workers
+        return max(1, (cores() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
     def limit(self) -> SearchLimit:
         """The limit of each search."""
@@ -221,7 +229,7 @@ class EnginePool:
         self._path = find_engine(args.engine_path)
         self._args = args
         self._limit = args.limit()
-        self._processes: list[_Process | None] = [None] * args.engine_workers
+        self._processes: list[_Process | None] = [None] * args.workers()
         self._in_a_row = 0
         self._work: asyncio.Task[Any] | None = None
         self.given_up: dict[str, str] = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
-from ..common.errors import IllegalPositionError, NotationError
+from ..common.errors import EngineError, IllegalPositionError, NotationError
 from ..common.progress import Progress
 from ..common.settings import setting
 from ..tasks.registry import TASKS, task_of
@@ -92,10 +92,18 @@ class PolicyTruth:
             unlabelled: How many of them have no values; ``stored_or_engine`` asks for these.
 
         Raises:
-            EngineError: The engine is needed but was not found.
+            EngineError: The engine is needed, but was not found or does not run.
         """
         asked = {"stored": 0, "engine": policy_rows, "stored_or_engine": unlabelled}[args.labels]
-        return cls(args.labels, Labeller(args)) if asked else cls()
+        if not asked:
+            return cls()
+        try:
+            return cls(args.labels, Labeller(args))
+        except EngineError as error:
+            raise EngineError(
+                f"labels: {args.labels!r} asks an engine about {asked} policy rows, but {error}. Or "
+                "value these rows on another machine (rookworld prepare), or set tasks: [environment]"
+            ) from error
 
     def values(
         self, fens: Sequence[str], stored: Sequence[Any], progress: str = ""
@@ -110,9 +118,7 @@ class PolicyTruth:
         Raises:
             RookWorldError: See `Labeller.values`.
         """
-        if self.labels == "engine":
-            stored = [None] * len(fens)
-        found = list(map(values_by_move, stored))
+        found = [values_by_move(values) if self.is_stored(values) else None for values in stored]
         waiting = [index for index, values in enumerate(found) if values is None]
         if self.labeller is None or not waiting:
             return found
@@ -122,6 +128,10 @@ class PolicyTruth:
         for index, answer in zip(waiting, answers, strict=True):
             found[index] = None if answer is None else answer.by_move()
         return found
+
+    def is_stored(self, values: Any) -> bool:
+        """Whether a row's `action_values` are there, and are the ones to take."""
+        return values is not None and self.labels != "engine"
 
     def lines(self) -> list[str]:
         """A summary for the terminal: the engine, and how many positions were searched or given up."""

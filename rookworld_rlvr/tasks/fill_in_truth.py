@@ -26,7 +26,7 @@ from itertools import combinations, product
 
 import chess
 
-from ..common.errors import IllegalPositionError, NotationError
+from ..common.errors import IllegalPositionError, NotationError, UnjudgeableError
 from . import rules
 from . import text as notation
 from .environment import (
@@ -78,7 +78,7 @@ def truth(prompt: FillInPrompt) -> tuple[str, ...]:
     _refuse_what_nobody_can_judge(prompt)
     found = tuple(sorted({answer for answer in _candidates(prompt) if fits(prompt, answer)}))
     if not found:
-        raise NotationError("no answer is consistent with the record", _text(prompt))
+        raise UnjudgeableError("no answer is consistent with the record", _text(prompt))
     return found
 
 
@@ -95,18 +95,18 @@ def check_answer(prompt: FillInPrompt, answer: str) -> None:
     _refuse_what_nobody_can_judge(prompt)
     if not fits(prompt, answer):
         truth(prompt)
-        raise NotationError(
+        raise UnjudgeableError(
             "the answer is not consistent with the record", f"{_text(prompt)} {answer}"
         )
 
 
 def _refuse_what_nobody_can_judge(prompt: FillInPrompt) -> None:
     if prompt.field == "action" and prompt.truncated == "1":
-        raise NotationError(
+        raise UnjudgeableError(
             "a masked action was illegal: any illegal text would fit", _text(prompt)
         )
     if prompt.field == "history" and _plies(prompt.state) != len(prompt.history) - 1:
-        raise NotationError(
+        raise UnjudgeableError(
             "a masked move of an incomplete history cannot be judged", _text(prompt)
         )
 
@@ -133,7 +133,7 @@ def fits(prompt: FillInPrompt, answer: str) -> bool:
         and not board.is_seventyfive_moves()
         and asked.history[-1:] == (asked.action,)
         and _en_passant_agrees(board, asked)
-        and _last_move_agrees(board, asked.history)
+        and last_move_agrees(board, asked.history)
         and _castling_agrees(board, asked.history)
         and _history_agrees(prompt, asked)
     )
@@ -202,7 +202,7 @@ def _en_passant_agrees(board: chess.Board, asked: EnvironmentPrompt) -> bool:
     return expected.fen() == asked.fen  # names the square only if a capture is legal
 
 
-def _last_move_agrees(board: chess.Board, history: tuple[str, ...]) -> bool:
+def last_move_agrees(board: chess.Board, history: tuple[str, ...]) -> bool:
     """Whether the move before the action can have led to the board, judged by its two squares."""
     if len(history) < 2:
         return True

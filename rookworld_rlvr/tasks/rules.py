@@ -65,8 +65,19 @@ def board_of(fen: str) -> chess.Board:
         board.ep_square = None
     status &= ~(chess.STATUS_INVALID_EP_SQUARE | chess.STATUS_BAD_CASTLING_RIGHTS)
     if status:
-        raise IllegalPositionError(f"not a legal chess position: {fen!r} ({status!r})")
+        kind = next(
+            (kind for flag, kind in _ILLEGAL.items() if status & flag), "an impossible position"
+        )
+        raise IllegalPositionError(f"not a legal chess position: {fen!r} ({status!r})", kind)
     return board
+
+
+_ILLEGAL = {
+    chess.STATUS_NO_WHITE_KING: "a king is missing",
+    chess.STATUS_NO_BLACK_KING: "a king is missing",
+    chess.STATUS_OPPOSITE_CHECK: "the side that is not to move is in check",
+    chess.STATUS_PAWNS_ON_BACKRANK: "a pawn is on the first or last rank",
+}
 
 
 def canonical_fen(fen: str) -> str:
@@ -179,6 +190,31 @@ def transition(fen: str, action: str) -> EnvironmentAnswer:
         return EnvironmentAnswer(board.fen(), REWARD_ILLEGAL, terminated=False, truncated=True)
     board.push(move)
     return EnvironmentAnswer(board.fen(), *_ending(board), truncated=False)
+
+
+def played_on(fen: str, action: str) -> EnvironmentAnswer:
+    """What the public data's generator answers, which does not ask whether a move is legal.
+
+    It plays any move of any piece. If the first square is empty, or the text is not a move, the action
+    is illegal for it too; but in the first case it counts the move in the clocks.
+
+    Raises:
+        IllegalPositionError: See `board_of`.
+
+    >>> played_on("4k3/8/8/8/8/8/8/4K3 w - - 0 1", "e1e5").fen
+    '4k3/8/8/4K3/8/8/8/8 b - - 1 1'
+    """
+    board = board_of(fen)
+    try:
+        move = chess.Move.from_uci(action)
+    except ValueError:
+        return EnvironmentAnswer(board.fen(), REWARD_ILLEGAL, terminated=False, truncated=True)
+    is_played = not move or board.piece_at(move.from_square) is not None  # 0000 passes
+    board.push(move if is_played else chess.Move.null())
+    if is_played:
+        return EnvironmentAnswer(board.fen(), *_ending(board), truncated=False)
+    board.turn = not board.turn
+    return EnvironmentAnswer(board.fen(), REWARD_ILLEGAL, terminated=False, truncated=True)
 
 
 def double_step_square(fen: str, action: str) -> str | None:

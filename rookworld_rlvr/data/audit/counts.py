@@ -27,8 +27,9 @@ from ...common.stats import Proportion
 from ...tasks import rules
 from ...tasks.environment import ENVIRONMENT, parse_environment_answer
 from ...tasks.fill_in import FILL_IN
+from ...tasks.fill_in_truth import last_move_agrees
 from ...tasks.policy import POLICY, parse_policy_answer, score_policy
-from ...tasks.registry import TASKS
+from ...tasks.registry import TASKS, task_of
 from ...tasks.rules import SIDES
 from ...tasks.scoring import values_by_move
 from ...tasks.types import FILL_IN_FIELDS, PolicyAnswer
@@ -124,7 +125,9 @@ class Counts:
         self.rows = Means()
         self.tasks: dict[str, Counter[str]] = {side: Counter() for side in SIDES}
         self.reasons: Counter[str] = Counter()  # of malformed rows
+        self.kinds: Counter[str] = Counter()  # of rows that no rule of chess can judge
         self.environment = Means()
+        self.played_on = Means()  # over environment rows, judged or not
         self.fill_in = Means()  # by hidden field
         self.policy = Means()
         self.best = {side: Means() for side in SIDES}
@@ -133,14 +136,23 @@ class Counts:
 
     def add(self, row: Row | Malformed) -> None:
         """Count one row."""
-        self.rows.add(malformed=isinstance(row, Malformed))
+        is_left_out = isinstance(row, Malformed)
+        self.rows.add(
+            malformed=is_left_out and not row.is_readable,
+            unjudgeable=is_left_out and row.is_readable,
+        )
         if isinstance(row, Malformed):
-            self.reasons[row.reason] += 1
+            (self.kinds if row.is_readable else self.reasons)[row.reason] += 1
+            text = str(row.text.get("text") or row.text.get("prompt"))
+            if row.is_readable and "+" in text and task_of(text) == ENVIRONMENT.name:
+                self.played_on.add(rows=True)  # only an illegal move leads to an illegal position
             return
         self.tasks[rules.side_to_move(row["fen"])][row["task"]] += 1
         self.rows.add(idle_en_passant_in_prompt=names_idle_en_passant(row["fen"]))
         if row["task"] == ENVIRONMENT.name:
-            self.environment.add(**environment_differences(row))
+            differences = environment_differences(row)
+            self.played_on.add(rows=follows_illegal_move(row), answers=differences["played_on"])
+            self.environment.add(**differences)
         elif row["task"] == FILL_IN.name:
             hidden = FILL_IN.part(row)
             self.fill_in.add(**{field: field == hidden for field in FILL_IN_FIELDS})
@@ -201,12 +213,13 @@ class Counts:
             self.votes.add(**{basis: vote})
 
     def rows_result(self) -> dict[str, Any]:
-        """Rows by task and side to move, malformed rows by reason."""
-        reasons = sorted(self.reasons.items(), key=lambda item: (-item[1], item[0]))
+        """Rows by task and side to move, and rows that are left out by reason."""
         return {
             "read": self.rows.of("malformed").n,
             "malformed": self.rows.rows("malformed"),
-            "malformed_reasons": dict(reasons),
+            "malformed_reasons": _most_first(self.reasons),
+            "unjudgeable": self.rows.rows("unjudgeable"),
+            "unjudgeable_kinds": _most_first(self.kinds),
             "idle_en_passant_in_prompt": self.rows.rows("idle_en_passant_in_prompt"),
             **{side: {task: self.tasks[side][task] for task in TASKS} for side in SIDES},
         }
@@ -256,6 +269,10 @@ class Counts:
         return {
             "rows": self.environment.of("right").n,
             "right": self.environment.rows("right"),
+            "illegal_move_played_on": {
+                "rows_after": self.played_on.rows("rows"),
+                "answers": self.played_on.rows("answers"),
+            },
             "history_without_action": self.environment.rows("history_without_action"),
             "differences": {kind: self.environment.rows(kind) for kind in DIFFERENCES},
             "en_passant_without_capture": self.environment.rows("en_passant_without_capture"),
@@ -267,6 +284,10 @@ class Counts:
             "rows": self.fill_in.of("action").n,
             "fields": {field: self.fill_in.rows(field) for field in FILL_IN_FIELDS},
         }
+
+
+def _most_first(counts: Counter[str]) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _result(means: Means, number: str, names: Sequence[str]) -> dict[str, Any]:
@@ -331,18 +352,32 @@ def material_vote(fen: str, answer: PolicyAnswer) -> bool | None:
 
 
 def environment_differences(row: Row) -> dict[str, bool]:
-    """Where an environment row differs from python-chess, by kind, and whether it is ``right``."""
+    """Where an environment row differs from python-chess, by kind, and whether it is ``right``.
+
+    An answer of the public generator to an illegal move is ``played_on`` and has no other difference.
+    """
     answer = parse_environment_answer(row["completion"])
     truth = rules.transition(row["fen"], row["action"])
+    is_played_on = (
+        truth.truncated and answer != truth and answer == rules.played_on(row["fen"], row["action"])
+    )
     fields, true_fields = (
         (*said.fen.split(" "), said.reward, said.terminated, said.truncated)
         for said in (answer, truth)
     )
     differs = dict(zip(DIFFERENCES, map(operator.ne, fields, true_fields), strict=True))
+    if is_played_on:
+        differs = dict.fromkeys(DIFFERENCES, False)
     return {
         **differs,
-        "right": not any(differs.values()),
+        "right": answer == truth,
+        "played_on": is_played_on,
         # The truth names a square only where a capture is legal: any other square is idle.
         "en_passant_without_capture": differs["en_passant"] and fields[3] != "-",
         "history_without_action": row["history"][-1:] != [row["action"]],
     }
+
+
+def follows_illegal_move(row: Row) -> bool:
+    """Whether the move before the action cannot have led to the position, judged by its two squares."""
+    return not last_move_agrees(rules.board_of(row["fen"]), tuple(row["history"]))

@@ -156,6 +156,7 @@ def findings(result: Part) -> Iterator[tuple[str, Part]]:
     )
     yield from _counted(
         malformed={**rows["malformed"], "reason": reason},
+        unjudgeable={**rows["unjudgeable"], "kind": next(iter(rows["unjudgeable_kinds"]), "")},
         idle_en_passant_in_prompt=rows["idle_en_passant_in_prompt"],
         illegal_move=illegal,
         move_twice=policy["move_twice"],
@@ -166,6 +167,7 @@ def findings(result: Part) -> Iterator[tuple[str, Part]]:
     yield from _view_findings(policy)
     yield from _value_findings(policy)
     yield from _counted(
+        illegal_move_played_on=_played_on(environment),
         wrong_answers=_wrong_answers(environment),
         history_without_action=environment["history_without_action"],
         within_a_split=duplicates["within_a_split"] | duplicates,
@@ -228,8 +230,16 @@ def _value_findings(policy: Part) -> Iterator[tuple[str, Part]]:
         yield "given_up", policy["engine"]
 
 
+def _played_on(environment: Part) -> Part:
+    rows, answers = (
+        environment["illegal_move_played_on"][name]["rows"] for name in ("rows_after", "answers")
+    )
+    return {"rows": rows + answers, "after": rows, "answers": answers}
+
+
 def _wrong_answers(environment: Part) -> Part:
-    wrong = environment["rows"] - environment["right"]["rows"]
+    explained = environment["illegal_move_played_on"]["answers"]["rows"]
+    wrong = environment["rows"] - environment["right"]["rows"] - explained
     counts = {kind: found["rows"] for kind, found in environment["differences"].items()}
     often = sorted((kind for kind in counts if counts[kind]), key=lambda kind: -counts[kind])
     kinds = ", ".join(f"{_label(kind)} {counts[kind]:,}" for kind in often)

@@ -324,10 +324,10 @@ def _executor(
         "local": {"workers": min(args.num_proc, tasks), "start_method": "fork"},
         "slurm": {
             "job_name": f"rookworld_{folder.name}",
-            "cpus_per_task": label_args.engine_workers,
+            "cpus_per_task": label_args.workers(),
             "venv_path": str(environment) if environment.is_file() else None,
         },
-        "ray": {"cpus_per_task": label_args.engine_workers},
+        "ray": {"cpus_per_task": label_args.workers()},
     }
     options = {**usual[args.cluster], **(args.cluster_options or {})}
     return _EXECUTORS[args.cluster](

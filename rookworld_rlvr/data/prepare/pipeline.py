@@ -72,7 +72,7 @@ _FINISHED = Features({**_WRITTEN, "done": [Value("string")], "refused": [Value("
 class PrepareReport:
     """What was done, counted."""
 
-    rows: Counter[str] = field(default_factory=Counter)  # read, quarantined, duplicates, written
+    rows: Counter[str] = field(default_factory=Counter)  # read, quarantined, unjudgeable, written
     positions: Counter[str] = field(default_factory=Counter)  # valued, known before, given up
     repaired: Counter[str] = field(default_factory=Counter)  # rows by repair
     not_repairable: Counter[str] = field(default_factory=Counter)  # rows by repair that failed
@@ -141,7 +141,9 @@ def _parse(raw: Dataset, args: PrepareArguments, report: PrepareReport, path: Pa
     good = pc.indices_nonzero(pc.is_valid(rows.data.column("task")))
     read = len(good) + len(malformed)
     report.rows["read"] += read
-    report.rows["quarantined"] += len(malformed)
+    unjudgeable = sum(row.is_readable for row in malformed)
+    report.rows["quarantined"] += len(malformed) - unjudgeable
+    report.rows["unjudgeable"] += unjudgeable
     quarantine(malformed, read, args, path)
     return rows.select(good).select_columns(list(FEATURES))
 
@@ -297,7 +299,7 @@ def _value_in_workers(
 def _map_positions(
     missing: Sequence[str], args: LabelArguments, num_proc: int, title: str
 ) -> dict[str, str]:
-    batch = _BATCH * args.engine_workers
+    batch = _BATCH * args.workers()
     answers = Dataset.from_dict({"position": list(missing)}).map(
         _value_batch,
         batched=True,

@@ -153,8 +153,9 @@ def _provenance(run: RunRecord) -> Mapping[str, str]:
     return {
         "parameters": "-" if parameters is None else f"{parameters:,}",
         "rows": f"{train} for training; {heldout} held out; "
-        f"{sum(data['quarantined'].values()):,} quarantined; {data['duplicates']:,} duplicates "
-        f"dropped; {data['overlap']} positions in both splits",
+        f"{sum(data['quarantined'].values()):,} quarantined; "
+        f"{sum(data.get('unjudgeable', {}).values()):,} not judgeable; "
+        f"{data['duplicates']:,} duplicates dropped; {data['overlap']} positions in both splits",
         "values of moves": f"asked in training: {engine['engine']}, {engine['limit']}"
         if engine
         else data.get("values") or "-",
