@@ -101,8 +101,8 @@ class PolicyTruth:
             return cls(args.labels, Labeller(args))
         except EngineError as error:
             raise EngineError(
-                f"labels: {args.labels!r} asks an engine about {asked} policy rows, but {error}. Or "
-                "value these rows on another machine (rookworld prepare), or set tasks: [environment]"
+                f"{error}. {asked} policy rows have no values without it (labels: {args.labels}): value "
+                "them on another machine (rookworld prepare), or set tasks: [environment]"
             ) from error
 
     def values(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -280,7 +281,7 @@ def spoilt_file(tmp_path: Path) -> str:
 
 def test_malformed_rows_go_to_a_file_with_their_reasons(tmp_path: Path) -> None:
     quarantine = tmp_path / "out" / "quarantine.jsonl"  # its folder is made
-    data = load(spoilt_file(tmp_path), quarantine, max_quarantined_share=0.1)  # exactly four of 40
+    data = load(spoilt_file(tmp_path), quarantine, max_quarantined_share=0.075)  # three of 40
 
     entries = [json.loads(line) for line in quarantine.read_text().splitlines()]
     assert [entry["row"] for entry in entries] == [1, 11, 22, 40]
@@ -289,21 +290,82 @@ def test_malformed_rows_go_to_a_file_with_their_reasons(tmp_path: Path) -> None:
     assert "not the four fields" in entries[1]["reason"]
     assert "not a legal chess position" in entries[2]["reason"]
     assert data.report.read == 40
-    assert sorted(data.report.quarantined.values()) == [1, 1, 2]
+    assert sorted(data.report.quarantined.values()) == [1, 2]
+    assert data.report.unjudgeable == {"a king is missing": 1}
     assert data.report.quarantined["neither a RookWorld row, a FEN nor an EPD"] == 2
     assert len(all_rows(data)) == 36
-    assert any("quarantined" in line and " 4" in line for line in data.report.lines())
+    assert any("quarantined" in line and " 3" in line for line in data.report.lines())
 
 
 def test_more_malformed_rows_than_the_share_stop_the_run(tmp_path: Path) -> None:
     quarantine = tmp_path / "quarantine.jsonl"
     with pytest.raises(RookWorldError) as caught:
-        load(spoilt_file(tmp_path), quarantine, max_quarantined_share=0.09)
+        load(spoilt_file(tmp_path), quarantine, max_quarantined_share=0.07)
     message = str(caught.value)
-    assert "4 of 40 rows" in message
-    assert "max_quarantined_share=0.09" in message
+    assert "3 of 40 rows" in message
+    assert "max_quarantined_share=0.07" in message
     assert str(quarantine) in message
     assert len(quarantine.read_text().splitlines()) == 4  # to look at, run or no run
+
+
+def generated_file(tmp_path: Path) -> str:
+    """40 right rows, and 20 as the public generator makes them after an illegal move."""
+    lines = [environment_line(board) for board in boards(40)]
+    kingless = "rnbq1bnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQ - {n} 9"
+    lines += [f"{kingless.format(n=n)}+e2e4+e2e4+{AFTER_E4}+0.001+0+0" for n in range(10)]
+    behind_check = "4k3/4R3/8/8/8/8/8/4K3 w - - {n} 9"
+    lines += [f"{behind_check.format(n=n)}+e1e2+e1e2+{AFTER_E4}+0.001+0+0" for n in range(5)]
+    on_back_rank = "4k2P/8/8/8/8/8/8/4K3 w - - {n} 9"
+    lines += [f"{on_back_rank.format(n=n)}+e1e2+e1e2+{AFTER_E4}+0.001+0+0" for n in range(5)]
+    return text_file(tmp_path / "rows.txt", lines)
+
+
+def test_rows_that_no_rule_judges_are_left_out_without_a_limit(tmp_path: Path) -> None:
+    quarantine = tmp_path / "quarantine.jsonl"
+    data = load(generated_file(tmp_path), quarantine, max_quarantined_share=0)
+    assert data.report.unjudgeable == {
+        "a king is missing": 10,
+        "the side that is not to move is in check": 5,
+        "a pawn is on the first or last rank": 5,
+    }
+    assert data.report.read == 60 and len(all_rows(data)) == 40
+    printed = "\n".join(data.report.lines())
+    assert re.search(
+        r"^left out, as no rule of chess can judge them +20\n +10  a king", printed, re.M
+    )
+    assert len(quarantine.read_text().splitlines()) == 20
+    with pytest.raises(
+        RookWorldError, match="20 rows that no rule of chess can judge were left out"
+    ):
+        load(generated_file(tmp_path), tasks=["policy"])
+
+
+def test_the_real_generators_rows_load(real_data: Path) -> None:
+    name = str(real_data / "arbiter_rows_2000.jsonl")
+    report = load(name, max_quarantined_share=0, tasks=["environment"]).report
+    assert (report.unjudgeable.total(), report.duplicates, report.corrected) == (136, 7, 0)
+    learnt = load_data(DataArguments(dataset_name=name, tasks=["environment"]), is_learnt=True)
+    assert learnt.report.corrected == 46
+
+
+def test_what_is_learnt_is_what_the_rules_say(tmp_path: Path) -> None:
+    leap = f"{START}+e2e5+e2e5+{AFTER_E4}+0.001+0+0"  # an illegal move, played on
+    lines = [*map(environment_line, boards(20)), *map(environment_line, boards(5)), leap]
+    arguments = DataArguments(
+        dataset_name=text_file(tmp_path / "rows.txt", lines),
+        tasks=["environment"],
+        heldout_share=0.4,
+    )
+    read, learnt = load_data(arguments), load_data(arguments, is_learnt=True)
+    answers = {row["prompt"]: row["completion"] for row in all_rows(learnt)}
+    asked = f"A: {START}+e2e5+e2e5+"
+    assert answers[asked] == f"{START}+-1.0+0+1"
+    assert {row["prompt"]: row["completion"] for row in all_rows(read)} == {
+        **answers,
+        asked: f"{AFTER_E4}+0.001+0+0",
+    }
+    assert (read.report.corrected, learnt.report.corrected) == (0, 1)
+    assert "environment answers replaced by the rules'" in "\n".join(learnt.report.lines())
 
 
 def test_without_malformed_rows_there_is_no_file(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from rookworld_rlvr.data.loading import (
     DataArguments,
     DataReport,
     LoadedData,
+    engine_outlook,
     label_heldout,
     load_data,
     require_truth,
@@ -225,6 +226,27 @@ def test_held_out_rows_that_were_given_up_are_left_out(packaged: LoadedData) -> 
     kept = [row["prompt"] for row in rows if row["task"] != "policy" or row["fen"] not in refused]
     assert len(kept) == len(rows) - 3
     assert labelled.heldout["prompt"] == kept
+
+
+def test_what_the_engine_has_before_it_is_told(packaged: LoadedData) -> None:
+    tasks = packaged.train["task"][:]
+    labeller = FakeLabeller()
+    labeller.searched, labeller.seconds = 40, 5.0  # 8 a second
+    truth = truth_of("engine", labeller)
+    share = tasks.count("policy") / len(tasks)
+    (line,) = engine_outlook(packaged, truth, prompts=16, steps=100)
+    assert f"about {round(1600 * share):,} positions, {16 * share:.1f} a batch" in line
+    assert f"{16 * share / 8:.2g} s a batch" in line and "8 positions a second" in line
+    (line,) = engine_outlook(packaged, truth, prompts=16, steps=100, processes=2)
+    assert f"{16 * share / 16:.2g} s a batch" in line, "two processes have two engines"
+    (line,) = engine_outlook(packaged, truth, prompts=16, steps=-1)
+    assert f"about {tasks.count('policy'):,} positions" in line, "each is valued once"
+    labeller.searched = 0
+    (line,) = engine_outlook(packaged, truth, prompts=16, steps=100)
+    assert line.endswith("but for those in engine_cache")
+    (line,) = engine_outlook(packaged, truth_of("stored_or_engine", labeller), 16, 100)
+    assert "about 0 positions" in line
+    assert engine_outlook(packaged, PolicyTruth(), prompts=16, steps=100) == []
 
 
 def test_stored_labels_leave_the_data_alone(packaged: LoadedData) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import sqlite3
 import subprocess
@@ -19,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rookworld_rlvr.cli.main import SCRIPTS
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.synthesis import opening_positions
+from rookworld_rlvr.tasks.registry import TASKS
 
 from ..conftest import RECIPES, launch, recipe, script
 
@@ -64,6 +66,7 @@ def test_the_set_of_recipes() -> None:
         "grpo_openings",
         "grpo_openings_hole",
         "grpo_policy",
+        "grpo_rookworld",
         "grpo_mixed",
         "grpo_lora",
         "grpo_judge",
@@ -225,6 +228,7 @@ def test_rows_without_values_are_valued_as_the_training_goes(tmp_path: Path) -> 
     rewards = json.dumps([{"name": "weighted_policy"}, {"name": "policy_format", "weight": 0.1}])
     printed = run("grpo.py", *SMALL, *options.split(), "--rewards", rewards, cwd=tmp_path)
     assert "labels: stored_or_engine, Stockfish" in printed
+    assert re.search(r"values about 2 positions, 2\.0 a batch: .* by the \d+ positions", printed)
     state = json.loads((tmp_path / "run" / "checkpoint-1" / "trainer_state.json").read_text())
     (logged,) = [entry for entry in state["log_history"] if "reward" in entry]
     assert logged["rewards/weighted_policy/without_truth"] == 0
@@ -232,6 +236,67 @@ def test_rows_without_values_are_valued_as_the_training_goes(tmp_path: Path) -> 
     with sqlite3.connect(tmp_path / "values.sqlite") as cache:
         (kept,) = cache.execute("SELECT COUNT(*) FROM action_values").fetchone()
     assert 6 < kept <= 8, "six held-out positions, and the two prompts of the step"
+
+
+NO_KING = (
+    "8/3q4/1K4P1/8/8/7p/8/2p5 b - - 5 77+d7e7+d7e7+8/4q3/1K4P1/8/8/7p/8/2p5 w - - 6 78+0.001+0+0"
+)
+
+
+def mixed_rows(path: Path, policy: list[str], environment: list[str]) -> str:
+    """Rows of both tasks in turns, as RookWorld's data have them: in one column."""
+    lines = random.Random(0).sample([*policy, *environment], len(policy) + len(environment))
+    path.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
+    return str(path)
+
+
+@pytest.mark.usefixtures("stockfish")
+def test_rows_as_the_public_generators_make_them(tmp_path: Path) -> None:
+    fens = list(dict.fromkeys(islice(opening_positions(3, 6), 80)))
+    policy = [f"P: {fen} M: a2a3 E: 0.0 B: a2a3" for fen in fens]
+    asked = [f"{fen}+{action}+{action}+" for fen in fens for action in ("a2a4", "e1e5")]
+    environment = [prompt + TASKS["environment"].truth(f"A: {prompt}") for prompt in asked]
+    name = mixed_rows(tmp_path / "rows.jsonl", policy, [*environment, *[NO_KING] * 5])
+    options = f"--dataset_name {name} --synthetic_rows 0 --engine_depth 2 --output_dir run"
+    config = str(RECIPES / "grpo_rookworld.yaml")
+    printed = run("grpo.py", "--config", config, *SMALL, *options.split(), cwd=tmp_path)
+    assert re.search(r"no rule of chess can judge them +5\n +5  a king is missing", printed)
+    assert re.search(r"during training the engine values about \d+ positions", printed)
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["steps"] == 2
+    assert NO_KING in (tmp_path / "run" / "quarantine.jsonl").read_text()
+
+
+def test_without_an_engine_one_message_says_what_to_do(tmp_path: Path) -> None:
+    fens = list(dict.fromkeys(islice(opening_positions(3, 6), 80)))
+    policy = [f"P: {fen} M: a2a3 E: 0.0 B: a2a3" for fen in fens]
+    environment = [f"{fen}+hello+hello+{fen}+-1.0+0+1" for fen in fens]
+    name = mixed_rows(tmp_path / "rows.jsonl", policy, environment)
+    options = ["--dataset_name", name, "--engine_path", "/nowhere/fish", "--synthetic_rows", "0"]
+    config = str(RECIPES / "grpo_rookworld.yaml")
+    done = script("grpo.py", "--config", config, *SMALL, *options, cwd=tmp_path)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "no program '/nowhere/fish'; install one" in done.stderr
+    assert "80 policy rows have no values without it (labels: stored_or_engine)" in done.stderr
+    assert "rookworld prepare), or set tasks: [environment]" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["grpo_environment", "grpo_rookworld"])
+@pytest.mark.usefixtures("stockfish")
+def test_the_real_rows_are_ready_to_train(name: str, real_data: Path, tmp_path: Path) -> None:
+    policy = (real_data / "rook_val_500.txt").read_text().splitlines()
+    generated = (real_data / "arbiter_rows_2000.jsonl").read_text().splitlines()
+    environment = [json.loads(line)["text"] for line in generated]
+    rows = mixed_rows(tmp_path / "rows.jsonl", policy, environment)
+    options = f"--dataset_name {rows} --synthetic_rows 0 --engine_depth 2 --dry_run".split()
+    config = str(RECIPES / f"{name}.yaml")
+    printed = run("grpo.py", "--config", config, *options, cwd=tmp_path)
+    assert re.search(r"^rows read +2500$", printed, re.M)
+    assert re.search(r"^quarantined +0$", printed, re.M)
+    assert re.search(
+        r"no rule of chess can judge them +136\n +71  a pawn .*\n +59  a king", printed
+    )
+    asked = ["environment"] if name == "grpo_environment" else ["environment", "policy"]
+    assert [task for task in TASKS if f"\n{task} row 3: " in printed] == asked
 
 
 @pytest.mark.slow

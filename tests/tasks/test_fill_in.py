@@ -280,18 +280,18 @@ def test_an_answer_that_does_not_fit_is_quarantined() -> None:
     assert row.reason == "the answer is not consistent with the record"
 
 
-def test_malformed_rows_are_counted_by_their_reasons(tmp_path: Path) -> None:
+def test_records_that_nobody_can_judge_are_counted_by_their_reasons(tmp_path: Path) -> None:
     good = [join_row(r["prompt"], r["completion"]) for r in islice(fill_in_rows(1), 60)]
     corrupted = [prompt + f" {right_form(prompt)}" for prompt in list(CORRUPTED)[:2]]
     (tmp_path / "rows.txt").write_text("\n".join([*good, *corrupted]))
     name = str(tmp_path / "rows.txt")
     data = load_data(
         DataArguments(
-            dataset_name=name, tasks=["fill_in"], heldout_share=0.4, max_quarantined_share=0.1
+            dataset_name=name, tasks=["fill_in"], heldout_share=0.4, max_quarantined_share=0
         ),
         tmp_path / "quarantine.jsonl",
     )
-    assert data.report.quarantined == {NO_FIT: 2}
+    assert data.report.unjudgeable == {NO_FIT: 2} and not data.report.quarantined
     assert NO_FIT in (tmp_path / "quarantine.jsonl").read_text()
     assert "fill_in" in "\n".join(data.report.lines())
 

@@ -26,7 +26,7 @@ from ...tasks.policy import POLICY, parse_policy_answer
 from ..sources import Malformed, Row, check_dataset_name, dataset_file, parse_rows, raw_rows
 from .counts import Counts
 
-AUDIT_VERSION = 1
+AUDIT_VERSION = 2
 
 
 def _evaluation_faults(name: str, where: str) -> list[str]:

@@ -130,7 +130,7 @@ def test_rows_are_counted_by_task_and_side_and_the_malformed_by_reason(audited: 
     assert (result["policy"]["rows"], result["environment"]["rows"]) == (3, 3)
 
 
-def test_fill_in_rows_are_counted_by_field_and_the_corrupted_as_malformed(audited: Any) -> None:
+def test_fill_in_rows_are_counted_by_field_and_the_corrupted_as_unjudgeable(audited: Any) -> None:
     record = f"{START}+e2e4+e2e4+{AFTER_E4}+0.001+0+0+"
     action = record.replace("+e2e4+e2e4+", "+[MASK]+[MASK]+")
     result = audited(
@@ -140,8 +140,9 @@ def test_fill_in_rows_are_counted_by_field_and_the_corrupted_as_malformed(audite
         f"F: {action.replace('4P3', '3P4')} e2e4",  # nothing leads there
     )
     assert result["rows"]["white"]["fill_in"] == 2
-    assert result["rows"]["malformed"] == counted(2, 1 / 2)
-    assert result["rows"]["malformed_reasons"] == {
+    assert result["rows"]["malformed"] == counted(0, 0.0)
+    assert result["rows"]["unjudgeable"] == counted(2, 1 / 2)
+    assert result["rows"]["unjudgeable_kinds"] == {
         "no answer is consistent with the record": 1,
         "the answer is not consistent with the record": 1,
     }
@@ -535,6 +536,53 @@ def test_an_illegal_action_leaves_the_state(audited: Any, action: str) -> None:
     }
 
 
+# Rows of RookWorld's public generator, which plays on after illegal moves.
+KINGS_LEAP = (
+    "6k1/8/5p2/8/8/8/8/4K3 w - - 16 77+e1g4+d1e1 h7g8 e1g4+"
+    "6k1/8/5p2/8/6K1/8/8/8 b - - 17 77+0.001+0+0"
+)
+EMPTY_SQUARE = (
+    "8/8/8/2P5/3K4/4Q3/3k4/8 b - - 4 58+a5d6+e2d2 b3e3 a5d6+"
+    "8/8/8/2P5/3K4/4Q3/3k4/8 b - - 5 59+-1.0+0+1"
+)
+NO_KING = (
+    "8/3q4/1K4P1/8/8/7p/8/2p5 b - - 5 77+d7e7+a4d7 b7b6 d7e7+"
+    "8/4q3/1K4P1/8/8/7p/8/2p5 w - - 6 78+0.001+0+0"
+)
+AFTER_A_LEAP = KINGS_LEAP.replace("h7g8", "h7f8").replace("6k1/8", "5k2/8")
+
+
+def test_illegal_moves_that_are_played_on(audited: Any) -> None:
+    clocks = E4.replace("b KQkq - 0 1", "b KQkq - 1 1")
+    rows = [KINGS_LEAP, EMPTY_SQUARE, NO_KING, AFTER_A_LEAP, E4, clocks, NO_KING[:20]]
+    result = audited(*rows, "P: 8/8/8/8/8/8/8/8 w - - 0 1 M: e2e4 E: 0.1 B: e2e4")
+    assert result["rows"]["unjudgeable"] == counted(2, 2 / 8)
+    assert result["rows"]["unjudgeable_kinds"] == {"a king is missing": 2}
+    environment = result["environment"]
+    assert environment["illegal_move_played_on"] == {
+        "rows_after": counted(2, 2 / 6),  # NO_KING and AFTER_A_LEAP
+        "answers": counted(3, 3 / 5),  # the first two and AFTER_A_LEAP
+    }
+    assert environment["right"] == counted(1, 1 / 5)
+    differing = {kind for kind, found in environment["differences"].items() if found["rows"]}
+    assert differing == {"halfmove_clock"}, "of the answer that no generator's rule explains"
+    told = advice_text(result)
+    assert "illegal move played on: 2 rows from such a move, 3 answers by the public" in told
+    assert "1 environment answer (20.0%) that python-chess contradicts: halfmove clock 1" in told
+
+
+def test_the_real_generators_rows(real_data: Path) -> None:
+    """Every wrong answer is by the generator's rule."""
+    result = audit(AuditArguments(dataset_name=str(real_data / "arbiter_rows_2000.jsonl")))
+    assert result["rows"]["malformed"]["rows"] == 0
+    assert result["rows"]["unjudgeable"]["rows"] == 136
+    environment = result["environment"]
+    assert environment["rows"] - environment["right"]["rows"] == 46
+    assert environment["illegal_move_played_on"]["answers"]["rows"] == 46
+    assert environment["illegal_move_played_on"]["rows_after"]["rows"] == 136 + 12
+    assert not any(found["rows"] for found in environment["differences"].values())
+
+
 # --------------------------------------------------------------------------------------------------
 # Duplicates and overlap
 # --------------------------------------------------------------------------------------------------
@@ -680,6 +728,8 @@ def pinned_keys() -> list[str]:
         "rows.read",
         *each("rows", "malformed"),
         "rows.malformed_reasons",
+        *each("rows", "unjudgeable"),
+        "rows.unjudgeable_kinds",
         *each("rows", "idle_en_passant_in_prompt"),
         *each("rows", *sides, of=("environment", "policy", "fill_in")),
         "policy.rows",
@@ -708,7 +758,9 @@ def pinned_keys() -> list[str]:
         *each("policy.action_values", *sides, of=SIDE_VALUES),
         "policy.engine",
         "environment.rows",
-        *each("environment", "right", "history_without_action"),
+        *each("environment", "right"),
+        *each("environment.illegal_move_played_on", "rows_after", "answers"),
+        *each("environment", "history_without_action"),
         *each("environment.differences", *KINDS),
         *each("environment", "en_passant_without_capture"),
         "fill_in.rows",
@@ -725,7 +777,7 @@ def test_the_keys_of_the_json_are_pinned(audited: Any) -> None:
         result = audited(*given)
         assert list(key_paths(result)) == pinned_keys()
         json.dumps(result, allow_nan=False)
-    assert result["audit_version"] == 1
+    assert result["audit_version"] == 2
     assert result["splits"] == ["train"]
 
 
