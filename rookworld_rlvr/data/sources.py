@@ -406,7 +406,7 @@ def parse_row(number: int, raw: Mapping[str, Any]) -> Row | Malformed:
 
 def _malformed(number: int, raw: Mapping[str, Any], error: Exception) -> Malformed:
     kind = getattr(error, "kind", None)  # of a position that is not legal
-    reason = kind or getattr(error, "reason", "not a legal chess position")
+    reason = str(kind or getattr(error, "reason", "not a FEN"))
     text = {key: raw[key] for key in ("text", "prompt", "completion", "fen", "fault") if key in raw}
     is_readable = kind is not None or isinstance(error, UnjudgeableError)
     return Malformed(number, reason, str(error), text, is_readable)
