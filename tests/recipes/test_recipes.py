@@ -255,7 +255,7 @@ def test_rows_as_the_public_generators_make_them(tmp_path: Path) -> None:
     fens = list(dict.fromkeys(islice(opening_positions(3, 6), 80)))
     policy = [f"P: {fen} M: a2a3 E: 0.0 B: a2a3" for fen in fens]
     asked = [f"{fen}+{action}+{action}+" for fen in fens for action in ("a2a4", "e1e5")]
-    environment = [prompt + TASKS["environment"].truth(f"A: {prompt}") for prompt in asked]
+    environment = [f"{prompt}{TASKS['environment'].truth(f'A: {prompt}')}" for prompt in asked]
     name = mixed_rows(tmp_path / "rows.jsonl", policy, [*environment, *[NO_KING] * 5])
     options = f"--dataset_name {name} --synthetic_rows 0 --engine_depth 2 --output_dir run"
     config = str(RECIPES / "grpo_rookworld.yaml")

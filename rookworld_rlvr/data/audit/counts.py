@@ -136,10 +136,9 @@ class Counts:
 
     def add(self, row: Row | Malformed) -> None:
         """Count one row."""
-        is_left_out = isinstance(row, Malformed)
+        is_readable = not isinstance(row, Malformed) or row.is_readable
         self.rows.add(
-            malformed=is_left_out and not row.is_readable,
-            unjudgeable=is_left_out and row.is_readable,
+            malformed=not is_readable, unjudgeable=is_readable and isinstance(row, Malformed)
         )
         if isinstance(row, Malformed):
             (self.kinds if row.is_readable else self.reasons)[row.reason] += 1
