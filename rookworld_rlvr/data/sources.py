@@ -477,6 +477,8 @@ def quarantine(
 ) -> None:
     """Write malformed rows with their reasons, as JSON lines, and stop if too many cannot be read.
 
+    It also stops if no row is left.
+
     Args:
         malformed: The malformed rows; without any no file is written.
         read: Rows read, malformed or not.
@@ -495,7 +497,7 @@ def quarantine(
         content = [{"row": row.number, "reason": row.message, **row.text} for row in malformed]
         lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in content)
         path.write_text("".join(lines), encoding="utf-8")
-    unreadable = [row for row in malformed if not row.is_readable]
+    unreadable = [row for row in malformed if not row.is_readable or len(malformed) == read]
     if len(unreadable) / read > args.max_quarantined_share:
         reasons = Counter(row.reason for row in unreadable)
         where = f"; see {path}" if path else ""

@@ -140,12 +140,13 @@ def test_malformed_rows_are_kept_apart_with_their_reasons(tmp_path: Path) -> Non
     lines = [MATE, no_king, "", mated, MATE]
     rows, report, _ = prepare(tmp_path, lines, max_quarantined_share=0.5)
     assert len(rows) == 2
-    assert report.rows["read"] == 4 and report.rows["quarantined"] == 2
+    assert report.rows["read"] == 4
+    assert (report.rows["quarantined"], report.rows["unjudgeable"]) == (1, 1)
     kept = [json.loads(line) for line in (tmp_path / "quarantine.jsonl").read_text().splitlines()]
     assert [row["row"] for row in kept] == [2, 4], "lines of the file"
     assert "not a legal chess position" in kept[0]["reason"]
     assert "no legal move" in kept[1]["reason"]
-    with pytest.raises(RookWorldError, match=r"2 of 4 rows .* the first is line 2: not a legal"):
+    with pytest.raises(RookWorldError, match=r"1 of 4 rows .* the first is line 4: no legal move"):
         prepare(tmp_path, lines)
 
 
