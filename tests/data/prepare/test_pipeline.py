@@ -146,7 +146,9 @@ def test_malformed_rows_are_kept_apart_with_their_reasons(tmp_path: Path) -> Non
     assert [row["row"] for row in kept] == [2, 4], "lines of the file"
     assert "not a legal chess position" in kept[0]["reason"]
     assert "no legal move" in kept[1]["reason"]
-    with pytest.raises(RookWorldError, match=r"1 of 4 rows .* the first is line 4: .*no legal move"):
+    with pytest.raises(
+        RookWorldError, match=r"1 of 4 rows .* the first is line 4: .*no legal move"
+    ):
         prepare(tmp_path, lines)
 
 
