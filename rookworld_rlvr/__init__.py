@@ -1,8 +1,9 @@
 """GRPO with verifiable chess rewards for RookWorld-LM, on TRL.
 
-Public names: `RookWorld`, `rewards.get_reward_funcs`, `training.RookWorldGRPOTrainer`,
-`training.RookWorldGRPOConfig` and `models.resolve_model_path`. Each can be imported without the others:
-a subpackage is loaded on first use.
+Public names: `RookWorld`, `rewards.get_reward_funcs` and each reward (`rewards.environment_exact`),
+`data.load_rows`, `training.RookWorldGRPOTrainer`, `training.RookWorldGRPOConfig` and
+`models.resolve_model_path`. Each can be imported without the others: a subpackage is loaded on first
+use.
 """
 
 import importlib
@@ -14,6 +15,6 @@ __version__ = "0.2.0.dev0"
 def __getattr__(name: str) -> Any:
     if name == "RookWorld":
         return importlib.import_module(".inference.model", __name__).RookWorld
-    if name in ("models", "rewards", "training"):
+    if name in ("data", "models", "rewards", "training"):
         return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,1 +1,5 @@
 """Rows: read, made, mixed, checked."""
+
+from .loading import load_rows
+
+__all__ = ["load_rows"]

@@ -9,6 +9,7 @@ supervised fine-tuning has trained on.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,12 +17,12 @@ from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 
-from ..common.errors import RookWorldError
+from ..common.errors import ConfigurationError, RookWorldError
 from ..common.hashing import draw
 from ..common.progress import interval
-from ..common.settings import key_faults, setting
+from ..common.settings import key_faults, record_faults, setting
 from ..engine.truth import PolicyTruth
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT
@@ -43,6 +44,9 @@ from .sources import (
     quarantine,
 )
 from .synthesis import environment_row, first_plies
+
+logger = logging.getLogger(__name__)
+
 
 HELDOUT_SHARE = 0.1
 """Share of positions; it includes the test positions of the evaluation suites."""
@@ -331,6 +335,42 @@ def load_data(
         args.first_plies_fault_share,
     )
     return LoadedData(_dataset(train), _dataset(heldout), report, others)
+
+
+def load_rows(dataset_name: str = SourceArguments.dataset_name, **keys: Any) -> DatasetDict:
+    """The rows that `rookworld grpo` would take, for any trainer, in the splits `train` and `test`.
+
+    The columns are `task`, `prompt`, `completion`, `fen`, `action`, `history` and `action_values`. No
+    position is in both splits; `test` has at most `heldout_rows` (200) rows of each task. Malformed rows
+    are left out with a warning.
+
+    Args:
+        dataset_name: A packaged name, a file or a Hub id; by default the packaged openings.
+        keys: Further keys of `DataArguments`, such as `tasks`, `text_column`, `max_rows`.
+
+    Raises:
+        ConfigurationError: There is no such key, or its value is not valid.
+        RookWorldError: See `load_data`.
+    """
+    if faults := record_faults(DataArguments, keys, "load_rows"):
+        raise ConfigurationError(faults)
+    data = load_data(DataArguments(dataset_name, **keys))
+    if malformed := data.report.quarantined:
+        logger.warning(
+            "%d of %d rows of %r are malformed and left out: %s; rookworld audit shows them",
+            malformed.total(),
+            data.report.read,
+            dataset_name,
+            dict(malformed.most_common(5)),
+        )
+    if data.report.unlabelled:
+        logger.warning(
+            "%d policy rows of %r have no action_values, so no policy reward can score them; label them "
+            "(rookworld prepare), or name other tasks in `tasks`",
+            data.report.unlabelled,
+            dataset_name,
+        )
+    return DatasetDict(train=data.train, test=data.heldout)
 
 
 def _read(

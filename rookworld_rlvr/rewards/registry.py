@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
-from ..common.errors import ConfigurationError, close_matches
+from ..common.errors import ConfigurationError, RookWorldError, close_matches
 from ..common.own import is_own
 from ..engine.truth import PolicyTruth, policy_values
 from ..tasks.environment import ENVIRONMENT
@@ -97,12 +97,14 @@ def _component_reward(task: Task, component: str) -> Reward:
     return Reward((task.name,), itemgetter(component), range=said.range, meaning=said.meaning)
 
 
-def get_reward_funcs(specs: Sequence[Spec], truth: PolicyTruth | None = None) -> list[RewardFunc]:
+def get_reward_funcs(
+    specs: Sequence[Spec | str], truth: PolicyTruth | None = None
+) -> list[RewardFunc]:
     """Reward functions by name, in the order given.
 
     Args:
-        specs: ``{"name": ..., "weight": ..., **options}`` each; the weight is for the trainer
-            (`RookWorldGRPOConfig` hands it to TRL's `reward_weights`). The name ``judge`` or
+        specs: A name, or ``{"name": ..., "weight": ..., **options}``, each; the weight is for the
+            trainer (`RookWorldGRPOConfig` hands it to TRL's `reward_weights`). The name ``judge`` or
             ``judge_<suffix>`` means a frozen model, which is loaded, see `judge_spec.JudgeSpec`. A
             name with a colon means the user's own, see `own.own_reward`.
         truth: Where the values of moves come from; None takes the column `action_values`.
@@ -111,17 +113,20 @@ def get_reward_funcs(specs: Sequence[Spec], truth: PolicyTruth | None = None) ->
         ConfigurationError: Unknown names or options, with their close matches.
         RookWorldError: A judge could not be loaded, see `judge.load_judge`.
 
-    >>> (exact,) = get_reward_funcs([{"name": "environment_exact"}])
+    >>> (exact,) = get_reward_funcs(["environment_exact"])
     >>> exact(
     ...     ["A: 8/8/8/8/8/4k3/8/4K3 w - - 0 1+e1d1+e1d1+"],
     ...     ["8/8/8/8/8/4k3/8/3K4 b - - 1 1+0.5+1+0"],
     ... )
     [1.0]
     """
-    faults = check_reward_specs(specs)
+    named: Any = specs
+    if isinstance(specs, list | tuple):
+        named = [{"name": spec} if isinstance(spec, str) else spec for spec in specs]
+    faults = check_reward_specs(named)
     if faults:
         raise ConfigurationError(faults)
-    return [_open(spec, truth or PolicyTruth()) for spec in specs]
+    return [_open(spec, truth or PolicyTruth()) for spec in named]
 
 
 def _open(spec: Spec, truth: PolicyTruth) -> RewardFunc:
@@ -212,12 +217,13 @@ def _reward_func(spec: Spec, truth: PolicyTruth) -> RewardFunc:
     options = {key: spec[key] for key in reward.options if key in spec}
 
     def reward_func(
-        prompts: Sequence[str],
-        completions: Sequence[str],
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
         action_values: Sequence[Any] | None = None,
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
+        prompts, completions = list(map(_text, prompts)), list(map(_text, completions))
         column = action_values if action_values is not None else [None] * len(prompts)
         tasks = [task_of(prompt) for prompt in prompts]
         applies = [task in reward.tasks for task in tasks]
@@ -239,10 +245,26 @@ def _reward_func(spec: Spec, truth: PolicyTruth) -> RewardFunc:
         return [None if score is None else reward.number(score, **options) for score in scores]
 
     reward_func.__name__ = name
-    reward_func.__doc__ = f"Reward `{name}`, see `rookworld_rlvr.rewards.registry.known_rewards`."
+    reward_func.__doc__ = (
+        f"{reward.meaning or name}\n\nRange: {reward.range}. None for a row that is not of the task "
+        f"{' or '.join(reward.tasks)}, or whose truth is not known."
+    )
     vars(reward_func).update(
         truth=truth,  # for parts of the trainer that judge the same completions
         tasks=reward.tasks,
         limits_itself=True,  # by the engine's time-outs, see `guard`
     )
     return reward_func
+
+
+def _text(said: Any) -> str:
+    """A prompt or completion as text; of a chat, that of its last message."""
+    match said:
+        case str():
+            return said
+        case [*_, {"content": str(text)}]:
+            return text
+    raise RookWorldError(
+        f"cannot read {said!r} as a prompt or completion: give text, or a list of messages of which "
+        "the last has text as its content"
+    )
