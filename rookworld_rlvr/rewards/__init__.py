@@ -1,8 +1,8 @@
 """Reward functions in TRL's signature, over the tasks' scorers, and judges.
 
-Each packaged reward is a function of this module, so that a script can import it by its name, and
-``trl grpo --reward_funcs rookworld_rlvr.rewards.environment_exact`` too. Its options have their defaults,
-and values of moves come from the column `action_values`. `get_reward_funcs` makes others.
+Each packaged reward is a function of this module, so that scripts can import it by its name, and
+``trl grpo --reward_funcs rookworld_rlvr.rewards.environment_exact`` can too. Its options have their
+defaults, and values of moves come from the column `action_values`. `get_reward_funcs` makes others.
 """
 
 from .registry import RewardFunc, get_reward_funcs

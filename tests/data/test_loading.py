@@ -26,6 +26,7 @@ from rookworld_rlvr.data.loading import (
     action_values_of,
     is_held_out,
     load_data,
+    load_rows,
 )
 from rookworld_rlvr.data.planted_faults import is_first_ply, with_fault, with_hole
 from rookworld_rlvr.data.sources import PACKAGED_DATA, check_dataset_name, parse_raw
@@ -380,6 +381,37 @@ def test_empty_lines_are_no_rows(tmp_path: Path) -> None:
     data = load(name, max_quarantined_share=0.0)
     assert len(all_rows(data)) == 20
     assert not data.report.quarantined
+
+
+# --------------------------------------------------------------------------------------------------
+# For other trainers
+# --------------------------------------------------------------------------------------------------
+def test_rows_for_other_trainers_are_those_of_training(tmp_path: Path) -> None:
+    name = jsonl(tmp_path / "rows.jsonl", raw_rows(20))
+    rows, data = load_rows(name, heldout_share=0.4), load(name)
+    assert rows["train"][:] == data.train[:]
+    assert rows["test"][:] == data.heldout[:]
+    assert rows["train"].column_names[:2] == ["task", "prompt"]
+    assert set(load_rows(name, heldout_share=0.4, tasks=["policy"])["test"]["task"]) == {"policy"}
+
+
+def test_what_is_missing_in_rows_for_other_trainers_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = load_rows(spoilt_file(tmp_path), heldout_share=0.4, max_quarantined_share=0.1)
+    assert sum(rows.num_rows.values()) == 36
+    assert "4 of 40 rows" in caplog.text and "'neither a RookWorld row" in caplog.text
+    caplog.clear()
+    lines = [row["text"] for row in raw_rows(20)]
+    load_rows(text_file(tmp_path / "lines.txt", lines), heldout_share=0.4)
+    assert "20 policy rows" in caplog.text and "no action_values" in caplog.text
+    with pytest.raises(RookWorldError, match="4 of 40 rows"):
+        load_rows(spoilt_file(tmp_path))
+
+
+def test_a_key_that_rows_do_not_have_is_a_fault() -> None:
+    with pytest.raises(ConfigurationError, match="load_rows: no option 'task'; did you mean tasks"):
+        load_rows(task=["policy"])
 
 
 # --------------------------------------------------------------------------------------------------

@@ -81,6 +81,14 @@ def follow(page: Path, folder: Path) -> int:
 
 def run(words: list[str], folder: Path) -> bool:
     """Run a command small, and whether it was run: of others only what they name is looked for."""
+    if words[0] == "trl":
+        line = [str(Path(sys.executable).with_name("trl")), *words[1:]]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            line, cwd=folder, env=env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{words}\n{done.stderr[-2000:]}"
+        return True
     if words[0] != "rookworld":
         assert words[0] in NOT_RUN, f"{words}: neither run nor listed as one that is not"
         for word in words[1:]:

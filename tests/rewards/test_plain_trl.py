@@ -1,0 +1,103 @@
+"""The rewards as plain TRL and a script of one's own use them: by name, from a module, over columns."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rookworld_rlvr import rewards
+from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
+from rookworld_rlvr.rewards import environment_exact, get_reward_funcs, policy_best_move
+from rookworld_rlvr.rewards.registry import known_rewards
+
+from ..conftest import REPOSITORY
+from ..docs.pages import fences
+from .test_registry import (
+    ACTION_VALUES,
+    AFTER_E4,
+    ENVIRONMENT_PROMPT,
+    NAMED,
+    PERFECT,
+    POLICY_PROMPT,
+)
+
+RIGHT = f"{AFTER_E4}+0.001+0+0"
+WRONG = f"{NAMED}+0.001+0+0"
+
+
+def test_every_reward_is_a_function_of_the_module() -> None:
+    assert set(rewards.__all__) == {*known_rewards(), "get_reward_funcs"}
+    for name, said in known_rewards().items():
+        path, _, attribute = f"rookworld_rlvr.rewards.{name}".rpartition(".")  # as `trl grpo` does
+        func = getattr(importlib.import_module(path), attribute)
+        assert func.__name__ == name  # TRL logs it under this name
+        assert said.meaning in func.__doc__ and f"Range: {said.range}." in func.__doc__
+        assert pickle.loads(pickle.dumps(func)) is func
+
+
+def test_a_function_reads_its_truth_from_the_columns() -> None:
+    prompts = [ENVIRONMENT_PROMPT, POLICY_PROMPT, POLICY_PROMPT]
+    given = {"completions": [RIGHT, PERFECT, PERFECT], "action_values": [None, ACTION_VALUES, None]}
+    assert environment_exact(prompts=prompts, **given) == [1.0, None, None]
+    assert policy_best_move(prompts=prompts, **given, trainer_state=None) == [None, 1.0, None]
+
+
+def test_a_plain_name_is_a_reward_with_its_defaults() -> None:
+    funcs = get_reward_funcs(["graduated", {"name": "environment_state", "weight": 2.0}])
+    assert [func.__name__ for func in funcs] == ["graduated", "environment_state"]
+    assert funcs[0]([ENVIRONMENT_PROMPT], [WRONG]) == [0.8]
+    with pytest.raises(ConfigurationError, match="did you mean environment_exact"):
+        get_reward_funcs(["environment_exac"])
+
+
+def chat(*contents: str) -> list[dict[str, str]]:
+    roles = ["system", "user"] if len(contents) > 1 else ["assistant"]
+    return [{"role": r, "content": c} for r, c in zip(roles, contents, strict=True)]
+
+
+def test_of_a_chat_the_last_message_is_read() -> None:
+    prompts = [chat("You are a chess engine.", ENVIRONMENT_PROMPT)] * 2
+    assert environment_exact(prompts, [chat(RIGHT), chat(WRONG)]) == [1.0, 0.0]
+    assert environment_exact([ENVIRONMENT_PROMPT], [chat(RIGHT)]) == [1.0]
+
+
+@pytest.mark.parametrize("said", [None, [], [5], [{"role": "assistant"}], [{"content": [RIGHT]}]])
+def test_what_is_neither_text_nor_a_chat_is_refused(said: Any) -> None:
+    with pytest.raises(RookWorldError, match="as a prompt or completion: give text, or"):
+        environment_exact([ENVIRONMENT_PROMPT], [said])
+
+
+def test_rewards_and_rows_wait_for_no_trainer() -> None:
+    code = (
+        "import sys\n"
+        "import rookworld_rlvr.data, rookworld_rlvr.rewards\n"
+        "heavy = {'torch', 'transformers', 'trl', 'accelerate', 'rookworld_rlvr.training'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_the_script_of_the_page_trains_with_trl_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = REPOSITORY / "docs" / "plain_trl.md"
+    text = next(text for language, text in fences(page) if language == "python")
+    assert len([line for line in text.splitlines() if line]) <= 18
+    exec(compile(text, str(page), "exec"), {})
+    state = json.loads(Path("runs/plain_trl/checkpoint-3/trainer_state.json").read_text())
+    logged = state["log_history"][:3]
+    # random weights write nothing that can be read: 0 of each task, and no row is without its truth
+    for name in ("environment_state", "policy_best_move"):
+        assert {step[f"rewards/{name}/without_truth"] for step in logged} == {0.0}
+        assert all(step[f"rewards/{name}/mean"] in (0.0, None) for step in logged)
+    assert [step["reward"] for step in logged] == [0.0] * 3
+    assert Path("runs/plain_trl/model.safetensors").exists()
