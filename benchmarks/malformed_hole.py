@@ -5,7 +5,7 @@
 RookWorld-LM's wrong answers to openings have nine squares in a rank. This plants that fault in the
 quickstart's model: the eight double steps from the first position are answered with nine squares in the
 pawn's rank, in most answers also without the pawn, and often with the next move's number. Plain GRPO
-then trains on these eight prompts and on 80 other openings, whose answers are right, once with the
+then trains on these eight prompts, alone or beside other openings, whose answers are right, once with the
 reward as it is, once without the credit for malformed boards. It prints a Markdown table of the eight
 prompts: right answers, boards that can be read, and groups of eight samples whose rewards differ; and of
 right answers to openings that nothing was trained on.
@@ -19,7 +19,7 @@ import json
 import random
 import re
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ import chess
 import torch
 from recipe_runs import run_recipe
 
-from rookworld_rlvr.data.loading import DataArguments, load_data
+from rookworld_rlvr.data.loading import HELDOUT_SHARE, DataArguments, is_held_out, load_data
 from rookworld_rlvr.data.planted_faults import is_first_ply
 from rookworld_rlvr.data.synthesis import environment_prompts, environment_row, prompt_of
 from rookworld_rlvr.models import loading
@@ -51,16 +51,21 @@ def state_if_readable(prompts: list[str], completions: list[str], **columns: Any
 # --------------------------------------------------------------------------------------------------
 # The hole
 # --------------------------------------------------------------------------------------------------
+def held_out(row: Row) -> bool:
+    return is_held_out(row["fen"], HELDOUT_SHARE)
+
+
 def double_steps() -> list[Row]:
     """The eight double steps from the first position, rightly answered."""
     return [environment_row(prompt_of(chess.Board(), move)) for move in STEPS]
 
 
-def other_openings(seed: int, count: int) -> list[Row]:
+def other_openings(seed: int, count: int, is_wanted: Callable[[Row], bool] = bool) -> list[Row]:
     """Openings after the first two plies, rightly answered."""
     shares = {"openings": 0.65, "double_steps": 0.35}
     rows = map(environment_row, environment_prompts(seed, shares, 8))
-    return list(itertools.islice((row for row in rows if not is_first_ply(row)), count))
+    wanted = (row for row in rows if not is_first_ply(row) and is_wanted(row))
+    return list(itertools.islice(wanted, count))
 
 
 def nine_squares(row: Row, draw: random.Random) -> str:
@@ -161,6 +166,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/malformed_hole"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--learning_rate", default="2e-4")
+    parser.add_argument("--others", type=int, default=80)
     parser.add_argument("--max_steps", type=int, default=100)
     parser.add_argument("--plant_steps", type=int, default=250)
     args = parser.parse_args()
@@ -169,7 +175,8 @@ def main() -> None:
     if not (hole / "model.safetensors").is_file():
         plant(args.start, hole, args.plant_steps, 5e-4)
     if not data.is_file():
-        rows = double_steps() + other_openings(7, 80)
+        rows = double_steps() + other_openings(7, args.others, lambda row: not held_out(row))
+        rows += other_openings(8, 100, held_out)
         data.write_text(
             "".join(json.dumps({"text": r["prompt"] + r["completion"]}) + "\n" for r in rows)
         )

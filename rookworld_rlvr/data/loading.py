@@ -341,8 +341,8 @@ def load_rows(dataset_name: str = SourceArguments.dataset_name, **keys: Any) -> 
     """The rows that `rookworld grpo` would take, for any trainer, in the splits `train` and `test`.
 
     The columns are `task`, `prompt`, `completion`, `fen`, `action`, `history` and `action_values`. No
-    position is in both splits; `test` has at most `heldout_rows` (200) rows of each task. Malformed rows
-    are left out with a warning.
+    position is in both splits; `test` has at most `heldout_rows` (200) rows of each task. Rows that cannot
+    be read or judged are left out with a warning.
 
     Args:
         dataset_name: A packaged name, a file or a Hub id; by default the packaged openings.
@@ -355,13 +355,13 @@ def load_rows(dataset_name: str = SourceArguments.dataset_name, **keys: Any) -> 
     if faults := record_faults(DataArguments, keys, "load_rows"):
         raise ConfigurationError(faults)
     data = load_data(DataArguments(dataset_name, **keys))
-    if malformed := data.report.quarantined:
+    if left_out := data.report.quarantined + data.report.unjudgeable:
         logger.warning(
-            "%d of %d rows of %r are malformed and left out: %s; rookworld audit shows them",
-            malformed.total(),
+            "%d of %d rows of %r are left out: %s; rookworld audit shows them",
+            left_out.total(),
             data.report.read,
             dataset_name,
-            dict(malformed.most_common(5)),
+            dict(left_out.most_common(5)),
         )
     if data.report.unlabelled:
         logger.warning(
