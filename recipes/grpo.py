@@ -244,7 +244,8 @@ def main(argv: Sequence[str]) -> None:
             print(forgetting.describe())
         for line in pass_lines(trainer.heldout.right):
             print(line)
-        print(f"\nmodel: {output_dir} (step {step} of {trainer.state.global_step})\n")
+        why = "" if step else ": the starting model, because no checkpoint kept the guard"
+        print(f"\nmodel: {output_dir} (step {step} of {trainer.state.global_step}{why})\n")
         if repository is not None:
             report = page(read_runs([str(output_dir)]))
             (output_dir / REPORT).write_text(report, "utf-8", errors="backslashreplace")

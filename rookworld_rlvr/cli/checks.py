@@ -22,7 +22,7 @@ from ..evaluation.registry import SUITE_HEADLINES
 from ..models.loading import check_model_name, hub_faults
 from ..rewards.registry import tasks_of
 from ..tasks.registry import TASKS
-from ..training.config import RunArguments
+from ..training.config import RookWorldGRPOConfig, RunArguments
 from ..training.run_folder import foreign_faults
 
 
@@ -118,10 +118,10 @@ def check_recipe(*groups: Any) -> list[str]:
     faults += check_merged(training_args, model_args)
     if suite_args is not None and training_args is not None:
         faults += [
-            f"metric_for_best_model: {metric!r} belongs to a suite that is not in `suites`; add "
-            f"{name} there"
-            for name, metric in SUITE_HEADLINES.items()
-            if metric == training_args.metric_for_best_model and name not in suite_args.suites
+            f"{key}: {metric!r} belongs to a suite that is not in `suites`; add {name} there"
+            for key, metric in compared_metrics(training_args)
+            for name, headline in SUITE_HEADLINES.items()
+            if metric == headline and name not in suite_args.suites
         ]
     if model_args is not None:
         faults += check_model_arguments(model_args, run_args)
@@ -136,13 +136,23 @@ def check_recipe(*groups: Any) -> list[str]:
             for task in data_args.tasks
             if task not in judged
         ]
-        task = str(training_args.metric_for_best_model).split("/")[0]
-        if task in TASKS and task not in data_args.tasks:
-            faults.append(
-                f"metric_for_best_model: {training_args.metric_for_best_model!r} belongs to a task that "
-                f"is not in `tasks`: {data_args.tasks}"
-            )
+        for key, metric in compared_metrics(training_args):
+            task = metric.split("/")[0]
+            if task in TASKS and task not in data_args.tasks:
+                faults.append(
+                    f"{key}: {metric!r} belongs to a task that is not in `tasks`: {data_args.tasks}; "
+                    "add it there, or give the headline of a suite, such as suites/environment/exact"
+                )
     return faults
+
+
+def compared_metrics(args: RookWorldGRPOConfig) -> list[tuple[str, str]]:
+    """The metrics by which checkpoints are judged, each with the key that names it."""
+    guard = args.guard if isinstance(args.guard, dict) else {}
+    return [
+        ("metric_for_best_model", str(args.metric_for_best_model)),
+        *(("guard", str(metric)) for metric in guard),
+    ]
 
 
 def check_labels(args: LabelArguments, tasks: Iterable[str]) -> list[str]:

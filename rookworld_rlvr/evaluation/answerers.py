@@ -47,8 +47,16 @@ class Answerer(ABC):
     def answers(self, prompts: Sequence[str]) -> list[str]:
         """One completion for each prompt, in order; the same on every process."""
 
-    def samples(self, prompts: Sequence[str], count: int) -> list[list[str]]:
-        """`count` completions for each prompt; all the same unless the answerer draws them."""
+    def samples(
+        self, prompts: Sequence[str], count: int, decoding: Decoding | None = None
+    ) -> list[list[str]]:
+        """`count` completions for each prompt; all the same unless the answerer draws them.
+
+        Args:
+            prompts: `N` texts.
+            count: Completions of each.
+            decoding: How a language model draws them; None draws them by its `sampling`.
+        """
         return [[answer] * count for answer in self.answers(prompts)]
 
 
@@ -88,19 +96,21 @@ class LanguageModel(Answerer):
         answers = dict(zip(unique, shared(unique, self.complete, self._title), strict=True))
         return [answers[prompt] for prompt in prompts]
 
-    def samples(self, prompts: Sequence[str], count: int) -> list[list[str]]:
+    def samples(
+        self, prompts: Sequence[str], count: int, decoding: Decoding | None = None
+    ) -> list[list[str]]:
         """See `Answerer`."""
 
         def draw(mine: Sequence[str], progress: Callable[[int], object]) -> list[list[str]]:
             texts = self.complete(
                 [prompt for prompt in mine for _ in range(count)],
-                decoding=self._sampling,
+                decoding=decoding or self._sampling,
                 progress=progress,
             )
             return [texts[at : at + count] for at in range(0, len(texts), count)]
 
         unique = list(dict.fromkeys(prompts))
-        title = f"{self._title}, pass@{count}"
+        title = f"{self._title}, sampled"
         drawn = dict(zip(unique, shared(unique, draw, title, each=count), strict=True))
         return [drawn[prompt] for prompt in prompts]
 
@@ -193,7 +203,9 @@ class RandomMover(Answerer):
         """See `Answerer`."""
         return [_guess(prompt, f"{self._seed}") for prompt in prompts]
 
-    def samples(self, prompts: Sequence[str], count: int) -> list[list[str]]:
+    def samples(
+        self, prompts: Sequence[str], count: int, decoding: Decoding | None = None
+    ) -> list[list[str]]:
         """See `Answerer`."""
         turns = [f"{self._seed} {turn}" for turn in range(count)]
         return [[_guess(prompt, turn) for turn in turns] for prompt in prompts]

@@ -15,7 +15,7 @@ from ..common.settings import Checked, setting
 from ..engine.labeller import Labeller
 from ..engine.pool import EngineArguments
 from ..models import loading
-from ..models.decoding import ANSWER_TOKENS, GREEDY, PLAIN, Decoding, complete
+from ..models.decoding import ANSWER_TOKENS, GREEDY, PLAIN, ROOKWORLD, Decoding, complete
 from ..tasks.scoring import Values
 from .answerers import ORACLE, RANDOM_MOVER, Answerer, LanguageModel, Oracle, RandomMover
 
@@ -80,7 +80,7 @@ class ModelArguments(Checked):
         if self.decoding == "greedy":
             return GREEDY
         if self.decoding == "sampled":
-            return Decoding("sampled", temperature=0.6, top_k=5, seed=self.decoding_seed)
+            return replace(ROOKWORLD, seed=self.decoding_seed)
         return Decoding(
             "custom",
             self.temperature or 0.0,

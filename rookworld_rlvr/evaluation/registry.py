@@ -25,6 +25,7 @@ from .suites.closed_loop import ClosedLoopSuite
 from .suites.environment import EnvironmentSuite
 from .suites.fill_in import FillInSuite
 from .suites.mate_in_one import MateInOneSuite
+from .suites.openings import OpeningsSuite
 from .suites.policy import PolicySuite
 from .suites.puzzles import PuzzlesSuite
 from .suites.self_play import SelfPlaySuite
@@ -34,6 +35,7 @@ _ARGUMENTS: dict[type[Suite], tuple[str, ...]] = {
     EnvironmentSuite: ("suite_rows", "suite_seed"),
     PolicySuite: ("suite_rows", "suite_seed", "policy_dataset_name"),
     FillInSuite: ("suite_rows", "suite_seed"),
+    OpeningsSuite: ("suite_rows", "suite_seed", "openings_file"),
     MateInOneSuite: ("suite_rows", "suite_seed", "mate_in_one_file"),
     PuzzlesSuite: ("suite_rows", "suite_seed", "puzzles_file"),
     SelfPlaySuite: ("suite_games", "game_plies", "suite_seed"),
@@ -106,6 +108,12 @@ class SuiteArguments(Checked):
         None,
         "A labelled data set; the suite policy takes its held-out rows in place of the packaged ones.",
         check=check_dataset_name,
+    )
+    openings_file: str | None = setting(
+        None,
+        "A JSON list of openings with `prompt`, `expected_fen` and `move_num`; the suite openings takes "
+        "its prompts in place of packaged ones.",
+        check=_file_faults,
     )
     mate_in_one_file: str | None = setting(
         None,

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..common.stats import Estimate, Paired
+from .goals import WHOSE, goal_rows
 from .registry import Proof
 from .suite import SuiteResult
 
@@ -99,6 +100,7 @@ def results_text(results: Sequence[ModelResults]) -> str:
             how = decoding_text(result.notes["pass_decoding"])
             lines.append(f"  pass@k: {result.notes['pass_samples']} answers an item, {how}")
         lines += _table(name, result, first, others)
+        lines += _goals(name, [first, *others])
     for name, reason in first.left_out.items():
         lines += ["", f"{name}: left out: {reason}"]
     if others:
@@ -130,6 +132,21 @@ def _table(
             for column, change in zip(columns, changes, strict=True)
         ]
         lines.append(f"  {metric:<{width}}{n:>6}  {'  '.join(cells)}".rstrip())
+    return lines
+
+
+def _goals(name: str, models: Sequence[ModelResults]) -> list[str]:
+    """The goals that the suite measures, with a line for each model."""
+    having = [model for model in models if name in model.suites]
+    results = [model.suites[name].metrics() for model in having]
+    rows = goal_rows(name, results, having[0].suites[name].notes)
+    lines = [f"  {WHOSE}:"] if rows else []
+    for goal, metric, *cells in rows:
+        lines.append(f"    {goal} ({metric})")
+        lines += [
+            f"      {short_name(model.model)}: {cell}"
+            for model, cell in zip(having, cells, strict=True)
+        ]
     return lines
 
 

@@ -215,6 +215,7 @@ class WholeCheckpoints:
     state: Any
     control: Any
     accelerator: Any
+    model: Any
     _buffered_inputs: Any
 
     def save_more(self, folder: Path) -> None:
@@ -257,6 +258,12 @@ class WholeCheckpoints:
             best = best and os.path.join(run, os.path.basename(best))
             rotate_checkpoints(run, self.args.save_total_limit, best, use_mtime=True)
         self.accelerator.wait_for_everyone()
+
+    def save_start(self) -> None:
+        """Save the starting model as a checkpoint, which is the best until another one is."""
+        run = super()._get_output_dir(None)  # type: ignore[misc]
+        self.state.best_model_checkpoint = os.path.join(run, f"{PREFIX_CHECKPOINT_DIR}-0")
+        self._save_checkpoint(self.model, None)
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         """Keep the last checkpoint, from which a run goes on, beside the best one.

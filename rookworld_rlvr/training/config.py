@@ -27,16 +27,15 @@ from ..common.settings import (
     setting,
     with_default,
 )
-from ..evaluation.registry import SUITE_HEADLINES
 from ..rewards.guard import RewardFaultArguments
 from ..rewards.registry import check_reward_specs, known_rewards
-from ..tasks.metrics import training_metrics
 from .forgetting import ForgettingArguments
 from .heldout_samples import PassArguments
 from .parts.advantages import BaselineArguments
 from .parts.buckets import ShapeArguments
 from .parts.credit import CreditArguments
 from .parts.groups import VarianceArguments
+from .parts.guard import GuardArguments, metric_faults
 from .parts.kl import KLArguments
 from .parts.mixture import PromptArguments
 from .parts.nonfinite import NonfiniteArguments
@@ -94,13 +93,6 @@ class NewModelArguments(Checked):
         "model_name_or_path.",
         check=_shape_faults,
     )
-
-
-def _metric_faults(value: str | None, name: str) -> list[str]:
-    known = (*training_metrics(), *SUITE_HEADLINES.values())
-    if value in known:
-        return []
-    return [f"{name}: {value!r} is not a held-out metric{close_matches(str(value), known)}"]
 
 
 def _must_be_true(otherwise: str) -> Check:
@@ -270,6 +262,7 @@ class RookWorldGRPOConfig(
     SupervisedArguments,
     ValueArguments,
     NonfiniteArguments,
+    GuardArguments,
     RewardFaultArguments,
     ForgettingArguments,
     PassArguments,
@@ -339,7 +332,7 @@ class RookWorldGRPOConfig(
         "overall",
         "The held-out metric by which the best checkpoint is chosen: overall, a task's metric such as "
         "policy/best_move, or the headline metric of a suite in suites.",
-        check=_metric_faults,
+        check=metric_faults,
     )
     greater_is_better: bool | None = with_default(GRPOConfig, "greater_is_better", True)
     disable_dropout: bool = setting(
@@ -385,7 +378,7 @@ class RookWorldGRPOConfig(
         """Faults that show once TRL has computed the batch sizes, one sentence each."""
         kinds = (self.variance_faults, self.credit_faults, self.supervised_group_faults)
         found = [fault for faults in kinds for fault in faults(self, self.world_size)]
-        return found + self._batching_faults()
+        return found + self._batching_faults() + self.guard_faults(self)
 
     def _batching_faults(self) -> list[str]:
         half = next((name for name in ("bf16", "fp16") if getattr(self, name)), None)

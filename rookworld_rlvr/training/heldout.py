@@ -18,7 +18,7 @@ from ..evaluation.answerers import LanguageModel, shared
 from ..evaluation.pass_at_k import RightCounts, write_counts
 from ..evaluation.results import ModelResults
 from ..evaluation.suite import Suite, SuiteResult
-from ..models.decoding import complete
+from ..models.decoding import GREEDY, Decoding, complete
 from ..tasks.metrics import evaluate_completions, headline
 from .heldout_samples import PassArguments, pass_settings, sample_heldout
 from .parts.part import arguments_of
@@ -179,9 +179,12 @@ class HeldoutEvaluation:
 
 
 def decode(
-    trainer: Any, prompts: Sequence[str], progress: Callable[[int], object] | None = None
+    trainer: Any,
+    prompts: Sequence[str],
+    progress: Callable[[int], object] | None = None,
+    decoding: Decoding = GREEDY,
 ) -> list[str]:
-    """Answer prompts greedily with a trainer's policy, on this process; see `complete`."""
+    """Answer prompts with a trainer's policy, greedily by default, on this process; see `complete`."""
     training = trainer.model.training
     trainer.model.eval()
     try:
@@ -199,6 +202,7 @@ def decode(
                 trainer.processing_class,
                 prompts,
                 max_new_tokens=trainer.max_completion_length,
+                decoding=decoding,
                 batch_size=trainer.args.per_device_eval_batch_size,
                 by_generate=gathers_at_each_forward(trainer),
                 progress=progress,

@@ -290,6 +290,12 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
         return self.heldout.evaluate(rows, metric_key_prefix)
 
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Keep a checkpoint that breaks the guard from being the best."""
+        if self.parts.guard is not None and self.parts.guard.is_broken(metrics):
+            return False
+        return bool(super()._determine_best_metric(metrics, trial))
+
     # --------------------------------------------------------------------------------------------
     # What the parts and the diagnosis ask for
     # --------------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ from markupsafe import Markup
 
 from ...common.files import read_asset
 from ...common.html import name, render
+from ...common.stats import Estimate, Proportion
+from ...evaluation.goals import WHOSE, goal_rows
 from ...tasks.metrics import headline, headlines
 from ...tasks.registry import TASKS
 from . import answers, passes, suites
@@ -74,7 +76,11 @@ def _sentence(run: RunRecord) -> str:
     metrics = [metric for metric in headlines().values() if metric in run.after]
     before, after = headline(run.before), headline(run.after)
     steps = run.results.get("steps")
-    model = f"checkpoint of step {run.best_step} of {steps}" if run.best_step else f"{steps} steps"
+    model = (
+        f"checkpoint of step {run.best_step} of {steps}"
+        if run.best_step is not None
+        else f"{steps} steps"
+    )
     return (
         f"held out, {'mean of ' if len(metrics) > 1 else ''}{' and '.join(metrics)}: "
         f"{before:.1%} before, {after:.1%} after ({100 * (after - before):+.1f} points); "
@@ -196,10 +202,16 @@ def _before_after(runs: Sequence[RunRecord]) -> dict[str, Any]:
         "told": told,
         "metrics": {m: [run.rows[m] for run in told if m in run.rows] for m in metrics},
         "published": published,
+        "goals": goal_rows("heldout", [_estimates(run.after) for run in told]),
+        "whose": WHOSE,
         "dots": intervals("Held-out shares: ring before, dot after", dots),
         "agreeing": [number for number in PUBLISHED if held & {*number.metrics}],
         "others": [number for number in PUBLISHED if not number.metrics or number.needs],
     }
+
+
+def _estimates(results: Mapping[str, Proportion]) -> dict[str, Estimate]:
+    return {m: Estimate(found.value, *found.interval, found.n) for m, found in results.items()}
 
 
 def _dots(metric: str, run: RunRecord, runs: Sequence[RunRecord]) -> list[Dot]:

@@ -136,12 +136,18 @@ class HealthMonitor:
         args: Severities and bounds.
         patience: Overrides ``args.health_patience``. With 1, the log of a single step is enough, except
             for rules that compare it with earlier ones.
+        guard: The most that held-out metrics may lose against the start, by metric.
     """
 
-    def __init__(self, args: HealthArguments, patience: int | None = None) -> None:
+    def __init__(
+        self,
+        args: HealthArguments,
+        patience: int | None = None,
+        guard: Mapping[str, float] | None = None,
+    ) -> None:
         self.args = args
         self.patience = args.health_patience if patience is None else patience
-        self.history = History()
+        self.history = History(guard)
         self._watches = {name: _Watch() for name in RULES}
 
     def observe(
@@ -228,7 +234,7 @@ class HealthCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not self.health_args.health:
             return
-        self.monitor = HealthMonitor(self.health_args)
+        self.monitor = HealthMonitor(self.health_args, guard=getattr(args, "guard", None))
         past = [_judged(logs, args) for logs in state.log_history]
         self.monitor.replay(past, args.max_grad_norm)
         self.stopped = None

@@ -33,6 +33,9 @@ _KEPT = ("reward", "entropy", "grad_norm")  # and names with one of _KEPT_PREFIX
 _KEPT_PREFIXES = ("reward/", "eval_", "judge/", "teach/")
 
 
+_ROUNDING = 1e-9  # of a difference of shares
+
+
 Points = list[tuple[int, float]]  # step and value, oldest first
 
 
@@ -47,9 +50,13 @@ class History:
         now: Its numbers by name, nan and infinities included; None and other values are left out.
         max_grad_norm: Gradients are clipped at this norm; None or 0 means no clipping.
         series: ``(step, value)`` pairs by name, finite values only, oldest first.
+
+    Args:
+        guard: The most that held-out metrics may lose against the start, by metric.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, guard: Mapping[str, float] | None = None) -> None:
+        self.guard = guard or {}
         self.step = 0
         self.now: dict[str, float] = {}
         self.max_grad_norm: float | None = None
@@ -209,6 +216,45 @@ def reward_up_heldout_down(history: History, bound: float) -> Reading | None:
         return None
     detail = f"{fall} while the training reward rose by {trend:.3g}"
     return Reading(fall.points, fall.points > bound and trend > 0, detail)
+
+
+def losses(
+    most: Mapping[str, float], start: Mapping[str, float], now: Mapping[str, float]
+) -> dict[str, float]:
+    """What a run has lost of the metrics of its guard that have lost more than they may.
+
+    Args:
+        most: The largest loss by metric.
+        start: Values before training, by logged name.
+        now: Values of an evaluation, by logged name.
+
+    >>> losses(
+    ...     {"environment/exact": 0.25},
+    ...     {"eval_environment/exact": 0.75},
+    ...     {"eval_environment/exact": 0},
+    ... )
+    {'environment/exact': 0.75}
+    """
+    found = {
+        metric: start[f"eval_{metric}"] - now[f"eval_{metric}"]
+        for metric in most
+        if f"eval_{metric}" in start and f"eval_{metric}" in now
+    }
+    return {metric: loss for metric, loss in found.items() if loss > most[metric] + _ROUNDING}
+
+
+def guard(history: History, bound: float) -> Reading | None:
+    """The metrics of the run's guard that have lost more than they may."""
+    if not any(f"eval_{metric}" in history.now for metric in history.guard):
+        return None
+    start = {name: points[0][1] for name, points in history.series.items() if points}
+    lost = losses(history.guard, start, history.now)
+    detail = " and ".join(
+        f"{metric} has fallen from {start[f'eval_{metric}']:.4g} at the start to "
+        f"{history.now[f'eval_{metric}']:.4g}, by more than {history.guard[metric]:g}"
+        for metric in lost
+    )
+    return Reading(max(lost.values(), default=0.0), bool(lost), detail)
 
 
 def forgetting(history: History, bound: float) -> Reading | None:

@@ -19,6 +19,7 @@ from .buckets import Buckets
 from .compiling import Compiling
 from .credit import Credit
 from .groups import Batch, Groups
+from .guard import Guard
 from .judges import Judges
 from .kl import KLTerm
 from .nonfinite import Nonfinite
@@ -64,6 +65,7 @@ class Parts:
         )
         self.prompts = PromptSampling.of(trainer, draws_more)  # which rows come, and when
         self.nonfinite = Nonfinite.of(trainer)  # steps that are skipped
+        self.guard = Guard.of(trainer)  # checkpoints that lose too much
 
     def __iter__(self) -> Iterator[Part]:
         return (part for part in vars(self).values() if isinstance(part, Part))
@@ -249,6 +251,6 @@ class Checkpoints(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         given = self.trainer.checkpoint
         folder = get_last_checkpoint(args.output_dir) if given is True else given
-        self.trainer.heldout.resumed_at = state.global_step or None
+        self.trainer.heldout.resumed_at = state.global_step if folder else None
         if folder:
             self.trainer.parts.load_from(Path(folder))

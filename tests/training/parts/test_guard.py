@@ -1,0 +1,184 @@
+"""A checkpoint that loses too much is reported, never kept, and may end the run."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
+
+from rookworld_rlvr.cli.checks import check_recipe
+from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.data.loading import DataArguments
+from rookworld_rlvr.evaluation.registry import SuiteArguments
+from rookworld_rlvr.models import loading
+from rookworld_rlvr.training.config import RookWorldGRPOConfig
+from rookworld_rlvr.training.health.monitor import HealthCallback
+from rookworld_rlvr.training.health.readings import losses
+from rookworld_rlvr.training.health.rules import HealthArguments
+
+MakeTrainer = Callable[..., Any]
+
+
+def nonsense(completions: list[str], **_: Any) -> list[float]:
+    """A reward that drives the model away from every right answer."""
+    return [-float(len(set(text))) for text in completions]
+
+
+def trained(
+    make_trainer: MakeTrainer,
+    tokenizer: PreTrainedTokenizerBase,
+    most: float,
+    severity: str = "warning",
+) -> Any:
+    trainer = make_trainer(
+        loading.load_model(loading.PACKAGED_MODEL),
+        tokenizer,
+        reward_funcs=[nonsense],
+        rewards=[{"name": "environment_exact"}],
+        max_completion_length=64,
+        max_steps=2,
+        learning_rate=1e-2,
+        eval_steps=1,
+        save_steps=1,
+        guard={"environment/exact": most},
+    )
+    health = HealthCallback(HealthArguments(health_severity={"guard": severity}))  # type: ignore[dict-item]
+    trainer.add_callback(health)
+    trainer.train()
+    return trainer
+
+
+def weights(trainer: Any) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def exact(trainer: Any) -> dict[int, float]:
+    return {
+        log["step"]: log["eval_environment/exact"]
+        for log in trainer.state.log_history
+        if "eval_environment/exact" in log
+    }
+
+
+def test_a_run_whose_checkpoints_all_break_the_guard_ends_with_the_start(
+    make_trainer: MakeTrainer,
+    tokenizer: PreTrainedTokenizerBase,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trainer = trained(make_trainer, tokenizer, most=0.01)
+    found = exact(trainer)
+    assert max(found[1], found[2]) < found[0] - 0.01
+    assert same(weights(trainer), loading.load_model(loading.PACKAGED_MODEL).state_dict())
+    assert trainer.heldout.run_final() == 0
+    assert trainer.heldout.results["environment/exact"].value == found[0]
+    (line,) = (text for text in capsys.readouterr().out.splitlines() if "guard: " in text)
+    assert line.startswith(
+        f"step     1  warning  guard: environment/exact has fallen from {found[0]:.4g}"
+    )
+
+
+def test_it_may_end_the_run_at_once(
+    make_trainer: MakeTrainer, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    trainer = trained(make_trainer, tokenizer, most=0.01, severity="stop")
+    assert trainer.state.global_step == 1
+    assert trainer.heldout.run_final() == 0
+
+
+def test_a_run_goes_on_exactly_from_the_start_that_was_saved(
+    tmp_path: Path,
+    make_trainer: MakeTrainer,
+    random_gpt2: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """As after a kill before the first other checkpoint; a guard that holds changes nothing."""
+
+    def trainer(**options: Any) -> Any:
+        return make_trainer(
+            copy.deepcopy(random_gpt2),
+            tokenizer,
+            reward_funcs=[nonsense],
+            rewards=[{"name": "environment_exact"}],
+            **{"max_steps": 2, "learning_rate": 1e-3, "eval_steps": 1, "save_steps": 1, **options},
+        )
+
+    unguarded = trainer()
+    unguarded.train()
+    whole = trainer(guard={"environment/exact": 0.0}, save_total_limit=3)
+    whole.train()
+    assert same(weights(whole), weights(unguarded))
+    assert not same(weights(whole), random_gpt2.state_dict())
+    assert whole.heldout.run_final() == 1
+    for step in (1, 2):
+        shutil.rmtree(tmp_path / "run" / f"checkpoint-{step}")
+    resumed = trainer(guard={"environment/exact": 0.0})
+    resumed.heldout.before = whole.heldout.before  # as `rookworld grpo` reads it from the folder
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-0"))
+    assert same(weights(resumed), weights(whole))
+    assert exact(resumed) == exact(whole) and len(exact(whole)) == 3
+    assert resumed.heldout.run_final() == 1
+
+
+def test_a_loss_of_just_the_bound_is_allowed() -> None:
+    start = {"eval_environment/exact": 0.57, "eval_policy/best_move": 0.3}
+    now = {"eval_environment/exact": 0.56, "eval_policy/best_move": 0.1}
+    assert losses({"environment/exact": 0.01}, start, now) == {}
+    assert losses({"environment/exact": 0.009, "other": 0.0}, start, now).keys() == {
+        "environment/exact"
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"guard": {"environment/exat": 0.1}},
+            r"guard: 'environment/exat' is not a held-out metric",
+        ),
+        ({"guard": {"environment/exact": -0.1}}, r"guard: environment/exact: -0.1 is too small"),
+        ({"guard": {"overall": 0}, "eval_steps": 50}, r"give save_steps the value of eval_steps"),
+        ({"guard": {"overall": 0}, "load_best_model_at_end": False}, r"whatever it loses"),
+    ],
+)
+def test_faults(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        RookWorldGRPOConfig(
+            **{
+                "output_dir": "run",
+                "rewards": [{"name": "policy_best_move"}],
+                "use_cpu": True,
+                "bf16": False,
+                "report_to": [],
+                **options,
+            }
+        )
+
+
+def test_what_is_not_measured_cannot_be_guarded() -> None:
+    args = RookWorldGRPOConfig(
+        output_dir="run",
+        rewards=[{"name": "policy_best_move"}],
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        guard={"environment/exact": 0.01, "suites/environment/exact": 0.01},
+    )
+    data, suites = DataArguments(tasks=["policy"]), SuiteArguments()
+    faults = check_recipe(None, data, None, None, None, args, suites)
+    assert [fault.partition(";")[0] for fault in faults if fault.startswith("guard")] == [
+        "guard: 'suites/environment/exact' belongs to a suite that is not in `suites`",
+        "guard: 'environment/exact' belongs to a task that is not in `tasks`: ['policy']",
+    ]
+    suites = SuiteArguments(suites=["environment"])
+    faults = check_recipe(None, data, None, None, None, args, suites)
+    assert len([fault for fault in faults if fault.startswith("guard")]) == 1
