@@ -70,6 +70,7 @@ class OpeningsSuite(Suite[EnvironmentPrompt]):
             "share",
             "Board, side to move, castling and en passant are right, whatever stands after them.",
         ),
+        "sampled_invalid": Metric("share", "As `invalid`, for the sampled answer."),
         "sampled_exact": Metric(
             "share", "As `exact`, for one answer sampled at temperature 0.6 and top-k 5."
         ),
@@ -170,11 +171,11 @@ def _read(path: Path, rows: int, seed: int) -> Items:
             wrong[f"{name} against the rules"] += 1
     if not found:
         raise SuiteUnavailableError(f"openings_file: {str(path)!r} holds no prompt; {_FILE}")
-    told = "; ".join(f"{name} in {count}" for name, count in wrong.items() if count)
+    told = "; ".join(f"{name} in {count}" for name, count in (+wrong).items())
     notes = {
         "positions": f"Openings of {path}, {len(content)} rows{f': {told}' if told else ''}.",
         "file": str(path),
-        "wrong": {name: count for name, count in wrong.items() if count},
+        "wrong": dict(+wrong),
     }
     chosen = set(random.Random(seed).sample(sorted(found), min(rows, len(found))))
     return {item: found[item] for item in found if item in chosen}, notes

@@ -1,0 +1,170 @@
+"""The suite `openings`: what it asks, whose truth it takes, and how lenient it is."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import chess
+import pytest
+
+from rookworld_rlvr.evaluation.answerers import Answerer, LanguageModel, Oracle, RandomMover
+from rookworld_rlvr.evaluation.goals import goal_rows
+from rookworld_rlvr.evaluation.results import ModelResults, results_text
+from rookworld_rlvr.evaluation.suite import SuiteUnavailableError
+from rookworld_rlvr.evaluation.suites.openings import OpeningsSuite
+from rookworld_rlvr.models import loading
+from rookworld_rlvr.models.decoding import Decoding, complete
+
+E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
+E4_E5 = "rnbqkbnr/pppp1ppp/8/4p3/4P3/8/PPPP1PPP/RNBQKBNR w KQkq - 0 2"
+ROWS = [
+    {
+        "prompt": f"A: {chess.STARTING_FEN}+e2e4+e2e4+",
+        "expected_fen": E4,
+        "move_num": 1,
+        "move": "e2e4",
+        "is_pawn_move": True,
+    },
+    {"prompt": f"{E4}+e7e5+e2e4 e7e5+", "expected_fen": E4_E5, "move_num": 2},
+]
+
+
+def write(folder: Path, rows: Any) -> str:
+    path = folder / "openings.json"
+    path.write_text(json.dumps(rows))
+    return str(path)
+
+
+class Says(Answerer):
+    """Gives one answer to every prompt, and another where it is asked for samples."""
+
+    name = "says"
+
+    def __init__(self, answer: str, sample: str) -> None:
+        self.decoding = {"name": "said"}
+        self.answer, self.sample = answer, sample
+        self.asked: list[str] = []
+        self.drawn_by: Decoding | None = None
+
+    def answers(self, prompts: Sequence[str]) -> list[str]:
+        self.asked = list(prompts)
+        return [self.answer] * len(prompts)
+
+    def samples(
+        self, prompts: Sequence[str], count: int, decoding: Decoding | None = None
+    ) -> list[list[str]]:
+        self.drawn_by = decoding
+        return [[self.sample] * count for _ in prompts]
+
+
+def values(suite: OpeningsSuite, model: Answerer) -> dict[str, float]:
+    return {name: found.value for name, found in suite.run(model).metrics().items()}
+
+
+def test_packaged_openings_are_first_moves_and_held_out_games() -> None:
+    suite = OpeningsSuite(500, seed=0)
+    plies = Counter(chess.Board(fen).ply() + 1 for fen in suite.positions().values())
+    assert plies[1] == 20 and set(plies) == set(range(1, 11)) and plies.total() == 500
+    first = {p.action for p in suite.items.values() if p.fen == chess.STARTING_FEN}
+    assert first == {move.uci() for move in chess.Board().legal_moves}
+    for prompt in suite.items.values():
+        board = chess.Board()
+        for uci in prompt.history[:-1]:
+            board.push_uci(uci)
+        assert board.fen() == prompt.fen
+        assert prompt.history[-1] == prompt.action and chess.Move.from_uci(prompt.action) in (
+            board.legal_moves
+        )
+    found = values(suite, Oracle(lambda fens: []))
+    assert {value for name, value in found.items() if "invalid" not in name} == {1.0}
+    assert values(suite, RandomMover())["position"] < 0.3
+    small = OpeningsSuite(60, seed=0)
+    assert small.items.items() < suite.items.items()
+    assert goal_rows("openings", [small.run(RandomMover()).metrics()], small.notes) == []
+
+
+def test_the_four_fields_of_the_author_and_the_whole_answer(tmp_path: Path) -> None:
+    """His scripts: white space normalised, a prefix taken off, and the clocks left out."""
+    suite = OpeningsSuite(10, 0, write(tmp_path, ROWS))
+    right = f"{E4}+0.001+0+0"
+    lenient = f"A: {E4.replace(' 0 1', ' 7 9')}  and more"
+    model = Says(right, lenient)
+    found = values(suite, model)
+    assert {name: found[name] for name in ("invalid", "exact", "position")} == {
+        "invalid": 0.0,
+        "exact": 0.5,
+        "position": 0.5,
+    }
+    assert {name: value for name, value in found.items() if name.startswith("sampled_")} == {
+        "sampled_invalid": 1.0,
+        "sampled_exact": 0.0,
+        "sampled_exact/ply_1": 0.0,
+        "sampled_exact/plies_2_to_5": 0.0,
+        "sampled_position": 0.5,
+        "sampled_position/ply_1": 1.0,
+        "sampled_position/plies_2_to_5": 0.0,
+    }
+    assert model.asked[1] == f"A: {E4}+e7e5+e2e4 e7e5+", "as models were trained on it"
+    assert model.drawn_by == Decoding("sampled", temperature=0.6, top_k=5)
+
+
+def test_a_file_against_the_rules_is_told_and_not_followed(tmp_path: Path) -> None:
+    """The en passant square is named only where a capture there is legal; e3 is one file's error."""
+    wrong = {**ROWS[0], "expected_fen": E4.replace(" - ", " e3 "), "move_num": 3}
+    illegal = {"prompt": "A: 8/8/8/8/8/8/8/8 w - - 0 1+e2e4+e2e4+"}
+    suite = OpeningsSuite(10, 0, write(tmp_path, [wrong, ROWS[0], illegal, {"move": "e2e4"}, 7]))
+    assert list(suite.items) == ["row 1", "row 2"]
+    assert suite.notes["wrong"] == {
+        "expected_fen against the rules": 1,
+        "move_num against the rules": 1,
+        "prompt repeated": 1,
+        "prompt unreadable": 3,
+    }
+    result = suite.run(Oracle(lambda fens: []))
+    assert result.metrics()["exact/ply_1"].value == 1.0
+    text = results_text([ModelResults("oracle", {"openings": result}, {})])
+    assert "5 rows: " in text and "expected_fen against the rules in 1" in text
+    assert "openings of his test set, at least 80% (position)" in text
+    assert "oracle: 100.0% [34.2, 100.0], reached" in text
+    missed = suite.run(Says(E4_E5, E4)).metrics()
+    assert goal_rows("openings", [missed], suite.notes)[1] == [
+        "first moves of his test set, at least 80%",
+        "position/ply_1",
+        "0.0% [0.0, 65.8], not reached",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [({}, "is not a list"), ([], "holds no prompt"), ([{"prompt": "P: "}], "holds no prompt")],
+)
+def test_a_file_without_openings_is_refused(rows: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(SuiteUnavailableError, match=f"{said}.*; give a JSON list of objects"):
+        OpeningsSuite(10, 0, write(tmp_path, rows))
+
+
+def test_the_owners_set_agrees_with_the_rules(real_data: Path) -> None:
+    suite = OpeningsSuite(500, 0, str(real_data / "opening_dataset_eval.json"))
+    assert len(suite.items) == 221 and suite.notes["wrong"] == {"prompt repeated": 25}
+    plies = Counter(chess.Board(fen).ply() + 1 for fen in suite.positions().values())
+    assert plies == {1: 40, 2: 37, 3: 32, 4: 28, 5: 24, 6: 20, 7: 16, 8: 12, 9: 8, 10: 4}
+
+
+def test_a_sample_is_drawn_once_and_for_all() -> None:
+    model: Any = loading.load_model(loading.PACKAGED_MODEL).eval()
+    decode = partial(complete, model, loading.load_tokenizer(loading.PACKAGED_MODEL))
+    suite = OpeningsSuite(24, seed=0)
+    alone, together = (
+        suite.run(LanguageModel("nano", partial(decode, batch_size=size, max_new_tokens=64)))
+        for size in (5, 64)
+    )
+    assert alone.observations.values == together.observations.values
+    sampled = together.observations.values["sampled_position"]
+    assert sampled != together.observations.values["position"], (
+        "greedy and sampled differ somewhere"
+    )
