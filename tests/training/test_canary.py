@@ -43,6 +43,7 @@ OVERRIDDEN: dict[str, tuple[str, str]] = {
     ),
     "_compute_loss": ("self, model, inputs", "kl, value_head, groups, compiling"),
     "_get_grad_norm": ("self, model, grad_norm", "nonfinite"),
+    "_determine_best_metric": ("self, metrics, trial", "guard"),
 }
 # As above, for checkpoints.py, which saves and resumes.
 SAVING: dict[str, str] = {

@@ -230,6 +230,23 @@ def test_a_suite_that_falls_by_a_quarter_of_its_best() -> None:
     assert observe(logs(20.0, 24.0, 18.5)) == []
 
 
+def test_a_guarded_metric_is_compared_with_the_start() -> None:
+    """Not with the best so far, as by the other rules, and at every evaluation at once."""
+    guard = {"environment/exact": 0.01, "policy/best_move": 0.5}
+    monitor = HealthMonitor(HealthArguments(), guard=guard)
+    values = ((0.5, 0.4), (0.8, 0.3), (0.495, 0.2))
+    for step, pair in enumerate(values):
+        found = monitor.observe(step, evaluation(*pair))
+        assert "guard" not in [finding.rule for finding in found]
+    (finding,) = (f for f in monitor.observe(3, evaluation(0.48, 0.2)) if f.rule == "guard")
+    assert finding.message.startswith(
+        "environment/exact has fallen from 0.5 at the start to 0.48, by more than 0.01: this checkpoint "
+        "is not kept as the best; lower learning_rate"
+    )
+    unguarded = observe([evaluation(0.9, 0.2), evaluation(0.8, 0.2)])
+    assert [finding.rule for finding in unguarded] == ["heldout_down"]
+
+
 def test_a_tasks_training_reward_that_falls_while_anothers_does_not() -> None:
     def logs(environment: Sequence[float], policy: Sequence[float]) -> list[Log]:
         return [
