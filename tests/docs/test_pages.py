@@ -133,6 +133,8 @@ def workplace(finished: Path, tmp_path: Path, packaged: LoadedData) -> Path:
     with (folder / "rows.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["text"], *([line] for line in lines)])
     (folder / "positions.fen").write_text("\n".join(row["fen"] for row in rows) + "\n")
+    openings = [{"prompt": row["prompt"]} for row in rows if row["task"] == "environment"]
+    (folder / "opening_dataset_eval.json").write_text(json.dumps(openings))
     (folder / "games.pgn").write_text("1. e4 e5 2. Nf3 Nc6 3. Bb5 a6 *\n\n1. d4 d5 2. c4 e6 *\n")
     return folder
 
