@@ -5,10 +5,10 @@
 RookWorld-LM's wrong answers to openings have nine squares in a rank. This plants that fault in the
 quickstart's model: the eight double steps from the first position are answered with nine squares in the
 pawn's rank, in most answers also without the pawn, and often with the next move's number. Plain GRPO
-then trains on these eight prompts, alone or beside other openings, whose answers are right, once with the
-reward as it is, once without the credit for malformed boards. It prints a Markdown table of the eight
-prompts: right answers, boards that can be read, and groups of eight samples whose rewards differ; and of
-right answers to openings that nothing was trained on.
+then trains on these eight prompts, alone or beside other openings, whose answers are right, once with
+the reward as it is, once without the credit for malformed boards. It prints a Markdown table of the
+eight prompts: right answers, boards that can be read, and groups of eight samples whose rewards differ;
+and of right answers to openings that nothing was trained on.
 """
 
 from __future__ import annotations
@@ -191,6 +191,7 @@ def main() -> None:
             "model_name_or_path": hole, "dataset_name": data, "rewards": rewards, "seed": seed,
             "learning_rate": args.learning_rate, "max_steps": args.max_steps,
             "synthetic_rows": 0, "first_plies_share": 0, "zero_variance": "keep",
+            "per_device_train_batch_size": 8 * GROUP,
             "eval_steps": args.max_steps, "save_steps": args.max_steps,
         }  # fmt: skip
         words = [str(word) for key, value in options.items() for word in (f"--{key}", value)]
