@@ -10,6 +10,9 @@ Exit code: 0; 1 if a finding says that a run should not start with this recipe; 
 
 from __future__ import annotations
 
+import rookworld_rlvr.common.threads  # noqa: F401  # before torch is loaded
+
+# isort: split
 import gc
 from collections.abc import Sequence
 from dataclasses import replace

@@ -9,6 +9,9 @@ rookworld evaluate --model_name_or_path random oracle   # chance, and the ceilin
 
 from __future__ import annotations
 
+import rookworld_rlvr.common.threads  # noqa: F401  # before torch is loaded
+
+# isort: split
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -8,6 +8,9 @@ rookworld grpo --dry_run                            # look, do not train
 
 from __future__ import annotations
 
+from rookworld_rlvr.common.threads import threads_line  # before torch is loaded
+
+# isort: split
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -119,6 +122,7 @@ def main(argv: Sequence[str]) -> None:
             quarantine if state.is_main_process else None,
             training_args.other_task_rows,
         )
+    state.print(threads_line())
     state.print("\n".join(data.report.lines()))
     require_truth(data, data_args.tasks, label_args.labels)
     prompts = training_args.generation_batch_size // training_args.num_generations

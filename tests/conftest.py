@@ -68,7 +68,8 @@ def stockfish() -> str:
 @pytest.fixture(scope="session")
 def chromium() -> tuple[str, str]:
     """Paths of a browser and its driver. CI installs both, and does not let this be skipped."""
-    browser, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    browser = shutil.which(os.environ.get("CHROMIUM_PATH", "chromium"))
+    driver = shutil.which("chromedriver")
     if browser and driver:
         return browser, driver
     if os.environ.get("ROOKWORLD_REQUIRE_BROWSER"):

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import yaml
 
+from ..common import threads  # noqa: F401  # for what it starts: before torch is loaded
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
 from .output import show
 

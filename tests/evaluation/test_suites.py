@@ -525,10 +525,8 @@ def evaluated() -> list[ModelResults]:
         SuiteArguments(suites=["environment", "policy"], suite_rows=12, policy_dataset_name=None),
         EngineArguments(),
     )
-    known: dict[str, Any] = {}
-    for suite in suites:
-        known |= getattr(suite, "values", {})
-    values = OracleValues(known, EngineArguments())
+    (known,) = (suite.items for suite in suites if isinstance(suite, PolicySuite))
+    values = OracleValues(known, EngineArguments(engine_path="/no/engine"))
     return [
         ModelResults(
             name,

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import chess
@@ -168,6 +168,15 @@ def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.fixture
+def _ctrl_c_is_heard() -> Iterator[None]:
+    """A job in the background, as these tests may be, ignores Ctrl-C, and so does what it starts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ctrl_c_is_heard")
 @pytest.mark.parametrize(
     ("at_the_end", "code"),
     [(None, 0), (hang_up, 130), (interrupt, 130)],
