@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import gc
+import io
 import logging
 import os
 import sys
@@ -26,6 +27,7 @@ from trl import TrlParser
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
 from ..common.exhausted import is_disk_full, is_out_of_memory
 from ..common.own import own_files
+from ..common.progress import LogBar
 from ..common.settings import Bounds, kinds
 from ..common.terminal import printable
 from ..evaluation.registry import register_own_suite
@@ -418,8 +420,11 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
     _keep_to_one_gpu()
     for name in ("transformers.modeling_utils", "transformers.trainer"):
         logging.getLogger(name).addFilter(_is_no_false_alarm)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # a log file is read while it grows
     if not sys.stderr.isatty():  # progress bars would fill a log file
         datasets.disable_progress_bars()
+        datasets.arrow_dataset.hf_tqdm = LogBar  # of `Dataset.map`, which may take hours
         disable_progress_bars()
         transformers.utils.logging.disable_progress_bar()
     code: Any = 0

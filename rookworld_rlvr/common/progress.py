@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from tqdm import tqdm
 
@@ -80,6 +81,21 @@ class Progress:
         self._open.remove(self)
         if self._bar is not None:
             self._bar.close()
+
+
+class LogBar(tqdm):  # type: ignore[misc]
+    """A bar for libraries that take a class of tqdm's; it writes plain lines for a log on stderr."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kept = {"file": io.StringIO(), "mininterval": LINE_EVERY_S, "disable": False}
+        super().__init__(*args, **{**kwargs, **kept})
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        """Called by tqdm when it is time to."""
+        if 0 < self.n < (self.total or 0) and time.time() - self.start_t >= LINE_EVERY_S:
+            seconds = time.time() - self.start_t
+            line = progress_line(self.desc, self.n, self.total, self.unit.strip(), seconds)
+            print(line, file=sys.stderr, flush=True)
 
 
 def progress_line(title: str, done: int, total: int | None, unit: str, seconds: float) -> str:

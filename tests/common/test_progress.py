@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 import time
 
+import datasets
 import pytest
 
 from rookworld_rlvr.common import progress
@@ -80,6 +82,20 @@ def test_only_the_outermost_is_shown(clock: Clock, capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == "games: 1 of 2 games (50%), 00:30 left\n"
     work(clock, 10, "prompts")
     assert capsys.readouterr().err.startswith("prompts: 20"), "the outer one is closed"
+
+
+def test_the_bars_of_dataset_map_are_lines_in_a_log(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0.2)
+    monkeypatch.setattr(datasets.arrow_dataset, "hf_tqdm", progress.LogBar)
+    rows = datasets.Dataset.from_dict({"row": list(range(20))})
+    rows.map(lambda _: time.sleep(0.05), desc="Parsing rows")
+    rows.map(lambda _: None, desc="Short")
+    lines = capfd.readouterr().err.splitlines(keepends=True)
+    assert lines and all(
+        re.fullmatch(r"Parsing rows: \d+ of 20 examples \(\d+%\), .* left\n", x) for x in lines
+    )
 
 
 def test_a_failure_closes_it(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:

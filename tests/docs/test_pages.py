@@ -145,5 +145,9 @@ def test_the_commands_of_the_front_page(workplace: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", DOCS, ids=lambda path: path.stem)
-def test_the_commands_of_the_documentation(page: Path, workplace: Path) -> None:
+def test_the_commands_of_the_documentation(
+    page: Path, workplace: Path, request: pytest.FixtureRequest
+) -> None:
+    if re.search("^rookworld prepare", page.read_text(), re.M):
+        request.getfixturevalue("stockfish")
     follow(page, workplace)

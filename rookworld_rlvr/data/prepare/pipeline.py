@@ -7,6 +7,7 @@ from there, and so does one in which a worker died.
 from __future__ import annotations
 
 import logging
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -223,6 +224,8 @@ def write_labelled(
             for first in range(0, len(rows), ROW_GROUP):
                 last = min(first + ROW_GROUP, len(rows))
                 chunk = rows.select(range(first, last))
+                if first and not sys.stderr.isatty():  # many short chunks show nothing else
+                    print(f"written: {first:,} of {len(rows):,} rows", file=sys.stderr, flush=True)
                 if labeller is not None:
                     title = f"Valuing positions of rows {first + 1:,} to {last:,} of {len(rows):,}"
                     _value_positions(chunk, label_args, labeller, num_proc, report, title)
