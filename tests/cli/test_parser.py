@@ -65,18 +65,17 @@ def test_a_script_leaves_no_thread_of_the_process_group_behind(how: str, code: i
     assert done.stdout.strip() == "False []"
 
 
-def test_a_log_file_has_each_line_at_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_log_file_has_each_line_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen = []
 
     def main(argv: object) -> None:
         print("step 5")
         seen.append((tmp_path / "run.log").read_text())
 
-    with (tmp_path / "run.log").open("w") as log, pytest.raises(SystemExit):
+    with (tmp_path / "run.log").open("w") as log:
         monkeypatch.setattr(sys, "stdout", log)
-        parser.run_cli(main)
+        with pytest.raises(SystemExit):
+            parser.run_cli(main)
     assert seen == ["step 5\n"]
 
 
