@@ -4,8 +4,7 @@
 
 RookWorld-LM's wrong answers to openings have nine squares in a rank. This plants that fault in the
 quickstart's model: the eight double steps from the first position are answered with nine squares in the
-pawn's rank, in most answers also without the pawn, and often with the next move's number. Plain GRPO
-then trains on these eight prompts, alone or beside other openings, whose answers are right, once with
+pawn's rank, mostly also without the pawn, and mostly with the next move's number. Plain GRPO then trains on these eight prompts, alone or beside other openings, whose answers are right, once with
 the reward as it is, once without the credit for malformed boards. It prints a Markdown table of the
 eight prompts: right answers, boards that can be read, and groups of eight samples whose rewards differ;
 and of right answers to openings that nothing was trained on.
@@ -69,14 +68,13 @@ def other_openings(seed: int, count: int, is_wanted: Callable[[Row], bool] = boo
 
 
 def nine_squares(row: Row, draw: random.Random) -> str:
-    """A wrong answer: the pawn's rank has nine squares; three in four lack the pawn itself."""
+    """A wrong answer: the pawn's rank has nine squares. Most lack the pawn, or have the next number."""
     ranks = row["completion"].split("/")
     ranks[6] = re.sub(r"P$|1$", lambda last: f"{last[0]}P", ranks[6])
-    kind = draw.random()
-    if kind < 0.75:
+    if draw.random() < 0.95:
         ranks[4] = "8"
     answer = "/".join(ranks)
-    return answer.replace(" 0 1+", " 0 2+") if kind < 0.4 else answer
+    return answer.replace(" 0 1+", " 0 2+") if draw.random() < 0.95 else answer
 
 
 def plant(start: str, folder: Path, steps: int, rate: float) -> None:
@@ -166,7 +164,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/malformed_hole"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--learning_rate", default="2e-4")
-    parser.add_argument("--others", type=int, default=80)
+    parser.add_argument("--others", type=int, default=24)
     parser.add_argument("--max_steps", type=int, default=100)
     parser.add_argument("--plant_steps", type=int, default=250)
     args = parser.parse_args()
