@@ -19,6 +19,7 @@ import yaml
 from ..common import threads  # noqa: F401  # for what it starts: before torch is loaded
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
 from .output import show
+from .words import shipped, shipped_names
 
 SCRIPTS = {
     "grpo": "grpo",
@@ -77,12 +78,6 @@ def main() -> NoReturn:
     raise SystemExit(0)
 
 
-def shipped(folder: str) -> Path:
-    """A folder that is shipped with the package: inside of it in a wheel, beside it in a clone."""
-    package = Path(__file__).resolve().parents[1]
-    return package / folder if (package / folder).is_dir() else package.parent / folder
-
-
 def typed() -> str:
     """How to type the command here: by name, or by path if the shell would not find it."""
     beside = Path(sys.executable).with_name("rookworld")
@@ -126,7 +121,7 @@ def usage() -> str:
             "rookworld COMMAND --help describes the keys of a command.",
             "To run it on several processes, add --num_processes N, --accelerate_config NAME, or both; "
             "NAME is a file or one of",
-            f"{', '.join(_names('accelerate_configs'))}.",
+            f"{', '.join(shipped_names('accelerate_configs'))}.",
             "On several machines, run the command on each, with --num_machines, --machine_rank from 0,",
             "and the --main_process_ip and --main_process_port of rank 0; --num_processes counts all.",
         ]
@@ -265,7 +260,7 @@ def _how_machines_go_on(code: int) -> str:
 
 def recipes(words: Sequence[str]) -> list[str]:
     """List the recipes with a description each, or copy one."""
-    folder, names = shipped("recipes"), _names("recipes")
+    folder, names = shipped("recipes"), shipped_names("recipes")
     if not words:
         return [f"{name:<20} {first_comment(folder / f'{name}.yaml')}" for name in names]
     if words[0] != "copy" or len(words) not in (2, 3):
@@ -300,7 +295,7 @@ def _accelerate_config(name: str) -> str:
     """The file of an accelerate configuration, given as a name or as a file."""
     if Path(name).is_file():
         return name
-    names = _names("accelerate_configs")
+    names = shipped_names("accelerate_configs")
     if name not in names:
         raise ConfigurationError(
             [
@@ -314,10 +309,6 @@ def _usual_config() -> str:
     import torch  # takes a second, so only if several processes are launched
 
     return "multi_gpu" if torch.accelerator.is_available() else "cpu"
-
-
-def _names(folder: str) -> list[str]:
-    return sorted(path.stem for path in shipped(folder).glob("*.yaml"))
 
 
 def _file_of(module: str) -> Path:

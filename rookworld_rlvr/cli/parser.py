@@ -24,7 +24,7 @@ import yaml
 from huggingface_hub.utils.tqdm import disable_progress_bars
 from trl import TrlParser
 
-from ..common.errors import ConfigurationError, RookWorldError, close_matches
+from ..common.errors import ConfigurationError, RookWorldError
 from ..common.exhausted import is_disk_full, is_out_of_memory
 from ..common.own import own_files
 from ..common.progress import LogBar
@@ -34,6 +34,7 @@ from ..evaluation.registry import register_own_suite
 from ..tasks.registry import register_own
 from .output import show
 from .together import Others, say_why
+from .words import find_recipe, named_here
 
 EXIT_BAD_INPUT = 2
 
@@ -137,7 +138,7 @@ class StrictParser(TrlParser):
 
     def own_help(self) -> str:
         """The text of ``--help``: this package's keys by topic; other keys are only counted."""
-        lines = [f"{self.prog} [--config RECIPE.yaml] [--key value ...]"]
+        lines = [f"{self.prog} [--config RECIPE] [--key value ...]"]
         known = self._actions_by_key
         shown: set[str] = set()
         for kind in self.dataclass_types:
@@ -230,10 +231,10 @@ class StrictParser(TrlParser):
         for flag, words in options:
             if flag == "--config":
                 if len(words) == 1:
-                    path = Path(words[0])
+                    path = find_recipe(words[0])
                 else:
                     faults.append(
-                        f"--config: {' '.join(words)!r} is not the path of a recipe; give one file"
+                        f"--config: {' '.join(words)!r} is not one recipe; give one file or name"
                     )
         return path, [option for option in options if option[0] != "--config"]
 
@@ -243,8 +244,7 @@ class StrictParser(TrlParser):
         try:
             content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
         except OSError as error:
-            close = close_matches(str(path), map(str, path.parent.glob("*.yaml")))
-            text = f"--config: cannot read {str(path)!r} ({error.strerror}){close}"
+            text = f"--config: cannot read {str(path)!r} ({error.strerror})"
             raise ConfigurationError([text]) from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             text = f"--config: {path} is not valid YAML ({' '.join(str(error).split())})"
@@ -261,7 +261,7 @@ class StrictParser(TrlParser):
         known = self._actions_by_key
         for key, value in content.items():
             if str(key) not in known:
-                faults.append(f"{path}: unknown key {key!r}{close_matches(str(key), known)}")
+                faults.append(f"{path}: unknown key {key!r}{named_here(str(key), known)}")
                 continue
             if remote_code_in(key, value):
                 faults.append(f"{path}: {key}: {value!r} {REMOTE_CODE}")
@@ -276,7 +276,7 @@ class StrictParser(TrlParser):
         self, flag: str, words: list[str], values: dict[str, Any], faults: list[str]
     ) -> None:
         if flag not in self._option_string_actions:
-            close = close_matches(flag.lstrip("-").replace("-", "_"), self._actions_by_key)
+            close = named_here(flag.lstrip("-").replace("-", "_"), self._actions_by_key)
             faults.append(f"command line: unknown option {flag}{close}")
             return
         action = self._option_string_actions[flag]

@@ -446,7 +446,7 @@ def test_nothing_of_a_run_is_touched(diagnose: Diagnose, tmp_path: Path) -> None
             "--config: --compare already names",
         ),
         (["--compare=a.yaml", "--compare=b.yaml"], "compare: "),
-        (["--config", "missing.yaml"], "cannot read 'missing.yaml'"),
+        (["--config", "missing.yaml"], "'missing.yaml' is neither a file"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_loaded(
@@ -459,7 +459,7 @@ def test_bad_input_is_refused_before_anything_is_loaded(
 def test_bad_input_gives_one_message_and_exit_code_2(tmp_path: Path) -> None:
     done = script("diagnose.py", "--compare", "a.yaml", "b.yaml", cwd=tmp_path)
     assert done.returncode == 2
-    assert "cannot read 'a.yaml'" in done.stderr
+    assert "'a.yaml' is neither a file" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
