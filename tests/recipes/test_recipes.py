@@ -63,6 +63,7 @@ def test_the_set_of_recipes() -> None:
         "grpo_environment",
         "grpo_fill_in",
         "grpo_learning",
+        "grpo_mini",
         "grpo_openings",
         "grpo_openings_hole",
         "grpo_policy",

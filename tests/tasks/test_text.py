@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -108,8 +109,9 @@ def test_spacing_and_prefix_do_not_change_an_environment_row(row: str) -> None:
         " ".join(POLICY_ROW.split()),
         POLICY_ROW.replace(" ", "   "),
         f" {POLICY_ROW}   <|endoftext|>",
+        re.sub(r"(?<=[a-h][1-8]) (?=[a-h][1-8])", ",", POLICY_ROW),
     ],
-    ids=["single spaces", "triple spaces", "padded end"],
+    ids=["single spaces", "triple spaces", "padded end", "commas"],
 )
 def test_spacing_does_not_change_a_policy_row(row: str) -> None:
     assert join_row(*split_row(row)[1:]) == POLICY_ROW
