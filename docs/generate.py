@@ -23,6 +23,7 @@ import yaml
 from trl import GRPOConfig, GRPOTrainer, ModelConfig
 
 from rookworld_rlvr.cli.main import SCRIPTS, first_comment
+from rookworld_rlvr.cli.words import words
 from rookworld_rlvr.common.settings import BOUNDS, Bounds, kinds
 from rookworld_rlvr.diagnosis.findings import RULES as FINDINGS
 from rookworld_rlvr.evaluation.registry import SUITES
@@ -303,6 +304,15 @@ def owner(name: str) -> str:
     return {"trl": "TRL", "transformers": "transformers"}[kind.__module__.partition(".")[0]]
 
 
+def other_words() -> str:
+    """Our keys with the names that other code has for them."""
+    notes = words()["notes"]
+    rows = [
+        [code(*names), code(key), notes.get(key, "-")] for key, names in words()["names"].items()
+    ]
+    return table(["there", "here", "note"], rows)
+
+
 def files(folder: str) -> str:
     """The YAML files of a folder, each with what it says of itself."""
     rows = [
@@ -323,6 +333,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "suite_metrics": suite_metrics,
     "findings": findings,
     "hooks": hooks,
+    "words": other_words,
     "recipes": lambda: files("recipes"),
     "accelerate_configs": lambda: files("accelerate_configs"),
 }

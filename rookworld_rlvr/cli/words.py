@@ -63,4 +63,6 @@ def find_recipe(name: str) -> Path:
     close = difflib.get_close_matches(name, [str(file) for file in path.parent.glob("*.yaml")])
     close = close or difflib.get_close_matches(path.stem, packaged)
     remedy = f"did you mean {' or '.join(close)}?" if close else "rookworld recipes lists these"
-    raise ConfigurationError([f"--config: {name!r} is neither a file nor a packaged recipe; {remedy}"])
+    raise ConfigurationError(
+        [f"--config: {name!r} is neither a file nor a packaged recipe; {remedy}"]
+    )

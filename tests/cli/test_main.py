@@ -13,7 +13,8 @@ import psutil
 import pytest
 import yaml
 
-from rookworld_rlvr.cli.main import MODULES, SCRIPTS, command_line, recipes, shipped, usage
+from rookworld_rlvr.cli.main import MODULES, SCRIPTS, command_line, recipes, usage
+from rookworld_rlvr.cli.words import shipped
 from rookworld_rlvr.common.errors import ConfigurationError
 
 from ..conftest import RECIPES, REPOSITORY

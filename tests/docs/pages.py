@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from rookworld_rlvr.cli import main
+from rookworld_rlvr.cli.words import find_recipe
 
 from ..conftest import REPOSITORY, script
 
@@ -132,7 +133,8 @@ def small(command: str, words: list[str], folder: Path) -> list[str]:
     given = {word for word in words if word.startswith("--")}
     recipe: dict[str, Any] = {}
     if "--config" in given:
-        recipe = yaml.safe_load((folder / words[words.index("--config") + 1]).read_text())
+        with contextlib.chdir(folder):
+            recipe = yaml.safe_load(find_recipe(words[words.index("--config") + 1]).read_text())
     if command == "sweep":  # its trials are made small
         trial = ["${interpreter}", "${program}", "${args}", *TRAINING, *GROUPS]
         (folder / "sweep.yaml").write_text(yaml.safe_dump({**recipe, "command": trial}))
