@@ -306,9 +306,8 @@ class PolicyTask(Task):
         head, mark, tail = row.partition(" M:")
         if not mark:
             raise NotationError("no section 'M:' in the policy row", row)
-        answer = parse_policy_answer(
-            "M:" + tail.replace(",", " ")
-        )  # in data only: as some write lists
+        tail = tail.replace(",", " ")  # data may separate moves by commas, completions may not
+        answer = parse_policy_answer("M:" + tail)
         return write_policy_prompt(parse_policy_prompt(head)), write_policy_answer(answer)
 
     def parse_answer(self, prompt: str, completion: str) -> PolicyAnswer:

@@ -124,8 +124,8 @@ class KLArguments:
     kl_estimator: KLEstimator = setting(
         "k3",
         "How the KL to the reference is estimated from sampled tokens; k3 is TRL's estimator. Names are "
-        "the literature's: forward is KL(reference‖policy), reverse KL(policy‖reference). Code that calls "
-        "KL(policy‖reference) forward, as the self-contained trainer did, means our reverse.",
+        "the literature's: forward is KL(reference‖policy), reverse KL(policy‖reference). Code that "
+        "calls KL(policy‖reference) forward, as the self-contained trainer did, means our reverse.",
     )
     kl_log_ratio_bound: float = setting(
         20.0,
