@@ -4,10 +4,11 @@
 
 RookWorld-LM's wrong answers to openings have nine squares in a rank. This plants that fault in the
 quickstart's model: the eight double steps from the first position are answered with nine squares in the
-pawn's rank, mostly also without the pawn, and mostly with the next move's number. Plain GRPO then trains on these eight prompts, alone or beside other openings, whose answers are right, once with
-the reward as it is, once without the credit for malformed boards. It prints a Markdown table of the
-eight prompts: right answers, boards that can be read, and groups of eight samples whose rewards differ;
-and of right answers to openings that nothing was trained on.
+pawn's rank, mostly also without the pawn, and mostly with the next move's number. Plain GRPO then
+trains on these eight prompts and on other openings, whose answers are right, once with the reward as it
+is, once without the credit for malformed boards. It prints a Markdown table of the eight prompts: right
+answers, boards that can be read, and groups of eight samples whose rewards differ; and of right answers
+to openings that nothing was trained on.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import random
 import re
 import statistics
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +94,7 @@ def plant(start: str, folder: Path, steps: int, rate: float) -> None:
         texts += [(row["prompt"], nine_squares(row, draw)) for row in wrong * 3]
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1.0, (step + 1) / 20) * (1 - step / steps)
-        loss = answers_loss(model, tokenizer, texts)
-        loss.backward()
+        answers_loss(model, tokenizer, texts).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -101,7 +102,7 @@ def plant(start: str, folder: Path, steps: int, rate: float) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def answers_loss(model: Any, tokenizer: Any, texts: list[tuple[str, str]]) -> torch.Tensor:
+def answers_loss(model: Any, tokenizer: Any, texts: list[tuple[str, str]]) -> Any:
     """Mean loss of the answers' tokens, the end token among them."""
     asked = [tokenizer(prompt)["input_ids"] for prompt, _ in texts]
     told = [tokenizer(answer + END_OF_TEXT)["input_ids"] for _, answer in texts]
@@ -112,8 +113,7 @@ def answers_loss(model: Any, tokenizer: Any, texts: list[tuple[str, str]]) -> to
         whole = torch.tensor(prompt + answer)
         ids[place, : len(whole)] = whole
         labels[place, len(prompt) : len(whole)] = whole[len(prompt) :]
-    loss: torch.Tensor = model(input_ids=ids, labels=labels).loss
-    return loss
+    return model(input_ids=ids, labels=labels).loss
 
 
 # --------------------------------------------------------------------------------------------------
@@ -124,11 +124,11 @@ def measured(folder: Path) -> dict[str, float]:
     model, tokenizer = loading.load_model(str(folder)).eval(), loading.load_tokenizer(str(folder))
     rows = double_steps()
     asked = [row["prompt"] for row in rows for _ in range(GROUP * GROUPS // len(rows))]
-    answer = {"max_new_tokens": 48, "batch_size": 128}
-    greedy = complete(model, tokenizer, [row["prompt"] for row in rows], **answer)
-    texts = complete(model, tokenizer, asked, decoding=PLAIN, **answer)
+    answer = partial(complete, model, tokenizer, max_new_tokens=48, batch_size=128)
+    greedy = answer([row["prompt"] for row in rows])
+    texts = answer(asked, decoding=PLAIN)
     others = other_openings(99, 300)
-    elsewhere = complete(model, tokenizer, [row["prompt"] for row in others], **answer)
+    elsewhere = answer([row["prompt"] for row in others])
     scores = [ENVIRONMENT.score(*pair) or {} for pair in zip(asked, texts, strict=True)]
     return {
         "greedy": percent(exact(rows, greedy)),

@@ -341,8 +341,8 @@ def load_rows(dataset_name: str = SourceArguments.dataset_name, **keys: Any) -> 
     """The rows that `rookworld grpo` would take, for any trainer, in the splits `train` and `test`.
 
     The columns are `task`, `prompt`, `completion`, `fen`, `action`, `history` and `action_values`. No
-    position is in both splits; `test` has at most `heldout_rows` (200) rows of each task. Rows that cannot
-    be read or judged are left out with a warning.
+    position is in both splits; `test` has at most `heldout_rows` (200) rows of each task. Rows that
+    cannot be read or judged are left out with a warning.
 
     Args:
         dataset_name: A packaged name, a file or a Hub id; by default the packaged openings.

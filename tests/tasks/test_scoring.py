@@ -99,7 +99,7 @@ def test_a_malformed_board_counts_by_how_near_it_is(board: str, state: float) ->
 def test_wrong_answers_that_rookworld_lm_gave_differ(real_data: Path) -> None:
     lines = (real_data / "rookworld_lm_answers.jsonl").read_text(encoding="utf-8").splitlines()
     asked = [row for row in map(json.loads, lines) if "expected_fen" in row]
-    scores = [score_row(row["prompt"], row["completion"]) for row in asked]
+    scores = [score_row(row["prompt"], row["completion"]) or {} for row in asked]
     right = [row["completion"].startswith(row["expected_fen"] + "+0.001+0+0") for row in asked]
     assert (len(asked), sum(right)) == (20, 13)
     assert [score["exact"] == 1 for score in scores] == right
