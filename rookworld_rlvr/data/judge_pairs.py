@@ -1,4 +1,4 @@
-"""Preference pairs for a judge: a right and a corrupted environment answer, a better and a worse move.
+"""Preference pairs for a judge: a right answer and a wrong one, a better move and a worse one.
 
 Truth comes from python-chess and from the rows' values of moves, never from the data's own answers.
 The seed decides everything. Kinds are drawn independently, so shares hold for any prefix of a list.
@@ -26,6 +26,8 @@ from ..tasks.policy import (
     win_probability,
     write_policy_answer,
 )
+from ..tasks.registry import TASKS, is_right
+from ..tasks.scoring import values_by_move
 from ..tasks.types import ActionValue, EnvironmentAnswer, EnvironmentPrompt, PolicyAnswer
 from .loading import action_values_of
 from .planted_faults import with_fen_field
@@ -41,7 +43,7 @@ _Answers = tuple[str, str]  # chosen, rejected
 class Pair:
     """Two answers to one prompt, the first of which is the better one."""
 
-    kind: str  # of `PAIR_SHARES`
+    kind: str  # of `PAIR_SHARES`; followed by the row's part if it is a task's name
     prompt: str
     chosen: str
     rejected: str
@@ -52,6 +54,8 @@ PAIR_SHARES: Mapping[str, float] = SHARES["pairs"]
 
 def task_of_kind(kind: str) -> str:
     """The task from whose rows a kind of pairs is made."""
+    if kind in TASKS:
+        return kind
     return POLICY.name if kind in _POLICY else ENVIRONMENT.name
 
 
@@ -143,20 +147,60 @@ def _pairs(kind: str, rows: Sequence[Row], gap: float, seed: int) -> Iterator[Pa
     """Pairs of one kind, from the rows of its task in turn, without end."""
     rng = random.Random(f"{seed} {kind}")
     in_turn = cycle(rng.sample(rows, len(rows)))
+    answered = _answers_by_part(rows) if kind in TASKS else {}
     while True:
         for row in islice(in_turn, len(rows)):
-            if kind in CORRUPTIONS:
+            name = kind
+            if kind in TASKS:
+                part = TASKS[kind].part(row)
+                name = f"{kind}_{part}"
+                answers = _right_and_wrong(row, answered[part], rng)
+            elif kind in CORRUPTIONS:
                 answers = _environment_answers(row, kind, rng)
             else:
                 answers = _POLICY[kind](row, gap, rng)
             if answers is not None:
-                yield Pair(kind, row["prompt"], *answers)
+                yield Pair(name, row["prompt"], *answers)
                 break
         else:
             raise RookWorldError(
                 f"pair_shares: no {task_of_kind(kind)} row ({len(rows)} found) can become a pair of the "
                 f"kind {kind!r}; give more rows or synthetic_rows, or leave the kind out"
             )
+
+
+# --------------------------------------------------------------------------------------------------
+# Any task: a right answer, and one that goes wrong somewhere
+# --------------------------------------------------------------------------------------------------
+def _answers_by_part(rows: Sequence[Row]) -> dict[str, list[str]]:
+    answers: defaultdict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        answers[TASKS[row["task"]].part(row)].append(row["completion"])
+    return answers
+
+
+def _right_and_wrong(row: Row, answered: Sequence[str], rng: random.Random) -> _Answers | None:
+    """The wrong answer begins as the right one, and goes on as a guess or as another row's answer.
+
+    Args:
+        row: Of any task that knows a right answer.
+        answered: The answers of the rows of the same part, see `Task.part`.
+        rng: Chooses.
+    """
+    task, prompt, values = TASKS[row["task"]], row["prompt"], values_by_move(row["action_values"])
+    right = task.right_answer(prompt, values, rng)
+    if right is None:
+        return None
+    for _ in range(_TRIES):
+        other = task.guess(prompt, rng) if rng.random() < 0.5 else rng.choice(answered)
+        cut = rng.randrange(len(right))
+        wrong = right[:cut] + other[cut:]
+        if is_right(prompt, wrong, values) is False:
+            return right, wrong
+    return None
+
+
+_TRIES = 20  # most of them are wrong
 
 
 # --------------------------------------------------------------------------------------------------

@@ -16,15 +16,16 @@ from ..common.stats import Estimate, estimate
 from ..data.judge_pairs import JudgeDataArguments, Pair
 from ..models import loading
 from ..models.decoding import Decoding, complete
-from ..rewards.composites import graduated
 from ..rewards.judge import Judge
-from ..tasks.registry import score_row
+from ..rewards.registry import COMPOSITES
+from ..tasks.registry import TASKS, score_row
 from ..tasks.scoring import values_by_move
+from ..tasks.types import Score
 
 BINS = 10
 
 
-RANKED_BY = "graduated, shaping continuous"
+RANKED_BY = "graduated, shaping continuous; for fill-in the similarity"
 
 
 _PAIRS_SHOWN = 2  # of a kind
@@ -179,11 +180,19 @@ def _tau_of_row(judge: Judge, row: Mapping[str, Any], completions: Sequence[str]
     ]
     scores = judge.scores([row["prompt"]] * len(completions), completions)
     both = [
-        (score, graduated(truth, shaping="continuous"))
+        (score, _worth(row["task"], truth))
         for score, truth in zip(scores, scored, strict=True)
         if score is not None and truth is not None
     ]
     return kendall_tau([score for score, _ in both], [reward for _, reward in both])
+
+
+def _worth(task: str, score: Score) -> float:
+    """The verifiable reward to rank by: `graduated` where it judges the task, else its quality."""
+    ranked = COMPOSITES["graduated"]
+    if task in ranked.tasks:
+        return ranked.number(score, shaping="continuous")
+    return TASKS[task].quality(score)
 
 
 def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float | None:

@@ -15,10 +15,13 @@ from rookworld_rlvr.data.judge_pairs import (
     make_pairs,
     task_of_kind,
 )
-from rookworld_rlvr.data.loading import LoadedData, is_held_out
+from rookworld_rlvr.data.loading import DataArguments, LoadedData, is_held_out, load_data
+from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks import text as notation
 from rookworld_rlvr.tasks.environment import score_environment
+from rookworld_rlvr.tasks.fill_in import FILL_IN
 from rookworld_rlvr.tasks.policy import parse_policy_answer, score_policy, win_probability
+from rookworld_rlvr.tasks.types import FILL_IN_FIELDS
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
@@ -165,6 +168,42 @@ def test_a_whole_answer_of_worse_moves() -> None:
 
 
 # --------------------------------------------------------------------------------------------------
+# Fill-in
+# --------------------------------------------------------------------------------------------------
+def test_in_every_field_the_better_answer_fits_and_the_worse_does_not() -> None:
+    args = DataArguments(
+        dataset_name="rookworld-nano-fill-in", tasks=["fill_in"], max_rows=1500, heldout_rows=150
+    )
+    rows = load_data(args).heldout.to_list()
+    pairs = make_pairs(rows, 120, {"fill_in": 1.0}, 0.1, seed=0)
+    for pair in pairs:
+        assert FILL_IN.score(pair.prompt, pair.chosen)["exact"] == 1, pair
+        assert FILL_IN.score(pair.prompt, pair.rejected)["exact"] == 0, pair
+        assert pair.kind == f"fill_in_{FILL_IN.part({'prompt': pair.prompt})}"
+    assert {pair.kind for pair in pairs} == {f"fill_in_{field}" for field in FILL_IN_FIELDS}
+
+
+def test_a_wrong_fill_in_begins_as_the_right_one_and_ends_as_a_guess() -> None:
+    row: dict[str, Any] = {
+        "task": "fill_in",
+        "prompt": f"F: {START}+e2e4+e2e4+[MASK]+0.001+0+0+",
+        "completion": f" {AFTER_E4}",
+        "action_values": None,
+    }
+    assert one("fill_in", row).chosen == f" {AFTER_E4}"
+    states = {f" {rules.transition(START, move).fen}" for move in FIRST_MOVES} - {f" {AFTER_E4}"}
+    wrong = rejected("fill_in", row)
+    assert wrong & states and wrong - states, "whole guesses, and answers that turn into one"
+    for text in wrong:
+        cuts = range(len(text) + 1)
+        assert any(
+            f" {AFTER_E4}".startswith(text[:cut])
+            and any(state[cut:] == text[cut:] for state in states)
+            for cut in cuts
+        )
+
+
+# --------------------------------------------------------------------------------------------------
 # Lists
 # --------------------------------------------------------------------------------------------------
 def test_pairs_of_the_packaged_rows(packaged: LoadedData) -> None:
@@ -182,7 +221,7 @@ def test_pairs_of_the_packaged_rows(packaged: LoadedData) -> None:
             )
             assert chosen["exact"] == 1 and wrong["exact"] == 0 and wrong["format"] == 1, pair
     kinds = Counter(pair.kind for pair in pairs)
-    assert set(kinds) == set(shares)
+    assert set(kinds) == {kind for kind, share in shares.items() if share}
     assert kinds["piece"] == pytest.approx(0.16 * 400, abs=30)
     assert make_pairs(packaged.heldout, 100, shares, 0.1, seed=3) == pairs[:100]
     assert make_pairs(packaged.heldout, 100, shares, 0.1, seed=4) != pairs[:100]

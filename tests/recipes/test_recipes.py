@@ -25,7 +25,8 @@ from rookworld_rlvr.tasks.registry import TASKS
 from ..conftest import RECIPES, launch, recipe, script
 
 GRPO = sorted(RECIPES.glob("grpo_*.yaml"))
-GRPO.remove(RECIPES / "grpo_judge.yaml")  # needs a judge: see test_judge.py
+for _judged in ("grpo_judge.yaml", "grpo_fill_in_judge.yaml"):
+    GRPO.remove(RECIPES / _judged)  # needs a judge: see test_judge.py
 SMALL = """
     --model_name_or_path rookworld-nano --dataset_name rookworld-nano-openings
     --max_rows 2000 --synthetic_rows 100 --heldout_rows 6 --max_steps 2
@@ -62,6 +63,7 @@ def test_the_set_of_recipes() -> None:
         "grpo_nano",
         "grpo_environment",
         "grpo_fill_in",
+        "grpo_fill_in_judge",
         "grpo_learning",
         "grpo_mini",
         "grpo_openings",
@@ -71,6 +73,7 @@ def test_the_set_of_recipes() -> None:
         "grpo_mixed",
         "grpo_lora",
         "grpo_judge",
+        "judge_fill_in",
         "judge_nano",
         "grpo_three_tasks",
         "prepare_fill_in",

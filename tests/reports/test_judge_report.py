@@ -23,7 +23,7 @@ from rookworld_rlvr.reports.judge import (
 from rookworld_rlvr.rewards.judge import Judge, check_pair_lengths, load_judge
 from rookworld_rlvr.rewards.judge_spec import JudgeSpec
 
-from ..conftest import recipe, tiny_judge
+from ..conftest import RECIPES, recipe, tiny_judge
 
 
 def test_kendall_s_tau_by_hand() -> None:
@@ -94,17 +94,22 @@ def test_pairs_that_are_too_long_for_the_judge_are_left_out_of_the_report(
 
 
 SMALL = """
-    --synthetic_rows 300 --max_rows 600 --heldout_rows 20 --train_pairs 80 --heldout_pairs 20
+    --model_name_or_path rookworld-nano --generator rookworld-nano --synthetic_rows 300 --max_rows 600
+    --heldout_rows 20 --train_pairs 80 --heldout_pairs 20
     --ranked_prompts 2 --ranked_completions 2 --max_steps 2 --per_device_train_batch_size 8
     --logging_steps 1 --use_cpu --report_to none --output_dir judge
 """.split()
 
 
-def test_the_recipe_trains_a_judge_that_a_reward_loads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", ["judge_nano", "judge_fill_in"])
+def test_a_recipe_trains_a_judge_that_a_reward_loads(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    recipe("train_judge").main(SMALL)
+    recipe("train_judge").main(["--config", str(RECIPES / f"{name}.yaml"), *SMALL])
     report = json.loads(Path("judge/judge_report.json").read_text())
     assert report["pairs"]["n"] == 20
     assert "| all | 20 |" in capsys.readouterr().out

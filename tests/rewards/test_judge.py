@@ -489,32 +489,42 @@ def test_a_constant_judge_teaches_nothing_and_is_named(
     assert found["step"] <= 10 and "the judge judge_a gives" in found["message"]
 
 
+@pytest.mark.parametrize(
+    ("name", "judge", "task"),
+    [
+        ("grpo_judge", "runs/judge_nano", "environment"),
+        ("grpo_fill_in_judge", "runs/judge_fill_in", "fill_in"),
+    ],
+)
 def test_with_a_judge_alone_what_can_be_verified_is_measured_still(
+    name: str,
+    judge: str,
+    task: str,
     tmp_path: Path,
     folder: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").mkdir()
-    GPT2ForSequenceClassification.from_pretrained(folder).save_pretrained("runs/judge_nano")
-    loading.load_tokenizer(folder).save_pretrained("runs/judge_nano")
-    path = REPOSITORY / "recipes" / "grpo_judge.yaml"
-    assert "runs/judge_nano" in path.read_text()
+    GPT2ForSequenceClassification.from_pretrained(folder).save_pretrained(judge)
+    loading.load_tokenizer(folder).save_pretrained(judge)
+    path = REPOSITORY / "recipes" / f"{name}.yaml"
+    assert judge in path.read_text()
     recipe("grpo").main(
         [
             *("--config", str(path), "--use_cpu", "--report_to", "none", "--output_dir", "run"),
             *"--max_rows 300 --synthetic_rows 100 --heldout_rows 4 --max_steps 1".split(),
+            *"--model_name_or_path rookworld-nano".split(),
             *"--per_device_train_batch_size 8 --max_completion_length 8".split(),
             *"--eval_steps 1 --save_steps 1 --logging_steps 1".split(),
-            *("--rewards", json.dumps([{"name": "judge", "model": "runs/judge_nano"}])),
+            *("--rewards", json.dumps([{"name": "judge", "model": judge}])),
             *"--load_best_model_at_end false".split(),
         ]
     )
-    assert re.search(r"environment/exact +4 .*%.*%.*[+-]\d+\.\d ", capsys.readouterr().out)
+    assert re.search(rf"{task}/exact +4 .*%.*%.*[+-]\d+\.\d ", capsys.readouterr().out)
     logs = json.loads(Path("run/trainer_state.json").read_text())["log_history"]
     assert any("rewards/judge/mean" in log and "judge/judge/truth" in log for log in logs)
-    assert "environment/exact" in json.loads(Path("run/results.json").read_text())["heldout"]
+    assert f"{task}/exact" in json.loads(Path("run/results.json").read_text())["heldout"]
 
 
 class PlantedBlindSpot:
