@@ -21,6 +21,7 @@ from rookworld_rlvr.tasks import text as notation
 from rookworld_rlvr.tasks.environment import score_environment
 from rookworld_rlvr.tasks.fill_in import FILL_IN
 from rookworld_rlvr.tasks.policy import parse_policy_answer, score_policy, win_probability
+from rookworld_rlvr.tasks.registry import is_right
 from rookworld_rlvr.tasks.types import FILL_IN_FIELDS
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
@@ -177,8 +178,7 @@ def test_in_every_field_the_better_answer_fits_and_the_worse_does_not() -> None:
     rows = load_data(args).heldout.to_list()
     pairs = make_pairs(rows, 120, {"fill_in": 1.0}, 0.1, seed=0)
     for pair in pairs:
-        assert FILL_IN.score(pair.prompt, pair.chosen)["exact"] == 1, pair
-        assert FILL_IN.score(pair.prompt, pair.rejected)["exact"] == 0, pair
+        assert is_right(pair.prompt, pair.chosen) and not is_right(pair.prompt, pair.rejected), pair
         assert pair.kind == f"fill_in_{FILL_IN.part({'prompt': pair.prompt})}"
     assert {pair.kind for pair in pairs} == {f"fill_in_{field}" for field in FILL_IN_FIELDS}
 
