@@ -21,7 +21,7 @@ from accelerate import PartialState
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import ModelConfig, get_peft_config
 
-from rookworld_rlvr.cli.checks import check_recipe
+from rookworld_rlvr.cli.checks import check_recipe, require_suites
 from rookworld_rlvr.cli.dry_run import dry_run_text
 from rookworld_rlvr.cli.main import next_commands
 from rookworld_rlvr.cli.parser import StrictParser, run_cli
@@ -130,7 +130,9 @@ def main(argv: Sequence[str]) -> None:
     truth = PolicyTruth.open(label_args, *data.policy_rows())
     with state.local_main_process_first():  # the other processes find the values in the cache
         data = label_heldout(data, truth)
-    ahead = engine_outlook(data, truth, prompts, training_args.max_steps, state.num_processes)
+    micro_steps = training_args.max_steps * training_args.gradient_accumulation_steps
+    batches = micro_steps // (training_args.steps_per_generation * training_args.num_iterations)
+    ahead = engine_outlook(data, truth, prompts, batches, state.num_processes)
     for line in (*truth.lines(), *ahead):
         state.print(line)
     before = starting_point(output_dir, checkpoint, data.heldout)
@@ -138,6 +140,7 @@ def main(argv: Sequence[str]) -> None:
     suites, left_out = open_suites(suite_args, label_args)
     for name, reason in left_out.items():
         state.print(f"suite {name} is left out: {reason}")
+    require_suites(training_args, left_out)
 
     ################
     # Model & Tokenizer
@@ -248,7 +251,7 @@ def main(argv: Sequence[str]) -> None:
             print(forgetting.describe())
         for line in pass_lines(trainer.heldout.right):
             print(line)
-        why = "" if step else ": the starting model, because no checkpoint kept the guard"
+        why = "" if step else ": the starting model, as no evaluated checkpoint kept the guard"
         print(f"\nmodel: {output_dir} (step {step} of {trainer.state.global_step}{why})\n")
         if repository is not None:
             report = page(read_runs([str(output_dir)]))

@@ -6,7 +6,7 @@ A check takes the instances of its script's `GROUPS`; a dataclass with faults of
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from transformers import TrainingArguments
 from trl import ModelConfig
 
-from ..common.errors import EngineError
+from ..common.errors import EngineError, RookWorldError
 from ..data.prepare.arguments import PrepareArguments, PrepareLabelArguments
 from ..engine.pool import find_engine
 from ..engine.truth import LabelArguments
@@ -144,6 +144,24 @@ def check_recipe(*groups: Any) -> list[str]:
                     "add it there, or give the headline of a suite, such as suites/environment/exact"
                 )
     return faults
+
+
+def require_suites(args: RookWorldGRPOConfig, left_out: Mapping[str, str]) -> None:
+    """Refuse to go by the metric of a suite that cannot be run here: a guard would be off unnoticed.
+
+    Args:
+        args: The trainer's arguments.
+        left_out: Why each of the suites that cannot be run cannot.
+
+    Raises:
+        RookWorldError: A key names such a metric.
+    """
+    for key, metric in compared_metrics(args):
+        for name, reason in left_out.items():
+            if SUITE_HEADLINES[name] == metric:
+                raise RookWorldError(
+                    f"{key}: {metric!r} cannot be measured, because the suite {name} is left out: {reason}"
+                )
 
 
 def compared_metrics(args: RookWorldGRPOConfig) -> list[tuple[str, str]]:

@@ -55,7 +55,7 @@ def find_recipe(name: str) -> Path:
         ConfigurationError: It is neither.
     """
     path = Path(name)
-    if path.exists():
+    if path.is_file():
         return path
     packaged = shipped_names("recipes")
     if path.name == str(path) and path.name.removesuffix(".yaml") in packaged:

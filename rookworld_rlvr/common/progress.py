@@ -92,8 +92,9 @@ class LogBar(tqdm):  # type: ignore[misc]
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
         """Called by tqdm when it is time to."""
-        if 0 < self.n < (self.total or 0) and time.time() - self.start_t >= LINE_EVERY_S:
-            seconds = time.time() - self.start_t
+        started = getattr(self, "start_t", None)  # not yet set if a bar does not begin at 0
+        seconds = time.time() - started if started else 0.0
+        if 0 < self.n < (self.total or 0) and seconds >= LINE_EVERY_S:
             line = progress_line(self.desc, self.n, self.total, self.unit.strip(), seconds)
             print(line, file=sys.stderr, flush=True)
 

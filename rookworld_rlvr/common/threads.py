@@ -1,8 +1,8 @@
 """How torch's threads on a CPU wait for each other. Import this before torch, which reads it once.
 
-A thread of GNU OpenMP that has nothing to do asks 300,000 times for work before it sleeps: several
+A thread of GNU OpenMP that has nothing to do spins 300,000 times before it sleeps: several
 milliseconds. Where another process wants its core, the threads then wait for each other at every small
-operation, and a step takes twenty times as long. A small fraction of it is enough while they work.
+operation, and a step takes twenty times as long. 1,500 spins bridge the gap between two operations.
 """
 
 from __future__ import annotations

@@ -272,7 +272,7 @@ def load_data(
 
     Args:
         args: What to load.
-        quarantine_file: Where rows that are left out as malformed go, with their reasons.
+        quarantine_file: Where rows go that cannot be read or judged, with their reasons.
         other_task_rows: The largest number of rows of each task that `tasks` leaves out to keep, of the
             positions that a hash holds out.
         is_learnt: Whether a model learns the completions. Environment answers that the rules contradict
@@ -283,8 +283,6 @@ def load_data(
     """
     report = DataReport(values=values_line(dataset_file(args.dataset_name)))
     rows = _read(args, args.raw_rows(), report, quarantine_file)
-    if is_learnt:
-        rows = _judged(rows, report)
     rows += args.made_rows()
     if args.first_plies_share:
         rows += map(environment_row, first_plies())
@@ -294,6 +292,8 @@ def load_data(
     report.left_out.update(row["task"] for row in left_out)
     others = _others(left_out, args.heldout_share, other_task_rows)
     rows = [row for row in rows if row["task"] in args.tasks]
+    if is_learnt:
+        rows, chosen = _judged(rows, report), chosen and _judged(chosen, report)
     unique = _deduplicate(rows)
     report.duplicates = len(rows) - len(unique)
     report.unlabelled = sum(
@@ -323,10 +323,7 @@ def load_data(
                 f"no {name} rows in {args.dataset_name!r} with tasks={args.tasks} and "
                 f"heldout_share={args.heldout_share}: give more rows or another share"
                 + (f", or name in `tasks` what the data hold: {held}" if held else "")
-                + (
-                    f"; {unjudged} rows that no rule of chess can judge were left out"
-                    * bool(unjudged)
-                )
+                + (f"; {unjudged} rows were left out, as no rule can judge them" if unjudged else "")
             )
     train = plant_faults(
         train,
@@ -338,11 +335,12 @@ def load_data(
 
 
 def load_rows(dataset_name: str = SourceArguments.dataset_name, **keys: Any) -> DatasetDict:
-    """The rows that `rookworld grpo` would take, for any trainer, in the splits `train` and `test`.
+    """The rows that `rookworld grpo` and `sft` take, for any trainer, in the splits `train` and `test`.
 
     The columns are `task`, `prompt`, `completion`, `fen`, `action`, `history` and `action_values`. No
     position is in both splits; `test` has at most `heldout_rows` (200) rows of each task. Rows that
-    cannot be read or judged are left out with a warning.
+    cannot be read or judged are left out with a warning, and environment answers that the rules
+    contradict are replaced by the rules'.
 
     Args:
         dataset_name: A packaged name, a file or a Hub id; by default the packaged openings.
@@ -354,7 +352,7 @@ def load_rows(dataset_name: str = SourceArguments.dataset_name, **keys: Any) -> 
     """
     if faults := record_faults(DataArguments, keys, "load_rows"):
         raise ConfigurationError(faults)
-    data = load_data(DataArguments(dataset_name, **keys))
+    data = load_data(DataArguments(dataset_name, **keys), is_learnt=True)
     if left_out := data.report.quarantined + data.report.unjudgeable:
         logger.warning(
             "%d of %d rows of %r are left out: %s; rookworld audit shows them",
@@ -492,8 +490,8 @@ def engine_outlook(
     Args:
         data: What was loaded.
         truth: Where values come from, after `label_heldout`.
-        prompts: Prompts of a batch, of all processes.
-        steps: Batches of the training; 0 or less if it goes by epochs.
+        prompts: Prompts of a sampled batch, of all processes.
+        steps: Sampled batches of the training; 0 or less if it goes by epochs.
         processes: Processes of the run, each with engines of its own.
     """
     if truth.labeller is None:

@@ -477,7 +477,7 @@ def quarantine(
 ) -> None:
     """Write malformed rows with their reasons, as JSON lines, and stop if too many cannot be read.
 
-    It also stops if no row is left.
+    It also stops if no row can be judged.
 
     Args:
         malformed: The malformed rows; without any no file is written.
@@ -497,7 +497,13 @@ def quarantine(
         content = [{"row": row.number, "reason": row.message, **row.text} for row in malformed]
         lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in content)
         path.write_text("".join(lines), encoding="utf-8")
-    unreadable = [row for row in malformed if not row.is_readable or len(malformed) == read]
+    unreadable = [row for row in malformed if not row.is_readable]
+    if len(malformed) == read and not unreadable:
+        kinds = Counter(row.reason for row in malformed)
+        raise RookWorldError(
+            f"none of the {read} rows of {args.dataset_name!r} can be judged by the rules of chess: "
+            f"{dict(kinds.most_common(5))}; give other data"
+        )
     if len(unreadable) / read > args.max_quarantined_share:
         reasons = Counter(row.reason for row in unreadable)
         where = f"; see {path}" if path else ""

@@ -101,8 +101,9 @@ class PolicyTruth:
             return cls(args.labels, Labeller(args))
         except EngineError as error:
             raise EngineError(
-                f"{error}. {asked} policy rows have no values without it (labels: {args.labels}): value "
-                "them on another machine (rookworld prepare), or set tasks: [environment]"
+                f"{error}. {asked} policy rows are to be valued by it (labels: {args.labels}): value "
+                "them on another machine (rookworld prepare) and set labels: stored, or set tasks: "
+                "[environment]"
             ) from error
 
     def values(

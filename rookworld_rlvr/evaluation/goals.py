@@ -28,8 +28,8 @@ class Goal:
 
 
 GOALS = (
-    Goal("openings of his test set", 0.8, ("openings:position",), "file"),
-    Goal("first moves of his test set", 0.8, ("openings:position/ply_1",), "file"),
+    Goal("openings of the file", 0.8, ("openings:position",), "file"),
+    Goal("first moves of the file", 0.8, ("openings:position/ply_1",), "file"),
     Goal("best move", 0.3, ("heldout:policy/best_move", "policy:best_move")),
     Goal("next state", 0.999, ("heldout:environment/state", "environment:next_state_exact")),
     Goal("legal moves", 0.99, ("policy:legal",)),

@@ -97,8 +97,10 @@ def position_as_written(text: str) -> str:
     >>> position_as_written(" A: 8/8/8/8/8/4k3/8/4K3\\nw -  - 0 1 + 0.5 and so on")
     '8/8/8/8/8/4k3/8/4K3 w - -'
     """
-    words = clean(text).partition("+")[0].split()
-    return " ".join(words[words[:1] in (["A:"], ["P:"]) :][:4])
+    fields = clean(text).partition("+")[0].split()
+    if fields[:1] in (["A:"], ["P:"]):
+        del fields[0]
+    return " ".join(fields[:4])
 
 
 # --------------------------------------------------------------------------------------------------

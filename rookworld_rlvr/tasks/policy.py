@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from ..common.errors import NotationError
+from ..common.errors import NotationError, UnjudgeableError
 from . import boards, rules
 from .boards import Arrow, position_board
 from .scoring import Values
@@ -306,7 +306,8 @@ class PolicyTask(Task):
         head, mark, tail = row.partition(" M:")
         if not mark:
             raise NotationError("no section 'M:' in the policy row", row)
-        tail = tail.replace(",", " ")  # data may separate moves by commas, completions may not
+        # Data may separate moves by commas, completions may not; a decimal comma is no separator.
+        tail = re.sub(r",(?![0-9])", " ", tail)
         answer = parse_policy_answer("M:" + tail)
         return write_policy_prompt(parse_policy_prompt(head)), write_policy_answer(answer)
 
@@ -328,7 +329,7 @@ class PolicyTask(Task):
         """See `Task`."""
         position = self.position(prompt)
         if not rules.legal_moves(position.fen):
-            raise NotationError(
+            raise UnjudgeableError(
                 "a policy prompt's position has no legal move to choose", position.fen
             )
         return position

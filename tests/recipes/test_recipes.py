@@ -280,7 +280,7 @@ def test_without_an_engine_one_message_says_what_to_do(tmp_path: Path) -> None:
     done = script("grpo.py", "--config", config, *SMALL, *options, cwd=tmp_path)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "no program '/nowhere/fish'; install one" in done.stderr
-    assert "policy rows have no values without it (labels: stored_or_engine)" in done.stderr
+    assert "policy rows are to be valued by it (labels: stored_or_engine)" in done.stderr
     assert "rookworld prepare), or set tasks: [environment]" in done.stderr
 
 

@@ -266,7 +266,7 @@ def test_the_goals_of_the_author_stand_beside_what_was_measured() -> None:
     text = page([run])
     assert text.count("Goals that the author of RookWorld-LM-124M set for that model") == 2
     assert "best move, at least 30%" in text and "31.0% [25.0, 37.7], reached" in text
-    assert "openings of his test set, at least 80%" in text
+    assert "openings of the file, at least 80%" in text
     assert "95.0% [91.0, 97.0], reached" in text
     del suite["notes"]
     other = Proportion(62, 200)

@@ -379,4 +379,6 @@ def environment_differences(row: Row) -> dict[str, bool]:
 
 def follows_illegal_move(row: Row) -> bool:
     """Whether the move before the action cannot have led to the position, judged by its two squares."""
+    if row["history"][-1:] != [row["action"]]:
+        return False  # which move led to the position is not known
     return not last_move_agrees(rules.board_of(row["fen"]), tuple(row["history"]))

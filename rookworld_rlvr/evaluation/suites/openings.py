@@ -173,8 +173,8 @@ def _read(path: Path, rows: int, seed: int) -> Items:
         raise SuiteUnavailableError(f"openings_file: {str(path)!r} holds no prompt; {_FILE}")
     told = "; ".join(f"{name} in {count}" for name, count in (+wrong).items())
     notes = {
-        "positions": f"Openings of {path}, {len(content)} rows{f': {told}' if told else ''}.",
-        "file": str(path),
+        "positions": f"Openings of {path.name}, {len(content)} rows{f': {told}' if told else ''}.",
+        "file": path.name,
         "wrong": dict(+wrong),
     }
     chosen = set(random.Random(seed).sample(sorted(found), min(rows, len(found))))

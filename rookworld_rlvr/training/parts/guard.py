@@ -53,14 +53,8 @@ class GuardArguments:
                 "guard: the last checkpoint would be kept, whatever it loses; leave out "
                 "load_best_model_at_end: false"
             ]
-        rhythms = [
-            (str(getattr(strategy, "value", strategy)), steps)
-            for strategy, steps in (
-                (args.eval_strategy, args.eval_steps),
-                (args.save_strategy, args.save_steps),
-            )
-        ]
-        if rhythms[1][0] == "best" or rhythms[0] == rhythms[1]:
+        # transformers asks for equal strategies unless the best is saved.
+        if args.save_strategy != "steps" or args.eval_steps == args.save_steps:
             return []
         return [
             f"guard: checkpoints are evaluated every {args.eval_steps:g} steps and saved every "

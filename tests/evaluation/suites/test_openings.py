@@ -129,11 +129,11 @@ def test_a_file_against_the_rules_is_told_and_not_followed(tmp_path: Path) -> No
     assert result.metrics()["exact/ply_1"].value == 1.0
     text = results_text([ModelResults("oracle", {"openings": result}, {})])
     assert "5 rows: " in text and "expected_fen against the rules in 1" in text
-    assert "openings of his test set, at least 80% (position)" in text
+    assert "openings of the file, at least 80% (position)" in text
     assert "oracle: 100.0% [34.2, 100.0], reached" in text
     missed = suite.run(Says(E4_E5, E4)).metrics()
     assert goal_rows("openings", [missed], suite.notes)[1] == [
-        "first moves of his test set, at least 80%",
+        "first moves of the file, at least 80%",
         "position/ply_1",
         "0.0% [0.0, 65.8], not reached",
     ]
