@@ -323,7 +323,11 @@ def load_data(
                 f"no {name} rows in {args.dataset_name!r} with tasks={args.tasks} and "
                 f"heldout_share={args.heldout_share}: give more rows or another share"
                 + (f", or name in `tasks` what the data hold: {held}" if held else "")
-                + (f"; {unjudged} rows were left out, as no rule can judge them" if unjudged else "")
+                + (
+                    f"; {unjudged} rows were left out, as no rule can judge them"
+                    if unjudged
+                    else ""
+                )
             )
     train = plant_faults(
         train,

@@ -67,7 +67,10 @@ def hits(rows: Sequence[Row], scores: Sequence[Score | None]) -> dict[str, dict[
         name: {
             place: score[metric.component] == 1
             for place, its_task, its_part, score in judged
-            if its_task == task.name and metric.part in (None, its_part)
+            if its_task == task.name
+            and metric.part in (None, its_part)
+            # Scores that an earlier version has written lack what came later.
+            and metric.component in score
         }
         for name, (task, metric) in metrics().items()
     }

@@ -127,7 +127,7 @@ def test_counts_are_written_and_read(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------
 def test_suites_of_one_answer_an_item_take_samples() -> None:
     asked = {name for name, suite in SUITES.items() if suite.one_answer}
-    assert asked == {"environment", "policy", "fill_in", "mate_in_one"}
+    assert asked == {"environment", "policy", "fill_in", "mate_in_one", "openings"}
     assert all(SUITES[name].measured()[SUITES[name].headline].kind == "share" for name in asked)
 
 

@@ -552,7 +552,7 @@ def test_the_schema_of_the_results_file(evaluated: list[ModelResults]) -> None:
     assert document["schema_version"] == 1 and document["model"] == "random"
     suite = document["suites"]["environment"]
     assert list(suite) == ["version", "n", "seed", "decoding", "metrics", "notes"]
-    assert (suite["version"], suite["n"], suite["seed"]) == (1, 12, 0)
+    assert (suite["version"], suite["n"], suite["seed"]) == (2, 12, 0)
     assert suite["decoding"] == {"name": "random", "seed": 0}
     assert suite["metrics"]["next_state_exact"].keys() == {"value", "low", "high", "n"}
     assert document["suites"]["policy"]["notes"]["values"][0].startswith("Stockfish 15.1")

@@ -393,7 +393,7 @@ def test_the_page_tells_the_run(one: Path) -> None:
     assert f"A ring marks the saved weights: step {run.best_step}." in drawn
     for found in changes(run.answers).values():
         assert f"<small>{found.gained} gained, {found.lost} lost, p = " in drawn
-    assert drawn.count('class="band') == 8, "one a held-out metric, none for the mean"
+    assert drawn.count('class="band') == 9, "one a held-out metric, none for the mean"
     assert "<code>B</code> &amp; 40%" in drawn, "the health log"
     assert "99.9%" in drawn and "99.61%" in drawn and "RookWorld-LM model card" in drawn
     assert not run.missing and 'id="missing"' not in drawn
@@ -467,7 +467,7 @@ def test_a_killed_run_gives_what_there_is(killed: Path) -> None:
     drawn = page([run])
     assert "did not finish; logged up to step 1" in drawn
     assert "1 session(s) that did not finish" not in drawn, "nothing is known of any"
-    assert drawn.count('class="band') == 8
+    assert drawn.count('class="band') == 9
 
 
 def test_an_older_run_is_shown_without_what_it_lacks(runs: Path, tmp_path: Path) -> None:
