@@ -160,7 +160,7 @@ def require_suites(args: RookWorldGRPOConfig, left_out: Mapping[str, str]) -> No
         for name, reason in left_out.items():
             if SUITE_HEADLINES[name] == metric:
                 raise RookWorldError(
-                    f"{key}: {metric!r} cannot be measured, because the suite {name} is left out: {reason}"
+                    f"{key}: {metric!r} cannot be measured, as the suite {name} is left out: {reason}"
                 )
 
 
