@@ -8,7 +8,7 @@ rookworld grpo --dry_run                            # look, do not train
 
 from __future__ import annotations
 
-from rookworld_rlvr.common.threads import threads_line  # before torch is loaded
+from rookworld_rlvr.common.threads import use_idle_cores  # before torch is loaded
 
 # isort: split
 import time
@@ -122,7 +122,7 @@ def main(argv: Sequence[str]) -> None:
             quarantine if state.is_main_process else None,
             training_args.other_task_rows,
         )
-    state.print(threads_line())
+    state.print(use_idle_cores())
     state.print("\n".join(data.report.lines()))
     require_truth(data, data_args.tasks, label_args.labels)
     prompts = training_args.generation_batch_size // training_args.num_generations
@@ -251,7 +251,8 @@ def main(argv: Sequence[str]) -> None:
             print(forgetting.describe())
         for line in pass_lines(trainer.heldout.right):
             print(line)
-        why = "" if step else ": the starting model, as no evaluated checkpoint kept the guard"
+        is_start = training_args.guard and not step
+        why = ": the starting model, as no evaluated checkpoint kept the guard" if is_start else ""
         print(f"\nmodel: {output_dir} (step {step} of {trainer.state.global_step}{why})\n")
         if repository is not None:
             report = page(read_runs([str(output_dir)]))

@@ -6,7 +6,7 @@ rookworld sft --dry_run                       # look, do not train
 
 from __future__ import annotations
 
-from rookworld_rlvr.common.threads import threads_line  # before torch is loaded
+from rookworld_rlvr.common.threads import use_idle_cores  # before torch is loaded
 
 # isort: split
 import time
@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> None:
         keep_bad_rows = state.is_main_process and not run_args.dry_run
         data = load_data(data_args, quarantine if keep_bad_rows else None, is_learnt=True)
     require_answers(data)
-    state.print(threads_line())
+    state.print(use_idle_cores())
     state.print("\n".join(data.report.lines()))
     if run_args.dry_run:
         state.print(resolved)

@@ -6,7 +6,7 @@ rookworld judge --dry_run                         # look, do not train
 
 from __future__ import annotations
 
-from rookworld_rlvr.common.threads import threads_line  # before torch is loaded
+from rookworld_rlvr.common.threads import use_idle_cores  # before torch is loaded
 
 # isort: split
 import time
@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> None:
     with state.main_process_first():
         keep_bad_rows = state.is_main_process and not run_args.dry_run
         data = load_data(data_args, quarantine if keep_bad_rows else None)
-    state.print(threads_line())
+    state.print(use_idle_cores())
     state.print("\n".join(data.report.lines()))
     shares, gap, seed = judge_args.shares(), judge_args.smallest_gap, judge_args.pair_seed
     train = make_pairs(data.train.to_list(), judge_args.train_pairs, shares, gap, seed)

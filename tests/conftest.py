@@ -36,6 +36,9 @@ from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
 from .browser import Browser
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for what is started from here: bytes depend on it
+
+
 REPOSITORY = Path(__file__).parents[1]
 RECIPES = REPOSITORY / "recipes"
 REAL_DATA = REPOSITORY.parent / "shared" / "data"

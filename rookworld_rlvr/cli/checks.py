@@ -215,6 +215,11 @@ def check_prepare_recipe(
         faults.append(
             "engine_cache: with cluster each task keeps its values in a file of its own; leave it out"
         )
+    if label_args.engine_workers is None and (args.cluster or args.num_proc > 1):
+        faults.append(
+            "engine_workers: null is this machine's cores, for every worker process or task; give the "
+            "engines of each"
+        )
     if os.environ.get("WORLD_SIZE", "1") != "1":
         faults.append(
             "num_processes: prepare is one process; give num_proc workers, or cluster: local"

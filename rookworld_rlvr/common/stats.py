@@ -38,6 +38,11 @@ class Proportion:
         scale = 1 + z * z / self.n
         return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
+    @property
+    def estimate(self) -> Estimate:
+        """Value and interval in one."""
+        return Estimate(self.value, *self.interval, self.n)
+
 
 Kind = Literal["share", "mean"]
 
@@ -87,8 +92,7 @@ def estimate(kind: Kind, values: Sequence[float]) -> Estimate:
         values: One value per item; not empty.
     """
     if kind == "share":
-        result = Proportion(sum(values), len(values))
-        return Estimate(result.value, *result.interval, len(values))
+        return Proportion(sum(values), len(values)).estimate
     low, high = _percentiles(_bootstrap_means(np.asarray(values, dtype=float)))
     return Estimate(math.fsum(values) / len(values), low, high, len(values))
 

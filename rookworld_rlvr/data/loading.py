@@ -500,10 +500,17 @@ def engine_outlook(
     """
     if truth.labeller is None:
         return []
-    rows = zip(data.train["task"][:], data.train["action_values"][:], strict=True)
-    wanted = [TASKS[task].needs_values and not truth.is_stored(values) for task, values in rows]
-    batch = prompts * sum(wanted) / len(wanted)
-    total = round(min(sum(wanted), batch * steps) if steps > 0 else sum(wanted))
+    rows = zip(*(data.train[name][:] for name in ("task", "fen", "action_values")), strict=True)
+    wanted = [
+        fen
+        for task, fen, values in rows
+        if TASKS[task].needs_values and not truth.is_stored(values)
+    ]
+    if not wanted:
+        return []
+    batch = prompts * len(wanted) / len(data.train)
+    positions = len(set(wanted))  # each is valued once
+    total = round(min(positions, batch * steps)) if steps > 0 else positions
     line = f"during training the engine values about {total:,} positions, {batch:.1f} a batch"
     if not truth.labeller.searched:
         return [f"{line}, but for those in engine_cache"]

@@ -24,6 +24,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from ..common.errors import RookWorldError
 from ..common.exhausted import is_disk_full
+from ..common.threads import use_threads
 
 MANIFEST = "manifest.json"
 
@@ -308,7 +309,8 @@ class WholeCheckpoints:
         if window and kept["_step"] % window:
             kept["_buffered_inputs"] = self._buffered_inputs
         folder.mkdir(parents=True, exist_ok=True)
-        torch.save({"batches": sizes, "kept": kept}, self._between_file(folder))
+        saved = {"batches": sizes, "threads": torch.get_num_threads(), "kept": kept}
+        torch.save(saved, self._between_file(folder))
 
     def _load_between(self, folder: Path) -> None:
         """Restore what `_save_between` saved, unless the sizes of batches have changed since."""
@@ -316,6 +318,7 @@ class WholeCheckpoints:
         if not path.is_file():
             return
         saved = torch.load(path, map_location=self.args.device.type, weights_only=True)
+        use_threads(saved.get("threads", torch.get_num_threads()))
         now, before = self._batches(), saved["batches"]
         if now != before:
             changed = [name for name in now if now[name] != before.get(name)]

@@ -1,4 +1,4 @@
-"""How torch's threads wait: OpenMP's own account of what it was told, and that it is told in time."""
+"""How many threads torch uses, and how they wait: by OpenMP's own account, and told in time."""
 
 from __future__ import annotations
 
@@ -17,6 +17,34 @@ TRAINS = ("grpo", "sft", "train_judge", "diagnose", "evaluate")
 VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 
 
+def python(code: str, given: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    return subprocess.run(
+        [sys.executable, "-c", f"from rookworld_rlvr.common.threads import *\n{code}"],
+        env={**kept, **given},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({}, "threads on the CPU: 2 (3 cores, of which others are at work on 1)"),
+        ({"OMP_NUM_THREADS": "3"}, "threads on the CPU: 3 (OMP_NUM_THREADS=3,"),
+    ],
+)
+def test_a_core_that_is_busy_is_left_alone(given: dict[str, str], line: str) -> None:
+    code = """
+import os, psutil, torch
+torch.set_num_threads(3)
+os.sched_getaffinity = lambda _: {1, 2, 3}
+psutil.cpu_percent = lambda seconds, percpu: [100.0, 93.0, 0.0, 12.5]
+print(use_idle_cores())"""
+    assert python(code, given).stdout.startswith(line)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="GNU OpenMP is torch's on Linux")
 @pytest.mark.parametrize(
     ("given", "spins"),
@@ -27,15 +55,7 @@ VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
     ],
 )
 def test_openmp_is_told_unless_the_user_tells_it(given: dict[str, str], spins: str) -> None:
-    kept = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    code = "from rookworld_rlvr.common.threads import threads_line; print(threads_line())"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**kept, **given, "OMP_DISPLAY_ENV": "verbose"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = python("print(use_idle_cores())", {**given, "OMP_DISPLAY_ENV": "verbose"})
     assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr
     ((name, value),) = given.items()
     assert f"{name}={value}" in done.stdout

@@ -281,7 +281,7 @@ def test_without_an_engine_one_message_says_what_to_do(tmp_path: Path) -> None:
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "no program '/nowhere/fish'; install one" in done.stderr
     assert "policy rows are to be valued by it (labels: stored_or_engine)" in done.stderr
-    assert "rookworld prepare), or set tasks: [environment]" in done.stderr
+    assert "rookworld prepare) and set labels: stored, or set tasks" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["grpo_environment", "grpo_rookworld"])

@@ -222,16 +222,25 @@ def test_a_run_goes_on_whatever_its_rewards_have_logged(
     assert again.state.global_step == 3
 
 
-def test_a_run_that_was_killed_after_its_last_step_trains_no_further(
+def test_a_run_that_was_killed_after_its_last_step_trains_no_further_and_keeps_its_threads(
     random_gpt2: GPT2LMHeadModel,
     tokenizer: PreTrainedTokenizerBase,
     make_trainer: MakeTrainer,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     options = {**STEPS, "max_steps": 1}
-    make_trainer(random_gpt2, tokenizer, **options).train()
-    again = make_trainer(random_gpt2, tokenizer, **options)
-    again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(before + 1)
+        make_trainer(random_gpt2, tokenizer, **options).train()
+        torch.set_num_threads(before)  # as if fewer cores were idle
+        again = make_trainer(random_gpt2, tokenizer, **options)
+        again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
     assert again.state.global_step == 1
 
 

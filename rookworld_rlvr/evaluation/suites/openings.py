@@ -15,20 +15,19 @@ import chess
 from ...common.errors import IllegalPositionError, NotationError
 from ...models.decoding import ROOKWORLD
 from ...tasks import rules
-from ...tasks.environment import (
-    parse_environment_prompt,
-    score_environment,
-    write_environment_prompt,
-)
+from ...tasks.environment import parse_environment_prompt, write_environment_prompt
 from ...tasks.types import EnvironmentPrompt
 from ..answerers import Answerer
 from ..suite import Judged, Metric, Suite, SuiteUnavailableError
-from .environment import heldout_prompts
+from .environment import EnvironmentSuite, heldout_prompts, judge
 
 PLIES = {"ply_1": 1, "plies_2_to_5": 5, "plies_6_to_10": 10}  # group -> last of its half-moves
 
 
 LATER_PLIES = "plies_11_on"
+
+
+JUDGED = ("invalid", "exact", "position")  # metrics of the suite environment
 
 
 SAMPLED = "sampled_"  # before the metrics of sampled answers
@@ -62,14 +61,7 @@ class OpeningsSuite(Suite[EnvironmentPrompt]):
     headline = "position"
     one_answer = True
     metrics: ClassVar[Mapping[str, Metric]] = {
-        "invalid": Metric("share", "The answer cannot be read."),
-        "exact": Metric(
-            "share", "The whole answer is right: six FEN fields, reward and both flags."
-        ),
-        "position": Metric(
-            "share",
-            "Board, side to move, castling and en passant are right, whatever stands after them.",
-        ),
+        **{name: EnvironmentSuite.metrics[name] for name in JUDGED},
         "sampled_invalid": Metric("share", "As `invalid`, for the sampled answer."),
         "sampled_exact": Metric(
             "share", "As `exact`, for one answer sampled at temperature 0.6 and top-k 5."
@@ -102,19 +94,10 @@ class OpeningsSuite(Suite[EnvironmentPrompt]):
         sampled = model.samples(prompts, 1, self._sampling)
         answered = zip(self.items.items(), greedy, sampled, strict=True)
         for (item, prompt), completion, (drawn,) in answered:
-            values = judge(prompt, completion)
-            more = {f"{SAMPLED}{name}": value for name, value in judge(prompt, drawn).items()}
-            yield item, {**values, **more}, [ply_group(_ply(prompt))]
-
-
-def judge(prompt: EnvironmentPrompt, completion: str) -> dict[str, float]:
-    """The suite's metrics for one answer."""
-    score = score_environment(prompt.fen, prompt.action, completion)
-    return {
-        "invalid": 1 - score["format"],
-        "exact": score["exact"],
-        "position": score["position"],
-    }
+            found, more = judge(prompt, completion), judge(prompt, drawn)
+            values = {name: found[name] for name in JUDGED}
+            values |= {f"{SAMPLED}{name}": more[name] for name in JUDGED}
+            yield item, values, [ply_group(_ply(prompt))]
 
 
 def ply_group(ply: int) -> str:

@@ -213,8 +213,7 @@ def score_estimate(scores: Sequence[float]) -> Estimate:
     Args:
         scores: 1, 0.5 or 0 a game; at least one game.
     """
-    proportion = Proportion(sum(scores), len(scores))
-    return Estimate(proportion.value, *proportion.interval, len(scores))
+    return Proportion(sum(scores), len(scores)).estimate
 
 
 def elo_difference(score: Estimate) -> Estimate | None:

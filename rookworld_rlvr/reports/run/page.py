@@ -9,7 +9,6 @@ from markupsafe import Markup
 
 from ...common.files import read_asset
 from ...common.html import name, render
-from ...common.stats import Estimate, Proportion
 from ...evaluation.goals import WHOSE, goal_rows
 from ...tasks.metrics import headline, headlines
 from ...tasks.registry import TASKS
@@ -202,16 +201,14 @@ def _before_after(runs: Sequence[RunRecord]) -> dict[str, Any]:
         "told": told,
         "metrics": {m: [run.rows[m] for run in told if m in run.rows] for m in metrics},
         "published": published,
-        "goals": goal_rows("heldout", [_estimates(run.after) for run in told]),
+        "goals": goal_rows(
+            "heldout", [{m: found.estimate for m, found in run.after.items()} for run in told]
+        ),
         "whose": WHOSE,
         "dots": intervals("Held-out shares: ring before, dot after", dots),
         "agreeing": [number for number in PUBLISHED if held & {*number.metrics}],
         "others": [number for number in PUBLISHED if not number.metrics or number.needs],
     }
-
-
-def _estimates(results: Mapping[str, Proportion]) -> dict[str, Estimate]:
-    return {m: Estimate(found.value, *found.interval, found.n) for m, found in results.items()}
 
 
 def _dots(metric: str, run: RunRecord, runs: Sequence[RunRecord]) -> list[Dot]:

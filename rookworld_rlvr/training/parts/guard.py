@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -86,10 +87,8 @@ class Guard(Part):
 
     def is_broken(self, metrics: Mapping[str, float]) -> bool:
         """Whether an evaluation's metrics lose more than they may against the run's first ones."""
-        start: dict[str, float] = {}
-        for logs in self.trainer.state.log_history:
-            start = {**logs, **start}
-        return bool(losses(self.most, start, metrics))
+        first = ChainMap(*self.trainer.state.log_history)  # of each metric, its first value
+        return bool(losses(self.most, first, metrics))
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == 0 and self.trainer.is_in_train:
