@@ -52,7 +52,7 @@ def use_threads(number: int) -> int:
 
     if not any(name in os.environ for name in _NUMBER):
         torch.set_num_threads(number)
-    return torch.get_num_threads()
+    return int(torch.get_num_threads())
 
 
 def idle_cores() -> int:
@@ -61,5 +61,5 @@ def idle_cores() -> int:
 
     shares = psutil.cpu_percent(SECONDS, percpu=True)
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(len(shares))
-    idle = sum(1 - share / 100 for core, share in enumerate(shares) if core in allowed)
+    idle: float = sum(1 - share / 100 for core, share in enumerate(shares) if core in allowed)
     return max(1, round(idle))
