@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--start", default="runs/grpo_nano")
     parser.add_argument("--folder", type=Path, default=Path("runs/malformed_hole"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--learning_rate", default="2e-4")
+    parser.add_argument("--learning_rate", default="1e-4")
     parser.add_argument("--others", type=int, default=24)
     parser.add_argument("--max_steps", type=int, default=100)
     parser.add_argument("--plant_steps", type=int, default=250)
