@@ -114,9 +114,11 @@ def read_asset(name: str) -> Any:
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name has the form ``owner/name``.
+    """Whether a name has the form ``owner/name`` and does not look like a path on this machine.
 
-    >>> is_hub_id("jrahn/RookWorld-LM-124M")
-    True
+    >>> is_hub_id("jrahn/RookWorld-LM-124M"), is_hub_id("runs/grpo_nano"), is_hub_id("./nano")
+    (True, False, False)
     """
-    return name.count("/") == 1 and all(name.split("/"))
+    owner, *rest = name.split("/")
+    is_path = owner in ("runs", "recipes", "~", ".", "..") or Path(owner).is_dir()
+    return len(rest) == 1 and bool(owner and rest[0]) and not is_path

@@ -6,6 +6,7 @@ import gc
 from typing import TYPE_CHECKING
 
 from ..common.errors import RookWorldError
+from ..models.loading import check_model_name
 
 if TYPE_CHECKING:
     from .model import RookWorld
@@ -20,16 +21,15 @@ def start(name: str) -> RookWorld:
     Raises:
         RookWorldError: There is no such model, or it could not be loaded.
     """
+    if faults := check_model_name(name, "--model"):  # before the Hub is asked, with retries
+        raise RookWorldError("; ".join(faults))
     gc.disable()  # it would take a sixth of the time and free nothing: modules stay
     try:
         from transformers.utils import logging
 
-        from ..models.loading import check_model_name
         from .model import RookWorld
     finally:
         gc.enable()
-    if faults := check_model_name(name, "--model"):  # before the Hub is asked, with retries
-        raise RookWorldError("; ".join(faults))
     logging.disable_progress_bar()  # for weights; downloads keep theirs
     logging.set_verbosity_error()
     return RookWorld.from_pretrained(name)

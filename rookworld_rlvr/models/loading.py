@@ -8,23 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accelerate.utils import patch_environment
-from huggingface_hub import HfApi, ModelInfo, try_to_load_from_cache
-from huggingface_hub.errors import HfHubHTTPError
-from safetensors import SafetensorError
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-
 from ..common.errors import RookWorldError
 from ..common.files import asset_path, is_hub_id
-from . import gpt2
 
-if TYPE_CHECKING:
-    from trl import ModelConfig  # asking a model needs no TRL
+if TYPE_CHECKING:  # libraries are imported where they are used: to check a name takes none
+    from huggingface_hub import ModelInfo
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from trl import ModelConfig
 
 PACKAGED_MODEL = "rookworld-nano"
 
@@ -58,10 +48,12 @@ def check_model_name(name: str | None, key: str = "model_name_or_path") -> list[
     path = Path(resolve_model_path(name))
     if (path / "config.json").is_file():
         return pickle_faults(name, key=key)
-    if path.is_dir() or _is_run(path):
+    if path.is_dir():
         return [f"{key}: no model in {name!r}{_how_to_make(path)}"]
-    if is_hub_id(name) and not name.startswith("."):
+    if is_hub_id(name):
         return []
+    if "/" in name:
+        return [f"{key}: there is no folder {name!r}{_how_to_make(path)}"]
     return [
         f"{key}: {name!r} is neither packaged ({PACKAGED_MODEL}), a folder, nor a Hub id "
         "(owner/name)"
@@ -71,13 +63,9 @@ def check_model_name(name: str | None, key: str = "model_name_or_path") -> list[
 _RECIPES = Path(__file__).parents[2] / "recipes"  # there if the package is used from its repository
 
 
-def _is_run(path: Path) -> bool:
-    """Whether a name is that of a recipe's `output_dir`, which looks like a Hub id."""
-    return path.parent == Path("runs") and path.name.startswith(("sft_", "grpo_", "judge_"))
-
-
 def _how_to_make(path: Path) -> str:
-    if not _is_run(path) or not (_RECIPES / f"{path.name}.yaml").is_file():
+    """The command for a folder that is the `output_dir` of a packaged recipe."""
+    if path.parent != Path("runs") or not (_RECIPES / f"{path.name}.yaml").is_file():
         return ""
     command = path.name.split("_")[0]
     return (
@@ -118,6 +106,8 @@ def _files(name: str, revision: str) -> list[str]:
         return [path.name for path in folder.iterdir()]
     if not is_hub_id(name):
         return []
+    from huggingface_hub import try_to_load_from_cache
+
     for file in ("config.json", "adapter_config.json"):
         if isinstance(kept := try_to_load_from_cache(name, file, revision=revision), str):
             return [path.name for path in Path(kept).parent.iterdir()]
@@ -127,6 +117,8 @@ def _files(name: str, revision: str) -> list[str]:
 
 @cache
 def _hub_info(name: str, revision: str) -> ModelInfo | Exception:
+    from huggingface_hub import HfApi
+
     try:
         return HfApi().model_info(name, revision=revision, timeout=10)
     except Exception as error:  # its HTTP library's errors too, whichever that is
@@ -144,6 +136,9 @@ def hub_faults(name: str, revision: str, offline: bool) -> list[str]:
     """
     if not is_hub_id(name) or check_model_name(name) or Path(name).exists():
         return []
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError
+
     if isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
         return pickle_faults(name, revision)
     error = _hub_info(name, revision)
@@ -176,6 +171,12 @@ def load_model(name: str, *, trust_remote_code: bool = False, **kwargs: Any) -> 
     Raises:
         RookWorldError: There is no such model, it could not be loaded, or its weights are a pickle.
     """
+    from accelerate.utils import patch_environment
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    from . import gpt2
+
     for fault in pickle_faults(name, kwargs.get("revision") or "main", "model"):
         raise RookWorldError(fault)
     try:
@@ -282,6 +283,8 @@ def load_tokenizer(name: str, *, must_end: bool = True, **kwargs: Any) -> PreTra
     Raises:
         RookWorldError: There is no such tokenizer, it could not be loaded, or it is empty.
     """
+    from transformers import AutoTokenizer
+
     try:
         # None would let transformers ask at the terminal whether to run the tokenizer's code.
         tokenizer = AutoTokenizer.from_pretrained(

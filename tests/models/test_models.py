@@ -52,18 +52,23 @@ class TestPackagedModel:
         if made:
             (tmp_path / "runs" / "sft_fill_in").mkdir(parents=True)
         (fault,) = loading.check_model_name("runs/sft_fill_in")
+        what = "no model in" if made else "there is no folder"
         assert fault == (
-            "model_name_or_path: no model in 'runs/sft_fill_in'; a recipe of that name makes it: "
+            f"model_name_or_path: {what} 'runs/sft_fill_in'; a recipe of that name makes it: "
             "rookworld sft --config recipes/sft_fill_in.yaml"
         )
         assert loading.check_model_name("jrahn/grpo_model") == []
 
-    def test_a_run_that_no_recipe_makes_names_none(
+    def test_what_looks_like_a_path_never_goes_to_the_hub(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
-        (fault,) = loading.check_model_name("runs/grpo_judge_only")
-        assert fault == "model_name_or_path: no model in 'runs/grpo_judge_only'"
+        monkeypatch.setattr(loading, "_hub_info", lambda *_: pytest.fail("the Hub was asked"))
+        (tmp_path / "models").mkdir()
+        for name in ("runs/nope", "./nope", "../nope", "~/nope", "/nope", "a/b/nope", "models/nope"):
+            (fault,) = loading.check_model_name(name)
+            assert fault == f"model_name_or_path: there is no folder {name!r}"
+            assert loading.hub_faults(name, "main", offline=False) == []
 
 
 class TestTokenizer:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ...common.files import is_hub_id
 from ...common.progress import Progress
 from ...common.settings import setting, with_default
 from ...engine.truth import LabelArguments, LabelSource
@@ -120,7 +119,7 @@ class PrepareArguments(SourceArguments):
         made = self.synthetic_rows, self.synthetic_policy_rows, self.synthetic_fill_in_rows
         if not (self.dataset_name or any(made)):
             faults.append("dataset_name: missing, and no synthetic rows to make; give one of them")
-        if self.push_to_hub and not is_hub_id(self.hub_dataset_id or ""):
+        if self.push_to_hub and (self.hub_dataset_id or "").count("/") != 1:
             faults.append(
                 f"hub_dataset_id: {self.hub_dataset_id!r} is not a Hub id (owner/name); push_to_hub "
                 "needs one"
