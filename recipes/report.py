@@ -13,7 +13,18 @@ from pathlib import Path
 from rookworld_rlvr.cli.parser import StrictParser, run_cli
 from rookworld_rlvr.common.files import check_writable
 from rookworld_rlvr.common.settings import Checked, setting
-from rookworld_rlvr.reports.run import MOST_RUNS, page, read_runs
+
+
+def run_faults(runs: Sequence[str], where: str) -> list[str]:
+    """Faults of the runs' folders, found before the report's code is loaded, and torch with it."""
+    if missing := [run for run in runs if not Path(run).is_dir()]:
+        remedy = "give the output_dir of a run of rookworld grpo"
+        return [f"{where}: {run!r} is not a folder; {remedy}" for run in missing]
+    from rookworld_rlvr.reports.run import MOST_RUNS
+
+    if 1 <= len(runs) <= MOST_RUNS:
+        return []
+    return [f"{where}: {len(runs)} folders; give 1 to {MOST_RUNS}, with --run before each"]
 
 
 @dataclass
@@ -23,11 +34,7 @@ class ReportArguments(Checked):
     run: list[str] = setting(
         [],
         "The folder (output_dir) of a GRPO run, finished or not; repeat --run for several.",
-        check=lambda runs, where: (
-            []
-            if 1 <= len(runs) <= MOST_RUNS
-            else [f"{where}: {len(runs)} folders; give 1 to {MOST_RUNS}, with --run before each"]
-        ),
+        check=run_faults,
     )
     tasks_from: list[str] = setting(
         [],
@@ -43,6 +50,8 @@ GROUPS = [ReportArguments]
 
 def main(argv: Sequence[str]) -> None:
     (args,) = StrictParser(GROUPS).parse_strictly(argv)
+    from rookworld_rlvr.reports.run import page, read_runs
+
     runs = read_runs(args.run)
     path = Path(args.output_file or Path(args.run[0]) / "report.html")
     check_writable(path)

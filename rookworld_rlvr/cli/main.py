@@ -10,14 +10,18 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
+from .. import __version__
 from ..common import threads  # noqa: F401  # for what it starts: before torch is loaded
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
+from ..common.terminal import width
+from .early import check_early, first_line, options
 from .output import show
 from .words import shipped, shipped_names
 
@@ -59,10 +63,13 @@ def main() -> NoReturn:
     try:
         if command in ("-h", "--help"):
             show(usage())
+        elif command in ("-V", "--version"):
+            show(f"rookworld-rlvr {__version__}")
         elif command == "recipes":
             show("\n".join(recipes(words)))
         elif command in SCRIPTS:
             launcher, line = command_line(SCRIPTS[command], words)
+            start(command, Path(line[0]), options(line[1:]))
             if launcher:
                 raise SystemExit(launch([*launcher, *line]))
             os.execv(sys.executable, [sys.executable, *line])  # the script replaces this process
@@ -73,9 +80,29 @@ def main() -> NoReturn:
             close = close_matches(command, [*SCRIPTS, *MODULES, "recipes"])
             raise ConfigurationError([f"{command!r} is not a command{close}; see rookworld --help"])
     except RookWorldError as error:
-        print(f"rookworld: {error}", file=sys.stderr)
+        name = f"rookworld {command}" if command in SCRIPTS else "rookworld"
+        print(f"{name}: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     raise SystemExit(0)
+
+
+def start(command: str, script: Path, given: Mapping[str, Sequence[str]]) -> None:
+    """Say what can be said at once, because the script loads torch first, which takes ten seconds.
+
+    Raises:
+        ConfigurationError: See `check_early`.
+    """
+    if not {"help", "help_all", "h"} & given.keys():
+        check_early(script, given)
+        if line := first_line(script, given):
+            print(textwrap.fill(f"rookworld {command}: {line}", width()), flush=True)
+
+
+def command_name() -> str:
+    """How to call the script that is running: by its command, or by its file."""
+    script = Path(sys.argv[0])
+    names = {name: f"rookworld {command}" for command, name in SCRIPTS.items()}
+    return names.get(script.stem, script.name)
 
 
 def typed() -> str:

@@ -17,11 +17,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
-import datasets
-import torch
-import transformers
 import yaml
-from huggingface_hub.utils.tqdm import disable_progress_bars
 from trl import TrlParser
 
 from ..common.errors import ConfigurationError, RookWorldError
@@ -30,11 +26,11 @@ from ..common.own import own_files
 from ..common.progress import LogBar
 from ..common.settings import Bounds, kinds
 from ..common.terminal import printable
-from ..evaluation.registry import register_own_suite
 from ..tasks.registry import register_own
+from .main import command_name
 from .output import show
 from .together import Others, say_why
-from .words import find_recipe, named_here
+from .words import find_recipe, named_here, usual
 
 EXIT_BAD_INPUT = 2
 
@@ -42,7 +38,13 @@ EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED = 130
 
 
-_OWN = {"tasks_from": register_own, "suites_from": register_own_suite}
+def _register_suite(name: str) -> None:
+    from ..evaluation.registry import register_own_suite  # with torch, which takes seconds
+
+    register_own_suite(name)
+
+
+_OWN = {"tasks_from": register_own, "suites_from": _register_suite}
 
 
 _ON_COMMAND_LINE = "trust_remote_code"  # a recipe from somebody else must not be able to set it
@@ -56,7 +58,7 @@ _OF_A_CALL = (
 
 
 # TRL 1.16 itself uses these deprecated names, so the user can do nothing about the warning.
-warnings.filterwarnings("ignore", message="`(is_)?gradient_checkpointing` is deprecated")
+warnings.filterwarnings("ignore", message=r"`(is_)?gradient_checkpointing\w*` is deprecated")
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -121,11 +123,13 @@ class StrictParser(TrlParser):
         """
         faults: list[str] = []
         path, options = self._split(list(argv), faults)
-        values = self._read_yaml(path, faults)
-        self.recipe = path.stem if path is not None else ""
+        values = self._read_yaml(path or self.default_config, faults)
         on_line: dict[str, Any] = {}
         for flag, tokens in options:
             self._read_option(flag, tokens, on_line, faults)
+        if path is None:
+            values, path = usual(values, on_line), self.default_config
+        self.recipe = path.stem if path is not None else ""
         values |= on_line
         self._take_own(values, faults)
         outputs = [self._build(kind, values, faults) for kind in self.dataclass_types]
@@ -212,7 +216,7 @@ class StrictParser(TrlParser):
     def _split(
         self, argv: list[str], faults: list[str]
     ) -> tuple[Path | None, list[tuple[str, list[str]]]]:
-        """The recipe's path, and each option with the words after it."""
+        """The path of the recipe that is given, and each option with the words after it."""
         if {"-h", "--help", "--help_all"} & set(argv):
             show(self.format_help() if "--help_all" in argv else self.own_help())
             raise SystemExit(0)
@@ -227,7 +231,7 @@ class StrictParser(TrlParser):
                 faults.append(
                     f"command line: {word!r} does not belong to any key; write --key {word}"
                 )
-        path = self.default_config
+        path = None
         for flag, words in options:
             if flag == "--config":
                 if len(words) == 1:
@@ -413,20 +417,14 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
 
     If `main` raises on one of several processes, all of them end, and the first one says why.
     """
-    if "LOCAL_RANK" in os.environ and not torch.accelerator.is_available():
-        # accelerate's launcher does not pass `use_cpu` on to several processes; without it, each
-        # process would run as if it were the only one.
-        os.environ.setdefault("ACCELERATE_USE_CPU", "true")
-    _keep_to_one_gpu()
+    if "torch" in sys.modules:  # a report needs none of it
+        _choose_devices()
     for name in ("transformers.modeling_utils", "transformers.trainer"):
         logging.getLogger(name).addFilter(_is_no_false_alarm)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # a log file is read while it grows
-    if not sys.stderr.isatty():  # progress bars would fill a log file
-        datasets.disable_progress_bars()
-        datasets.arrow_dataset.hf_tqdm = LogBar  # of `Dataset.map`, which may take hours
-        disable_progress_bars()
-        transformers.utils.logging.disable_progress_bar()
+    if "datasets" in sys.modules and not sys.stderr.isatty():
+        _hide_bars()
     code: Any = 0
     others = Others.of_this_run()
     try:
@@ -449,10 +447,30 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
     raise SystemExit(code)
 
 
-def _keep_to_one_gpu() -> None:
+def _hide_bars() -> None:
+    """Show no progress bars, which would fill a log file."""
+    import datasets
+    import transformers
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    datasets.disable_progress_bars()
+    datasets.arrow_dataset.hf_tqdm = LogBar  # of `Dataset.map`, which may take hours
+    disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
+
+
+def _choose_devices() -> None:
     """Use one GPU without a launcher; transformers would spread the model over all of them."""
+    import torch
+
+    if "LOCAL_RANK" in os.environ:
+        if not torch.accelerator.is_available():
+            # accelerate's launcher does not pass `use_cpu` on to several processes; without it, each
+            # process would run as if it were the only one.
+            os.environ.setdefault("ACCELERATE_USE_CPU", "true")
+        return
     count = torch.cuda.device_count()
-    if "LOCAL_RANK" in os.environ or count < 2:
+    if count < 2:
         return
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     os.environ["CUDA_VISIBLE_DEVICES"] = first
@@ -498,7 +516,7 @@ def _groups(main: Callable[[Sequence[str]], None]) -> Sequence[type]:
 def _say(text: str, code: int) -> int:
     """Print on one process why a script ends."""
     if os.environ.get("RANK", "0") == "0":
-        print(f"{Path(sys.argv[0]).name}: {printable(text)}", file=sys.stderr)
+        print(f"{command_name()}: {printable(text)}", file=sys.stderr)
     return code
 
 
@@ -510,7 +528,7 @@ def _failed(error: Exception, others: Others) -> int:
     if first:
         say_why(first)
     elif first is None and known:
-        print(f"{Path(sys.argv[0]).name}: {printable(str(error))}", file=sys.stderr, flush=True)
+        print(f"{command_name()}: {printable(str(error))}", file=sys.stderr, flush=True)
     elif first is None:
         sys.excepthook(type(error), error, error.__traceback__)  # W&B's and torch's too
     return code
@@ -523,7 +541,8 @@ def _close_process_group() -> None:
     run ends with SIGABRT (PyTorch issue 190489). vLLM leaves its own groups first, which it could not
     do later.
     """
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    torch = sys.modules.get("torch")
+    if torch and torch.distributed.is_available() and torch.distributed.is_initialized():
         gc.collect()  # a trainer has reference cycles, which would keep the group and its threads
         if engine := sys.modules.get("vllm.distributed"):
             engine.cleanup_dist_env_and_memory()

@@ -12,8 +12,6 @@ import threading
 import time
 from datetime import timedelta
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
 _POLL_S = 3.0
 
 
@@ -34,6 +32,8 @@ class Others:
     """
 
     def __init__(self) -> None:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
         self._rank = int(os.environ["RANK"])
         # `torchrun` may restart a run's processes, under the same store.
         self._key = f"rookworld/failed/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"

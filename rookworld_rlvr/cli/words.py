@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,11 @@ from typing import Any
 import yaml
 
 from ..common.errors import ConfigurationError, close_matches
+from ..models.loading import PACKAGED_MODEL
+
+NEUTRAL = ("rewards", "dataset_name", "dtype", "bf16")
+"""The keys of the packaged model's recipe that serve any other model too."""
+
 
 WORDS = Path(__file__).parents[1] / "assets" / "words.yaml"
 
@@ -58,7 +63,7 @@ def find_recipe(name: str) -> Path:
     if path.is_file():
         return path
     packaged = shipped_names("recipes")
-    if path.name == str(path) and path.name.removesuffix(".yaml") in packaged:
+    if path.parent in (Path("."), Path("recipes")) and path.name.removesuffix(".yaml") in packaged:
         return shipped("recipes") / f"{path.name.removesuffix('.yaml')}.yaml"
     close = difflib.get_close_matches(name, [str(file) for file in path.parent.glob("*.yaml")])
     close = close or difflib.get_close_matches(path.stem, packaged)
@@ -66,3 +71,28 @@ def find_recipe(name: str) -> Path:
     raise ConfigurationError(
         [f"--config: {name!r} is neither a file nor a packaged recipe; {remedy}"]
     )
+
+
+def usual(recipe: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What applies of the usual recipe, which is used without ``--config``.
+
+    Its learning rate and lengths suit the packaged model only, so that any other one is trained with
+    the defaults. A model or data set of one's own has a folder of its own.
+
+    Args:
+        recipe: The keys of the usual recipe.
+        given: Those of the command line.
+    """
+    if not {"model_name_or_path", "new_model"} & recipe.keys():
+        return recipe
+    model = str(given.get("model_name_or_path", PACKAGED_MODEL))
+    data = str(given.get("dataset_name", ""))
+    if model == PACKAGED_MODEL and not {"/", "."} & set(data):  # else a file, or on the Hub
+        return recipe
+    path = Path(data) if model == PACKAGED_MODEL else Path(model).absolute()
+    name = path.stem if model == PACKAGED_MODEL else path.name
+    if name in shipped_names("recipes") or path == Path("runs", name).absolute():
+        name += f"-{Path(recipe['output_dir']).name.partition('_')[0]}"
+    if model != PACKAGED_MODEL:
+        recipe = {key: recipe[key] for key in NEUTRAL if key in recipe}
+    return {**recipe, "output_dir": f"runs/{name}"}

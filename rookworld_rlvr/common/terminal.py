@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 
 # Control characters without tab and newline, marks that reorder or hide text, and lone surrogates.
 _ACTED_ON = re.compile(
@@ -17,3 +18,8 @@ def printable(text: str) -> str:
     Nf3\u001b[2J
     """
     return _ACTED_ON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def width() -> int:
+    """Columns for text: those of the terminal, at most 100, which a log has too."""
+    return min(100, shutil.get_terminal_size((100, 24)).columns)

@@ -45,7 +45,7 @@ def test_every_script_is_a_command_and_says_what_it_does() -> None:
 def test_a_command_is_the_script(tmp_path: Path) -> None:
     code, out, err = rookworld("report", "--run", "nowhere", cwd=tmp_path)
     assert code == 2
-    assert "report.py: " in err and "nowhere" in err and "Traceback" not in err and not out
+    assert "rookworld report: " in err and "nowhere" in err and "Traceback" not in err and not out
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_ctrl_c_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit) as ended:
         parser.run_cli(main)
     assert ended.value.code == 130
-    assert said.getvalue() == "grpo.py: interrupted\n"
+    assert said.getvalue() == "rookworld grpo: interrupted\n"
 
 
 def test_without_a_launcher_one_gpu_of_several_is_used(
@@ -121,7 +121,7 @@ def test_a_yaml_that_cannot_be_read_is_the_only_fault(tmp_path: Path) -> None:
     (tmp_path / "broken.yaml").write_text("rewards: [\nlearning_rate: -1\n")
     done = script("grpo.py", "--config", "broken.yaml", "--max_steps", "0", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.startswith("grpo.py: 1 fault in the configuration:")
+    assert done.stderr.startswith("rookworld grpo: 1 fault in the configuration:")
     assert "broken.yaml is not valid YAML" in done.stderr
 
 

@@ -77,7 +77,8 @@ def test_a_file_comes_before_a_packaged_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert find_recipe("grpo_mixed.yaml") == RECIPES / "grpo_mixed.yaml"
+    for name in ("grpo_mixed.yaml", "recipes/grpo_mixed.yaml"):  # the second as in a clone
+        assert find_recipe(name) == RECIPES / "grpo_mixed.yaml"
     (tmp_path / "grpo_mixed.yaml").write_text("seed: 1")
     assert find_recipe("grpo_mixed.yaml") == Path("grpo_mixed.yaml")
 
@@ -86,7 +87,7 @@ def test_a_file_comes_before_a_packaged_recipe(
     ("name", "remedy"),
     [
         ("grpo_mixd", "did you mean grpo_mixed"),
-        ("recipes/grpo_mixed.yaml", "did you mean grpo_mixed"),
+        ("configs/grpo_mixed.yaml", "did you mean grpo_mixed"),
         ("zzz", "rookworld recipes lists these"),
     ],
 )

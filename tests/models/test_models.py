@@ -65,7 +65,15 @@ class TestPackagedModel:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(loading, "_hub_info", lambda *_: pytest.fail("the Hub was asked"))
         (tmp_path / "models").mkdir()
-        for name in ("runs/nope", "./nope", "../nope", "~/nope", "/nope", "a/b/nope", "models/nope"):
+        for name in (
+            "runs/nope",
+            "./nope",
+            "../nope",
+            "~/nope",
+            "/nope",
+            "a/b/nope",
+            "models/nope",
+        ):
             (fault,) = loading.check_model_name(name)
             assert fault == f"model_name_or_path: there is no folder {name!r}"
             assert loading.hub_faults(name, "main", offline=False) == []

@@ -92,7 +92,7 @@ def test_a_second_ctrl_c_ends_at_once_without_a_checkpoint(
     signalled(monkeypatch, StopOnInterrupt, "on_step_begin", *twice, step=1)
     done = script("grpo.py", *SMALL, cwd=tmp_path)
     assert done.returncode == 130
-    assert done.stderr.endswith("grpo.py: interrupted\n")
+    assert done.stderr.endswith("rookworld grpo: interrupted\n")
     assert not list((tmp_path / "run").glob("checkpoint-*"))
 
 

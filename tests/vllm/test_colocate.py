@@ -190,7 +190,7 @@ def test_bad_input_ends_with_one_message(tmp_path: Path) -> None:
     ended = recipe(tmp_path, *"--heldout_rows 4 --vllm_max_model_length 40".split())
     assert ended.returncode == 2, ended.stderr
     assert "Traceback" not in ended.stderr
-    said = [line for line in ended.stderr.splitlines() if line.startswith("grpo.py: ")]
+    said = [line for line in ended.stderr.splitlines() if line.startswith("rookworld grpo: ")]
     assert len(said) == 1 and "vLLM has 40 positions" in said[0]
 
 

@@ -934,7 +934,7 @@ def test_bad_input_is_an_error_of_this_package(
 def test_bad_input_gives_one_message_and_exit_code_2(tmp_path: Path) -> None:
     done = run_script("audit_data.py", "--dataset_name", "no such set", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.startswith("audit_data.py: 1 fault in the configuration:\n")
+    assert done.stderr.startswith("rookworld audit: 1 fault in the configuration:\n")
     assert "'no such set' is neither packaged, a file, nor a Hub id" in done.stderr
     assert not done.stdout
     assert not list(tmp_path.iterdir())
