@@ -127,8 +127,8 @@ def next_commands(output_dir: Path, start: str) -> str:
             "what comes next:",
             f"  {rookworld} report --run {output_dir}",
             f"  {rookworld} evaluate --model_name_or_path {start} --model_name_or_path {output_dir}",
-            f"  {rookworld} recipes copy grpo_mixed .   # then edit it, and: {rookworld} grpo --config "
-            "grpo_mixed.yaml",
+            f"  {rookworld} recipes copy grpo_mixed .",
+            f"  {rookworld} grpo --config grpo_mixed.yaml   # after your edits",
         ]
     )
 
@@ -137,20 +137,26 @@ def usage() -> str:
     """The commands, one per line, each with the first sentence of its script."""
     files = {name: shipped("recipes") / f"{script}.py" for name, script in SCRIPTS.items()}
     files |= {name: _file_of(module) for name, module in MODULES.items()}
-    lines = [f"  {name:<10} {_first_sentence(path)}" for name, path in files.items()]
+    lines = [_entry(f"  {name:<10} ", _first_sentence(path)) for name, path in files.items()]
+    more = (
+        "rookworld COMMAND --help describes the keys of a command; "
+        "rookworld --version gives the version.",
+        "To run it on several processes, add --num_processes N, --accelerate_config NAME, or both; "
+        f"NAME is a file or one of {', '.join(shipped_names('accelerate_configs'))}.",
+        "On several machines, run the command on each, with --num_machines, --machine_rank from 0, and "
+        "the --main_process_ip and --main_process_port of rank 0; --num_processes counts all.",
+    )
     return "\n".join(
         [
             "rookworld COMMAND [--config RECIPE] [--key value ...]",
             "",
             *lines,
-            "  recipes    List the packaged recipes, or copy one: recipes copy NAME [FOLDER].",
+            _entry(
+                "  recipes    ",
+                "List the packaged recipes, or copy one: recipes copy NAME [FOLDER].",
+            ),
             "",
-            "rookworld COMMAND --help describes the keys of a command.",
-            "To run it on several processes, add --num_processes N, --accelerate_config NAME, or both; "
-            "NAME is a file or one of",
-            f"{', '.join(shipped_names('accelerate_configs'))}.",
-            "On several machines, run the command on each, with --num_machines, --machine_rank from 0,",
-            "and the --main_process_ip and --main_process_port of rank 0; --num_processes counts all.",
+            *(textwrap.fill(text, width()) for text in more),
         ]
     )
 
@@ -289,7 +295,7 @@ def recipes(words: Sequence[str]) -> list[str]:
     """List the recipes with a description each, or copy one."""
     folder, names = shipped("recipes"), shipped_names("recipes")
     if not words:
-        return [f"{name:<20} {first_comment(folder / f'{name}.yaml')}" for name in names]
+        return [_entry(f"{name:<20} ", first_comment(folder / f"{name}.yaml")) for name in names]
     if words[0] != "copy" or len(words) not in (2, 3):
         raise ConfigurationError(
             [f"recipes: {' '.join(words)!r} is not understood; write copy NAME [FOLDER]"]
@@ -342,6 +348,11 @@ def _file_of(module: str) -> Path:
     spec = importlib.util.find_spec(module)
     assert spec is not None and spec.origin is not None, module
     return Path(spec.origin)
+
+
+def _entry(head: str, text: str) -> str:
+    """A list's entry in the terminal's width."""
+    return textwrap.fill(text, width(), initial_indent=head, subsequent_indent=" " * len(head))
 
 
 def _first_sentence(path: Path) -> str:

@@ -11,8 +11,10 @@ import os
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import NoneType
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
@@ -25,7 +27,7 @@ from ..common.exhausted import is_disk_full, is_out_of_memory
 from ..common.own import own_files
 from ..common.progress import LogBar
 from ..common.settings import Bounds, kinds
-from ..common.terminal import printable
+from ..common.terminal import printable, width
 from ..tasks.registry import register_own
 from .main import command_name
 from .output import show
@@ -48,6 +50,16 @@ _OWN = {"tasks_from": register_own, "suites_from": _register_suite}
 
 
 _ON_COMMAND_LINE = "trust_remote_code"  # a recipe from somebody else must not be able to set it
+
+
+_FIRST = """
+    model_name_or_path dataset_name output_dir rewards tasks learning_rate max_steps
+    per_device_train_batch_size num_generations max_completion_length beta temperature bf16 seed
+    eval_steps save_steps report_to resume_from_checkpoint dry_run
+""".split()  # in the help of a command with more than `_FEW` keys
+
+
+_FEW = 60
 
 
 _OF_A_CALL = (
@@ -100,7 +112,7 @@ class StrictParser(TrlParser):
     """
 
     def __init__(self, dataclass_types: Sequence[type], default_config: Path | None = None) -> None:
-        super().__init__(dataclass_types, allow_abbrev=False)
+        super().__init__(dataclass_types, allow_abbrev=False, prog=command_name())
         self.default_config = default_config
         self.values: dict[str, Any] = {}
         self.recipe = ""
@@ -140,28 +152,66 @@ class StrictParser(TrlParser):
             raise ConfigurationError(faults)
         return tuple(outputs)
 
-    def own_help(self) -> str:
-        """The text of ``--help``: this package's keys by topic; other keys are only counted."""
-        lines = [f"{self.prog} [--config RECIPE] [--key value ...]"]
+    def own_help(self, keys: Sequence[str] = ()) -> str:
+        """The text of ``--help``: the keys that people turn, then this package's by topic.
+
+        Where a command has many, only their names are given.
+
+        Args:
+            keys: Describe only these.
+
+        Raises:
+            ConfigurationError: One of them does not exist.
+        """
         known = self._actions_by_key
-        shown: set[str] = set()
+        if faults := [
+            f"--help: unknown key {key!r}{named_here(key, known)}"
+            for key in keys
+            if key not in known
+        ]:
+            raise ConfigurationError(faults)
+        describe = partial(self._help_of, usual_values=self._read_yaml(self.default_config, []))
+        if keys:
+            return "\n".join(chain(*map(describe, keys)))
+        is_short = len(known) <= _FEW
+        first = [] if is_short else [key for key in _FIRST if key in known]
+        lines = [f"{self.prog} [--config RECIPE] [--key value ...]"]
+        lines += ["", "The keys that are set most often."] if first else []
+        lines += chain(*map(describe, first))
+        shown = set(first)
         for kind in self.dataclass_types:
             for owner in reversed(kind.__mro__):
-                own = owner.__module__.partition(".")[0] not in ("trl", "transformers", "builtins")
-                keys = [key for key in vars(owner).get("__annotations__", ()) if key in known]
-                if not own or not keys or not shown.isdisjoint(keys):
+                names = [key for key in vars(owner).get("__annotations__", ()) if key in known]
+                names = [key for key in names if key not in shown]
+                if not names or _library(owner):
                     continue
-                lines += ["", textwrap.fill((owner.__doc__ or "").split("\n\n")[0], 100)]
-                for key in keys:
-                    lines += _help_of(known[key])
-                shown.update(keys)
+                shown.update(names)
+                lines += ["", *_wrapped((owner.__doc__ or "").split("\n\n")[0])]
+                lines += chain(*map(describe, names)) if is_short else _wrapped(", ".join(names), 2)
         more = len(known) - len(shown)
-        lines += (
-            ["", f"{more} more keys are TRL's and transformers'; --help_all describes them"]
-            if more
-            else []
+        of_libraries = f"{more} more keys are TRL's and transformers'. " if more else ""
+        return "\n".join(
+            [
+                *lines,
+                "",
+                *_wrapped(f"{of_libraries}--help KEY describes one key, --help_all all of them."),
+            ]
         )
-        return "\n".join(lines)
+
+    def _help_of(self, key: str, usual_values: Mapping[str, Any]) -> list[str]:
+        """A key with its default and its description, on one line if they fit."""
+        action = self._actions_by_key[key]
+        values = (
+            [] if action.default in (None, argparse.SUPPRESS, [], "") else [str(action.default)]
+        )
+        value = usual_values.get(key, action.default)
+        if isinstance(value, str | int | float) and value != action.default and self.default_config:
+            values.append(f"{value} in {self.default_config.stem}")
+        choices = f" {action.metavar}" if isinstance(action.metavar, str) else ""
+        head = f"--{key}{choices}" + (f" ({', '.join(values)})" if values else "")
+        text = " ".join((action.help or "").replace("%%", "%").split())
+        line = f"  {head}  {text}"
+        return [line] if len(line) <= width() else [*_wrapped(head, 2), *_wrapped(text, 6)]
 
     def resolved(self, *arguments: Any) -> str:
         """A recipe that gives the same run: first what differs from the defaults, then the defaults.
@@ -217,8 +267,10 @@ class StrictParser(TrlParser):
         self, argv: list[str], faults: list[str]
     ) -> tuple[Path | None, list[tuple[str, list[str]]]]:
         """The path of the recipe that is given, and each option with the words after it."""
-        if {"-h", "--help", "--help_all"} & set(argv):
-            show(self.format_help() if "--help_all" in argv else self.own_help())
+        if asked := {"-h", "--help", "--help_all"} & set(argv):
+            keys = argv[argv.index(asked.pop()) + 1 :]
+            text = self.format_help() if "--help_all" in argv else None
+            show(text or self.own_help([key.lstrip("-").replace("-", "_") for key in keys]))
             raise SystemExit(0)
         options: list[tuple[str, list[str]]] = []
         for word in argv:
@@ -377,15 +429,17 @@ class StrictParser(TrlParser):
         return None
 
 
-def _help_of(action: argparse.Action) -> list[str]:
-    """A key with its default and its description, on one line if they fit."""
-    default = "" if action.default in (None, argparse.SUPPRESS, []) else f" ({action.default})"
-    text = " ".join((action.help or "").replace("%%", "%").split())
-    body = textwrap.wrap(text, 96, initial_indent=" " * 6, subsequent_indent=" " * 6)
-    choices = f" {action.metavar}" if isinstance(action.metavar, str) else ""
-    head = f"  --{action.dest}{choices}{default}"
-    line = f"{head}  {text}"
-    return [line] if len(line) <= 100 else [head, *body]
+def _wrapped(text: str, indent: int = 0) -> list[str]:
+    """The lines of a text in the terminal's width."""
+    space = " " * indent
+    return textwrap.wrap(
+        text, width(), initial_indent=space, subsequent_indent=space, break_on_hyphens=False
+    )
+
+
+def _library(kind: type) -> bool:
+    """Whether a class is a library's."""
+    return kind.__module__.partition(".")[0] in ("trl", "transformers", "builtins")
 
 
 def _default(item: dataclasses.Field[Any]) -> Any:

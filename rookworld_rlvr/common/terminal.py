@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
+import textwrap
+from collections.abc import Iterable
 
 # Control characters without tab and newline, marks that reorder or hide text, and lone surrogates.
 _ACTED_ON = re.compile(
@@ -20,6 +22,23 @@ def printable(text: str) -> str:
     return _ACTED_ON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def width() -> int:
-    """Columns for text: those of the terminal, at most 100, which a log has too."""
-    return min(100, shutil.get_terminal_size((100, 24)).columns)
+def width(most: int = 100) -> int:
+    """Columns to print in: those of the terminal, `most` at most and in a log file."""
+    return min(most, shutil.get_terminal_size((most, 24)).columns)
+
+
+def cells(head: str, numbers: Iterable[str]) -> list[str]:
+    """Lines of names with their numbers, which stay together; further lines are indented like the first.
+
+    >>> cells("policy  ", ["best_move 25.0%", "format 100.0%"])
+    ['policy  best_move 25.0%  format 100.0%']
+    """
+    text = textwrap.fill(
+        "  ".join(number.replace(" ", "\0") for number in numbers),
+        width(),
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return text.replace("\0", " ").splitlines()

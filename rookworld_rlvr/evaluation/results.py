@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..common.stats import Estimate, Paired
+from ..common.terminal import width
 from .goals import WHOSE, goal_rows
-from .registry import Proof
+from .registry import SUITE_HEADLINES, Proof
 from .suite import SuiteResult
 
 SCHEMA_VERSION = 1
@@ -86,7 +88,7 @@ def _paired(first: ModelResults, other: ModelResults) -> dict[str, dict[str, Any
 # For a terminal
 # --------------------------------------------------------------------------------------------------
 def results_text(results: Sequence[ModelResults]) -> str:
-    """A table for each suite: values with intervals, and the differences from the first model."""
+    """A table for each suite: values with intervals, and differences from the first; then a summary."""
     first, *others = results
     lines = []
     for name, result in first.suites.items():
@@ -95,16 +97,17 @@ def results_text(results: Sequence[ModelResults]) -> str:
             f"{name} (version {result.version}, n {result.n}, {decoding_text(result.decoding)})",
         ]
         if "positions" in result.notes:
-            lines.append(f"  {result.notes['positions']}")
+            lines += _wrapped(f"  {result.notes['positions']}")
         if "pass_samples" in result.notes:
             how = decoding_text(result.notes["pass_decoding"])
             lines.append(f"  pass@k: {result.notes['pass_samples']} answers an item, {how}")
-        lines += _table(name, result, first, others)
+        lines += _tables(name, result, first, others)
         lines += _goals(name, [first, *others])
     for name, reason in first.left_out.items():
-        lines += ["", f"{name}: left out: {reason}"]
+        lines += ["", *_wrapped(f"{name}: left out: {reason}")]
     if others:
-        lines += ["", _LEGEND.format(short_name(first.model))]
+        lines += ["", *_wrapped(_LEGEND.format(short_name(first.model)))]
+    lines += ["", *_summary(results)]
     return "\n".join(lines[1:])
 
 
@@ -115,24 +118,53 @@ _LEGEND = (
 )
 
 
-def _table(
+def _tables(
     name: str, result: SuiteResult, first: ModelResults, others: Sequence[ModelResults]
 ) -> list[str]:
+    """A suite's metrics with a column for each model, in as many tables as the width needs."""
     models = [first, *(other for other in others if name in other.suites)]
     columns = [model.suites[name].metrics() for model in models]
     changes = [{}, *(result.compare(model.suites[name]) for model in models[1:])]
     metrics = list(dict.fromkeys(metric for column in columns for metric in column))
-    width = max(map(len, metrics)) + 2
-    heads = [short_name(model.model) for model in models]
-    lines = [f"  {'':<{width}}{'n':>6}" + "".join(f"  {head:<32}" for head in heads).rstrip()]
-    for metric in metrics:
-        n = max(column[metric].n for column in columns if metric in column)
-        cells = [
-            f"{_estimate(column.get(metric))}{_change(change.get(metric))}".ljust(32)
-            for column, change in zip(columns, changes, strict=True)
-        ]
-        lines.append(f"  {metric:<{width}}{n:>6}  {'  '.join(cells)}".rstrip())
+    space = max(map(len, metrics)) + 2
+    at_once = max(1, (width(most=120) - space - 8) // 34)
+    lines = []
+    for begin in range(0, len(models), at_once):
+        of = slice(begin, begin + at_once)
+        heads = "".join(f"  {short_name(model.model):<32}" for model in models[of])
+        lines.append(f"  {'':<{space}}{'n':>6}{heads}".rstrip())
+        for metric in metrics:
+            n = max(column[metric].n for column in columns if metric in column)
+            cells = [
+                f"{_estimate(column.get(metric))}{_change(change.get(metric))}".ljust(32)
+                for column, change in zip(columns[of], changes[of], strict=True)
+            ]
+            lines.append(f"  {metric:<{space}}{n:>6}  {'  '.join(cells)}".rstrip())
     return lines
+
+
+def _summary(results: Sequence[ModelResults]) -> list[str]:
+    """The headline metric of each suite, for each model."""
+    first = results[0]
+    lines = [
+        f"summary: {short_name(first.model) if len(results) == 1 else 'the headline of each suite'}"
+    ]
+    for name, result in first.suites.items():
+        metric = SUITE_HEADLINES[name].split("/", 2)[2]
+        head = f"{name} {metric}"
+        for model in results:
+            if (other := model.suites.get(name)) is None:
+                continue
+            change = None if model is first else result.compare(other).get(metric)
+            cell = f"{_estimate(other.metrics().get(metric))}{_change(change)}"
+            named = short_name(model.model)[-24:] if len(results) > 1 else f"n {result.n}"
+            lines.append(f"  {head:<26} {cell:<30} {named}")
+            head = ""
+    return lines
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, width(), subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _goals(name: str, models: Sequence[ModelResults]) -> list[str]:
@@ -142,11 +174,9 @@ def _goals(name: str, models: Sequence[ModelResults]) -> list[str]:
     rows = goal_rows(name, results, having[0].suites[name].notes)
     lines = [f"  {WHOSE}:"] if rows else []
     for goal, metric, *cells in rows:
-        lines.append(f"    {goal} ({metric})")
-        lines += [
-            f"      {short_name(model.model)}: {cell}"
-            for model, cell in zip(having, cells, strict=True)
-        ]
+        lines += _wrapped(f"    {goal} ({metric})")
+        for model, cell in zip(having, cells, strict=True):
+            lines += _wrapped(f"      {short_name(model.model)}: {cell}")
     return lines
 
 

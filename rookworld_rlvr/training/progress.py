@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 from transformers.trainer_callback import ProgressCallback
 
+from ..common.terminal import cells
 from ..tasks.metrics import headlines
 
 _SHOWN = ("reward", "reward_std", "frac_reward_zero_std", "kl", "entropy", "grad_norm", "loss")
-
-
-_WIDTH = 100  # columns
 
 
 class ShortProgressCallback(ProgressCallback):
@@ -48,9 +45,9 @@ class ShortProgressCallback(ProgressCallback):
 
 
 def _line(state: Any, logs: Mapping[str, Any]) -> list[str]:
-    """The most telling numbers of a step in one line; no line if the log has none of them."""
+    """The most telling numbers of a step, if possible in one line; none if the log has none of them."""
     shown = [f"{name} {logs[name]:.4g}" for name in _SHOWN if logs.get(name) is not None]
-    return [f"step {state.global_step:>5}/{state.max_steps}  {'  '.join(shown)}"] if shown else []
+    return cells(f"step {state.global_step:>5}/{state.max_steps}  ", shown) if shown else []
 
 
 def heldout_lines(step: int, results: Mapping[str, float]) -> list[str]:
@@ -78,14 +75,5 @@ def heldout_lines(step: int, results: Mapping[str, float]) -> list[str]:
         if slash:
             rows.setdefault(row, []).append(f"{metric} {value}")
     for row in sorted(rows, key=lambda row: row == "suites"):
-        cells = [cell.replace(" ", "\0") for cell in rows[row]]  # keeps a cell on one line
-        text = textwrap.fill(
-            "  ".join(cells),
-            _WIDTH,
-            initial_indent=f"    {row:<12} ",
-            subsequent_indent=" " * 17,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        lines += text.replace("\0", " ").splitlines()
+        lines += cells(f"    {row:<12} ", rows[row])
     return lines

@@ -17,14 +17,15 @@ from ..tasks.metrics import headline
 def before_after_table(before: Mapping[str, Proportion], after: Mapping[str, Proportion]) -> str:
     """Metric, before, after, change in points, and the 95% Wilson intervals, as text."""
     width = max(24, *(len(name) + 1 for name in after))
-    head = f"{'held-out metric':<{width}}{'n':>6}{'before':>9}{'after':>9}{'change':>9}"
-    lines = [f"{head}   95% interval before, after"]
+    head = f"{'held-out metric':<{width}}{'n':>5}{'before':>7}{'after':>7}{'change':>7}"
+    lines = [f"{head}  95% intervals before, after"]
     lines.append("-" * len(lines[0]))
     for name in after:
         old, new = before[name], after[name]
+        first, last = (_interval(result).replace("%", "") for result in (old, new))
         lines.append(
-            f"{name:<{width}}{new.n:>6}{old.value:>9.1%}{new.value:>9.1%}"
-            f"{100 * (new.value - old.value):>+9.1f}   {_interval(old)}, {_interval(new)}"
+            f"{name:<{width}}{new.n:>5}{old.value:>7.1%}{new.value:>7.1%}"
+            f"{100 * (new.value - old.value):>+7.1f}  {first:<13} {last}"
         )
     if headline(after) < headline(before):
         lines += [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import site
 import subprocess
@@ -36,10 +37,16 @@ def rookworld(*words: str, python: str = sys.executable, cwd: Path) -> tuple[int
 
 def test_every_script_is_a_command_and_says_what_it_does() -> None:
     assert set(SCRIPTS.values()) == {path.stem for path in RECIPES.glob("*.py")}
-    lines = usage().splitlines()
+    text = re.sub(r"\n {10,}", " ", usage())
     for name in (*SCRIPTS, *MODULES):
-        (line,) = [line for line in lines if line.startswith(f"  {name} ")]
+        (line,) = [line for line in text.splitlines() if line.startswith(f"  {name} ")]
         assert line.endswith("."), "a sentence"
+
+
+def test_lists_keep_to_the_terminals_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for text in (usage(), *recipes([])):
+        assert max(map(len, text.splitlines())) <= 80, text
 
 
 def test_a_command_is_the_script(tmp_path: Path) -> None:

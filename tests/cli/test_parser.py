@@ -190,21 +190,43 @@ def test_every_resolved_recipe_can_be_parsed(name: str, tmp_path: Path) -> None:
                 assert getattr(other, field.name) == value, field.name
 
 
-def test_help_is_of_our_keys_and_all_of_it_is_described(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_begins_with_what_people_turn_and_describes_any_key(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     grpo = recipe("grpo")
-    shown = {}
-    for flag in ("--help", "--help_all"):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "argv", [str(RECIPES / "grpo.py")])
+
+    def shown(*words: str) -> str:
         with pytest.raises(SystemExit) as ended:
-            parser.StrictParser(grpo.GROUPS, grpo.RECIPE).parse_strictly([flag])
+            parser.StrictParser(grpo.GROUPS, grpo.RECIPE).parse_strictly(words)
         assert ended.value.code == 0
-        shown[flag] = capsys.readouterr().out
-    lines = shown["--help"].splitlines()
-    assert len(lines) < 400
-    assert "  --rewards" in lines and not [line for line in lines if "--adam_beta1" in line]
-    assert "--help_all" in lines[-1] and "--adam_beta1" in shown["--help_all"]
+        return capsys.readouterr().out
+
+    text = shown("--help")
+    lines = text.splitlines()
+    assert lines[0].startswith("rookworld grpo ") and len(lines) < 180
+    assert all(len(line) <= 80 for line in lines)
+    often = text.partition("\n\nWhere rows come from")[0]
+    for (
+        key
+    ) in "learning_rate max_steps output_dir beta num_generations temperature bf16 seed".split():
+        assert f"\n  --{key} " in often or f"\n  --{key}\n" in often, key
+    assert "--learning_rate (1e-06, 0.0001 in grpo_nano)" in often
     for line, following in itertools.pairwise(lines):
         described = re.match(r"  --\S.*  \S", line) or following.startswith("      ")
         assert not line.startswith("  --") or described, f"{line}: no word on it"
+    assert "adam_beta1" not in text and "adam_beta1" in shown("--help", "adam_beta1")
+    assert "--adam_beta1" in shown("--help_all")
+    with pytest.raises(ConfigurationError, match="did you mean learning_rate"):
+        shown("--help", "learning_rat")
+
+
+def test_help_gives_no_key_of_ours_to_a_library(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parser.StrictParser(recipe("evaluate").GROUPS).parse_strictly(["--help"])
+    text = capsys.readouterr().out
+    assert "--output_file" in text and "--pass_samples" in text and "transformers" not in text
 
 
 def test_a_log_file_has_no_carriage_returns(tmp_path: Path) -> None:

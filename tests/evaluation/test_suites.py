@@ -622,6 +622,21 @@ def test_the_table_says_what_differs(evaluated: list[ModelResults]) -> None:
     assert "Differences from random" in text
 
 
+def test_at_80_columns_a_table_for_each_model_and_a_summary_at_the_end(
+    evaluated: list[ModelResults], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = results_text(evaluated).splitlines()
+    assert max(map(len, lines)) <= 80
+    tables = [line.split()[1:] for line in lines if line.startswith("  exact ")]
+    assert len(tables) == len(evaluated), "each model has a table of its own"
+    summary = lines[lines.index("summary: the headline of each suite") + 1 :]
+    assert len(summary) == len(evaluated) * len(evaluated[0].suites)
+    exact = [line for line in summary if "environment exact" in line or line.startswith(" " * 20)]
+    for line, row in zip(exact, tables, strict=False):
+        assert " ".join(row[1:4]) in line, "the number of the table"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -311,7 +311,7 @@ def test_two_processes_log_once(tmp_path: Path) -> None:
     done = launch(script, *SMALL, "--max_steps", "3", "--output_dir", "run", cwd=tmp_path)
     printed = done.stdout + done.stderr
     assert done.returncode == 0, printed[-3000:]
-    assert printed.count("95% interval before, after") == 1
+    assert printed.count("95% intervals before, after") == 1
     assert printed.count("preflight: gap to each row alone") == 1
     state = json.loads((tmp_path / "run" / "checkpoint-3" / "trainer_state.json").read_text())
     steps = [entry["step"] for entry in state["log_history"] if "reward" in entry]

@@ -43,6 +43,21 @@ def test_a_log_is_one_short_line(tmp_path: Path, capsys: pytest.CaptureFixture[s
     ]
 
 
+def test_at_80_columns_no_line_breaks_in_a_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    names = ("reward", "reward_std", "frac_reward_zero_std", "kl", "entropy", "grad_norm", "loss")
+    state = TrainerState(global_step=5, max_steps=150, is_world_process_zero=True)
+    args = TrainingArguments(output_dir=str(tmp_path), report_to=[])
+    logs = dict.fromkeys(names, -0.0012345)
+    ShortProgressCallback().on_log(args, state, TrainerControl(), logs)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3 and all(len(line) <= 80 for line in lines)
+    assert [line.split()[-1] for line in lines] == ["-0.001234"] * 3, "a name stays with its number"
+    assert " ".join(lines).split()[2:] == [word for name in names for word in (name, "-0.001234")]
+
+
 def test_the_number_that_decides_comes_first_and_nothing_breaks_in_a_word() -> None:
     results = {f"policy/metric_{number}": 0.5 for number in range(20)}
     results |= {"policy/best_move": 0.25, "overall": 0.25}

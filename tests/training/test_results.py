@@ -64,7 +64,8 @@ def test_table_and_results_file(tmp_path: Path) -> None:
     table = before_after_table(before, after)
     (row,) = (line for line in table.splitlines() if line.startswith("environment/exact"))
     assert row.split()[1:5] == ["100", "50.0%", "75.0%", "+25.0"]
-    assert "[40.4%, 59.6%], [65.7%, 82.5%]" in row
+    assert row.endswith("[40.4, 59.6]  [65.7, 82.5]")
+    assert all(len(line) <= 80 for line in table.splitlines())
     assert "No checkpoint beat" not in table
     assert "No checkpoint is better than the starting model" in before_after_table(after, before)
     write_results(tmp_path / "r.json", before, after, steps=3)
