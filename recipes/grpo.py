@@ -24,7 +24,7 @@ from trl import ModelConfig, get_peft_config
 from rookworld_rlvr.cli.checks import check_recipe, require_suites
 from rookworld_rlvr.cli.dry_run import dry_run_text
 from rookworld_rlvr.cli.main import next_commands
-from rookworld_rlvr.cli.parser import StrictParser, run_cli
+from rookworld_rlvr.cli.parser import DEFAULTS, StrictParser, run_cli
 from rookworld_rlvr.common.files import write_json
 from rookworld_rlvr.common.machine import machine
 from rookworld_rlvr.data.loading import (
@@ -107,8 +107,8 @@ def main(argv: Sequence[str]) -> None:
         data = load_data(data_args)
         require_truth(data, data_args.tasks, label_args.labels)
         truth = PolicyTruth.open(label_args, *data.policy_rows())
-        state.print(resolved)
         state.print(dry_run_text(data, training_args.rewards, truth))
+        state.print(f"\n{resolved.partition(DEFAULTS)[0]}")
         return
     if ended := finished(training_args.resume_from_checkpoint, output_dir, resolved):
         state.print(ended)

@@ -19,7 +19,7 @@ from datasets import Dataset
 from trl import ModelConfig, SFTTrainer, get_peft_config
 
 from rookworld_rlvr.cli.checks import check_sft_recipe
-from rookworld_rlvr.cli.parser import StrictParser, run_cli
+from rookworld_rlvr.cli.parser import DEFAULTS, StrictParser, run_cli
 from rookworld_rlvr.common.progress import Progress
 from rookworld_rlvr.common.stats import Proportion
 from rookworld_rlvr.data.loading import DataArguments, load_data, require_answers
@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> None:
     state.print(use_idle_cores())
     state.print("\n".join(data.report.lines()))
     if run_args.dry_run:
-        state.print(resolved)
+        state.print(f"\n{resolved.partition(DEFAULTS)[0]}")
         return
     train_dataset = data.train.select_columns(["prompt", "completion"]).map(_end)
 

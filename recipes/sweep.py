@@ -27,8 +27,11 @@ from rookworld_rlvr.cli.checks import check_recipe
 from rookworld_rlvr.cli.parser import StrictParser, run_cli
 from rookworld_rlvr.cli.sweep import (
     SweepArguments,
+    best_of,
     describe,
     ended,
+    folder_of,
+    log_of,
     minutes,
     open_study,
     outcome,
@@ -36,9 +39,9 @@ from rookworld_rlvr.cli.sweep import (
     run_trial,
 )
 from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.common.terminal import cells
 
-SWEEP = Path(__file__).with_name("sweep_nano.yaml")
-
+RECIPE = Path(__file__).with_name("sweep_nano.yaml")
 GROUPS = [SweepArguments]
 
 
@@ -47,7 +50,7 @@ def main(argv: Sequence[str]) -> None:
     # Sweep
     ################
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # this script prints its own messages
-    (sweep,) = StrictParser(GROUPS, SWEEP).parse_strictly(argv)
+    (sweep,) = StrictParser(GROUPS, RECIPE).parse_strictly(argv)
     metric, goal = sweep.metric["name"], sweep.metric["goal"]
     check_trials(sweep, sweep.trials())
     study = open_study(sweep)
@@ -60,7 +63,8 @@ def main(argv: Sequence[str]) -> None:
     for number in range(len(ended(study)), sweep.total):
         study.sampler = sweep.sampler(number)
         trial = study.ask(sweep.space)
-        print(f"trial {number + 1} of {sweep.total}: {describe(trial.params)}", flush=True)
+        lines = cells(f"trial {number + 1} of {sweep.total}: ", describe(trial.params).split("  "))
+        print("\n".join([*lines, f"    log: {log_of(folder_of(sweep, trial))}"]), flush=True)
         result = run_trial(sweep, study, trial)
         print(f"    {outcome(result, metric)} ({minutes(result):.1f} minutes)", flush=True)
 
@@ -68,6 +72,7 @@ def main(argv: Sequence[str]) -> None:
     # Ranking
     ################
     print(ranking(ended(study), metric, goal))
+    print(f"\n{best_of(sweep, study)}")
 
 
 def check_trials(sweep: SweepArguments, trials: Sequence[dict[str, Any]]) -> None:
@@ -76,11 +81,9 @@ def check_trials(sweep: SweepArguments, trials: Sequence[dict[str, Any]]) -> Non
     Raises:
         ConfigurationError: With the faults of all trials, each once.
     """
-    if Path(sweep.program).resolve() != Path(grpo.__file__).resolve():
+    if Path(sweep.script).resolve() != Path(grpo.__file__).resolve():
         raise ConfigurationError(
-            [
-                f"program: {sweep.program!r} is not recipes/grpo.py; start the sweep in the repository"
-            ]
+            [f"program: {sweep.program!r} is not recipes/grpo.py; leave it out"]
         )
     faults: dict[str, None] = {}
     for values in trials:

@@ -18,7 +18,7 @@ from datasets import Dataset
 from trl import ModelConfig, RewardTrainer
 
 from rookworld_rlvr.cli.checks import check_judge_recipe
-from rookworld_rlvr.cli.parser import StrictParser, run_cli
+from rookworld_rlvr.cli.parser import DEFAULTS, StrictParser, run_cli
 from rookworld_rlvr.common.files import write_json
 from rookworld_rlvr.data.judge_pairs import JudgeDataArguments, make_pairs
 from rookworld_rlvr.data.loading import DataArguments, load_data
@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> None:
     train = make_pairs(data.train.to_list(), judge_args.train_pairs, shares, gap, seed)
     heldout = make_pairs(data.heldout.to_list(), judge_args.heldout_pairs, shares, gap, seed)
     if run_args.dry_run:
-        state.print(resolved)
+        state.print(f"\n{resolved.partition(DEFAULTS)[0]}")
         state.print(pairs_text(train))
         return
 

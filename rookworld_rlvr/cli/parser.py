@@ -62,6 +62,9 @@ _FIRST = """
 _FEW = 60
 
 
+DEFAULTS = "# The defaults."  # where a resolved configuration begins to be long
+
+
 _OF_A_CALL = (
     "dry_run",
     "resume_from_checkpoint",
@@ -242,7 +245,7 @@ class StrictParser(TrlParser):
             [
                 "# What differs from the defaults.",
                 _dump(changed),
-                "# The defaults.",
+                DEFAULTS,
                 _dump({key: value for key, value in default.items() if value is not None}),
                 *(f"# sha256 of {path}: {digest}" for path, digest in own_files(changed).items()),
                 "# What follows from the above.",

@@ -28,10 +28,12 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from ..common.errors import RookWorldError, close_matches
 from ..common.settings import Checked, key_faults, setting
-from ..common.terminal import printable
-from ..tasks.metrics import headline, training_metrics
+from ..common.stats import Estimate
+from ..common.terminal import cells, printable
+from ..tasks.metrics import headlines, training_metrics
 from ..training.results import heldout_results
 from ..training.run_folder import RESULTS
+from .words import shipped
 
 METHODS = ("grid", "random", "bayes")
 
@@ -51,6 +53,9 @@ _COMMAND = ("${env}", "${interpreter}", "${program}", "${args}")  # W&B's own de
 _FAILURE = "failure"  # why a trial failed; an interrupted trial has no reason and goes on
 
 
+_INTERVAL = "interval"  # of a trial's score, 95%
+
+
 _PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
 
@@ -65,7 +70,8 @@ class SweepArguments(Checked):
     """The keys of a sweep file, and of the command."""
 
     program: str = setting(
-        "recipes/grpo.py", "The script, relative to the folder that you start in."
+        "recipes/grpo.py",
+        "The script, relative to the folder that you start in; the packaged one if it is not there.",
     )
     method: Literal["grid", "random", "bayes"] = setting(
         "random",
@@ -134,6 +140,13 @@ class SweepArguments(Checked):
             faults.extend(getattr(error, "faults", [f"{name}: {error}"]))
 
     @property
+    def script(self) -> str:
+        """`program`, or the packaged script of its name if there is no such file here."""
+        packaged = shipped("recipes") / Path(self.program).name
+        is_elsewhere = not Path(self.program).is_file() and packaged.is_file()
+        return str(packaged) if is_elsewhere else self.program
+
+    @property
     def folder(self) -> Path:
         """The folder of the trials."""
         return Path(self.output_dir or f"runs/{self.name}")
@@ -170,14 +183,14 @@ class SweepArguments(Checked):
     def arguments(self, values: Values, folder: Path) -> list[str]:
         """The arguments that the script gets in a trial's command."""
         words = self.command_of(values, folder)
-        return words[words.index(self.program) + 1 :]
+        return words[words.index(self.script) + 1 :]
 
     def command_of(self, values: Values, folder: Path) -> list[str]:
         """A trial's command, as `wandb agent` would write it, with the trial's own folder."""
         meanings = {
             "${env}": ["/usr/bin/env"],
             "${interpreter}": [sys.executable],
-            "${program}": [self.program],
+            "${program}": [self.script],
             "${args}": [f"--{key}={value}" for key, value in values.items()],
         }
         words = (meanings.get(part, [part]) for part in map(str, self.command or _COMMAND))
@@ -309,6 +322,11 @@ def folder_of(sweep: SweepArguments, trial: optuna.Trial | FrozenTrial) -> Path:
     return sweep.folder / str(trial.user_attrs.get(_FOLDER, f"trial-{trial.number:03}"))
 
 
+def log_of(folder: Path) -> Path:
+    """The file beside a trial's folder that has what the trial printed."""
+    return folder.with_suffix(".log")
+
+
 def run_trial(sweep: SweepArguments, study: optuna.Study, trial: optuna.Trial) -> FrozenTrial:
     """Run a trial as its own process, from its last checkpoint if it was interrupted.
 
@@ -316,7 +334,7 @@ def run_trial(sweep: SweepArguments, study: optuna.Study, trial: optuna.Trial) -
     """
     metric: Any = sweep.metric
     folder = folder_of(sweep, trial)
-    log = folder.with_suffix(".log")
+    log = log_of(folder)
     command = [*sweep.command_of(trial.params, folder), "--resume_from_checkpoint=auto"]
     process = None
     try:
@@ -340,7 +358,8 @@ def run_trial(sweep: SweepArguments, study: optuna.Study, trial: optuna.Trial) -
         except (OSError, KeyError, ValueError) as error:
             failure = f"no {metric['name']} in {folder / RESULTS} ({error!r})"
         else:
-            return study.tell(trial, score)
+            trial.set_user_attr(_INTERVAL, [score.low, score.high])
+            return study.tell(trial, score.value)
     trial.set_user_attr(_FAILURE, failure)
     return study.tell(trial, state=TrialState.FAIL)
 
@@ -395,15 +414,25 @@ def evaluations(folder: Path, metric: str) -> list[float]:
     return [logs[key] for logs in state["log_history"] if key in logs]
 
 
-def read_score(path: Path, metric: str) -> float:
-    """A held-out metric of a run's final model, from its ``results.json``.
+def read_score(path: Path, metric: str) -> Estimate:
+    """A held-out metric of a run's final model, from its ``results.json``, with its 95% interval.
+
+    That of `overall`, a mean, follows from the intervals of its parts by Zou and Donner's square-and-add
+    (Statistics in Medicine 27, 2008).
 
     Raises:
         KeyError: The run has no such metric.
     """
     after = heldout_results(json.loads(path.read_text(encoding="utf-8")), "after")
     name = metric.removeprefix(_PREFIX)
-    return headline(after) if name == "overall" else after[name].value
+    names = (
+        [part for part in headlines().values() if part in after] if name == "overall" else [name]
+    )
+    parts = [after[part].estimate for part in names]
+    value = sum(part.value for part in parts) / len(parts)
+    below = math.hypot(*(part.value - part.low for part in parts)) / len(parts)
+    above = math.hypot(*(part.high - part.value for part in parts)) / len(parts)
+    return Estimate(value, value - below, value + above, sum(part.n for part in parts))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -414,11 +443,9 @@ def ranking(trials: Sequence[FrozenTrial], metric: str, goal: str) -> str:
     scored = [trial for trial in trials if trial.state is TrialState.COMPLETE]
     scored.sort(key=lambda trial: trial.value or 0.0, reverse=goal == "maximize")
     lines = [f"{'rank':>4}{'trial':>7}{metric:>20}{'minutes':>9}   parameters"]
-    lines += [
-        f"{rank:>4}{trial.number:>7}{trial.value:>20.4f}{minutes(trial):>9.1f}   "
-        f"{describe(trial.params)}"
-        for rank, trial in enumerate(scored, 1)
-    ]
+    for rank, trial in enumerate(scored, 1):
+        head = f"{rank:>4}{trial.number:>7}{trial.value:>20.4f}{minutes(trial):>9.1f}   "
+        lines += cells(head, describe(trial.params).split("  ")) or [head]
     for state, title in ((TrialState.PRUNED, "pruned"), (TrialState.FAIL, "failed, not scored")):
         others = [trial for trial in trials if trial.state is state]
         if others:
@@ -431,8 +458,20 @@ def outcome(trial: FrozenTrial, metric: str) -> str:
     """The result of a trial, in one sentence."""
     if _FAILURE in trial.user_attrs:
         return printable(str(trial.user_attrs[_FAILURE]))
-    early = f", stopped early at evaluation {trial.last_step}"
-    return f"{metric} {trial.value:.4f}{early if trial.state is TrialState.PRUNED else ''}"
+    if trial.state is TrialState.PRUNED:
+        return f"{metric} {trial.value:.4f}, stopped early at evaluation {trial.last_step}"
+    low, high = trial.user_attrs.get(_INTERVAL, (math.nan, math.nan))
+    return f"{metric} {trial.value:.4f} [{low:.4f}, {high:.4f}]"
+
+
+def best_of(sweep: SweepArguments, study: optuna.Study) -> str:
+    """The best trial: its folder, result and log; empty if none was scored."""
+    if not study.get_trials(states=[TrialState.COMPLETE]):
+        return ""
+    metric: Any = sweep.metric
+    folder = folder_of(sweep, study.best_trial)
+    said = f"{outcome(study.best_trial, metric['name'])} (log: {log_of(folder)})"
+    return f"best model: {folder}, {said}"
 
 
 def minutes(trial: FrozenTrial) -> float:
@@ -441,8 +480,8 @@ def minutes(trial: FrozenTrial) -> float:
 
 
 def describe(values: Values) -> str:
-    """Parameters in one line."""
-    return ", ".join(
+    """Parameters in one line, with two blanks between them."""
+    return "  ".join(
         f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
         for key, value in values.items()
     )

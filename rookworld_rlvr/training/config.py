@@ -57,8 +57,8 @@ class RunArguments:
 
     dry_run: bool = setting(
         False,
-        "Print the resolved configuration and the counts of the data, for GRPO also three scored "
-        "rows of each task, then exit without training. No model is loaded, except judges.",
+        "Print the counts of the data, for GRPO also three scored rows of each task, and the keys that "
+        "differ from the defaults, then exit without training. No model is loaded, except judges.",
     )
 
 

@@ -19,6 +19,7 @@ from optuna.trial import FrozenTrial, TrialState
 from wandb.sdk.launch.sweeps.utils import create_sweep_command_args, load_sweep_config
 
 from rookworld_rlvr.cli import sweep as sweeps
+from rookworld_rlvr.cli.main import recipes
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.cli.sweep import (
     STUDY_FILE,
@@ -133,6 +134,35 @@ def test_a_shipped_sweep_is_wandb_s_format_and_its_trials_parse(
         if "values" in spec:
             assert {trial[key] for trial in trials} == set(spec["values"])
     assert arguments.name == path.stem
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_copied_sweep_runs_outside_of_the_clone(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (copied,) = recipes(["copy", path.stem, "."])
+    (arguments,) = StrictParser([SweepArguments]).parse_strictly(
+        ["--config", copied, "--count", "3"]
+    )
+    arguments.parameters |= {"bf16": {"value": False}}
+    arguments.__post_init__()
+    recipe("sweep").check_trials(arguments, arguments.trials())
+    command = arguments.command_of({}, Path("runs"))
+    assert Path(command[2]) == RECIPES / "grpo.py"
+
+
+def test_the_mean_of_two_shares_has_an_interval(tmp_path: Path) -> None:
+    """R's prop.test(50, 100, correct = FALSE) gives [0.4038, 0.5962]; of two, it is narrower by √2."""
+    entry = {"before": 0.0, "after": 0.5, "n": 100}
+    names = ("environment/exact", "policy/best_move")
+    (tmp_path / "results.json").write_text(json.dumps({"heldout": dict.fromkeys(names, entry)}))
+    one, both = (read_score(tmp_path / "results.json", f"eval/{n}") for n in (names[0], "overall"))
+    assert (one.value, one.low, one.high) == pytest.approx((0.5, 0.4038, 0.5962), abs=1e-4)
+    half = 0.0962 / math.sqrt(2)
+    assert (both.value, both.low, both.high) == pytest.approx(
+        (0.5, 0.5 - half, 0.5 + half), abs=1e-4
+    )
 
 
 def test_all_faults_at_once_before_the_first_trial(tmp_path: Path) -> None:
@@ -371,7 +401,7 @@ def test_real_trials_are_scored_and_go_on_after_a_kill(tmp_path: Path) -> None:
     by_hand = (heldout["environment/exact"]["after"] + heldout["policy/best_move"]["after"]) / 2
     before = (heldout["environment/exact"]["before"] + heldout["policy/best_move"]["before"]) / 2
     assert right.value == pytest.approx(by_hand)
-    assert read_score(folder / "results.json", "eval/policy/best_move") == pytest.approx(
+    assert read_score(folder / "results.json", "eval/policy/best_move").value == pytest.approx(
         heldout["policy/best_move"]["after"]
     )
     assert evaluations(folder, "eval/overall") == pytest.approx([before, by_hand])
