@@ -27,6 +27,7 @@ from rookworld_rlvr.cli.main import next_commands
 from rookworld_rlvr.cli.parser import DEFAULTS, StrictParser, run_cli
 from rookworld_rlvr.common.files import write_json
 from rookworld_rlvr.common.machine import machine
+from rookworld_rlvr.common.terminal import wrapped
 from rookworld_rlvr.data.loading import (
     DataArguments,
     engine_outlook,
@@ -123,7 +124,7 @@ def main(argv: Sequence[str]) -> None:
             training_args.other_task_rows,
         )
     state.print(use_idle_cores())
-    state.print("\n".join(data.report.lines()))
+    state.print(wrapped("\n".join(data.report.lines())))
     require_truth(data, data_args.tasks, label_args.labels)
     prompts = training_args.generation_batch_size // training_args.num_generations
     check_rows(len(data.train), prompts)

@@ -22,6 +22,7 @@ from rookworld_rlvr.cli.checks import check_sft_recipe
 from rookworld_rlvr.cli.parser import DEFAULTS, StrictParser, run_cli
 from rookworld_rlvr.common.progress import Progress
 from rookworld_rlvr.common.stats import Proportion
+from rookworld_rlvr.common.terminal import wrapped
 from rookworld_rlvr.data.loading import DataArguments, load_data, require_answers
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import ANSWER_TOKENS, complete
@@ -75,7 +76,7 @@ def main(argv: Sequence[str]) -> None:
         data = load_data(data_args, quarantine if keep_bad_rows else None, is_learnt=True)
     require_answers(data)
     state.print(use_idle_cores())
-    state.print("\n".join(data.report.lines()))
+    state.print(wrapped("\n".join(data.report.lines())))
     if run_args.dry_run:
         state.print(f"\n{resolved.partition(DEFAULTS)[0]}")
         return

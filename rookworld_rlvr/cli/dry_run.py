@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import TrainerState
 
+from ..common.terminal import wrapped
 from ..data.loading import LoadedData
 from ..engine.truth import PolicyTruth
 from ..rewards.registry import RewardFunc, get_reward_funcs
@@ -28,7 +29,7 @@ def dry_run_text(
 
 
 def _lines(data: LoadedData, funcs: Sequence[RewardFunc], runner: asyncio.Runner) -> list[str]:
-    lines = [*data.report.lines()]
+    lines = [wrapped("\n".join(data.report.lines()))]
     for name, task in TASKS.items():
         rows = (row for row in data.train if row["task"] == name)
         for place, row in enumerate(islice(rows, ROWS_SHOWN), 1):

@@ -20,7 +20,7 @@ import yaml
 from .. import __version__
 from ..common import threads  # noqa: F401  # for what it starts: before torch is loaded
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
-from ..common.terminal import width
+from ..common.terminal import width, wrapped
 from .early import check_early, first_line, options
 from .output import show
 from .words import shipped, shipped_names
@@ -95,7 +95,7 @@ def start(command: str, script: Path, given: Mapping[str, Sequence[str]]) -> Non
     if not {"help", "help_all", "h"} & given.keys():
         check_early(script, given)
         if line := first_line(script, given):
-            print(textwrap.fill(f"rookworld {command}: {line}", width()), flush=True)
+            print(wrapped(f"rookworld {command}: {line}"), flush=True)
 
 
 def command_name() -> str:
@@ -156,7 +156,7 @@ def usage() -> str:
                 "List the packaged recipes, or copy one: recipes copy NAME [FOLDER].",
             ),
             "",
-            *(textwrap.fill(text, width()) for text in more),
+            wrapped("\n".join(more), 0),
         ]
     )
 

@@ -9,7 +9,6 @@ import io
 import logging
 import os
 import sys
-import textwrap
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
@@ -27,7 +26,7 @@ from ..common.exhausted import is_disk_full, is_out_of_memory
 from ..common.own import own_files
 from ..common.progress import LogBar
 from ..common.settings import Bounds, kinds
-from ..common.terminal import printable, width
+from ..common.terminal import printable, width, wrapped
 from ..tasks.registry import register_own
 from .main import command_name
 from .output import show
@@ -175,7 +174,7 @@ class StrictParser(TrlParser):
             raise ConfigurationError(faults)
         describe = partial(self._help_of, usual_values=self._read_yaml(self.default_config, []))
         if keys:
-            return "\n".join(chain(*map(describe, keys)))
+            return wrapped("\n".join(chain(*map(describe, keys))))
         is_short = len(known) <= _FEW
         first = [] if is_short else [key for key in _FIRST if key in known]
         lines = [f"{self.prog} [--config RECIPE] [--key value ...]"]
@@ -189,17 +188,12 @@ class StrictParser(TrlParser):
                 if not names or _library(owner):
                     continue
                 shown.update(names)
-                lines += ["", *_wrapped((owner.__doc__ or "").split("\n\n")[0])]
-                lines += chain(*map(describe, names)) if is_short else _wrapped(", ".join(names), 2)
+                lines += ["", " ".join((owner.__doc__ or "").split("\n\n")[0].split())]
+                lines += chain(*map(describe, names)) if is_short else [f"  {', '.join(names)}"]
         more = len(known) - len(shown)
         of_libraries = f"{more} more keys are TRL's and transformers'. " if more else ""
-        return "\n".join(
-            [
-                *lines,
-                "",
-                *_wrapped(f"{of_libraries}--help KEY describes one key, --help_all all of them."),
-            ]
-        )
+        lines += ["", f"{of_libraries}--help KEY describes one key, --help_all all of them."]
+        return wrapped("\n".join(lines))
 
     def _help_of(self, key: str, usual_values: Mapping[str, Any]) -> list[str]:
         """A key with its default and its description, on one line if they fit."""
@@ -214,7 +208,7 @@ class StrictParser(TrlParser):
         head = f"--{key}{choices}" + (f" ({', '.join(values)})" if values else "")
         text = " ".join((action.help or "").replace("%%", "%").split())
         line = f"  {head}  {text}"
-        return [line] if len(line) <= width() else [*_wrapped(head, 2), *_wrapped(text, 6)]
+        return [line] if len(line) <= width() else [f"  {head}", wrapped(f"{' ' * 6}{text}", 6)]
 
     def resolved(self, *arguments: Any) -> str:
         """A recipe that gives the same run: first what differs from the defaults, then the defaults.
@@ -430,14 +424,6 @@ class StrictParser(TrlParser):
         except (TypeError, ValueError, ImportError, argparse.ArgumentTypeError) as error:
             faults.append(" ".join(str(error).split()))
         return None
-
-
-def _wrapped(text: str, indent: int = 0) -> list[str]:
-    """The lines of a text in the terminal's width."""
-    space = " " * indent
-    return textwrap.wrap(
-        text, width(), initial_indent=space, subsequent_indent=space, break_on_hyphens=False
-    )
 
 
 def _library(kind: type) -> bool:

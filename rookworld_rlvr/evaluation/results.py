@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..common.stats import Estimate, Paired
-from ..common.terminal import width
+from ..common.terminal import width, wrapped
 from .goals import WHOSE, goal_rows
 from .registry import SUITE_HEADLINES, Proof
 from .suite import SuiteResult
 
 SCHEMA_VERSION = 1
+
+
+_WIDEST = 120  # columns of a table, where the terminal has so many, and in a log
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +99,18 @@ def results_text(results: Sequence[ModelResults]) -> str:
             f"{name} (version {result.version}, n {result.n}, {decoding_text(result.decoding)})",
         ]
         if "positions" in result.notes:
-            lines += _wrapped(f"  {result.notes['positions']}")
+            lines.append(f"  {result.notes['positions']}")
         if "pass_samples" in result.notes:
             how = decoding_text(result.notes["pass_decoding"])
             lines.append(f"  pass@k: {result.notes['pass_samples']} answers an item, {how}")
         lines += _tables(name, result, first, others)
         lines += _goals(name, [first, *others])
     for name, reason in first.left_out.items():
-        lines += ["", *_wrapped(f"{name}: left out: {reason}")]
+        lines += ["", f"{name}: left out: {reason}"]
     if others:
-        lines += ["", *_wrapped(_LEGEND.format(short_name(first.model)))]
+        lines += ["", _LEGEND.format(short_name(first.model))]
     lines += ["", *_summary(results)]
-    return "\n".join(lines[1:])
+    return wrapped("\n".join(lines[1:]), most=_WIDEST)
 
 
 _LEGEND = (
@@ -127,7 +129,7 @@ def _tables(
     changes = [{}, *(result.compare(model.suites[name]) for model in models[1:])]
     metrics = list(dict.fromkeys(metric for column in columns for metric in column))
     space = max(map(len, metrics)) + 2
-    at_once = max(1, (width(most=120) - space - 8) // 34)
+    at_once = max(1, (width(_WIDEST) - space - 8) // 34)
     lines = []
     for begin in range(0, len(models), at_once):
         of = slice(begin, begin + at_once)
@@ -163,10 +165,6 @@ def _summary(results: Sequence[ModelResults]) -> list[str]:
     return lines
 
 
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, width(), subsequent_indent="  ", break_on_hyphens=False)
-
-
 def _goals(name: str, models: Sequence[ModelResults]) -> list[str]:
     """The goals that the suite measures, with a line for each model."""
     having = [model for model in models if name in model.suites]
@@ -174,9 +172,9 @@ def _goals(name: str, models: Sequence[ModelResults]) -> list[str]:
     rows = goal_rows(name, results, having[0].suites[name].notes)
     lines = [f"  {WHOSE}:"] if rows else []
     for goal, metric, *cells in rows:
-        lines += _wrapped(f"    {goal} ({metric})")
+        lines.append(f"    {goal} ({metric})")
         for model, cell in zip(having, cells, strict=True):
-            lines += _wrapped(f"      {short_name(model.model)}: {cell}")
+            lines.append(f"      {short_name(model.model)}: {cell}")
     return lines
 
 

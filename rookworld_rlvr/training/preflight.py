@@ -20,6 +20,7 @@ from trl import GRPOTrainer
 from trl.trainer.utils import get_config_model_id, pad
 
 from ..common.errors import RookWorldError
+from ..common.terminal import wrapped
 from ..models import loading
 from ..models.decoding import pad_rows
 from ..models.gpt2 import position_ids_from_mask
@@ -99,7 +100,8 @@ class PreflightCallback(TrainerCallback):
         tolerance = preflight_tolerance(trainer)
         sampler = sampler_tolerance(trainer, tolerance)
         allowed = f"{tolerance:g}" + (f", to vLLM {sampler:g}" if sampler != tolerance else "")
-        trainer.accelerator.print(f"preflight: {parity.describe()} (tolerance {allowed} nats)")
+        said = f"preflight: {parity.describe()} (tolerance {allowed} nats)"
+        trainer.accelerator.print(wrapped(said))
         # The policy of a resumed run differs from its reference, as it should.
         checked = parity if state.global_step == 0 else replace(parity, reference_kl=0.0)
         if faults := checked.faults(tolerance, sampler):
