@@ -107,7 +107,8 @@ def first_line(script: Path, given: Given) -> str:
                 f"the keys are TRL's defaults; of the recipe {default[1]} only {kept}"
             )
     folder = {**recipe, **line}.get("output_dir")
-    return f"{what}; output in {folder}" if folder else what
+    has_run = folder and script.stem != "diagnose"  # which writes to a folder of its own
+    return f"{what}; output in {folder}" if has_run else what
 
 
 def _content(file: Path | None) -> dict[str, Any]:

@@ -73,6 +73,7 @@ def test_the_first_line_names_recipe_and_folder(
     usual = "recipe grpo_nano, as no --config is given; output in runs/grpo_nano"
     assert said("--max_steps 3") == usual
     assert said("--model_name_or_path rookworld-nano") == usual
+    assert "output" not in first_line(RECIPES / "diagnose.py", {})
     assert said("--output_dir mine").endswith("output in mine")
     assert said("--config grpo_mixed").endswith("grpo_mixed.yaml; output in runs/grpo_mixed")
     assert said("--dataset_name rows.jsonl").endswith("output in runs/rows")
