@@ -169,8 +169,9 @@ class Counts:
         legal = rules.legal_moves(row["fen"])
         self.policy.add(**{name: holds(answer, legal) for name, holds in FORM.items()})
         by_value = dict(zip(answer.evaluations, answer.moves, strict=False))
-        # `E` orders `M` without ties.
-        if 2 <= len(by_value) == len(answer.evaluations) == len(answer.moves):
+        values = values_by_move(row["action_values"])
+        # `E` orders `M` without ties; a row's values judge its `B` better, see `compare`.
+        if values is None and 2 <= len(by_value) == len(answer.evaluations) == len(answer.moves):
             self.best[side].add(
                 best_is_argmax_e=by_value[max(by_value)] == answer.best_move,
                 best_is_argmin_e=by_value[min(by_value)] == answer.best_move,
@@ -179,7 +180,6 @@ class Counts:
         if vote is not None:
             self.votes.add(**{"material" if side == "black" else "control": vote})
         self._draw(row)
-        values = values_by_move(row["action_values"])
         if values is not None:
             self.compare(row, values, "action_values")
 

@@ -26,7 +26,7 @@ from ...tasks.policy import POLICY, parse_policy_answer
 from ..sources import Malformed, Row, check_dataset_name, dataset_file, parse_rows, raw_rows
 from .counts import Counts
 
-AUDIT_VERSION = 2
+AUDIT_VERSION = 3
 
 
 def _evaluation_faults(name: str, where: str) -> list[str]:
@@ -111,6 +111,7 @@ def audit(args: AuditArguments, labeller: Labeller | None = None) -> dict[str, A
         "text_column": args.text_column,
         "max_rows": args.max_rows,
         "rows": counts.rows_result(),
+        "largest_unreadable_share": max(split.unreadable_share for split in splits.values()),
         POLICY.name: counts.policy_result() | {"engine": engine},
         ENVIRONMENT.name: counts.environment_result(),
         FILL_IN.name: counts.fill_in_result(),
@@ -173,20 +174,26 @@ def hash_of(text: str) -> int:
 
 
 class RowHashes:
-    """Position, prompt and answer of each row of a split, and how many could not be read."""
+    """Position, prompt and answer of each row of a split, and how many have none."""
 
     def __init__(self) -> None:
-        self.malformed = 0
+        self.malformed = self.unreadable = 0
         self.positions, self.prompts, self.answers = array("Q"), array("Q"), array("Q")
 
     def add(self, row: Row | Malformed) -> None:
         """Keep the hashes of one row."""
         if isinstance(row, Malformed):
             self.malformed += 1
+            self.unreadable += not row.is_readable
             return
         self.positions.append(hash_of(rules.position_key(row["fen"])))
         self.prompts.append(hash_of(row["prompt"]))
         self.answers.append(hash_of(_answer_text(row)))
+
+    @property
+    def unreadable_share(self) -> float:
+        """The share of the split's rows that cannot be read, as `max_quarantined_share` counts it."""
+        return self.unreadable / max(1, self.malformed + len(self.prompts))
 
     def duplicates(self) -> tuple[int, int]:
         """How many rows repeat an earlier prompt, and how many of them answer it differently."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from string import Formatter
 from typing import Any
 
@@ -112,35 +114,45 @@ def _cell(name: str, value: Any) -> str:
 # --------------------------------------------------------------------------------------------------
 def advice(result: Part) -> list[str]:
     """What to do about each finding, and one command for all repairs, as lines."""
-    lines, found, mending = [], set(), set()
+    lines: list[str] = []
+    mending: set[str] = set()
+    labels = ""
     for name, part in findings(result):
         finding = _TEXT["findings"][name]
-        repairs = finding.get("repairs", ())
+        repairs = part.get("repairs", finding.get("repairs", ()))
         remedy = f"; repair with --repairs {' '.join(repairs)}" if repairs else ""
         lines.append(f"  - {_filled(finding['says'], part)}{remedy}")
-        found.add(name)
         mending.update(repairs)
+        labels = part.get("labels", labels)
     if not lines:
         return [f"  {_filled(_TEXT['nothing'], result['rows'])}"]
-    if mending or "unlabelled" in found:
+    if mending or _unlabelled(result["policy"]):
         repairs = [name for name in REPAIRS if name in mending]
-        commands = repair_commands(result, repairs)
-        lines += ["", *(f"  {command}" for command in commands)]
-        lines.append("  (max_rows and, unless given here, output_file come from the recipe)")
+        lines += ["", *(f"  {line}" for line in repair_commands(result, repairs, labels))]
     return lines
 
 
-def repair_commands(result: Part, repairs: Sequence[str]) -> Iterator[str]:
-    """The commands that label and repair, one a split."""
-    words = ["rookworld", "prepare", "--config", "recipes/prepare_policy.yaml"]
-    for split in result["splits"]:
-        options = ["--dataset_name", result["dataset_name"]]
-        if result["text_column"] != "text":
-            options += ["--text_column", result["text_column"]]
-        if list(result["splits"]) != ["train"]:
-            options += ["--dataset_split", split, "--output_file", f"data/{split}_labelled.parquet"]
-        options += ["--repairs", *repairs] if repairs else []
-        yield shlex.join([*words, *options])
+def repair_commands(result: Part, repairs: Sequence[str], labels: str = "") -> Iterator[str]:
+    """The commands that label and repair, one a split; they write into the folder where they are run."""
+    name, column, splits = (result[key] for key in ("dataset_name", "text_column", "splits"))
+    share = math.ceil(
+        100 * result["largest_unreadable_share"]
+    )  # percent that prepare must leave out
+    for split in splits:
+        is_whole = list(splits) == ["train"]
+        stem = "_".join([Path(name).stem, *([] if is_whole else [split]), "prepared"])
+        options = {
+            "dataset_name": [name],
+            "text_column": [column] if column != "text" else [],
+            "dataset_split": [] if is_whole else [split],
+            "max_rows": [str(result["max_rows"])] if result["max_rows"] else [],
+            "max_quarantined_share": [f"{share / 100:g}"] if share > 1 else [],
+            "output_file": [f"{stem}.parquet"],
+            "labels": [labels] if labels else [],
+            "repairs": repairs,
+        }
+        words = (word for key, given in options.items() if given for word in (f"--{key}", *given))
+        yield shlex.join(["rookworld", "prepare", *words])
 
 
 def findings(result: Part) -> Iterator[tuple[str, Part]]:
@@ -177,8 +189,11 @@ def findings(result: Part) -> Iterator[tuple[str, Part]]:
             yield "shared_positions", pair
         if pair.get("malformed_of_second"):
             yield "unknown_overlap", pair
-    unlabelled = policy["rows"] - policy["action_values"]["labelled"]["rows"]
-    yield from _counted(unlabelled={"rows": unlabelled})
+    yield from _counted(unlabelled={"rows": _unlabelled(policy)})
+
+
+def _unlabelled(policy: Part) -> int:
+    return int(policy["rows"] - policy["action_values"]["labelled"]["rows"])
 
 
 def _counted(**parts: Part) -> Iterator[tuple[str, Part]]:
@@ -218,8 +233,13 @@ def _value_findings(policy: Part) -> Iterator[tuple[str, Part]]:
     for who, basis in (("stored action_values", "action_values"), ("engine's values", "engine")):
         for side in SIDES if policy[basis] else ():
             part = {**policy[basis][side], "side": side.capitalize(), "who": who}
+            least = MOSTLY
+            if basis == "engine":
+                least = HALF if _best_and_worst(policy, side)[0] >= MOSTLY else 0.0
+                # Otherwise the rows would keep the values that they carry.
+                part |= {"labels": "engine"} if policy["action_values"]["labelled"]["rows"] else {}
             best, named = part["best_is_best_of_five"], part["top_five_named"]
-            if best is not None and best < HALF and _best_and_worst(policy, side)[0] >= MOSTLY:
+            if best is not None and best < least:
                 yield "seldom_best_of_five", part
             if named is not None and named < HALF:
                 yield "few_of_top_five", part
@@ -234,7 +254,8 @@ def _played_on(environment: Part) -> Part:
     rows, answers = (
         environment["illegal_move_played_on"][name]["rows"] for name in ("rows_after", "answers")
     )
-    return {"rows": rows + answers, "after": rows, "answers": answers}
+    repairs = {} if answers else {"repairs": ()}  # a row from an illegal position stays one
+    return {"rows": rows + answers, "after": rows, "answers": answers, **repairs}
 
 
 def _wrong_answers(environment: Part) -> Part:

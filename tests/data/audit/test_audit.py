@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +23,7 @@ from rookworld_rlvr.data.audit.text import advice, table
 from rookworld_rlvr.data.sources import parse_raw
 from rookworld_rlvr.tasks.types import FILL_IN_FIELDS, ActionValue, PositionValues, ValueSource
 
-from ...conftest import REPOSITORY
+from ...conftest import REPOSITORY, recipe
 from ...conftest import script as run_script
 
 Row = dict[str, Any]
@@ -174,7 +175,7 @@ def test_rows_may_be_in_another_column(tmp_path: Path) -> None:
     result = audit(AuditArguments(**arguments))
     assert result["rows"]["malformed"] == counted(0, 0.0)
     assert result["overlap"]["evaluation"][0]["positions"] == 1  # read from its column text
-    assert f"--dataset_name {name} --text_column line --repairs duplicates" in advice_text(result)
+    assert f"--dataset_name {name} --text_column line --output_file" in advice_text(result)
     with pytest.raises(RookWorldError, match=r"no column 'lien' in .*found: line, text"):
         audit(AuditArguments(dataset_name=name, text_column="lien"))
 
@@ -732,6 +733,7 @@ def pinned_keys() -> list[str]:
         "rows.unjudgeable_kinds",
         *each("rows", "idle_en_passant_in_prompt"),
         *each("rows", *sides, of=("environment", "policy", "fill_in")),
+        "largest_unreadable_share",
         "policy.rows",
         *each(
             "policy",
@@ -777,7 +779,7 @@ def test_the_keys_of_the_json_are_pinned(audited: Any) -> None:
         result = audited(*given)
         assert list(key_paths(result)) == pinned_keys()
         json.dumps(result, allow_nan=False)
-    assert result["audit_version"] == 2
+    assert result["audit_version"] == 3
     assert result["splits"] == ["train"]
 
 
@@ -958,9 +960,9 @@ def test_the_black_bug_is_named_with_its_share_and_remedy(audited: Any) -> None:
     assert "White's B" not in text
     assert "61 policy rows without action_values" in text
     name = result["dataset_name"]
-    assert text.splitlines()[-2] == (
-        "  rookworld prepare --config recipes/prepare_policy.yaml "
-        f"--dataset_name {name} --repairs best_move"
+    assert text.splitlines()[-1] == (
+        f"  rookworld prepare --dataset_name {name} --output_file rows_prepared.parquet "
+        "--repairs best_move"
     )
 
 
@@ -969,7 +971,7 @@ def test_from_whites_view_blacks_lowest_evaluation_is_the_best(audited: Any) -> 
     text = advice_text(audited(*rows))
     assert "E is seen from White, judged by material" in text
     assert "Black's B is" not in text
-    assert "--repairs evaluations" in text.splitlines()[-2]
+    assert "--repairs evaluations" in text.splitlines()[-1]
     rows = [black(n, "-1.0 -0.5", best="f7f5") for n in range(30)]
     assert "Black's B is the worst of its five in 100%" in advice_text(audited(*rows))
 
@@ -1004,7 +1006,7 @@ def test_each_finding_names_its_repair(audited: Any, row: str, words: str, repai
     text = advice_text(audited(E5, *clean, row))
     assert words in text
     assert f"repair with --repairs {repair}\n" in text
-    assert repair in text.splitlines()[-2].split("--repairs ")[1].split()
+    assert repair in text.splitlines()[-1].split("--repairs ")[1].split()
     assert "--repairs" not in advice_text(audited(E5, *clean))
 
 
@@ -1039,10 +1041,36 @@ def test_overlaps_and_splits_are_named(splits: dict[str, list[str]]) -> None:
     ) in text
     commands = [line for line in text.splitlines() if "rookworld prepare" in line]
     assert [command.split("--dataset_split ")[1] for command in commands] == [
-        "train --output_file data/train_labelled.parquet --repairs duplicates",
-        "test --output_file data/test_labelled.parquet --repairs duplicates",
+        "train --output_file name_train_prepared.parquet --repairs duplicates",
+        "test --output_file name_test_prepared.parquet --repairs duplicates",
     ]
     assert "train and test: 1 position, in 2 and 1 row" in table(result)
+
+
+def test_a_repair_that_was_made_is_not_advised_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stockfish: str
+) -> None:
+    """The printed command runs from the folder of the audit, as it stands, whatever the rows are."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my data").mkdir()
+    rows = [
+        *(black(n, best="f7f5") for n in range(8)),
+        *(white(n, "0.5 1.0", moves="g2g4 e2e4") for n in range(8)),
+        white(9, "1.0"),
+        KINDS["en_passant"],
+        *(KINGS_LEAP, EMPTY_SQUARE, NO_KING, AFTER_A_LEAP),
+        E4,
+        E4,
+        "neither a row",
+        "nor a position",
+    ]
+    name = rows_file(tmp_path / "my data" / "it's.jsonl", rows)
+    result = audit(AuditArguments(dataset_name=str(Path(name).relative_to(tmp_path))))
+    program, command, *words = shlex.split(advice_text(result).splitlines()[-1])
+    assert (program, command) == ("rookworld", "prepare")
+    recipe("prepare_data").main([*words, "--engine_depth", "2", "--engine_cache", "values.db"])
+    text = advice_text(audit(AuditArguments(dataset_name="it's_prepared.parquet")))
+    assert "--repairs" not in text
 
 
 # --------------------------------------------------------------------------------------------------
