@@ -128,7 +128,7 @@ def _own_findings(parts: Parts) -> Iterator[Finding]:
     for name, rule in RULES.items():
         sign = getattr(signs, name)(parts) if "severity" in rule else None
         if sign is not None:
-            value, bound, words, graver = sign
+            value, bound, words, graver, keys = sign
             message = rule["says"].format(**{**words, "value": value, "bound": bound})
-            severity, keys = graver or rule["severity"], tuple(rule["keys"])
+            severity, keys = graver or rule["severity"], keys or tuple(rule["keys"])
             yield Finding(name, severity, 1, value, bound, message, keys)

@@ -96,6 +96,18 @@ def _gradients(part: Part) -> Lines:
     return _lines("gradients", {**part, **more})
 
 
+def shown(findings: Sequence[Part]) -> list[tuple[Part, list[str]]]:
+    """The findings that no other one explains, each with the rules of those that it explains.
+
+    A finding that ends with exit code 1 is shown even if another one explains it.
+    """
+    return [
+        (f, [other["rule"] for other in findings if other["consequence_of"] == f["rule"]])
+        for f in findings
+        if f["consequence_of"] is None or f["severity"] == "stop"
+    ]
+
+
 def _findings(part: Part) -> Lines:
     return [
         ("verdict", part["verdict"]),
@@ -104,9 +116,10 @@ def _findings(part: Part) -> Lines:
                 f"{f['severity']}: {f['rule']}",
                 f["message"]
                 + (f" [consequence of {f['consequence_of']}]" if f["consequence_of"] else "")
-                + (f" [keys: {', '.join(f['keys'])}]" if f["keys"] else ""),
+                + (f" [keys: {', '.join(f['keys'])}]" if f["keys"] else "")
+                + (f" [it explains {', '.join(explained)}]" if explained else ""),
             )
-            for f in part["findings"]
+            for f, explained in shown(part["findings"])
         ),
     ]
 

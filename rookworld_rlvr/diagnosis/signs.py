@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ..common.stats import Proportion
 from ..training.health.rules import Severity
 from .lines import STEPS
 
@@ -24,6 +25,9 @@ LOSS_GAP = 1e-3
 PARSES = 0.01
 
 
+HALF = 0.5
+
+
 IDENTICAL = 0.75  # of the pairs in a group; the packaged recipe has 0.3
 
 
@@ -40,6 +44,7 @@ class Sign(NamedTuple):
     bound: float | None
     words: Mapping[str, Any] = {}  # what the message names beside them
     severity: Severity | None = None  # None takes the rule's
+    keys: tuple[str, ...] = ()  # empty takes the rule's
 
 
 def reward_raised(parts: Parts) -> Sign | None:
@@ -106,6 +111,26 @@ def nothing_parses(parts: Parts) -> Sign | None:
     if not shares or max(*shares, sampled) > PARSES:
         return None
     return Sign(max(shares), PARSES, {"sampled": sampled})
+
+
+def mostly_unreadable(parts: Parts) -> Sign | None:
+    """Sampled completions that cannot be read, with the remedy that held-out answers suggest."""
+    share, n = (
+        parts["advantages"]["batch"]["health/unreadable"],
+        parts["completions"]["completions"],
+    )
+    if Proportion(share * n, n).interval[0] <= HALF:
+        return None
+    metrics = parts["heldout_before"]["metrics"].items()
+    greedy = max((found["value"] for name, found in metrics if name.endswith("/format")), default=0)
+    if greedy > HALF:
+        remedy = f"{greedy:.0%} of the greedy held-out answers can: lower temperature"
+        return Sign(share, HALF, {"remedy": remedy}, keys=("temperature", "top_p"))
+    remedy = (
+        "teach the model to answer such rows with rookworld sft first, or give rows that it knows; if "
+        "answers are cut off, raise max_completion_length"
+    )
+    return Sign(share, HALF, {"remedy": remedy})
 
 
 def identical_completions(parts: Parts) -> Sign | None:

@@ -20,7 +20,7 @@ from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.diagnosis import DiagnoseArguments, choose_heldout, run_diagnosis, split_compare
 from rookworld_rlvr.diagnosis.completions import completion_groups
 from rookworld_rlvr.diagnosis.findings import find
-from rookworld_rlvr.diagnosis.lines import merged
+from rookworld_rlvr.diagnosis.lines import LINES, merged
 from rookworld_rlvr.diagnosis.page import page
 from rookworld_rlvr.diagnosis.record import PhaseMeter, RewardFault, guarded
 from rookworld_rlvr.diagnosis.sections import advantages_part, loss_terms_part
@@ -332,6 +332,25 @@ def test_a_consequence_names_the_first_cause() -> None:
     assert causes["identical_completions"] is None
     assert causes["reward_constant"] == causes["gradient_zero"] == "identical_completions"
     assert "temperature" in found["verdict"]
+    shown = dict(LINES["findings"]({"verdict": "", **found}))
+    assert list(shown) == ["verdict", "warning: identical_completions"]
+    assert "it explains reward_constant, gradient_zero" in shown["warning: identical_completions"]
+
+
+@pytest.mark.parametrize(("greedy", "remedy"), [(0.1, "rookworld sft first"), (0.9, "lower temp")])
+def test_answers_that_cannot_be_read_explain_what_they_leave_no_signal_for(
+    greedy: float, remedy: str
+) -> None:
+    broken = parts()
+    broken["heldout_before"] = {"metrics": {"policy/format": {"value": greedy}}}
+    broken["advantages"]["batch"].update({"health/unreadable": 0.84, "health/advantage_std": 0.0})
+    broken["rewards"]["total"].update(mean=0.0, lowest=0.0, highest=0.0)
+    broken["gradients"].update(norm=0.0)
+    found = find(broken, LOGS)
+    shown = dict(LINES["findings"]({"verdict": "", **found}))
+    assert list(shown) == ["verdict", "warning: mostly_unreadable"]
+    assert "84% of the completions cannot be read" in found["verdict"]
+    assert remedy in found["verdict"]
 
 
 def test_a_batch_that_is_not_learnt_by_heart() -> None:
