@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Iterable
-from typing import Any
 
 
 class RookWorldError(ValueError):
@@ -59,20 +57,6 @@ class ConfigurationError(RookWorldError):
         self.faults = list(faults)
         head = f"{len(faults)} fault{'s' if len(faults) != 1 else ''} in the configuration:"
         super().__init__("\n".join([head, *(f"  - {fault}" for fault in faults)]))
-
-
-def json_value(key: str, value: Any) -> Any:
-    """The value of a key. Text, which is what the command line gives, is read as JSON.
-
-    Raises:
-        ConfigurationError: The text is not valid JSON.
-    """
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except json.JSONDecodeError as error:
-        raise ConfigurationError([f"{key}: {value!r} is not valid JSON ({error})"]) from error
 
 
 def close_matches(name: str, known: Iterable[str]) -> str:

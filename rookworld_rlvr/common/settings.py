@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from .errors import ConfigurationError, close_matches, json_value
+import yaml
+
+from .errors import ConfigurationError, close_matches
 
 BOUNDS = "bounds"  # in a field's metadata, beside `help`
 
@@ -114,7 +117,7 @@ def key_faults(record: Any, *only: str) -> list[str]:
     """What is wrong with the keys of a configuration, one sentence per fault.
 
     The command line gives lists and mappings as text. Where the type allows that, the text is read as
-    JSON and the record's field is set to the result.
+    JSON or YAML, a word alone as a list of one, and the record's field is set to the result.
 
     Args:
         record: An instance of a dataclass of keys.
@@ -125,15 +128,28 @@ def key_faults(record: Any, *only: str) -> list[str]:
         if only and name not in only:
             continue
         value = getattr(record, name)
-        if str in kinds(hint) and _form(hint) in (dict, list):
+        if isinstance(value, str) and str in kinds(hint) and _form(hint) in (dict, list):
             try:
-                value = json_value(name, value)
-            except ConfigurationError as error:
-                faults += error.faults
+                value = _structure(value)
+            except yaml.YAMLError as error:
+                form = "[a, {name: b}]" if _form(hint) is list else "{a: 1, b: 2}"
+                why = getattr(error, "problem", error)
+                faults.append(
+                    f"{name}: {value!r} is not valid JSON or YAML ({why}); write '{form}'"
+                )
                 continue
+            if isinstance(value, str) and _form(hint) is list:
+                value = [value]
             setattr(record, name, value)
         faults += _value_faults(name, value, hint, bounds)
     return faults
+
+
+def _structure(text: str) -> Any:
+    try:
+        return json.loads(text)  # YAML 1.1 reads 1e-4 as text
+    except json.JSONDecodeError:
+        return yaml.safe_load(text)
 
 
 def record_faults(kind: type, given: Mapping[Any, Any], where: str) -> list[str]:

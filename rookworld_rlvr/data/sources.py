@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import logging
 import operator
 import shutil
 import tempfile
@@ -94,6 +95,10 @@ FEATURES = Features(
         "action_values": List({"move": Value("string"), "cp": Value("int64")}),
     }
 )
+
+
+# It prints what `_loading` says better.
+logging.getLogger("datasets.packaged_modules.json.json").setLevel(logging.CRITICAL)
 
 
 Row = dict[str, Any]
@@ -351,10 +356,28 @@ def _loading(name: str) -> Iterator[None]:
         StopIteration,  # an empty file
         datasets.exceptions.DatasetGenerationError,
     ) as error:
-        raise RookWorldError(
-            f"cannot load the data set {name!r} ({str(error) or 'no rows'}); check the "
-            "name, the content and the network, or give another file"
-        ) from error
+        why = _first_line_not_json(dataset_file(name)) or (
+            f"{error.__cause__ or str(error) or 'no rows'}); check the name, the content and the "
+            "network, or give another file"
+        )
+        raise RookWorldError(f"cannot load the data set {name!r} ({why}") from error
+
+
+def _first_line_not_json(file: Path | None) -> str:
+    """What is wrong with the first line of a JSONL file that is not JSON, if there is one."""
+    if file is None or file.suffix != ".jsonl" or not file.is_file():
+        return ""
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                json.loads(line.strip() or "{}")
+            except json.JSONDecodeError as error:
+                cut = "; the file ends in the middle of it" if not line.endswith("\n") else ""
+                return (
+                    f"line {number} is not JSON, {error.msg}{cut}): {line[:60].rstrip()!r}; copy the file "
+                    "again, or mend or delete the line"
+                )
+    return ""
 
 
 def _open_dataset(name: str, split: str, streaming: bool) -> Any:

@@ -120,13 +120,18 @@ def get_reward_funcs(
     ... )
     [1.0]
     """
-    named: Any = specs
-    if isinstance(specs, list | tuple):
-        named = [{"name": spec} if isinstance(spec, str) else spec for spec in specs]
+    named = specs_of(specs)
     faults = check_reward_specs(named)
     if faults:
         raise ConfigurationError(faults)
     return [_open(spec, truth or PolicyTruth()) for spec in named]
+
+
+def specs_of(specs: Any) -> Any:
+    """A list of rewards with each name as ``{"name": ...}``; anything else as it is."""
+    if not isinstance(specs, list | tuple):
+        return specs
+    return [{"name": spec} if isinstance(spec, str) else spec for spec in specs]
 
 
 def _open(spec: Spec, truth: PolicyTruth) -> RewardFunc:
@@ -147,7 +152,10 @@ def check_reward_specs(specs: Any) -> list[str]:
     names = []
     for spec in specs:
         if not isinstance(spec, Mapping) or not isinstance(spec.get("name"), str):
-            faults.append(f"rewards: {spec!r} must be a mapping with a name; write '- name: ...'")
+            faults.append(
+                f"rewards: {spec!r} must be a mapping with a name; write "
+                "'{name: environment_exact, weight: 1.0}', or the name alone"
+            )
             continue
         names.append(spec["name"].rpartition(":")[2])  # for a user's own: the dashboard's name
         faults += _check_reward_spec(spec)

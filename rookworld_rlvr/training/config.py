@@ -28,7 +28,7 @@ from ..common.settings import (
     with_default,
 )
 from ..rewards.guard import RewardFaultArguments
-from ..rewards.registry import check_reward_specs, known_rewards
+from ..rewards.registry import check_reward_specs, known_rewards, specs_of
 from .forgetting import ForgettingArguments
 from .heldout_samples import PassArguments
 from .parts.advantages import BaselineArguments
@@ -276,7 +276,7 @@ class RookWorldGRPOConfig(
 
     rewards: list[Any] | str | None = setting(
         None,
-        "The rewards, a list of {name, weight, options}: name is a reward's name or "
+        "The rewards, a list of names or of {name, weight, options}: name is a reward's name or "
         "path/to/file.py:function, weight is a factor (1 if left out), options are the reward's "
         "own.",
         remedy=f"give some of {', '.join(known_rewards())}",
@@ -401,6 +401,8 @@ class RookWorldGRPOConfig(
     def _reward_faults(self) -> list[str]:
         """The faults of the rewards; if there are none, their weights are set for TRL."""
         specs: Any = self.rewards
+        if isinstance(specs, list | tuple):
+            specs = self.rewards = specs_of(specs)
         faults = (
             check_reward_specs(specs) if specs is None or isinstance(specs, list | tuple) else []
         )

@@ -192,7 +192,7 @@ def test_all_faults_at_once_before_the_first_trial(tmp_path: Path) -> None:
         ({"early_terminate": {**HYPERBAND, "strict": True}}, "'strict': True} is not supported"),
         ({"early_terminate": {"type": "hyperband", "max_iter": 27, "s": 2}}, "is not supported"),
         ({"early_terminate": {**HYPERBAND, "min_iter": 0}}, "`min_resource >= 1`"),
-        ({"early_terminate": "hyperband"}, "early_terminate: 'hyperband' is not valid JSON"),
+        ({"early_terminate": "hyperband"}, "early_terminate: 'hyperband' is not a mapping"),
         ({"parameters": {}}, "parameters: must be a mapping"),
         ({"parameters": {"beta": 0.1}}, "write {value: 0.1}"),
         ({"parameters": {"beta": {"values": []}}}, "one or more elements"),

@@ -75,6 +75,11 @@ class TestValues:
         assert training.reward_weights == [2.0]
         assert data.synthetic_shares == {"openings": 1.0}
 
+    @pytest.mark.parametrize("given", ["graduated", "[graduated]", "[{name: graduated}]"])
+    def test_a_reward_can_be_given_by_its_name(self, tmp_path: Path, given: str) -> None:
+        *_, training, _ = parse(tmp_path, GOOD, "--rewards", given)
+        assert training.rewards == [{"name": "graduated"}]
+
     def test_defaults_that_differ_from_trls(self, tmp_path: Path) -> None:
         training = parse(tmp_path, GOOD)[-2]
         assert training.disable_dropout is True
@@ -113,8 +118,8 @@ class TestFaults:
             ({"env": [1]}, (), ["env", "[1]"]),
             ({"load_in_4bit": True}, (), ["load_in_4bit"]),
             ({"reward_weights": [1.0, 2.0]}, (), ["reward_weights", "rewards"]),
-            ({}, ("--rewards", "[{"), ["rewards", "JSON"]),
-            ({"rewards": "environment_exact"}, (), ["rewards", "JSON"]),
+            ({}, ("--rewards", "[{"), ["rewards", "JSON", "write '[a, {name: b}]'"]),
+            ({"rewards": "environment_exat"}, (), ["rewards", "did you mean environment_exact"]),
             ({"synthetic_shares": [1]}, (), ["synthetic_shares", "[1]"]),
             (
                 {"rewards": [{"name": "policy_format"}]},
