@@ -374,8 +374,8 @@ def _first_line_not_json(file: Path | None) -> str:
             except json.JSONDecodeError as error:
                 cut = "; the file ends in the middle of it" if not line.endswith("\n") else ""
                 return (
-                    f"line {number} is not JSON, {error.msg}{cut}): {line[:60].rstrip()!r}; copy the file "
-                    "again, or mend or delete the line"
+                    f"line {number} is not JSON, {error.msg}{cut}): {line[:60].rstrip()!r}; copy the "
+                    "file again, or mend or delete the line"
                 )
     return ""
 
