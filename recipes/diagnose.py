@@ -1,9 +1,9 @@
 """Diagnose a GRPO recipe by taking one optimiser step of the real trainer apart.
 
 rookworld diagnose                                          # the packaged recipe
-rookworld diagnose --config recipes/grpo_mixed.yaml         # another recipe
+rookworld diagnose --config grpo_mixed         # another recipe
 rookworld diagnose --overfit_single_batch 30                # can it learn one batch?
-rookworld diagnose --compare recipes/grpo_mixed.yaml recipes/grpo_lora.yaml
+rookworld diagnose --compare grpo_mixed grpo_lora
 
 Exit code: 0; 1 if a finding says that a run should not start with this recipe; 2 for bad input.
 """

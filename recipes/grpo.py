@@ -1,7 +1,7 @@
 """Fine-tune a RookWorld model by GRPO with verifiable chess rewards.
 
 rookworld grpo                                      # the packaged recipe
-rookworld grpo --config recipes/grpo_mixed.yaml     # another recipe
+rookworld grpo --config grpo_mixed     # another recipe
 rookworld grpo --learning_rate 1e-5 --max_steps 20  # with other values
 rookworld grpo --dry_run                            # look, do not train
 """

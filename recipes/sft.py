@@ -1,6 +1,6 @@
 """Supervised fine-tuning of a RookWorld model on its tasks.
 
-rookworld sft --config recipes/sft_nano.yaml
+rookworld sft --config sft_nano
 rookworld sft --dry_run                       # look, do not train
 """
 

@@ -1,7 +1,7 @@
 """Run a W&B sweep file without W&B's server: one trial after the other, then a ranking.
 
-rookworld sweep --config recipes/sweep_nano.yaml --count 8     # eight trials
-rookworld sweep --config recipes/sweep_nano.yaml --count 12    # four more; also continues after a stop
+rookworld sweep --config sweep_nano --count 8     # eight trials
+rookworld sweep --config sweep_nano --count 12    # four more; also continues after a stop
 
 To use W&B's server instead: `wandb sweep recipes/sweep_nano.yaml`, then `wandb agent` with the id it
 prints.

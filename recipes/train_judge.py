@@ -1,6 +1,6 @@
 """Train a judge: a model that scores answers, from pairs of a better and a worse answer.
 
-rookworld judge --config recipes/judge_nano.yaml
+rookworld judge --config judge_nano
 rookworld judge --dry_run                         # look, do not train
 """
 

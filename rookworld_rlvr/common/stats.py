@@ -31,7 +31,7 @@ class Proportion:
         """Lower and upper bound, each in [0, 1]; ``(0, 1)`` without trials."""
         if not self.n:
             return 0.0, 1.0
-        z = 1.959963984540054
+        z = _Z
         p = self.value
         centre = p + z * z / (2 * self.n)
         spread = z * math.sqrt(p * (1 - p) / self.n + z * z / (4 * self.n * self.n))
@@ -42,6 +42,21 @@ class Proportion:
     def estimate(self) -> Estimate:
         """Value and interval in one."""
         return Estimate(self.value, *self.interval, self.n)
+
+
+def newcombe(first: Proportion, second: Proportion) -> tuple[float, float]:
+    """The 95% interval of the second share minus the first, of rows that are not paired.
+
+    It is too wide, never too narrow, for the same rows asked twice.
+
+    Source: R. G. Newcombe, Statistics in Medicine 17 (1998), pages 873-890, method 10.
+    """
+    change = second.value - first.value
+    (low, high), (lower, upper) = first.interval, second.interval
+    return (
+        change - math.hypot(second.value - lower, high - first.value),
+        change + math.hypot(upper - second.value, first.value - low),
+    )
 
 
 Kind = Literal["share", "mean"]
@@ -59,9 +74,18 @@ _CHUNK = 4_000_000  # numbers drawn at once
 _SEED = 0
 
 
+_FEW = 10  # values, of which a bootstrap would draw too narrow an interval
+
+
+_Z = 1.959963984540054
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A metric's value, its 95% interval, and how many items it was measured on."""
+    """A metric's value, its 95% interval, and how many items it was measured on.
+
+    The bounds are nan if there are too few items to tell, see `estimate`.
+    """
 
     value: float
     low: float
@@ -71,7 +95,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """How a second model differs from a first one on the same items.
+    """How a second model differs from a first one on the same items; bounds as in `Estimate`.
 
     `p` is two-sided: how likely a difference at least this large is if both models are equally good.
     """
@@ -83,17 +107,26 @@ class Paired:
     test: Literal["mcnemar", "permutation"]
     n: int
 
+    @property
+    def is_tie(self) -> bool:
+        """Whether chance alone may explain the difference."""
+        return self.p >= 0.05 or not (self.low > 0 or self.high < 0)
 
-def estimate(kind: Kind, values: Sequence[float]) -> Estimate:
+
+def estimate(kind: Kind, values: Sequence[float], least: float = 0.0) -> Estimate:
     """A share with its Wilson interval, or a mean with its bootstrap interval.
+
+    The bootstrap draws only values that were seen: of equal or few values its interval would be too
+    narrow. Where all values are in [least, 1], `_bounded` gives one that is not; elsewhere it is nan.
 
     Args:
         kind: ``share`` if all values are 0 or 1, else ``mean``.
         values: One value per item; not empty.
+        least: The least value that a mean's items can have.
     """
     if kind == "share":
         return Proportion(sum(values), len(values)).estimate
-    low, high = _percentiles(_bootstrap_means(np.asarray(values, dtype=float)))
+    low, high = _mean_interval(np.asarray(values, dtype=float), least)
     return Estimate(math.fsum(values) / len(values), low, high, len(values))
 
 
@@ -101,27 +134,33 @@ def paired(kind: Kind, first: Mapping[str, float], second: Mapping[str, float]) 
     """Compare two models on the items that both have a value for; None if there are no such items.
 
     Shares are compared by McNemar's exact test, means by `permutation_test`. With fewer than six items
-    that differ, neither test can give a p below 0.05. Both intervals are bootstrapped over items.
+    that differ, neither test can give a p below 0.05. The interval of a mean is that of `estimate`; the
+    interval of shares has a width even if no item differs.
 
     Args:
         kind: ``share`` if all values are 0 or 1, else ``mean``.
         first: The first model's values by item.
         second: The second model's values by item.
 
-    Source: Q. McNemar, Psychometrika 12 (1947); B. Efron and R. Tibshirani, "An Introduction to the
-    Bootstrap" (1993), chapters 13 and 15; R. A. Fisher, "The Design of Experiments" (1935), section 21.
+    Source: Q. McNemar, Psychometrika 12 (1947); D. Bonett and R. Price, Journal of Educational and
+    Behavioral Statistics 37 (2012), adjusted Wald interval; B. Efron and R. Tibshirani, "An
+    Introduction to the Bootstrap" (1993), chapters 13 and 15; R. A. Fisher, "The Design of Experiments"
+    (1935), section 21.
     """
     items = [item for item in first if item in second]
     if not items:
         return None
     differences = np.array([second[item] - first[item] for item in items], dtype=float)
-    low, high = _percentiles(_bootstrap_means(differences))
     if kind == "share":
         rose, fell = int((differences > 0).sum()), int((differences < 0).sum())
+        up, down = (rose + 1) / (len(items) + 2), (fell + 1) / (len(items) + 2)
+        spread = _Z * math.sqrt((up + down - (up - down) ** 2) / (len(items) + 2))
+        low, high = max(-1.0, up - down - spread), min(1.0, up - down + spread)
         return Paired(
             float(differences.mean()), low, high, mcnemar(rose, fell), "mcnemar", len(items)
         )
     p = permutation_test(differences)
+    low, high = _mean_interval(differences, -1.0)
     return Paired(float(differences.mean()), low, high, p, "permutation", len(items))
 
 
@@ -180,8 +219,30 @@ def permutation_test(differences: np.ndarray) -> float:
     return extreme / (RESAMPLES + 1)
 
 
+def _mean_interval(values: np.ndarray, least: float) -> tuple[float, float]:
+    if len(values) >= _FEW and values.min() < values.max():
+        return _percentiles(_bootstrap_means(values))
+    return _bounded(values, least)
+
+
+def _bounded(values: np.ndarray, least: float) -> tuple[float, float]:
+    """The interval of the mean of values that lie in [least, 1]; nan if they do not.
+
+    No mean of such values varies more than a share, whose interval is Wilson's. Of equal values it is
+    the share of others that may have been missed.
+    """
+    mean, n = float(values.mean()), len(values)
+    if values.min() < least or values.max() > 1:
+        return math.nan, math.nan
+    if values.min() == values.max():
+        missed = Proportion(0, n).interval[1]
+        return mean - missed * (mean - least), mean + missed * (1 - mean)
+    low, high = Proportion(n * (mean - least) / (1 - least), n).interval
+    return least + low * (1 - least), least + high * (1 - least)
+
+
 def _bootstrap_means(values: np.ndarray) -> np.ndarray:
-    """Means of `RESAMPLES` draws with replacement, ``(RESAMPLES,)``; equal values give equal draws."""
+    """Means of `RESAMPLES` draws with replacement, ``(RESAMPLES,)``."""
     generator = np.random.default_rng(_SEED)
     at_once = max(1, min(RESAMPLES, _CHUNK // len(values)))
     means: list[np.ndarray] = []

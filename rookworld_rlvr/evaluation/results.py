@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -71,15 +72,20 @@ def _suite(result: SuiteResult) -> dict[str, Any]:
         "n": result.n,
         "seed": result.seed,
         "decoding": dict(result.decoding),
-        "metrics": {name: asdict(value) for name, value in result.metrics().items()},
+        "metrics": {name: _plain(value) for name, value in result.metrics().items()},
         **({"notes": dict(result.notes)} if result.notes else {}),
     }
+
+
+def _plain(value: Estimate | Paired) -> dict[str, Any]:
+    """For JSON, which has no nan: a bound that the items are too few for is null."""
+    return {key: None if number != number else number for key, number in asdict(value).items()}
 
 
 def _paired(first: ModelResults, other: ModelResults) -> dict[str, dict[str, Any]]:
     return {
         name: {
-            metric: asdict(value) for metric, value in result.compare(other.suites[name]).items()
+            metric: _plain(value) for metric, value in result.compare(other.suites[name]).items()
         }
         for name, result in first.suites.items()
         if name in other.suites
@@ -104,6 +110,7 @@ def results_text(results: Sequence[ModelResults]) -> str:
             how = decoding_text(result.notes["pass_decoding"])
             lines.append(f"  pass@k: {result.notes['pass_samples']} answers an item, {how}")
         lines += _tables(name, result, first, others)
+        lines += _ties(name, first, others)
         lines += _goals(name, [first, *others])
     for name, reason in first.left_out.items():
         lines += ["", f"{name}: left out: {reason}"]
@@ -115,8 +122,9 @@ def results_text(results: Sequence[ModelResults]) -> str:
 
 _LEGEND = (
     "Differences from {} are over the items that both models have a value for. * means p < 0.05 in a "
-    "two-sided test of these pairs: McNemar's exact test for shares, sign-flip permutation for means. "
-    "If fewer than six items differ, there is never a star."
+    "two-sided test of these pairs (McNemar's exact test for shares, sign-flip permutation for means), "
+    "and a 95% interval without 0. A difference without a star is a tie: it may be chance. If fewer "
+    "than six items differ, there is never a star."
 )
 
 
@@ -165,6 +173,21 @@ def _summary(results: Sequence[ModelResults]) -> list[str]:
     return lines
 
 
+def _ties(name: str, first: ModelResults, others: Sequence[ModelResults]) -> list[str]:
+    """A sentence for each model that no metric of the suite tells apart from the first."""
+    result = first.suites[name]
+    changes = {
+        short_name(other.model): result.compare(other.suites[name])
+        for other in others
+        if name in other.suites
+    }
+    return [
+        f"  {model} and {short_name(first.model)} are tied: chance alone may explain every difference"
+        for model, found in changes.items()
+        if found and all(change.is_tie for change in found.values())
+    ]
+
+
 def _goals(name: str, models: Sequence[ModelResults]) -> list[str]:
     """The goals that the suite measures, with a line for each model."""
     having = [model for model in models if name in model.suites]
@@ -201,6 +224,8 @@ def decoding_text(decoding: Mapping[str, Any]) -> str:
 def _estimate(value: Estimate | None) -> str:
     if value is None:
         return "-"
+    if math.isnan(value.low):
+        return f"{value.value:.3f} [n too small]"
     return f"{value.value:.3f} [{value.low:.3f}, {value.high:.3f}]"
 
 
@@ -208,4 +233,4 @@ def _change(value: Paired | None) -> str:
     """The difference, with a star if chance alone would rarely be as large, see `_LEGEND`."""
     if value is None:
         return ""
-    return f" {value.difference:+.3f}{'*' if value.p < 0.05 else ''}"
+    return f" {value.difference:+.3f}{'' if value.is_tie else '*'}"

@@ -167,7 +167,7 @@ def ranking(judge: Judge, heldout: Dataset, args: JudgeDataArguments) -> dict[st
         ]
         ranked = [tau for tau in taus if tau is not None]
         found[task] = {
-            **(_named("tau", estimate("mean", ranked)) if ranked else {"n": 0}),
+            **(_named("tau", estimate("mean", ranked, -1.0)) if ranked else {"n": 0}),
             "without_variance": len(taus) - len(ranked),
         }
     return found

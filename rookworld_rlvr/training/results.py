@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from ..common.files import replace_text
-from ..common.stats import Proportion
+from ..common.stats import Proportion, newcombe
 from ..evaluation.pass_at_k import GREEDY_SHARE, Measured, pass_summary
-from ..tasks.metrics import headline
+from ..tasks.metrics import headline, headlines
 
 
 def before_after_table(before: Mapping[str, Proportion], after: Mapping[str, Proportion]) -> str:
@@ -27,12 +27,28 @@ def before_after_table(before: Mapping[str, Proportion], after: Mapping[str, Pro
             f"{name:<{width}}{new.n:>5}{old.value:>7.1%}{new.value:>7.1%}"
             f"{100 * (new.value - old.value):>+7.1f}  {first:<13} {last}"
         )
+    lines += tie_lines(before, after)
     if headline(after) < headline(before):
         lines += [
             "",
             "No checkpoint is better than the starting model; the best checkpoint of the run is saved.",
         ]
     return "\n".join(lines)
+
+
+def tie_lines(before: Mapping[str, Proportion], after: Mapping[str, Proportion]) -> list[str]:
+    """A sentence for each headline whose change may be chance: its 95% interval contains 0."""
+    lines = []
+    for name in headlines().values():
+        if name in before and name in after:
+            low, high = (100 * bound for bound in newcombe(before[name], after[name]))
+            if low <= 0 <= high:
+                change = 100 * (after[name].value - before[name].value)
+                lines.append(
+                    f"{name} is a tie: the change of {change:+.1f} points may be chance, its 95% "
+                    f"interval [{low:+.1f}, {high:+.1f}] contains 0."
+                )
+    return ["", *lines] if lines else []
 
 
 def pass_lines(measured: Measured) -> list[str]:

@@ -3,7 +3,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rookworld_rlvr.common.stats import Kind, estimate, mcnemar, paired, permutation_test
+from rookworld_rlvr.common.stats import (
+    Kind,
+    Proportion,
+    estimate,
+    mcnemar,
+    newcombe,
+    paired,
+    permutation_test,
+)
 
 
 def test_a_share_has_wilsons_interval() -> None:
@@ -23,9 +31,24 @@ def test_a_mean_has_about_the_interval_of_the_normal_distribution() -> None:
     assert found == estimate("mean", list(values)), "the same values, the same interval"
 
 
-def test_a_constant_has_an_interval_without_width() -> None:
-    found = estimate("mean", [0.25] * 7)
-    assert (found.value, found.low, found.high) == (0.25, 0.25, 0.25)
+def test_no_interval_has_no_width() -> None:
+    for kind in ("share", "mean"):
+        found = estimate(kind, [0.0] * 20)
+        # R: prop.test(0, 20, correct = FALSE)$conf.int
+        assert (found.low, found.high) == pytest.approx((0.0, 0.1611252), abs=1e-7)
+        same = {str(item): 0.5 for item in range(20)}
+        alike = paired(kind, same, same)
+        assert alike is not None and alike.low < 0 < alike.high and alike.is_tie
+    four = estimate("mean", [0.2, 0.3, 0.3, 0.4])
+    assert four.low < 0.1 and four.high > 0.6
+    pawns = estimate("mean", [2.0, 2.0, 3.0, 9.0])
+    assert np.isnan([pawns.low, pawns.high]).all(), "nothing bounds them, and four say nothing"
+
+
+def test_the_change_of_a_share() -> None:
+    # Newcombe (1998), table II: 56/70 against 48/80, method 10.
+    low, high = newcombe(Proportion(48, 80), Proportion(56, 70))
+    assert (low, high) == pytest.approx((0.0524, 0.3339), abs=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -814,7 +814,9 @@ def test_synthetic_shares_that_are_not_named_are_nought() -> None:
 def test_a_broken_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     path = tmp_path / "broken.jsonl"
     path.write_text('{"text": "x"}\n{"text": "P: 8/')
-    words = r"broken\.jsonl' \(line 2 is not JSON, .*; the file ends in the middle of it\).*copy the"
+    words = (
+        r"broken\.jsonl' \(line 2 is not JSON, .*; the file ends in the middle of it\).*copy the"
+    )
     with pytest.raises(RookWorldError, match=words):
         load(str(path))
 

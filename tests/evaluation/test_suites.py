@@ -613,6 +613,10 @@ def test_four_games_earn_no_star() -> None:
     assert "* means p < 0.05" in few and "fewer than six" in few
     many = results_text([model("first", 0.0, 6), model("second", 1.0, 6)])
     assert many.count("+1.000*") == 3, "a table's two and the summary's"
+    assert "are tied" not in many
+    same = results_text([model("first", 0.5, 20), model("second", 0.5, 20)])
+    assert "second and first are tied: chance alone may explain every difference" in same
+    assert "n too small" in results_text([model("first", 30.0, 4)])
 
 
 def test_the_table_says_what_differs(evaluated: list[ModelResults]) -> None:

@@ -411,6 +411,9 @@ def test_the_result_comes_first_and_the_configuration_last(one: Path) -> None:
 def test_a_run_that_fell_does_not_look_well(runs: Path) -> None:
     (run,) = read_runs([str(runs / "first")])
     run.health = []
+    tie = page([run])
+    assert '<div class="verdict tie">' in tie and "a tie: chance alone may explain it" in tie
+    run.answers = []  # of which the paired test would not be fooled
     zero = {name: Proportion(0, result.n) for name, result in run.before.items()}
     one = {name: Proportion(result.n, result.n) for name, result in run.before.items()}
     run.before, run.after = zero, one

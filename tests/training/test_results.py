@@ -66,7 +66,10 @@ def test_table_and_results_file(tmp_path: Path) -> None:
     assert row.split()[1:5] == ["100", "50.0%", "75.0%", "+25.0"]
     assert row.endswith("[40.4, 59.6]  [65.7, 82.5]")
     assert all(len(line) <= 80 for line in table.splitlines())
-    assert "No checkpoint beat" not in table
+    assert "No checkpoint is better" not in table and "tie" not in table
+    # By hand from the intervals above: 25 -+ (9.3^2 + 9.6^2)^0.5 excludes 0, +1 of 100 does not.
+    one_more = {"environment/exact": Proportion(51, 100)}
+    assert "exact is a tie: the change of +1.0 points" in before_after_table(before, one_more)
     assert "No checkpoint is better than the starting model" in before_after_table(after, before)
     write_results(tmp_path / "r.json", before, after, steps=3)
     content = json.loads((tmp_path / "r.json").read_text())

@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from ...common.files import read_asset
 from ...common.html import name, render
+from ...common.stats import newcombe
 from ...evaluation.goals import WHOSE, goal_rows
 from ...tasks.metrics import headline, headlines
 from ...tasks.registry import TASKS
@@ -39,8 +40,8 @@ def page(runs: Sequence[RunRecord]) -> str:
         "run_report.html",
         runs=runs,
         names=[run.name for run in runs],
-        sentence=_sentence,
-        tone=_tone,
+        sentence=lambda run: _sentence(run, changes.get(run.name, {})),
+        tone=lambda run: _tone(run, changes.get(run.name, {})),
         paired=[(run.name, _paired(changes[run.name])) for run in with_answers],
         changes=changes,
         probability=_probability,
@@ -65,7 +66,22 @@ def page(runs: Sequence[RunRecord]) -> str:
 # --------------------------------------------------------------------------------------------------
 # What was run
 # --------------------------------------------------------------------------------------------------
-def _sentence(run: RunRecord) -> str:
+def _is_tie(run: RunRecord, changes: Mapping[str, answers.Change]) -> bool:
+    """Whether no headline has changed by more than chance may explain."""
+    for metric in headlines().values():
+        if metric in changes:
+            is_clear = changes[metric].p < 0.05
+        elif metric in run.before and metric in run.after:
+            low, high = newcombe(run.before[metric], run.after[metric])
+            is_clear = low > 0 or high < 0
+        else:
+            continue
+        if is_clear:
+            return False
+    return True
+
+
+def _sentence(run: RunRecord, changes: Mapping[str, answers.Change]) -> str:
     """How a run went, in one line."""
     loud = [f for f in run.health or () if f["severity"] != "info"]
     alarms = f"; {len(loud)} health warning{'' if len(loud) == 1 else 's'}" if loud else ""
@@ -82,18 +98,21 @@ def _sentence(run: RunRecord) -> str:
     )
     return (
         f"held out, {'mean of ' if len(metrics) > 1 else ''}{' and '.join(metrics)}: "
-        f"{before:.1%} before, {after:.1%} after ({100 * (after - before):+.1f} points); "
+        f"{before:.1%} before, {after:.1%} after ({100 * (after - before):+.1f} points"
+        f"{', a tie: chance alone may explain it' if _is_tie(run, changes) else ''}); "
         f"{model}{alarms}."
     )
 
 
-def _tone(run: RunRecord) -> str:
-    """How loud the line is: ``stop``, ``warning``, or nothing."""
+def _tone(run: RunRecord, changes: Mapping[str, answers.Change]) -> str:
+    """The colour of the line: ``stop``, ``warning``, ``tie``, or nothing for a gain."""
     severities = {finding["severity"] for finding in run.health or ()}
     if "stop" in severities:
         return "stop"
     fell = run.finished and headline(run.after) < headline(run.before)
-    return "warning" if "warning" in severities or fell or not run.finished else ""
+    if "warning" in severities or fell or not run.finished:
+        return "warning"
+    return "tie" if _is_tie(run, changes) else ""
 
 
 def _paired(changes: Mapping[str, answers.Change]) -> str:

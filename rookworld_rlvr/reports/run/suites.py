@@ -17,12 +17,13 @@ from .record import RunRecord
 Model = Mapping[str, Any]
 
 
-_ESTIMATE = Markup("<b>{value:.4g}</b> <small>[{low:.4g}, {high:.4g}], n {n}</small>")
+_ESTIMATE = Markup("<b>{value:.4g}</b> <small>{bounds}, n {n}</small>")
 
 
-_PAIRED = Markup(
-    "<b>{difference:+.4g}</b> <small>[{low:+.4g}, {high:+.4g}], p {p:.2g} ({test})</small>"
-)
+_PAIRED = Markup("<b>{difference:+.4g}</b> <small>{bounds}, p {p:.2g} ({test})</small>")
+
+
+_BOUNDS = {_ESTIMATE: "[{low:.4g}, {high:.4g}]", _PAIRED: "[{low:+.4g}, {high:+.4g}]"}
 
 
 def section(runs: Sequence[RunRecord]) -> Markup:
@@ -82,4 +83,8 @@ def _row(suite: str, metric: str, models: Sequence[Model]) -> list[Markup]:
 
 
 def _filled(form: Markup, value: Mapping[str, Any] | None) -> Markup:
-    return Markup("-") if value is None else form.format(**value)
+    if value is None:
+        return Markup("-")
+    few = "n too small for an interval"
+    bounds = few if value["low"] is None else _BOUNDS[form].format(**value)
+    return form.format(**value, bounds=bounds)

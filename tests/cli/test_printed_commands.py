@@ -1,0 +1,76 @@
+"""Every command that the package prints, run as it stands, in a folder outside of the clone."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rookworld_rlvr.cli.main import MODULES, SCRIPTS, next_commands
+
+from ..conftest import REPOSITORY, recipe
+from ..docs.pages import commands, run
+
+NOT_RUN = {
+    "rookworld prepare --config prepare_policy": "reads seven million rows from the Hub",
+    "rookworld prepare --config prepare_policy --cluster local": "the same",
+    "rookworld audit --dataset_name jrahn/rookworld_7m --max_rows 100000": "reads from the Hub",
+    "rookworld workspace --project rookworld-rlvr --entity you": "needs an account at W&B",
+    "rookworld workspace --output_file workspace.json": "tests/recipes/test_wandb_workspace.py runs it",
+    "rookworld sweep --config sweep_nano --count 8": "tests/recipes/test_sweep.py runs it",
+    "rookworld sweep --config sweep_nano --count 12": "the same",
+}
+"""What the tests do not run, and why; the commands of an audit are run by its own tests."""
+
+STRINGS = [
+    *REPOSITORY.glob("rookworld_rlvr/**/*.py"),
+    *REPOSITORY.glob("rookworld_rlvr/assets/**/*.yaml"),
+    *REPOSITORY.glob("rookworld_rlvr/assets/**/*.j2"),
+    *REPOSITORY.glob("recipes/*.py"),
+]
+
+
+def printed() -> list[str]:
+    """The commands of the help texts, and those that a run ends with."""
+    modules = [*map(recipe, SCRIPTS.values()), *map(importlib.import_module, MODULES.values())]
+    text = "\n".join(module.__doc__ or "" for module in modules).replace("\\\n", " ")
+    text += "\n" + next_commands(Path("runs/grpo_nano"), "rookworld-nano").replace(
+        "# then edit it, and: ", "\n"
+    )
+    lines = [re.sub(r"^\S*rookworld ", "rookworld ", line.strip()) for line in text.splitlines()]
+    shown = (line for line in lines if line.startswith("rookworld "))
+    return list(dict.fromkeys(shlex.join(words) for line in shown for words in commands(line)))
+
+
+def test_a_command_that_a_message_names_exists() -> None:
+    known = {*SCRIPTS, *MODULES, "recipes", "COMMAND"}
+    for path in STRINGS:
+        for name, options in re.findall(
+            r"(?<![\w/-])rookworld (?:`\")?([a-z]+)\b((?: --\w+)*)",
+            path.read_text(encoding="utf-8"),
+        ):
+            assert name in known, f"{path}: rookworld {name}"
+            assert not options or name in SCRIPTS or name in MODULES, f"{path}: {options}"
+
+
+def test_what_is_not_run_is_still_printed() -> None:
+    assert set(NOT_RUN) <= set(printed())
+
+
+@pytest.mark.slow
+def test_every_printed_command_runs_as_it_stands(tmp_path: Path, stockfish: str) -> None:
+    line = "P: 6k1/5ppp/8/8/8/8/7P/R6K w - - 0 1 M: a1a8 a1a7 h2h4 E: 1.0 5.0 3.0 B: a1a8\n"
+    for name in ("rows.txt", "puzzles.txt"):
+        (tmp_path / name).write_text(line)
+    (tmp_path / "positions.fen").write_text("6k1/5ppp/8/8/8/8/7P/R6K w - - 0 1\n")
+    lines = [line for line in printed() if line not in NOT_RUN]
+    first = "rookworld grpo"  # the others ask the model that it leaves
+    assert run(first.split(), tmp_path)
+    for name in "ab":
+        shutil.copytree(tmp_path / "runs" / "grpo_nano", tmp_path / "runs" / name)
+    for words in (next(commands(line)) for line in lines if line != first):
+        assert run(words, tmp_path)
