@@ -605,7 +605,7 @@ def test_four_games_earn_no_star() -> None:
         seen = Observations({"legal_half_moves": "mean", "finished": "share"})
         for game in range(games):
             seen.add(str(game), "legal_half_moves", value)
-            seen.add(str(game), "finished", value)
+            seen.add(str(game), "finished", min(value, 1.0))
         return ModelResults(name, {"self_play": SuiteResult(1, games, 0, {"name": "x"}, seen)}, {})
 
     few = results_text([model("first", 0.0, 4), model("second", 1.0, 4)])
@@ -614,7 +614,7 @@ def test_four_games_earn_no_star() -> None:
     many = results_text([model("first", 0.0, 6), model("second", 1.0, 6)])
     assert many.count("+1.000*") == 3, "a table's two and the summary's"
     assert "are tied" not in many
-    same = results_text([model("first", 0.5, 20), model("second", 0.5, 20)])
+    same = results_text([model("first", 0.0, 20), model("second", 0.0, 20)])
     assert "second and first are tied: chance alone may explain every difference" in same
     assert "n too small" in results_text([model("first", 30.0, 4)])
 
