@@ -11,6 +11,7 @@ import importlib.util
 import os
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -20,6 +21,10 @@ from types import ModuleType
 from typing import Any
 
 from .errors import ConfigurationError, close_matches
+
+_NOT_OWN = ("<", sysconfig.get_path("stdlib") + os.sep, str(Path(__file__).parents[1]) + os.sep)
+"""What the names of frozen modules, of Python's own files and of this package's begin with."""
+
 
 _FILE = re.compile(r"(.+\.py):\w+")
 
@@ -93,7 +98,7 @@ def _run_file(path: Path, content: bytes) -> ModuleType:
 
 
 def place_of(error: BaseException) -> str:
-    """Format an error in one line, with the file and line that raised it.
+    """Format an error in one line, with the last file and line of the user's own that led to it.
 
     >>> try:
     ...     1 / 0
@@ -101,10 +106,13 @@ def place_of(error: BaseException) -> str:
     ...     print(place_of(error).split(" (")[0])
     ZeroDivisionError: division by zero
     """
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    if isinstance(error, SyntaxError):  # it names the file and line itself
+        return text
     frames = traceback.extract_tb(error.__traceback__)
-    frame = [one for one in frames if not one.filename.startswith("<frozen")][-1]
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text} ({Path(frame.filename).name}, line {frame.lineno})"
+    own = [frame for frame in frames if not frame.filename.startswith(_NOT_OWN)]
+    frame = [one for one in own if "-packages" not in one.filename] or frames
+    return f"{text} ({Path(frame[-1].filename).name}, line {frame[-1].lineno})"
 
 
 def own_files(values: Any) -> dict[str, str]:

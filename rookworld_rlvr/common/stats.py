@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -17,6 +17,8 @@ class Proportion:
     Source: E. B. Wilson, "Probable inference, the law of succession, and statistical inference",
     JASA 22 (1927).
     """
+
+    form: ClassVar[str] = "{:.1%}"
 
     successes: float
     n: int
@@ -87,10 +89,17 @@ class Estimate:
     The bounds are nan if there are too few items to tell, see `estimate`.
     """
 
+    form: ClassVar[str] = "{:.3f}"
+
     value: float
     low: float
     high: float
     n: int
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Lower and upper bound."""
+        return self.low, self.high
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
-from ..common.stats import sign_test
+from ..common.stats import Proportion, sign_test
 from ..tasks.metrics import evaluate_completions, headline, headlines
 from ..tasks.registry import TASKS
 from ..training.health.monitor import batch_health
@@ -103,6 +103,7 @@ def heldout_part(trainer: DiagnosedTrainer, heldout: Heldout) -> Part:
         "metrics": {
             name: {"value": result.value, "n": result.n, "interval": result.interval}
             for name, result in results.items()
+            if isinstance(result, Proportion)
         },
     }
 

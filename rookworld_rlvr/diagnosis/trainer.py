@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, TrainerCallback
 
-from ..common.stats import Proportion
 from ..models.decoding import pad_rows
 from ..models.gpt2 import position_ids_from_mask
+from ..tasks.metrics import Results
 from ..training.parts.aggregation import aggregate
 from ..training.parts.groups import Batch, Sampled
 from ..training.parts.part import Call, whole
@@ -31,7 +31,7 @@ from ..training.trainer import RookWorldGRPOTrainer
 from .loss_terms import LossTerms, full, gradient_of, layer_table, loss_terms, norm
 from .record import ROW, Generation, PhaseMeter, RewardFault, StepRecord, TermSums, guarded
 
-Heldout = tuple[Mapping[str, Proportion], Sequence[str]]  # results by metric, and completions
+Heldout = tuple[Results, Sequence[str]]  # results by metric, and completions
 
 
 class DiagnosedTrainer(RookWorldGRPOTrainer):

@@ -25,6 +25,8 @@ from ..common.errors import RookWorldError
 from ..common.own import place_of
 from ..common.settings import setting
 from ..tasks.registry import task_of
+from ..tasks.text import message_text
+from .own import listed
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +60,13 @@ class RewardGuard:
 
     Args:
         args: The keys.
+
+    Attributes:
+        own: The guarded functions that are not rewards of this package, by TRL's name of each.
     """
 
     def __init__(self, args: RewardFaultArguments) -> None:
+        self.own: dict[str, Any] = {}
         self._args = args
         self._calls: list[_Call] = []
         self._columns: dict[str, list[str]] = {}  # what each reward has logged by completion
@@ -100,6 +106,8 @@ class RewardGuard:
 
         found = functools.wraps(func)(guarded_async if is_async_callable(func) else guarded)
         found.__name__ = name
+        if not _limits_itself(func):
+            self.own[name] = found
         return found
 
     def _kept(self, call: _Call) -> list[float | None]:
@@ -127,31 +135,43 @@ class RewardGuard:
         Raises:
             RookWorldError: On all processes, if more rows than `unscored_limit` are unscored.
         """
-        mine = [(call.name, sorted(call.unscored), call.fault) for call in self._calls]
-        self._calls.clear()
-        everywhere = gather_object([mine])
-        size = len(rewards) // len(everywhere)
-        lost: dict[str, set[int]] = {}
-        faults = []
-        for process, calls in enumerate(everywhere):
-            for name, rows, fault in calls:
-                lost.setdefault(name, set()).update(process * size + row for row in rows)
-                faults += [f"{fault} on process {process}"] if rows else []
+        lost = self.failures(len(rewards))
         unscored = sorted(set().union(*lost.values()))
-        share = len(unscored) / len(rewards)
-        if share > self._args.unscored_limit:
-            raise RookWorldError(
-                f"a reward failed: {faults[0]}; {len(unscored)} of {len(rewards)} completions are "
-                f"unscored, more than unscored_limit: {self._args.unscored_limit:g} of the batch; mend "
-                "the reward, or give a higher limit"
-            )
         record(
             {f"rewards/{name}/unscored": len(rows) / len(rewards) for name, rows in lost.items()}
         )
-        record({"rewards/unscored": share})
+        record({"rewards/unscored": len(unscored) / len(rewards)})
         left = rewards.clone()
         left[unscored] = torch.nan
         return left
+
+    def failures(self, size: int) -> dict[str, set[int]]:
+        """The rows that each reward has failed on since the last call of this method.
+
+        Args:
+            size: The number of rows on all processes together, as many on each.
+
+        Raises:
+            RookWorldError: On all processes, if more of them than `unscored_limit` are unscored.
+        """
+        mine = [(call.name, sorted(call.unscored), call.fault) for call in self._calls]
+        self._calls.clear()
+        everywhere = gather_object([mine])
+        lost: dict[str, set[int]] = {}
+        faults = []
+        for process, calls in enumerate(everywhere):
+            first = process * size // len(everywhere)
+            for name, rows, fault in calls:
+                lost.setdefault(name, set()).update(first + row for row in rows)
+                faults += [f"{fault} on process {process}"] if rows else []
+        unscored = len(set().union(*lost.values()))
+        if unscored / size > self._args.unscored_limit:
+            raise RookWorldError(
+                f"a reward failed: {faults[0]}; {unscored} of {size} completions are unscored, more "
+                f"than unscored_limit: {self._args.unscored_limit:g} of the batch; mend the reward, or "
+                "give a higher limit"
+            )
+        return lost
 
 
 # --------------------------------------------------------------------------------------------------
@@ -245,7 +265,7 @@ class _Call:
         rows = range(self._size)[piece.rows]
         try:
             yield
-            numbers = self._listed(piece.found, len(rows))
+            numbers = listed(self.name, piece.found, len(rows))
         except Exception as error:  # whatever a user's function raises
             piece.error = error
             self._fails(error, rows)
@@ -261,17 +281,9 @@ class _Call:
         self.error = self.error or error
         tasks = getattr(self._func, "tasks", None)  # it has no reward for other tasks' rows anyway
         prompts = self._inputs["prompts"]
-        self.unscored.update(row for row in rows if tasks is None or task_of(prompts[row]) in tasks)
-
-    def _listed(self, found: Any, size: int) -> Sequence[Any]:
-        found = found.tolist() if hasattr(found, "tolist") else found  # NumPy, PyTorch
-        if not isinstance(found, Sequence) or isinstance(found, str) or len(found) != size:
-            said = f"{len(found)} rewards" if isinstance(found, Sequence) else "no list"
-            raise RookWorldError(
-                f"the reward {self.name} returned {said} for {size} completions; return one number or "
-                "None for each"
-            )
-        return found
+        self.unscored.update(
+            row for row in rows if tasks is None or task_of(message_text(prompts[row])) in tasks
+        )
 
     def log(self, columns: Iterable[str]) -> None:
         """Hand TRL what was logged, with all of `columns`, so that they stay as long as the others."""

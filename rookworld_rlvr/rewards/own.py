@@ -11,6 +11,7 @@ from typing import Any
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
 from ..common.own import load_own, place_of
 from ..tasks.registry import TASKS, task_of
+from ..tasks.text import message_text
 
 _GIVEN = ("prompts", "completions")  # by TRL, with the columns of the data
 
@@ -67,7 +68,7 @@ def own_faults(spec: Mapping[str, Any]) -> list[str]:
 
 
 def own_reward(spec: Mapping[str, Any]) -> Callable[..., Rewards | Awaitable[Rewards]]:
-    """A user's reward with its options, for the rows of its tasks.
+    """A user's reward with its options, called for the rows of its tasks only.
 
     An exception, and a result that is not a list of numbers, becomes one message.
 
@@ -80,48 +81,95 @@ def own_reward(spec: Mapping[str, Any]) -> Callable[..., Rewards | Awaitable[Rew
     tasks = own_tasks(spec)
     name = spec["name"].rpartition(":")[2]
 
-    def checked(prompts: Sequence[str], rewards: Any) -> Rewards:
-        rewards = rewards.tolist() if hasattr(rewards, "tolist") else rewards  # NumPy, PyTorch
-        found = list(rewards) if isinstance(rewards, Sequence) else None
-        if found is None or len(found) != len(prompts):
-            said = "no list" if found is None else f"{len(found)} rewards"
-            raise RookWorldError(
-                f"the reward {name} returned {said} for {len(prompts)} completions; return one number "
-                "or None for each"
-            )
-        try:
-            numbers = [None if number is None else float(number) for number in found]
-        except (TypeError, ValueError) as error:
-            raise RookWorldError(
-                f"the reward {name} returned something that is not a number: {error}"
-            ) from error
-        if any(number is not None and math.isinf(number) for number in numbers):
-            raise RookWorldError(
-                f"the reward {name} returned an infinite number; return finite numbers or None"
-            )
-        mine = (task_of(prompt) in tasks for prompt in prompts)
-        return [number if its else None for number, its in zip(numbers, mine, strict=True)]
+    def rows_of(prompts: Sequence[Any]) -> list[int]:
+        return [row for row, prompt in enumerate(prompts) if task_of(message_text(prompt)) in tasks]
+
+    def placed(found: Any, rows: Sequence[int], size: int) -> Rewards:
+        rewards: Rewards = [None] * size
+        for row, number in zip(rows, _numbers(name, found, len(rows)), strict=True):
+            rewards[row] = number
+        return rewards
 
     def failed(error: Exception) -> RookWorldError:
         return RookWorldError(f"the reward {name} raised {place_of(error)}")
 
-    def reward(prompts: Sequence[str], **columns: Any) -> Rewards:
+    def reward(prompts: Sequence[Any], **columns: Any) -> Rewards:
+        rows = rows_of(prompts)
+        if not rows:
+            return [None] * len(prompts)
         try:
-            rewards = asked(prompts=prompts, **columns)
+            found = asked(**_only(rows, len(prompts), {"prompts": prompts, **columns}))
         except Exception as error:  # whatever a user's function raises
             raise failed(error) from error
-        return checked(prompts, rewards)
+        return placed(found, rows, len(prompts))
 
-    async def reward_in_time(prompts: Sequence[str], **columns: Any) -> Rewards:
+    async def reward_in_time(prompts: Sequence[Any], **columns: Any) -> Rewards:
+        rows = rows_of(prompts)
+        if not rows:
+            return [None] * len(prompts)
         try:
-            rewards = await asked(prompts=prompts, **columns)
+            found = await asked(**_only(rows, len(prompts), {"prompts": prompts, **columns}))
         except Exception as error:
             raise failed(error) from error
-        return checked(prompts, rewards)
+        return placed(found, rows, len(prompts))
 
     calls = (func, getattr(func, "__call__", None))  # noqa: B004  (an object's own)
-    found = reward_in_time if any(map(inspect.iscoroutinefunction, calls)) else reward
-    found.__name__ = name
-    found.__doc__ = f"The user's own reward `{spec['name']}`."
-    vars(found)["tasks"] = tasks
+    made = reward_in_time if any(map(inspect.iscoroutinefunction, calls)) else reward
+    made.__name__ = name
+    made.__doc__ = f"The user's own reward `{spec['name']}`."
+    vars(made)["tasks"] = tasks
+    return made
+
+
+def _only(rows: Sequence[int], size: int, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """What TRL passes for `size` completions, for some of them."""
+    if len(rows) == size:
+        return dict(inputs)
+    found = {
+        key: [value[row] for row in rows]
+        if isinstance(value, list) and len(value) == size
+        else value
+        for key, value in inputs.items()
+    }
+    if (log := inputs.get("log_extra")) is not None:
+
+        def log_extra(column: str, values: Sequence[Any]) -> None:
+            by_row = dict(zip(rows, values, strict=True))
+            log(column, [by_row.get(row) for row in range(size)])
+
+        found["log_extra"] = log_extra
     return found
+
+
+def listed(name: str, found: Any, size: int) -> Sequence[Any]:
+    """What a reward returned for `size` completions, as a list of that length.
+
+    Raises:
+        RookWorldError: It is no list, array or tensor, or has another length.
+    """
+    found = found.tolist() if hasattr(found, "tolist") else found  # NumPy, PyTorch
+    if not isinstance(found, Sequence) or isinstance(found, str) or len(found) != size:
+        said = f"{len(found)} rewards" if isinstance(found, Sequence) else "no list"
+        raise RookWorldError(
+            f"the reward {name} returned {said} for {size} completions; return one number or None for "
+            "each"
+        )
+    return found
+
+
+def _numbers(name: str, found: Any, size: int) -> Rewards:
+    try:
+        numbers = [
+            None if number is None else float(number) for number in listed(name, found, size)
+        ]
+    except (TypeError, ValueError) as error:
+        if isinstance(error, RookWorldError):
+            raise
+        raise RookWorldError(
+            f"the reward {name} returned something that is not a number: {error}"
+        ) from error
+    if any(number is not None and math.isinf(number) for number in numbers):
+        raise RookWorldError(
+            f"the reward {name} returned an infinite number; return finite numbers or None"
+        )
+    return numbers

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
-from ..common.errors import ConfigurationError, RookWorldError, close_matches
+from ..common.errors import ConfigurationError, close_matches
 from ..common.own import is_own
 from ..engine.truth import PolicyTruth, policy_values
 from ..tasks.environment import ENVIRONMENT
 from ..tasks.policy import POLICY
 from ..tasks.registry import TASKS, score_row, task_of
 from ..tasks.task import Component, Task
+from ..tasks.text import message_text
 from ..tasks.types import Score
 from . import composites
 from .judge_spec import is_judge, judge_faults, judge_spec
@@ -231,7 +232,10 @@ def _reward_func(spec: Spec, truth: PolicyTruth) -> RewardFunc:
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        prompts, completions = list(map(_text, prompts)), list(map(_text, completions))
+        prompts, completions = (
+            list(map(message_text, prompts)),
+            list(map(message_text, completions)),
+        )
         column = action_values if action_values is not None else [None] * len(prompts)
         tasks = [task_of(prompt) for prompt in prompts]
         applies = [task in reward.tasks for task in tasks]
@@ -263,16 +267,3 @@ def _reward_func(spec: Spec, truth: PolicyTruth) -> RewardFunc:
         limits_itself=True,  # by the engine's time-outs, see `guard`
     )
     return reward_func
-
-
-def _text(said: Any) -> str:
-    """A prompt or completion as text; of a chat, that of its last message."""
-    match said:
-        case str():
-            return said
-        case [*_, {"content": str(text)}]:
-            return text
-    raise RookWorldError(
-        f"cannot read {said!r} as a prompt or completion: give text, or a list of messages of which "
-        "the last has text as its content"
-    )

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..common.stats import Proportion
+from ..common.stats import Estimate, Proportion
 from .registry import TASKS, score_row
 from .scoring import values_by_move
 from .task import Metric, Task
 from .types import Score
 
 Row = Mapping[str, Any]
+
+
+Results = Mapping[str, Proportion | Estimate]
+"""Held-out results by name: shares, and the means of a user's own rewards."""
 
 
 def metrics() -> dict[str, tuple[Task, Metric]]:
@@ -77,7 +81,7 @@ def hits(rows: Sequence[Row], scores: Sequence[Score | None]) -> dict[str, dict[
     return {name: right for name, right in found.items() if right}
 
 
-def headline(results: Mapping[str, Proportion]) -> float:
+def headline(results: Results) -> float:
     """`overall`: the mean of the headline metrics of the evaluated tasks."""
     values = [results[name].value for name in headlines().values() if name in results]
     return sum(values) / len(values)

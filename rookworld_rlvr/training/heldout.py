@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,16 +15,16 @@ from transformers import Trainer
 from trl.models.utils import unwrap_model_for_generation
 
 from ..common.progress import quiet
-from ..common.stats import Proportion
+from ..common.stats import Estimate, Kind, estimate
 from ..evaluation.answerers import LanguageModel, shared
 from ..evaluation.pass_at_k import RightCounts, write_counts
 from ..evaluation.results import ModelResults
 from ..evaluation.suite import Suite, SuiteResult
 from ..models.decoding import GREEDY, Decoding, complete
-from ..tasks.metrics import evaluate_completions, headline
+from ..tasks.metrics import Results, evaluate_completions, headline
 from .heldout_samples import PassArguments, pass_settings, sample_heldout
 from .parts.part import arguments_of
-from .results import write_proportions
+from .results import OWN_REWARDS, write_proportions
 from .run_folder import ANSWERS_BEFORE, HELDOUT_BEFORE, HELDOUT_PASS, write_answers
 from .sharding import gathered, gathers_at_each_forward
 
@@ -34,7 +36,8 @@ class HeldoutEvaluation:
         trainer: The `RookWorldGRPOTrainer`.
 
     Attributes:
-        results: Results of the latest evaluation, by metric.
+        results: Results of the latest evaluation, by metric; ``rewards/<name>`` is the mean of a reward
+            of the user's own.
         completions: The answers of the latest evaluation, one per row.
         before: Results of the evaluation before training.
         suites: Suites to run with every evaluation.
@@ -47,9 +50,9 @@ class HeldoutEvaluation:
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self.folder = str(trainer.args.output_dir)
-        self.results: Mapping[str, Proportion] = {}
+        self.results: Results = {}
         self.completions: Sequence[str] = ()
-        self.before: Mapping[str, Proportion] | None = None
+        self.before: Results | None = None
         self.suites: Sequence[Suite] = ()
         self.suite_results: Mapping[str, SuiteResult] = {}
         self.suites_before: Mapping[str, SuiteResult] | None = None
@@ -83,8 +86,8 @@ class HeldoutEvaluation:
             prefix: Goes before each metric's name, with an underscore.
 
         Returns:
-            Metrics in [0, 1] by name, with ``<prefix>_overall``, the suites' metrics in their own
-            units, and ``<prefix>_runtime`` in seconds.
+            Metrics in [0, 1] by name, with ``<prefix>_overall``, own rewards and the suites' metrics in
+            their own units, and ``<prefix>_runtime`` in seconds.
         """
         if not isinstance(rows, Dataset):
             raise TypeError(f"held-out rows must be one Dataset, not {type(rows).__name__}")
@@ -94,7 +97,8 @@ class HeldoutEvaluation:
             self.completions = shared(
                 rows["prompt"][:], partial(decode, self.trainer), "held-out rows"
             )
-        self.results = evaluate_completions(rows, self.completions)
+            rewards = self._own_rewards(rows.to_list())
+        self.results = {**evaluate_completions(rows, self.completions), **rewards}
         is_first = self.trainer.is_in_train and self.before is None
         if is_first:
             self.before = self.results
@@ -154,6 +158,24 @@ class HeldoutEvaluation:
             for name, estimate in counts.estimates().items()
         }
 
+    def _own_rewards(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Estimate]:
+        """Means of the user's own rewards over the rows that they give a number for.
+
+        Raises:
+            RookWorldError: On all processes, if one failed on more rows than `unscored_limit`.
+        """
+        answered = list(zip(rows, self.completions, strict=True))
+        found = {}
+        for name, func in self.trainer.reward_guard.own.items():
+            numbers = shared(
+                answered, partial(_score, self.trainer, func), f"held-out rows: {name}"
+            )
+            self.trainer.reward_guard.failures(len(numbers))
+            if values := [number for number in numbers if number is not None]:
+                kind: Kind = "share" if {*values} <= {0, 1} else "mean"
+                found[f"{OWN_REWARDS}{name}"] = estimate(kind, values)
+        return found
+
     def _run_suites(self) -> dict[str, float]:
         """Run the suites; gives their metrics, except those of groups of items."""
         policy = LanguageModel(self.folder, partial(decode, self.trainer))
@@ -176,6 +198,37 @@ class HeldoutEvaluation:
         """
         measured = ((start, self.suites_before), (self.folder, self.suite_results))
         return [ModelResults(str(name), r, left_out) for name, r in measured if r is not None]
+
+
+def _score(
+    trainer: Any,
+    func: Callable[..., Any],
+    answered: Sequence[tuple[Mapping[str, Any], str]],
+    progress: Callable[[int], object],
+) -> list[float | None]:
+    """A reward's numbers for rows and answers to them, on this process; nothing of it is logged."""
+    numbers: list[float | None] = []
+    size = trainer.args.per_device_eval_batch_size
+    for batch in (answered[first : first + size] for first in range(0, len(answered), size)):
+        texts = [text for _, text in batch]
+        found = func(
+            prompts=[row["prompt"] for row, _ in batch],
+            completions=texts,
+            completion_ids=trainer.processing_class(text=texts)["input_ids"],
+            trainer_state=trainer.state,
+            log_extra=lambda column, values: None,
+            log_metric=lambda name, value: None,
+            **{
+                key: [row[key] for row, _ in batch]
+                for key in batch[0][0]
+                if key not in ("prompt", "completion")
+            },
+        )
+        if inspect.iscoroutine(found):
+            found = asyncio.run_coroutine_threadsafe(found, trainer.async_loop).result()
+        numbers += found
+        progress(len(batch))
+    return numbers
 
 
 def decode(

@@ -18,11 +18,10 @@ from .. import __version__
 from ..common.files import is_hub_id
 from ..common.html import render
 from ..common.machine import machine
-from ..common.stats import Proportion
 from ..data.loading import LoadedData
 from ..data.sources import PACKAGED_DATA, dataset_file
 from ..models.loading import PACKAGED_MODEL, resolve_model_path
-from ..tasks.metrics import headlines
+from ..tasks.metrics import Results, headlines
 from ..tasks.registry import TASKS
 from .run_folder import CARD, open_weights
 
@@ -106,8 +105,8 @@ class Run:
 # --------------------------------------------------------------------------------------------------
 def write_grpo_card(
     run: Run,
-    before: Mapping[str, Proportion],
-    after: Mapping[str, Proportion],
+    before: Results,
+    after: Results,
     *,
     args: Any,
     step: int,
@@ -155,8 +154,8 @@ def write_grpo_card(
 
 def write_sft_card(
     run: Run,
-    before: Mapping[str, Proportion],
-    after: Mapping[str, Proportion],
+    before: Results,
+    after: Results,
     *,
     args: Any,
     answer_tokens: int,
@@ -226,7 +225,7 @@ def _data(
     )
 
 
-def _shares(run: Run, results: Mapping[str, Proportion]) -> list[EvalResult]:
+def _shares(run: Run, results: Results) -> list[EvalResult]:
     return [_share(run, "text-generation", name, found.value) for name, found in results.items()]
 
 

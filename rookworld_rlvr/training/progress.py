@@ -14,6 +14,9 @@ from ..tasks.metrics import headlines
 _SHOWN = ("reward", "reward_std", "frac_reward_zero_std", "kl", "entropy", "grad_norm", "loss")
 
 
+_OWN_UNITS = ("rewards", "suites")  # rows whose numbers are not shares
+
+
 class ShortProgressCallback(ProgressCallback):
     """Transformers' progress bar, on a terminal only; short lines instead of forty numbers per log."""
 
@@ -71,7 +74,7 @@ def heldout_lines(step: int, results: Mapping[str, float]) -> list[str]:
         results, key=lambda name: name not in first
     ):  # headlines first, the others in their order
         row, slash, metric = name.partition("/")
-        value = f"{results[name]:.4g}" if row == "suites" else f"{results[name]:.1%}"
+        value = f"{results[name]:.4g}" if row in _OWN_UNITS else f"{results[name]:.1%}"
         if slash:
             rows.setdefault(row, []).append(f"{metric} {value}")
     for row in sorted(rows, key=lambda row: row == "suites"):

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import astuple
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from ..common.files import replace_text
-from ..common.stats import Proportion, newcombe
+from ..common.stats import Estimate, Proportion, newcombe
 from ..evaluation.pass_at_k import GREEDY_SHARE, Measured, pass_summary
-from ..tasks.metrics import headline, headlines
+from ..tasks.metrics import Results, headline, headlines
+
+OWN_REWARDS = "rewards/"
+"""What the names of the means of a user's own rewards begin with."""
 
 
-def before_after_table(before: Mapping[str, Proportion], after: Mapping[str, Proportion]) -> str:
-    """Metric, before, after, change in points, and the 95% Wilson intervals, as text."""
+def before_after_table(before: Results, after: Results) -> str:
+    """Metric, before, after, change, and the 95% intervals, as text; shares change in points."""
     width = max(24, *(len(name) + 1 for name in after))
     head = f"{'held-out metric':<{width}}{'n':>5}{'before':>7}{'after':>7}{'change':>7}"
     lines = [f"{head}  95% intervals before, after"]
     lines.append("-" * len(lines[0]))
-    for name in after:
+    for name in measured_twice(before, after):
         old, new = before[name], after[name]
-        first, last = (_interval(result).replace("%", "") for result in (old, new))
+        first, then = (result.form.format(result.value) for result in (old, new))
+        was, now = (interval_text(result).replace("%", "") for result in (old, new))
         lines.append(
-            f"{name:<{width}}{new.n:>5}{old.value:>7.1%}{new.value:>7.1%}"
-            f"{100 * (new.value - old.value):>+7.1f}  {first:<13} {last}"
+            f"{name:<{width}}{new.n:>5}{first:>7}{then:>7}{change_text(old, new):>7}  {was:<13} {now}"
         )
     lines += tie_lines(before, after)
     if headline(after) < headline(before):
@@ -36,14 +40,15 @@ def before_after_table(before: Mapping[str, Proportion], after: Mapping[str, Pro
     return "\n".join(lines)
 
 
-def tie_lines(before: Mapping[str, Proportion], after: Mapping[str, Proportion]) -> list[str]:
+def tie_lines(before: Results, after: Results) -> list[str]:
     """A sentence for each headline whose change may be chance: its 95% interval contains 0."""
     lines = []
     for name in headlines().values():
-        if name in before and name in after:
-            low, high = (100 * bound for bound in newcombe(before[name], after[name]))
+        old, new = before.get(name), after.get(name)
+        if isinstance(old, Proportion) and isinstance(new, Proportion):
+            low, high = (100 * bound for bound in newcombe(old, new))
             if low <= 0 <= high:
-                change = 100 * (after[name].value - before[name].value)
+                change = 100 * (new.value - old.value)
                 lines.append(
                     f"{name} is a tie: the change of {change:+.1f} points may be chance, its 95% "
                     f"interval [{low:+.1f}, {high:+.1f}] contains 0."
@@ -71,11 +76,11 @@ def pass_lines(measured: Measured) -> list[str]:
     return lines
 
 
-def results_table(results: Mapping[str, Proportion]) -> str:
+def results_table(results: Results) -> str:
     """Metric, rows, share and 95% Wilson interval, as a Markdown table."""
     lines = ["| held-out metric | n | share | 95% interval |", "| --- | --- | --- | --- |"]
     lines += [
-        f"| `{name}` | {result.n} | {result.value:.1%} | {_interval(result)} |"
+        f"| `{name}` | {result.n} | {result.form.format(result.value)} | {interval_text(result)} |"
         for name, result in results.items()
     ]
     return "\n".join(lines)
@@ -83,8 +88,8 @@ def results_table(results: Mapping[str, Proportion]) -> str:
 
 def write_results(
     path: Path,
-    before: Mapping[str, Proportion],
-    after: Mapping[str, Proportion],
+    before: Results,
+    after: Results,
     right: Measured = MappingProxyType({}),
     **extra: Any,
 ) -> None:
@@ -97,13 +102,13 @@ def write_results(
             "interval_before": before[name].interval,
             "interval_after": after[name].interval,
         }
-        for name in after
+        for name in measured_twice(before, after)
     }
     sampled = {"pass": pass_summary(right)} if right else {}
     replace_text(path, json.dumps({"heldout": results, **sampled, **extra}, indent=2) + "\n")
 
 
-def heldout_results(content: Mapping[str, Any], when: str) -> dict[str, Proportion]:
+def heldout_results(content: Mapping[str, Any], when: str) -> dict[str, Proportion | Estimate]:
     """The held-out results in a file of `write_results`.
 
     Args:
@@ -111,23 +116,39 @@ def heldout_results(content: Mapping[str, Any], when: str) -> dict[str, Proporti
         when: ``before`` or ``after``.
     """
     return {
-        name: Proportion(round(entry[when] * entry["n"]), entry["n"])
+        name: Estimate(*(entry[when], *entry[f"interval_{when}"], entry["n"]))
+        if name.startswith(OWN_REWARDS)
+        else Proportion(round(entry[when] * entry["n"]), entry["n"])
         for name, entry in content["heldout"].items()
     }
 
 
-def write_proportions(path: Path, results: Mapping[str, Proportion]) -> None:
-    """Write held-out results as counts, for a run that is resumed later."""
-    counts = {name: [r.successes, r.n] for name, r in results.items()}
-    replace_text(path, json.dumps(counts) + "\n")
+def write_proportions(path: Path, results: Results) -> None:
+    """Write held-out results, shares as counts, for a run that is resumed later."""
+    numbers = {name: astuple(result) for name, result in results.items()}
+    replace_text(path, json.dumps(numbers) + "\n")
 
 
-def read_proportions(path: Path) -> dict[str, Proportion]:
+def read_proportions(path: Path) -> dict[str, Proportion | Estimate]:
     """Read a file of `write_proportions`."""
     content = json.loads(path.read_text())
-    return {name: Proportion(successes, n) for name, (successes, n) in content.items()}
+    return {
+        name: Estimate(*numbers) if name.startswith(OWN_REWARDS) else Proportion(*numbers)
+        for name, numbers in content.items()
+    }
 
 
-def _interval(result: Proportion) -> str:
-    low, high = result.interval
-    return f"[{low:.1%}, {high:.1%}]"
+def measured_twice(before: Results, after: Results) -> list[str]:
+    """The metrics of both; a reward may have had no number for any row, or none in an older run."""
+    return [name for name in after if name in before]
+
+
+def change_text(before: Proportion | Estimate, after: Proportion | Estimate) -> str:
+    """The change of a result: in points for shares."""
+    change = after.value - before.value
+    return f"{100 * change:+.1f}" if isinstance(after, Proportion) else f"{change:+.3f}"
+
+
+def interval_text(result: Proportion | Estimate) -> str:
+    """The interval of a result."""
+    return "[{}, {}]".format(*map(result.form.format, result.interval))

@@ -24,17 +24,16 @@ from transformers import PreTrainedModel, Trainer
 from ..common.errors import RookWorldError
 from ..common.files import open_to_others, replace_text, unwritable
 from ..common.machine import machine
-from ..common.stats import Proportion
 from ..data.loading import LoadedData
 from ..engine.truth import PolicyTruth
 from ..evaluation.pass_at_k import RightCounts, read_counts
 from ..models.loading import pickled
 from ..tasks.coverage import coverage, note, noted, widened
-from ..tasks.metrics import evaluate_completions
+from ..tasks.metrics import Results, evaluate_completions
 from ..tasks.registry import score_row
 from ..tasks.scoring import values_by_move
 from .checkpoints import damage, last_whole, tell_unsealed
-from .results import read_proportions
+from .results import OWN_REWARDS, read_proportions
 
 RESOLVED_CONFIG = "resolved_config.yaml"
 
@@ -267,9 +266,7 @@ def quarantine_path(output_dir: Path) -> Path:
     return output_dir.parent / f"{output_dir.name}.quarantine.jsonl"
 
 
-def starting_point(
-    output_dir: Path, checkpoint: Path | None, heldout: Dataset
-) -> Mapping[str, Proportion] | None:
+def starting_point(output_dir: Path, checkpoint: Path | None, heldout: Dataset) -> Results | None:
     """The held-out results from before the first step of a resumed run; None for a new run.
 
     Raises:
@@ -279,8 +276,11 @@ def starting_point(
     if not goes_on(output_dir, checkpoint) or not path.is_file():
         return None
     before = read_proportions(path)
+    counted = {
+        name: result.n for name, result in before.items() if not name.startswith(OWN_REWARDS)
+    }
     now: dict[str, Any] = evaluate_completions(heldout, [""] * len(heldout))
-    if {name: before[name].n for name in before} != {name: now[name].n for name in now}:
+    if counted != {name: now[name].n for name in now}:
         raise RookWorldError(
             f"the run in {output_dir} began with other held-out rows than this configuration gives; "
             "resume it with its own data settings, or start in another output_dir"

@@ -62,10 +62,10 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     ) -> None:
         """Correct the model for GPT-2 (position ids, dropout, GELU) and add the parts to it."""
         self.call: Call | None = None
-        self._guard = RewardGuard(arguments_of(args, RewardFaultArguments))
+        self.reward_guard = RewardGuard(arguments_of(args, RewardFaultArguments))
         model = starting_model(model, args)
         with reference_loaded(args), vllm_starts(args, model):
-            super().__init__(model, self._guard.around(reward_funcs), args, **kwargs)
+            super().__init__(model, self.reward_guard.around(reward_funcs), args, **kwargs)
         self.beta = 0.0  # switches TRL's own KL term off; `parts.kl` replaces it
         self.sampling = Sampling(self.temperature, self.top_p, self.top_k or 0)
         self.parts = Parts(self)
@@ -176,7 +176,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         """Time the rewards, keep them for the parts, and leave rows out that a reward failed on."""
         with self.phase("rewards"):
             rewards = super()._calculate_rewards(*args, **kwargs)
-            rewards = self._guard.settle(rewards, self.record)
+            rewards = self.reward_guard.settle(rewards, self.record)
         if self.call is not None:
             self.call.rewards = rewards
         return rewards

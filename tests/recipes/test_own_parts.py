@@ -51,6 +51,18 @@ def broken(completions, **columns):
     return [1 / 0 for _ in completions]
 
 
+def of_policy(prompts, completions, log_extra=None, **columns):
+    assert all(prompt.startswith("P:") for prompt in prompts), prompts
+    if log_extra is not None:
+        log_extra("length", [len(text) for text in completions])
+    return [-len(text) / 10 for text in completions]
+
+
+def in_chess(completions, **columns):
+    import chess
+    return [chess.Move.from_uci(text) for text in completions]  # python-chess raises
+
+
 def one(completions, **columns):
     return [1.0]
 
@@ -142,10 +154,33 @@ def test_a_reward_has_its_options_its_tasks_and_a_dashboard_s_name() -> None:
     )
     assert short.__name__ == "short"
     assert short(prompts=[ENVIRONMENT] * 2, completions=["abc", "abcde"], fen=[1, 2]) == [1.0, 0.0]
+    chat = [[{"role": "user", "content": prompt}] for prompt in (ENVIRONMENT, POLICY)]
+    assert short(prompts=chat, completions=["abc", "abcde"]) == [1.0, 0.0]
     found = slow(prompts=[ENVIRONMENT, POLICY], completions=["a", "b"])
     with pytest.raises(StopIteration) as done:
         found.send(None)
     assert done.value.value == [None, 0.5]
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_reward_is_called_for_the_rows_of_its_tasks_only() -> None:
+    (reward,) = get_reward_funcs([{"name": "my_rewards.py:of_policy", "tasks": ["policy"]}])
+    logged: dict[str, list[int | None]] = {}
+    answers: dict[str, list[str]] = {"completions": ["a", "bc", "d"]}
+    prompts = [ENVIRONMENT, POLICY, ENVIRONMENT]
+    assert reward(prompts=prompts, **answers, log_extra=logged.__setitem__) == [None, -0.2, None]
+    assert logged == {"length": [None, 2, None]}
+    assert reward(prompts=[ENVIRONMENT] * 3, **answers) == [None] * 3
+
+
+@pytest.mark.usefixtures("folder")
+def test_an_exception_is_placed_in_the_user_s_file() -> None:
+    (reward,) = get_reward_funcs(["my_rewards.py:in_chess"])
+    line = 1 + REWARDS.splitlines().index(
+        "    return [chess.Move.from_uci(text) for text in completions]  # python-chess raises"
+    )
+    with pytest.raises(RookWorldError, match=rf"'zz' \(my_rewards.py, line {line}\)"):
+        reward(prompts=[POLICY], completions=["zz"])
 
 
 @pytest.mark.usefixtures("folder")
@@ -199,9 +234,24 @@ def test_a_file_that_cannot_be_run_is_named_with_its_line(folder: Path) -> None:
 
 
 def test_three_steps_with_a_reward_of_one_s_own(folder: Path) -> None:
-    rewards = [{"name": "my_rewards.py:short", "weight": 0.2}, {"name": "graduated"}]
+    rewards = [
+        {"name": "my_rewards.py:short", "weight": 0.2},
+        {"name": "my_rewards.py:of_policy", "weight": 0.1, "tasks": ["policy"]},
+        {"name": "graduated"},
+    ]
     done = script("grpo.py", *SMALL, "--rewards", json.dumps(rewards), cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
+    answers = [json.loads(row) for row in (folder / "run/heldout_answers_after.jsonl").open()]
+    lengths = [len(answer["completion"]) for answer in answers if answer["task"] == "policy"]
+    found = json.loads((folder / "run/results.json").read_text())["heldout"]["rewards/of_policy"]
+    assert found["n"] == len(lengths) > 0
+    assert found["after"] == pytest.approx(-sum(lengths) / len(lengths) / 10)
+    rounded = f"{found['after']:.3f}"
+    card = (folder / "run/README.md").read_text()
+    for text, start in ((done.stdout, "rewards/of_policy"), (card, "| `rewards/of_policy` |")):
+        assert any(line.startswith(start) and rounded in line for line in text.splitlines())
+    assert script("report.py", "--run", "run", cwd=folder).returncode == 0
+    assert f"<b>{rounded}</b>" in (folder / "run/report.html").read_text()
     history = json.loads((folder / "run" / "trainer_state.json").read_text())["log_history"]
     assert sum("rewards/short/mean" in log for log in history) == 3
     digest = hashlib.sha256((folder / "my_rewards.py").read_bytes()).hexdigest()

@@ -120,7 +120,7 @@ def test_private_attributes_are_there(
 def test_nothing_else_is_overridden_or_read() -> None:
     private = {name for name in vars(RookWorldGRPOTrainer) if name[0] == "_" and name[:2] != "__"}
     assert {name for name in private if hasattr(GRPOTrainer, name)} == OVERRIDDEN.keys()
-    known = {*OVERRIDDEN, *ATTRIBUTES, *OF_MODELS, *OF_CONFIGURATIONS, *private, "_guard"}
+    known = {*OVERRIDDEN, *ATTRIBUTES, *OF_MODELS, *OF_CONFIGURATIONS, *private}
     tree = ast.parse(inspect.getsource(module))
     read = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     assert {name for name in read if name[0] == "_" and name[:2] != "__"} <= known

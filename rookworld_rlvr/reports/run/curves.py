@@ -12,6 +12,7 @@ from ...common.files import read_asset
 from ...common.stats import Proportion
 from ...tasks.metrics import headlines, training_metrics
 from ...training.glossary import dashboard_key, explain
+from ...training.results import OWN_REWARDS
 from .plots import Series, plot
 from .record import RunRecord
 
@@ -48,16 +49,18 @@ def heldout_plots(runs: Sequence[RunRecord]) -> list[Markup]:
     """
     plots = []
     first = ["overall", *headlines().values()]
-    for metric in dict.fromkeys([*first, *training_metrics()]):
+    own = [metric for run in runs for metric in run.rows if metric.startswith(OWN_REWARDS)]
+    for metric in dict.fromkeys([*first, *own, *training_metrics()]):
         lines = [_heldout(run, metric, place) for place, run in enumerate(runs)]
         note = "" if metric != "overall" else "A mean of shares, which has no band. "
-        plots.append(plot(metric, lines, note + _meaning(f"eval_{metric}"), is_share=True))
+        note += _meaning(f"eval_{metric}")
+        plots.append(plot(metric, lines, note, is_share=metric not in own))
     return list(filter(None, plots))
 
 
 def _heldout(run: RunRecord, metric: str, place: int) -> Series:
     points = run.points(f"eval_{metric}")
-    rows = run.rows.get(metric)
+    rows = None if metric.startswith(OWN_REWARDS) else run.rows.get(metric)
     band = [Proportion(round(v * rows), rows).interval for _, v in points] if rows else ()
     return Series(run.name, points, band, place, run.best_step)
 

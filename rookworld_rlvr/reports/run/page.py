@@ -9,10 +9,11 @@ from markupsafe import Markup
 
 from ...common.files import read_asset
 from ...common.html import name, render
-from ...common.stats import newcombe
+from ...common.stats import Proportion, newcombe
 from ...evaluation.goals import WHOSE, goal_rows
 from ...tasks.metrics import headline, headlines
 from ...tasks.registry import TASKS
+from ...training.results import OWN_REWARDS, change_text, interval_text
 from . import answers, passes, suites
 from .curves import heldout_plots, training_plots
 from .plots import COLOURS, Dot, intervals
@@ -213,15 +214,27 @@ def _before_after(runs: Sequence[RunRecord]) -> dict[str, Any]:
     told = [run for run in runs if run.before]
     metrics = list(dict.fromkeys(metric for run in told for metric in run.before))
     dots = [
-        (metric, [dot for run in told for dot in _dots(metric, run, runs)]) for metric in metrics
+        (metric, [dot for run in told for dot in _dots(metric, run, runs)])
+        for metric in metrics
+        if not metric.startswith(OWN_REWARDS)
     ]
     held = {f"heldout:{metric}" for metric in metrics}
     return {
         "told": told,
         "metrics": {m: [run.rows[m] for run in told if m in run.rows] for m in metrics},
         "published": published,
+        "change_text": change_text,
+        "interval_text": interval_text,
         "goals": goal_rows(
-            "heldout", [{m: found.estimate for m, found in run.after.items()} for run in told]
+            "heldout",
+            [
+                {
+                    m: found.estimate
+                    for m, found in run.after.items()
+                    if isinstance(found, Proportion)
+                }
+                for run in told
+            ],
         ),
         "whose": WHOSE,
         "dots": intervals("Held-out shares: ring before, dot after", dots),

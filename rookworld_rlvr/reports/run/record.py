@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 from ...common.errors import RookWorldError
-from ...common.stats import Proportion
 from ...evaluation.pass_at_k import RightCounts, read_counts
+from ...tasks.metrics import Results
 from ...training.health.monitor import HEALTH_FILE
 from ...training.results import heldout_results, read_proportions
 from ...training.run_folder import (
@@ -66,8 +66,8 @@ class RunRecord:
     config: Mapping[str, Any]
     sessions: Sequence[Mapping[str, Any]] = ()
     history: Sequence[Logs] = ()
-    before: Mapping[str, Proportion] = field(default_factory=dict)
-    after: Mapping[str, Proportion] = field(default_factory=dict)
+    before: Results = field(default_factory=dict)
+    after: Results = field(default_factory=dict)
     results: Mapping[str, Any] = field(default_factory=dict)
     answers: Sequence[AnswerPair] = ()
     health: Sequence[Mapping[str, Any]] | None = None

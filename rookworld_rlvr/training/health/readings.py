@@ -128,7 +128,10 @@ def nothing_parses(history: History, bound: float) -> Reading | None:
     shares = [
         value
         for name, value in history.now.items()
-        if name.startswith("eval_") and name.endswith("/format") and math.isfinite(value)
+        if name.startswith("eval_")
+        and name.endswith("/format")
+        and math.isfinite(value)
+        and not name.startswith("eval_rewards/")  # of the user's own
     ]
     return Reading(max(shares), max(shares) <= bound) if shares else None
 
