@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -15,14 +15,22 @@ from ..data.loading import LoadedData
 from ..engine.truth import PolicyTruth
 from ..rewards.registry import RewardFunc, get_reward_funcs
 from ..tasks.registry import TASKS
+from ..tasks.task import Task
 
 ROWS_SHOWN = 3
+
+
+KINDS = ("reference", "wrong", "unreadable")  # answers to each row
 
 
 def dry_run_text(
     data: LoadedData, specs: Sequence[Mapping[str, Any]], truth: PolicyTruth | None = None
 ) -> str:
-    """The counts of the data, and for each task three rows with a right and a broken answer, scored."""
+    """The counts of the data, and for each task three rows with answers to them, scored.
+
+    The reference, a wrong and an unreadable answer to each row make one batch. A reward that is the same
+    for all of them is named.
+    """
     funcs = get_reward_funcs(specs, truth)
     with asyncio.Runner() as runner:  # one event loop for all rewards, as in training
         return "\n".join(_lines(data, funcs, runner))
@@ -30,32 +38,70 @@ def dry_run_text(
 
 def _lines(data: LoadedData, funcs: Sequence[RewardFunc], runner: asyncio.Runner) -> list[str]:
     lines = [wrapped("\n".join(data.report.lines()))]
+    seen: dict[str, list[float]] = {func.__name__: [] for func in funcs}
     for name, task in TASKS.items():
-        rows = (row for row in data.train if row["task"] == name)
-        for place, row in enumerate(islice(rows, ROWS_SHOWN), 1):
+        rows = list(islice((row for row in data.train if row["task"] == name), ROWS_SHOWN))
+        known = [
+            row
+            for row in rows
+            if not task.needs_values or row["action_values"] or row["completion"]
+        ]
+        batch = [(row, *answer) for row in known for answer in _answers(task, row)]
+        cells = _rewards(batch, funcs, runner, seen) if batch else []
+        answered = iter(zip(batch, cells, strict=True))
+        for place, row in enumerate(rows, 1):
             lines += ["", f"{name} row {place}: {row['prompt']!r}"]
-            if task.needs_values and not row["action_values"] and not row["completion"]:
+            if row not in known:
                 lines.append("  no answer and no values: the engine is asked during training")
                 continue
-            for kind, text in (("reference", task.reference(row)), ("broken", task.broken(row))):
-                lines.append(f"  {kind:<9} {text!r}")
-                lines.append(f"            {_rewards(row, text, funcs, runner)}")
-    return lines
+            for (_, kind, text), cell in islice(answered, len(KINDS)):
+                lines += [f"  {kind:<10} {text!r}", f"{'':13}{cell or 'no reward applies'}"]
+    return [*lines, *_constant(seen)]
+
+
+def _answers(task: Task, row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    reference = task.reference(row)
+    return zip(KINDS, (reference, task.broken(row), reference[: len(reference) // 3]), strict=True)
 
 
 def _rewards(
-    row: Mapping[str, Any], text: str, funcs: Sequence[RewardFunc], runner: asyncio.Runner
-) -> str:
-    columns = {key: [row[key]] for key in row if key not in ("prompt", "completion")}
+    batch: Sequence[tuple[Mapping[str, Any], str, str]],
+    funcs: Sequence[RewardFunc],
+    runner: asyncio.Runner,
+    seen: Mapping[str, list[float]],
+) -> list[str]:
+    """What the rewards give for each answer of a batch; the numbers are added to `seen`."""
+    rows, _, texts = zip(*batch, strict=True)
+    columns = {
+        key: [row[key] for row in rows] for key in rows[0] if key not in ("prompt", "completion")
+    }
     of_trainer = {  # what TRL passes in training; `completion_ids` would need a tokenizer
         "trainer_state": TrainerState(),
         "log_metric": lambda name, value: None,
         "log_extra": lambda column, values: None,
     }
-    parts = []
+    cells: list[list[str]] = [[] for _ in batch]
     for func in funcs:
-        found = func(prompts=[row["prompt"]], completions=[text], **columns, **of_trainer)
-        number = (runner.run(found) if inspect.iscoroutine(found) else found)[0]
-        if number is not None:
-            parts.append(f"{func.__name__} {number:.3f}")
-    return "  ".join(parts) or "no reward applies"
+        found = func(
+            prompts=[row["prompt"] for row in rows],
+            completions=list(texts),
+            **columns,
+            **of_trainer,
+        )
+        numbers = runner.run(found) if inspect.iscoroutine(found) else found
+        for cell, number in zip(cells, numbers, strict=True):
+            if number is not None:
+                cell.append(f"{func.__name__} {number:.3f}")
+                seen[func.__name__].append(number)
+    return list(map("  ".join, cells))
+
+
+def _constant(seen: Mapping[str, list[float]]) -> Iterator[str]:
+    for name, numbers in seen.items():
+        if not numbers:
+            yield f"\nwarning: the reward {name} gives no number for any of these answers"
+        elif len(set(numbers)) == 1:
+            yield (
+                f"\nwarning: the reward {name} is {numbers[0]:.3f} for all of these answers, right, "
+                "wrong and unreadable; nothing can be learned from a reward that does not differ"
+            )

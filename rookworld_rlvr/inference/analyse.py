@@ -26,10 +26,10 @@ from ..engine.labeller import Labeller
 from ..engine.pool import DEFAULT_DEPTH, EngineArguments
 from ..tasks import rules
 from ..tasks.scoring import Values
-from ..tasks.text import parse_fen, parse_move
+from ..tasks.text import parse_fen
 from . import analysis as records
 from .analysis import Analysis, Engine, Simulation
-from .prompts import environment_prompt
+from .moves import read_legal_move, read_move
 from .start import start
 
 PROGRAM = "rookworld analyse"
@@ -132,33 +132,11 @@ def position_of(fen: str | None, moves: Sequence[str]) -> tuple[str, tuple[str, 
     for word in " ".join(moves).split():
         move = re.sub(r"^[0-9]+\.+", "", word)
         if move:
-            board.push(_legal_move(board, move))
+            try:
+                board.push(read_legal_move(board, move))
+            except RookWorldError as error:
+                raise RookWorldError(f"--moves: {error}; the position is {board.fen()!r}") from None
     return board.fen(), tuple(move.uci() for move in board.move_stack)
-
-
-def _legal_move(board: chess.Board, text: str) -> chess.Move:
-    for read in (board.parse_uci, board.parse_san):
-        try:
-            if move := read(text):
-                return move
-        except ValueError:
-            continue
-    raise RookWorldError(
-        f"--moves: {text!r} is not a legal move, in UCI or SAN, in {board.fen()!r}; correct it"
-    )
-
-
-def _asked_move(fen: str, text: str) -> str:
-    """A move to simulate, in UCI notation; if it is given so, it may be illegal."""
-    try:
-        return parse_move(text)
-    except NotationError:
-        try:
-            return rules.board_of(fen).parse_san(text).uci()
-        except ValueError:
-            raise RookWorldError(
-                f"--move: {text!r} is neither in UCI notation nor a legal move in SAN; write e2e4"
-            ) from None
 
 
 def _fen_fault(fen: str, where: str) -> str:
@@ -245,8 +223,7 @@ def _ask(
 
 def _simulate(args: argparse.Namespace) -> None:
     fen, moves = position_of(args.fen, args.moves)
-    move = _asked_move(fen, args.move)
-    environment_prompt(fen, move, moves)  # faults show before a model is loaded
+    move = read_move(rules.board_of(fen), args.move).uci()  # faults show before a model is loaded
     model = start(args.model)
     (reply,) = model.step_all([(fen, move, moves)])
     found: Simulation = records.simulation(fen, move, reply, model.trained_on, moves)

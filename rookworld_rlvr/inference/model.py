@@ -14,7 +14,8 @@ from ..tasks.coverage import Coverage, noted
 from ..tasks.environment import parse_environment_answer
 from ..tasks.policy import parse_policy_answer
 from ..tasks.types import EnvironmentAnswer, PolicyAnswer
-from .prompts import Record, Reply, environment_prompt, policy_prompt
+from .moves import Move, Position
+from .prompts import Record, Reply, environment_prompt, policy_prompt, reply_of
 
 
 class RookWorld:
@@ -69,14 +70,18 @@ class RookWorld:
     # --------------------------------------------------------------------------------------------
     # One answer
     # --------------------------------------------------------------------------------------------
-    def analyse(self, fen: str) -> PolicyAnswer:
+    def analyse(self, position: Position) -> PolicyAnswer:
         """Candidates, their evaluations in pawns from the side to move, and the best move.
 
         The moves are the model's own and may be illegal.
 
+        Args:
+            position: A FEN or a `chess.Board`.
+
         Raises:
-            NotationError: `fen` is malformed or has no legal move, or the answer is unreadable.
-            IllegalPositionError: `fen` is not a legal position.
+            NotationError: The FEN is malformed or has no legal move, or the answer is unreadable.
+            IllegalPositionError: The position is not legal.
+            RookWorldError: It is neither a FEN nor a board.
 
         >>> from rookworld_rlvr import RookWorld
         >>> model = RookWorld.from_pretrained("rookworld-nano", device="cpu")
@@ -84,51 +89,53 @@ class RookWorld:
         >>> len(answer.moves)
         5
         """
-        return _record(self.analyse_all([fen])[0])
+        return _record(self.analyse_all([position])[0])
 
-    def step(self, fen: str, move: str, history: Sequence[str] = ()) -> EnvironmentAnswer:
+    def step(
+        self, position: Position, move: Move, history: Sequence[Move] = ()
+    ) -> EnvironmentAnswer:
         """The next state as the model sees it, with reward and end of the game.
 
         Args:
-            fen: The position.
-            move: In UCI notation; it may be illegal there.
-            history: The moves before it; the model is told the last nine.
+            position: A FEN or a `chess.Board`.
+            move: A `chess.Move` or UCI, which may be illegal there, or a legal move in SAN.
+            history: The moves before it, in UCI or as `chess.Move`; the model is told the last nine.
 
         Raises:
-            NotationError: `fen` is malformed, or the answer is unreadable.
-            IllegalPositionError: `fen` is not a legal position.
+            NotationError: The FEN is malformed, or the answer is unreadable.
+            IllegalPositionError: The position is not legal.
+            RookWorldError: It is neither a FEN nor a board, or a move cannot be read.
         """
-        return _record(self.step_all([(fen, move, history)])[0])
+        return _record(self.step_all([(position, move, history)])[0])
 
     # --------------------------------------------------------------------------------------------
     # Many
     # --------------------------------------------------------------------------------------------
     def analyse_all(
         self,
-        fens: Sequence[str],
+        positions: Sequence[Position],
         batch_size: int = 64,
         progress: Callable[[int], object] | None = None,
     ) -> list[Reply[PolicyAnswer]]:
         """One reply for each position, the same in a batch as alone; an unreadable one has a `fault`.
 
         Raises:
-            NotationError: A FEN is malformed, or there is no legal move.
-            IllegalPositionError: A position is not legal.
+            RookWorldError: See `analyse`.
         """
-        prompts = [policy_prompt(fen) for fen in fens]
+        prompts = [policy_prompt(position) for position in positions]
         texts = self.complete(prompts, batch_size, progress)
-        return [_reply(text, parse_policy_answer) for text in texts]
+        return [reply_of(text, parse_policy_answer) for text in texts]
 
     def step_all(
         self,
-        steps: Sequence[tuple[str, str, Sequence[str]]],
+        steps: Sequence[tuple[Position, Move, Sequence[Move]]],
         batch_size: int = 64,
         progress: Callable[[int], object] | None = None,
     ) -> list[Reply[EnvironmentAnswer]]:
         """One reply for each position, move and history; see `step` and `analyse_all`."""
         prompts = [environment_prompt(*step) for step in steps]
         texts = self.complete(prompts, batch_size, progress)
-        return [_reply(text, parse_environment_answer) for text in texts]
+        return [reply_of(text, parse_environment_answer) for text in texts]
 
     def complete(
         self,
@@ -145,13 +152,6 @@ class RookWorld:
             batch_size=batch_size,
             progress=progress,
         )
-
-
-def _reply(text: str, read: Callable[[str], Record]) -> Reply[Record]:
-    try:
-        return Reply(text, read(text))
-    except NotationError as error:
-        return Reply(text, None, error.reason)
 
 
 def _record(reply: Reply[Record]) -> Record:

@@ -122,9 +122,9 @@ class TerminalGame:
     def move(self, text: str) -> None:
         """Play the human's move, or say why not."""
         try:
-            self.board.push(read_move(self.board, text))
+            self.board.push(moves.read_legal_move(self.board, text))
         except RookWorldError as error:
-            self._say(str(error))
+            self._say(f"{error}, or type moves for a list")
 
     def answer(self) -> None:
         """Let the model move."""
@@ -196,30 +196,6 @@ def drawn(board: chess.Board, below: chess.Color) -> str:
     ranks, files = ("87654321", "a b c d e f g h") if below else ("12345678", "h g f e d c b a")
     lines = [f"  {rank}  {row}" for rank, row in zip(ranks, rows, strict=True)]
     return "\n".join([*lines, "", f"     {files}"])
-
-
-def read_move(board: chess.Board, text: str) -> chess.Move:
-    """A legal move in UCI or in standard algebraic notation.
-
-    Raises:
-        RookWorldError: It is unreadable, illegal or ambiguous.
-    """
-    move = chess.Move.null()
-    reason = "unreadable"
-    for read in (board.parse_uci, board.parse_san):
-        try:
-            move = move or read(text)
-        except chess.IllegalMoveError:
-            reason = "illegal"
-        except chess.AmbiguousMoveError:
-            reason = "ambiguous"
-        except ValueError:
-            pass
-    if not move:  # python-chess also reads a null move
-        raise RookWorldError(
-            f"{text!r} cannot be played here ({reason}); type moves for a list, or help"
-        )
-    return move
 
 
 # --------------------------------------------------------------------------------------------------

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from ..common.errors import NotationError
+import chess
+
+from ..common.errors import NotationError, RookWorldError
 from ..tasks import rules
-from ..tasks.environment import parse_environment_prompt, write_environment_prompt
+from ..tasks.environment import write_environment_prompt
 from ..tasks.policy import write_policy_prompt
-from ..tasks.text import MAX_HISTORY, parse_fen
+from ..tasks.text import MAX_HISTORY, parse_move
 from ..tasks.types import EnvironmentAnswer, EnvironmentPrompt, PolicyAnswer, PolicyPrompt
+from .moves import Move, Position, read_move, read_position
 
 Record = TypeVar("Record", PolicyAnswer, EnvironmentAnswer)
 
@@ -31,33 +34,48 @@ class Reply(Generic[Record]):
     fault: str = ""
 
 
-def policy_prompt(fen: str) -> str:
+def reply_of(text: str, read: Callable[[str], Record]) -> Reply[Record]:
+    """What a model said, read as a record."""
+    try:
+        return Reply(text, read(text))
+    except NotationError as error:
+        return Reply(text, None, error.reason)
+
+
+def policy_prompt(asked: Position) -> str:
     """The prompt that asks for an analysis.
 
     Raises:
-        NotationError: The FEN is malformed, or the game is over there.
-        IllegalPositionError: The position is not legal.
+        NotationError: The game is over there.
+        RookWorldError: See `moves.read_position`.
     """
-    position = rules.canonical_fen(parse_fen(fen))
+    position = read_position(asked)
     if not rules.legal_moves(position):
         raise NotationError(f"nothing to analyse: {over(position)}", position)
     return write_policy_prompt(PolicyPrompt(position))
 
 
-def environment_prompt(fen: str, move: str, history: Sequence[str] = ()) -> str:
+def environment_prompt(asked: Position, move: Move, history: Sequence[Move] = ()) -> str:
     """The prompt that asks for the state after a move.
 
+    Args:
+        asked: The position.
+        move: A move there.
+        history: The moves before it, in UCI or of python-chess.
+
     Raises:
-        NotationError: The FEN is malformed, or a move has a space or a ``+``, which separate fields.
-        IllegalPositionError: The position is not legal.
+        RookWorldError: See `moves.read_position` and `moves.read_move`, or the history is not in UCI.
     """
-    position = rules.canonical_fen(parse_fen(fen))
-    told = (*history, move)[-MAX_HISTORY:]
-    asked = EnvironmentPrompt(position, move, told)
-    text = write_environment_prompt(asked)
-    if not move or text.count("+") != 3 or parse_environment_prompt(text) != asked:
-        raise NotationError("a move must be one word without '+'", " ".join(told))
-    return text
+    position = read_position(asked)
+    action = read_move(rules.board_of(position), move).uci()
+    before = [one.uci() if isinstance(one, chess.Move) else one for one in history]
+    try:
+        told = (*map(parse_move, before), action)[-MAX_HISTORY:]
+    except (NotationError, TypeError):
+        raise RookWorldError(
+            f"history {before!r} is not in UCI notation; write e2e4, or give each as a chess.Move"
+        ) from None
+    return write_environment_prompt(EnvironmentPrompt(position, action, told))
 
 
 def over(fen: str) -> str:

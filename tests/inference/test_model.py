@@ -6,13 +6,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import chess
 import pytest
 import torch
 from tokenizers import ByteLevelBPETokenizer
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from rookworld_rlvr import RookWorld
-from rookworld_rlvr.common.errors import IllegalPositionError, NotationError
+from rookworld_rlvr.common.errors import IllegalPositionError, NotationError, RookWorldError
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.data.synthesis import environment_prompts, opening_positions
 from rookworld_rlvr.evaluation.models import ModelArguments, open_model
@@ -20,7 +21,7 @@ from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.environment import parse_environment_answer, write_environment_prompt
 from rookworld_rlvr.tasks.policy import parse_policy_answer, write_policy_prompt
 from rookworld_rlvr.tasks.registry import join_row
-from rookworld_rlvr.tasks.text import END_OF_TEXT
+from rookworld_rlvr.tasks.text import END_OF_TEXT, parse_move
 from rookworld_rlvr.tasks.types import PolicyPrompt
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
@@ -48,7 +49,8 @@ def test_the_answers_are_those_of_the_evaluation(kind: str, request: pytest.Fixt
     model = RookWorld.from_pretrained(name, device="cpu")
     measured = open_model(name, ModelArguments(model_name_or_path=[name]), lambda fens: [])
     fens = [fen for fen in islice(opening_positions(7, 10), 12) if rules.legal_moves(fen)]
-    asked = list(islice(environment_prompts(3), 12))
+    made = environment_prompts(3)  # some moves are unreadable, which only `complete` can ask about
+    asked = list(islice((a for a in made if all(map(_is_uci, (a.action, *a.history)))), 12))
     steps = [(a.fen, a.action, a.history[:-1]) for a in asked]
     policy = measured.answers([write_policy_prompt(PolicyPrompt(fen)) for fen in fens])
     environment = measured.answers([write_environment_prompt(prompt) for prompt in asked])
@@ -58,6 +60,13 @@ def test_the_answers_are_those_of_the_evaluation(kind: str, request: pytest.Fixt
         assert _said(model.analyse, fen) == _said(parse_policy_answer, text)
     for step, text in zip(steps[:3], environment, strict=False):
         assert _said(model.step, *step) == _said(parse_environment_answer, text)
+
+
+def _is_uci(text: str) -> bool:
+    try:
+        return bool(parse_move(text))
+    except NotationError:
+        return False
 
 
 def _said(ask: Any, *given: Any) -> Any:
@@ -76,6 +85,36 @@ def test_what_cannot_be_asked_is_said() -> None:
         model.analyse("8/8/8/8/8/8/8/8 w - - 0 1")
     with pytest.raises(NotationError, match="nothing to analyse: stalemate"):
         model.analyse("7k/5Q2/6K1/8/8/8/8/8 b - - 0 1")
+
+
+def test_positions_and_moves_are_taken_as_people_have_them() -> None:
+    model = RookWorld.from_pretrained("rookworld-nano", device="cpu")
+    board = chess.Board()
+    assert model.analyse(board) == model.analyse(START)
+    after = model.step(START, "d2d4")
+    assert not after.truncated
+    for move in ("d4", chess.Move.from_uci("d2d4"), board.parse_san("d4")):
+        assert model.step(board, move) == after
+    told = [chess.Move.from_uci("g1f3"), chess.Move.from_uci("g8f6")]
+    assert model.step(START, "d4", told) == model.step(START, "d2d4", ["g1f3", "g8f6"])
+    assert model.step(START, "d2d5").truncated, "illegal, and asked as such"
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["d2d4", "e4"], "a FEN has six fields"),
+        ([3, "e4"], "3 is not a position; give a FEN or a chess.Board"),
+        ([START, "e5"], r"'e5' cannot be played here \(illegal\); write a legal move as Nf3"),
+        ([START, "rubbish"], r"'rubbish' cannot be played here \(unreadable\)"),
+        ([START, None], r"None cannot be played here \(unreadable\)"),
+        ([START, "e4", ["Nf3"]], r"history \['Nf3'\] is not in UCI notation; write e2e4"),
+    ],
+)
+def test_what_is_no_position_or_move_is_refused(asked: list[Any], said: str) -> None:
+    model = RookWorld.from_pretrained("rookworld-nano", device="cpu")
+    with pytest.raises(RookWorldError, match=said):
+        model.step(*asked)
 
 
 def test_a_fine_tuned_model_answers_where_it_lies(tmp_path: Path) -> None:

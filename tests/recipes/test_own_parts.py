@@ -225,6 +225,11 @@ def test_a_dry_run_calls_rewards_as_training_does() -> None:
     data = load_data(DataArguments(dataset_name="", synthetic_rows=60, tasks=["environment"]))
     text = dry_run_text(data, [{"name": "my_rewards.py:slow"}, {"name": "my_rewards.py:logging"}])
     assert "slow 0.500  logging 0.250" in text
+    assert "the reward slow is 0.500 for all of these answers, right, wrong and unreadable" in text
+    text = dry_run_text(data, [{"name": "my_rewards.py:short", "length": 40}])
+    assert "for all of these answers" not in text
+    with pytest.raises(RookWorldError, match="the reward one returned 1 rewards for 9 completions"):
+        dry_run_text(data, [{"name": "my_rewards.py:one"}])
 
 
 def test_a_file_that_cannot_be_run_is_named_with_its_line(folder: Path) -> None:
@@ -275,9 +280,8 @@ def test_a_reward_that_fails_ends_with_one_message(folder: Path, name: str, said
     done = script("grpo.py", *SMALL, "--rewards", rewards, cwd=folder)
     assert done.returncode == 2
     assert said in done.stderr and "Traceback" not in done.stderr
-    if name == "broken":  # a single row shows nothing of the other
-        done = script("grpo.py", *SMALL, "--rewards", rewards, "--dry_run", cwd=folder)
-        assert done.returncode == 2 and said in done.stderr
+    done = script("grpo.py", *SMALL, "--rewards", rewards, "--dry_run", cwd=folder)
+    assert done.returncode == 2 and said in done.stderr
 
 
 def test_three_steps_of_a_task_of_one_s_own(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -13,8 +14,11 @@ import chess
 from ...common.errors import EngineError
 from ...common.stats import Estimate, Proportion
 from ...engine.pool import EngineArguments
+from ...inference.moves import Choice, choose
+from ...inference.prompts import policy_prompt, reply_of
+from ...tasks.policy import parse_policy_answer
 from ..answerers import Answerer
-from ..games import Game, GameSuite, Reply, ask_moves, play_out
+from ..games import Game, GameSuite, Reply, play_out
 from ..stockfish_player import SKILL_LEVELS, SkilledEngine, random_move
 from ..suite import Judged, Metric, Observations, SuiteResult, SuiteUnavailableError
 
@@ -43,8 +47,9 @@ class Pairing:
 class VersusStockfishSuite(GameSuite):
     """Games from openings, each played twice at a level, once with each colour.
 
-    A game is a draw if it is cut off, or if python-chess ends it without a mate. An illegal or
-    unreadable move loses.
+    The model plays as in a chess program: `inference.moves.choose` replaces an illegal or unreadable
+    move, as `rookworld uci` does. `strict_score` says what the same games come to if such a move loses.
+    A game is a draw if it is cut off, or if python-chess ends it without a mate.
 
     Args:
         levels: Of `LEVELS`.
@@ -59,7 +64,7 @@ class VersusStockfishSuite(GameSuite):
 
     name = "versus_stockfish"
     summary = "Plays Stockfish's skill levels 0 to 5, or a random mover (`versus_levels`)."
-    version = 1
+    version = 2
     headline = "score"
     metrics: ClassVar[Mapping[str, Metric]] = {
         "score": Metric("mean", "1 for a win, 0.5 for a draw, 0 for a loss."),
@@ -67,10 +72,14 @@ class VersusStockfishSuite(GameSuite):
             "mean", "Elo rating of the model less the opponent's, from the score; by level only."
         ),
         "win": Metric("share", "The model mates."),
-        "draw": Metric(
-            "share", "Neither side mates or makes an invalid move; a game that is cut off counts."
+        "draw": Metric("share", "Neither side mates; a game that is cut off counts."),
+        "strict_score": Metric(
+            "mean", "As `score`, but an illegal or unreadable move of the model loses the game."
         ),
-        "illegal_loss": Metric("share", "The model loses by an illegal or unreadable move."),
+        "illegal_moves": Metric(
+            "mean", "Illegal and unreadable moves of the model in a game; each is replaced."
+        ),
+        "illegal_share": Metric("mean", "The same as a share of the model's moves in the game."),
         "capped": Metric("share", "The game was cut off at `game_plies` half-moves."),
         "half_moves": Metric("mean", "Legal moves of both sides since the starting position."),
     }
@@ -121,16 +130,17 @@ class VersusStockfishSuite(GameSuite):
             EngineError: See `SkilledEngine`.
         """
         games = self.games()
+        replaced: Counter[str] = Counter()
         with SkilledEngine(self._engine_args) if self._engine_args else nullcontext() as engine:
             play_out(
                 games,
-                lambda running: self._replies(model, engine, running),
+                lambda running: self._replies(model, engine, running, replaced),
                 self.plies,
                 f"{model.name}: {self.name}",
             )
         for game in games:
             pairing = self._pairings[game.name]
-            yield game.name, judge(game, pairing.side), [pairing.group]
+            yield game.name, judge(game, pairing.side, replaced[game.name]), [pairing.group]
 
     def run(self, model: Answerer) -> SuiteResult:
         """See `Suite`; adds ratings, which are not a mean over games."""
@@ -139,7 +149,11 @@ class VersusStockfishSuite(GameSuite):
         return replace(result, estimates=estimates, notes={**notes, **self.notes})
 
     def _replies(
-        self, model: Answerer, engine: SkilledEngine | None, running: Sequence[Game]
+        self,
+        model: Answerer,
+        engine: SkilledEngine | None,
+        running: Sequence[Game],
+        replaced: Counter[str],
     ) -> list[Reply]:
         pairings = [self._pairings[game.name] for game in running]
         mine, skilled = {}, {}
@@ -151,29 +165,45 @@ class VersusStockfishSuite(GameSuite):
                 replies[game.name] = Reply(True, random_move(game.board, self.seed))
             else:
                 skilled[game.name] = (int(pairing.level), game.board)
-        replies |= zip(mine, ask_moves(model, list(mine.values())), strict=True)
+        for name, choice in zip(mine, ask_choices(model, list(mine.values())), strict=True):
+            replies[name] = Reply(True, choice.move)
+            replaced[name] += bool(choice.fault)
         if engine is not None:
             moves = engine.moves(list(skilled.values()))
             replies |= zip(skilled, (Reply(True, move) for move in moves), strict=True)
         return [replies[game.name] for game in running]
 
 
-def judge(game: Game, side: chess.Color) -> dict[str, float]:
+def ask_choices(model: Answerer, boards: Sequence[chess.Board]) -> list[Choice]:
+    """What `rookworld uci` would play with a model's answers, all of them asked at once."""
+    prompts = [policy_prompt(board) for board in boards]
+    answers = model.answers(prompts) if prompts else []
+    return [
+        choose(board, reply_of(answer, parse_policy_answer))
+        for board, answer in zip(boards, answers, strict=True)
+    ]
+
+
+def judge(game: Game, side: chess.Color, replaced: int) -> dict[str, float]:
     """The suite's metrics for one game that is over.
 
     Args:
         game: Over.
         side: The model's.
+        replaced: How many of its moves were illegal or unreadable.
     """
-    erred = game.ending in ("illegal", "unreadable")
     outcome = game.board.outcome()
     winner = outcome.winner if outcome else None
-    score = 0.0 if erred else 0.5 if winner is None else float(winner == side)
+    score = 0.5 if winner is None else float(winner == side)
+    began = game.board.turn ^ (game.half_moves % 2 == 1)  # who made the first of the moves
+    moves = (game.half_moves + (began == side)) // 2
     return {
         "score": score,
         "win": float(score == 1),
         "draw": float(score == 0.5),
-        "illegal_loss": float(erred),
+        "strict_score": 0.0 if replaced else score,
+        "illegal_moves": replaced,
+        "illegal_share": replaced / max(1, moves),
         "capped": float(game.ending == "capped"),
         "half_moves": game.half_moves,
     }
@@ -188,7 +218,8 @@ def _ratings(
     """Scores with intervals that hold for few games, Elo differences, and why some are missing."""
     estimates = {
         name: score_estimate(list(seen.values[name].values()))
-        for name in ("score", *(f"score/{group}" for group in groups))
+        for metric in ("score", "strict_score")
+        for name in (metric, *(f"{metric}/{group}" for group in groups))
         if name in seen.values
     }
     missing = {}

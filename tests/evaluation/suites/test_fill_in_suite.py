@@ -251,7 +251,7 @@ def test_a_corrupted_record_counts_for_nothing() -> None:
 def test_a_dry_run_shows_rows_of_the_task(data: LoadedData) -> None:
     text = dry_run_text(data, [{"name": "fill_in_exact"}, {"name": "fill_in_similarity"}])
     lines = [line for line in text.splitlines() if "fill_in_exact" in line]
-    assert [line.split()[1] for line in lines] == ["1.000", "0.000"] * 3
+    assert [line.split()[1] for line in lines] == ["1.000", "0.000", "0.000"] * 3
     assert "fill_in row 3: 'F: " in text
 
 

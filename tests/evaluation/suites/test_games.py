@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 from collections.abc import Callable
 from dataclasses import asdict
@@ -318,6 +317,7 @@ def test_versus_by_hand(start_from: Start, monkeypatch: pytest.MonkeyPatch) -> N
         fen_after("f3", "e5", "g4"): "d8h4",
         fen_after("e4", "e5"): "g1f3",
         fen_after("e4", "e5", "Nf3", "Nc6"): "f1c4",
+        fen_after("e4", "e5", "Nh3"): "b8c6",
     }
     monkeypatch.setattr(
         versus_stockfish,
@@ -325,23 +325,26 @@ def test_versus_by_hand(start_from: Start, monkeypatch: pytest.MonkeyPatch) -> N
         lambda board, seed: chess.Move.from_uci(opponent[board.fen()]),
     )
     # From the first opening it is mated as White, and mates as Black; from the second it errs as
-    # White, and as Black the game is cut off.
+    # White, where the first legal move is played instead, and both games are cut off.
     model = Scripted(
         {
             fen_after("f3", "e5"): "g2g4",
             fen_after("f3", "e5", "g4"): "d8h4",
             fen_after("e4", "e5"): "e1e3",
+            fen_after("e4", "e5", "Nh3", "Nc6"): "e1e2",
             fen_after("e4", "e5", "Nf3"): "b8c6",
         }
     )
     result = VersusStockfishSuite(["random"], 4, 3, 0, NO_ENGINE).run(model)
     expected = {
-        "score": (0 + 1 + 0 + 0.5) / 4,
+        "score": (0 + 1 + 0.5 + 0.5) / 4,
         "win": 1 / 4,
-        "draw": 1 / 4,
-        "illegal_loss": 1 / 4,
-        "capped": 1 / 4,
-        "half_moves": (2 + 2 + 0 + 3) / 4,
+        "draw": 2 / 4,
+        "strict_score": (0 + 1 + 0 + 0.5) / 4,
+        "illegal_moves": 1 / 4,
+        "illegal_share": 1 / 2 / 4,
+        "capped": 2 / 4,
+        "half_moves": (2 + 2 + 3 + 3) / 4,
     }
     found = values(result)
     assert {name: found[name] for name in expected} == expected
@@ -354,14 +357,14 @@ def test_versus_by_hand(start_from: Start, monkeypatch: pytest.MonkeyPatch) -> N
     assert scores == {
         f"white {first}": 0,
         f"black {first}": 1,
-        f"white {second}": 0,
+        f"white {second}": 0.5,
         f"black {second}": 0.5,
     }
-    assert found["elo_difference/random"] == pytest.approx(400 * math.log10(0.375 / 0.625))
-    score = result.metrics()["score/random"]
+    assert found["elo_difference/random"] == 0
+    score = result.metrics()["strict_score/random"]
     # Wilson's interval of 1.5 of 4, by hand: (0.85518 ± 0.67501) / 1.96036.
     assert (score.low, score.high, score.n) == pytest.approx((0.0919, 0.7806, 4), abs=1e-4)
-    assert [len(call) for call in model.calls] == [2, 2], "one call a ply, of what is its turn"
+    assert [len(call) for call in model.calls] == [2, 2, 1], "one call a ply, of what is its turn"
     assert result.n == 4 and "elo_difference" not in result.notes
 
 
@@ -390,10 +393,10 @@ def test_a_score_without_a_finite_difference_says_so() -> None:
     assert (lost.value, lost.low) == (0, 0)
     assert lost.high == pytest.approx(0.1611, abs=1e-4), "Wilson's, as tabulated for 0 of 20"
     fen = openings(1, 0)[0].fen()
-    result = VersusStockfishSuite(["random"], 1, 10, 0, NO_ENGINE).run(Scripted({fen: GARBAGE}))
-    assert result.notes["elo_difference"] == {"random": "a score of 0 has no finite Elo difference"}
-    assert "elo_difference/random" not in result.metrics()
-    assert values(result)["illegal_loss/random"] == 1
+    result = VersusStockfishSuite(["random"], 1, 1, 0, NO_ENGINE).run(Scripted({fen: GARBAGE}))
+    found = values(result)
+    assert found["illegal_moves/random"] == found["illegal_share/random"] == 1
+    assert (found["score/random"], found["strict_score/random"]) == (0.5, 0), "it is cut off"
 
 
 def test_two_random_movers_are_equals() -> None:
@@ -401,7 +404,7 @@ def test_two_random_movers_are_equals() -> None:
     found = values(suite.run(RandomMover()))
     decided = 1 - found["draw"]
     assert abs(found["score"] - 0.5) <= 4 * (max(decided, 1 / 40) / 4 / 40) ** 0.5
-    assert found["illegal_loss"] == 0
+    assert found["illegal_moves"] == 0
     board = chess.Board()
     drawn = {random_move(board, seed) for seed in range(200)}
     assert drawn == set(board.legal_moves)
@@ -422,7 +425,7 @@ def test_stockfish_plays_at_several_levels(stockfish: str) -> None:
     found = result.metrics()
     groups = [name.split("/")[1] for name in found if name.startswith("win/")]
     assert groups == ["stockfish_0", "random", "stockfish_5"]
-    assert found["illegal_loss"].value == 0 and result.n == 6 == found["score"].n
+    assert found["illegal_moves"].value == 0 and result.n == 6 == found["score"].n
     assert all(0 < found[f"half_moves/{group}"].value <= 16 for group in groups)
     assert result.notes["engine"].startswith("Stockfish")
     assert "by chance" in result.notes["engine"]
