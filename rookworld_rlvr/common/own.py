@@ -18,12 +18,15 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import ConfigurationError, close_matches
 
 _NOT_OWN = ("<", sysconfig.get_path("stdlib") + os.sep, str(Path(__file__).parents[1]) + os.sep)
 """What the names of frozen modules, of Python's own files and of this package's begin with."""
+
+
+Kind = TypeVar("Kind")
 
 
 _FILE = re.compile(r"(.+\.py):\w+")
@@ -64,6 +67,21 @@ def load_own(name: str, key: str) -> Any:
         close = close_matches(attribute, names)
         raise ConfigurationError([f"{key}: {source} has no {attribute!r}{close}"])
     return getattr(module, attribute)
+
+
+def load_own_class(name: str, key: str, kind: type[Kind]) -> type[Kind]:
+    """Load a subclass of `kind` from a user's file or module; see `load_own`.
+
+    Raises:
+        ConfigurationError: It cannot be loaded, is not a subclass, or lacks some of its methods.
+    """
+    found = load_own(name, key)
+    base = f"{kind.__module__.removeprefix('rookworld_rlvr.')}.{kind.__name__}"
+    if not isinstance(found, type) or not issubclass(found, kind):
+        raise ConfigurationError([f"{key}: {name} is not a subclass of {base}"])
+    if missing := ", ".join(sorted(getattr(found, "__abstractmethods__", ()))):
+        raise ConfigurationError([f"{key}: {name} does not define {missing}; see {base}"])
+    return found
 
 
 class _NoFileError(Exception):

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from ..common.errors import ConfigurationError, close_matches
-from ..common.own import load_own
+from ..common.own import load_own_class
 from ..common.settings import Checked, setting
 from ..data.loading import DataArguments, is_held_out
 from ..data.sources import Malformed, check_dataset_name, parse_rows
@@ -62,14 +62,7 @@ def register_own_suite(name: str) -> None:
     Raises:
         ConfigurationError: It could not be loaded, is not a suite, or its name is taken.
     """
-    kind = load_own(name, "suites_from")
-    if not isinstance(kind, type) or not issubclass(kind, Suite) or inspect.isabstract(kind):
-        raise ConfigurationError(
-            [
-                f"suites_from: {name} must be a subclass of evaluation.suite.Suite with all of its "
-                "methods"
-            ]
-        )
+    kind = load_own_class(name, "suites_from", Suite)
     if kind in _ARGUMENTS:
         return
     if kind.name in SUITES:

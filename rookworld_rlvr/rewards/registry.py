@@ -121,11 +121,11 @@ def get_reward_funcs(
     ... )
     [1.0]
     """
-    named = specs_of(specs)
-    faults = check_reward_specs(named)
+    chosen = specs_of(specs)
+    faults = check_reward_specs(chosen)
     if faults:
         raise ConfigurationError(faults)
-    return [_open(spec, truth or PolicyTruth()) for spec in named]
+    return [_open(spec, truth or PolicyTruth()) for spec in chosen]
 
 
 def specs_of(specs: Any) -> Any:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-
 from ..common.errors import ConfigurationError
-from ..common.own import load_own
+from ..common.own import load_own_class
 from .environment import ENVIRONMENT
 from .fill_in import FILL_IN
 from .policy import POLICY
@@ -38,14 +36,7 @@ def register_own(name: str) -> None:
     Raises:
         ConfigurationError: It cannot be loaded or is not a task, or its name or prefix is taken.
     """
-    kind = load_own(name, "tasks_from")
-    if not isinstance(kind, type) or not issubclass(kind, Task):
-        raise ConfigurationError([f"tasks_from: {name} is not a subclass of tasks.task.Task"])
-    if inspect.isabstract(kind):
-        missing = ", ".join(sorted(kind.__abstractmethods__))
-        raise ConfigurationError(
-            [f"tasks_from: {name} does not define {missing}; see tasks.task.Task"]
-        )
+    kind = load_own_class(name, "tasks_from", Task)
     if not any(type(task) is kind for task in TASKS.values()):
         register(kind())
 

@@ -39,6 +39,7 @@ from .parts.guard import GuardArguments, metric_faults
 from .parts.kl import KLArguments
 from .parts.mixture import PromptArguments
 from .parts.nonfinite import NonfiniteArguments
+from .parts.part import OwnPartArguments
 from .parts.sampling import SamplingArguments
 from .parts.schedule import ScheduleArguments
 from .parts.shared_prompts import SharedPromptArguments
@@ -263,6 +264,7 @@ class RookWorldGRPOConfig(
     ValueArguments,
     NonfiniteArguments,
     GuardArguments,
+    OwnPartArguments,
     RewardFaultArguments,
     ForgettingArguments,
     PassArguments,
@@ -278,7 +280,7 @@ class RookWorldGRPOConfig(
         None,
         "The rewards, a list of names or of {name, weight, options}: name is a reward's name or "
         "path/to/file.py:function, weight is a factor (1 if left out), options are the reward's "
-        "own.",
+        "own. A name alone has weight 1. A script may give functions to the trainer instead.",
         remedy=f"give some of {', '.join(known_rewards())}",
     )
     preflight: bool = setting(
@@ -400,17 +402,15 @@ class RookWorldGRPOConfig(
 
     def _reward_faults(self) -> list[str]:
         """The faults of the rewards; if there are none, their weights are set for TRL."""
-        specs: Any = self.rewards
-        if isinstance(specs, list | tuple):
-            specs = self.rewards = specs_of(specs)
-        faults = (
-            check_reward_specs(specs) if specs is None or isinstance(specs, list | tuple) else []
-        )
+        if not isinstance(self.rewards, list | tuple):  # `key_faults` refuses text
+            return []
+        self.rewards = specs = specs_of(self.rewards)
+        faults = check_reward_specs(specs)
         if self.reward_weights is not None:  # type: ignore[has-type]
             faults.append(
                 "reward_weights: leave it out, and give each reward its weight under `rewards`"
             )
-        if not faults and isinstance(specs, list | tuple):
+        if not faults:
             self.reward_weights = [float(spec.get("weight", 1.0)) for spec in specs]
         return faults
 

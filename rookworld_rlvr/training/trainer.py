@@ -20,6 +20,7 @@ from trl import GRPOTrainer
 
 from ..models import gpt2
 from ..rewards.guard import RewardFaultArguments, RewardGuard
+from ..rewards.registry import get_reward_funcs
 from ..tasks.registry import task_of
 from ..tasks.task import Sampling
 from .checkpoints import WholeCheckpoints
@@ -60,7 +61,12 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         args: Any = None,
         **kwargs: Any,
     ) -> None:
-        """Correct the model for GPT-2 (position ids, dropout, GELU) and add the parts to it."""
+        """Correct the model for GPT-2 (position ids, dropout, GELU) and add the parts to it.
+
+        Without `reward_funcs` they are those of the arguments' `rewards`.
+        """
+        if reward_funcs is None and getattr(args, "rewards", None):
+            reward_funcs = get_reward_funcs(args.rewards)
         self.call: Call | None = None
         self.reward_guard = RewardGuard(arguments_of(args, RewardFaultArguments))
         model = starting_model(model, args)

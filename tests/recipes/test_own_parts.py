@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from rookworld_rlvr.cli.dry_run import dry_run_text
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.loading import DataArguments, load_data
 from rookworld_rlvr.evaluation import registry as suites
+from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.registry import check_reward_specs, get_reward_funcs
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.registry import TASKS
@@ -329,7 +331,11 @@ def test_three_steps_of_a_task_of_one_s_own(folder: Path) -> None:
         ),
         (
             ["--suites_from", "my_task.py:Turn"],
-            "my_task.py:Turn must be a subclass of evaluation.suite.Suite",
+            "my_task.py:Turn is not a subclass of evaluation.suite.Suite",
+        ),
+        (
+            ["--parts_from", "my_task.py:Turn"],
+            "parts_from: my_task.py:Turn is not a subclass of training.parts.part.Part",
         ),
     ],
 )
@@ -337,6 +343,40 @@ def test_what_is_no_task_or_suite_is_refused(folder: Path, words: list[str], sai
     done = script("grpo.py", *SMALL, *words, "--dry_run", cwd=folder)
     assert done.returncode == 2
     assert said in done.stderr and "1 fault" in done.stderr
+
+
+PART = """
+import torch
+from rookworld_rlvr.training.parts.part import Part
+
+
+class Seven(Part):
+    def term(self, trainer, call, inputs):
+        assert call.scores.logps.shape == inputs["completion_ids"].shape
+        return torch.tensor(7.0)
+
+    def state(self):
+        return {"seven": 7}
+"""
+
+
+def test_a_part_of_one_s_own_adds_its_term(
+    folder: Path, tokenizer: Any, make_trainer: Callable[..., Any]
+) -> None:
+    (folder / "my_part.py").write_text(PART)
+    losses = []
+    for names in ([], ["my_part.py:Seven"]):
+        trainer = make_trainer(
+            loading.load_model(loading.PACKAGED_MODEL),
+            tokenizer,
+            rewards=["environment_state", "policy_regret"],
+            parts_from=names,
+            logging_steps=1,
+        )
+        trainer.train()
+        losses.append(next(log["loss"] for log in trainer.state.log_history if "loss" in log))
+    assert losses[1] - losses[0] == pytest.approx(7, abs=1e-4)
+    assert trainer.parts.state()["seven"] == 7
 
 
 def test_a_suite_of_one_s_own_is_run(folder: Path) -> None:

@@ -10,6 +10,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from transformers import TrainerCallback
 
+from ...common.errors import ConfigurationError
+from ...common.own import load_own_class
+from ...common.settings import setting
+
 Arguments = TypeVar("Arguments")
 
 
@@ -87,6 +91,36 @@ class Part(TrainerCallback):
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore the part from the states of all parts."""
+
+
+def check_parts(names: Sequence[str], where: str) -> list[str]:
+    """What is wrong with the names of a user's own parts, one sentence each; this runs their files."""
+    faults = []
+    for name in names:
+        try:
+            load_own_class(name, where, Part)
+        except ConfigurationError as error:
+            faults += error.faults
+    return faults
+
+
+@dataclass
+class OwnPartArguments:
+    """Parts of the trainer in files of the user's own."""
+
+    parts_from: list[str] = setting(
+        [],
+        "Parts of the trainer of your own, each as path/to/file.py:Class, such as a term of the loss.",
+        check=check_parts,
+    )
+
+
+def own_parts(trainer: Any) -> list[Part]:
+    """The user's own parts: a class with `of` is asked for its part, others are called."""
+    names = arguments_of(trainer.args, OwnPartArguments).parts_from
+    kinds: list[Any] = [load_own_class(name, "parts_from", Part) for name in names]
+    made = [kind.of(trainer) if hasattr(kind, "of") else kind() for kind in kinds]
+    return [part for part in made if part is not None]
 
 
 def arguments_of(args: Any, kind: type[Arguments]) -> Arguments:

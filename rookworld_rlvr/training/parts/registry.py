@@ -23,7 +23,7 @@ from .guard import Guard
 from .judges import Judges
 from .kl import KLTerm
 from .nonfinite import Nonfinite
-from .part import Call, Part, Scores
+from .part import Call, Part, Scores, own_parts
 from .prompt_sampler import PromptSampling
 from .right import right, truth_of
 from .sampling import TaskSampling
@@ -66,9 +66,11 @@ class Parts:
         self.prompts = PromptSampling.of(trainer, draws_more)  # which rows come, and when
         self.nonfinite = Nonfinite.of(trainer)  # steps that are skipped
         self.guard = Guard.of(trainer)  # checkpoints that lose too much
+        self.own = own_parts(trainer)  # of the user's files
 
     def __iter__(self) -> Iterator[Part]:
-        return (part for part in vars(self).values() if isinstance(part, Part))
+        yield from (part for part in vars(self).values() if isinstance(part, Part))
+        yield from self.own
 
     def scoring(
         self, score: Callable[..., Scores], temperatures: torch.Tensor | None, plain: bool = False
