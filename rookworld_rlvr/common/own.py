@@ -18,15 +18,12 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from .errors import ConfigurationError, close_matches
 
 _NOT_OWN = ("<", sysconfig.get_path("stdlib") + os.sep, str(Path(__file__).parents[1]) + os.sep)
 """What the names of frozen modules, of Python's own files and of this package's begin with."""
-
-
-Kind = TypeVar("Kind")
 
 
 _FILE = re.compile(r"(.+\.py):\w+")
@@ -69,7 +66,7 @@ def load_own(name: str, key: str) -> Any:
     return getattr(module, attribute)
 
 
-def load_own_class(name: str, key: str, kind: type[Kind]) -> type[Kind]:
+def load_own_class(name: str, key: str, kind: type) -> Any:
     """Load a subclass of `kind` from a user's file or module; see `load_own`.
 
     Raises:

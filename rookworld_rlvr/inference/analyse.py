@@ -29,7 +29,7 @@ from ..tasks.scoring import Values
 from ..tasks.text import parse_fen
 from . import analysis as records
 from .analysis import Analysis, Engine, Simulation
-from .moves import read_legal_move, read_move
+from .notation import read_legal_move, read_move
 from .start import start
 
 PROGRAM = "rookworld analyse"

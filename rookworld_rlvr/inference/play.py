@@ -21,6 +21,7 @@ from ..common.terminal import printable
 from ..tasks import rules
 from ..tasks.text import parse_fen
 from . import moves
+from .notation import read_legal_move
 from .start import start
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ class TerminalGame:
     def move(self, text: str) -> None:
         """Play the human's move, or say why not."""
         try:
-            self.board.push(moves.read_legal_move(self.board, text))
+            self.board.push(read_legal_move(self.board, text))
         except RookWorldError as error:
             self._say(f"{error}, or type moves for a list")
 

@@ -14,7 +14,7 @@ from ..tasks.environment import write_environment_prompt
 from ..tasks.policy import write_policy_prompt
 from ..tasks.text import MAX_HISTORY, parse_move
 from ..tasks.types import EnvironmentAnswer, EnvironmentPrompt, PolicyAnswer, PolicyPrompt
-from .moves import Move, Position, read_move, read_position
+from .notation import Move, Position, read_move, read_position
 
 Record = TypeVar("Record", PolicyAnswer, EnvironmentAnswer)
 
@@ -47,7 +47,7 @@ def policy_prompt(asked: Position) -> str:
 
     Raises:
         NotationError: The game is over there.
-        RookWorldError: See `moves.read_position`.
+        RookWorldError: See `notation.read_position`.
     """
     position = read_position(asked)
     if not rules.legal_moves(position):
@@ -64,7 +64,7 @@ def environment_prompt(asked: Position, move: Move, history: Sequence[Move] = ()
         history: The moves before it, in UCI or of python-chess.
 
     Raises:
-        RookWorldError: See `moves.read_position` and `moves.read_move`, or the history is not in UCI.
+        RookWorldError: See `read_position` and `read_move` of `notation`, or the history is not in UCI.
     """
     position = read_position(asked)
     action = read_move(rules.board_of(position), move).uci()

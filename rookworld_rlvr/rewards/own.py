@@ -145,7 +145,7 @@ def listed(name: str, found: Any, size: int) -> Sequence[Any]:
     """What a reward returned for `size` completions, as a list of that length.
 
     Raises:
-        RookWorldError: It is no list, array or tensor, or has another length.
+        RookWorldError: It is not a list, array or tensor, or it has another length.
     """
     found = found.tolist() if hasattr(found, "tolist") else found  # NumPy, PyTorch
     if not isinstance(found, Sequence) or isinstance(found, str) or len(found) != size:

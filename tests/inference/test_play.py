@@ -16,7 +16,7 @@ import pytest
 
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.inference import play
-from rookworld_rlvr.inference.moves import read_legal_move
+from rookworld_rlvr.inference.notation import read_legal_move
 from rookworld_rlvr.inference.play import TerminalGame, drawn
 
 from .answers import reply
