@@ -6,7 +6,7 @@ A check takes the instances of its script's `GROUPS`; a dataclass with faults of
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ..engine.pool import find_engine
 from ..engine.truth import LabelArguments
 from ..evaluation.registry import SUITE_HEADLINES
 from ..models.loading import check_model_name, hub_faults
-from ..rewards.registry import tasks_of
+from ..rewards.registry import check_reward_specs, tasks_of
 from ..tasks.registry import TASKS
 from ..training.config import RookWorldGRPOConfig, RunArguments
 from ..training.run_folder import foreign_faults
@@ -108,6 +108,17 @@ def check_model_arguments(args: ModelConfig, run_args: RunArguments | None) -> l
     return faults
 
 
+def _unjudged(rewards: Any, tasks: Sequence[str]) -> list[str]:
+    if rewards is None:  # a script gives functions instead
+        return check_reward_specs(None)
+    judged = tasks_of(rewards)
+    return [
+        f"rewards: there is no reward for the task {task!r}; add one, or leave the task out of `tasks`"
+        for task in tasks
+        if task not in judged
+    ]
+
+
 def check_recipe(*groups: Any) -> list[str]:
     """Faults of a recipe for GRPO, from several dataclasses together.
 
@@ -129,13 +140,7 @@ def check_recipe(*groups: Any) -> list[str]:
         faults += check_labels(label_args, data_args.tasks)
     if data_args is not None and training_args is not None:
         faults += training_args.prompt_faults(data_args.tasks)
-        judged = tasks_of(training_args.rewards or ())
-        faults += [
-            f"rewards: there is no reward for the task {task!r}; add one, or leave the task out of "
-            "`tasks`"
-            for task in data_args.tasks
-            if task not in judged
-        ]
+        faults += _unjudged(training_args.rewards, data_args.tasks)
         for key, metric in compared_metrics(training_args):
             task = metric.split("/")[0]
             if task in TASKS and task not in data_args.tasks:

@@ -5,11 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from rookworld_rlvr.common.stats import Proportion
+from rookworld_rlvr.common.stats import Estimate, Proportion
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.tasks.metrics import evaluate_completions, headline, metrics
 from rookworld_rlvr.tasks.registry import TASKS
-from rookworld_rlvr.training.results import before_after_table, write_results
+from rookworld_rlvr.training.results import (
+    before_after_table,
+    heldout_results,
+    read_proportions,
+    write_proportions,
+    write_results,
+)
 
 
 @pytest.mark.parametrize(
@@ -75,3 +81,21 @@ def test_table_and_results_file(tmp_path: Path) -> None:
     content = json.loads((tmp_path / "r.json").read_text())
     assert content["steps"] == 3
     assert content["heldout"]["environment/exact"]["after"] == 0.75
+
+
+def test_the_mean_of_an_own_reward_is_in_its_own_unit_and_read_again(tmp_path: Path) -> None:
+    share = {"environment/exact": Proportion(5, 10)}
+    before = {**share, "rewards/short": Estimate(-2.5, -3.0, -2.0, 10)}
+    after = {
+        **share,
+        "rewards/short": Estimate(-1.25, -2.0, -0.5, 10),
+        "rewards/new": before["rewards/short"],
+    }
+    (row,) = (line for line in before_after_table(before, after).splitlines() if "rewards/" in line)
+    assert row.split()[1:5] == ["10", "-2.500", "-1.250", "+1.250"]
+    assert row.endswith("[-3.000, -2.000], [-2.000, -0.500]")
+    write_results(tmp_path / "r.json", before, after)
+    content = json.loads((tmp_path / "r.json").read_text())
+    assert heldout_results(content, "before") == before
+    write_proportions(tmp_path / "before.json", before)
+    assert read_proportions(tmp_path / "before.json") == before

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import chess
 import pytest
@@ -9,6 +10,7 @@ from datasets import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.common.stats import Estimate
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.engine.truth import PolicyTruth
 from rookworld_rlvr.tasks.coverage import coverage, noted
@@ -140,7 +142,9 @@ def test_a_run_that_goes_on_remembers_where_it_began(
 ) -> None:
     run, rows = checkpoint.parent, packaged.heldout
     assert starting_point(run, checkpoint, rows) is None, "nothing was kept"
-    before = evaluate_completions(rows, [TASKS[row["task"]].reference(row) for row in rows])
+    texts = [TASKS[row["task"]].reference(row) for row in rows]
+    before: dict[str, Any] = {**evaluate_completions(rows, texts)}
+    before["rewards/short"] = Estimate(-2.5, -3.0, -2.0, 9)  # of a reward that gives None for some
     write_proportions(run / HELDOUT_BEFORE, before)
     assert starting_point(run, checkpoint, rows) == before
     assert starting_point(run, None, rows) is None, "a new run measures anew"
