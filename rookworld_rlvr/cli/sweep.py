@@ -428,10 +428,10 @@ def read_score(path: Path, metric: str) -> Estimate:
     names = (
         [part for part in headlines().values() if part in after] if name == "overall" else [name]
     )
-    parts = [after[part].estimate for part in names]
+    parts = [after[part] for part in names]
     value = sum(part.value for part in parts) / len(parts)
-    below = math.hypot(*(part.value - part.low for part in parts)) / len(parts)
-    above = math.hypot(*(part.high - part.value for part in parts)) / len(parts)
+    below = math.hypot(*(part.value - part.interval[0] for part in parts)) / len(parts)
+    above = math.hypot(*(part.interval[1] - part.value for part in parts)) / len(parts)
     return Estimate(value, value - below, value + above, sum(part.n for part in parts))
 
 

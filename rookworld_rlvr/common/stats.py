@@ -46,7 +46,7 @@ class Proportion:
         return Estimate(self.value, *self.interval, self.n)
 
 
-def newcombe(first: Proportion, second: Proportion) -> tuple[float, float]:
+def newcombe(first: Proportion | Estimate, second: Proportion | Estimate) -> tuple[float, float]:
     """The 95% interval of the second share minus the first, of rows that are not paired.
 
     It is too wide, never too narrow, for the same rows asked twice.

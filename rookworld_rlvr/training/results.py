@@ -45,7 +45,7 @@ def tie_lines(before: Results, after: Results) -> list[str]:
     lines = []
     for name in headlines().values():
         old, new = before.get(name), after.get(name)
-        if isinstance(old, Proportion) and isinstance(new, Proportion):
+        if old is not None and new is not None:
             low, high = (100 * bound for bound in newcombe(old, new))
             if low <= 0 <= high:
                 change = 100 * (new.value - old.value)

@@ -93,7 +93,7 @@ def test_the_mean_of_an_own_reward_is_in_its_own_unit_and_read_again(tmp_path: P
     }
     (row,) = (line for line in before_after_table(before, after).splitlines() if "rewards/" in line)
     assert row.split()[1:5] == ["10", "-2.500", "-1.250", "+1.250"]
-    assert row.endswith("[-3.000, -2.000], [-2.000, -0.500]")
+    assert row.endswith("[-3.000, -2.000] [-2.000, -0.500]")
     write_results(tmp_path / "r.json", before, after)
     content = json.loads((tmp_path / "r.json").read_text())
     assert heldout_results(content, "before") == before
