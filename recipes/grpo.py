@@ -114,7 +114,7 @@ def main(argv: Sequence[str]) -> None:
     if ended := finished(training_args.resume_from_checkpoint, output_dir, resolved):
         state.print(ended)
         return
-    checkpoint = resume_point(training_args.resume_from_checkpoint, output_dir)
+    checkpoint = resume_point(training_args.resume_from_checkpoint, output_dir, resolved)
     quarantine = quarantine_path(output_dir)
     repository = create_repository(training_args) if state.is_main_process else None
     with state.main_process_first():
@@ -160,9 +160,11 @@ def main(argv: Sequence[str]) -> None:
     # Training
     ################
     keep = goes_on(output_dir, checkpoint)
+    changed: list[str] = []
     if state.is_main_process:
         open_folder(output_dir, keep, resolved, quarantine)
-        open_provenance(output_dir, data, truth, state.num_processes, checkpoint)
+        at = state.num_processes, checkpoint
+        changed = open_provenance(output_dir, resolved, data, truth, *at)
         if "wandb" in training_args.report_to:
             tags = run_tags(data_args.tasks, model_args.model_name_or_path)
             print(configure_wandb(output_dir, keep, tags, parser.recipe))
@@ -176,7 +178,7 @@ def main(argv: Sequence[str]) -> None:
         eval_dataset=data.heldout,
         processing_class=tokenizer,
         peft_config=get_peft_config(model_args),
-        callbacks=[RunConfigCallback(parser.values), health, interrupt],
+        callbacks=[RunConfigCallback(parser.values, changed), health, interrupt],
     )
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
@@ -234,6 +236,7 @@ def main(argv: Sequence[str]) -> None:
             seconds=time.perf_counter() - started,
             processes=state.num_processes,
             resumed=checkpoint is not None,
+            changed=changed,
             repository=repository,
         )
         write_grpo_card(  # last: `finished` goes by it

@@ -42,6 +42,7 @@ from rookworld_rlvr.training.run_folder import (
     goes_on,
     note_coverage,
     open_folder,
+    open_provenance,
     quarantine_path,
     resume_point,
     save_final,
@@ -67,7 +68,7 @@ def main(argv: Sequence[str]) -> None:
     if ended := finished(wish, output_dir, resolved):
         state.print(ended)
         return
-    checkpoint = resume_point(wish, output_dir)
+    checkpoint = resume_point(wish, output_dir, resolved)
     quarantine = quarantine_path(output_dir)
     is_pushed = state.is_main_process and not run_args.dry_run
     repository = create_repository(sft_args) if is_pushed else None
@@ -99,8 +100,11 @@ def main(argv: Sequence[str]) -> None:
     # Training
     ################
     keep = goes_on(output_dir, checkpoint)
+    changed: list[str] = []
     if state.is_main_process:
         open_folder(output_dir, keep, resolved, quarantine)
+        at = state.num_processes, checkpoint
+        changed = open_provenance(output_dir, resolved, data, None, *at)
         if "wandb" in sft_args.report_to:
             tags = run_tags(data_args.tasks, model_args.model_name_or_path)
             print(configure_wandb(output_dir, keep, tags, parser.recipe))
@@ -112,7 +116,7 @@ def main(argv: Sequence[str]) -> None:
         train_dataset=train_dataset,
         processing_class=tokenizer,
         peft_config=get_peft_config(model_args),
-        callbacks=[RunConfigCallback(parser.values), interrupt],
+        callbacks=[RunConfigCallback(parser.values, changed), interrupt],
     )
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     interrupt.leave_if_stopped(output_dir)
@@ -141,6 +145,7 @@ def main(argv: Sequence[str]) -> None:
             seconds=time.perf_counter() - started,
             processes=state.num_processes,
             resumed=checkpoint is not None,
+            changed=changed,
             repository=repository,
         )
         write_sft_card(

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
+from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
 from ..common.errors import RookWorldError
@@ -205,6 +206,12 @@ def tell_unsealed(folder: Path) -> None:
 BETWEEN = ("_tr_loss", "_globalstep_last_logged", "_total_train_tokens", "_step", "sampled")
 
 
+_OF_BATCH = ("_buffered_inputs", "_logs")  # sampled and scored by the arguments of then
+
+
+_GIVEN = ("initial_lr", "betas", "eps", "weight_decay")  # what arguments set in a parameter group
+
+
 _FILLED = ("_metrics", "_logs")  # containers that others hold, too
 
 
@@ -217,6 +224,9 @@ class WholeCheckpoints:
     control: Any
     accelerator: Any
     model: Any
+    optimizer: Any
+    lr_scheduler: Any
+    _given: list[dict[str, Any]]  # by parameter group
     _buffered_inputs: Any
 
     def save_more(self, folder: Path) -> None:
@@ -288,6 +298,40 @@ class WholeCheckpoints:
             self.control.should_training_stop = True
 
     # --------------------------------------------------------------------------------------------
+    # Arguments that have changed since the checkpoint
+    # --------------------------------------------------------------------------------------------
+    def _init_training_state(self, max_steps: int, *args: Any) -> Any:
+        """Log, evaluate and save as often as the arguments say, not as often as the checkpoint does."""
+        found = super()._init_training_state(max_steps, *args)  # type: ignore[misc]
+        self.state.compute_steps(self.args, max_steps)
+        return found
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Remember what the arguments set in the optimiser, before a checkpoint's state replaces it."""
+        made = super().create_scheduler(num_training_steps, optimizer)  # type: ignore[misc]
+        groups = (optimizer or self.optimizer).param_groups
+        self._given = [{key: group[key] for key in _GIVEN if key in group} for group in groups]
+        return made
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Load the states, but take rate, schedule, decay and betas from the arguments."""
+        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+        if checkpoint is None:
+            return
+        groups, schedule = self.optimizer.param_groups, self.lr_scheduler
+        rates = [group["lr"] for group in groups]
+        for group, given in zip(groups, self._given, strict=True):
+            group.update(given)
+        if isinstance(schedule, LambdaLR):  # others remember their rate
+            schedule.base_lrs = [group["initial_lr"] for group in groups]
+            shares = [share(schedule.last_epoch) for share in schedule.lr_lambdas]
+            schedule._last_lr = [x * y for x, y in zip(schedule.base_lrs, shares, strict=True)]
+            for group, rate in zip(groups, schedule._last_lr, strict=True):
+                group["lr"] = rate
+        if (now := groups[0]["lr"]) != rates[0]:
+            self.accelerator.print(f"learning rate of the next step: {rates[0]:.3g} -> {now:.3g}")
+
+    # --------------------------------------------------------------------------------------------
     # Between two steps
     # --------------------------------------------------------------------------------------------
     def _batches(self) -> dict[str, int]:
@@ -296,6 +340,12 @@ class WholeCheckpoints:
         of_sampling = ("steps_per_generation", "num_iterations", "num_generations")
         sizes = {name: getattr(self.args, name, 0) for name in (*names, *of_sampling)}
         return {name: int(size or 0) for name, size in sizes.items()}
+
+    def _arguments(self) -> str:
+        """The arguments as JSON, without those of a call."""
+        of_call = ("output_dir", "run_name", "resume_from_checkpoint")
+        given = self.args.to_dict().items()
+        return json.dumps({key: value for key, value in given if key not in of_call}, default=str)
 
     def _between_file(self, folder: Path) -> Path:
         return folder / f"between_steps_{self.args.process_index}.pt"
@@ -310,6 +360,7 @@ class WholeCheckpoints:
             kept["_buffered_inputs"] = self._buffered_inputs
         folder.mkdir(parents=True, exist_ok=True)
         saved = {"batches": sizes, "threads": torch.get_num_threads(), "kept": kept}
+        saved["arguments"] = self._arguments()
         torch.save(saved, self._between_file(folder))
 
     def _load_between(self, folder: Path) -> None:
@@ -325,7 +376,10 @@ class WholeCheckpoints:
             told = ", ".join(f"{name} was {before.get(name)}, is {now[name]}" for name in changed)
             self.accelerator.print(f"the run goes on, but not exactly as without a stop: {told}")
             return
+        changed = saved.get("arguments", self._arguments()) != self._arguments()
         for name, value in saved["kept"].items():
+            if name in _OF_BATCH and changed:
+                continue
             if name in _FILLED:
                 _fill(getattr(self, name), value)
             else:

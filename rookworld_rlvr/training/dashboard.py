@@ -49,16 +49,18 @@ class RunConfigCallback(TrainerCallback):
 
     Args:
         recipe: The keys that were given; by themselves, dashboards know only the trainer's arguments.
+        changed: What changed when the run was resumed, see `changes.stretches`.
     """
 
-    def __init__(self, recipe: Mapping[str, Any]) -> None:
+    def __init__(self, recipe: Mapping[str, Any], changed: Sequence[str] = ()) -> None:
         self.recipe = dict(recipe)
+        self.changed = list(changed)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
         for dashboard in open_dashboards(args):
-            found = {"recipe": self.recipe, "commit": machine()["commit"]}
+            found = {"recipe": self.recipe, "commit": machine()["commit"], "changed": self.changed}
             dashboard.config.update(found, allow_val_change=True)
             if dashboard is wandb and wandb.run is not None and wandb.run.url:  # None offline
                 print(f"W&B: {wandb.run.url}")

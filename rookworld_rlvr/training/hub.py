@@ -11,7 +11,8 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
 from ..common.errors import RookWorldError
-from .run_folder import ADAPTER, CARD, PROVENANCE, REPORT, RESOLVED_CONFIG, RESULTS
+from .changes import PROVENANCE, RESOLVED_CONFIG
+from .run_folder import ADAPTER, CARD, REPORT, RESULTS
 
 _MODEL = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json")
 

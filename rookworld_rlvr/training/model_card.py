@@ -78,6 +78,7 @@ class Run:
         seconds: How long it took, counted from the last resume.
         processes: The number of processes that trained together.
         resumed: Whether it was resumed from a checkpoint.
+        changed: What changed when it was resumed, see `changes.stretches`.
         repository: The repository on the Hub that it is pushed to; None if it is not pushed.
     """
 
@@ -92,6 +93,7 @@ class Run:
     seconds: float
     processes: int = 1
     resumed: bool = False
+    changed: Sequence[str] = ()
     repository: str | None = None
 
     @property

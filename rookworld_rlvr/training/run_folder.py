@@ -32,11 +32,18 @@ from ..tasks.coverage import coverage, note, noted, widened
 from ..tasks.metrics import Results, evaluate_completions
 from ..tasks.registry import score_row
 from ..tasks.scoring import values_by_move
-from .checkpoints import damage, last_whole, tell_unsealed
+from .changes import (
+    PROVENANCE,
+    RESOLVED_CONFIG,
+    changed_keys,
+    changed_words,
+    differences,
+    sessions_of,
+    step_of,
+    stretches,
+)
+from .checkpoints import checkpoints, damage, last_whole, tell_unsealed
 from .results import OWN_REWARDS, read_proportions
-
-RESOLVED_CONFIG = "resolved_config.yaml"
-
 
 HELDOUT_BEFORE = "heldout_before.json"
 
@@ -48,9 +55,6 @@ ANSWERS_BEFORE = "heldout_answers_before.jsonl"
 
 
 ANSWERS_AFTER = "heldout_answers_after.jsonl"
-
-
-PROVENANCE = "provenance.json"
 
 
 RESULTS = "results.json"
@@ -77,19 +81,21 @@ _LAST = ("true", "yes", "last")
 _AUTO = "auto"
 
 
-def resume_point(wish: str | None, output_dir: Path) -> Path | None:
+def resume_point(wish: str | None, output_dir: Path, resolved: str) -> Path | None:
     """The checkpoint to resume from; None to start anew. All processes get the main process's answer.
 
     Args:
         wish: None or ``false`` to start anew, ``true`` for the last whole checkpoint in `output_dir`,
             ``auto`` for that one or a new start if there is none, or a checkpoint's folder.
         output_dir: The run's folder.
+        resolved: The resolved configuration.
 
     Raises:
         RookWorldError: There is no checkpoint where one was asked for, or none that is whole, or it
-            could run code, see `refuse_pickles`.
+            could run code, see `refuse_pickles`, or it was trained with other values of keys that
+            cannot change, see `changes.FIXED`.
     """
-    point: Path | None = _decided_by_main(partial(_resume_point, wish, output_dir))
+    point: Path | None = _decided_by_main(partial(_resume_point, wish, output_dir, resolved))
     return point
 
 
@@ -107,13 +113,18 @@ def _decided_by_main(decide: Callable[[], Any]) -> Any:
     return decision
 
 
-def _resume_point(wish: str | None, output_dir: Path) -> Path | None:
+def _resume_point(wish: str | None, output_dir: Path, resolved: str) -> Path | None:
     if wish is None or wish.lower() in _NO:
         return None
     if wish.lower() == _AUTO and is_finished(output_dir):
-        print(f"the run in {output_dir} is finished, and had other keys: a new run starts")
+        other = changed_words(_differences(output_dir, resolved))
+        print(
+            f"the run in {output_dir} is finished, and had other keys ({other}): a new run starts"
+        )
         return None
     if wish.lower() in (*_LAST, _AUTO):
+        if found := checkpoints(output_dir):
+            changed_keys(found[-1], resolved)  # may refuse, before anything is touched
         last = last_whole(output_dir)
         if last is None and wish.lower() != _AUTO:
             raise RookWorldError(
@@ -138,6 +149,7 @@ def _resume_point(wish: str | None, output_dir: Path) -> Path | None:
             f"folder, or true for the last whole checkpoint in {output_dir}"
         )
     refuse_pickles(folder, output_dir)
+    changed_keys(folder, resolved)  # may refuse
     tell_unsealed(folder)
     return folder
 
@@ -164,13 +176,18 @@ def finished(wish: str | None, output_dir: Path, resolved: str) -> str | None:
 def _finished(wish: str | None, output_dir: Path, resolved: str) -> str | None:
     if wish is None or wish.lower() != _AUTO or not is_finished(output_dir):
         return None
-    if (output_dir / RESOLVED_CONFIG).read_text(encoding="utf-8") != resolved:
+    if _differences(output_dir, resolved):
         return None
     return (
         f"the run in {output_dir} is finished; see its {CARD}. To run it once more, give "
         "--resume_from_checkpoint false, which keeps this one under another name; to train on, give "
-        "--resume_from_checkpoint true and a larger max_steps"
+        "--resume_from_checkpoint true and a larger max_steps: the learning rate goes on where a "
+        "schedule over so many steps has it"
     )
+
+
+def _differences(output_dir: Path, resolved: str) -> dict[str, list[Any]]:
+    return differences((output_dir / RESOLVED_CONFIG).read_text(encoding="utf-8"), resolved)
 
 
 # Shards of weights and optimiser that torch and DeepSpeed read with the whole of pickle.
@@ -232,7 +249,8 @@ def open_folder(output_dir: Path, keep: bool, resolved: str, quarantine: Path) -
     Args:
         output_dir: The run's folder.
         keep: Whether the run continues in the folder as it is.
-        resolved: The resolved configuration.
+        resolved: The resolved configuration; that of a run that continues is kept, see
+            `open_provenance`.
         quarantine: The file of malformed rows, if loading found any.
 
     Raises:
@@ -243,7 +261,8 @@ def open_folder(output_dir: Path, keep: bool, resolved: str, quarantine: Path) -
             _move_aside(output_dir)
         output_dir.mkdir(parents=True, exist_ok=True)
         (output_dir / CARD).unlink(missing_ok=True)  # the run is not finished any more
-        replace_text(output_dir / RESOLVED_CONFIG, resolved)
+        if not keep:
+            replace_text(output_dir / RESOLVED_CONFIG, resolved)
         if quarantine.is_file():
             quarantine.replace(output_dir / "quarantine.jsonl")
     except OSError as error:
@@ -347,34 +366,49 @@ def write_answers(
 
 def open_provenance(
     output_dir: Path,
+    resolved: str,
     data: LoadedData,
-    truth: PolicyTruth,
+    truth: PolicyTruth | None,
     processes: int,
     resumed_from: Path | None = None,
-) -> None:
+) -> list[str]:
     """Write down what a run starts with; a resumed run adds a session to the earlier ones.
 
     Args:
         output_dir: The run's folder.
+        resolved: The resolved configuration. It is written after the session, with a comment for each
+            step from which on it was another: a kill in between hides no change.
         data: The data that were loaded.
-        truth: Where the values of moves come from.
+        truth: Where the values of moves come from; None if none are needed.
         processes: The number of processes that train together.
         resumed_from: The checkpoint that the run is resumed from.
+
+    Returns:
+        What changed in the run's configuration, see `changes.stretches`.
     """
-    source = truth.labeller.source if truth.labeller is not None else None
+    source = truth.labeller.source if truth is not None and truth.labeller is not None else None
+    changed = {} if resumed_from is None else changed_keys(resumed_from, resolved)
     session = {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(sys.argv),
         "processes": processes,
         "resumed_from": str(resumed_from) if resumed_from is not None else None,
+        "from_step": step_of(resumed_from),
+        "changed": changed,
         "data": {item.name: getattr(data.report, item.name) for item in fields(data.report)},
-        "labels": truth.labels,
+        "labels": None if truth is None else truth.labels,
         "engine": None if source is None else asdict(source),
         **machine(),
     }
-    path = output_dir / PROVENANCE
-    earlier = json.loads(path.read_text())["sessions"] if resumed_from and path.is_file() else []
-    _write_json(path, {"schema_version": 1, "sessions": [*earlier, session]})
+    earlier = [] if resumed_from is None else sessions_of(resumed_from.parent)
+    sessions = [*earlier, session]
+    _write_json(output_dir / PROVENANCE, {"schema_version": 1, "sessions": sessions})
+    history = stretches(sessions)
+    comments = "".join(f"# {line}\n" for line in history)
+    replace_text(output_dir / RESOLVED_CONFIG, comments + resolved)
+    if changed:
+        print(stretches([session])[0])
+    return history
 
 
 def close_provenance(output_dir: Path, started: float, parameters: int) -> None:

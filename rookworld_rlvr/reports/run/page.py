@@ -13,6 +13,7 @@ from ...common.stats import Proportion, newcombe
 from ...evaluation.goals import WHOSE, goal_rows
 from ...tasks.metrics import headline, headlines
 from ...tasks.registry import TASKS
+from ...training.changes import stretches
 from ...training.results import OWN_REWARDS, change_text, interval_text
 from . import answers, passes, suites
 from .curves import heldout_plots, training_plots
@@ -188,6 +189,7 @@ def _provenance(run: RunRecord) -> Mapping[str, str]:
         "started": session["started"],
         "duration": _duration(run.sessions),
         "resumed from": session["resumed_from"] or "-",
+        "changed when resumed": Markup("<br>").join(stretches(run.sessions)) or "-",
         "machine": f"{session['processes']} process(es), {session['cores']} CPU cores, "
         f"{session['threads']} threads, {devices or 'no GPU'}; {session['platform']}",
         "Python": session["python"],

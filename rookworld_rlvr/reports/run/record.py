@@ -13,6 +13,7 @@ import yaml
 from ...common.errors import RookWorldError
 from ...evaluation.pass_at_k import RightCounts, read_counts
 from ...tasks.metrics import Results
+from ...training.changes import PROVENANCE, RESOLVED_CONFIG
 from ...training.health.monitor import HEALTH_FILE
 from ...training.results import heldout_results, read_proportions
 from ...training.run_folder import (
@@ -21,8 +22,6 @@ from ...training.run_folder import (
     EVALUATION,
     HELDOUT_BEFORE,
     HELDOUT_PASS,
-    PROVENANCE,
-    RESOLVED_CONFIG,
     RESULTS,
 )
 

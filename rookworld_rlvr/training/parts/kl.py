@@ -209,6 +209,7 @@ class KLController:
         args: The part's keys.
 
     Attributes:
+        start: The first coefficient; `beta` moves on.
         measured: ``(KL, completions)`` of the steps since the last judgement.
         before: The KL at the last judgement; None before the first.
     """
@@ -217,6 +218,9 @@ class KLController:
     args: KLArguments
     measured: list[tuple[float, int]] = field(default_factory=list)
     before: float | None = None
+
+    def __post_init__(self) -> None:
+        self.start = self.beta
 
     def coefficient(self, step: int) -> float:
         """The coefficient of the KL term at an optimiser step, counted from 0."""
@@ -246,10 +250,13 @@ class KLController:
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs."""
-        return {"beta": self.beta, "measured": self.measured, "before": self.before}
+        state = {"start": self.start, "beta": self.beta}
+        return {**state, "measured": self.measured, "before": self.before}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` gave."""
+        """Restore what `state` gave, unless the run goes on from another first coefficient."""
+        if self.args.kl_control == "fixed" or state.get("start", self.start) != self.start:
+            return
         self.beta, self.before = state["beta"], state["before"]
         self.measured = [(kl, completions) for kl, completions in state["measured"]]
 
