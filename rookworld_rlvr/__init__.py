@@ -7,9 +7,16 @@ use.
 """
 
 import importlib
+import os
+import sys
 from typing import Any
 
+from .common import early
+
 __version__ = "0.2.0.dev0"
+
+if os.environ.pop(early.VARIABLE, "") or os.path.basename(sys.argv[0]) == "rookworld":
+    early.watch()
 
 
 def __getattr__(name: str) -> Any:

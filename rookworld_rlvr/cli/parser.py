@@ -21,6 +21,7 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 import yaml
 from trl import TrlParser
 
+from ..common import early
 from ..common.errors import ConfigurationError, RookWorldError
 from ..common.exhausted import is_disk_full, is_out_of_memory
 from ..common.own import own_files
@@ -462,7 +463,8 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
     """
     if "torch" in sys.modules:  # a report needs none of it
         _choose_devices()
-    for name in ("transformers.modeling_utils", "transformers.trainer"):
+    for name in ("modeling_utils", "trainer", "trainer_utils"):
+        name = f"transformers.{name}"
         logging.getLogger(name).addFilter(_is_no_false_alarm)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # a log file is read while it grows
@@ -470,6 +472,8 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
         _hide_bars()
     code: Any = 0
     others = Others.of_this_run()
+    if "resume_from_checkpoint" not in _keys(main):  # training takes Ctrl-C itself, once it begins
+        early.unwatch()
     try:
         main(sys.argv[1:])
     except KeyboardInterrupt:
@@ -534,7 +538,7 @@ _OF_MEMORY = (
 def _exhaustion(error: BaseException, main: Callable[[Sequence[str]], None]) -> str | None:
     """What to say if memory or disk has run out; None for other errors."""
     said = " ".join(str(error).split())[:200] or type(error).__name__
-    known = {item.name for kind in _groups(main) for item in dataclasses.fields(kind)}
+    known = _keys(main)
     resume = ""
     if "resume_from_checkpoint" in known:
         resume = (
@@ -550,10 +554,10 @@ def _exhaustion(error: BaseException, main: Callable[[Sequence[str]], None]) -> 
     return f"out of memory ({said}); lower {keys or 'the amount of work'}{resume}"
 
 
-def _groups(main: Callable[[Sequence[str]], None]) -> Sequence[type]:
-    """The dataclasses of a script's keys."""
+def _keys(main: Callable[[Sequence[str]], None]) -> set[str]:
+    """A script's keys."""
     groups: Sequence[type] = getattr(main, "__globals__", {}).get("GROUPS", ())
-    return groups
+    return {item.name for kind in groups for item in dataclasses.fields(kind)}
 
 
 def _say(text: str, code: int) -> int:
@@ -594,10 +598,13 @@ def _close_process_group() -> None:
 
 
 def _is_no_false_alarm(record: logging.LogRecord) -> bool:
-    """Whether a warning is worth showing; two of transformers' are not.
+    """Whether a warning is worth showing; three of transformers' are not.
 
-    One is that `generate` got no attention mask, for a batch without padding. The other is that a
-    checkpoint lacks the head, when the head is tied to the embedding.
+    One is that `generate` got no attention mask, for a batch without padding. One is that a checkpoint
+    lacks the head, when the head is tied to the embedding. And one is that arguments have changed since
+    a checkpoint, which its run says in other words.
     """
     text = str(record.msg)
+    if "do not match the ones in the `trainer_state.json`" in text:
+        return False
     return "passing in an `attention_mask`" not in text and not text.endswith("['lm_head.weight'].")

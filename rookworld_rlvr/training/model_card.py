@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
@@ -371,6 +372,7 @@ def _made(run: Run) -> dict[str, Any]:
         "hardware": ", ".join(here["devices"]) or f"{here['cores']} CPU cores",
         "versions": ", ".join(f"{name} {here['versions'][name]}" for name in _VERSIONS)
         + (f", commit {here['commit'][:10]}" if here["commit"] else ""),
+        "changed": [re.sub(r"(?<!\S)/\S*/", "", line) for line in run.changed],
         "recipe": yaml.safe_dump(recipe, sort_keys=False, default_flow_style=None).strip(),
     }
 

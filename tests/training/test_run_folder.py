@@ -45,48 +45,48 @@ def checkpoint(tmp_path: Path) -> Path:
 
 def test_the_last_checkpoint_a_folder_or_none(checkpoint: Path, tmp_path: Path) -> None:
     run = checkpoint.parent
-    assert resume_point(None, run) is None
-    assert resume_point("false", run) is None
+    assert resume_point(None, run, "a: 1") is None
+    assert resume_point("false", run, "a: 1") is None
     for wish in ("true", "auto"):
-        assert resume_point(wish, run) == checkpoint
-    assert resume_point(str(checkpoint), tmp_path / "other") == checkpoint
+        assert resume_point(wish, run, "a: 1") == checkpoint
+    assert resume_point(str(checkpoint), tmp_path / "other", "a: 1") == checkpoint
 
 
 def test_auto_starts_where_there_is_no_checkpoint_and_true_does_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = tmp_path / "other"
-    assert resume_point("auto", other) is None
+    assert resume_point("auto", other, "a: 1") is None
     assert f"no checkpoint in {other} yet" in capsys.readouterr().out
     with pytest.raises(RookWorldError, match="give auto to start a new run"):
-        resume_point("true", other)
+        resume_point("true", other, "a: 1")
 
 
 def test_a_named_checkpoint_that_is_damaged_is_an_error(checkpoint: Path) -> None:
     (checkpoint / "trainer_state.json").write_text("[]")
     with pytest.raises(RookWorldError, match=r"trainer_state\.json does not have its checksum"):
-        resume_point(str(checkpoint), checkpoint.parent)
+        resume_point(str(checkpoint), checkpoint.parent, "a: 1")
     assert checkpoint.is_dir()
 
 
 def test_auto_knows_a_finished_run(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = checkpoint.parent
-    open_folder(run, keep=True, resolved="one", quarantine=run / "none")
-    assert finished("auto", run, "one") is None, "it was killed"
+    (run / "resolved_config.yaml").write_text("# from step 2: b 0 -> 1\na: 1\n")
+    assert finished("auto", run, "a: 1") is None, "it was killed"
     (run / "README.md").write_text("the card, which is written last")
-    text = finished("auto", run, "one")
+    text = finished("auto", run, "a: 1")
     assert text is not None and "is finished" in text
-    assert finished("true", run, "one") is None and finished(None, run, "one") is None
-    assert finished("auto", run, "two") is None, "with other keys it is another run"
-    assert resume_point("auto", run) is None
-    assert "had other keys: a new run starts" in capsys.readouterr().out
-    open_folder(run, keep=True, resolved="one", quarantine=run / "none")  # more steps, by true
-    assert finished("auto", run, "one") is None and resume_point("auto", run) == checkpoint
+    assert finished("true", run, "a: 1") is None and finished(None, run, "a: 1") is None
+    assert finished("auto", run, "a: 2") is None, "with other keys it is another run"
+    assert resume_point("auto", run, "a: 2") is None
+    assert "had other keys (a 1 -> 2): a new run starts" in capsys.readouterr().out
+    open_folder(run, keep=True, resolved="a: 1", quarantine=run / "none")  # more steps, by true
+    assert finished("auto", run, "a: 1") is None and resume_point("auto", run, "a: 1") == checkpoint
 
 
 def test_a_missing_checkpoint_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RookWorldError, match=r"no checkpoint in '.*missing'"):
-        resume_point(str(tmp_path / "missing"), tmp_path)
+        resume_point(str(tmp_path / "missing"), tmp_path, "a: 1")
 
 
 def test_a_checkpoint_from_elsewhere_is_another_run(checkpoint: Path, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_an_earlier_run_is_kept_beside_the_new_one(tmp_path: Path) -> None:
     written = {path.parent.name: path.read_text() for path in run.parent.glob("*/*.yaml")}
     assert written == {"nano.1": "one", "nano.2": "two", "nano": "three"}
     open_folder(run, keep=True, resolved="four", quarantine=quarantine_path(run))
-    assert (run / "resolved_config.yaml").read_text() == "four"
+    assert (run / "resolved_config.yaml").read_text() == "three", "until it is noted what changed"
     assert not (tmp_path / "runs" / "nano.3").exists()
 
 
@@ -157,8 +157,8 @@ def test_a_runs_own_folder_is_no_checkpoint(checkpoint: Path) -> None:
     (run / "resolved_config.yaml").write_text("")
     (run / "trainer_state.json").write_text("{}")  # its whole log, without an optimiser's state
     with pytest.raises(RookWorldError, match="no checkpoint in"):
-        resume_point(str(run), run)
-    assert resume_point("true", run) == checkpoint
+        resume_point(str(run), run, "a: 1")
+    assert resume_point("true", run, "a: 1") == checkpoint
 
 
 def test_answers_are_kept_with_their_scores(packaged: LoadedData, tmp_path: Path) -> None:
@@ -176,15 +176,20 @@ def test_answers_are_kept_with_their_scores(packaged: LoadedData, tmp_path: Path
 
 def test_each_start_of_a_run_is_a_session(packaged: LoadedData, tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint-2"
-    open_provenance(tmp_path, packaged, PolicyTruth(), processes=1)
-    open_provenance(tmp_path, packaged, PolicyTruth(), processes=2, resumed_from=checkpoint)
+    checkpoint.mkdir()
+    (checkpoint / "trainer_state.json").write_text('{"global_step": 2}')
+    open_provenance(tmp_path, "a: 1", packaged, PolicyTruth(), processes=1)
+    told = open_provenance(tmp_path, "a: 2", packaged, PolicyTruth(), 2, resumed_from=checkpoint)
+    assert told == ["from step 2: a 1 -> 2"]
+    assert (tmp_path / "resolved_config.yaml").read_text() == "# from step 2: a 1 -> 2\na: 2"
     close_provenance(tmp_path, started=0.0, parameters=7)
     first, second = json.loads((tmp_path / "provenance.json").read_text())["sessions"]
     assert first["resumed_from"] is None and "seconds" not in first, "it was killed"
     assert second["resumed_from"] == str(checkpoint) and second["parameters"] == 7
+    assert (second["from_step"], second["changed"]) == (2, {"a": [1, 2]})
     assert second["versions"]["chess"] == chess.__version__
     assert second["data"]["heldout"] == dict(packaged.report.heldout)
-    open_provenance(tmp_path, packaged, PolicyTruth(), processes=1)
+    open_provenance(tmp_path, "a: 1", packaged, PolicyTruth(), processes=1)
     assert len(json.loads((tmp_path / "provenance.json").read_text())["sessions"]) == 1
 
 
