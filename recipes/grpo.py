@@ -24,6 +24,7 @@ from trl import ModelConfig, get_peft_config
 from rookworld_rlvr.cli.checks import check_recipe, require_suites
 from rookworld_rlvr.cli.dry_run import dry_run_text
 from rookworld_rlvr.cli.main import next_commands
+from rookworld_rlvr.cli.output import keep_log
 from rookworld_rlvr.cli.parser import DEFAULTS, StrictParser, run_cli
 from rookworld_rlvr.common.files import write_json
 from rookworld_rlvr.common.machine import machine
@@ -163,6 +164,7 @@ def main(argv: Sequence[str]) -> None:
     changed: list[str] = []
     if state.is_main_process:
         open_folder(output_dir, keep, resolved, quarantine)
+        keep_log(output_dir)
         at = state.num_processes, checkpoint
         changed = open_provenance(output_dir, resolved, data, truth, *at)
         if "wandb" in training_args.report_to:

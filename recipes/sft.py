@@ -19,6 +19,7 @@ from datasets import Dataset
 from trl import ModelConfig, SFTTrainer, get_peft_config
 
 from rookworld_rlvr.cli.checks import check_sft_recipe
+from rookworld_rlvr.cli.output import keep_log
 from rookworld_rlvr.cli.parser import DEFAULTS, StrictParser, run_cli
 from rookworld_rlvr.common.progress import Progress
 from rookworld_rlvr.common.stats import Proportion
@@ -103,6 +104,7 @@ def main(argv: Sequence[str]) -> None:
     changed: list[str] = []
     if state.is_main_process:
         open_folder(output_dir, keep, resolved, quarantine)
+        keep_log(output_dir)
         at = state.num_processes, checkpoint
         changed = open_provenance(output_dir, resolved, data, None, *at)
         if "wandb" in sft_args.report_to:

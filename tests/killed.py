@@ -136,7 +136,7 @@ def outcome(folder: Path) -> dict[str, Any]:
 def log(folder: Path) -> list[dict[str, Any]]:
     """A run's log without seconds, and without the mean loss since its last start."""
     history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
-    timed = ("runtime", "per_second", "step_time", "train_loss")
+    timed = ("runtime", "per_second", "step_time", "train_loss", "peak_memory")
     return [
         {key: row[key] for key in row if not (key.endswith(timed) or "time/" in key)}
         for row in history

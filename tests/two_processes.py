@@ -76,7 +76,8 @@ def main(argv: Sequence[str]) -> None:
     judge = JudgeReward(judge_spec(JUDGE), Judge(tiny_judge(tokenizer), tokenizer))
     trainer = packaged_trainer(args, [uneven, judge], data, mixed_rows(data.train))
     trainer.train()
-    own = ("step_time", "runtime", "per_second")  # what differs between processes, and `time/`
+    # what differs between processes, beside `time/`
+    own = ("step_time", "runtime", "per_second", "peak_memory")
     logs = [
         {key: value for key, value in entry.items() if not (key.endswith(own) or "time/" in key)}
         for entry in trainer.state.log_history

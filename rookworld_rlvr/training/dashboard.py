@@ -62,8 +62,9 @@ class RunConfigCallback(TrainerCallback):
         for dashboard in open_dashboards(args):
             found = {"recipe": self.recipe, "commit": machine()["commit"], "changed": self.changed}
             dashboard.config.update(found, allow_val_change=True)
-            if dashboard is wandb and wandb.run is not None and wandb.run.url:  # None offline
-                print(f"W&B: {wandb.run.url}")
+            if dashboard is wandb and wandb.run is not None:
+                offline = f"to upload this run: wandb sync {Path(wandb.run.dir).parent}"
+                print(f"W&B: {wandb.run.url or offline}")  # there is no address offline
 
 
 class TableInterval:
@@ -263,7 +264,7 @@ def configure_wandb(
     mode = os.environ.get("WANDB_MODE", "online")
     if mode == "offline":
         folder = Path(os.environ["WANDB_DIR"]) / "wandb"
-        return f"W&B runs offline; its files are in {folder} (upload them with `wandb sync`)"
+        return f"W&B runs offline; its files are in {folder}"
     return f"W&B runs in mode {mode!r}, project {os.environ['WANDB_PROJECT']!r}"
 
 

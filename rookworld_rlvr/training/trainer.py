@@ -234,10 +234,25 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
             self.parts.compiling.before_loss(inputs)
         with self.within(self.parts.call(inputs)) as call:
             loss = super()._compute_loss(model, without_left_out(self, inputs))
+        policy, kl = loss.detach(), torch.zeros_like(loss)
         for part in self.parts:
             term = part.term(self, call, inputs)
             loss = loss if term is None else loss + term
+            kl = kl if term is None or part is not self.parts.kl else term.detach()
+        if self.model.training and call.scores is not None:
+            self._record_terms(policy, kl, call.scores.logps.detach(), inputs["completion_mask"])
         return spread(loss), call
+
+    def _record_terms(
+        self, policy: torch.Tensor, kl: torch.Tensor, logps: torch.Tensor, mask: torch.Tensor
+    ) -> None:
+        """Log two terms of the loss, and the mean of log-probs ``(B, C)``; idle rows have none."""
+        scored = mask * (logps != 0)
+        local = torch.stack([policy, kl, (logps * scored).sum(), scored.sum()]).double()
+        total = self.accelerator.reduce(local, reduction="sum").tolist()
+        share = self.current_gradient_accumulation_steps / self.accelerator.num_processes
+        terms = {"loss/policy": total[0] * share, "loss/kl": total[1] * share}
+        self.record({**terms, "mean_logp": total[2] / max(1, total[3])})
 
     @property
     def entropy_bonus(self) -> float | None:

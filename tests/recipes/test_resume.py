@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from rookworld_rlvr.common.files import asset_path
+from rookworld_rlvr.reports.run import page, read_runs
 
 from .. import killed
 from ..conftest import RECIPES, launch, script
@@ -98,6 +100,31 @@ def test_a_damaged_checkpoint_leaves_no_trace(spoil: Callable[[Path], None], fol
     assert differences(outcome(folder / "run"), whole) == []
 
 
+def test_a_changed_key_is_taken_and_recorded_or_refused(folder: Path) -> None:
+    """From the last step of a finished run, whose schedule has come to 0."""
+    run(folder, "--report_to", "none", "--warmup_steps", "0", "--max_steps", "2")
+    before = {path: path.read_bytes() for path in (folder / "run").rglob("*") if path.is_file()}
+    more = "--report_to none --warmup_steps 0 --resume_from_checkpoint true".split()
+    done = script("grpo.py", *SMALL, *more, "--seed", "7", "--environment_share", "0.5", cwd=folder)
+    assert done.returncode == 2
+    assert "- seed: was 0, is 7" in done.stderr
+    assert "- environment_share: was 0.4, is 0.5" in done.stderr
+    after = {path: path.read_bytes() for path in (folder / "run").rglob("*") if path.is_file()}
+    assert after == before
+
+    said = run(folder, *more, "--learning_rate", "5e-5", "--beta", "0.5")
+    line = "from step 2: beta 0 -> 0.5; learning_rate 0.0001 -> 5e-05; max_steps 2 -> 4"
+    assert f"{line}\nlearning rate of the next step: 0 -> 2.5e-05\n" in said
+    assert f"# {line}\n" in (folder / "run" / "resolved_config.yaml").read_text()
+    assert f"- {line}\n" in (folder / "run" / "README.md").read_text()
+    assert line.replace(">", "&gt;") in page(read_runs([str(folder / "run")]))
+    assert line in (folder / "run" / "log.txt").read_text()
+    logged = [row for row in killed.log(folder / "run") if "learning_rate" in row]
+    rates = [row["learning_rate"] for row in logged]
+    assert rates == pytest.approx([1e-4, 5e-5, 2.5e-5, 5e-5 * (1 - math.cos(math.pi / 4)) / 2])
+    assert [row.get("kl/coefficient") for row in logged] == [None, None, 0.5, 0.5]
+
+
 def test_wandb_goes_on_with_the_same_run(folder: Path) -> None:
     code, said = killed.run("grpo.py", SMALL, folder, killed.Kill("update", 3, 0.0))
     assert code == -9, said[-3000:]
@@ -106,6 +133,7 @@ def test_wandb_goes_on_with_the_same_run(folder: Path) -> None:
     assert code == 0, said[-3000:]
     assert (folder / "run" / "wandb_run_id.txt").read_text() == first
     logged = list((folder / "run" / "wandb").glob("offline-run-*"))
+    assert sum(f"wandb sync run/wandb/{path.name}\n" in said for path in logged) == 1
     assert len(logged) == 2 and all(path.name.endswith(first) for path in logged)
     sessions = json.loads((folder / "run" / "provenance.json").read_text())["sessions"]
     assert [session["resumed_from"] for session in sessions] == [None, "run/checkpoint-2"]

@@ -189,7 +189,7 @@ def test_a_checkpoint_with_pickled_weights_is_refused(name: str, run: Path, tmp_
     (folder / name).touch()
     for wish in ("true", str(folder)):
         with pytest.raises(RookWorldError, match=rf"are a pickle \({name}\).*model.safetensors"):
-            resume_point(wish, tmp_path / "run")
+            resume_point(wish, tmp_path / "run", "a: 1")
 
 
 @pytest.mark.parametrize("name", ["pytorch_model_fsdp_0/.metadata", "global_step1/states.pt"])
@@ -200,9 +200,9 @@ def test_a_sharded_checkpoint_is_only_taken_from_the_runs_own_folder(
     folder = tmp_path / "run" / "checkpoint-1"
     (folder / name).parent.mkdir()
     (folder / name).touch()
-    assert resume_point(str(folder), tmp_path / "run") == folder
+    assert resume_point(str(folder), tmp_path / "run", "a: 1") == folder
     with pytest.raises(RookWorldError, match=r"is sharded.*move it into"):
-        resume_point(str(folder), tmp_path / "other")
+        resume_point(str(folder), tmp_path / "other", "a: 1")
 
 
 # --------------------------------------------------------------------------------------------------

@@ -204,7 +204,7 @@ CHANGED: dict[str, dict[str, Any]] = {
 
 def used(trainer: Any) -> dict[str, Any]:
     """What a trainer goes by after one step, as far as it is numbers and words."""
-    found = {
+    found: dict[str, Any] = {
         f"{name}.{key}": value
         for name, owner in {"trainer": trainer, **vars(trainer.parts)}.items()
         for key, value in getattr(owner, "__dict__", {}).items()

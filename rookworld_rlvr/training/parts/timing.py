@@ -1,4 +1,4 @@
-"""How many seconds the phases of a step take."""
+"""How many seconds the phases of a step take, and how much memory."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from trl.extras.profiling import ProfilingContext
 
+from ...common.machine import peak_memory
 from .part import Part
 
 PHASES = ("sampling", "rewards")  # all other time of a step is its update
@@ -56,4 +57,5 @@ class StepTimes(Part):
         """Record the phases of a step that took `whole` seconds, and begin the next step."""
         seconds = {**self._seconds, "update": whole - sum(self._seconds.values())}
         self._trainer.record({f"time/{phase}": number for phase, number in seconds.items()})
+        self._trainer.record({"peak_memory": peak_memory() / 2**30})
         self._seconds = dict.fromkeys(PHASES, 0.0)

@@ -62,7 +62,7 @@ def train(kind: str, folder: Path, data: LoadedData) -> dict[str, Any]:
     watched: Any = trainer
     watched.loss = watch
     trainer.train()
-    own = ("step_time", "runtime", "per_second")
+    own = ("step_time", "runtime", "per_second", "peak_memory")
     logs = [
         {key: value for key, value in entry.items() if not (key.endswith(own) or "time/" in key)}
         for entry in trainer.state.log_history
