@@ -27,6 +27,7 @@ from rookworld_rlvr.diagnosis.trainer import DiagnosedTrainer
 from rookworld_rlvr.inference import analyse
 from rookworld_rlvr.inference.model import RookWorld
 from rookworld_rlvr.reports.run import page, read_runs
+from rookworld_rlvr.training.changes import RESOLVED_CONFIG
 from rookworld_rlvr.training.checkpoints import MANIFEST
 from rookworld_rlvr.training.run_folder import open_weights, resume_point
 
@@ -189,7 +190,7 @@ def test_a_checkpoint_with_pickled_weights_is_refused(name: str, run: Path, tmp_
     (folder / name).touch()
     for wish in ("true", str(folder)):
         with pytest.raises(RookWorldError, match=rf"are a pickle \({name}\).*model.safetensors"):
-            resume_point(wish, tmp_path / "run", "a: 1")
+            resume_point(wish, tmp_path / "run", (run / RESOLVED_CONFIG).read_text())
 
 
 @pytest.mark.parametrize("name", ["pytorch_model_fsdp_0/.metadata", "global_step1/states.pt"])
@@ -200,9 +201,10 @@ def test_a_sharded_checkpoint_is_only_taken_from_the_runs_own_folder(
     folder = tmp_path / "run" / "checkpoint-1"
     (folder / name).parent.mkdir()
     (folder / name).touch()
-    assert resume_point(str(folder), tmp_path / "run", "a: 1") == folder
+    resolved = (run / RESOLVED_CONFIG).read_text()
+    assert resume_point(str(folder), tmp_path / "run", resolved) == folder
     with pytest.raises(RookWorldError, match=r"is sharded.*move it into"):
-        resume_point(str(folder), tmp_path / "other", "a: 1")
+        resume_point(str(folder), tmp_path / "other", resolved)
 
 
 # --------------------------------------------------------------------------------------------------
