@@ -11,12 +11,12 @@ import os
 import sys
 from typing import Any
 
-from .common import early
+from .common import ctrl_c
 
 __version__ = "0.2.0.dev0"
 
-if os.environ.pop(early.VARIABLE, "") or os.path.basename(sys.argv[0]) == "rookworld":
-    early.watch()
+if os.environ.pop(ctrl_c.VARIABLE, "") or os.path.basename(sys.argv[0]) == "rookworld":
+    ctrl_c.watch()
 
 
 def __getattr__(name: str) -> Any:

@@ -19,7 +19,7 @@ import yaml
 
 from .. import __version__
 from ..common import (
-    early,
+    ctrl_c,
     threads,  # noqa: F401  # for what it starts: before torch is loaded
 )
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
@@ -74,9 +74,9 @@ def main() -> NoReturn:
             launcher, line = command_line(SCRIPTS[command], words)
             start(command, Path(line[0]), options(line[1:]))
             if launcher:
-                os.environ[early.VARIABLE] = "1"
+                os.environ[ctrl_c.VARIABLE] = "1"
                 raise SystemExit(launch([*launcher, *line]))
-            early.hand_over()
+            ctrl_c.hand_over()
             os.execv(sys.executable, [sys.executable, *line])  # the script replaces this process
         elif command in MODULES:
             # -P: otherwise a chess.py in the working folder would hide python-chess

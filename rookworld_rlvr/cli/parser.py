@@ -21,7 +21,7 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 import yaml
 from trl import TrlParser
 
-from ..common import early
+from ..common import ctrl_c
 from ..common.errors import ConfigurationError, RookWorldError
 from ..common.exhausted import is_disk_full, is_out_of_memory
 from ..common.own import own_files
@@ -473,7 +473,7 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
     code: Any = 0
     others = Others.of_this_run()
     if "resume_from_checkpoint" not in _keys(main):  # training takes Ctrl-C itself, once it begins
-        early.unwatch()
+        ctrl_c.unwatch()
     try:
         main(sys.argv[1:])
     except KeyboardInterrupt:

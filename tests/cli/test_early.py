@@ -1,4 +1,3 @@
-<<<<<<< HEAD
 """What a command says before torch is loaded."""
 
 from __future__ import annotations
@@ -107,38 +106,3 @@ def test_a_fault_of_another_kind_waits_for_the_dataclasses() -> None:
     check_early(GRPO, options(["--learning_rate", "-1", "--no_preflight", "--max-steps=3"]))
     with pytest.raises(ConfigurationError, match="1 fault"):
         check_early(GRPO, options(["--learning_rat", "-1"]))
-=======
-"""Ctrl-C while `rookworld` loads its modules."""
-
-from __future__ import annotations
-
-import signal
-import subprocess
-import sys
-import time
-
-import pytest
-
-START = """
-import sys
-sys.argv = ["rookworld", "grpo", "--dry_run"]
-from rookworld_rlvr.cli.main import main
-main()
-"""
-
-
-@pytest.mark.parametrize("seconds", [0.5, 1.0, 2.0])
-def test_ctrl_c_at_the_start_is_one_line(seconds: float) -> None:
-    """Before it was a traceback with exit code 1, or nothing at all."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", START],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    time.sleep(seconds)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, err.strip(), out) == (130, "rookworld: interrupted", "")
->>>>>>> d799e41 (Keep a run's lines in its folder, and name the offline run to upload)
