@@ -157,8 +157,6 @@ METHODS: Mapping[str, Method] = {
     "resample": Method(GRPO_STEPS, {"zero_variance": "resample"}),
     "teach": Method(GRPO_STEPS, {"zero_variance": "teach"}),
     "teach_sft": Method(GRPO_STEPS, {"zero_variance": "teach", "sft_coef": 0.3}),
-    "first_error": Method(GRPO_STEPS, {"zero_variance": "teach", "credit": "first_error"}),
-    "field": Method(BOARD_STEPS, {"zero_variance": "teach", "credit": "field"}),
     "sft": Method({"openings": 1500, "hole": 300, "fill_in": 1200}, supervised=True),
     "sft_then_grpo": Method({name: n // 2 for name, n in GRPO_STEPS.items()}, after="sft_half"),
     "sft_half": Method({"openings": 500, "hole": 150, "fill_in": 600}, supervised=True),

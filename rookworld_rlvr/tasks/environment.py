@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -14,18 +13,16 @@ from rapidfuzz.distance import LCSseq, Levenshtein
 from ..common.errors import IllegalPositionError, NotationError
 from . import boards, rules
 from .scoring import BELOW_EXACT, Values
-from .task import Component, FieldSpan, Metric, Row, Sampling, Task
+from .task import Component, Metric, Row, Sampling, Task
 from .text import (
     ENVIRONMENT_PREFIX,
     MAX_HISTORY,
     clean,
     clean_answer,
-    departure,
     expand_placement,
     parse_decimal,
     parse_fen,
     parse_loose_fen,
-    words,
     write_decimal,
 )
 from .types import EnvironmentAnswer, EnvironmentPrompt, Score
@@ -315,39 +312,6 @@ class EnvironmentTask(Task):
             return ("illegal move",)
         return tuple(dict.fromkeys(_KINDS.get(name, name) for name in _wrong(answer, truth)))
 
-    def first_error(self, prompt: str, completion: str, values: Values | None = None) -> int | None:
-        """See `Task`."""
-        asked = _judged_prompt(prompt)
-        if asked is None:
-            return None
-        if score_environment(asked.fen, asked.action, completion)["exact"]:
-            return len(completion) + 1
-        return departure(
-            completion, [_as_written(rules.transition(asked.fen, asked.action), completion)]
-        )
-
-    def fields(
-        self, prompt: str, completion: str, values: Values | None = None
-    ) -> Sequence[FieldSpan] | None:
-        """See `Task`: the nine fields of `answer_fields`, 1 if right."""
-        asked = _judged_prompt(prompt)
-        if asked is None:
-            return None
-        try:
-            answer = parse_environment_answer(completion)
-        except NotationError:
-            return ()
-        wrong = _wrong(answer, rules.transition(asked.fen, asked.action))
-        texts = [
-            (start, word)
-            for start, word in words(completion)
-            if clean(word).strip() not in ("", "+")
-        ]
-        return [
-            FieldSpan(name, start, start + len(word), float(name not in wrong))
-            for name, (start, word) in zip(answer_fields(answer), texts, strict=True)
-        ]
-
     def truth(self, prompt: str, values: Values | None = None) -> str:
         """See `Task`."""
         asked = parse_environment_prompt(prompt)
@@ -419,15 +383,6 @@ def _wrong(answer: EnvironmentAnswer, truth: EnvironmentAnswer) -> list[str]:
     """The fields of an answer that are wrong."""
     true = answer_fields(truth)
     return [name for name, mine in answer_fields(answer).items() if mine != true[name]]
-
-
-def _as_written(truth: EnvironmentAnswer, completion: str) -> str:
-    """The right answer, with the reward as a completion writes it if the number is right: 1 is 1.0."""
-    fen, reward, *flags = write_environment_answer(truth).split("+")
-    written = completion.split("+")[1:2]
-    with suppress(NotationError):
-        reward = next((r for r in map(clean, written) if parse_decimal(r) == truth.reward), reward)
-    return "+".join((fen, reward, *flags))
 
 
 def _faults(answer: EnvironmentAnswer, truth: EnvironmentAnswer, squares: int) -> str:

@@ -25,7 +25,7 @@ from .fill_in_text import (
 )
 from .scoring import BELOW_EXACT, Values
 from .task import Component, Metric, Row, Sampling, Task
-from .text import FILL_IN_PREFIX, departure
+from .text import FILL_IN_PREFIX
 from .types import FILL_IN_FIELDS, EnvironmentPrompt, FillInPrompt, Score
 
 FILL_IN_COMPONENTS = ("format", "exact", "similarity")
@@ -179,15 +179,6 @@ class FillInTask(Task):
         """See `Task`: a wrong answer's kind is the hidden field."""
         kinds = super().errors(prompt, completion, values)
         return [_field(parse_fill_in_prompt(prompt)) if k == "wrong" else k for k in kinds]
-
-    def first_error(self, prompt: str, completion: str, values: Values | None = None) -> int | None:
-        """See `Task`."""
-        record = _judged_prompt(prompt)
-        if record is None:
-            return None
-        if score_fill_in(record, completion)["exact"]:
-            return len(completion) + 1
-        return departure(completion, fill_in_truth.truth(record))
 
     def truth(self, prompt: str, values: Values | None = None) -> str:
         """See `Task`; the first of the answers that fit."""

@@ -13,7 +13,7 @@ from ..common.errors import NotationError, UnjudgeableError
 from . import boards, rules
 from .boards import Arrow, position_board
 from .scoring import Values
-from .task import Component, FieldSpan, Metric, Row, Sampling, Task
+from .task import Component, Metric, Row, Sampling, Task
 from .text import (
     POLICY_PREFIX,
     clean,
@@ -245,9 +245,6 @@ _KINDS = {
 }
 
 
-_SECTION_SCORES = {"M": "candidates", "E": "evaluation", "B": "best_move"}
-
-
 _QUALITY = {"best_move": 0.5, "candidates": 0.3, "evaluation": 0.2}
 
 
@@ -346,23 +343,6 @@ class PolicyTask(Task):
         if not score["format"]:
             return ("malformed",)
         return tuple(kind for name, kind in _KINDS.items() if score[name] < 1)
-
-    def fields(
-        self, prompt: str, completion: str, values: Values | None = None
-    ) -> Sequence[FieldSpan] | None:
-        """See `Task`: the three sections, with their components of the score."""
-        score = self.score(prompt, completion, values)
-        if score is None:
-            return None
-        sections = _SECTIONS.search(completion)
-        if sections is None or not score["format"]:
-            return ()
-        spans = []
-        for number, (name, component) in enumerate(_SECTION_SCORES.items(), start=1):
-            text = f"{name}:{sections[number]}".rstrip(" ")
-            start = sections.start(number) - len(f"{name}:")
-            spans.append(FieldSpan(name, start, start + len(text), score[component]))
-        return spans
 
     def truth(self, prompt: str, values: Values | None = None) -> str | None:
         """See `Task`."""

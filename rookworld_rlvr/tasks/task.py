@@ -63,16 +63,6 @@ class Component:
 
 
 @dataclass(frozen=True, slots=True)
-class FieldSpan:
-    """Where a field of an answer stands, and how good it is."""
-
-    name: str
-    start: int  # index of its first character in the completion
-    end: int  # index after its last one
-    score: float  # in [0, 1]
-
-
-@dataclass(frozen=True, slots=True)
 class Metric:
     """A held-out metric: the share of rows whose score has a component of 1.
 
@@ -232,38 +222,6 @@ class Task(ABC):
     def is_right(self, score: Score) -> bool:
         """Whether an answer is right by the task's headline metric."""
         return score[self.metrics[self.headline].component] == 1
-
-    def first_error(self, prompt: str, completion: str, values: Values | None = None) -> int | None:
-        """The index of the first character that departs from every right answer.
-
-        Args:
-            prompt: See `score`.
-            completion: See `score`.
-            values: See `score`.
-
-        Returns:
-            ``len(completion)``, the place of the end token, if the answer ends too early and is right so
-            far; ``len(completion) + 1`` if it is right. None if the truth is not known, or if answers of
-            this task are not read from the left to the right.
-        """
-        return None
-
-    def fields(
-        self, prompt: str, completion: str, values: Values | None = None
-    ) -> Sequence[FieldSpan] | None:
-        """The fields of an answer with their scores.
-
-        Args:
-            prompt: See `score`.
-            completion: See `score`.
-            values: See `score`.
-
-        Returns:
-            The fields in the order of the text, without overlap, and with the same names for every
-            answer that can be read; empty if this one cannot be read. None if the truth is not known, or
-            if the task has no fields.
-        """
-        return None
 
     def truth(self, prompt: str, values: Values | None = None) -> str | None:
         """The right answer as text; None if it is not known.

@@ -25,11 +25,8 @@ This module checks text only; `rules` decides whether a move is legal.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any
-
-from rapidfuzz.distance import Prefix
 
 from ..common.errors import NotationError, RookWorldError
 
@@ -68,9 +65,6 @@ _RANK = re.compile(r"[1-8pnbrqkPNBRQK]{1,8}")
 
 
 _PLACEMENT = re.compile(r"[1-8pnbrqkPNBRQK/]{1,200}")
-
-
-_WORD = re.compile(r"\+|[^ +]+")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -117,44 +111,6 @@ def clean_answer(text: str) -> str:
     ('B: e2e4', '+0.5+1+0')
     """
     return clean(text).rstrip().removesuffix("+").rstrip()
-
-
-# --------------------------------------------------------------------------------------------------
-# Places
-# --------------------------------------------------------------------------------------------------
-def words(text: str) -> list[tuple[int, str]]:
-    """What stands between spaces, and each ``+`` by itself, with the index of its first character.
-
-    >>> words(" e2e4+ 0")
-    [(1, 'e2e4'), (5, '+'), (7, '0')]
-    """
-    return [(found.start(), found[0]) for found in _WORD.finditer(text)]
-
-
-def departure(text: str, rights: Iterable[str]) -> int:
-    """The index of the first character at which a text departs from all right ones.
-
-    Any number of spaces between words is right, as in reading.
-
-    Args:
-        text: A text that is not right.
-        rights: The right texts; at least one.
-
-    Returns:
-        The length of the text if it is the beginning of a right one.
-
-    >>> departure("Ke2  x", ["Ke2 0"]), departure("Ke2 ", ["Ke2 0"])
-    (5, 4)
-    """
-    mine = words(text)
-    return max(_departure(text, mine, words(right)) for right in rights)
-
-
-def _departure(text: str, mine: list[tuple[int, str]], right: list[tuple[int, str]]) -> int:
-    for (start, word), (_, other) in zip(mine, right, strict=False):
-        if word != other:
-            return start + int(Prefix.similarity(word, other))
-    return mine[len(right)][0] if len(mine) > len(right) else len(text)
 
 
 # --------------------------------------------------------------------------------------------------

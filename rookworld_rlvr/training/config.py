@@ -33,7 +33,6 @@ from .forgetting import ForgettingArguments
 from .heldout_samples import PassArguments
 from .parts.advantages import BaselineArguments
 from .parts.buckets import ShapeArguments
-from .parts.credit import CreditArguments
 from .parts.groups import VarianceArguments
 from .parts.guard import GuardArguments, metric_faults
 from .parts.kl import KLArguments
@@ -252,7 +251,6 @@ class TrainingDefaults:
 class RookWorldGRPOConfig(
     KLArguments,
     BaselineArguments,
-    CreditArguments,
     ScheduleArguments,
     SamplingArguments,
     ShapeArguments,
@@ -378,7 +376,7 @@ class RookWorldGRPOConfig(
 
     def settled_faults(self) -> list[str]:
         """Faults that show once TRL has computed the batch sizes, one sentence each."""
-        kinds = (self.variance_faults, self.credit_faults, self.supervised_group_faults)
+        kinds = (self.variance_faults, self.supervised_group_faults)
         found = [fault for faults in kinds for fault in faults(self, self.world_size)]
         return found + self._batching_faults() + self.guard_faults(self)
 

@@ -153,7 +153,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         rewards = weighted(call.rewards, self.reward_weights)  # (N,)
         prompts = list(self._logs["prompt"])[-len(rewards) :: self.num_generations]
         tasks = [str(task_of(prompt)) for prompt in prompts]
-        advantages = self.parts.advantages(self, batch, rewards, tasks, inputs)
+        advantages = self.parts.advantages(self, batch, rewards, tasks)
         if advantages is not None:  # they replace TRL's
             self._logs["advantages"].extend(advantages.tolist())
         self.parts.guide(self, batch, call)

@@ -83,7 +83,7 @@ def assert_alike(*runs: Path) -> None:
     """After training the 95% intervals overlap; each process draws samples of its own, so no more.
 
     This notices steps of another sign, or far too long. What AdamW hides, such as a gradient that is
-    summed over processes, `parts/test_shared_prompts.py` and `parts/test_credit.py` compare by number.
+    summed over processes, `parts/test_shared_prompts.py` compares by number.
     """
     found = [read(run / "results.json")["heldout"] for run in runs]
     for metric, ours in found[0].items():

@@ -17,7 +17,6 @@ from ...common.errors import RookWorldError
 from .advantages import Baseline
 from .buckets import Buckets
 from .compiling import Compiling
-from .credit import Credit
 from .groups import Batch, Groups
 from .guard import Guard
 from .judges import Judges
@@ -52,7 +51,6 @@ class Parts:
         self.compiling = Compiling.of(trainer, self.buckets)  # compiled bodies
         self.kl = KLTerm.of(trainer)  # the KL term and its coefficient
         self.baseline = Baseline.of(trainer)  # what rewards are compared with
-        self.credit = Credit.of(trainer)  # advantages by place
         self.judges = Judges.of(trainer)  # the states of frozen judges
         self.value_head = ValueHead.of(trainer)  # advantages by token
         self.vllm = VLLM.of(trainer)  # sampling by vLLM
@@ -139,7 +137,6 @@ class Parts:
         batch: Batch,
         rewards: torch.Tensor,
         tasks: Sequence[str],
-        rows: Sequence[Mapping[str, Any]],
     ) -> torch.Tensor | None:
         """Replace TRL's advantages in a batch by the parts', if one computes them.
 
@@ -148,27 +145,12 @@ class Parts:
             batch: `B` completions of this process.
             rewards: ``(N,)``, of all processes' completions; nan if there is no reward.
             tasks: The tasks of all processes' groups.
-            rows: The rows of the `B` completions.
 
         Returns:
             One advantage per completion ``(N,)``, for the log; None if TRL's are kept.
         """
         first = trainer.accelerator.process_index * len(batch["completion_ids"])
         mine = slice(first, first + len(batch["completion_ids"]))
-        logged = self._by_completion(trainer, batch, rewards, tasks, mine)
-        if self.credit is not None:
-            batch["advantages"] = self.credit.advantages(batch, rewards[mine], rows)
-        return logged
-
-    def _by_completion(
-        self,
-        trainer: Any,
-        batch: Batch,
-        rewards: torch.Tensor,
-        tasks: Sequence[str],
-        mine: slice,
-    ) -> torch.Tensor | None:
-        """As `advantages`, before they are spread over tokens by `credit`."""
         if self.value_head is not None:
             batch.update(self.value_head.advantages(batch, rewards[mine]))
             lengths = batch["completion_mask"].sum(1).clamp(min=1)
