@@ -32,7 +32,6 @@ from ..rewards.registry import check_reward_specs, known_rewards, specs_of
 from .forgetting import ForgettingArguments
 from .heldout_samples import PassArguments
 from .parts.advantages import BaselineArguments
-from .parts.buckets import ShapeArguments
 from .parts.groups import VarianceArguments
 from .parts.guard import GuardArguments, metric_faults
 from .parts.kl import KLArguments
@@ -253,7 +252,6 @@ class RookWorldGRPOConfig(
     BaselineArguments,
     ScheduleArguments,
     SamplingArguments,
-    ShapeArguments,
     SharedPromptArguments,
     PromptArguments,
     VarianceArguments,
@@ -369,7 +367,7 @@ class RookWorldGRPOConfig(
     def faults(self) -> list[str]:
         """Faults that show only when several keys are compared, one sentence each."""
         faults = self._reward_faults() + self.kl_faults(self.beta) + self.sampling_faults(self)
-        faults += self.prompt_faults() + self.value_faults(self) + self.shape_faults(self)
+        faults += self.prompt_faults() + self.value_faults(self)
         faults += self.teaching_faults(self) + self.supervised_faults(self)
         faults += self.baseline_faults(self) + vllm_faults(self)
         return faults + self._profile_faults()

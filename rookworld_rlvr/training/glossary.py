@@ -43,7 +43,6 @@ _FOLDERS: Mapping[str, str] = {
     "rewards": "reward",
     "engine": "health/engine",
     "preflight": "health/preflight",
-    "compile": "time/compile",
     "judge": "reward/judge",
 }
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import TorchDynamoPlugin
 from datasets import Dataset
 from torch.utils.data import Sampler
 from transformers import PreTrainedModel
@@ -90,11 +89,6 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         if getattr(self.args, "preflight", True):
             self.add_callback(PreflightCallback(self))
 
-    def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:
-        """Keep accelerate from compiling the model, because `parts.compiling` compiles its body."""
-        off = {"dynamo_plugin": TorchDynamoPlugin(backend="no")} if self.args.torch_compile else {}
-        return {**super()._build_accelerator_args(**kwargs), **off}
-
     def networks(self) -> list[torch.nn.Module]:
         """The policy and, if it is a separate model, the reference."""
         return [*map(self.accelerator.unwrap_model, filter(None, (self.model, self.ref_model)))]
@@ -119,7 +113,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         inputs = super()._prepare_inputs(generation_batch)
         if self._buffered_inputs is before or self.parts.shared is None:
             return inputs
-        self._buffered_inputs: Any = groups_together(self._buffered_inputs, self.num_generations)
+        self._buffered_inputs: Any = groups_together(self._buffered_inputs)
         return self._buffered_inputs[self._step % self.args.steps_per_generation]
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -191,7 +185,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     # Scoring
     # --------------------------------------------------------------------------------------------
     def _get_per_token_logps_and_entropies(self, model: Any, *rows: Any, **kwargs: Any) -> Scores:
-        """Score rows at their temperatures, each prompt once, compiled if asked for; keep the scores."""
+        """Score rows at their temperatures, each prompt once; keep the scores."""
         call = self.call or Call()
         score: Any = call.scoring(partial(self.log_probs, model))
         call.scores = score(*rows, call.temperatures, **kwargs)
@@ -206,15 +200,14 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         temperatures: torch.Tensor | None = None,
         *,
         batch_size: int | None = None,
-        plain: bool = False,
         **kwargs: Any,
     ) -> Scores:
         """Log-probs and entropies ``(B, length)`` of the last tokens of rows ``(B, T)``, as in the loss.
 
         `temperatures` ``(B,)``: None uses the trainer's. `batch_size`: rows per forward; None takes all.
-        `plain`: without padding to buckets and without compiling. `kwargs`: passed on to TRL's method.
+        `kwargs`: passed on to TRL's method.
         """
-        score = self.parts.scoring(super()._get_per_token_logps_and_entropies, temperatures, plain)
+        score = self.parts.scoring(super()._get_per_token_logps_and_entropies, temperatures)
         return Scores(*score(network, ids, mask, length, batch_size, **kwargs))
 
     def reference_log_probs(self, *rows: Any) -> torch.Tensor | None:
@@ -230,8 +223,6 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
 
     def loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> tuple[torch.Tensor, Call]:
         """TRL's loss of a micro-batch plus the parts' terms, and the record of the call to TRL."""
-        if self.parts.compiling is not None:
-            self.parts.compiling.before_loss(inputs)
         with self.within(self.parts.call(inputs)) as call:
             loss = super()._compute_loss(model, without_left_out(self, inputs))
         policy, kl = loss.detach(), torch.zeros_like(loss)

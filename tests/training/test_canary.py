@@ -26,7 +26,6 @@ PACKAGE = Path(module.__file__).parents[1]
 # Parameters of each private method that is overridden, as of TRL 1.16 and transformers 5.23, and the
 # parts that stand on it.
 OVERRIDDEN: dict[str, tuple[str, str]] = {
-    "_build_accelerator_args": ("self, kwargs", "compiling"),
     "_get_train_sampler": ("self, dataset", "prompt_sampler"),
     "_prepare_inputs": ("self, generation_batch", "shared_prompts"),
     "_generate": ("self, prompts", "timing"),
@@ -39,9 +38,9 @@ OVERRIDDEN: dict[str, tuple[str, str]] = {
         "self, model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, "
         "compute_aux_loss, pixel_values, image_grid_thw, num_images, pixel_attention_mask, "
         "spatial_shapes, num_tiles, image_sizes, token_type_ids, mm_token_type_ids, image_position_ids",
-        "sampling, buckets, compiling, kl, value_head, shared_prompts",
+        "sampling, kl, value_head, shared_prompts",
     ),
-    "_compute_loss": ("self, model, inputs", "kl, value_head, groups, compiling"),
+    "_compute_loss": ("self, model, inputs", "kl, value_head, groups"),
     "_get_grad_norm": ("self, model, grad_norm", "nonfinite"),
     "_determine_best_metric": ("self, metrics, trial", "guard"),
 }

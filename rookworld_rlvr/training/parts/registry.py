@@ -15,8 +15,6 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from ...common.errors import RookWorldError
 from .advantages import Baseline
-from .buckets import Buckets
-from .compiling import Compiling
 from .groups import Batch, Groups
 from .guard import Guard
 from .judges import Judges
@@ -47,8 +45,6 @@ class Parts:
     def __init__(self, trainer: Any) -> None:
         check_stream(trainer)
         self.task_sampling = TaskSampling.of(trainer)  # temperatures by task
-        self.buckets = Buckets.of(trainer)  # constant shapes
-        self.compiling = Compiling.of(trainer, self.buckets)  # compiled bodies
         self.kl = KLTerm.of(trainer)  # the KL term and its coefficient
         self.baseline = Baseline.of(trainer)  # what rewards are compared with
         self.judges = Judges.of(trainer)  # the states of frozen judges
@@ -71,28 +67,18 @@ class Parts:
         yield from self.own
 
     def scoring(
-        self, score: Callable[..., Scores], temperatures: torch.Tensor | None, plain: bool = False
+        self, score: Callable[..., Scores], temperatures: torch.Tensor | None
     ) -> Callable[..., Scores]:
         """TRL's method of scoring, extended by the parts.
 
         Args:
             score: TRL's method.
             temperatures: ``(B,)``; None uses the trainer's.
-            plain: Whether to leave out padding to buckets and compiling.
         """
-        buckets = None if plain else self.buckets
         if self.shared is not None:
-            score = partial(self.shared.score, score, buckets=buckets)
+            score = partial(self.shared.score, score)
         if self.task_sampling is not None and temperatures is not None:
-            score = partial(self.task_sampling.score, score)
-        if self.shared is not None and buckets is not None:
-            score = partial(self.shared.score_in_pieces, score, buckets=buckets)
-        if buckets is not None:
-            score = partial(buckets.score, score)
-        if self.compiling is not None and not plain:
-            score = partial(self.compiling.score, score)
-        if self.task_sampling is not None and temperatures is not None:
-            score = partial(score, temperatures=temperatures)
+            score = partial(self.task_sampling.score, score, temperatures=temperatures)
         return score
 
     def call(self, inputs: Mapping[str, Any]) -> Call:
@@ -171,8 +157,7 @@ class Parts:
 
     def numbers(self) -> dict[str, float]:
         """Counts for the log of a step."""
-        counting = filter(None, (self.compiling, self.nonfinite))
-        return {name: number for part in counting for name, number in part.numbers().items()}
+        return {} if self.nonfinite is None else self.nonfinite.numbers()
 
     def state(self) -> dict[str, Any]:
         """What the parts have learnt, for a resumed run."""
@@ -209,8 +194,7 @@ def check_stream(trainer: Any) -> None:
     if not isinstance(trainer.train_dataset, IterableDataset):
         return
     args = trainer.args
-    keys = ["task_sampling", "task_mixture", "task_phases", "sft_extra", "shape_buckets"]
-    keys += ["torch_compile"]
+    keys = ["task_sampling", "task_mixture", "task_phases", "sft_extra"]
     found = [key for key in keys if getattr(args, key, None)]
     for key, value in (("prompt_sampling", "by_difficulty"), ("zero_variance", "resample")):
         if getattr(args, key, None) == value:

@@ -10,14 +10,12 @@ Attention is the only layer that mixes tokens, and transformers lets us register
 each prompt and each completion separately: a prompt sees itself, a completion sees its prompt and
 itself.
 
-For the network this is an ordinary forward, so wrappers, adapters, checkpointing and compiling work as
-before.
+For the network this is an ordinary forward, so wrappers, adapters and checkpointing work as before.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,7 +26,6 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from ...common.settings import setting
 from ...models.decoding import adds_tokens
-from .buckets import Buckets
 from .part import Part, Scores, arguments_of
 from .sampling import backbone, language_model
 
@@ -112,16 +109,6 @@ AttentionInterface.register("sdpa", attention)
 # --------------------------------------------------------------------------------------------------
 # Tokens in one row
 # --------------------------------------------------------------------------------------------------
-class Sizes(NamedTuple):
-    """Shapes to pad to; constant for a compiled body."""
-
-    rows: int  # B
-    prompts: int  # G
-    prompt: int  # P, tokens in a prompt without its last
-    completion: int  # C
-    tokens: int  # N
-
-
 class Packed(NamedTuple):
     """A batch of `b` rows as one row of `N` tokens; the last `length` tokens of each are scored."""
 
@@ -142,15 +129,13 @@ def distinct_rows(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, 
     return distinct, index
 
 
-def pack(ids: torch.Tensor, mask: torch.Tensor, length: int, sizes: Sizes | None = None) -> Packed:
+def pack(ids: torch.Tensor, mask: torch.Tensor, length: int) -> Packed:
     """Pack rows ``(b, T)``, prompts padded on the left; rows without a completion are left out.
 
     Args:
         ids: Tokens.
         mask: 1 for text.
         length: The number of columns of completions.
-        sizes: Shapes to pad to. Without them, or if the rows do not fit, only the number of keys is
-            padded, to a multiple of 8.
     """
     kept = mask[:, -length:].bool()
     scored = kept.clone()
@@ -161,82 +146,45 @@ def pack(ids: torch.Tensor, mask: torch.Tensor, length: int, sizes: Sizes | None
     before = ids[active, : -length - 1], mask[active, : -length - 1]
     prompts, index = distinct_rows(*before)
     prompt_lengths = (prompts >= 0).sum(1)  # (G,)
-    shape = _shape(own, prompt_lengths, sizes)
+    longest = int(own.any(0).nonzero().max()) + 1  # C
+    longest_prompt = int(prompt_lengths.max())  # P
+    longest_prompt += -(longest_prompt + longest) % _MULTIPLE if longest_prompt else 0
 
-    steps = torch.arange(max(shape.prompt, shape.completion), device=ids.device)
-    # (G, P) and (B, C)
-    in_prompt = steps[: shape.prompt] < _padded(prompt_lengths, shape.prompts).unsqueeze(1)
-    in_completion = _padded(own, shape.rows, shape.completion)
+    steps = torch.arange(max(longest_prompt, longest), device=ids.device)
+    in_prompt = steps[:longest_prompt] < prompt_lengths.unsqueeze(1)  # (G, P)
+    in_completion = own[:, :longest]  # (B, C)
     taken = torch.cat([in_prompt.flatten(), in_completion.flatten()])
     places = (taken.cumsum(0) - 1).where(taken, 0)
     of_prompts = places[: in_prompt.numel()].view_as(in_prompt)
     of_completions = places[in_prompt.numel() :].view_as(in_completion)
-    prompt_of = _padded(index, shape.rows)
     layout = Layout(
         of_prompts,
         of_completions,
-        torch.cat([of_prompts[prompt_of], of_completions], dim=1),
-        _padded(taken.nonzero().squeeze(1), shape.tokens),
+        torch.cat([of_prompts[index], of_completions], dim=1),
+        taken.nonzero().squeeze(1),
     )
 
     # For each row, the prompt's last token and the completion without its last.
     inputs = ids[active, -length - 1 : -1]
     tokens = torch.cat([prompts[prompts >= 0], inputs[own]])
     after = prompt_lengths[index].unsqueeze(1) + torch.arange(length, device=ids.device)
-    positions = torch.cat([steps[: shape.prompt].expand_as(in_prompt)[in_prompt], after[own]])
-    causal = torch.ones(shape.completion, shape.completion, device=ids.device).tril().bool()
+    positions = torch.cat([steps[:longest_prompt].expand_as(in_prompt)[in_prompt], after[own]])
+    causal = torch.ones(longest, longest, device=ids.device).tril().bool()
     seen = [
-        in_prompt[prompt_of].unsqueeze(1).expand(-1, shape.completion, -1),
-        causal.expand(shape.rows, -1, -1),
+        in_prompt[index].unsqueeze(1).expand(-1, longest, -1),
+        causal.expand(active.numel(), -1, -1),
     ]
     rows = places.new_zeros(ids.size(0), length + 1)
-    columns = min(length, shape.completion)
-    rows[active, :columns] = of_completions[: active.numel(), :columns]
+    rows[active, :longest] = of_completions
     return Packed(
-        _padded(tokens, shape.tokens).unsqueeze(0),
-        _padded(positions, shape.tokens).unsqueeze(0),
+        tokens.unsqueeze(0),
+        positions.unsqueeze(0),
         torch.cat(seen, dim=2).unsqueeze(1),
         layout,
         rows,
         scored,
         ids[:, -length:].masked_fill(~kept, _IGNORED)[scored].unsqueeze(0),
     )
-
-
-def _shape(own: torch.Tensor, prompt_lengths: torch.Tensor, sizes: Sizes | None) -> Sizes:
-    """The shapes that completions ``(B, length)`` and prompts of lengths ``(G,)`` are padded to.
-
-    These are `sizes`, if they are large enough. Rows that are not from the training data may need more;
-    a diagnosis scores such rows.
-    """
-    completion = int(own.any(0).nonzero().max()) + 1
-    prompt = int(prompt_lengths.max())
-    tokens = int(prompt_lengths.sum() + own.sum())
-    least = Sizes(own.size(0), prompt_lengths.numel(), prompt, completion, tokens)
-    if sizes is not None and all(need <= room for need, room in zip(least, sizes, strict=True)):
-        return sizes
-    return least._replace(prompt=prompt and prompt + -(prompt + completion) % _MULTIPLE)
-
-
-def _padded(numbers: torch.Tensor, *shape: int) -> torch.Tensor:
-    """Numbers in another shape, cut off or padded with zeros at the end of each dimension."""
-    more = [
-        amount
-        for wanted, size in zip(shape[::-1], numbers.shape[::-1], strict=True)
-        for amount in (0, wanted - size)
-    ]
-    return torch.nn.functional.pad(numbers, more)
-
-
-def _pieces(prompts: torch.Tensor, mask: torch.Tensor, rows: slice, most: int) -> Iterator[slice]:
-    """Split some rows of ``(B, P)`` prompts into pieces of at most `most` distinct prompts."""
-    distinct, _ = distinct_rows(prompts[rows], mask[rows, : prompts.size(1)])
-    if distinct.size(0) <= most:
-        yield rows
-        return
-    middle = (rows.start + rows.stop) // 2
-    for half in (slice(rows.start, middle), slice(middle, rows.stop)):
-        yield from _pieces(prompts, mask, half, most)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -278,19 +226,11 @@ class Idle:
         return Scores(logps, entropies, aux_loss)
 
 
-def groups_together(batches: Sequence[Mapping[str, Any]], group: int) -> list[Mapping[str, Any]]:
+def groups_together(batches: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Reorder the rows of micro-batches so that completions of the same prompt follow one another.
 
     TRL shuffles the rows of a generation before it splits them into micro-batches, which scatters the
     groups. Prompts keep the shuffled order of their first rows. The number of micro-batches stays.
-
-    Two groups can be split between this process and others. They come first and last, because anywhere
-    else they could give a micro-batch more prompts than the constant shapes hold. It would then take
-    more forwards than on other processes, and FSDP would wait for ever.
-
-    Args:
-        batches: The micro-batches of this process.
-        group: Completions of a prompt, over all processes.
     """
     if len(batches) == 1 or any(isinstance(value, list) for value in batches[0].values()):
         return list(batches)
@@ -300,9 +240,7 @@ def groups_together(batches: Sequence[Mapping[str, Any]], group: int) -> list[Ma
         if torch.is_tensor(value) and value.dim()
     }
     _, prompt_of = distinct_rows(whole["prompt_ids"], whole["prompt_mask"])
-    rows_of = Counter(prompt_of.tolist())  # in the order of their first rows
-    split = [prompt for prompt, count in rows_of.items() if count < group]
-    prompts = [*split[:1], *(prompt for prompt in rows_of if prompt not in split), *split[1:]]
+    prompts = list(dict.fromkeys(prompt_of.tolist()))  # in the order of their first rows
     turn = torch.tensor([prompts.index(prompt) for prompt in prompt_of.tolist()])
     order = turn.argsort(stable=True).to(prompt_of.device)
     return [
@@ -357,68 +295,20 @@ class SharedPrompts(Part):
         length: int,
         batch_size: int | None = None,
         *,
-        buckets: Buckets | None = None,
         compute_entropy: bool = False,
         **kwargs: Any,
     ) -> Scores:
-        """Score rows ``(B, T)``. Rows with images and the like are left to TRL's own method, `score`.
-
-        With `buckets`, the rows are padded to a bucket already, and every forward has its shapes.
-        """
+        """Score rows ``(B, T)``. Rows with images and the like are left to TRL's own method, `score`."""
         if any(given is not None and given is not False for given in kwargs.values()):
             kwargs["compute_entropy"] = compute_entropy
             return score(network, ids, mask, length, batch_size, **kwargs)
-        sizes = None if buckets is None else self._sizes(buckets, ids.size(1))
         step = batch_size or ids.size(0)
         parts = [
-            self._forward(
-                network, ids[start : start + step], mask[start : start + step], length, sizes
-            )
+            self._forward(network, ids[start : start + step], mask[start : start + step], length)
             for start in range(0, ids.size(0), step)
         ]
         logps, entropies = zip(*parts, strict=True)
         return Scores(torch.cat(logps), torch.cat(entropies) if compute_entropy else None, None)
-
-    def score_in_pieces(
-        self,
-        score: Callable[..., Scores],
-        network: torch.nn.Module,
-        ids: torch.Tensor,
-        mask: torch.Tensor,
-        length: int,
-        batch_size: int,
-        *,
-        buckets: Buckets,
-        temperatures: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> Scores:
-        """Score rows with `score`, in pieces with no more prompts than the constant shapes hold."""
-        most = self._sizes(buckets, ids.size(1)).prompts
-        parts = []
-        for start in range(0, ids.size(0), batch_size):
-            for rows in _pieces(
-                ids[:, : -length - 1], mask, slice(start, start + batch_size), most
-            ):
-                if temperatures is not None:
-                    kwargs["temperatures"] = temperatures[rows]
-                parts.append(score(network, ids[rows], mask[rows], length, None, **kwargs))
-        logps, entropies, aux_losses = zip(*parts, strict=True)
-        return Scores(
-            torch.cat(logps),
-            None if entropies[0] is None else torch.cat(entropies),
-            None if aux_losses[0] is None else torch.stack(aux_losses).mean(),
-        )
-
-    def _sizes(self, buckets: Buckets, width: int) -> Sizes:
-        """Shapes that hold every micro-batch whose whole rows have `width` tokens."""
-        rows, group = buckets.rows, self._trainer.num_generations
-        whole = rows % group == 0 or group % rows == 0
-        prompts = max(1, rows // group) if whole else (rows - 2) // group + 2
-        completion = buckets.completion_of(width)
-        # A batch with longer prompts has shorter completions, and there are fewer prompts.
-        tokens = rows * completion + prompts * (width - completion - 1)
-        prompt = min(buckets.longest_prompt, width - 1) - 1
-        return Sizes(rows, prompts, prompt, completion, tokens)
 
     def _forward(
         self,
@@ -426,10 +316,9 @@ class SharedPrompts(Part):
         ids: torch.Tensor,
         mask: torch.Tensor,
         length: int,
-        sizes: Sizes | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log-probs and entropies ``(b, length)`` from one forward."""
-        packed = self._packed = pack(ids, mask, length, sizes)
+        packed = self._packed = pack(ids, mask, length)
         try:
             with self._trainer.accelerator.autocast():
                 output = network(

@@ -68,11 +68,6 @@ class SupervisedArguments:
                 "sft_coef: the value head of advantage_estimator: gae cannot judge right answers; set "
                 "advantage_estimator: group, or leave sft_coef out"
             )
-        if args.shape_buckets or (args.torch_compile and args.shape_buckets is None):
-            faults.append(
-                "sft_coef: right answers change the number of rows, which shape_buckets keeps constant; "
-                "set shape_buckets: [], or leave sft_coef out"
-            )
         return faults + self._extra_faults(args)
 
     def _extra_faults(self, args: GRPOConfig) -> list[str]:

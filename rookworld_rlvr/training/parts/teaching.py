@@ -288,7 +288,6 @@ class Teaching(Part):
             torch.cat(mask, dim=1).to(device),
             ids[1].size(1),
             trainer.temperatures(texts),
-            plain=True,
         ).logps
         found: list[float] = (logps * mask[1].to(device)).sum(1).tolist()
         return found

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +12,7 @@ import torch
 from peft import LoraConfig, PromptTuningConfig
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
-from rookworld_rlvr.training.parts.buckets import Buckets
-from rookworld_rlvr.training.parts.part import Call, Scores, whole
+from rookworld_rlvr.training.parts.part import Call, whole
 from rookworld_rlvr.training.parts.shared_prompts import SharedPrompts, groups_together
 from rookworld_rlvr.training.parts.value_head import values_of
 
@@ -251,78 +248,6 @@ def test_two_processes_that_shard_the_model(tmp_path: Path, beta: str) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Constant shapes
-# --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("estimator", ["group", "gae"])
-def test_with_buckets_shapes_are_constant(build: Callable[..., Any], estimator: str) -> None:
-    trainer = build(advantage_estimator=estimator, task_sampling={"policy": {}})
-    shapes = set()
-
-    def note(module: Any, args: Any, kwargs: Any) -> None:
-        tensors = (kwargs["input_ids"], kwargs["attention_mask"], *kwargs["shared_prompts"])
-        shapes.add(tuple(tuple(tensor.shape) for tensor in tensors))
-
-    handle = trainer.model.transformer.register_forward_pre_hook(note, with_kwargs=True)
-    trainer.parts.buckets = Buckets([16, 24], 8, 0, (1, 9), LENGTH)
-    batches = [ROWS[name] for name in ("groups", "torn groups", "one completion a prompt")]
-    scores = []
-    for rows in batches:
-        temperatures = torch.linspace(0.5, 1.5, len(rows[0]))
-        scores.append(scored(trainer, rows, temperatures=temperatures))
-    assert len(shapes) == 1
-    handle.remove()
-    trainer.parts.buckets = trainer.parts.shared = None
-    for rows, ours in zip(batches, scores, strict=True):
-        temperatures = torch.linspace(0.5, 1.5, len(rows[0]))
-        theirs = scored(trainer, rows, temperatures=temperatures)
-        assert_same(ours, theirs)
-
-
-@pytest.mark.parametrize("prompts", [(5, 9), (1, 3)], ids=["completions", "prompts"])
-def test_rows_that_constant_shapes_do_not_hold(
-    build: Callable[..., Any], prompts: tuple[int, int]
-) -> None:
-    """Such rows are not from the training data; a diagnosis scores some."""
-    trainer = build()
-    trainer.parts.buckets = Buckets([16, 24], 8, 0, prompts, 3)
-    assert_parity(trainer, ROWS["groups"])
-
-
-@pytest.mark.parametrize("group", [2, 3, 4, 6])
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 6, 8])
-def test_a_micro_batch_is_one_forward_however_its_groups_fall(rows: int, group: int) -> None:
-    """On each process: with different numbers of forwards, FSDP would wait for ever."""
-    shared = SharedPrompts(SimpleNamespace(networks=list, num_generations=group))
-    chance = torch.Generator().manual_seed(rows)
-    for processes, steps in itertools.product([1, 2, 3], [1, 2, 3, 5]):
-        each = rows * steps
-        if each * processes % group:
-            continue
-        drawn = torch.randint(12, (each * processes // group,), generator=chance)  # some twice
-        for prompts in drawn.repeat_interleave(group).split(each):  # TRL tears groups, too
-            ids = torch.stack([prompts, prompts, prompts], dim=1)
-            shuffled = ids[torch.randperm(each, generator=chance)]
-            together = groups_together(
-                [{"prompt_ids": part, "prompt_mask": part >= 0} for part in shuffled.split(rows)],
-                group,
-            )
-            for part in (*ids.split(rows), *(batch["prompt_ids"] for batch in together)):
-                forwards: list[int] = []
-                shared.score_in_pieces(
-                    lambda _, sent, *args, counted=forwards: (
-                        counted.append(len(sent)) or Scores(sent, None, None)
-                    ),
-                    torch.nn.Identity(),
-                    part,
-                    torch.ones_like(part),
-                    1,
-                    rows,
-                    buckets=Buckets([8], rows, 0, (2, 2), 1),
-                )
-                assert forwards == [rows]
-
-
-# --------------------------------------------------------------------------------------------------
 # Rows that cannot move anything
 # --------------------------------------------------------------------------------------------------
 def micro_batch(rows: Rows, advantages: list[float]) -> dict[str, torch.Tensor]:
@@ -411,7 +336,7 @@ def test_groups_that_were_torn_are_put_together() -> None:
         {"prompt_ids": p, "prompt_mask": m, "row": r, "scale": torch.tensor(2.0), "none": None}
         for p, m, r in zip(prompts.split(3), mask.split(3), rows.split(3), strict=True)
     ]
-    first, second = groups_together(batches, 2)
+    first, second = groups_together(batches)
     assert first["row"].tolist() == [0, 2, 1] and second["row"].tolist() == [4, 3, 5]
     assert second["prompt_ids"].tolist() == [[0, 8], [5, 6], [5, 6]]
     assert first["scale"] == 2 and first["none"] is None

@@ -555,7 +555,6 @@ TORN = {"generation_batch_size": 24, "per_device_train_batch_size": 4, "world_si
         ({"zero_variance": "teach", "advantage_estimator": "gae"}, "works on groups"),
         ({"sft_coef": 0.1, "advantage_estimator": "gae"}, "value head"),
         ({"sft_coef": -1.0}, "sft_coef: -1.0 is too small"),
-        ({"sft_coef": 0.1, "shape_buckets": [64, 128]}, "shape_buckets keeps constant"),
         ({"sft_on": "hopeless"}, "sft_on: sft_coef: 0 ignores it"),
         (
             {"sft_coef": 0.1, "sft_extra": 2, "zero_variance": "resample"},
