@@ -49,7 +49,6 @@ def main(argv: Sequence[str]) -> None:
         kl_target=1e-7,
         zero_variance="resample",
         zero_variance_extra=2.0,
-        prompt_sampling="by_difficulty",
         task_mixture={"environment": 0.5, "policy": 0.5},
         task_sampling={"environment": {}, "policy": {}},
         baseline="ema",

@@ -102,7 +102,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     # Sampling: rounds of completions, and the groups to train on
     # --------------------------------------------------------------------------------------------
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler:
-        """Draw prompts by task mixture, phases and difficulty, which TRL's sampler cannot."""
+        """Draw prompts by task mixture and phases, which TRL's sampler cannot."""
         if self.parts.prompts is None:
             return super()._get_train_sampler(dataset)
         return self.parts.prompts.open(self.train_dataset if dataset is None else dataset)
@@ -151,7 +151,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         if advantages is not None:  # they replace TRL's
             self._logs["advantages"].extend(advantages.tolist())
         self.parts.guide(self, batch, call)
-        signal = self.parts.groups.assess(prompts, rewards, call.right)
+        signal = self.parts.groups.assess(rewards)
         return Sampled(tasks, signal, inputs, batch, rewards, self.completion_log(len(rewards)))
 
     def samplings(self, prompts: Sequence[str]) -> list[Sampling]:

@@ -27,7 +27,7 @@ FAMILIES = {
     "full": [],
     "lora": ["--use_peft", "true", "--lora_r", "4", "--lora_target_modules", "c_attn", "c_proj"],
     "gae": ["--advantage_estimator", "gae"],
-    "resample": ["--zero_variance", "resample", "--prompt_sampling", "by_difficulty"],
+    "resample": ["--zero_variance", "resample"],
     "judge": ["--rewards", _JUDGED],
     "task_sampling": ["--task_sampling", _SAMPLED],
 }

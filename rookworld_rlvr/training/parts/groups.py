@@ -20,9 +20,7 @@ from trl.trainer.utils import pad
 from ...common.settings import setting
 from ..health.monitor import batch_health
 from .advantages import STD_EPSILON, nanstd
-from .difficulty import DifficultyMemory
 from .part import Part, arguments_of
-from .prompt_sampler import PromptSampling
 
 # Masks and the number of their tokens on all processes.
 _COUNTED = {"completion_mask": "num_items_in_batch", "answer_mask": "answer_items"}
@@ -241,29 +239,15 @@ class Groups(Part):
     # --------------------------------------------------------------------------------------------
     # Rounds
     # --------------------------------------------------------------------------------------------
-    def assess(
-        self, prompts: Sequence[str], rewards: torch.Tensor, right: torch.Tensor | None
-    ) -> list[bool]:
-        """Which groups of a round carry signal; the memory of difficulty is updated.
+    def assess(self, rewards: torch.Tensor) -> list[bool]:
+        """Which groups of a round carry signal.
 
         Args:
-            prompts: The prompt of each of the `P` groups.
             rewards: ``(N,)``; nan if a completion could not be scored.
-            right: Which of this process's sampled completions are right ``(B,)``, see `right.right`;
-                None if nobody asks.
         """
-        if self._memory is not None and right is not None:
-            accelerator = self._trainer.accelerator
-            flags = accelerator.gather(right.to(accelerator.device)).cpu()  # all have one memory
-            self._memory.observe(prompts, flags.view(-1, self._size).nanmean(dim=1).tolist())
         deviations = nanstd(rewards.view(-1, self._size)).flatten()
         signal: list[bool] = (deviations > self.args.zero_variance_threshold).tolist()
         return signal
-
-    @property
-    def _memory(self) -> DifficultyMemory | None:
-        prompts: PromptSampling | None = self._trainer.parts.prompts
-        return None if prompts is None else prompts.memory
 
     def more(self, rounds: Sequence[Sampled]) -> list[dict[str, Any]]:
         """This process's rows of the next round; empty if nothing is missing or the bound is reached."""
@@ -359,7 +343,7 @@ class Groups(Part):
         places: Sequence[tuple[int, int]],
         log: Mapping[tuple[str, str], Any],
     ) -> dict[str, float]:
-        """Shares of groups without signal, counts of difficulty, and numbers for the health rules."""
+        """Shares of groups without signal, and numbers for the health rules."""
         signal = [one for sampled in rounds for one in sampled.signal]
         kept = torch.tensor([rounds[number].signal[index] for number, index in places])
         skips = self.args.zero_variance == "skip"
@@ -368,8 +352,6 @@ class Groups(Part):
             "zero_variance/trained": 0.0 if skips else 1 - kept.float().mean().item(),
             "zero_variance/extra_prompts": sum(len(sampled.signal) for sampled in rounds[1:]),
         }
-        if self._memory is not None:
-            numbers |= {f"difficulty/{kind}": n for kind, n in self._memory.counts().items()}
         groups = [rounds[number].tasks[index] for number, index in places]
         tasks = [task for task in groups for _ in range(self._size)]
         numbers |= batch_health(

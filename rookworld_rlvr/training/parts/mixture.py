@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
 from ...common.settings import key_faults, setting, share_faults
 from ...data.shares import left_out_faults
@@ -58,27 +58,6 @@ class PromptArguments:
         "one without steps lasts to the end.",
         check=_phase_faults,
     )
-    prompt_sampling: Literal["uniform", "by_difficulty"] = setting(
-        "uniform",
-        "How prompts are drawn: uniform draws every prompt once before any is repeated; "
-        "by_difficulty prefers prompts whose share of right completions is near difficulty_target.",
-    )
-    difficulty_target: float = setting(
-        0.5,
-        "For prompt_sampling: by_difficulty, the share of right completions, above 0 and below 1, that "
-        "gives a prompt the highest weight, 1. The weight falls evenly from there to prompts that are "
-        "never or always answered rightly; prompts not seen yet have weight 1.",
-        above=0,
-        below=1,
-    )
-    difficulty_floor: float = setting(
-        0.0625,
-        "For prompt_sampling: by_difficulty, the lowest weight of a prompt, above 0 and up to 1: "
-        "with 0.0625, prompts that are always or never answered rightly come back a sixteenth as "
-        "often as others.",
-        above=0,
-        most=1,
-    )
 
     def prompt_faults(self, tasks: Sequence[str] | None = None) -> list[str]:
         """Faults that show only when several keys are compared, one sentence each.
@@ -89,11 +68,6 @@ class PromptArguments:
         faults = []
         if self.task_mixture is not None and self.task_phases is not None:
             faults.append("task_mixture and task_phases cannot be combined; leave one out")
-        if self.prompt_sampling == "by_difficulty" and not getattr(self, "shuffle_dataset", True):
-            faults.append(
-                f"prompt_sampling: {self.prompt_sampling!r} draws at random; leave out "
-                "shuffle_dataset: false"
-            )
         if tasks is not None and not key_faults(self, "task_mixture", "task_phases"):
             for where, mixture in self._mixtures().items():
                 faults += left_out_faults(where, mixture, tasks)

@@ -1,8 +1,7 @@
-"""Which prompts a generation batch holds: mixtures and phases of tasks, and difficulty.
+"""Which prompts a generation batch holds: mixtures and phases of tasks.
 
-Batches are numbered from 0 over the whole run. Each is drawn from its number, the seed and the memory
-of difficulty at that moment. So every process draws the same rows, and a resumed run draws what it
-would have drawn without the interruption.
+Batches are numbered from 0 over the whole run. Each is drawn from its number and the seed. So every
+process draws the same rows, and a resumed run draws what it would have drawn without the interruption.
 """
 
 from __future__ import annotations
@@ -22,20 +21,13 @@ from torch.utils.data import Sampler
 
 from ...common.errors import RookWorldError
 from ...tasks.registry import TASKS
-from .difficulty import DifficultyMemory
 from .mixture import Phase, PromptArguments
 from .part import Part, arguments_of
-
-_PROPOSALS = 64  # proposals per prompt; after these, prompts are taken whatever their weight
-
-
-_REMEMBERED = 256  # drawn batches that are kept: far more than any loader fetches ahead
-
 
 _ALL = ""  # the pool of all rows, used if there is no mixture
 
 
-_STREAM, _BATCH, _EXTRA = range(3)  # parts of seeds, so that no two draws share one
+_STREAM, _EXTRA = 0, 2  # parts of seeds, so that no two draws share one
 
 
 Rows = NDArray[np.int32]
@@ -60,10 +52,9 @@ class PromptSampler(Sampler[int]):
     In a batch, each row is repeated `mini_repeat_count` times in succession, and the whole batch is
     yielded `repeat_count` times. An epoch has as many batches as the data fill.
 
-    Without `memory`, no row of a task is repeated before all of them were drawn once, across batches and
-    epochs. With it, rows are proposed at random and accepted with the probability of their prompt's
-    weight. Either way a batch holds no row twice. Only if a task has too few rows are they repeated, all
-    equally often, give or take one.
+    No row of a task is repeated before all of them were drawn once, across batches and epochs, and a
+    batch holds no row twice. Only if a task has too few rows are they repeated, all equally often, give
+    or take one.
 
     Args:
         rows: `N` rows with the column `prompt`, and `task` if there are phases.
@@ -73,8 +64,7 @@ class PromptSampler(Sampler[int]):
         seed: The seed, which is the same on every process.
         steps_per_batch: Optimiser steps per batch; below 1 if a step takes several batches.
         phases: See `mixture.PromptArguments.phases`; empty draws from all rows.
-        memory: The weights of prompts; None draws uniformly.
-        shuffle: False takes rows in their order. It has no effect with a memory.
+        shuffle: False takes rows in their order.
 
     Raises:
         RookWorldError: A task with a share has no rows, or all rows together do not fill a batch.
@@ -90,7 +80,6 @@ class PromptSampler(Sampler[int]):
         seed: int = 0,
         steps_per_batch: float | Fraction = 1,
         phases: Sequence[Phase] = (),
-        memory: DifficultyMemory | None = None,
         shuffle: bool = True,
     ) -> None:
         self.mini_repeat_count = mini_repeat_count
@@ -99,7 +88,6 @@ class PromptSampler(Sampler[int]):
         self.seed = seed
         self.steps_per_batch = Fraction(steps_per_batch).limit_denominator(10**6)
         self.phases = tuple(phases) or (Phase({_ALL: Fraction(1)}),)
-        self.memory = memory
         self.shuffle = shuffle
         self.epoch = 0
         self.batches_per_epoch = len(rows) // batch_size
@@ -110,8 +98,6 @@ class PromptSampler(Sampler[int]):
         if phases:
             self._pools |= _rows_by_task(rows)
             self._check_tasks()
-        self._drawn: dict[int, list[int]] = {}  # by number, the latest
-        self._restored: dict[int, list[int]] = {}  # by number, from the checkpoint of a resumed run
         self._restart()
 
     # --------------------------------------------------------------------------------------------
@@ -151,22 +137,11 @@ class PromptSampler(Sampler[int]):
         """
         if number < self._next:
             self._restart()
-        counts: dict[str, int] = {}
         by_task: dict[str, list[int]] = {}
         while self._next <= number:
             counts = self._next_counts()
-            if self.memory is None:
-                by_task = {task: self._streams[task].take(count) for task, count in counts.items()}
-        if self.memory is None:
-            return _spread(by_task)
-        rows = self._restored.pop(number, None)
-        if rows is None:
-            rng = self._rng(_BATCH, number)
-            rows = _spread({task: self._draw(rng, task, count) for task, count in counts.items()})
-        self._drawn[number] = rows
-        for old in list(self._drawn)[:-_REMEMBERED]:
-            del self._drawn[old]
-        return rows
+            by_task = {task: self._streams[task].take(count) for task, count in counts.items()}
+        return _spread(by_task)
 
     def extra(self, count: int, step: int, round_: int, exclude: Collection[str] = ()) -> list[int]:
         """Extra rows, which leave the batches as they are.
@@ -180,7 +155,7 @@ class PromptSampler(Sampler[int]):
         Returns:
             Different rows with different prompts; fewer if the data have no more.
         """
-        rng = self._rng(_EXTRA, step, round_)
+        rng = np.random.default_rng((self.seed, _EXTRA, step, round_))
         shares = self.phases[self._phase_at(step)].shares
         # A random offset instead of a half makes the shares right in the long run, without any memory.
         counts = _counts(shares, count, Fraction(rng.random()))
@@ -196,22 +171,6 @@ class PromptSampler(Sampler[int]):
         """The first batch of an optimiser step."""
         epoch, within = divmod(step, self.steps_per_epoch)
         return epoch * self.batches_per_epoch + math.floor(within / self.steps_per_batch)
-
-    # --------------------------------------------------------------------------------------------
-    # Checkpoints
-    # --------------------------------------------------------------------------------------------
-    def state(self, step: int) -> dict[str, Any]:
-        """The batches that are in use at an optimiser step or fetched ahead of it, as JSON values.
-
-        Loaders fetch ahead, so these batches were drawn with an earlier state of the memory and could
-        not be drawn again.
-        """
-        first = self.batch_at(step)
-        return {"drawn": {str(at): rows for at, rows in self._drawn.items() if at >= first}}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` gave."""
-        self._restored = {int(number): list(rows) for number, rows in state["drawn"].items()}
 
     # --------------------------------------------------------------------------------------------
     # Shares
@@ -260,47 +219,18 @@ class PromptSampler(Sampler[int]):
         texts: list[str] = self._rows["prompt"][list(rows)]
         return texts
 
-    def _rng(self, *numbers: int) -> np.random.Generator:
-        return np.random.default_rng((self.seed, *numbers))
-
-    def _draw(self, rng: np.random.Generator, task: str, count: int) -> list[int]:
-        """Rows for a batch: all rows as often as they fit in, and the rest by weight."""
-        pool = self._pools[task]
-        whole, rest = divmod(count, len(pool))
-        rows: list[int] = np.tile(pool, whole).tolist()
-        return rows + self._distinct(rng, task, rest)
-
     def _distinct(
-        self, rng: np.random.Generator, task: str, count: int, seen: set[str] | None = None
+        self, rng: np.random.Generator, task: str, count: int, seen: set[str]
     ) -> list[int]:
-        """Up to `count` different rows by weight; if `seen` is given, of prompts not yet in it."""
-        pool = self._pools[task]
+        """Up to `count` random rows of different prompts that are not yet in `seen`; adds them to it."""
         chosen: list[int] = []
-        taken: set[Any] = set() if seen is None else seen
-
-        def choose(row: int, text: str) -> None:
-            key = row if seen is None else text
-            if len(chosen) < count and key not in taken:
+        for row in rng.permutation(self._pools[task]).tolist():
+            if len(chosen) == count:
+                break
+            (text,) = self._prompts([row])
+            if text not in seen:
                 chosen.append(row)
-                taken.add(key)
-
-        proposals = _PROPOSALS * count if len(pool) else 0
-        while len(chosen) < count and proposals > 0:
-            size = min(proposals, 2 * (count - len(chosen)))
-            proposals -= size
-            proposed: list[int] = pool[rng.integers(len(pool), size=size)].tolist()
-            lots = rng.random(size).tolist()
-            # With an empty memory, which is false, nothing depends on the texts, so none is read.
-            by_text = self.memory or seen is not None
-            texts = self._prompts(proposed) if by_text else [""] * size
-            for row, text, lot in zip(proposed, texts, lots, strict=True):
-                if lot < (self.memory.weight(text) if self.memory else 1.0):
-                    choose(row, text)
-        if len(chosen) < count:
-            for row in rng.permutation(pool).tolist():
-                choose(row, "" if seen is None else self._prompts([row])[0])
-                if len(chosen) == count:
-                    break
+                seen.add(text)
         return chosen
 
 
@@ -377,23 +307,19 @@ def _spread(by_task: Mapping[str, Sequence[int]]) -> list[int]:
 
 
 class PromptSampling(Part):
-    """Draws prompts by mixture, phase and difficulty, and extra ones for groups without signal.
+    """Draws prompts by mixture and phase, and extra ones for groups without signal.
 
     Args:
         trainer: The `RookWorldGRPOTrainer`.
         args: The part's keys.
 
     Attributes:
-        memory: The weights of prompts, if `prompt_sampling` asks for it; else None.
         sampler: Draws the prompts; None until training begins.
     """
 
     def __init__(self, trainer: Any, args: PromptArguments) -> None:
         self._trainer = trainer
         self._args = args
-        self.memory: DifficultyMemory | None = None
-        if args.prompt_sampling == "by_difficulty":
-            self.memory = DifficultyMemory(args.difficulty_target, args.difficulty_floor)
         self.sampler: PromptSampler | None = None
 
     @classmethod
@@ -405,8 +331,7 @@ class PromptSampling(Part):
             draws_more: Whether other parts draw rows beside the batches.
         """
         args = arguments_of(trainer.args, PromptArguments)
-        wanted = args.phases() or draws_more or args.prompt_sampling == "by_difficulty"
-        return cls(trainer, args) if wanted else None
+        return cls(trainer, args) if args.phases() or draws_more else None
 
     def open(self, dataset: Dataset) -> PromptSampler:
         """Make the sampler of the training rows, for the loader."""
@@ -420,7 +345,6 @@ class PromptSampling(Part):
             seed=trainer.args.seed,
             steps_per_batch=Fraction(fetched, trainer.args.gradient_accumulation_steps),
             phases=self._args.phases(),
-            memory=self.memory,
             shuffle=trainer.shuffle_dataset,
         )
         return self.sampler
@@ -429,15 +353,3 @@ class PromptSampling(Part):
         """Set the sampler's epoch, which nothing else sets if a run is resumed within an epoch."""
         if self.sampler is not None:
             self.sampler.seek(state.global_step)
-
-    def state(self) -> dict[str, Any]:
-        if self.memory is None or self.sampler is None:
-            return {}
-        drawn = self.sampler.state(self._trainer.state.global_step)
-        return {"difficulty": self.memory.state(), "prompts": drawn}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        if self.memory is not None and "difficulty" in state:
-            self.memory.load(state["difficulty"])
-        if self.sampler is not None and "prompts" in state:
-            self.sampler.load(state["prompts"])

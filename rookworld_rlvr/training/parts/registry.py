@@ -99,8 +99,7 @@ class Parts:
         logps: list[Any] | None,
     ) -> None:
         """Note which completions are right, choose answers to learn, and put some in; see `Teaching`."""
-        remembers = self.prompts is not None and self.prompts.memory is not None
-        if remembers or self.teaching is not None or self.supervised is not None:
+        if self.teaching is not None or self.supervised is not None:
             call.right = right(call.rows, texts, truth_of(trainer.reward_funcs))
         if self.supervised is not None:
             self.supervised.choose(call)
@@ -196,9 +195,8 @@ def check_stream(trainer: Any) -> None:
     args = trainer.args
     keys = ["task_sampling", "task_mixture", "task_phases", "sft_extra"]
     found = [key for key in keys if getattr(args, key, None)]
-    for key, value in (("prompt_sampling", "by_difficulty"), ("zero_variance", "resample")):
-        if getattr(args, key, None) == value:
-            found.append(f"{key}: {value}")
+    if getattr(args, "zero_variance", None) == "resample":
+        found.append("zero_variance: resample")
     if found:
         raise RookWorldError(
             f"{', '.join(found)}: this looks rows up by number, which an IterableDataset does not "

@@ -5,26 +5,21 @@ from __future__ import annotations
 import json
 import statistics
 import subprocess
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
 
 from rookworld_rlvr.common.errors import ConfigurationError
-from rookworld_rlvr.models import loading
-from rookworld_rlvr.tasks.registry import TASKS, score_row, task_of
-from rookworld_rlvr.tasks.scoring import values_by_move
+from rookworld_rlvr.tasks.registry import score_row, task_of
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.parts.groups import Round, fill, next_round, select_groups
 from rookworld_rlvr.training.parts.kl import KLArguments, KLTerm
 from rookworld_rlvr.training.parts.part import whole
-from rookworld_rlvr.training.parts.registry import PARTS_STATE
 
-from ...conftest import launch, mixed_rows
+from ...conftest import launch
 from ...two_processes import TEMPERATURES
 
 REWARDS = [{"name": "environment_exact"}]
@@ -239,95 +234,6 @@ def test_a_mixture_holds_in_every_batch(varied: Any) -> None:
     assert seen == [{P}, {E}, {P}, {E}]
 
 
-def planted(rows: Dataset, seen: list[str]) -> tuple[dict[str, float], Callable[..., Any]]:
-    """A share of right answers for each prompt, 0, 0.5 or 1, and a rollout that answers accordingly.
-
-    Args:
-        rows: The training rows.
-        seen: Gets the prompts of each batch.
-    """
-    shares = {row["prompt"]: (index // 2 % 3) / 2 for index, row in enumerate(rows)}
-    answers = {
-        row["prompt"]: TASKS[row["task"]].truth(row["prompt"], values_by_move(row["action_values"]))
-        for row in rows
-    }
-
-    def rollout(prompts: list[str], trainer: Any) -> dict[str, Any]:
-        seen.extend(prompts[::4])
-        texts = [
-            answers[prompt] if index % 4 < 4 * shares[prompt] else "?"
-            for index, prompt in enumerate(prompts)
-        ]
-        encode, end = trainer.processing_class, trainer.processing_class.eos_token_id
-        ids = [encode(text)["input_ids"] + [end] for text in texts]
-        return {"prompt_ids": encode(prompts)["input_ids"], "completion_ids": ids, "logprobs": None}
-
-    return shares, rollout
-
-
-def test_training_prefers_prompts_near_the_target_and_the_memory_goes_on(
-    make_trainer: Callable[..., Any],
-    random_gpt2: Any,
-    tokenizer: Any,
-    packaged: Any,
-    tmp_path: Path,
-) -> None:
-    random_gpt2.save_pretrained(tmp_path / "start")
-    rows = mixed_rows(packaged.train, each=18)
-
-    def run(folder: str, resume: Path | None = None) -> tuple[Any, list[str]]:
-        seen: list[str] = []
-        trainer = make_trainer(
-            loading.load_model(str(tmp_path / "start")),
-            tokenizer,
-            train_dataset=rows,
-            rewards=REWARDS,
-            reward_funcs=[lambda prompts, **_: [float(i % 2) for i, _ in enumerate(prompts)]],
-            output_dir=str(tmp_path / folder),
-            prompt_sampling="by_difficulty",
-            per_device_train_batch_size=32,
-            max_completion_length=60,
-            max_steps=24,
-            save_steps=6,
-            save_total_limit=4,
-            eval_steps=100,
-            load_best_model_at_end=False,
-            preflight=False,
-            logging_steps=1,
-        )
-        trainer.rollout_func = planted(rows, seen)[1]
-        trainer.train(resume_from_checkpoint=resume and str(resume))
-        return trainer, seen
-
-    trainer, seen = run("whole")
-    shares, _ = planted(rows, [])
-    memory = trainer.parts.prompts.memory
-    found = {prompt: memory.share(prompt) for prompt in {*seen}}
-    assert found == pytest.approx({prompt: shares[prompt] for prompt in found}, abs=0.01)
-    assert {task_of(prompt) for prompt in found} == {E, P}, "by right answers, not by the rewards"
-    counts = Counter(shares[prompt] for prompt in seen)
-    assert counts.total() == 24 * 8
-    for end in (0.0, 1.0):
-        assert counts[0.5] > 3 * counts[end], "12 prompts of each kind"
-        known = {prompt for prompt in found if shares[prompt] == end}
-        assert counts[end] > len(known), "some come back to be checked"
-    last = next(e for e in reversed(trainer.state.log_history) if "difficulty/right" in e)
-    kinds = Counter(shares[prompt] for prompt in found)
-    assert last["difficulty/solved"] == kinds[1.0] and last["difficulty/hopeless"] == kinds[0.0]
-    assert last["difficulty/learning"] == kinds[0.5]
-    assert last["difficulty/right"] == pytest.approx(statistics.fmean(found.values()))
-
-    middle = tmp_path / "whole" / "checkpoint-6"  # within an epoch of four steps
-    _, rest = run("again", middle)
-    assert rest == seen[6 * 8 :]
-    written = [
-        (tmp_path / folder / "checkpoint-24" / PARTS_STATE).read_bytes()
-        for folder in ("whole", "again")
-    ]
-    assert written[0] == written[1]
-    assert (middle / PARTS_STATE).read_bytes() != written[0]
-
-
 def test_faults_are_found_together() -> None:
     def faults(**options: Any) -> str:
         with pytest.raises(ConfigurationError) as caught:
@@ -340,10 +246,8 @@ def test_faults_are_found_together() -> None:
     found = faults(
         zero_variance="resample",
         multi_objective_aggregation="normalize_then_sum",
-        prompt_sampling="by_dificulty",
     )
     assert "needs multi_objective_aggregation" in found
-    assert "did you mean by_difficulty" in found
 
 
 # --------------------------------------------------------------------------------------------------
@@ -373,7 +277,7 @@ def test_two_processes_decide_alike_where_only_one_lacks_signal(
     assert len(steps) == 3
     assert all(0 < entry["zero_variance/trained"] <= 0.5 for entry in steps), "the second's half"
     assert all(entry["zero_variance/extra_prompts"] == 8 for entry in steps), "up to the bound"
-    assert first["state"]["kl"]["beta"] != 0.1 and first["state"]["difficulty"]["shares"]
+    assert first["state"]["kl"]["beta"] != 0.1
     window = first["state"]["judges"]["judge"]["window"]
     assert len(set(window)) > 12, "of both processes' completions"
 

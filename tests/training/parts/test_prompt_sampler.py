@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,13 +15,12 @@ from accelerate import skip_first_batches
 from accelerate.data_loader import prepare_data_loader
 from datasets import Dataset
 from torch.utils.data import DataLoader
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainingArguments
 from trl.trainer.utils import RepeatSampler
 
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 from rookworld_rlvr.common.settings import key_faults
-from rookworld_rlvr.training.parts.difficulty import DifficultyMemory
 from rookworld_rlvr.training.parts.mixture import Phase, PromptArguments
 from rookworld_rlvr.training.parts.prompt_sampler import PromptSampler
 
@@ -87,19 +85,15 @@ def test_too_few_rows_are_refused() -> None:
 # --------------------------------------------------------------------------------------------------
 # Mixtures and phases
 # --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("by_difficulty", [False, True])
 @pytest.mark.parametrize(
     ("share", "batch_size"), [(0.5, 5), (0.3, 4), (0.1, 8), (1 / 3, 8), (0.35, 20), (0, 3)]
 )
-def test_shares_hold_in_every_batch_and_exactly_over_all(
-    share: float, batch_size: int, by_difficulty: bool
-) -> None:
+def test_shares_hold_in_every_batch_and_exactly_over_all(share: float, batch_size: int) -> None:
     data = rows()
     found = sampler(
         data,
         batch_size,
         phases=phases(task_mixture={"policy": share, "environment": 1 - share}),
-        memory=DifficultyMemory(0.5, 0.1) if by_difficulty else None,
     )
     total = 0
     for number in range(120):
@@ -182,22 +176,16 @@ def test_each_prompt_of_a_task_comes_once_a_pass() -> None:
             assert sorted(own[at : at + size]) == list(range(first, last))
 
 
-@pytest.mark.parametrize("by_difficulty", [False, True])
 @pytest.mark.parametrize("batch_size", [8, 13, 30])
-def test_no_row_comes_twice_in_a_batch(batch_size: int, by_difficulty: bool) -> None:
-    memory = DifficultyMemory(0.5, 0.0625)
-    data = rows()
-    memory.observe(data["prompt"][:25], [1.0] * 25)
-    found = sampler(data, batch_size, memory=memory if by_difficulty else None)
+def test_no_row_comes_twice_in_a_batch(batch_size: int) -> None:
+    found = sampler(rows(), batch_size)
     for number in range(60):
         assert len(set(found.batch(number))) == batch_size
 
 
-@pytest.mark.parametrize("by_difficulty", [False, True])
-def test_of_too_few_rows_none_comes_much_more_often(by_difficulty: bool) -> None:
-    memory = DifficultyMemory(0.5, 0.0625) if by_difficulty else None
+def test_of_too_few_rows_none_comes_much_more_often() -> None:
     mixture = phases(task_mixture={"policy": 0.5, "environment": 0.5})
-    found = sampler(rows(30, 3), 14, phases=mixture, memory=memory)
+    found = sampler(rows(30, 3), 14, phases=mixture)
     for number in range(40):
         counts = Counter(row for row in found.batch(number) if row >= 30)
         assert sorted(counts.values()) == [2, 2, 3]
@@ -207,127 +195,6 @@ def test_other_seeds_and_other_epochs_have_other_orders() -> None:
     found = sampler(seed=1)
     assert list(found) != list(found)
     assert list(sampler(seed=1)) != list(sampler(seed=2))
-
-
-# --------------------------------------------------------------------------------------------------
-# Difficulty
-# --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("target", "weights"),
-    [
-        (0.5, {0.0: 0.2, 0.125: 0.25, 0.25: 0.5, 0.5: 1.0, 0.75: 0.5, 1.0: 0.2}),
-        (0.25, {0.0: 0.2, 0.125: 0.5, 0.25: 1.0, 0.625: 0.5, 0.75: 1 / 3, 1.0: 0.2}),
-    ],
-)
-def test_weights_fall_from_the_target_to_both_ends(
-    target: float, weights: dict[float, float]
-) -> None:
-    memory = DifficultyMemory(target, floor=0.2)
-    memory.observe([str(share) for share in weights], list(weights))
-    found = {share: memory.weight(str(share)) for share in weights}
-    assert found == pytest.approx(weights, abs=0.01), "a share is kept to 1 in 255"
-    assert memory.weight("never seen") == 1 and memory.share("never seen") is None
-
-
-def test_each_visit_moves_the_share_half_way() -> None:
-    memory = DifficultyMemory(0.5, 0.0625)
-    shares = []
-    for share in [0.0, *[1.0] * 12]:
-        memory.observe(["taught"], [share])
-        shares.append(memory.share("taught"))
-    assert shares[:4] == pytest.approx([0, 0.5, 0.75, 0.875], abs=0.01), "the first visit sets it"
-    assert shares[-1] == 1 and memory.weight("taught") == 0.0625, "it gets to the end"
-    for _ in range(12):
-        memory.observe(["taught"], [0.0])
-    assert memory.share("taught") == 0
-
-
-def test_prompts_seen_are_counted_by_their_share() -> None:
-    memory = DifficultyMemory(0.5, 0.0625)
-    memory.observe(["a", "b", "c", "d", "unknown"], [1.0, 1.0, 0.0, 0.4, torch.nan])
-    expected = {"solved": 2, "hopeless": 1, "learning": 1, "right": 0.6}
-    assert memory.counts() == pytest.approx(expected)
-    assert len(memory) == 4 and memory.weight("unknown") == 1
-    memory.observe(["b"], [0.0])
-    expected = {"solved": 1, "hopeless": 1, "learning": 2, "right": 0.475}
-    assert memory.counts() == pytest.approx(expected, abs=0.01)
-    for _ in range(4):
-        memory.observe(["b"], [1.0])
-    assert memory.counts()["solved"] == 2, "at least 95% lately"
-
-
-def test_a_memory_with_nothing_to_go_by_says_so() -> None:
-    memory = DifficultyMemory(0.5, 0.0625)
-    assert memory.counts() == {"solved": 0, "hopeless": 0, "learning": 0}
-    with pytest.raises(RookWorldError, match=r"none of the first 2 prompts .* set prompt_sampling"):
-        memory.observe(["a", "b"], [torch.nan, torch.nan])
-    memory.observe(["a", "b"], [0.5, torch.nan])
-    memory.observe(["b"], [torch.nan])
-    assert len(memory) == 1, "a few unknown ones are left out"
-
-
-def test_a_floor_of_one_leaves_every_weight() -> None:
-    memory = DifficultyMemory(0.5, floor=1.0)
-    memory.observe(["easy"], [1.0])
-    assert memory.weight("easy") == 1
-
-
-def test_what_is_remembered_survives_json() -> None:
-    data = rows()
-    memory = DifficultyMemory(0.5, 0.1)
-    for size in (40, 20, 10):
-        memory.observe(data["prompt"][:size], [(index % 5) / 4 for index in range(size)])
-    written = json.dumps(memory.state())
-    assert len(written) < 40 * 12 + 20, "hash and share are 9 bytes, so 12 characters"
-    after = DifficultyMemory(0.5, 0.1)
-    after.load(json.loads(written))
-    assert json.dumps(after.state()) == written and after.counts() == memory.counts()
-    shares = [after.share(prompt) for prompt in data["prompt"]]
-    assert shares == [memory.share(prompt) for prompt in data["prompt"]]
-    assert len({*shares}) == 6
-    moved = DifficultyMemory(0.25, 0.1)
-    moved.load(memory.state())
-    assert moved.weight(data["prompt"][1]) == pytest.approx(1, abs=0.01), "a new target applies"
-
-
-def test_the_memory_of_an_older_version_is_refused() -> None:
-    old = {"hopeless": ["00"], "solved": [""], "running": {}, "learning": 3}
-    with pytest.raises(RookWorldError, match=r"older version.*remove `difficulty` from"):
-        DifficultyMemory(0.5, 0.1).load(old)
-
-
-def test_prompts_near_the_target_come_more_often_than_both_ends() -> None:
-    data = rows(150, 150)
-    shares = [0.0] * 100 + [0.5] * 100 + [1.0] * 100
-    memory = DifficultyMemory(0.5, 0.0625)
-    memory.observe(data["prompt"], shares)
-    found = sampler(data, memory=memory, seed=3)
-
-    def drawn(numbers: range) -> Counter[float]:
-        indices = itertools.chain(*(found.batch(number) for number in numbers))
-        return Counter(shares[index] for index in indices)
-
-    counts = drawn(range(400))
-    assert counts.total() == 3200
-    expected = 3200 / 18  # weights of 1, 1/16 and 1/16
-    for end in (0.0, 1.0):
-        assert 0.7 * expected < counts[end] < 1.3 * expected, "seldom, but it comes back"
-    visited = data["prompt"][200:]
-    memory.observe(visited, [0.0] * 100)  # solved ones went wrong when they were checked
-    again = drawn(range(400, 800))
-    assert again[1.0] == pytest.approx(again[0.5], rel=0.2), "and then they are practised again"
-
-
-def test_difficulty_weighs_within_a_task_only() -> None:
-    data = rows(100, 100)
-    memory = DifficultyMemory(0.5, 0.0625)
-    memory.observe(data["prompt"][:190], [1.0] * 190)
-    mixture = phases(task_mixture={"policy": 0.5, "environment": 0.5})
-    found = sampler(data, memory=memory, phases=mixture)
-    batches = [found.batch(number) for number in range(50)]
-    assert all(tasks_of(data, batch)["policy"] == 4 for batch in batches)
-    open_ = sum(index >= 190 for batch in batches for index in batch)
-    assert open_ > 0.5 * 50 * 4, "10 of 100 policy rows, most of what is drawn"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -362,69 +229,9 @@ def test_extra_rows_hold_their_shares_on_average() -> None:
     assert 0.2 < sum(policy) / 400 < 0.4
 
 
-def test_extra_rows_go_by_difficulty() -> None:
-    data = rows(200, 200)
-    memory = DifficultyMemory(0.5, 0.0625)
-    memory.observe(data["prompt"][:200], [1.0] * 200)
-    found = sampler(data, memory=memory)
-    drawn = [index for step in range(50) for index in found.extra(8, step, 0)]
-    assert sum(index < 200 for index in drawn) < 0.15 * len(drawn)
-
-
 # --------------------------------------------------------------------------------------------------
 # Processes and checkpoints
 # --------------------------------------------------------------------------------------------------
-def observe(memory: DifficultyMemory, data: Dataset, batch: list[int]) -> None:
-    """A row's share of right completions changes from batch to batch."""
-    shares = [((index + sum(batch)) % 5) / 4 for index in batch]
-    memory.observe(data["prompt"][batch], shares)
-
-
-def test_two_processes_draw_the_same() -> None:
-    data = rows()
-    found = []
-    for _ in range(2):
-        memory = DifficultyMemory(0.5, 0.0625)
-        one = sampler(data, memory=memory, seed=5)
-        for number in range(30):
-            observe(memory, data, one.batch(number))
-        found.append([one.batch(number) for number in range(30, 40)])
-    assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("by_difficulty", [False, True])
-def test_a_run_that_goes_on_draws_what_it_would_have_drawn(by_difficulty: bool) -> None:
-    """As loaders do, each batch is fetched before the one before it has been observed."""
-    data = rows()
-
-    def fresh() -> tuple[PromptSampler, DifficultyMemory]:
-        memory = DifficultyMemory(0.5, 0.0625)
-        mixture = phases(task_mixture={"policy": 0.4, "environment": 0.6})
-        return sampler(data, phases=mixture, memory=memory if by_difficulty else None), memory
-
-    def run(found: PromptSampler, memory: DifficultyMemory, first: int, last: int) -> list[Any]:
-        trained = []
-        ahead = found.batch(first)
-        for number in range(first, last):
-            batch, ahead = ahead, found.batch(number + 1)
-            trained.append(batch)
-            observe(memory, data, batch)
-        return trained
-
-    undisturbed = run(*fresh(), 0, 20)
-    for stop in range(1, 20):
-        found, memory = fresh()
-        assert run(found, memory, 0, stop) == undisturbed[:stop]
-        drawn, difficulty = json.loads(json.dumps([found.state(stop), memory.state()]))
-        assert set(drawn["drawn"]) == ({str(stop)} if by_difficulty else set())
-        found, memory = fresh()
-        found.load(drawn)
-        memory.load(difficulty)
-        for number in range(stop):
-            found.batch(number)  # skipped
-        assert run(found, memory, stop, 20) == undisturbed[stop:]
-
-
 def loader(found: PromptSampler, world: int, rank: int) -> Any:
     """As accelerate prepares it, of batches of 8 over all processes."""
     return prepare_data_loader(
@@ -466,33 +273,16 @@ class _Linear(torch.nn.Module):
 
 
 class _Trainer(Trainer):
-    """`transformers.Trainer` with this sampler; each step's rows are observed."""
+    """`transformers.Trainer` with this sampler."""
 
     def __init__(self, data: Dataset, **kwargs: Any) -> None:
-        self.data = data
-        self.memory = DifficultyMemory(0.5, 0.0625)
-        self.prompts = sampler(data, memory=self.memory)
-        self.states: dict[int, str] = {}  # by step
+        mixture = phases(task_mixture={"policy": 0.4, "environment": 0.6})
+        self.prompts = sampler(data, phases=mixture)
         indices = Dataset.from_dict({"index": range(len(data))})
         super().__init__(model=_Linear(), train_dataset=indices, **kwargs)
-        self.add_callback(_Observer(self))
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> PromptSampler:
         return self.prompts
-
-
-class _Observer(TrainerCallback):
-    def __init__(self, trainer: _Trainer) -> None:
-        self.trainer = trainer
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer.prompts.seek(state.global_step)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        observe(self.trainer.memory, self.trainer.data, self.trainer.model.seen[-1])
-        step = state.global_step
-        left = [self.trainer.prompts.state(step), self.trainer.memory.state()]
-        self.trainer.states[step] = json.dumps(left)
 
 
 @pytest.mark.parametrize("step", [3, 6, 15])
@@ -510,11 +300,7 @@ def test_transformers_goes_on_with_the_same_rows(tmp_path: Path, step: int) -> N
     whole = _Trainer(rows(), args=args)
     whole.train()
     assert len({tuple(batch) for batch in whole.model.seen}) == 20
-    assert len(whole.memory), "difficulty has a say"
     after = _Trainer(rows(), args=args)
-    drawn, difficulty = json.loads(whole.states[step])
-    after.prompts.load(drawn)
-    after.memory.load(difficulty)
     after.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
     assert after.model.seen == whole.model.seen[step:]
 
@@ -556,9 +342,6 @@ def test_all_faults_are_found_together() -> None:
     arguments = PromptArguments(
         task_mixture={"polcy": 0.5, "environment": -0.5},
         task_phases=[{"policy": 1}, {"steps": 0, "policy": 0.4, "environment": 0.5}, 3],
-        prompt_sampling="by_dificulty",  # type: ignore[arg-type]
-        difficulty_floor=0.0,
-        difficulty_target=1.0,
     )
     found = "\n".join(key_faults(arguments) + arguments.prompt_faults())
     for words in (
@@ -569,9 +352,6 @@ def test_all_faults_are_found_together() -> None:
         "task_phases: entry 2: the shares add up to 0.9, not to 1",
         "task_phases: entry 3: 3 must be a mapping",
         "cannot be combined",
-        "prompt_sampling: 'by_dificulty' is not a valid value; did you mean by_difficulty?",
-        "difficulty_floor: 0.0 is not in (0, 1]",
-        "difficulty_target: 1.0 is not in (0, 1)",
     ):
         assert words in found
 
@@ -594,24 +374,3 @@ def test_a_fault_names_its_value(options: dict[str, Any], words: str) -> None:
     arguments = PromptArguments(**options)
     faults = key_faults(arguments) + arguments.prompt_faults(["environment"])
     assert len(faults) == 1 and words in faults[0]
-
-
-def test_rows_in_their_order_are_not_drawn_at_random() -> None:
-    @dataclass
-    class Ordered(PromptArguments):
-        shuffle_dataset: bool = False
-
-    assert Ordered().prompt_faults() == []
-    faults = Ordered(prompt_sampling="by_difficulty").prompt_faults()
-    assert len(faults) == 1 and "shuffle_dataset: false" in faults[0]
-
-
-def test_what_is_logged_of_the_memory_does_not_depend_on_its_order() -> None:
-    """A resumed run has its prompts in the order of their hashes, not in that of their visits."""
-    memory = DifficultyMemory(0.5, 0.1)
-    texts = [f"prompt {number}" for number in range(997)]
-    memory.observe(texts, [(number * number % 7) / 7 for number in range(997)])
-    again = DifficultyMemory(0.5, 0.1)
-    again.load(memory.state())
-    assert [*again._shares] != [*memory._shares]
-    assert again.counts() == memory.counts()
