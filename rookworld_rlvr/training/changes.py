@@ -45,7 +45,7 @@ FIXED = {
     for item in fields(group)
 } - _FREE | {
     # which rows come, and what is right
-    *("seed", "data_seed", "shuffle_dataset", "task_mixture", "task_phases", "prompt_sampling"),
+    *("seed", "data_seed", "shuffle_dataset", "task_mixture", "task_phases"),
     *("labels", "engine_depth", "engine_nodes"),
     # what a checkpoint holds the state of
     *("model_init_kwargs", "optim", "optim_args", "optim_target_modules", "advantage_estimator"),

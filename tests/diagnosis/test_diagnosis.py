@@ -87,7 +87,7 @@ def start(random_gpt2: GPT2LMHeadModel, tmp_path: Path) -> str:
         {"gradient_accumulation_steps": 2},
         {"task_sampling": {"policy": {"temperature": 0.5}}},
         {"zero_variance": "skip", "loss_type": "grpo"},
-        {"zero_variance": "teach", "teach_shaping": "luffy", "max_completion_length": 96},
+        {"zero_variance": "teach", "max_completion_length": 96},
         {**TAUGHT, "gradient_accumulation_steps": 2},
     ],
     ids=lambda options: "-".join(map(str, options.values())),

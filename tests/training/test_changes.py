@@ -195,7 +195,6 @@ CHANGED: dict[str, dict[str, Any]] = {
         "lr_scheduler_type": "cosine_with_min_lr",
         "lr_scheduler_kwargs": {"min_lr": 1e-4},
         "sft_coef": 0.1,
-        "sft_warmup_steps": 1,
         "steps_per_generation": 2,
         "beta": 0.0,
     },

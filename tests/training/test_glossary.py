@@ -102,8 +102,8 @@ def test_held_out_metrics_and_rewards_have_their_entries() -> None:
 
 def test_the_metrics_of_teaching_have_their_entries() -> None:
     counts = ("hopeless", "share", "right", "left_hopeless", "still_hopeless")
-    names = [f"teach/{name}" for name in (*counts, "answer_logp", "answer_gain")]
-    for name in (*names, "sft/loss", "sft/coefficient"):
+    names = [f"teach/{name}" for name in counts]
+    for name in (*names, "sft/loss"):
         entry = explain(dashboard_key(name))
         assert entry is not None and not entry.always, name
 

@@ -406,11 +406,7 @@ def _judges(names: Iterable[str]) -> list[str]:
 # Right answers that are taught
 # --------------------------------------------------------------------------------------------------
 def taught_share_stays(history: History, bound: float) -> Reading | None:
-    """Compare the last five logs with the first five.
-
-    The share of hopeless groups must stay too. If it falls, the model learns, although a small
-    `teach_share` may keep the taught share where it is.
-    """
+    """Compare the last five logs with the first five."""
     shares, hopeless = history.values("teach/share"), history.values("teach/hopeless")
     if len(shares) < 2 * _FEWEST:
         return None
@@ -422,15 +418,3 @@ def taught_share_stays(history: History, bound: float) -> Reading | None:
 def _ends(values: Sequence[float]) -> tuple[float, float]:
     """Means of the first five and of the last five values."""
     return statistics.fmean(values[:_FEWEST]), statistics.fmean(values[-_FEWEST:])
-
-
-def taught_copied(history: History, bound: float) -> Reading | None:
-    """The gain of taught answers in the last five logs, at an evaluation that shows no rise."""
-    gains = [value for _, value in history.series.get("teach/answer_gain", ())][-_FEWEST:]
-    points = history.series["eval_overall"] if history.get("eval_overall") is not None else []
-    if len(gains) < _FEWEST or len(points) < 2:
-        return None
-    (step, before), (_, now) = points[0], points[-1]
-    gain = statistics.fmean(gains)
-    detail = f"from {before:.3f} at step {step} to {now:.3f}"
-    return Reading(gain, gain > bound and now <= before, detail)

@@ -99,11 +99,10 @@ class Parts:
         logps: list[Any] | None,
     ) -> None:
         """Note which completions are right, choose answers to learn, and put some in; see `Teaching`."""
-        if self.teaching is not None or self.supervised is not None:
-            call.right = right(call.rows, texts, truth_of(trainer.reward_funcs))
         if self.supervised is not None:
             self.supervised.choose(call)
         if self.teaching is not None:
+            call.right = right(call.rows, texts, truth_of(trainer.reward_funcs))
             self.teaching.teach(call, ids, texts, logps)
 
     def guide(self, trainer: Any, batch: Batch, call: Call) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from trl import GRPOConfig
@@ -33,24 +33,10 @@ class SupervisedArguments:
         "token. 0 leaves it out.",
         least=0,
     )
-    sft_on: Literal["all", "hopeless"] = setting(
-        "all",
-        "The prompts whose right answers the supervised term takes: all, or those of groups without a "
-        "right completion (hopeless).",
-    )
     sft_extra: int = setting(
         0,
         "For each prompt that is sampled, how many further training prompts give the supervised term "
         "their right answers. They are not sampled, so they cost a third of the time.",
-        least=0,
-    )
-    sft_warmup_steps: int = setting(
-        0, "The number of optimiser steps over which sft_coef rises linearly from 0.", least=0
-    )
-    sft_decay_steps: int = setting(
-        0,
-        "The number of optimiser steps after the warm-up over which sft_coef falls linearly to 0; with "
-        "0 it stays.",
         least=0,
     )
 
@@ -71,15 +57,11 @@ class SupervisedArguments:
         return faults + self._extra_faults(args)
 
     def _extra_faults(self, args: GRPOConfig) -> list[str]:
-        conflicts = {
-            "sft_on: hopeless": self.sft_on == "hopeless",
-            "zero_variance: resample": getattr(args, "zero_variance", "keep") == "resample",
-        }
+        if not self.sft_extra or getattr(args, "zero_variance", "keep") != "resample":
+            return []
         return [
-            f"sft_extra: {self.sft_extra} prompts that are not sampled do not go with {key}; leave "
-            "either out"
-            for key, holds in conflicts.items()
-            if self.sft_extra and holds
+            f"sft_extra: {self.sft_extra} prompts that are not sampled do not go with zero_variance: "
+            "resample; leave either out"
         ]
 
     def supervised_group_faults(self, args: GRPOConfig, processes: int) -> list[str]:
@@ -105,27 +87,13 @@ class Supervised(Part):
         args = arguments_of(trainer.args, SupervisedArguments)
         return cls(trainer, args) if args.sft_coef else None
 
-    def coefficient(self, step: int) -> float:
-        """The term's coefficient at an optimiser step, counted from 0."""
-        warmup, decay = self.args.sft_warmup_steps, self.args.sft_decay_steps
-        if step < warmup:
-            return self.args.sft_coef * step / warmup
-        if not decay:
-            return self.args.sft_coef
-        return self.args.sft_coef * max(0.0, 1 - (step - warmup) / decay)
-
     def choose(self, call: Call) -> None:
-        """Choose a right answer of each of a round's `P` groups; empty if it is not to be learnt."""
-        assert call.right is not None
-        trainer, size = self._trainer, self._trainer.num_generations
-        step = trainer.state.global_step
-        if step >= self.args.sft_warmup_steps and not self.coefficient(step):
-            return  # the decay is over
-        call.answers = []
-        for group, row in zip(call.right.view(-1, size), call.rows[::size], strict=True):
-            wanted = self.args.sft_on == "all" or not group.any()
-            found = taught_answer(trainer, row, "sft") if wanted else None
-            call.answers.append(found[1] if found else [])
+        """Choose a right answer of each of a round's `P` groups; empty if it cannot be learnt."""
+        found = (
+            taught_answer(self._trainer, row, "sft")
+            for row in call.rows[:: self._trainer.num_generations]
+        )
+        call.answers = [answer[1] if answer else [] for answer in found]
 
     def guide(self, batch: dict[str, torch.Tensor], call: Call) -> None:
         """Add the chosen answers to a batch, each in its group's first row.
@@ -217,28 +185,26 @@ class Supervised(Part):
         return torch.zeros(len(inputs["advantages"]), dtype=torch.bool)
 
     def term(self, trainer: Any, call: Call, inputs: Mapping[str, Any]) -> torch.Tensor | None:
-        """The supervised term with the current coefficient."""
+        """The supervised term."""
         if call.answer_logps is None:
             return None
-        coefficient = self.coefficient(trainer.state.global_step)
         tokens = sum(inputs[name].sum() for name in ("answer_mask", "extra_mask") if name in inputs)
-        self._log(-call.answer_logps.detach().sum(), tokens, coefficient)
+        self._log(-call.answer_logps.detach().sum(), tokens)
         return self.weighted(call.answer_logps, inputs)
 
     def weighted(self, logps: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
-        """What the answers' log-probs ``(g, L)`` add to the loss, with the current coefficient."""
+        """What the answers' log-probs ``(g, L)`` add to the loss."""
         trainer = self._trainer
         # `answer_items` spans the generation, of which a step takes a part.
         steps = trainer.current_gradient_accumulation_steps / trainer.args.steps_per_generation
         items = inputs["answer_items"].clamp(min=1) / trainer.accelerator.num_processes * steps
-        loss: torch.Tensor = -self.coefficient(trainer.state.global_step) * logps.sum() / items
+        loss: torch.Tensor = -self.args.sft_coef * logps.sum() / items
         return loss
 
-    def _log(self, loss: torch.Tensor, tokens: torch.Tensor, coefficient: float) -> None:
+    def _log(self, loss: torch.Tensor, tokens: torch.Tensor) -> None:
         total = self._trainer.accelerator.reduce(torch.stack([loss, tokens.to(loss)]), "sum")
         if total[1]:
             self._trainer.record({"sft/loss": (total[0] / total[1]).item()})
-        self._trainer.record({"sft/coefficient": coefficient})
 
 
 class _Answers(NamedTuple):

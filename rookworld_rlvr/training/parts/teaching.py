@@ -6,35 +6,25 @@ a group (LUFFY: J. Yan et al., "Learning to reason under off-policy guidance", 2
 mixes in answers of a stronger model). Its reward is what the rewards give it.
 
 A taught answer was not sampled from the policy, so that it has a term of its own in the loss:
-``-A w(p)`` by token, where `A` is its advantage in the group and `p` the token's probability. `w` is
-``log p`` (the token weighs as much as a sampled one), ``p`` (exact importance sampling from an author
-who always gives this answer), or LUFFY's ``p / (p + gamma)``.
+``-A log p`` by token, where `A` is its advantage in the group and `p` the token's probability. The token
+thus weighs as much as a sampled one.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from trl import GRPOConfig
-from trl.trainer.utils import pad
 
 from ...common.settings import setting
 from .aggregation import aggregate
 from .part import Call, Part, arguments_of
-from .right import answer_tokens, taught_answer
-
-Shaping = Literal["log", "none", "luffy"]
-
-LATER = 50  # steps after which a taught answer's probability is looked at again
-_WATCHED = 4  # taught answers of a step that are looked at
-_KEPT = 0.9  # share of the running mean that a step keeps
+from .right import taught_answer
 
 
 @dataclass
@@ -46,27 +36,6 @@ class TeachingArguments:
         "For zero_variance: teach, how many completions of a group without a right one are replaced by "
         "right answers.",
         least=1,
-    )
-    teach_shaping: Shaping = setting(
-        "log",
-        "What a taught token adds to the loss, times its advantage: log (its log-prob, so that it "
-        "weighs as much as a sampled token), none (its probability p), or luffy (p / (p + "
-        "teach_gamma)).",
-    )
-    teach_gamma: float = setting(
-        0.1, "For teach_shaping: luffy; smaller values weigh unlikely tokens more.", above=0
-    )
-    teach_share: float = setting(
-        1.0,
-        "The largest share of a batch's groups that are taught, from 0 to 1.",
-        least=0,
-        most=1,
-    )
-    teach_decay: Literal["none", "steps", "hopeless"] = setting(
-        "none",
-        "How teach_share falls during the run: not at all (none), linearly to 0 at the last step "
-        "(steps), or with the share of groups that have no right completion, compared with that of the "
-        "first step (hopeless).",
     )
 
     def teaching_faults(self, args: GRPOConfig) -> list[str]:
@@ -114,11 +83,9 @@ class Teaching(Part):
         self.args = args
         self._trainer = trainer
         self._size = trainer.num_generations
-        self._hopeless: list[float] = []  # share of groups: in the first step, and a running mean
         # Hashes of taught prompts: without a right completion since, and with one.
         self._open: set[str] = set()
         self._left: set[str] = set()
-        self._watched: list[list[Any]] = []  # step, prompt, answer, log-prob when taught
 
     @classmethod
     def of(cls, trainer: Any) -> Teaching | None:
@@ -130,16 +97,6 @@ class Teaching(Part):
     # --------------------------------------------------------------------------------------------
     # Groups
     # --------------------------------------------------------------------------------------------
-    def share(self) -> float:
-        """The largest share of groups that are taught now."""
-        most, state = self.args.teach_share, self._trainer.state
-        if self.args.teach_decay == "steps":
-            return most * (1 - state.global_step / state.max_steps)
-        if self.args.teach_decay == "hopeless" and self._hopeless:
-            first, now = self._hopeless
-            return most * min(1.0, now / first) if first else 0.0
-        return most
-
     def teach(
         self,
         call: Call,
@@ -156,21 +113,14 @@ class Teaching(Part):
             logps: The sampler's log-probs, if there are any; those of taught answers are not known.
         """
         assert call.right is not None
-        trainer, size = self._trainer, self._size
+        size = self._size
         by_group = call.right.view(-1, size)
         prompts = [row["prompt"] for row in call.rows[::size]]
         counts = [None if group.isnan().any() else int(group.sum()) for group in by_group]
         hopeless = [place for place, count in enumerate(counts) if count == 0]
-        draw = random.Random(
-            f"{trainer.args.seed} {trainer.state.global_step} {trainer.accelerator.process_index}"
-        )
-        most = math.floor(self.share() * len(prompts) + draw.random())
-        draw.shuffle(hopeless)
         rows = torch.zeros(len(ids), dtype=torch.bool)
         answers: dict[int, str] = {}  # by group, the first that is put in
         for place in hopeless:
-            if len(answers) == most:
-                break
             for turn, (text, tokens) in enumerate(self._answers(call.rows[place * size]), start=1):
                 row = (place + 1) * size - turn
                 rows[row], texts[row], ids[row] = True, text, tokens
@@ -223,7 +173,7 @@ class Teaching(Part):
             advantages: Those of taught answers, ``(B,)`` or ``(B, C)``; 0 for sampled completions.
         """
         by_token = advantages if advantages.dim() > 1 else advantages.unsqueeze(1)
-        return -by_token * shaped(logps, self.args.teach_shaping, self.args.teach_gamma)
+        return -by_token * logps
 
     # --------------------------------------------------------------------------------------------
     # What becomes of it
@@ -232,9 +182,6 @@ class Teaching(Part):
         """Note how the groups of all processes went; gives the metrics of the step."""
         known = [group for group in groups if group[2] is not None]
         hopeless = sum(not right for _, _, right in known) / max(1, len(known))
-        before = self._hopeless[1] if self._hopeless else hopeless
-        first = self._hopeless[0] if self._hopeless else hopeless
-        self._hopeless = [first, _KEPT * before + (1 - _KEPT) * hopeless]
         for prompt, answer, count in groups:
             key = _key(prompt)
             if count and key in self._open:
@@ -242,79 +189,22 @@ class Teaching(Part):
                 self._left.add(key)
             if answer is not None:
                 self._open.add(key)
-        taught = [(prompt, answer) for prompt, answer, _ in groups if answer is not None]
-        size = self._size
+        taught = sum(answer is not None for _, answer, _ in groups)
         return {
             "teach/hopeless": hopeless,
-            "teach/share": len(taught) / len(groups),
-            "teach/right": sum(count or 0 for _, _, count in known) / max(1, size * len(known)),
+            "teach/share": taught / len(groups),
+            "teach/right": sum(count or 0 for _, _, count in known)
+            / max(1, self._size * len(known)),
             "teach/left_hopeless": len(self._left),
             "teach/still_hopeless": len(self._open),
-            **self._watch(taught[:_WATCHED]),
         }
-
-    def _watch(self, taught: Sequence[tuple[str, str]]) -> dict[str, float]:
-        """Log-probs of some answers before they are taught, and what they have gained later."""
-        step = self._trainer.state.global_step
-        due = [one for one in self._watched if one[0] + LATER <= step]
-        pairs = [*taught, *((prompt, answer) for _, prompt, answer, _ in due)]
-        if not pairs:
-            return {}
-        logps = self._log_probs(pairs)
-        self._watched = [one for one in self._watched if one[0] + LATER > step]
-        self._watched += [[step, *pair, logp] for pair, logp in zip(taught, logps, strict=False)]
-        numbers = {}
-        if taught:
-            numbers["teach/answer_logp"] = math.fsum(logps[: len(taught)]) / len(taught)
-        if due:
-            gains = [now - one[3] for one, now in zip(due, logps[len(taught) :], strict=True)]
-            numbers["teach/answer_gain"] = math.fsum(gains) / len(gains)
-        return numbers
-
-    @torch.no_grad()
-    def _log_probs(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-        """The log-prob of each answer to its prompt, in nats, at the trainer's temperature."""
-        trainer = self._trainer
-        tokenizer, device = trainer.processing_class, trainer.accelerator.device
-        prompts = [torch.tensor(tokenizer(prompt)["input_ids"]) for prompt, _ in pairs]
-        answers = [torch.tensor(answer_tokens(tokenizer, *pair)) for pair in pairs]
-        sides = [(prompts, "left"), (answers, "right")]
-        ids = [pad(rows, tokenizer.pad_token_id, side) for rows, side in sides]
-        mask = [pad([torch.ones_like(row) for row in rows], 0, side) for rows, side in sides]
-        texts = [prompt for prompt, _ in pairs]
-        logps = trainer.log_probs(
-            trainer.model,
-            torch.cat(ids, dim=1).to(device),
-            torch.cat(mask, dim=1).to(device),
-            ids[1].size(1),
-            trainer.temperatures(texts),
-        ).logps
-        found: list[float] = (logps * mask[1].to(device)).sum(1).tolist()
-        return found
 
     def state(self) -> dict[str, Any]:
-        return {
-            "teaching": {
-                "hopeless": self._hopeless,
-                "open": sorted(self._open),
-                "left": sorted(self._left),
-                "watched": self._watched,
-            }
-        }
+        return {"teaching": {"open": sorted(self._open), "left": sorted(self._left)}}
 
     def load(self, state: Mapping[str, Any]) -> None:
         if "teaching" in state:
-            found = state["teaching"]
-            self._hopeless, self._watched = list(found["hopeless"]), list(found["watched"])
-            self._open, self._left = set(found["open"]), set(found["left"])
-
-
-def shaped(logps: torch.Tensor, shaping: Shaping, gamma: float) -> torch.Tensor:
-    """What taught tokens with log-probs ``(B, C)`` add to the objective, before their advantage."""
-    if shaping == "log":
-        return logps
-    p = logps.exp()
-    return p if shaping == "none" else p / (p + gamma)
+            self._open, self._left = (set(state["teaching"][name]) for name in ("open", "left"))
 
 
 def _key(prompt: str) -> str:

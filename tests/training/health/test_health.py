@@ -356,29 +356,12 @@ def test_a_taught_share_that_does_not_fall() -> None:
     assert found.step == 10, "five logs against the first five"
     assert "50% of the groups are taught a right answer in the last five logs" in found.message
     assert "after 50% in the first five logs, over 10%" in found.message
-    for key in ("teach_completions", "learning_rate", "teach_shaping", "sft_coef"):
+    for key in ("teach_completions", "learning_rate", "sft_coef"):
         assert key in found.remedy_keys
     assert observe([taught(0.5)] * 5 + [taught(0.4)] * 5) == [], "it falls"
     assert observe([taught(0.09)] * 20) == [], "too few to matter"
     assert observe([taught(0.5)] * 9) == [], "too early to tell"
     assert observe([*[taught(0.2, 0.9)] * 5, *[taught(0.2, 0.6)] * 5]) == [], "at its bound"
-
-
-def copies(gain: float, after: float, logs: int = 5) -> list[Log]:
-    between = [{"teach/answer_gain": gain, "reward": 1.0}] * logs
-    return [evaluation(0.5, 0.5), *between, evaluation(after, 0.5)]
-
-
-def test_a_model_that_only_copies_what_it_is_taught() -> None:
-    (found,) = observe(copies(gain=3.0, after=0.5))
-    assert found.rule == "taught_copied" and found.severity == "warning" and found.step == 7
-    assert "has risen by 3 nats in the 50 steps after it was taught, over 1," in found.message
-    assert "held-out overall accuracy has gone from 0.500 at step 1 to 0.500" in found.message
-    for key in ("teach_share", "teach_decay", "beta"):
-        assert key in found.remedy_keys
-    assert observe(copies(gain=3.0, after=0.52)) == [], "it learns more than that"
-    assert observe(copies(gain=0.5, after=0.5)) == [], "it does not learn it either"
-    assert observe(copies(gain=3.0, after=0.5, logs=4)) == [], "too early to tell"
 
 
 def test_every_rule_is_in_the_glossary_and_its_remedy_names_keys_that_there_are() -> None:

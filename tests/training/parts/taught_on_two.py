@@ -35,10 +35,7 @@ def main(argv: Sequence[str]) -> None:
         max_steps=3,
         learning_rate=1e-4,
         zero_variance="teach",
-        teach_share=0.7,
-        teach_decay="hopeless",
         sft_coef=0.1,
-        sft_on="hopeless",
         task_mixture={"environment": 0.34, "policy": 0.33, "fill_in": 0.33},
         **NOT_KEPT,
     )

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,8 +21,6 @@ from rookworld_rlvr.training.parts.groups import Batch
 from rookworld_rlvr.training.parts.part import Call, whole
 from rookworld_rlvr.training.parts.registry import PARTS_STATE
 from rookworld_rlvr.training.parts.right import answer_tokens, right_answer
-from rookworld_rlvr.training.parts.supervised import Supervised, SupervisedArguments
-from rookworld_rlvr.training.parts.teaching import shaped
 
 from ...conftest import launch, mixed_rows
 
@@ -104,7 +100,6 @@ def test_a_hopeless_group_gets_a_right_answer(build: Callable[..., Any]) -> None
     logged = {name: values[-1] for name, values in trainer._metrics["train"].items()}
     assert logged["teach/hopeless"] == logged["teach/share"] == 1
     assert logged["teach/right"] == 0 and logged["teach/still_hopeless"] == 2
-    assert logged["teach/answer_logp"] < -50
 
 
 def test_without_teach_no_group_does(build: Callable[..., Any]) -> None:
@@ -140,35 +135,8 @@ def test_more_than_one_completion_can_be_replaced(build: Callable[..., Any]) -> 
     assert batch["taught_advantages"].nonzero().flatten().tolist() == [1, 2, 3, 5, 6, 7]
 
 
-@pytest.mark.parametrize(("share", "groups"), [(0.0, 0), (0.5, 1), (1.0, 2)])
-def test_the_share_of_taught_groups_is_bounded(
-    build: Callable[..., Any], share: float, groups: int
-) -> None:
-    batch = batch_of(build(zero_variance="teach", teach_share=share))
-    assert (batch["taught_advantages"] != 0).sum() == groups
-
-
-def test_the_share_falls_over_the_steps_or_with_the_hopeless_groups(
-    build: Callable[..., Any],
-) -> None:
-    trainer = build(zero_variance="teach", teach_share=0.8, teach_decay="steps", max_steps=10)
-    trainer.state.max_steps = 10
-    shares = []
-    for trainer.state.global_step in (0, 5, 10):
-        shares.append(trainer.parts.teaching.share())
-    assert shares == pytest.approx([0.8, 0.4, 0])
-
-    teaching = build(zero_variance="teach", teach_share=0.8, teach_decay="hopeless").parts.teaching
-    assert teaching.share() == 0.8
-    teaching._remember([("a", None, 0), ("b", None, 0), ("c", None, 4), ("d", None, 4)])
-    assert teaching.share() == pytest.approx(0.8)
-    teaching._remember([("a", None, 4), ("b", None, 4), ("c", None, 4), ("d", None, 4)])
-    assert teaching.share() == pytest.approx(0.8 * 0.9)
-
-
 def test_prompts_that_leave_the_hopeless_state_are_counted(build: Callable[..., Any]) -> None:
     teaching = build(zero_variance="teach").parts.teaching
-    teaching._watch = lambda taught: {}
     first = teaching._remember([("a", "answer", 0), ("b", "answer", 0), ("c", None, 1)])
     assert first["teach/still_hopeless"] == 2 and first["teach/left_hopeless"] == 0
     assert first["teach/right"] == pytest.approx(1 / 12)
@@ -180,23 +148,6 @@ def test_prompts_that_leave_the_hopeless_state_are_counted(build: Callable[..., 
 # --------------------------------------------------------------------------------------------------
 # Gradients
 # --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("shaping", ["log", "none", "luffy"])
-@pytest.mark.parametrize("logit", [-3.0, 0.0, 2.0])
-def test_the_gradient_of_a_taught_token_of_two(shaping: Any, logit: float) -> None:
-    """Of two tokens with logits ``(a, 0)`` the first has ``p = sigmoid(a)`` and ``dp/da = p(1 - p)``."""
-    gamma, p = 0.1, 1 / (1 + math.exp(-logit))
-    by_hand = {
-        "log": 1 - p,
-        "none": p * (1 - p),
-        "luffy": gamma / (p + gamma) ** 2 * p * (1 - p),
-    }
-    a = torch.tensor(logit, dtype=torch.double, requires_grad=True)
-    logps = torch.stack([a, torch.zeros_like(a)]).log_softmax(0)
-    shaped(logps[0], shaping, gamma).backward()
-    assert a.grad is not None
-    assert a.grad.item() == pytest.approx(by_hand[shaping], abs=1e-12)
-
-
 def gradient_of_loss(trainer: Any, batch: Batch) -> torch.Tensor:
     trainer.model.zero_grad()
     trainer.loss(trainer.model, batch)[0].backward()
@@ -204,21 +155,16 @@ def gradient_of_loss(trainer: Any, batch: Batch) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shares", [True, False], ids=["shared prompts", "whole rows"])
-@pytest.mark.parametrize("shaping", ["log", "luffy"])
 def test_the_gradient_of_a_batch_is_that_of_its_formula(
-    build: Callable[..., Any], shares: bool, shaping: Any
+    build: Callable[..., Any], shares: bool
 ) -> None:
-    trainer = build(zero_variance="teach", teach_shaping=shaping, share_prompts=shares)
+    trainer = build(zero_variance="teach", share_prompts=shares)
     batch = batch_of(trainer)
     ours = gradient_of_loss(trainer, batch)
     ids, mask, length = whole(batch)
     trainer.model.zero_grad()
     logps = trainer.log_probs(trainer.model, ids, mask, length).logps
-    p = logps.exp()
-    taught = logps if shaping == "log" else p / (p + 0.1)
-    by_token = (
-        batch["advantages"].unsqueeze(1) * logps + batch["taught_advantages"].unsqueeze(1) * taught
-    )
+    by_token = (batch["advantages"] + batch["taught_advantages"]).unsqueeze(1) * logps
     tokens = batch["completion_mask"].sum()
     (-(by_token * batch["completion_mask"]).sum() / tokens).backward()
     theirs = torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
@@ -313,36 +259,6 @@ def test_further_prompts_of_the_supervised_term_are_others_at_each_step(
     assert seen[0] | seen[1] <= trained
 
 
-def test_the_supervised_term_takes_hopeless_prompts_alone_if_asked(
-    build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def found(*_: Any) -> torch.Tensor:
-        return torch.tensor([0.0, 1, 0, 0, 0, 0, 0, 0])
-
-    monkeypatch.setattr("rookworld_rlvr.training.parts.registry.right", found)
-    batch = batch_of(build(sft_coef=0.1, sft_on="hopeless"))
-    assert batch["answer_mask"].any(1).nonzero().flatten().tolist() == [4]
-
-
-def test_the_supervised_coefficient_rises_and_falls() -> None:
-    args = SupervisedArguments(sft_coef=0.8, sft_warmup_steps=4, sft_decay_steps=8)
-    part = Supervised(SimpleNamespace(), args)
-    found = [part.coefficient(step) for step in (0, 2, 4, 8, 12, 99)]
-    assert found == pytest.approx([0, 0.4, 0.8, 0.4, 0, 0])
-    constant = Supervised(SimpleNamespace(), SupervisedArguments(sft_coef=0.8))
-    assert [constant.coefficient(step) for step in (0, 99)] == [0.8, 0.8]
-
-
-def test_without_a_coefficient_no_answer_is_scored(build: Callable[..., Any]) -> None:
-    trainer = build(sft_coef=0.1, sft_warmup_steps=2, sft_decay_steps=2)
-    trainer.state.global_step = 4
-    batch = batch_of(trainer)
-    assert "answer_ids" not in batch
-    trainer.loss(trainer.model, batch)[0].backward()
-    trainer.state.global_step = 0  # with iterations, a later step may use the batch
-    assert "answer_ids" in batch_of(trainer)
-
-
 # --------------------------------------------------------------------------------------------------
 # In runs
 # --------------------------------------------------------------------------------------------------
@@ -419,9 +335,7 @@ def gaps(trainer: Any, batch: Batch, call: Call) -> list[float]:
         kept = mask.bool()
         sequence = torch.cat([prompt[prompt_mask.bool()], ids[kept]]).unsqueeze(0)
         ones, count = torch.ones_like(sequence), int(kept.sum())
-        alone = trainer.log_probs(
-            trainer.model, sequence, ones, count, heat.view(1), plain=True
-        ).logps[0]
+        alone = trainer.log_probs(trainer.model, sequence, ones, count, heat.view(1)).logps[0]
         found.append((logps[: len(kept)][kept] - alone).abs().max().item())
     return found
 
@@ -453,36 +367,13 @@ def hopeless_rows() -> Any:
     return Dataset.from_list([row] * 8)
 
 
+@torch.no_grad()
 def log_likelihood(trainer: Any, rows: list[Any]) -> float:
-    pairs = [(row["prompt"], right_answer(row, "0")) for row in rows]
-    teaching = trainer.parts.teaching or SimpleNamespace(_trainer=trainer)
-    from rookworld_rlvr.training.parts.teaching import Teaching
-
-    return sum(Teaching._log_probs(teaching, pairs)) / len(pairs)
-
-
-def test_what_answers_gain_is_told(
-    build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rookworld_rlvr.training.parts.teaching.LATER", 2)
-    trainer = build(zero_variance="teach", max_steps=3, learning_rate=1e-3)
-    scored = []
-    log_probs = trainer.parts.teaching._log_probs
-
-    def watch(pairs: Any) -> list[float]:
-        found = log_probs(pairs)
-        scored.append(dict(zip(pairs, found, strict=True)))
-        return found
-
-    trainer.parts.teaching._log_probs = watch
-    trainer.train()
-    first, _, last = scored
-    gains = [last[pair] - logp for pair, logp in first.items()]
-    assert len(gains) == 2 and all(pair in last for pair in first)
-    (gain,) = (
-        e["teach/answer_gain"] for e in trainer.state.log_history if "teach/answer_gain" in e
-    )
-    assert gain == pytest.approx(sum(gains) / 2) and abs(gain) > 1e-3
+    prompt, tokenizer = rows[0]["prompt"], trainer.processing_class
+    answer = answer_tokens(tokenizer, prompt, right_answer(rows[0], "0"))
+    ids = torch.tensor([[*tokenizer(prompt)["input_ids"], *answer]])
+    logps = trainer.log_probs(trainer.model, ids, torch.ones_like(ids), len(answer)).logps
+    return float(logps.sum())
 
 
 def test_taught_answers_are_not_in_the_kl(
@@ -510,8 +401,6 @@ def test_a_resumed_run_goes_on_byte_for_byte(
 ) -> None:
     options = {
         **BOTH,
-        "teach_share": 0.5,
-        "teach_decay": "hopeless",
         "learning_rate": 1e-3,
         "max_steps": 4,
         "save_strategy": "steps",
@@ -522,7 +411,7 @@ def test_a_resumed_run_goes_on_byte_for_byte(
     trainer.train()
     state = trainer.parts.state()
     kept = json.loads((tmp_path / "run" / "checkpoint-2" / PARTS_STATE).read_text())
-    assert kept["teaching"]["watched"] and kept["teaching"]["open"]
+    assert kept["teaching"]["open"]
     random_gpt2.load_state_dict(start)
     again = build(**options)
     again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
@@ -555,17 +444,12 @@ TORN = {"generation_batch_size": 24, "per_device_train_batch_size": 4, "world_si
         ({"zero_variance": "teach", "advantage_estimator": "gae"}, "works on groups"),
         ({"sft_coef": 0.1, "advantage_estimator": "gae"}, "value head"),
         ({"sft_coef": -1.0}, "sft_coef: -1.0 is too small"),
-        ({"sft_on": "hopeless"}, "sft_on: sft_coef: 0 ignores it"),
+        ({"sft_extra": 2}, "sft_extra: sft_coef: 0 ignores it"),
         (
             {"sft_coef": 0.1, "sft_extra": 2, "zero_variance": "resample"},
             "sft_extra: 2 prompts that are not sampled do not go with zero_variance: resample",
         ),
-        (
-            {"sft_coef": 0.1, "sft_extra": 2, "sft_on": "hopeless"},
-            "sft_extra: 2 prompts that are not sampled do not go with sft_on: hopeless",
-        ),
-        ({"teach_share": 0.5}, "teach_share: zero_variance: keep ignores it"),
-        ({"zero_variance": "teach", "teach_share": 1.5}, "teach_share: 1.5 is not in"),
+        ({"teach_completions": 2}, "teach_completions: zero_variance: keep ignores it"),
         ({"zero_variance": "teach", **TORN}, "zero_variance: 'teach' needs whole groups"),
         ({"sft_coef": 0.1, **TORN}, "sft_coef needs whole groups"),
     ],
