@@ -52,7 +52,7 @@ def _nothing_of_the_users(
     """No test reaches W&B, the Hub or what is kept for the person who runs it."""
     monkeypatch.setattr("rookworld_rlvr.engine.cache.default_cache_path", lambda: ":memory:")
     kept = tmp_path_factory.getbasetemp() / "cache"
-    monkeypatch.setattr("rookworld_rlvr.data.synthesis_cache.cache_folder", lambda: kept)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", kept)
     for name in ("WANDB_API_KEY", "WANDB_RUN_ID", "WANDB_DIR", "WANDB_MODE", "WANDB_PROJECT"):
         monkeypatch.delenv(name, raising=False)
 

@@ -26,14 +26,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import chess
 import datasets
 from datasets import Dataset, Features, List, Value
 from datasets.arrow_writer import ArrowWriter
+from datasets.fingerprint import Hasher
 
+from .. import __version__
 from ..common.errors import (
     IllegalPositionError,
     NotationError,
@@ -50,7 +54,6 @@ from ..tasks.scoring import values_by_move
 from ..tasks.text import clean
 from . import positions, synthesis
 from .synthesis import FIELD_SHARES, KIND_SHARES
-from .synthesis_cache import kept_rows
 
 PACKAGED_DATA = {
     "rookworld-nano-openings": "nano_openings.parquet",
@@ -95,6 +98,9 @@ FEATURES = Features(
         "action_values": List({"move": Value("string"), "cp": Value("int64")}),
     }
 )
+
+
+WORTH_KEEPING = 1_000  # made rows; fewer are made in a few seconds
 
 
 # It prints what `_loading` says better.
@@ -230,7 +236,7 @@ class SourceArguments(Checked):
 
         Args:
             is_wanted: Whether to make a row of a position.
-            wanted: A name for `is_wanted`, under which the rows are kept on disk.
+            wanted: A name for `is_wanted`, under which datasets keeps the rows on disk.
         """
         kinds, fields = self._synthetic_shares()
         asked = {
@@ -245,9 +251,13 @@ class SourceArguments(Checked):
         count = self.synthetic_rows + self.synthetic_fill_in_rows
 
         def make() -> Iterator[Row]:
-            return shown(self._make_rows(kinds, fields, is_wanted), "making rows", count)
+            yield from shown(self._make_rows(kinds, fields, is_wanted), "making rows", count)
 
-        return kept_rows(asked, count, FEATURES.arrow_schema, make)
+        if count < WORTH_KEEPING:
+            return list(make())
+        key = Hasher.hash([asked, __version__, chess.__version__, _source_digest()])
+        rows: list[Row] = Dataset.from_generator(make, FEATURES, fingerprint=key).to_list()
+        return rows
 
     def _make_rows(
         self,
@@ -267,6 +277,16 @@ class SourceArguments(Checked):
         kinds: Any = self.synthetic_shares
         fields: Any = self.synthetic_fill_in_shares
         return kinds or KIND_SHARES, fields or FIELD_SHARES
+
+
+@cache
+def _source_digest() -> str:
+    """Digest of the code that made rows depend on: they are made anew if it changes."""
+    package = Path(__file__).parents[1]
+    rooms = ("common", "tasks", "data")
+    files = sorted(path for room in rooms for path in (package / room).glob("*.py"))
+    digest: str = Hasher.hash([path.read_bytes() for path in files])
+    return digest
 
 
 # --------------------------------------------------------------------------------------------------

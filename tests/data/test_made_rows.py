@@ -1,0 +1,104 @@
+"""Made rows are kept by datasets: the same ones come back, and other arguments are other rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import chess
+import pytest
+
+from rookworld_rlvr.common import progress
+from rookworld_rlvr.data import sources, synthesis
+from rookworld_rlvr.data.loading import is_held_out
+from rookworld_rlvr.data.prepare.arguments import PrepareArguments
+from rookworld_rlvr.data.prepare.arguments import made_rows as prepared_rows
+from rookworld_rlvr.data.sources import SourceArguments
+
+SHARES = {"openings": 0.8, "illegal_actions": 0.2}
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> list[int]:
+    """The seeds that rows were made with."""
+    monkeypatch.setattr(sources, "WORTH_KEEPING", 30)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    seeds: list[int] = []
+    make = synthesis.environment_prompts
+
+    def counted(seed: int, *args: Any) -> Iterator[Any]:
+        seeds.append(seed)
+        return make(seed, *args)
+
+    monkeypatch.setattr(synthesis, "environment_prompts", counted)
+    return seeds
+
+
+def arguments(**options: Any) -> SourceArguments:
+    defaults: dict[str, Any] = {"synthetic_rows": 20, "synthetic_shares": SHARES}
+    return SourceArguments(**{**defaults, "synthetic_fill_in_rows": 15, **options})
+
+
+def test_rows_are_made_once_and_come_back_as_they_were(
+    made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = arguments().made_rows()
+    assert made
+    del made[:]
+    assert arguments().made_rows() == first and made == []
+    assert [row["task"] for row in first] == ["environment"] * 20 + ["fill_in"] * 15
+    assert all(isinstance(row["history"], list) for row in first)
+    monkeypatch.setattr(sources, "WORTH_KEEPING", 36)
+    assert arguments().made_rows() == first and made, "as they are without being kept"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"synthetic_seed": 1},
+        {"synthetic_rows": 21},
+        {"synthetic_fill_in_rows": 16},
+        {"synthetic_opening_plies": 6},
+        {"synthetic_shares": {"openings": 1.0}},
+        {"synthetic_fill_in_shares": {"rank": 1.0}},
+    ],
+)
+def test_other_arguments_are_other_rows(made: list[int], other: dict[str, Any]) -> None:
+    rows = arguments().made_rows()
+    del made[:]
+    assert arguments(**other).made_rows() != rows and made
+
+
+def test_other_versions_and_code_are_other_rows(
+    made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name, value in (
+        (chess, "__version__", "0"),
+        (sources, "__version__", "0"),
+        (sources, "_source_digest", lambda: "changed"),
+    ):
+        arguments().made_rows()
+        monkeypatch.setattr(module, name, value)
+        del made[:]
+        arguments().made_rows()
+        assert made, name
+
+
+def test_prepared_rows_of_the_held_out_share_are_kept_apart(made: list[int]) -> None:
+    options: dict[str, Any] = {"output_file": "rows.parquet", "synthetic_rows": 40}
+    options |= {"synthetic_shares": SHARES}
+    everything = list(prepared_rows(PrepareArguments(**options)))
+    for share in (0.5, 0.3):
+        args = PrepareArguments(**options, synthetic_heldout_share=share)
+        rows = list(prepared_rows(args))
+        assert rows == list(prepared_rows(args)) and rows != everything
+        assert all(is_held_out(row["fen"], share) for row in rows)
+
+
+def test_making_rows_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0)
+    arguments().made_rows()
+    shown = capsys.readouterr().err
+    assert "making rows: 35 of 35 rows (100%)" in shown and "\r" not in shown
