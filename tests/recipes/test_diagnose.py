@@ -358,7 +358,7 @@ def test_a_model_that_can_do_nothing(
 ) -> None:
     random_gpt2.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    code, content = diagnose("--model_name_or_path", str(tmp_path / "model"))
+    code, content = diagnose("--model_name_or_path", str(tmp_path / "model"), "--config", str(NANO))
     assert code == 1
     assert content["findings"]["cause"] == "nothing_parses"
     assert "0% of the held-out answers can be read" in content["findings"]["verdict"]

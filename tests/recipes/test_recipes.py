@@ -180,7 +180,7 @@ def test_a_dry_run_loads_no_model_and_leaves_nothing(tmp_path: Path) -> None:
     assert len(re.findall(r"^environment row \d", printed, re.M)) == 3
     assert len(re.findall(r"^policy row \d", printed, re.M)) == 3
     scores = re.findall(r"environment_exact (\d\.\d+)", printed)
-    assert scores == ["1.000", "0.000"] * 3, "reference and broken variant"
+    assert scores == ["1.000", "0.000", "0.000"] * 3, "right, wrong and unreadable"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -394,7 +394,7 @@ def test_what_is_no_judge_is_refused_with_what_was_found(
         (damaged, "deserializing"),
         (silent, "has no tokenizer that encodes text"),
         (narrow, "has ids up to 1023, but the model embeds only 500 tokens"),
-        (str(tmp_path / "nothing"), "neither packaged"),
+        (str(tmp_path / "nothing"), "there is no folder"),
         (str(tmp_path / "empty"), "no model in"),
         ("runs/judge_nano", "rookworld judge"),
     ):

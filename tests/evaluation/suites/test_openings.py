@@ -127,7 +127,7 @@ def test_a_file_against_the_rules_is_told_and_not_followed(tmp_path: Path) -> No
     }
     result = suite.run(Oracle(lambda fens: []))
     assert result.metrics()["exact/ply_1"].value == 1.0
-    text = results_text([ModelResults("oracle", {"openings": result}, {})])
+    text = " ".join(results_text([ModelResults("oracle", {"openings": result}, {})]).split())
     assert "5 rows: " in text and "expected_fen against the rules in 1" in text
     assert "openings of the file, at least 80% (position)" in text
     assert "oracle: 100.0% [34.2, 100.0], reached" in text
