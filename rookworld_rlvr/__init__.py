@@ -15,7 +15,7 @@ from .common import ctrl_c
 
 __version__ = "0.2.0.dev0"
 
-if os.environ.pop(ctrl_c.VARIABLE, "") or os.path.basename(sys.argv[0]) == "rookworld":
+if os.environ.pop(ctrl_c.VARIABLE, "") or os.path.basename(*sys.argv[:1] or [""]) == "rookworld":
     ctrl_c.watch()
 
 
