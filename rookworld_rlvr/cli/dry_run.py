@@ -13,7 +13,7 @@ from transformers import TrainerState
 from ..common.terminal import wrapped
 from ..data.loading import LoadedData
 from ..engine.truth import PolicyTruth
-from ..rewards.registry import RewardFunc, get_reward_funcs
+from ..rewards.registry import RewardFunc, get_reward_funcs, known_rewards
 from ..tasks.registry import TASKS
 from ..tasks.task import Task
 
@@ -98,10 +98,11 @@ def _rewards(
 
 def _constant(seen: Mapping[str, list[float]]) -> Iterator[str]:
     for name, numbers in seen.items():
-        if not numbers:
+        if not numbers and name not in known_rewards():  # a packaged one may be of another task
             yield f"\nwarning: the reward {name} gives no number for any of these answers"
         elif len(set(numbers)) == 1:
             yield (
-                f"\nwarning: the reward {name} is {numbers[0]:.3f} for all of these answers, right, "
-                "wrong and unreadable; nothing can be learned from a reward that does not differ"
+                f"\nwarning: the reward {name} is {numbers[0]:.3f} for all {len(numbers)} answers, "
+                "right, wrong and unreadable. That may be chance if it rewards something rare; a reward "
+                "that never differs teaches nothing"
             )

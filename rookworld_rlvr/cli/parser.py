@@ -8,6 +8,7 @@ import gc
 import io
 import logging
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -278,8 +279,10 @@ class StrictParser(TrlParser):
             elif options:
                 options[-1][1].append(word)
             else:
+                mains = ("run", "model_name_or_path", "dataset_name", "config")
+                key = next(name for name in mains if name in {*self._actions_by_key, "config"})
                 faults.append(
-                    f"command line: {word!r} does not belong to any key; write --key {word}"
+                    f"command line: {word!r} does not belong to any key; write --{key} {word}"
                 )
         path = None
         for flag, words in options:
@@ -369,7 +372,7 @@ class StrictParser(TrlParser):
             return None
         if action.nargs in ("+", "*"):
             if not isinstance(value, list):
-                raise TypeError(f"{value!r} is not a list")
+                raise TypeError(f"{value!r} is not a list; write [{value}]")
             return [self._convert_one(action, item) for item in value]
         return self._convert_one(action, value)
 
@@ -480,6 +483,13 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
         code = _say("interrupted", EXIT_INTERRUPTED)
     except SystemExit as ended:
         code = ended.code
+    except BrokenPipeError:
+        if "resume_from_checkpoint" in _keys(main):
+            raise  # training does not end because nobody reads what it prints
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # the reader has left: `| head`
+        code = 128 + signal.SIGPIPE
     except Exception as error:
         text = str(error) if isinstance(error, RookWorldError) else _exhaustion(error, main)
         if others is not None:

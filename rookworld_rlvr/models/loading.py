@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 from fnmatch import filter as matching
 from functools import cache
@@ -54,9 +55,11 @@ def check_model_name(name: str | None, key: str = "model_name_or_path") -> list[
         return []
     if "/" in name:
         return [f"{key}: there is no folder {name!r}{_how_to_make(path)}"]
+    folders = (str(path) for path in Path().iterdir() if path.is_dir())
+    close = difflib.get_close_matches(name, [PACKAGED_MODEL, *folders], n=1)
     return [
         f"{key}: {name!r} is neither packaged ({PACKAGED_MODEL}), a folder, nor a Hub id "
-        "(owner/name)"
+        f"(owner/name){f'; did you mean {close[0]}?' if close else ''}"
     ]
 
 

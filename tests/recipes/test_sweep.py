@@ -413,8 +413,9 @@ def test_real_trials_are_scored_and_go_on_after_a_kill(tmp_path: Path) -> None:
     assert "of 2" not in ended_already, "both are done"
     table = ended_already.splitlines()
     assert table[1].split()[:3] == ["1", str(right.number), f"{by_hand:.4f}"]
-    assert table[2:4] == ["", "failed, not scored: 1"]
-    assert len(table) == 5, "no word of the trial that was killed"
+    assert table[2:4] == ["", "failed, not scored: 1"] and "nobody/nothing" in table[4]
+    assert table[5] == "" and table[6].startswith("best model: "), "no word of the killed trial"
+    assert len(table) == 7
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
