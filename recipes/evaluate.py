@@ -44,7 +44,7 @@ class EvaluateArguments(SuiteArguments):
 
     suites: list[str] = setting(
         ["environment", "policy"],
-        "The evaluation suites to run.",
+        f"The evaluation suites to run: {', '.join(SUITES)}.",
         among=SUITES,
         of="suite",
         filled=True,

@@ -64,7 +64,7 @@ def main() -> NoReturn:
     """Run a command; for bad input, print one message and exit with code 2."""
     command, *words = sys.argv[1:] or ["--help"]
     try:
-        if command in ("-h", "--help"):
+        if command in ("-h", "--help", "help"):
             show(usage())
         elif command in ("-V", "--version"):
             show(f"rookworld-rlvr {__version__}")
@@ -299,6 +299,8 @@ def _how_machines_go_on(code: int) -> str:
 def recipes(words: Sequence[str]) -> list[str]:
     """List the recipes with a description each, or copy one."""
     folder, names = shipped("recipes"), shipped_names("recipes")
+    if words in (["-h"], ["--help"]):
+        return ["rookworld recipes lists them; rookworld recipes copy NAME [FOLDER] copies one."]
     if not words:
         return [_entry(f"{name:<20} ", first_comment(folder / f"{name}.yaml")) for name in names]
     if words[0] != "copy" or len(words) not in (2, 3):

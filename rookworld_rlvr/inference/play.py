@@ -206,7 +206,13 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser("rookworld play", description=__doc__)
     add = parser.add_argument
     add("--model", required=True, help="rookworld-nano, a run's folder, or a Hub id")
-    add("--colour", choices=rules.SIDES, default="white", help="your colour (default: white)")
+    add(
+        "--colour",
+        "--color",
+        choices=rules.SIDES,
+        default="white",
+        help="your colour (default: white)",
+    )
     add(
         "--fen",
         default=chess.STARTING_FEN,
