@@ -48,7 +48,7 @@ class Faults:
         if len(prompts) == ROWS:  # not asked again for the rows of one prompt
             self.disturb(trainer_state.global_step)
             self.counts.update(calls=1, failed=fails)
-        elif fails:
+        elif fails and len(prompts) > 1 == len({*prompts}):  # held-out rows have different prompts
             self.counts.update(lost=len(prompts))
         self.file.write_text(json.dumps(self.counts))
         if fails:
