@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 
 from accelerate import PartialState
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import ModelConfig, get_peft_config
 
 from rookworld_rlvr.cli.checks import check_recipe, require_suites
@@ -59,7 +58,7 @@ from rookworld_rlvr.training.interrupt import StopOnInterrupt
 from rookworld_rlvr.training.model_card import Run, write_grpo_card
 from rookworld_rlvr.training.parts.prompt_sampler import check_rows
 from rookworld_rlvr.training.profiling import ProfileSteps
-from rookworld_rlvr.training.progress import ShortProgressCallback
+from rookworld_rlvr.training.progress import print_short_lines
 from rookworld_rlvr.training.results import before_after_table, pass_lines, write_results
 from rookworld_rlvr.training.run_folder import (
     ANSWERS_AFTER,
@@ -182,9 +181,7 @@ def main(argv: Sequence[str]) -> None:
         peft_config=get_peft_config(model_args),
         callbacks=[RunConfigCallback(parser.values, changed), health, interrupt],
     )
-    trainer.remove_callback(ProgressCallback)
-    trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(ShortProgressCallback)
+    print_short_lines(trainer)
     if training_args.profile_steps:
         trainer.add_callback(ProfileSteps(training_args.profile_steps))
     use_dashboards(trainer, truth, training_args.board_rows)

@@ -19,6 +19,7 @@ from datasets import Dataset
 from trl import ModelConfig, SFTTrainer, get_peft_config
 
 from rookworld_rlvr.cli.checks import check_sft_recipe
+from rookworld_rlvr.cli.main import next_commands
 from rookworld_rlvr.cli.output import keep_log
 from rookworld_rlvr.cli.parser import DEFAULTS, StrictParser, run_cli
 from rookworld_rlvr.common.progress import Progress
@@ -37,6 +38,7 @@ from rookworld_rlvr.training.dashboard import RunConfigCallback, configure_wandb
 from rookworld_rlvr.training.hub import create_repository, push
 from rookworld_rlvr.training.interrupt import StopOnInterrupt
 from rookworld_rlvr.training.model_card import OwnCard, Run, write_sft_card
+from rookworld_rlvr.training.progress import print_short_lines
 from rookworld_rlvr.training.results import before_after_table, results_table
 from rookworld_rlvr.training.run_folder import (
     finished,
@@ -120,6 +122,7 @@ def main(argv: Sequence[str]) -> None:
         peft_config=get_peft_config(model_args),
         callbacks=[RunConfigCallback(parser.values, changed), interrupt],
     )
+    print_short_lines(trainer)
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     interrupt.leave_if_stopped(output_dir)
     trainer.model.config.use_cache = True  # SFTTrainer switches it off for training
@@ -160,6 +163,7 @@ def main(argv: Sequence[str]) -> None:
         )
         if repository is not None:
             print(push(repository, output_dir, sft_args))
+        print(f"\nmodel: {output_dir}\n\n{next_commands(output_dir, run.base, 'sft')}")
 
 
 class Trainer(OwnCard, WholeCheckpoints, SFTTrainer):

@@ -6,6 +6,7 @@ import ast
 import importlib.util
 import logging
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from ..common import (
 )
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
 from ..common.terminal import width, wrapped
+from ..models.loading import PACKAGED_MODEL
 from .early import check_early, first_line, options
 from .output import show
 from .words import shipped, shipped_names
@@ -119,23 +121,27 @@ def typed() -> str:
     return os.path.relpath(beside) if beside.is_relative_to(Path.cwd()) else str(beside)
 
 
-def next_commands(output_dir: Path, start: str) -> str:
-    """The commands to suggest after a run: look at it, evaluate it, edit a recipe of your own.
+def next_commands(output_dir: Path, start: str | None, command: str = "grpo") -> str:
+    """The commands to suggest after a run: look at it, evaluate it, train on with keys of your own.
 
     Args:
         output_dir: The run's folder.
-        start: The starting model.
+        start: The starting model; None if it was a new one.
+        command: The command that ran.
     """
-    rookworld = typed()
-    return "\n".join(
-        [
-            "what comes next:",
-            f"  {rookworld} report --run {output_dir}",
-            f"  {rookworld} evaluate --model_name_or_path {start} --model_name_or_path {output_dir}",
-            f"  {rookworld} recipes copy grpo_mixed .",
-            f"  {rookworld} grpo --config grpo_mixed.yaml   # after your edits",
-        ]
-    )
+    folder = shlex.quote(str(output_dir))
+    models = [shlex.quote(start), folder] if start else [folder]
+    lines = [" ".join(["evaluate", *(f"--model_name_or_path {model}" for model in models)])]
+    if command == "sft":
+        lines += [f"grpo --model_name_or_path {folder}"]
+    elif start == PACKAGED_MODEL:
+        lines += ["recipes copy grpo_mixed .", "grpo --config grpo_mixed.yaml   # after your edits"]
+    else:
+        config, new = f"{output_dir}/resolved_config.yaml", f"{output_dir}-2"
+        words = f"grpo --config {shlex.quote(config)} --output_dir {shlex.quote(new)}"
+        lines += [f"{words}   # after your edits"]
+    lines = [f"report --run {folder}", *lines] if command == "grpo" else lines
+    return "\n".join(["what comes next:", *(f"  {typed()} {line}" for line in lines)])
 
 
 def usage() -> str:

@@ -73,6 +73,13 @@ _OF_A_CALL = (
 )  # keys of one call, which are not part of the resolved configuration
 
 
+_REMEDIES = {
+    "must be divisible by num_generations": "; set per_device_train_batch_size or num_generations so "
+    "that per_device_train_batch_size x gradient_accumulation_steps x processes is a multiple of "
+    "num_generations"
+}  # for messages of the libraries that have none
+
+
 # TRL 1.16 itself uses these deprecated names, so the user can do nothing about the warning.
 warnings.filterwarnings("ignore", message=r"`(is_)?gradient_checkpointing\w*` is deprecated")
 
@@ -304,7 +311,7 @@ class StrictParser(TrlParser):
             text = f"--config: cannot read {str(path)!r} ({error.strerror})"
             raise ConfigurationError([text]) from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            text = f"--config: {path} is not valid YAML ({' '.join(str(error).split())})"
+            text = f"--config: {path} is not valid YAML ({_yaml_fault(error)})"
             raise ConfigurationError([text]) from error
         if not isinstance(content, dict):
             raise ConfigurationError([f"--config: {path} must be a mapping of keys to values"])
@@ -426,8 +433,19 @@ class StrictParser(TrlParser):
         except ConfigurationError as error:
             faults.extend(error.faults)
         except (TypeError, ValueError, ImportError, argparse.ArgumentTypeError) as error:
-            faults.append(" ".join(str(error).split()))
+            fault = " ".join(str(error).split()).rstrip(".")
+            faults.append(
+                fault + next((text for part, text in _REMEDIES.items() if part in fault), "")
+            )
         return None
+
+
+def _yaml_fault(error: yaml.YAMLError | UnicodeDecodeError) -> str:
+    """What is wrong and where, without the copy of the line, whose mark needs a line of its own."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+        mark = error.problem_mark
+        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+    return " ".join(str(error).split())
 
 
 def _library(kind: type) -> bool:

@@ -570,9 +570,11 @@ def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
     for task, found in by_task.items():
         if not found:
             key = "task_shares" if args.environment_share is None else "environment_share"
+            others = " ".join(name for name, its in by_task.items() if its)
+            remedy = f"train on {others} alone with tasks={others}" if others else "give such rows"
             raise RookWorldError(
                 f"no {task} rows to train on in {args.dataset_name!r} with tasks={args.tasks}, but "
-                f"{key}={getattr(args, key)} gives them a share of {shares[task]:g}: give such rows, "
+                f"{key}={getattr(args, key)} gives them a share of {shares[task]:g}: {remedy}, "
                 f"or leave {key} out"
             )
     return _repeat(by_task, shares)

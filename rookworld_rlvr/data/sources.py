@@ -392,9 +392,10 @@ def _first_line_not_json(file: Path | None) -> str:
             try:
                 json.loads(line.strip() or "{}")
             except json.JSONDecodeError as error:
+                why = error.msg.removesuffix(" starting at")
                 cut = "; the file ends in the middle of it" if not line.endswith("\n") else ""
                 return (
-                    f"line {number} is not JSON, {error.msg}{cut}): {line[:60].rstrip()!r}; copy the "
+                    f"line {number} is not JSON, {why}{cut}): {line[:60].rstrip()!r}; copy the "
                     "file again, or mend or delete the line"
                 )
     return ""

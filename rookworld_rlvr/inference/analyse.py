@@ -29,6 +29,7 @@ from ..tasks.scoring import Values
 from ..tasks.text import parse_fen
 from . import analysis as records
 from .analysis import Analysis, Engine, Simulation
+from .arguments import Arguments
 from .notation import read_legal_move, read_move
 from .start import start
 
@@ -40,19 +41,14 @@ _MOST_FAULTS = 10  # of a file that are listed
 
 def parser() -> argparse.ArgumentParser:
     """The options."""
-    made = argparse.ArgumentParser(
-        prog=PROGRAM,
-        description=(__doc__ or "").split("\n\n")[0],
-        epilog=(__doc__ or "").split("\n\n")[1],
+    about, examples = (__doc__ or "").split("\n\n")[:2]
+    made = Arguments(
+        "analyse",
+        about,
+        epilog=examples,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     add = made.add_argument
-    add(
-        "--model",
-        default="rookworld-nano",
-        help="rookworld-nano (the default), a run's folder, or a Hub id",
-    )
     add("--fen", help="the position (default: the start position)")
     add(
         "--moves",
@@ -143,7 +139,7 @@ def _fen_fault(fen: str, where: str) -> str:
     try:
         parse_fen(fen)
     except NotationError as error:
-        return f"{where}: {error}; write all six fields"
+        return f"{where}: {error}; a FEN is written like {chess.STARTING_FEN!r}"
     return records.check_position(fen, where)
 
 

@@ -21,6 +21,7 @@ from ..common.terminal import printable
 from ..tasks import rules
 from ..tasks.text import parse_fen
 from . import moves
+from .arguments import Arguments
 from .notation import read_legal_move
 from .start import start
 
@@ -203,9 +204,8 @@ def drawn(board: chess.Board, below: chess.Color) -> str:
 # The command
 # --------------------------------------------------------------------------------------------------
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser("rookworld play", description=__doc__)
+    parser = Arguments("play", __doc__ or "")
     add = parser.add_argument
-    add("--model", required=True, help="rookworld-nano, a run's folder, or a Hub id")
     add(
         "--colour",
         "--color",

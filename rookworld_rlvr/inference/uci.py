@@ -6,7 +6,6 @@ torch is loaded with the model, at the first `isready` or `go`.
 
 from __future__ import annotations
 
-import argparse
 import io
 import itertools
 import os
@@ -30,6 +29,7 @@ from ..tasks.policy import MAX_CANDIDATES
 from ..tasks.text import parse_fen
 from ..tasks.types import MATE_CP, PolicyAnswer
 from . import moves
+from .arguments import Arguments
 from .start import start
 
 if TYPE_CHECKING:
@@ -450,11 +450,8 @@ def _fail(message: str) -> None:
 
 def main() -> None:
     """Read lines until `quit` or the end of the input."""
-    parser = argparse.ArgumentParser("rookworld uci", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument(
-        "--model", required=True, help="rookworld-nano, a run's folder, or a Hub id"
-    )
-    engine = Engine(parser.parse_args().model, load, _write, _fail)
+    model = Arguments("uci", (__doc__ or "").split("\n")[0]).parse_args().model
+    engine = Engine(model, load, _write, _fail)
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -6,12 +6,14 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from transformers.trainer_callback import ProgressCallback
+from transformers import Trainer
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from ..common.terminal import cells
 from ..tasks.metrics import headlines
 
 _SHOWN = ("reward", "reward_std", "frac_reward_zero_std", "kl", "entropy", "grad_norm", "loss")
+_SUPERVISED = ("loss", "mean_token_accuracy", "learning_rate", "grad_norm")
 
 
 _OWN_UNITS = ("rewards", "suites")  # rows whose numbers are not shares
@@ -47,9 +49,17 @@ class ShortProgressCallback(ProgressCallback):
             print(line) if self.training_bar is None else self.training_bar.write(line)
 
 
+def print_short_lines(trainer: Trainer) -> None:
+    """Let a trainer print by `ShortProgressCallback`."""
+    trainer.remove_callback(ProgressCallback)
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(ShortProgressCallback)
+
+
 def _line(state: Any, logs: Mapping[str, Any]) -> list[str]:
     """The most telling numbers of a step, if possible in one line; none if the log has none of them."""
-    shown = [f"{name} {logs[name]:.4g}" for name in _SHOWN if logs.get(name) is not None]
+    names = _SHOWN if "reward" in logs else _SUPERVISED
+    shown = [f"{name} {logs[name]:.4g}" for name in names if logs.get(name) is not None]
     return cells(f"step {state.global_step:>5}/{state.max_steps}  ", shown) if shown else []
 
 

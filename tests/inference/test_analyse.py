@@ -161,7 +161,7 @@ def test_an_engine_that_is_not_there_is_said_and_no_error(
     ("words", "said"),
     [
         (["--fen", "8/8/8/8/8/8/8/8 w - - 0 1"], "not a legal chess position"),
-        (["--fen", "e4"], "a FEN has six fields: 'e4'; write all six fields"),
+        (["--fen", "e4"], "a FEN has six fields: 'e4'; a FEN is written like '"),
         (["--moves", "e4", "e4"], "'e4' cannot be played here (illegal)"),
         (["--moves", "0000"], "'0000' cannot be played here"),
         (["--model", "nowhere", "--no_engine"], "model: 'nowhere' is neither packaged"),
