@@ -26,7 +26,6 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--eval_steps", type=int, default=30)
-    parser.add_argument("--extra", type=float, default=4.0, help="zero_variance_extra")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/zero_variance"))
     args = parser.parse_args()
     rows = []
@@ -37,7 +36,7 @@ def main() -> int:
         keep, resample = (
             run_recipe(
                 args.output_dir / f"{kind}_{seed}",
-                *("--zero_variance", kind, "--zero_variance_extra", str(args.extra)),
+                *("--zero_variance", kind),
                 *("--seed", str(seed), "--max_steps", str(args.steps), "--logging_steps", "1"),
                 *("--eval_steps", str(args.eval_steps), "--save_steps", str(args.steps)),
                 *("--load_best_model_at_end", "false"),

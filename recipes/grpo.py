@@ -57,7 +57,6 @@ from rookworld_rlvr.training.hub import create_repository, push
 from rookworld_rlvr.training.interrupt import StopOnInterrupt
 from rookworld_rlvr.training.model_card import Run, write_grpo_card
 from rookworld_rlvr.training.parts.prompt_sampler import check_rows
-from rookworld_rlvr.training.profiling import ProfileSteps
 from rookworld_rlvr.training.progress import print_short_lines
 from rookworld_rlvr.training.results import before_after_table, pass_lines, write_results
 from rookworld_rlvr.training.run_folder import (
@@ -182,9 +181,7 @@ def main(argv: Sequence[str]) -> None:
         callbacks=[RunConfigCallback(parser.values, changed), health, interrupt],
     )
     print_short_lines(trainer)
-    if training_args.profile_steps:
-        trainer.add_callback(ProfileSteps(training_args.profile_steps))
-    use_dashboards(trainer, truth, training_args.board_rows)
+    use_dashboards(trainer, truth)
     trainer.heldout.before = before  # None: it is measured when training begins
     trainer.heldout.right = right
     trainer.heldout.suites = suites

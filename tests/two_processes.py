@@ -48,7 +48,6 @@ def main(argv: Sequence[str]) -> None:
         kl_adaptation="multiplicative",
         kl_target=1e-7,
         zero_variance="resample",
-        zero_variance_extra=2.0,
         task_mixture={"environment": 0.5, "policy": 0.5},
         task_sampling={"environment": {}, "policy": {}},
         baseline="ema",

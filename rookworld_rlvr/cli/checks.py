@@ -29,7 +29,7 @@ from ..training.run_folder import foreign_faults
 def check_sft_recipe(*groups: Any) -> list[str]:
     """Faults of a recipe for supervised fine-tuning, from several dataclasses together."""
     run_args, _, new_args, model_args, sft_args = groups
-    faults = check_output(sft_args) + check_merged(sft_args, model_args)
+    faults = check_output(sft_args)
     if model_args is None or new_args is None:
         return faults
     if new_args.new_model is None:
@@ -42,7 +42,7 @@ def check_sft_recipe(*groups: Any) -> list[str]:
 def check_judge_recipe(*groups: Any) -> list[str]:
     """Faults of a recipe for training a judge, from several dataclasses together."""
     run_args, data_args, judge_args, model_args, reward_args = groups
-    faults = check_output(reward_args) + check_merged(reward_args, model_args)
+    faults = check_output(reward_args)
     if model_args is not None:
         faults += check_model_arguments(model_args, run_args)
         if model_args.use_peft:
@@ -77,13 +77,6 @@ _NOT_OF_PAIRS = (
 def check_output(args: TrainingArguments | None) -> list[str]:
     """A fault if the run's folder holds files that are not from a run."""
     return [] if args is None else foreign_faults(Path(args.output_dir))
-
-
-def check_merged(args: Any, model_args: ModelConfig | None) -> list[str]:
-    """A fault if a merged model is to be pushed, but there are no adapters to merge."""
-    if args is None or model_args is None or not args.hub_merged or model_args.use_peft:
-        return []
-    return ["hub_merged: there are no adapters; set use_peft: true, or leave hub_merged out"]
 
 
 def check_model_arguments(args: ModelConfig, run_args: RunArguments | None) -> list[str]:
@@ -126,7 +119,6 @@ def check_recipe(*groups: Any) -> list[str]:
     """
     run_args, data_args, label_args, model_args, _, training_args, suite_args = groups
     faults = [] if run_args is None else check_output(training_args)
-    faults += check_merged(training_args, model_args)
     if suite_args is not None and training_args is not None:
         faults += [
             f"{key}: {metric!r} belongs to a suite that is not in `suites`; add {name} there"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,11 @@ from .parts.groups import VarianceArguments
 from .parts.guard import GuardArguments, metric_faults
 from .parts.kl import KLArguments
 from .parts.mixture import PromptArguments
-from .parts.nonfinite import NonfiniteArguments
 from .parts.part import OwnPartArguments
 from .parts.sampling import SamplingArguments
 from .parts.schedule import ScheduleArguments
 from .parts.shared_prompts import SharedPromptArguments
 from .parts.supervised import SupervisedArguments
-from .parts.teaching import TeachingArguments
 from .parts.value_head import ValueArguments
 from .parts.vllm import vllm_faults
 
@@ -104,17 +102,6 @@ def _steps_faults(value: int, name: str) -> list[str]:
     return [
         f"{name}: {value} is not a number of steps; give at least 1, or -1 to use num_train_epochs"
     ]
-
-
-_SPAN = "give the first and the last step, such as [10, 12]"
-
-
-def _span_faults(value: Sequence[Any], name: str) -> list[str]:
-    if not all(isinstance(step, int) for step in value):
-        return []  # each has a fault of its own
-    if len(value) == 2 and value[0] <= value[1]:
-        return []
-    return [f"{name}: {value} is not two ascending steps; {_SPAN}"]
 
 
 def _report_faults(value: Any, name: str) -> list[str]:
@@ -197,10 +184,6 @@ class TrainingDefaults:
         "folder.",
     )
     hub_strategy: HubStrategy | str = with_default(TrainingArguments, "hub_strategy", "end")
-    hub_merged: bool = setting(
-        False,
-        "For a run with adapters: also push the merged model, to the folder `merged` of the repository.",
-    )
 
     def __post_init__(self) -> None:
         faults = key_faults(self) + self._hub_faults() + self.faults()
@@ -230,10 +213,6 @@ class TrainingDefaults:
                 f"hub_strategy: {strategy!r} would push checkpoints without a card; leave it out: the "
                 "final model is pushed after the run"
             )
-        if self.hub_merged and not self.push_to_hub:
-            faults.append(
-                "hub_merged: nothing is pushed; set push_to_hub: true, or leave hub_merged out"
-            )
         return faults
 
     def faults(self) -> list[str]:
@@ -255,10 +234,8 @@ class RookWorldGRPOConfig(
     SharedPromptArguments,
     PromptArguments,
     VarianceArguments,
-    TeachingArguments,
     SupervisedArguments,
     ValueArguments,
-    NonfiniteArguments,
     GuardArguments,
     OwnPartArguments,
     RewardFaultArguments,
@@ -284,35 +261,6 @@ class RookWorldGRPOConfig(
         "Before training, check that the trainer's log-probs equal the sampler's and those without "
         "padding, and that the KL to the reference is 0; stop the run if not.",
     )
-    preflight_tolerance: float | None = setting(
-        None,
-        "Largest difference that the preflight allows, in nats. None means 1e-3 in fp32. In bf16 and "
-        "fp16 it means 5e-2, or more if logits are large, because these are rounded to 16 bits: in bf16 "
-        "the largest logit / 128, which is 0.16 for a logit of 20. The gap to vLLM may then be 0.5.",
-        above=0,
-        remedy="give a tolerance in nats, or set preflight: false",
-    )
-    board_rows: int = setting(
-        8,
-        "How many completions the dashboard's table `boards` shows with a picture, every table_steps. "
-        "A picture takes about 20 KB; 0 turns the table off.",
-        least=0,
-    )
-    table_steps: int = setting(
-        10,
-        "Tables of completions and boards are made at logs whose step is a multiple of this, and at the "
-        "last step.",
-        least=1,
-    )
-    profile_steps: list[int] | str | None = setting(
-        None,
-        "Two optimiser steps, the first and the last one to profile: torch's trace of them goes to the "
-        "folder profile, and the ten operations that take longest are printed.",
-        check=_span_faults,
-        least=1,
-        remedy=_SPAN,
-    )
-
     # Defaults that differ from TRL's and transformers': evaluate on held-out rows before and during
     # training, and keep the checkpoint that is best there.
     eval_on_start: bool = setting(
@@ -356,7 +304,7 @@ class RookWorldGRPOConfig(
         default=True,
         metadata={
             "help": "Log tables of completions to the dashboard, and keep them as Parquet files, every "
-            "table_steps."
+            "tenth step."
         },
     )
     num_completions_to_print: int | None = field(
@@ -368,9 +316,9 @@ class RookWorldGRPOConfig(
         """Faults that show only when several keys are compared, one sentence each."""
         faults = self._reward_faults() + self.kl_faults(self.beta) + self.sampling_faults(self)
         faults += self.prompt_faults() + self.value_faults(self)
-        faults += self.teaching_faults(self) + self.supervised_faults(self)
+        faults += self.supervised_faults(self)
         faults += self.baseline_faults(self) + vllm_faults(self)
-        return faults + self._profile_faults()
+        return faults
 
     def settled_faults(self) -> list[str]:
         """Faults that show once TRL has computed the batch sizes, one sentence each."""
@@ -387,14 +335,6 @@ class RookWorldGRPOConfig(
             "the first sampling and never restores them, so that small updates are lost; set "
             f"{half}: false, or leave it out"
         ]
-
-    def _profile_faults(self) -> list[str]:
-        if self.profile_steps is None or key_faults(self, "profile_steps"):
-            return []
-        last = int(self.profile_steps[-1])
-        if self.max_steps < 1 or last <= self.max_steps:
-            return []
-        return [f"profile_steps: {last} is beyond max_steps, {self.max_steps}; give earlier steps"]
 
     def _reward_faults(self) -> list[str]:
         """The faults of the rewards; if there are none, their weights are set for TRL."""

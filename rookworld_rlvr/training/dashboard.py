@@ -67,15 +67,16 @@ class RunConfigCallback(TrainerCallback):
                 print(f"W&B: {wandb.run.url or offline}")  # there is no address offline
 
 
+TABLE_STEPS = 10  # optimiser steps
+
+
+BOARD_ROWS = 8  # in a table; a picture takes about 20 KB
+
+
 class TableInterval:
-    """Which logs come with tables: those every `steps` optimiser steps, and the last one; once a step.
+    """Which logs come with tables: those every `TABLE_STEPS` steps, and the last one; once a step."""
 
-    Args:
-        steps: See `table_steps`.
-    """
-
-    def __init__(self, steps: int) -> None:
-        self._steps = steps
+    def __init__(self) -> None:
         self._made: int | None = None  # the step of the latest tables
 
     def due(self, trainer: Any, logs: Mapping[str, Any]) -> bool:
@@ -87,7 +88,7 @@ class TableInterval:
         """
         step = trainer.state.global_step
         of_training = "loss" in logs or "train_runtime" in logs  # of a step, or at the end
-        at_step = step % self._steps == 0 or trainer.control.should_training_stop
+        at_step = step % TABLE_STEPS == 0 or trainer.control.should_training_stop
         if not (of_training and at_step and trainer.sampled) or step == self._made:
             return False
         self._made = step
@@ -97,21 +98,19 @@ class TableInterval:
 class _Dashboard(TrainerCallback):
     """Logs to a dashboard under this package's sections, with a table of boards beside TRL's.
 
-    TRL's table `completions` holds the whole batch as text. `boards` shows only `rows` of its
+    TRL's table `completions` holds the whole batch as text. `boards` shows only a few of its
     completions, with a picture each, because dashboards keep every picture in a file of its own.
 
     Args:
         trainer: The `RookWorldGRPOTrainer` with the completions to draw.
         truth: Where the engine's best move comes from.
-        rows: Boards in each table; 0 for none.
     """
 
-    def __init__(self, trainer: Any, truth: PolicyTruth, rows: int) -> None:
+    def __init__(self, trainer: Any, truth: PolicyTruth) -> None:
         super().__init__()
         self.trainer = trainer
         self.truth = truth
-        self.rows = rows
-        self.tables = TableInterval(trainer.args.table_steps)
+        self.tables = TableInterval()
 
     def on_log(
         self,
@@ -125,7 +124,7 @@ class _Dashboard(TrainerCallback):
         if not state.is_world_process_zero or not logs:
             return
         named = {dashboard_key(name): value for name, value in logs.items()}
-        has_boards = bool(self.rows) and self.tables.due(self.trainer, logs)
+        has_boards = self.tables.due(self.trainer, logs)
         for dashboard in open_dashboards(args):
             if dashboard.__name__ == self.module:
                 self._log(dashboard, named, has_boards, state.global_step)
@@ -142,7 +141,7 @@ class _Dashboard(TrainerCallback):
 
     def _boards(self, dashboard: Any) -> Any:
         """A table with a row for each completion: prompt, completion, each reward, advantage, board."""
-        sampled = sampled_rows(self.trainer, self.rows)
+        sampled = sampled_rows(self.trainer, BOARD_ROWS)
         tasks = [TASKS[row["task"]] for row in sampled]
         valued = [index for index, task in enumerate(tasks) if task.needs_values]
         found = self.truth.values(
@@ -211,14 +210,14 @@ def escape_for_terminal(texts: MutableSequence[str]) -> None:
         texts[place] = printable(text)
 
 
-def use_dashboards(trainer: Any, truth: PolicyTruth, rows: int) -> None:
+def use_dashboards(trainer: Any, truth: PolicyTruth) -> None:
     """Replace transformers' dashboard callbacks by ours, if the run reports to them.
 
     Ours take the same places in the list, so that later callbacks still find the dashboard's run open.
     """
     handler = trainer.callback_handler
     handler.callbacks = [
-        _OURS[type(callback)](trainer, truth, rows) if type(callback) in _OURS else callback
+        _OURS[type(callback)](trainer, truth) if type(callback) in _OURS else callback
         for callback in handler.callbacks
     ]
 

@@ -32,16 +32,13 @@ class PassArguments:
         "with the final weights; 64 is usual. 0 measures no pass@k.",
         least=0,
     )
-    pass_rows: int = setting(
-        200,
-        "pass@k is measured on at most this many held-out rows of each task, always the same ones.",
-        least=1,
-    )
+
+
+PASS_ROWS = 200  # of each task, always the same ones
 
 
 _SAMPLED_BY = (
     "pass_samples",
-    "pass_rows",
     "temperature",
     "top_p",
     "top_k",
@@ -80,7 +77,7 @@ def sample_heldout(trainer: Any, rows: Dataset, greedy: Sequence[str]) -> dict[s
                 for place, (its_task, right) in enumerate(zip(rows["task"], scored, strict=True))
                 if its_task == task and right is not None
             ]
-            chosen = evenly(mine, args.pass_rows)
+            chosen = evenly(mine, PASS_ROWS)
             if not chosen:
                 continue
             right = shared(

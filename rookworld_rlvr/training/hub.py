@@ -89,7 +89,7 @@ def push(repository: str, folder: Path, args: Any) -> str:
     Raises:
         RookWorldError: The upload failed; the message gives the commands to do it by hand.
     """
-    api, parts = HfApi(), uploads(folder, args.hub_merged)
+    api, parts = HfApi(), uploads(folder)
     try:
         for part in parts:
             api.upload_folder(
@@ -110,14 +110,13 @@ def push(repository: str, folder: Path, args: Any) -> str:
     return f"pushed to {api.endpoint}/{repository}"
 
 
-def uploads(folder: Path, merged: bool) -> list[Upload]:
+def uploads(folder: Path) -> list[Upload]:
     """Which files of a run's folder go where; adapters are uploaded in place of the whole model."""
     if not (folder / ADAPTER).is_dir():
         return [Upload(folder, ".", _MODEL + _TOKENIZER + _RECORDS)]
     return [
         Upload(folder / ADAPTER, ".", ("adapter_config.json", "adapter_model.safetensors")),
         Upload(folder, ".", _TOKENIZER + _RECORDS),
-        *([Upload(folder, "merged", _MODEL + _TOKENIZER)] if merged else []),
     ]
 
 

@@ -151,7 +151,6 @@ def write_grpo_card(
         kl_to_start=kl_to_start or {},
         answer_tokens=args.max_completion_length,
         adapters=adapters,
-        merged=args.hub_merged,
     )
 
 
@@ -181,7 +180,6 @@ def write_sft_card(
         after=after,
         answer_tokens=answer_tokens,
         adapters=adapters,
-        merged=args.hub_merged,
     )
 
 

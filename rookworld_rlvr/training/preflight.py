@@ -122,8 +122,8 @@ def _remedy(trainer: GRPOTrainer, parity: Parity, tolerance: float) -> str:
             "follow; leave that out, or set preflight: false if you accept biased updates"
         )
     return (
-        "Check the model's dropout, position ids and precision; try share_prompts: false; or raise "
-        "preflight_tolerance if you know the reason"
+        "Check the model's dropout, position ids and precision; try share_prompts: false; or set "
+        "preflight: false if you know the reason"
     )
 
 
@@ -158,10 +158,7 @@ def starting_model(model: Any, args: Any) -> Any:
 
 
 def preflight_tolerance(trainer: GRPOTrainer) -> float:
-    """The largest gap allowed, in nats: as given, or by default what the precision allows."""
-    given: float | None = getattr(trainer.args, "preflight_tolerance", None)
-    if given is not None:
-        return given
+    """The largest gap that the precision allows, in nats."""
     is_full = trainer.accelerator.mixed_precision == "no" and (
         next(trainer.model.parameters()).dtype == torch.float32
     )
@@ -192,10 +189,9 @@ def sampler_tolerance(trainer: GRPOTrainer, tolerance: float) -> float:
 
     Args:
         trainer: The trainer.
-        tolerance: That of the other gaps, see `preflight_tolerance`.
+        tolerance: That of the other gaps, from `preflight_tolerance`.
     """
-    is_given = getattr(trainer.args, "preflight_tolerance", None) is not None
-    if is_given or not trainer.args.use_vllm or tolerance < TOLERANCE_HALF:
+    if not trainer.args.use_vllm or tolerance < TOLERANCE_HALF:
         return tolerance
     return max(tolerance, TOLERANCE_HALF_VLLM)
 

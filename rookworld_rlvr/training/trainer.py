@@ -29,7 +29,7 @@ from .model_card import OwnCard
 from .parts.advantages import weighted
 from .parts.aggregation import without_left_out
 from .parts.groups import Batch, Sampled
-from .parts.kl import reference_loaded, reference_log_probs
+from .parts.kl import reference_log_probs
 from .parts.nonfinite import spread
 from .parts.part import Call, Scores, arguments_of, whole
 from .parts.registry import Checkpoints, Parts
@@ -69,7 +69,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         self.call: Call | None = None
         self.reward_guard = RewardGuard(arguments_of(args, RewardFaultArguments))
         model = starting_model(model, args)
-        with reference_loaded(args), vllm_starts(args, model):
+        with vllm_starts(args, model):
             super().__init__(model, self.reward_guard.around(reward_funcs), args, **kwargs)
         self.beta = 0.0  # switches TRL's own KL term off; `parts.kl` replaces it
         self.sampling = Sampling(self.temperature, self.top_p, self.top_k or 0)
@@ -79,7 +79,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         if kwargs.get("rollout_func") is None and draws_itself(self):
             self.rollout_func = rollout
         self.heldout = HeldoutEvaluation(self)
-        self.tables = TableInterval(getattr(self.args, "table_steps", 1))
+        self.tables = TableInterval()
         self.times = StepTimes(self)
         self.preflight: Parity | None = None
         self.sampled: Mapping[str, Mapping[str, Any]] = {}

@@ -248,16 +248,15 @@ def test_a_list_may_be_given_as_words_or_as_json(tmp_path: Path) -> None:
         "9",
     ]
 
-    def profiled(*more: str) -> list[list[int]]:
+    def tasks(*more: str) -> list[str]:
         groups = parser.StrictParser(grpo.GROUPS, grpo.RECIPE).parse_strictly([*words, *more])
-        return [group.profile_steps for group in groups if hasattr(group, "profile_steps")]
+        return next(group.tasks for group in groups if hasattr(group, "tasks"))
 
-    assert profiled("--profile_steps", "5", "8") == [[5, 8]]
-    assert profiled("--profile_steps", "[5, 8]") == [[5, 8]]
-    with pytest.raises(ConfigurationError, match="--profile_steps: '5 last' is not a list of int"):
-        profiled("--profile_steps", "5", "last")
+    both = ["policy", "environment"]
+    assert tasks("--tasks", "policy", "environment") == both
+    assert tasks("--tasks", '["policy", "environment"]') == both
     with pytest.raises(ConfigurationError, match="--max_steps takes one value; leave '4' out"):
-        profiled("--max_steps", "3", "4")
+        tasks("--max_steps", "3", "4")
 
 
 def test_an_unknown_recipe_names_those_beside_it(tmp_path: Path) -> None:

@@ -43,7 +43,6 @@ STEP: dict[str, Any] = {
     "load_best_model_at_end": False,
     "preflight": False,
     "logging_steps": 1,
-    "log_reference_kl": True,
 }
 TAUGHT: dict[str, Any] = {"zero_variance": "teach", "sft_coef": 0.1, "max_completion_length": 96}
 

@@ -15,7 +15,7 @@ from ..conftest import RECIPES, tiny_judge
 
 SMALL = """
     --dataset_name rows.parquet --heldout_rows 12 --max_steps 24 --per_device_train_batch_size 32
-    --eval_steps 1 --save_steps 1 --logging_steps 5 --table_steps 4 --dtype float32 --bf16 false
+    --eval_steps 1 --save_steps 1 --logging_steps 5 --dtype float32 --bf16 false
     --use_cpu --report_to none --output_dir run --resume_from_checkpoint auto
 """.split()
 KL = "--beta 0.02 --kl_control adaptive --kl_target 1e-4 --kl_horizon 200".split()

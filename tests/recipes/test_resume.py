@@ -21,7 +21,7 @@ from ..killed import differences, outcome
 
 SMALL = """
     --dataset_name rows.parquet --heldout_rows 8 --max_steps 4 --per_device_train_batch_size 16
-    --max_completion_length 24 --eval_steps 2 --save_steps 2 --logging_steps 1 --table_steps 1
+    --max_completion_length 24 --eval_steps 2 --save_steps 2 --logging_steps 1
     --use_cpu --output_dir run --resume_from_checkpoint auto
 """.split()
 

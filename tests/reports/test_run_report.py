@@ -29,7 +29,7 @@ from ..conftest import recipe
 SMALL = """
     --max_rows 2000 --synthetic_rows 300 --heldout_rows 12 --max_completion_length 48
     --per_device_train_batch_size 16 --num_generations 8 --eval_steps 1 --save_steps 1
-    --logging_steps 1 --use_cpu --report_to none --log_reference_kl true --seed 3
+    --logging_steps 1 --use_cpu --report_to none --beta 0.01 --seed 3
 """.split()
 
 EVALUATION = {

@@ -113,7 +113,6 @@ class TestFaults:
             ({"metric_for_best_model": "environment/exat"}, (), ["environment/exact"]),
             ({"disable_dropout": False}, (), ["disable_dropout"]),
             ({"eval_on_start": False}, (), ["eval_on_start"]),
-            ({"preflight_tolerance": 0.0}, (), ["preflight_tolerance", "0.0"]),
             ({"synthetic_rows": None}, (), ["synthetic_rows", "value is missing"]),
             ({"env": [1]}, (), ["env", "[1]"]),
             ({"load_in_4bit": True}, (), ["load_in_4bit"]),

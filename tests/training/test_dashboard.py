@@ -17,7 +17,7 @@ from ..conftest import RECIPES
 
 SMALL = """
     --max_steps 2 --per_device_train_batch_size 16 --heldout_rows 6 --max_completion_length 32
-    --eval_steps 2 --save_steps 2 --logging_steps 1 --board_rows 2 --output_dir trial --use_cpu
+    --eval_steps 2 --save_steps 2 --logging_steps 1 --output_dir trial --use_cpu
 """.split()
 
 

@@ -13,11 +13,9 @@ import pytest
 import yaml
 from wandb.proto.wandb_internal_pb2 import Record
 
-from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.common.files import asset_path
 from rookworld_rlvr.rewards.registry import known_rewards
 from rookworld_rlvr.tasks.metrics import metrics
-from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.glossary import (
     GLOSSARY,
     PANELS,
@@ -108,11 +106,6 @@ def test_the_metrics_of_teaching_have_their_entries() -> None:
         assert entry is not None and not entry.always, name
 
 
-def test_a_number_of_boards_below_0_is_a_fault() -> None:
-    with pytest.raises(ConfigurationError, match="board_rows: -1 is too small; give at least 0"):
-        RookWorldGRPOConfig(rewards=[{"name": "environment_exact"}], board_rows=-1, use_cpu=True)
-
-
 def test_every_number_over_steps_has_one_panel() -> None:
     shown = [key for keys in PANELS.values() for key in keys]
     assert len(set(shown)) == len(shown)
@@ -200,7 +193,7 @@ class OfflineRun:
         ]
 
 
-WITH_WANDB = [*SMALL, "--output_dir", "run", "--board_rows", "4", "--max_completion_length", "64"]
+WITH_WANDB = [*SMALL, "--output_dir", "run", "--max_completion_length", "64"]
 WITH_WANDB[WITH_WANDB.index("--report_to") + 1] = "wandb"
 
 
@@ -248,7 +241,6 @@ def test_curves_have_the_trainer_s_numbers_over_its_steps(offline: Path) -> None
     }
     assert ours == pytest.approx(theirs)
     assert sorted(ours) == [1, 2]
-    assert only_run(offline).config["recipe"]["board_rows"] == 4
 
 
 def test_tables_hold_pictures(offline: Path) -> None:

@@ -17,11 +17,11 @@ from rookworld_rlvr.training.heldout_samples import evenly, sample_heldout
 from ..conftest import REPOSITORY, launch, script
 
 SMALL = """
-    --max_steps 4 --per_device_train_batch_size 16 --num_generations 4 --heldout_rows 12
+    --max_steps 4 --per_device_train_batch_size 16 --num_generations 4 --heldout_rows 8
     --eval_steps 2 --save_steps 2 --logging_steps 1 --max_completion_length 64 --use_cpu
     --report_to none --output_dir run
 """.split()
-PASS = ["--pass_samples", "4", "--pass_rows", "8"]
+PASS = ["--pass_samples", "4"]
 COLD = ["--temperature", "1e-4"]  # every sample is the greedy answer
 
 
@@ -138,7 +138,7 @@ def test_a_resumed_run_does_not_measure_its_start_again(
 @pytest.mark.slow
 def test_two_processes_count_as_one_does(tmp_path: Path) -> None:
     """At a temperature near 0 every sample is the greedy answer, on whichever process."""
-    words = [*SMALL, "--pass_samples", "3", "--pass_rows", "7", *COLD, "--max_steps", "1"]
+    words = [*SMALL, "--pass_samples", "3", "--heldout_rows", "7", *COLD, "--max_steps", "1"]
     counts = []
     for processes in (1, 2):
         folder = tmp_path / str(processes)

@@ -86,9 +86,7 @@ def test_what_a_run_pushes_after_its_end(hub: Hub, tmp_path: Path) -> None:
 
 def test_adapters_are_pushed_and_a_push_that_fails_is_told(here: Hub, tmp_path: Path) -> None:
     here.refused = "/commit/"
-    lora = (
-        "--use_peft true --lora_r 2 --lora_target_modules c_attn c_proj --hub_merged true".split()
-    )
+    lora = "--use_peft true --lora_r 2 --lora_target_modules c_attn c_proj".split()
     done = script("grpo.py", *SMALL, *lora, cwd=tmp_path)
     assert done.returncode == 2, done.stdout[-3000:] + done.stderr[-3000:]
     said = done.stderr[done.stderr.index("push_to_hub") :]
@@ -106,13 +104,10 @@ def test_adapters_are_pushed_and_a_push_that_fails_is_told(here: Hub, tmp_path: 
         assert by_hand.returncode == 0, by_hand.stderr
     files = here.files["ann/nano"]
     adapters = {"adapter_config.json", "adapter_model.safetensors"}
-    merged = {f"merged/{name}" for name in MODEL | TOKENIZER}
-    assert set(files) == adapters | TOKENIZER | RECORDS | merged
+    assert set(files) == adapters | TOKENIZER | RECORDS
     card: Any = ModelCard(files["README.md"].decode())
     assert card.data.library_name == "peft"
-    assert (
-        "PeftModel.from_pretrained(base, name)" in card.text and 'subfolder="merged"' in card.text
-    )
+    assert "PeftModel.from_pretrained(base, name)" in card.text
     config = json.loads(files["adapter_config.json"])
     assert config["base_model_name_or_path"] == "rookworld-nano", "not where it lies here"
 
@@ -161,15 +156,7 @@ def test_keys_that_would_push_something_else(tmp_path: Path) -> None:
         )
     assert "hf_secret" not in str(caught.value)
     assert [fault.split(":")[0] for fault in caught.value.faults] == ["hub_token", "hub_strategy"]
-    with pytest.raises(ConfigurationError, match="hub_merged: nothing is pushed"):
-        RookWorldSFTConfig(output_dir=out, hub_merged=True)
     args = RookWorldSFTConfig(
         output_dir=out, hub_strategy="every_save", report_to="none", use_cpu=True, bf16=False
     )
     assert not args.push_to_hub, "what nobody uses is no fault"
-
-
-def test_a_merged_model_needs_adapters(tmp_path: Path) -> None:
-    words = "--push_to_hub true --hub_merged true --output_dir out".split()
-    done = script("grpo.py", *words, cwd=tmp_path)
-    assert done.returncode == 2 and "hub_merged: there are no adapters" in done.stderr

@@ -30,7 +30,7 @@ from rookworld_rlvr.models.decoding import complete
 from rookworld_rlvr.models.gpt2 import disable_dropout, number_positions_from_mask
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks.metrics import evaluate_completions
-from rookworld_rlvr.training import preflight
+from rookworld_rlvr.training import dashboard, preflight
 from rookworld_rlvr.training.parts import supervised
 from rookworld_rlvr.training.preflight import (
     TOLERANCE_FP32,
@@ -618,12 +618,15 @@ def test_tables_have_an_interval_and_the_last_step(
     tokenizer: PreTrainedTokenizerBase,
     make_trainer: MakeTrainer,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(dashboard, "TABLE_STEPS", 2)
+
     class Stop(TrainerCallback):  # as the health monitor does
         def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             control.should_training_stop |= state.global_step == stops_at
 
-    options = {"max_steps": 5, "logging_steps": 1, "table_steps": 2, "log_completions": True}
+    options = {"max_steps": 5, "logging_steps": 1, "log_completions": True}
     trainer = make_trainer(random_gpt2, tokenizer, **options)
     trainer.add_callback(Stop())
     trainer.train()

@@ -123,7 +123,7 @@ def test_each_task_is_sampled_in_its_own_way(vllm_trainer: Make) -> None:
 
 
 def test_rounds_of_sampling_and_what_is_logged(vllm_trainer: Make) -> None:
-    options = {"zero_variance": "resample", "zero_variance_extra": 1.0}
+    options = {"zero_variance": "resample"}
     trainer = vllm_trainer(max_steps=2, temperature=0.3, **options)
     trainer.train()
     assert max(logged(trainer, "zero_variance/extra_prompts")) > 0
@@ -154,7 +154,7 @@ def test_a_model_without_a_folder_is_refused(
 def test_held_out_rows_are_answered_as_without_vllm(vllm_trainer: Make) -> None:
     found = []
     for use_vllm in (False, True):
-        trainer = vllm_trainer(use_vllm=use_vllm, pass_samples=2, pass_rows=8)
+        trainer = vllm_trainer(use_vllm=use_vllm, pass_samples=2)
         trainer.evaluate()
         rows = trainer.eval_dataset
         counts = sample_heldout(trainer, rows, trainer.heldout.completions)

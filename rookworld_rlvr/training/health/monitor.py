@@ -22,6 +22,9 @@ from .rules import RULES, HealthArguments, Rule, Severity
 HEALTH_FILE = "health.jsonl"
 
 
+PATIENCE = 3  # logs
+
+
 _LEVELS: Mapping[Severity, str] = {"info": "INFO", "warning": "WARN", "stop": "ERROR"}
 
 
@@ -134,19 +137,19 @@ class HealthMonitor:
 
     Args:
         args: Severities and bounds.
-        patience: Overrides ``args.health_patience``. With 1, the log of a single step is enough, except
-            for rules that compare it with earlier ones.
+        patience: For how many logs in a row a rule must be broken before it is reported, unless one log
+            is proof enough; and for how many it must hold before it can be reported again.
         guard: The most that held-out metrics may lose against the start, by metric.
     """
 
     def __init__(
         self,
         args: HealthArguments,
-        patience: int | None = None,
+        patience: int = PATIENCE,
         guard: Mapping[str, float] | None = None,
     ) -> None:
         self.args = args
-        self.patience = args.health_patience if patience is None else patience
+        self.patience = patience
         self.history = History(guard)
         self._watches = {name: _Watch() for name in RULES}
 
@@ -184,7 +187,7 @@ class HealthMonitor:
         severity = self.args.severity(rule.name)
         if severity is None:
             return None
-        bound = self.args.bound(rule.name)
+        bound = rule.bound
         limit = math.inf if bound is None else bound
         reading = rule.measure(self.history, limit)
         if reading is None or not self._is_due(rule, reading):
@@ -226,15 +229,16 @@ class HealthCallback(TrainerCallback):
     gathered over all processes before it is logged. Held-out metrics come through `on_log` too.
     """
 
-    def __init__(self, args: HealthArguments) -> None:
+    def __init__(self, args: HealthArguments, patience: int = PATIENCE) -> None:
         self.health_args = args
+        self.patience = patience
         self.monitor: HealthMonitor | None = None  # while the run trains
         self.stopped: Finding | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not self.health_args.health:
             return
-        self.monitor = HealthMonitor(self.health_args, guard=getattr(args, "guard", None))
+        self.monitor = HealthMonitor(self.health_args, self.patience, getattr(args, "guard", None))
         past = [_judged(logs, args) for logs in state.log_history]
         self.monitor.replay(past, args.max_grad_norm)
         self.stopped = None

@@ -5,7 +5,6 @@ Pure functions: no torch, and no I/O but for reading the packaged list of rules.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,16 +29,16 @@ class Rule:
     """One condition of a run, and what to do about it.
 
     Args:
-        name: Its key in `health_severity`, `health_bounds` and the dashboards.
+        name: Its key in `health_severity` and the dashboards.
         severity: The default severity.
-        bound: The default bound; None if the rule has no number.
+        bound: None if the rule has no number.
         meaning: One sentence for the documentation.
         says: What is wrong, with the placeholders ``{value}``, ``{bound}`` and ``{detail}``.
         remedy: What to change, naming the recipe's keys.
         keys: Those keys, in the order of the remedies.
         measure: Compares the history with a bound; gives None if the rule does not apply.
         share: Whether value and bound are shares in [0, 1], shown as percentages.
-        patient: Whether it must be broken for `health_patience` logs before a finding is raised.
+        patient: Whether it must be broken for several logs before a finding is raised.
     """
 
     name: str
@@ -105,45 +104,11 @@ class HealthArguments(Checked):
         among=RULES,
         of="rule",
     )
-    health_bounds: dict[str, float] | str | None = setting(
-        None,
-        "Mapping of rules to bounds, {rule: number}; a rule that is not named keeps its default. "
-        "Shares are from 0 to 1.",
-        among=RULES,
-        of="rule",
-    )
-    health_patience: int = setting(
-        3,
-        "For how many logs in a row a rule must be broken before it is reported, unless one log is "
-        "proof enough; and for how many it must hold before it can be reported again.",
-        least=1,
-    )
 
     def severity(self, rule: str) -> Severity | None:
         """The severity of a rule; None if it is off."""
         severity = _given(self.health_severity).get(rule, RULES[rule].severity)
         return None if severity in (OFF, False) else cast(Severity, severity)
-
-    def bound(self, rule: str) -> float | None:
-        """The bound of a rule; None if it has no number."""
-        bound = _given(self.health_bounds).get(rule, RULES[rule].bound)
-        return None if bound is None else float(bound)
-
-    def faults(self) -> list[str]:
-        """Faults of the bounds that are given, one sentence each."""
-        faults = []
-        for name, value in _given(self.health_bounds).items():
-            if name not in RULES or isinstance(value, bool) or not isinstance(value, int | float):
-                continue
-            rule = RULES[name]
-            if rule.bound is None:
-                faults.append(
-                    f"health_bounds: {name} has no bound; set its health_severity instead"
-                )
-            elif not math.isfinite(value) or (rule.share and not 0 <= value <= 1):
-                kind = "share; give a number from 0 to 1" if rule.share else "finite number"
-                faults.append(f"health_bounds: {name}: {value!r} is not a {kind}")
-        return faults
 
 
 def _given(rules: Any) -> Mapping[str, Any]:

@@ -26,6 +26,12 @@ from .part import Part, arguments_of
 _COUNTED = {"completion_mask": "num_items_in_batch", "answer_mask": "answer_items"}
 
 
+STD_THRESHOLD = 1e-6  # a group has no signal if its rewards deviate no more than this
+
+
+MOST_EXTRA = 4  # prompts that may replace others, as a multiple of those in a batch
+
+
 Batch = dict[str, torch.Tensor]
 
 
@@ -38,18 +44,7 @@ class VarianceArguments:
         "What to do with groups whose rewards are all equal: keep them (as TRL does), resample "
         "(replace them by other prompts), skip (leave them out of the loss, KL term included), or "
         "teach (keep them; and in every group without a right completion, whatever its rewards, "
-        "replace teach_completions completions by right answers).",
-    )
-    zero_variance_threshold: float = setting(
-        1e-6,
-        "A group has no signal if the standard deviation of its rewards is not above this.",
-        least=0,
-    )
-    zero_variance_extra: float = setting(
-        4.0,
-        "For zero_variance: resample, the largest number of extra prompts, as a multiple of the "
-        "prompts in a batch.",
-        above=0,
+        "replace one completion by a right answer).",
     )
 
     def variance_faults(self, args: GRPOConfig, processes: int) -> list[str]:
@@ -246,7 +241,7 @@ class Groups(Part):
             rewards: ``(N,)``; nan if a completion could not be scored.
         """
         deviations = nanstd(rewards.view(-1, self._size)).flatten()
-        signal: list[bool] = (deviations > self.args.zero_variance_threshold).tolist()
+        signal: list[bool] = (deviations > STD_THRESHOLD).tolist()
         return signal
 
     def more(self, rounds: Sequence[Sampled]) -> list[dict[str, Any]]:
@@ -255,7 +250,7 @@ class Groups(Part):
             return []
         trainer = self._trainer
         local = len(rounds[0].tasks) // self._processes
-        most = math.ceil(self.args.zero_variance_extra * local)
+        most = math.ceil(MOST_EXTRA * local)
         count = next_round(rounds, self._processes, most)
         if not count:
             return []

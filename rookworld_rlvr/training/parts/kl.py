@@ -28,8 +28,7 @@ estimator may belong to different divergences.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -43,6 +42,11 @@ from .aggregation import aggregate, log_importance
 from .part import Call, Part, arguments_of
 
 Estimator = Callable[[torch.Tensor], torch.Tensor]
+
+
+LOG_RATIO_BOUND = (
+    20.0  # nats: log-ratios are clamped to plus or minus this, so that `exp` stays finite
+)
 
 
 KLEstimator = Literal["k1", "k2", "k3", "reverse", "forward", "symmetric"]
@@ -84,7 +88,7 @@ ESTIMATORS: Mapping[KLEstimator, Estimator] = {
 
 
 def per_token_kl(
-    logps: torch.Tensor, reference_logps: torch.Tensor, estimator: KLEstimator, bound: float
+    logps: torch.Tensor, reference_logps: torch.Tensor, estimator: KLEstimator
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """KL of each sampled token, and which log-ratios were clamped.
 
@@ -92,15 +96,13 @@ def per_token_kl(
         logps: The policy's log-probs ``(B, T)``, with gradient.
         reference_logps: The reference's log-probs ``(B, T)``.
         estimator: A key of `ESTIMATORS`.
-        bound: Log-ratios are clamped to ±bound nats, so that `exp` stays finite. A clamped token has no
-            gradient.
 
     Returns:
-        KL ``(B, T)`` in nats, and a mask ``(B, T)`` of the clamped tokens.
+        KL ``(B, T)`` in nats, and a mask ``(B, T)`` of the clamped tokens, which have no gradient.
     """
     ratio = reference_logps - logps
-    held = ratio.abs() > bound
-    return ESTIMATORS[estimator](ratio.clamp(-bound, bound)), held
+    clamped = ratio.abs() > LOG_RATIO_BOUND
+    return ESTIMATORS[estimator](ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)), clamped
 
 
 def importance_weighted(
@@ -127,11 +129,6 @@ class KLArguments:
         "the literature's: forward is KL(reference‖policy), reverse KL(policy‖reference). Code that "
         "calls KL(policy‖reference) forward, as the self-contained trainer did, means our reverse.",
     )
-    kl_log_ratio_bound: float = setting(
-        20.0,
-        "Log-ratios between policy and reference are clamped to plus or minus this many nats.",
-        above=0,
-    )
     kl_control: Literal["fixed", "adaptive"] = setting(
         "fixed",
         "fixed keeps the coefficient of the KL term at beta; adaptive starts from beta and changes "
@@ -151,19 +148,10 @@ class KLArguments:
         "Smaller values adapt faster.",
         above=0,
     )
-    kl_waits: bool = setting(
-        True,
-        "Leave an adaptive coefficient alone while the KL is already moving towards its target. "
-        "False uses the published form, which overshoots if the KL reacts slowly.",
-    )
     kl_warmup_steps: int = setting(
         0,
         "The number of optimiser steps over which the coefficient of the KL term rises linearly from 0.",
         least=0,
-    )
-    log_reference_kl: bool = setting(
-        False,
-        "Log the KL to the reference even if beta is 0, which keeps the reference model in memory.",
     )
 
     def kl_faults(self, beta: float) -> list[str]:
@@ -200,9 +188,9 @@ class KLController:
 
     A policy moves a little with every step, so its KL reacts to the coefficient only tens of steps
     later. Both forms overshoot for that reason: while a new policy is still on its way to the target,
-    they lower the coefficient to almost 0, and then take as long to raise it again. With `kl_waits`
-    they judge two steps together, and leave the coefficient alone if the KL is nearer to the target
-    than in the two before.
+    they lower the coefficient to almost 0, and then take as long to raise it again. So here two steps
+    are judged together, and the coefficient is left alone if the KL is nearer to the target than in the
+    two before.
 
     Args:
         beta: The first coefficient.
@@ -239,11 +227,11 @@ class KLController:
         if self.args.kl_control == "fixed" or target is None or step < self.args.kl_warmup_steps:
             return
         self.measured.append((kl, completions))
-        if len(self.measured) < (_WAIT if self.args.kl_waits else 1):
+        if len(self.measured) < _WAIT:
             return
         kl = sum(kl for kl, _ in self.measured) / len(self.measured)
         completions = sum(count for _, count in self.measured)
-        returns = self.args.kl_waits and self._is_returning(kl, target)
+        returns = self._is_returning(kl, target)
         self.measured, self.before = [], kl
         if not returns:
             self._adapt(kl, completions, target)
@@ -312,19 +300,6 @@ def reference_log_probs(
             return found
 
 
-@contextmanager
-def reference_loaded(args: Any) -> Iterator[None]:
-    """Make TRL's constructor load a reference for `log_reference_kl` although `beta` is 0."""
-    if not arguments_of(args, KLArguments).log_reference_kl or args.beta:
-        yield
-        return
-    args.beta = 1.0
-    try:
-        yield
-    finally:
-        args.beta = 0.0
-
-
 class KLTerm(Part):
     """Adds the KL to the reference to the loss, controls its coefficient, and logs both.
 
@@ -354,27 +329,27 @@ class KLTerm(Part):
         """KL by token as used in the loss, and which log-ratios were clamped, ``(B, T)`` each."""
         estimator = self.args.kl_estimator
         reference = inputs["ref_per_token_logps"]
-        kl, held = per_token_kl(logps, reference, estimator, self.args.kl_log_ratio_bound)
+        kl, clamped = per_token_kl(logps, reference, estimator)
         if trainer.args.use_bias_correction_kl:
             kl = importance_weighted(kl, log_importance(trainer, logps, inputs), estimator)
         sampled = _sampled(inputs)
-        return kl * sampled, held & sampled.bool()
+        return kl * sampled, clamped & sampled.bool()
 
     def term(self, trainer: Any, call: Call, inputs: Mapping[str, Any]) -> torch.Tensor | None:
         """The KL term with the current coefficient."""
         if inputs.get("ref_per_token_logps") is None:
             return None
         assert call.scores is not None
-        kl, held = self.per_token(trainer, call.scores.logps, inputs)
+        kl, clamped = self.per_token(trainer, call.scores.logps, inputs)
         coefficient = self.controller.coefficient(trainer.state.global_step)
-        self._count(trainer, kl.detach(), held, coefficient, inputs)
+        self._count(trainer, kl.detach(), clamped, coefficient, inputs)
         return coefficient * aggregate(trainer, kl, inputs)
 
     def _count(
         self,
         trainer: Any,
         kl: torch.Tensor,
-        held: torch.Tensor,
+        clamped: torch.Tensor,
         coefficient: float,
         inputs: Mapping[str, Any],
     ) -> None:
@@ -385,7 +360,7 @@ class KLTerm(Part):
             [
                 (kl * mask).sum(),
                 mask.sum(),
-                (held * mask).sum(),
+                (clamped * mask).sum(),
                 (kl.abs() * mask).sum(),
                 (per_token * inputs["completion_mask"]).sum(),
             ]
@@ -397,7 +372,7 @@ class KLTerm(Part):
             {
                 "kl": mean[0].item(),
                 "kl/coefficient": coefficient,
-                "kl/held_share": mean[2].item(),
+                "kl/clamped_share": mean[2].item(),
                 "kl/share_of_loss": ours / (ours + theirs) if ours + theirs else 0.0,
             }
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +12,12 @@ import torch
 from transformers.trainer_utils import get_last_checkpoint
 
 from ...common.errors import RookWorldError
-from ...common.settings import setting
-from .part import Part, arguments_of
+from .part import Part
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class NonfiniteArguments:
-    """What happens if a loss or gradient is nan or infinite."""
-
-    nonfinite_limit: int = setting(
-        3,
-        "A step whose loss or gradient is not finite is skipped: weights and optimiser stay as they "
-        "are. After this many in a row, the run stops.",
-        least=1,
-    )
+LIMIT = 3  # steps in a row that may be skipped
 
 
 def spread(loss: torch.Tensor) -> torch.Tensor:
@@ -65,8 +54,7 @@ class Nonfinite(Part):
     @classmethod
     def of(cls, trainer: Any) -> Nonfinite | None:
         """The part, unless accelerate handles such steps."""
-        limit = arguments_of(trainer.args, NonfiniteArguments).nonfinite_limit
-        return None if trainer.args.fp16 else cls(1 if trainer.is_deepspeed_enabled else limit)
+        return None if trainer.args.fp16 else cls(1 if trainer.is_deepspeed_enabled else LIMIT)
 
     def state(self) -> dict[str, Any]:
         return {"nonfinite_skipped": self.skipped}
@@ -101,8 +89,8 @@ class Nonfinite(Part):
             f"the last good checkpoint is {checkpoint}" if checkpoint else "no checkpoint was saved"
         )
         return (
-            f"the loss or gradient was not finite in {self.in_a_row} steps in a row up to step {step} "
-            f"(nonfinite_limit); {kept}; lower learning_rate or max_grad_norm, or raise beta"
+            f"the loss or gradient was not finite in {self.in_a_row} steps in a row up to step {step}; "
+            f"{kept}; lower learning_rate or max_grad_norm, or raise beta"
         )
 
     def numbers(self) -> dict[str, float]:

@@ -14,45 +14,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from trl import GRPOConfig
 
-from ...common.settings import setting
 from .aggregation import aggregate
-from .part import Call, Part, arguments_of
+from .part import Call, Part
 from .right import taught_answer
-
-
-@dataclass
-class TeachingArguments:
-    """How right answers are put into groups; see `zero_variance: teach`."""
-
-    teach_completions: int = setting(
-        1,
-        "For zero_variance: teach, how many completions of a group without a right one are replaced by "
-        "right answers.",
-        least=1,
-    )
-
-    def teaching_faults(self, args: GRPOConfig) -> list[str]:
-        """Faults that show only when several keys are compared, one sentence each."""
-        if args.zero_variance != "teach":
-            return [
-                f"{key.name}: zero_variance: {args.zero_variance} ignores it; set zero_variance: teach, "
-                "or leave it out"
-                for key in fields(TeachingArguments)
-                if getattr(self, key.name) != key.default
-            ]
-        if self.teach_completions < args.num_generations:
-            return []
-        return [
-            f"teach_completions: {self.teach_completions} leaves no sampled completion in a group of "
-            f"num_generations: {args.num_generations}; give less"
-        ]
 
 
 @dataclass(slots=True)
@@ -61,7 +31,7 @@ class Taught:
 
     Args:
         rows: Which completions are right answers that were put in, ``(B,)``.
-        groups: For each of the `P` groups its prompt, the first answer put in (None if it was not
+        groups: For each of the `P` groups its prompt, the answer put in (None if it was not
             taught), and how many of its sampled completions are right; None if the truth is not known.
     """
 
@@ -76,11 +46,9 @@ class Teaching(Part):
 
     Args:
         trainer: The `RookWorldGRPOTrainer`.
-        args: The part's keys.
     """
 
-    def __init__(self, trainer: Any, args: TeachingArguments) -> None:
-        self.args = args
+    def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._size = trainer.num_generations
         # Hashes of taught prompts: without a right completion since, and with one.
@@ -92,7 +60,7 @@ class Teaching(Part):
         """The part, if the trainer's arguments ask for it."""
         if getattr(trainer.args, "zero_variance", "keep") != "teach":
             return None
-        return cls(trainer, arguments_of(trainer.args, TeachingArguments))
+        return cls(trainer)
 
     # --------------------------------------------------------------------------------------------
     # Groups
@@ -104,7 +72,7 @@ class Teaching(Part):
         texts: list[str],
         logps: list[Any] | None,
     ) -> None:
-        """Replace completions of groups without a right one by right answers, in place.
+        """Replace the last completion of each group without a right one by a right answer, in place.
 
         Args:
             call: The record of the call; it has the rows, and which completions are right.
@@ -119,22 +87,18 @@ class Teaching(Part):
         counts = [None if group.isnan().any() else int(group.sum()) for group in by_group]
         hopeless = [place for place, count in enumerate(counts) if count == 0]
         rows = torch.zeros(len(ids), dtype=torch.bool)
-        answers: dict[int, str] = {}  # by group, the first that is put in
+        answers: dict[int, str] = {}  # by group
         for place in hopeless:
-            for turn, (text, tokens) in enumerate(self._answers(call.rows[place * size]), start=1):
-                row = (place + 1) * size - turn
-                rows[row], texts[row], ids[row] = True, text, tokens
-                answers.setdefault(place, text)
-                if logps is not None:
-                    logps[row] = [None] * len(tokens)
+            answer = taught_answer(self._trainer, call.rows[place * size], "0")
+            if answer is None:
+                continue
+            row = (place + 1) * size - 1
+            rows[row], (texts[row], ids[row]) = True, answer
+            answers[place] = texts[row]
+            if logps is not None:
+                logps[row] = [None] * len(ids[row])
         groups = zip(prompts, map(answers.get, range(len(prompts))), counts, strict=True)
         call.taught = Taught(rows, list(groups))
-
-    def _answers(self, row: Mapping[str, Any]) -> list[tuple[str, list[int]]]:
-        """Right answers to a row and their tokens; none if one of them cannot be taught."""
-        turns = range(self.args.teach_completions)
-        found = [taught_answer(self._trainer, row, str(turn)) for turn in turns]
-        return [answer for answer in found if answer is not None] if all(found) else []
 
     # --------------------------------------------------------------------------------------------
     # Loss

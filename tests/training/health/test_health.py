@@ -356,7 +356,7 @@ def test_a_taught_share_that_does_not_fall() -> None:
     assert found.step == 10, "five logs against the first five"
     assert "50% of the groups are taught a right answer in the last five logs" in found.message
     assert "after 50% in the first five logs, over 10%" in found.message
-    for key in ("teach_completions", "learning_rate", "sft_coef"):
+    for key in ("learning_rate", "sft_coef"):
         assert key in found.remedy_keys
     assert observe([taught(0.5)] * 5 + [taught(0.4)] * 5) == [], "it falls"
     assert observe([taught(0.09)] * 20) == [], "too few to matter"
@@ -457,8 +457,8 @@ def test_a_condition_must_hold_for_several_logs_in_a_row() -> None:
     assert observe([BAD, BAD, GOOD, BAD, BAD], patience=3) == []
     (finding,) = observe([BAD, BAD, GOOD, BAD, BAD, BAD, BAD], patience=3)
     assert finding.step == 6
-    by_arguments = HealthMonitor(HealthArguments(health_patience=2))
-    assert [len(by_arguments.observe(step, BAD)) for step in range(3)] == [0, 1, 0]
+    by_default = HealthMonitor(HealthArguments())
+    assert [len(by_default.observe(step, BAD)) for step in range(4)] == [0, 0, 1, 0]
 
 
 def test_logs_without_the_metric_neither_break_nor_heal() -> None:
@@ -528,61 +528,28 @@ def test_findings_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------
 # Arguments
 # --------------------------------------------------------------------------------------------------
-def test_severities_and_bounds_are_the_users() -> None:
-    options: Any = {
-        "health_severity": {"truncated": "stop", "unreadable": "off"},
-        "health_bounds": {"truncated": 0.6, "zero_variance": 0.1},
-    }
-    log = {**BAD, "health/unreadable": 1.0, "frac_reward_zero_std": 0.2}
-    findings = observe([log], **options)
-    assert [(found.rule, found.bound) for found in findings] == [("zero_variance", 0.1)]
-    (finding,) = observe([{"completions/clipped_ratio": 0.7}], **options)
-    assert finding.severity == "stop" and "70% of the completions were cut off, over 60%" in (
-        finding.message
-    )
+def test_severities_are_the_users() -> None:
+    options: Any = {"health_severity": {"truncated": "stop", "unreadable": "off"}}
+    (finding,) = observe([{**BAD, "health/unreadable": 1.0}], **options)
+    assert finding.rule == "truncated" and finding.severity == "stop"
 
 
-def test_arguments_come_from_yaml_and_from_the_command_line(tmp_path: Path) -> None:
+def test_arguments_come_from_yaml(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("health_severity: {truncated: off, unreadable: stop}\nhealth_patience: 2\n")
-    argv = ["--config", str(recipe), "--health_bounds", '{"unreadable": 0.5}']
-    (args,) = StrictParser([HealthArguments]).parse_strictly(argv)
+    recipe.write_text("health_severity: {truncated: off, unreadable: stop}\n")
+    (args,) = StrictParser([HealthArguments]).parse_strictly(["--config", str(recipe)])
     assert args.severity("truncated") is None, "a bare `off` is YAML's false"
-    assert args.severity("unreadable") == "stop" and args.bound("unreadable") == 0.5
-    assert args.severity("zero_variance") == "info" and args.bound("zero_variance") == 0.5
-    assert args.health and args.health_patience == 2
+    assert args.severity("unreadable") == "stop" and args.severity("zero_variance") == "info"
 
 
 def test_all_faults_are_reported_together() -> None:
     with pytest.raises(ConfigurationError) as caught:
-        HealthArguments(
-            health_severity={"truncatd": "stop", "unreadable": "warn"},
-            health_bounds={
-                "zero_varianc": 1,
-                "truncated": 10,
-                "unreadable": "half",
-                "advantage_std": math.inf,
-                "gradient_not_finite": 1,
-            },
-            health_patience=0,
-        )
-    named = [
-        ("health_severity", "'truncatd'", "did you mean truncated?"),
-        ("health_severity", "unreadable", "'warn'", "did you mean warning?"),
-        ("health_bounds", "'zero_varianc'", "did you mean zero_variance"),
-        ("health_bounds", "unreadable", "'half'", "not a number"),
-        ("health_patience", "0", "at least 1"),
-        ("health_bounds", "truncated: 10", "from 0 to 1"),
-        ("health_bounds", "advantage_std: inf", "finite"),
-        ("health_bounds", "gradient_not_finite", "health_severity"),
-    ]
-    for fault, words in zip(caught.value.faults, named, strict=True):
-        assert all(word in fault for word in words), fault
-    with pytest.raises(ConfigurationError) as caught:
-        HealthArguments(health_severity="{truncated", health_bounds="[1]")
+        HealthArguments(health_severity={"truncatd": "stop", "unreadable": "warn"})
     first, second = caught.value.faults
-    assert "health_severity: '{truncated' is not valid JSON" in first
-    assert second == "health_bounds: [1] is not a mapping of rules to values"
+    assert "'truncatd'" in first and "did you mean truncated?" in first
+    assert "'warn'" in second and "did you mean warning?" in second
+    with pytest.raises(ConfigurationError, match="truncated' is not valid JSON"):
+        HealthArguments(health_severity="{truncated")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -601,7 +568,7 @@ class Run:
             setattr(self.args, name, value)
         self.state = TrainerState(is_world_process_zero=True)
         self.control = TrainerControl()
-        self.callback = HealthCallback(HealthArguments(**{"health_patience": 1, **options}))
+        self.callback = HealthCallback(HealthArguments(**options), patience=1)
         self.file = folder / HEALTH_FILE
 
     def begin(self) -> Run:
@@ -827,9 +794,8 @@ def test_a_trainer_stops_where_a_rule_says_so(
         preflight=False,
         load_best_model_at_end=False,
     )
-    callback = HealthCallback(
-        HealthArguments(health_severity={"truncated": "stop"}, health_patience=2)
-    )
+    severities: Any = {"truncated": "stop"}
+    callback = HealthCallback(HealthArguments(health_severity=severities), patience=2)
     trainer.add_callback(callback)
     trainer.train()
     assert trainer.state.global_step == 2

@@ -95,20 +95,18 @@ def test_a_step_is_skipped_with_nothing_touched(
 def test_too_many_in_a_row_end_the_run_and_name_its_checkpoint(
     failing_trainer: Callable[..., Any],
 ) -> None:
-    trainer = failing_trainer(
-        1, 3, 4, nonfinite_limit=2, max_steps=8, save_strategy="steps", save_steps=1
-    )
+    trainer = failing_trainer(1, 3, 4, 5, max_steps=8, save_strategy="steps", save_steps=1)
     with pytest.raises(RookWorldError) as caught:
         trainer.train()
-    assert trainer.state.global_step == 4, "of the fifth"
-    assert "in 2 steps in a row up to step 5" in str(caught.value)
-    assert "checkpoint-4; lower learning_rate" in str(caught.value)
-    assert trainer.parts.state()["nonfinite_skipped"] == 3
+    assert trainer.state.global_step == 5, "of the sixth"
+    assert "in 3 steps in a row up to step 6" in str(caught.value)
+    assert "checkpoint-5; lower learning_rate" in str(caught.value)
+    assert trainer.parts.state()["nonfinite_skipped"] == 4
 
 
 def test_without_a_checkpoint_the_message_says_so(failing_trainer: Callable[..., Any]) -> None:
     with pytest.raises(RookWorldError, match="no checkpoint was saved"):
-        failing_trainer(0, nonfinite_limit=1).train()
+        failing_trainer(0, 1, 2, 3).train()
 
 
 def test_a_loss_that_is_not_finite_shows_in_the_gradient() -> None:

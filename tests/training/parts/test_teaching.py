@@ -130,11 +130,6 @@ def test_a_group_whose_truth_is_not_known_is_left_alone(
     assert {task_of(prompts[row]) for row in taught.nonzero().flatten()} == {"environment"}
 
 
-def test_more_than_one_completion_can_be_replaced(build: Callable[..., Any]) -> None:
-    batch = batch_of(build(zero_variance="teach", teach_completions=3))
-    assert batch["taught_advantages"].nonzero().flatten().tolist() == [1, 2, 3, 5, 6, 7]
-
-
 def test_prompts_that_leave_the_hopeless_state_are_counted(build: Callable[..., Any]) -> None:
     teaching = build(zero_variance="teach").parts.teaching
     first = teaching._remember([("a", "answer", 0), ("b", "answer", 0), ("c", None, 1)])
@@ -440,7 +435,6 @@ TORN = {"generation_batch_size": 24, "per_device_train_batch_size": 4, "world_si
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"zero_variance": "teach", "teach_completions": 8}, "leaves no sampled completion"),
         ({"zero_variance": "teach", "advantage_estimator": "gae"}, "works on groups"),
         ({"sft_coef": 0.1, "advantage_estimator": "gae"}, "value head"),
         ({"sft_coef": -1.0}, "sft_coef: -1.0 is too small"),
@@ -449,7 +443,6 @@ TORN = {"generation_batch_size": 24, "per_device_train_batch_size": 4, "world_si
             {"sft_coef": 0.1, "sft_extra": 2, "zero_variance": "resample"},
             "sft_extra: 2 prompts that are not sampled do not go with zero_variance: resample",
         ),
-        ({"teach_completions": 2}, "teach_completions: zero_variance: keep ignores it"),
         ({"zero_variance": "teach", **TORN}, "zero_variance: 'teach' needs whole groups"),
         ({"sft_coef": 0.1, **TORN}, "sft_coef needs whole groups"),
     ],

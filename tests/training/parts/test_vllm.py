@@ -119,25 +119,18 @@ def test_half_precision_allows_another_engine_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rounding", "use_vllm", "given", "allowed"),
-    [
-        (0.01, True, None, 0.5),
-        (0.12, True, None, 0.5),
-        (0.8, True, None, 0.8),
-        (0.12, False, None, 0.12),
-        (0.12, True, 0.07, 0.07),
-    ],
+    ("rounding", "use_vllm", "allowed"),
+    [(0.01, True, 0.5), (0.12, True, 0.5), (0.8, True, 0.8), (0.12, False, 0.12)],
 )
 def test_large_logits_do_not_allow_vllm_less(
     monkeypatch: pytest.MonkeyPatch,
     rounding: float,
     use_vllm: bool,
-    given: float | None,
     allowed: float,
 ) -> None:
     monkeypatch.setattr(preflight, "_rounding", lambda trainer: rounding)
     trainer: Any = SimpleNamespace(
-        args=SimpleNamespace(use_vllm=use_vllm, preflight_tolerance=given),
+        args=SimpleNamespace(use_vllm=use_vllm),
         accelerator=SimpleNamespace(mixed_precision="bf16"),
     )
     tolerance = preflight.preflight_tolerance(trainer)
