@@ -1,8 +1,8 @@
 """Sweeps without W&B's server: Optuna runs a W&B sweep file, one trial after the other.
 
 A sweep file has W&B's format (https://docs.wandb.ai/guides/sweeps/define-sweep-configuration), so
-`wandb sweep` takes the same file. Optuna draws the parameters, decides which trials to stop early, and
-keeps the study in a SQLite file, from which an interrupted sweep continues.
+`wandb sweep` takes the same file. Optuna draws the parameters and keeps the
+study in a SQLite file, from which an interrupted sweep continues.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from typing import Any, Literal
 import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
-from transformers.trainer_utils import get_last_checkpoint
 
 from ..common.errors import RookWorldError, close_matches
 from ..common.settings import Checked, key_faults, setting
@@ -39,9 +38,6 @@ METHODS = ("grid", "random", "bayes")
 
 
 STUDY_FILE = "study.db"
-
-
-POLL_SECONDS = 5.0  # between two looks at the results of a running trial
 
 
 _PREFIX = "eval/"
@@ -86,12 +82,6 @@ class SweepArguments(Checked):
         "For each recipe key `{value: …}`, `{values: […]}`, or `{min: …, max: …}` with a "
         "`distribution`: uniform, int_uniform or log_uniform_values.",
     )
-    early_terminate: dict[str, Any] | str | None = setting(
-        None,
-        "`{type: hyperband, min_iter: 3, eta: 3}`: of the trials that reach evaluation 3 (then 9, "
-        "27, …) one in three continues, by Optuna's successive halving. The evaluation before training "
-        "counts as the first. Results are seen when a checkpoint is saved.",
-    )
     command: list[str] | None = setting(
         None,
         "The command of a trial, in W&B's format, with `${env}`, `${interpreter}`, `${program}` and "
@@ -118,8 +108,6 @@ class SweepArguments(Checked):
         if self.method in ("random", "bayes") and self.count is None:
             faults.append(f"count: missing; a {self.method} sweep needs a number of trials")
         faults += [] if key_faults(self, "metric") else _metric_faults(self.metric)
-        if not key_faults(self, "early_terminate"):
-            self._attempt(faults, "early_terminate", pruner, self.early_terminate)
         if not isinstance(self.parameters, Mapping) or not self.parameters:
             faults.append("parameters: must be a mapping of recipe keys to their values")
         else:
@@ -257,23 +245,6 @@ def distribution(key: str, spec: Any, method: str) -> optuna.distributions.BaseD
     return FloatDistribution(low, high, log=kind == "log_uniform_values")
 
 
-def pruner(spec: Any) -> optuna.pruners.BasePruner:
-    """The pruner that stops trials early.
-
-    W&B's hyperband stops trials at ``min_iter * eta**k`` evaluations. That is one bracket of successive
-    halving, while Optuna's Hyperband has several.
-
-    Raises:
-        ValueError: The rule is not supported, or its numbers are not valid.
-    """
-    match {"eta": 3, **spec} if isinstance(spec, Mapping) else spec:
-        case None:
-            return optuna.pruners.NopPruner()
-        case {"type": "hyperband", "min_iter": int(first), "eta": int(eta), **rest} if not rest:
-            return optuna.pruners.SuccessiveHalvingPruner(first, eta)
-    raise ValueError(f"{spec!r} is not supported; write {{type: hyperband, min_iter: 3, eta: 3}}")
-
-
 # --------------------------------------------------------------------------------------------------
 # Trials
 # --------------------------------------------------------------------------------------------------
@@ -290,10 +261,9 @@ def open_study(sweep: SweepArguments) -> optuna.Study:
         storage=f"sqlite:///{path}",
         study_name="sweep",
         direction=metric["goal"],
-        pruner=pruner(sweep.early_terminate),
         load_if_exists=True,
     )
-    keys = ("program", "method", "metric", "parameters", "early_terminate", "command", "seed")
+    keys = ("program", "method", "metric", "parameters", "command", "seed")
     identity = json.dumps({key: getattr(sweep, key) for key in keys})
     if study.user_attrs.get("sweep", identity) != identity:
         raise RookWorldError(
@@ -302,7 +272,7 @@ def open_study(sweep: SweepArguments) -> optuna.Study:
         )
     study.set_user_attr("sweep", identity)
     for trial in study.get_trials(states=[TrialState.RUNNING]):
-        trial.state, trial.intermediate_values = TrialState.WAITING, {}
+        trial.state = TrialState.WAITING
         trial.user_attrs = {_FOLDER: folder_of(sweep, trial).name}
         study.add_trial(trial)  # the copy keeps its place in a grid
         study.tell(trial.number, state=TrialState.FAIL)
@@ -310,10 +280,11 @@ def open_study(sweep: SweepArguments) -> optuna.Study:
 
 
 def ended(study: optuna.Study) -> list[FrozenTrial]:
-    """The trials that were scored, pruned or failed, without those that were interrupted."""
-    states = (TrialState.COMPLETE, TrialState.PRUNED)
+    """The trials that were scored or failed, without those that were interrupted."""
     return [
-        trial for trial in study.trials if trial.state in states or _FAILURE in trial.user_attrs
+        trial
+        for trial in study.trials
+        if trial.state is TrialState.COMPLETE or _FAILURE in trial.user_attrs
     ]
 
 
@@ -342,13 +313,11 @@ def run_trial(sweep: SweepArguments, study: optuna.Study, trial: optuna.Trial) -
             process = subprocess.Popen(
                 command, stdout=output, stderr=subprocess.STDOUT, preexec_fn=_end_with_parent
             )
-        pruned = _watch(process, trial, folder, metric["name"])
+        process.wait()
     finally:
         if process is not None:
             process.terminate()
             process.wait()
-    if pruned:
-        return study.tell(trial, state=TrialState.PRUNED)
     if process.returncode:
         said = log.read_text(encoding="utf-8").strip() or "no output"
         failure = f"exit code {process.returncode}, see {log}: {said.splitlines()[-1]}"
@@ -388,32 +357,6 @@ def _signals_held() -> Iterator[None]:
             signal.raise_signal(number)
 
 
-def _watch(process: subprocess.Popen[Any], trial: optuna.Trial, folder: Path, metric: str) -> bool:
-    """Report a trial's results to Optuna until it ends; gives whether to stop it early."""
-    seen = 0
-    while True:
-        try:
-            process.wait(POLL_SECONDS)
-            return False
-        except subprocess.TimeoutExpired:
-            for value in evaluations(folder, metric)[seen:]:
-                seen += 1
-                trial.report(value, seen)
-                if trial.should_prune():
-                    return True
-
-
-def evaluations(folder: Path, metric: str) -> list[float]:
-    """The values of a held-out metric in the log of a run's last checkpoint, oldest first."""
-    try:
-        checkpoint = Path(get_last_checkpoint(str(folder)) or folder)
-        state = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # there is none yet, or it is being written or deleted
-        return []
-    key = metric.replace(_PREFIX, "eval_", 1)
-    return [logs[key] for logs in state["log_history"] if key in logs]
-
-
 def read_score(path: Path, metric: str) -> Estimate:
     """A held-out metric of a run's final model, from its ``results.json``, with its 95% interval.
 
@@ -439,18 +382,17 @@ def read_score(path: Path, metric: str) -> Estimate:
 # Ranking
 # --------------------------------------------------------------------------------------------------
 def ranking(trials: Sequence[FrozenTrial], metric: str, goal: str) -> str:
-    """A table with the best trial first, and below it the pruned and failed trials with the reason."""
+    """A table with the best trial first, and below it the failed trials with the reason."""
     scored = [trial for trial in trials if trial.state is TrialState.COMPLETE]
     scored.sort(key=lambda trial: trial.value or 0.0, reverse=goal == "maximize")
     lines = [f"{'rank':>4}{'trial':>7}{metric:>20}{'minutes':>9}   parameters"]
     for rank, trial in enumerate(scored, 1):
         head = f"{rank:>4}{trial.number:>7}{trial.value:>20.4f}{minutes(trial):>9.1f}   "
         lines += cells(head, describe(trial.params).split("  ")) or [head]
-    for state, title in ((TrialState.PRUNED, "pruned"), (TrialState.FAIL, "failed, not scored")):
-        others = [trial for trial in trials if trial.state is state]
-        if others:
-            lines += ["", f"{title}: {len(others)}"]
-            lines += [f"{trial.number:>11}   {outcome(trial, metric)}" for trial in others]
+    failed = [trial for trial in trials if trial.state is TrialState.FAIL]
+    if failed:
+        lines += ["", f"failed, not scored: {len(failed)}"]
+        lines += [f"{trial.number:>11}   {outcome(trial, metric)}" for trial in failed]
     return "\n".join(lines)
 
 
@@ -458,8 +400,6 @@ def outcome(trial: FrozenTrial, metric: str) -> str:
     """The result of a trial, in one sentence."""
     if _FAILURE in trial.user_attrs:
         return printable(str(trial.user_attrs[_FAILURE]))
-    if trial.state is TrialState.PRUNED:
-        return f"{metric} {trial.value:.4f}, stopped early at evaluation {trial.last_step}"
     low, high = trial.user_attrs.get(_INTERVAL, (math.nan, math.nan))
     return f"{metric} {trial.value:.4f} [{low:.4f}, {high:.4f}]"
 

@@ -236,7 +236,7 @@ def test_a_log_file_has_no_carriage_returns(tmp_path: Path) -> None:
     assert b"\r" not in done.stdout + done.stderr
 
 
-def test_a_list_may_be_given_as_words_or_as_json(tmp_path: Path) -> None:
+def test_a_list_may_be_given_as_words(tmp_path: Path) -> None:
     grpo = recipe("grpo")
     words = [
         "--use_cpu",
@@ -248,15 +248,14 @@ def test_a_list_may_be_given_as_words_or_as_json(tmp_path: Path) -> None:
         "9",
     ]
 
-    def tasks(*more: str) -> list[str]:
+    def modules(*more: str) -> list[str]:
         groups = parser.StrictParser(grpo.GROUPS, grpo.RECIPE).parse_strictly([*words, *more])
-        return next(group.tasks for group in groups if hasattr(group, "tasks"))
+        return next(one.optim_target_modules for one in groups if hasattr(one, "report_to"))
 
-    both = ["policy", "environment"]
-    assert tasks("--tasks", "policy", "environment") == both
-    assert tasks("--tasks", '["policy", "environment"]') == both
+    key = "--optim_target_modules"
+    assert modules(key, "attn", "mlp") == ["attn", "mlp"]
     with pytest.raises(ConfigurationError, match="--max_steps takes one value; leave '4' out"):
-        tasks("--max_steps", "3", "4")
+        modules("--max_steps", "3", "4")
 
 
 def test_an_unknown_recipe_names_those_beside_it(tmp_path: Path) -> None:

@@ -18,19 +18,15 @@ import yaml
 from optuna.trial import FrozenTrial, TrialState
 from wandb.sdk.launch.sweeps.utils import create_sweep_command_args, load_sweep_config
 
-from rookworld_rlvr.cli import sweep as sweeps
 from rookworld_rlvr.cli.main import recipes
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.cli.sweep import (
     STUDY_FILE,
     SweepArguments,
     ended,
-    evaluations,
     open_study,
-    pruner,
     ranking,
     read_score,
-    run_trial,
 )
 from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 
@@ -38,7 +34,6 @@ from ..conftest import RECIPES, REPOSITORY, recipe, script
 from ..recipes.test_recipes import SMALL
 
 METRIC = {"name": "eval/overall", "goal": "maximize"}
-HYPERBAND = {"type": "hyperband", "min_iter": 2}
 SHIPPED = sorted(RECIPES.glob("sweep_*.yaml"))
 
 
@@ -188,11 +183,6 @@ def test_all_faults_at_once_before_the_first_trial(tmp_path: Path) -> None:
         ({"metric": {"name": "eval/overall"}}, "goal is None"),
         ({"metric": {**METRIC, "target": 0.9}}, "'target' is not supported"),
         ({"metric": None}, "metric: must be a mapping"),
-        ({"early_terminate": {"type": "envelope"}}, "write {type: hyperband, min_iter: 3"),
-        ({"early_terminate": {**HYPERBAND, "strict": True}}, "'strict': True} is not supported"),
-        ({"early_terminate": {"type": "hyperband", "max_iter": 27, "s": 2}}, "is not supported"),
-        ({"early_terminate": {**HYPERBAND, "min_iter": 0}}, "`min_resource >= 1`"),
-        ({"early_terminate": "hyperband"}, "early_terminate: 'hyperband' is not a mapping"),
         ({"parameters": {}}, "parameters: must be a mapping"),
         ({"parameters": {"beta": 0.1}}, "write {value: 0.1}"),
         ({"parameters": {"beta": {"values": []}}}, "one or more elements"),
@@ -257,12 +247,11 @@ def test_an_unknown_key_of_the_file_is_named(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------
 def test_a_study_goes_on_and_belongs_to_one_sweep(tmp_path: Path) -> None:
     parameters, out = {"beta": {"min": 0.0, "max": 1.0}}, str(tmp_path / "s")
-    arguments = sweep(parameters, output_dir=out, early_terminate={**HYPERBAND, "eta": 2})
+    arguments = sweep(parameters, output_dir=out)
     study = open_study(arguments)
     for number in range(2):  # the second is interrupted
         study.sampler = arguments.sampler(number)
         trial = study.ask(arguments.space)
-        trial.report(0.5, 1)
         if number == 0:
             study.tell(trial, 0.5)
     study = open_study(arguments)
@@ -272,11 +261,9 @@ def test_a_study_goes_on_and_belongs_to_one_sweep(tmp_path: Path) -> None:
         study.sampler = arguments.sampler(number)
         trial = study.ask(arguments.space)
         drawn.append(trial.params["beta"])
-        trial.report(0.1, 1)  # none of what it had measured before is left
         study.tell(trial, 0.1)
     assert drawn == [values["beta"] for values in arguments.trials()], "as without the interruption"
     assert [trial.number for trial in ended(study)] == [0, 2, 3, 4, 5]
-    assert study.trials[2].intermediate_values == {1: 0.1}
     others: list[dict[str, Any]] = [
         {"seed": 1},
         {"parameters": {"beta": {"min": 0.0, "max": 2.0}}},
@@ -320,53 +307,19 @@ def test_bayes_draws_where_the_results_are_good() -> None:
     assert [trial.params for trial in study.trials[:10]] == arguments.trials()[:10]
 
 
-def test_hyperband_stops_what_is_not_among_the_best_at_its_evaluations() -> None:
-    rule = pruner({"type": "hyperband", "min_iter": 2, "eta": 2})
-    study = optuna.create_study(direction="maximize", pruner=rule)
-    stopped = []
-    for quality in (0.5, 0.6, 0.4, 0.7):
-        trial = study.ask()
-        for evaluation in range(1, 5):
-            trial.report(quality, evaluation)
-            if trial.should_prune():
-                stopped.append((trial.number, evaluation))
-                break
-        study.tell(trial, quality)
-    assert stopped == [(2, 2)]
-
-
-def test_evaluations_are_those_of_the_last_checkpoint(tmp_path: Path) -> None:
-    assert evaluations(tmp_path / "none", "eval/overall") == []
-    log = [{"eval_overall": 0.1, "step": 0}, {"loss": 1.0}, {"eval_overall": 0.2}]
-    for step, history in ((5, log[:1]), (10, log)):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-        state = tmp_path / f"checkpoint-{step}" / "trainer_state.json"
-        state.write_text(json.dumps({"log_history": history}))
-    assert evaluations(tmp_path, "eval/overall") == [0.1, 0.2]
-    state.write_text('{"log_his')  # is being written
-    assert evaluations(tmp_path, "eval/overall") == []
-
-
 def test_the_ranking_goes_by_the_goal_and_scores_no_failure() -> None:
     study = optuna.create_study(direction="maximize")
     for value in (0.2, 0.5, 0.3):
         study.tell(study.ask(), value)
-    trial = study.ask()
-    trial.report(0.1, 2)
-    study.tell(trial, state=TrialState.PRUNED)
     trial = study.ask()
     trial.set_user_attr("failure", "exit code 1, see x: boom")
     study.tell(trial, state=TrialState.FAIL)
     study.tell(study.ask(), state=TrialState.FAIL)  # interrupted
     lines = ranking(ended(study), "eval/overall", "maximize").splitlines()
     assert [line.split()[1] for line in lines[1:4]] == ["1", "2", "0"]
-    assert lines[5:7] == [
-        "pruned: 1",
-        " " * 10 + "3   eval/overall 0.1000, stopped early at evaluation 2",
-    ]
-    assert lines[8] == "failed, not scored: 1"
-    assert lines[9].split() == ["4", *"exit code 1, see x: boom".split()]
-    assert len(lines) == 10
+    assert lines[5] == "failed, not scored: 1"
+    assert lines[6].split() == ["3", *"exit code 1, see x: boom".split()]
+    assert len(lines) == 7
     worst = ranking(ended(study), "eval/overall", "minimize").splitlines()[1]
     assert worst.split()[:3] == ["1", "0", "0.2000"]
 
@@ -399,12 +352,10 @@ def test_real_trials_are_scored_and_go_on_after_a_kill(tmp_path: Path) -> None:
     assert yaml.safe_load((folder / "resolved_config.yaml").read_text())["max_steps"] == 1
     heldout = json.loads((folder / "results.json").read_text())["heldout"]
     by_hand = (heldout["environment/exact"]["after"] + heldout["policy/best_move"]["after"]) / 2
-    before = (heldout["environment/exact"]["before"] + heldout["policy/best_move"]["before"]) / 2
     assert right.value == pytest.approx(by_hand)
     assert read_score(folder / "results.json", "eval/policy/best_move").value == pytest.approx(
         heldout["policy/best_move"]["after"]
     )
-    assert evaluations(folder, "eval/overall") == pytest.approx([before, by_hand])
     assert failed.state is TrialState.FAIL
     failure = failed.user_attrs["failure"]
     assert "exit code 2" in failure and "nobody/nothing" in failure
@@ -433,32 +384,6 @@ def test_a_trial_ends_with_its_agent(word: int, tmp_path: Path) -> None:
     assert process.wait(timeout=60) == (143 if word == signal.SIGTERM else -9)
     _wait_for(lambda: not _processes(out))
     assert [trial.state for trial in trials_of(out)] == [TrialState.RUNNING], "to be run again"
-
-
-def test_a_running_trial_is_stopped_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeps, "POLL_SECONDS", 0.2)
-    script = tmp_path / "train.py"  # it logs its seed as the metric, and would not end
-    script.write_text(
-        "import json, pathlib, sys, time\n"
-        "words = dict(word.removeprefix('--').split('=') for word in sys.argv[1:])\n"
-        "folder = pathlib.Path(words['output_dir']) / 'checkpoint-1'\n"
-        "folder.mkdir(parents=True)\n"
-        "history = {'log_history': [{'eval_overall': int(words['seed'])}] * 2}\n"
-        "(folder / 'trainer_state.json').write_text(json.dumps(history))\n"
-        "time.sleep(600)\n"
-    )
-    out = tmp_path / "out"
-    arguments = sweep(
-        {"seed": {"value": 1}}, program=str(script), output_dir=str(out), early_terminate=HYPERBAND
-    )
-    study = open_study(arguments)
-    better = study.ask()
-    better.report(2, 2)
-    assert not better.should_prune()
-    study.tell(better, 2)
-    trial = run_trial(arguments, study, study.ask(arguments.space))
-    assert trial.state is TrialState.PRUNED and trial.intermediate_values == {1: 1, 2: 1}
-    assert not _processes(out)
 
 
 def trials_of(folder: Path) -> list[FrozenTrial]:

@@ -248,10 +248,10 @@ def test_tables_hold_pictures(offline: Path) -> None:
     assert len(versions) == 1, "the last step's"
     assert only_run(offline).artifacts("completions"), "TRL's table"
     for files in versions:
-        assert sum(path.stat().st_size for path in files.values()) < 200_000
+        assert sum(path.stat().st_size for path in files.values()) < 400_000
         table = json.loads(files["boards.table.json"].read_text())
         rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
-        assert len(rows) == 4
+        assert len(rows) == 8
         for row in rows:
             _check_row(row, files)
 
@@ -269,7 +269,8 @@ def _check_row(row: dict[str, Any], files: dict[str, Path]) -> None:
         action = row["prompt"].split("+")[1]
         assert f"python-chess, after {action}" in picture
     else:
-        assert "engine " in picture or ": best" in picture, "the row's own values are the truth"
+        known = "engine " in picture or ": best" in picture  # the row's own values are the truth
+        assert known or "unreadable" in picture
 
 
 def test_all_that_a_sync_needs_lies_in_the_run_s_folder(offline: Path) -> None:
