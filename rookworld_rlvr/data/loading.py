@@ -40,7 +40,6 @@ from .sources import (
     SourceArguments,
     check_dataset_name,
     dataset_file,
-    parse_rows,
     quarantine,
 )
 from .synthesis import environment_row, first_plies
@@ -282,7 +281,7 @@ def load_data(
         RookWorldError: The data cannot be read, too much of it is malformed, or nothing is left.
     """
     report = DataReport(values=values_line(dataset_file(args.dataset_name)))
-    rows = _read(args, args.raw_rows(), report, quarantine_file)
+    rows = _read(args, report, quarantine_file)
     rows += args.made_rows()
     if args.first_plies_share:
         rows += map(environment_row, first_plies())
@@ -375,11 +374,9 @@ def load_rows(dataset_name: str = SourceArguments.dataset_name, **keys: Any) -> 
     return DatasetDict(train=data.train, test=data.heldout)
 
 
-def _read(
-    args: DataArguments, raws: Iterable[Row], report: DataReport, quarantine_file: Path | None
-) -> list[Row]:
-    """The parsed rows of raw ones; malformed ones are counted, and kept in a file."""
-    parsed = list(parse_rows(raws, tasks=args.tasks))
+def _read(args: DataArguments, report: DataReport, quarantine_file: Path | None) -> list[Row]:
+    """The parsed rows of the data set; malformed ones are counted, and kept in a file."""
+    parsed = args.parsed_rows(args.tasks)
     malformed = [row for row in parsed if isinstance(row, Malformed)]
     report.read += len(parsed)
     report.quarantined.update(row.reason for row in malformed if not row.is_readable)
@@ -409,7 +406,7 @@ def _chosen_heldout(
         return None
     own = replace(args, dataset_name=args.eval_dataset_name, max_rows=None)
     file = quarantine_file and quarantine_file.with_suffix(".heldout.jsonl")
-    rows = _read(own, own.raw_rows(), report, file)
+    rows = _read(own, report, file)
     return _deduplicate([row for row in rows if row["task"] in args.tasks])
 
 

@@ -17,6 +17,7 @@ either cannot be read, or it can but no rule of chess can judge it: a king is mi
 from __future__ import annotations
 
 import atexit
+import hashlib
 import json
 import logging
 import operator
@@ -25,7 +26,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -51,6 +52,7 @@ from ..common.settings import Checked, key_faults, setting
 from ..tasks import rules
 from ..tasks.registry import TASKS, split_row, task_of
 from ..tasks.scoring import values_by_move
+from ..tasks.task import Task
 from ..tasks.text import clean
 from . import positions, synthesis
 from .synthesis import FIELD_SHARES, KIND_SHARES
@@ -98,6 +100,23 @@ FEATURES = Features(
         "action_values": List({"move": Value("string"), "cp": Value("int64")}),
     }
 )
+
+
+_PARSED = Features(
+    {
+        **FEATURES,
+        "malformed": {
+            "number": Value("int64"),
+            "reason": Value("string"),
+            "message": Value("string"),
+            "text": Value("string"),  # JSON
+            "is_readable": Value("bool"),
+        },
+    }
+)
+
+
+LARGE_FILE = 500_000  # bytes; what is smaller is parsed in a second
 
 
 WORTH_KEEPING = 1_000  # made rows; fewer are made in a few seconds
@@ -253,11 +272,21 @@ class SourceArguments(Checked):
         def make() -> Iterator[Row]:
             yield from shown(self._make_rows(kinds, fields, is_wanted), "making rows", count)
 
-        if count < WORTH_KEEPING:
-            return list(make())
-        key = Hasher.hash([asked, __version__, chess.__version__, _source_digest()])
-        rows: list[Row] = Dataset.from_generator(make, FEATURES, fingerprint=key).to_list()
-        return rows
+        return list(make()) if count < WORTH_KEEPING else _kept(make, FEATURES, asked)
+
+    def parsed_rows(self, tasks: Sequence[str] = ()) -> list[Row | Malformed]:
+        """The data set's rows, see `parse_rows`; of a large file, datasets keeps them on disk."""
+
+        def parse() -> Iterator[Row | Malformed]:
+            return parse_rows(self.raw_rows(), tasks=tasks)
+
+        file = dataset_file(self.dataset_name)
+        is_large = file is not None and file.is_file() and file.stat().st_size >= LARGE_FILE
+        if not is_large or not all(map(_is_ours, TASKS.values())):
+            return list(parse())
+        content = hashlib.sha256(file.read_bytes()).hexdigest() if file else ""
+        asked = ["parsed", content, self.text_column, self.max_rows, list(tasks)]
+        return [_parsed(row) for row in _kept(lambda: map(_keepable, parse()), _PARSED, asked)]
 
     def _make_rows(
         self,
@@ -277,6 +306,35 @@ class SourceArguments(Checked):
         kinds: Any = self.synthetic_shares
         fields: Any = self.synthetic_fill_in_shares
         return kinds or KIND_SHARES, fields or FIELD_SHARES
+
+
+def _kept(make: Callable[[], Iterable[Row]], features: Features, asked: Any) -> list[Row]:
+    """The rows that a function makes, kept by datasets under what is asked and the code's digest."""
+    key = Hasher.hash([asked, __version__, chess.__version__, _source_digest()])
+    try:
+        kept = Dataset.from_generator(lambda: iter(make()), features, fingerprint=key)
+    except datasets.exceptions.DatasetGenerationError as error:
+        raise error.__cause__ or error from None
+    rows: list[Row] = kept.to_list()
+    return rows
+
+
+def _is_ours(task: Task) -> bool:
+    """Whether a task is this package's, so that its code is part of `_source_digest`."""
+    return type(task).__module__.startswith(f"{__name__.partition('.')[0]}.")
+
+
+def _keepable(row: Row | Malformed) -> Row:
+    """A parsed row with the columns `_PARSED`."""
+    if isinstance(row, Malformed):
+        return {"malformed": {**asdict(row), "text": json.dumps(row.text, default=str)}}
+    return row
+
+
+def _parsed(row: Row) -> Row | Malformed:
+    """What `_keepable` was given."""
+    malformed = row.pop("malformed")
+    return Malformed(**{**malformed, "text": json.loads(malformed["text"])}) if malformed else row
 
 
 @cache

@@ -1,19 +1,24 @@
-"""Made rows are kept by datasets: the same ones come back, and other arguments are other rows."""
+"""Rows that were made or parsed are kept by datasets, until anything that they follow from changes."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import chess
 import pytest
 
 from rookworld_rlvr.common import progress
+from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data import sources, synthesis
 from rookworld_rlvr.data.loading import is_held_out
 from rookworld_rlvr.data.prepare.arguments import PrepareArguments
 from rookworld_rlvr.data.prepare.arguments import made_rows as prepared_rows
-from rookworld_rlvr.data.sources import SourceArguments
+from rookworld_rlvr.data.sources import Malformed, SourceArguments, parse_rows
+from rookworld_rlvr.tasks.policy import POLICY
+from rookworld_rlvr.tasks.registry import TASKS
 
 SHARES = {"openings": 0.8, "illegal_actions": 0.2}
 
@@ -102,3 +107,71 @@ def test_making_rows_is_shown(
     arguments().made_rows()
     shown = capsys.readouterr().err
     assert "making rows: 35 of 35 rows (100%)" in shown and "\r" not in shown
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows of a file
+# --------------------------------------------------------------------------------------------------
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> list[int]:
+    """The numbers of the rows that were parsed."""
+    monkeypatch.setattr(sources, "LARGE_FILE", 1)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "kept")
+    numbers: list[int] = []
+    parse = sources.parse_row
+
+    def counted(number: int, raw: Any) -> Any:
+        numbers.append(number)
+        return parse(number, raw)
+
+    monkeypatch.setattr(sources, "parse_row", counted)
+    return numbers
+
+
+def write(path: Path, *texts: str) -> SourceArguments:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return SourceArguments(str(path))
+
+
+FEN = "8/8/8/8/8/2k5/8/K2R4 w - - 0 1"
+
+
+def test_a_file_is_parsed_once_and_its_faults_are_kept(parsed: list[int], tmp_path: Path) -> None:
+    args = write(tmp_path / "rows.jsonl", f"P: {FEN}", "nonsense", f"P: {FEN.replace('K', '1')}")
+    first = args.parsed_rows(["policy"])
+    assert parsed == [1, 3], "the second is no row at all"
+    assert first == list(parse_rows(args.raw_rows(), tasks=["policy"]))
+    good, *bad = first
+    assert isinstance(good, dict) and good["fen"] == FEN
+    assert [isinstance(row, Malformed) and row.number for row in bad] == [2, 3]
+    del parsed[:]
+    assert args.parsed_rows(["policy"]) == first and parsed == []
+
+
+def test_another_content_and_other_tasks_are_parsed_anew(
+    parsed: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    write(path, f"P: {FEN}").parsed_rows(["policy"])
+    del parsed[:]
+    (row,) = write(path, f"P: {FEN.replace('0 1', '0 2')}").parsed_rows(["policy"])
+    assert parsed == [1] and isinstance(row, dict) and row["fen"].endswith("0 2")
+    del parsed[:]
+    SourceArguments(str(path), max_rows=1).parsed_rows(["policy"])
+    assert parsed == [1]
+
+    class Own(type(POLICY)):  # type: ignore[misc]
+        """A task of the user's, whose code may change."""
+
+    monkeypatch.setitem(TASKS, "own", Own())
+    for _ in range(2):
+        del parsed[:]
+        SourceArguments(str(path)).parsed_rows(["policy"])
+        assert parsed == [1]
+
+
+def test_a_file_without_the_column_is_refused_as_ever(parsed: list[int], tmp_path: Path) -> None:
+    write(tmp_path / "rows.jsonl", f"P: {FEN}")
+    args = SourceArguments(str(tmp_path / "rows.jsonl"), text_column="line")
+    with pytest.raises(RookWorldError, match="no column 'line'"):
+        args.parsed_rows(["policy"])
