@@ -47,7 +47,7 @@ from rookworld_rlvr.diagnosis import (
 from rookworld_rlvr.engine.truth import LabelArguments, PolicyTruth
 from rookworld_rlvr.evaluation.registry import SuiteArguments
 from rookworld_rlvr.models import loading
-from rookworld_rlvr.rewards.judge import judges_of
+from rookworld_rlvr.rewards.judge_spec import judges_of
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.health.rules import HealthArguments

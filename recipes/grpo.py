@@ -21,7 +21,6 @@ from accelerate import PartialState
 from trl import ModelConfig, get_peft_config
 
 from rookworld_rlvr.cli.checks import check_recipe, require_suites
-from rookworld_rlvr.cli.dry_run import dry_run_text
 from rookworld_rlvr.cli.main import next_commands
 from rookworld_rlvr.cli.output import keep_log
 from rookworld_rlvr.cli.parser import DEFAULTS, StrictParser, run_cli
@@ -39,8 +38,7 @@ from rookworld_rlvr.engine.truth import LabelArguments, PolicyTruth
 from rookworld_rlvr.evaluation.registry import SuiteArguments, open_suites
 from rookworld_rlvr.evaluation.results import results_document, results_text
 from rookworld_rlvr.models import loading
-from rookworld_rlvr.reports.run import page, read_runs
-from rookworld_rlvr.rewards.judge import judges_of
+from rookworld_rlvr.rewards.judge_spec import judges_of
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, RunArguments
 from rookworld_rlvr.training.dashboard import (
@@ -104,6 +102,8 @@ def main(argv: Sequence[str]) -> None:
     # Data
     ################
     if run_args.dry_run:
+        from rookworld_rlvr.cli.dry_run import dry_run_text
+
         data = load_data(data_args)
         require_truth(data, data_args.tasks, label_args.labels)
         truth = PolicyTruth.open(label_args, *data.policy_rows())
@@ -255,6 +255,8 @@ def main(argv: Sequence[str]) -> None:
         why = ": the starting model, as no evaluated checkpoint kept the guard" if is_start else ""
         print(f"\nmodel: {output_dir} (step {step} of {trainer.state.global_step}{why})\n")
         if repository is not None:
+            from rookworld_rlvr.reports.run import page, read_runs
+
             report = page(read_runs([str(output_dir)]))
             (output_dir / REPORT).write_text(report, "utf-8", errors="backslashreplace")
             print(push(repository, output_dir, training_args), end="\n\n")

@@ -9,7 +9,6 @@ transformers gives one without a score head a random head, and of two labels TRL
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -264,6 +263,7 @@ class JudgeReward:
         RookWorldError: See `load_judge`.
     """
 
+    is_judge = True  # for `judges_of`
     limits_itself = True  # all processes call it together, see `guard`
 
     def __init__(
@@ -410,9 +410,3 @@ def _spread(values: Collection[float]) -> tuple[float, float]:
         return 0.0, 0.0
     mean = math.fsum(values) / len(values)
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
-
-
-def judges_of(reward_funcs: Iterable[Any]) -> dict[str, JudgeReward]:
-    """The judges among a trainer's reward functions, by name; wrapped ones too."""
-    unwrapped = (inspect.unwrap(func) for func in reward_funcs)
-    return {func.__name__: func for func in unwrapped if isinstance(func, JudgeReward)}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any, Literal
 
@@ -76,3 +77,9 @@ def judge_faults(spec: Mapping[str, Any]) -> list[str]:
     if "window" in spec and spec.get("scale") != "zscore":
         faults.append(f"{where}: window only matters with scale: zscore; leave it out")
     return faults
+
+
+def judges_of(reward_funcs: Iterable[Any]) -> dict[str, Any]:
+    """The `judge.JudgeReward`s among a trainer's reward functions, by name; wrapped ones too."""
+    unwrapped = (inspect.unwrap(func) for func in reward_funcs)
+    return {func.__name__: func for func in unwrapped if getattr(func, "is_judge", False)}

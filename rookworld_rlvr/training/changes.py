@@ -13,7 +13,6 @@ import yaml
 from trl import ModelConfig
 
 from ..common.errors import RookWorldError
-from ..data.judge_pairs import JudgeDataArguments
 from ..data.loading import DataArguments
 from ..evaluation.registry import SuiteArguments
 from .checkpoints import STATE
@@ -37,7 +36,6 @@ FIXED = {
     item.name
     for group in (
         DataArguments,
-        JudgeDataArguments,
         ModelConfig,
         NewModelArguments,
         SuiteArguments,
@@ -47,6 +45,9 @@ FIXED = {
     # which rows come, and what is right
     *("seed", "data_seed", "shuffle_dataset", "task_mixture", "task_phases"),
     *("labels", "engine_depth", "engine_nodes"),
+    # a judge's pairs
+    *("generator", "train_pairs", "heldout_pairs", "pair_shares", "pair_seed", "smallest_gap"),
+    *("ranked_prompts", "ranked_completions", "ranked_temperature", "ranked_tokens"),
     # what a checkpoint holds the state of
     *("model_init_kwargs", "optim", "optim_args", "optim_target_modules", "advantage_estimator"),
     *("auto_find_batch_size", "fsdp", "fsdp_config", "deepspeed", "parallelism_config"),

@@ -42,7 +42,6 @@ from .parts.schedule import ScheduleArguments
 from .parts.shared_prompts import SharedPromptArguments
 from .parts.supervised import SupervisedArguments
 from .parts.value_head import ValueArguments
-from .parts.vllm import vllm_faults
 
 
 # --------------------------------------------------------------------------------------------------
@@ -317,7 +316,11 @@ class RookWorldGRPOConfig(
         faults = self._reward_faults() + self.kl_faults(self.beta) + self.sampling_faults(self)
         faults += self.prompt_faults() + self.value_faults(self)
         faults += self.supervised_faults(self)
-        faults += self.baseline_faults(self) + vllm_faults(self)
+        faults += self.baseline_faults(self)
+        if self.use_vllm:
+            from .parts.vllm import vllm_faults
+
+            faults += vllm_faults(self)
         return faults
 
     def settled_faults(self) -> list[str]:

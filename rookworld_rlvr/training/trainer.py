@@ -32,12 +32,11 @@ from .parts.groups import Batch, Sampled
 from .parts.kl import reference_log_probs
 from .parts.nonfinite import spread
 from .parts.part import Call, Scores, arguments_of, whole
-from .parts.registry import Checkpoints, Parts
+from .parts.registry import Checkpoints, Parts, sampler_starts
 from .parts.sampling import draws_itself, rollout
 from .parts.schedule import three_phase_scheduler
 from .parts.shared_prompts import groups_together
 from .parts.timing import StepTimes
-from .parts.vllm import vllm_starts
 from .preflight import Parity, PreflightCallback, starting_model
 from .sharding import check_layout
 
@@ -69,7 +68,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         self.call: Call | None = None
         self.reward_guard = RewardGuard(arguments_of(args, RewardFaultArguments))
         model = starting_model(model, args)
-        with vllm_starts(args, model):
+        with sampler_starts(args, model):
             super().__init__(model, self.reward_guard.around(reward_funcs), args, **kwargs)
         self.beta = 0.0  # switches TRL's own KL term off; `parts.kl` replaces it
         self.sampling = Sampling(self.temperature, self.top_p, self.top_k or 0)

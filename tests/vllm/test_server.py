@@ -95,7 +95,7 @@ def served(
 
     monkeypatch.setattr(f"{client}.init_communicator", lambda self, device: None)
     monkeypatch.setattr(f"{client}.update_named_params", update)
-    monkeypatch.setattr("rookworld_rlvr.training.config.vllm_faults", lambda args: [])
+    monkeypatch.setattr("rookworld_rlvr.training.parts.vllm.vllm_faults", lambda args: [])
     server_keys = {"vllm_mode": "server", "vllm_server_base_url": server}
     return lambda **options: vllm_trainer(**{**server_keys, **options})
 

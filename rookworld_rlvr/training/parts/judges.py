@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...rewards.judge import JudgeReward, judges_of
+from ...rewards.judge_spec import judges_of
 from .part import Part
 
 
@@ -16,7 +16,7 @@ class Judges(Part):
         judges: The judges by name.
     """
 
-    def __init__(self, judges: Mapping[str, JudgeReward]) -> None:
+    def __init__(self, judges: Mapping[str, Any]) -> None:
         self.judges = judges
 
     @classmethod

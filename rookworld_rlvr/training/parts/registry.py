@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from datasets import IterableDataset
-from transformers import TrainerCallback
+from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from ...common.errors import RookWorldError
@@ -28,7 +29,9 @@ from .shared_prompts import SharedPrompts
 from .supervised import Supervised
 from .teaching import Teaching
 from .value_head import ValueHead
-from .vllm import VLLM
+
+if TYPE_CHECKING:
+    from .vllm import VLLM
 
 PARTS_STATE = "control_state.json"
 
@@ -49,7 +52,7 @@ class Parts:
         self.baseline = Baseline.of(trainer)  # what rewards are compared with
         self.judges = Judges.of(trainer)  # the states of frozen judges
         self.value_head = ValueHead.of(trainer)  # advantages by token
-        self.vllm = VLLM.of(trainer)  # sampling by vLLM
+        self.vllm = _vllm(trainer)  # sampling by vLLM
         self.shared = SharedPrompts.of(trainer)  # prompts sent once; after readers of hidden states
         self.groups = Groups.of(trainer)  # groups without signal
         self.teaching = Teaching.of(trainer)  # right answers in groups without any
@@ -181,6 +184,23 @@ class Parts:
             self.load(json.loads((folder / PARTS_STATE).read_text()))
         if self.value_head is not None:
             self.value_head.load_from(folder)
+
+
+def sampler_starts(args: Any, model: str | PreTrainedModel) -> AbstractContextManager[None]:
+    """What goes around TRL's constructor: nothing, or what starts vLLM, see `vllm.vllm_starts`."""
+    if not getattr(args, "use_vllm", False):
+        return nullcontext()
+    from .vllm import vllm_starts  # most runs need none of it
+
+    return vllm_starts(args, model)
+
+
+def _vllm(trainer: Any) -> VLLM | None:
+    if not trainer.args.use_vllm:
+        return None
+    from .vllm import VLLM
+
+    return VLLM(trainer)
 
 
 def check_stream(trainer: Any) -> None:

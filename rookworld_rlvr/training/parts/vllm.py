@@ -33,8 +33,6 @@ _MEMORY = "vllm_gpu_memory_utilization and vllm_max_model_length say how much me
 
 def vllm_faults(args: GRPOConfig) -> list[str]:
     """Why vLLM cannot sample for a recipe, one sentence each."""
-    if not args.use_vllm:
-        return []
     if find_spec("vllm") is None:
         return [
             "use_vllm: vLLM is not installed; run pip install 'rookworld-rlvr[vllm]', or leave use_vllm "
@@ -71,9 +69,6 @@ def vllm_starts(args: Any, model: str | PreTrainedModel) -> Iterator[None]:
     Raises:
         RookWorldError: vLLM refuses the model or the settings, or there is no server.
     """
-    if not getattr(args, "use_vllm", False):
-        yield
-        return
     theirs = vllm_generation.LLM
     vllm_generation.LLM = partial(_start, theirs, _precision(args, model))
     try:
@@ -155,11 +150,6 @@ class VLLM(Part):
         elif trainer.accelerator.is_main_process:
             client = engine.vllm_client
             client.generate = partial(self._by_requests, client.generate)
-
-    @classmethod
-    def of(cls, trainer: Any) -> VLLM | None:
-        """The part, if the trainer's arguments ask for it."""
-        return cls(trainer) if trainer.args.use_vllm else None
 
     def _check_lengths(self) -> None:
         trainer, positions = self._trainer, self._positions()
