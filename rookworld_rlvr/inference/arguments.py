@@ -1,15 +1,19 @@
-"""The options of the commands that answer before torch is loaded."""
+"""What `analyse`, `play` and `uci` share: options, and a model that is loaded fast and quietly."""
 
 from __future__ import annotations
 
 import argparse
+import gc
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..common.errors import close_matches
-from ..models.loading import PACKAGED_MODEL
+from ..common.errors import RookWorldError, close_matches
+from ..models.loading import PACKAGED_MODEL, check_model_name
+
+if TYPE_CHECKING:
+    from .model import RookWorld
 
 
 class Arguments(argparse.ArgumentParser):
@@ -48,3 +52,26 @@ class Arguments(argparse.ArgumentParser):
         """Print one line, without argparse's list of all options."""
         print(f"{self.prog}: {message}", file=sys.stderr)
         raise SystemExit(2)
+
+
+def start(name: str) -> RookWorld:
+    """Load a model, and torch with it; this takes seconds, so check the input first.
+
+    Args:
+        name: See `RookWorld.from_pretrained`.
+
+    Raises:
+        RookWorldError: There is no such model, or it could not be loaded.
+    """
+    if faults := check_model_name(name, "--model"):  # before the Hub is asked, with retries
+        raise RookWorldError("; ".join(faults))
+    gc.disable()  # it would take a sixth of the time and free nothing: modules stay
+    try:
+        from transformers.utils import logging
+
+        from .model import RookWorld
+    finally:
+        gc.enable()
+    logging.disable_progress_bar()  # for weights; downloads keep theirs
+    logging.set_verbosity_error()
+    return RookWorld.from_pretrained(name)

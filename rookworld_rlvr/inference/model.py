@@ -14,8 +14,7 @@ from ..tasks.coverage import Coverage, noted
 from ..tasks.environment import parse_environment_answer
 from ..tasks.policy import parse_policy_answer
 from ..tasks.types import EnvironmentAnswer, PolicyAnswer
-from .notation import Move, Position
-from .prompts import Record, Reply, environment_prompt, policy_prompt, reply_of
+from .prompts import Move, Position, Record, Reply, environment_prompt, policy_prompt, reply_of
 
 
 class RookWorld:

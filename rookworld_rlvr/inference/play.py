@@ -21,9 +21,8 @@ from ..common.terminal import printable
 from ..tasks import rules
 from ..tasks.text import parse_fen
 from . import moves
-from .arguments import Arguments
-from .notation import read_legal_move
-from .start import start
+from .arguments import Arguments, start
+from .prompts import read_legal_move
 
 if TYPE_CHECKING:
     from ..tasks.types import PolicyAnswer

@@ -1,4 +1,4 @@
-"""What a model is asked and what it replies; no torch."""
+"""What a model is asked, in the forms in which people give it, and what it replies; no torch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ from ..common.errors import NotationError, RookWorldError
 from ..tasks import rules
 from ..tasks.environment import write_environment_prompt
 from ..tasks.policy import write_policy_prompt
-from ..tasks.text import MAX_HISTORY, parse_move
+from ..tasks.text import MAX_HISTORY, parse_fen, parse_move
 from ..tasks.types import EnvironmentAnswer, EnvironmentPrompt, PolicyAnswer, PolicyPrompt
-from .notation import Move, Position, read_move, read_position
+
+Position = str | chess.Board
+"""A FEN, or a board of python-chess."""
+
+
+Move = str | chess.Move
+"""A move in UCI or in algebraic notation (SAN), or one of python-chess."""
+
 
 Record = TypeVar("Record", PolicyAnswer, EnvironmentAnswer)
 
@@ -42,12 +49,73 @@ def reply_of(text: str, read: Callable[[str], Record]) -> Reply[Record]:
         return Reply(text, None, error.reason)
 
 
+# --------------------------------------------------------------------------------------------------
+# Positions and moves
+# --------------------------------------------------------------------------------------------------
+def read_position(position: Position) -> str:
+    """A position's FEN, as python-chess writes it.
+
+    Raises:
+        NotationError: The FEN is malformed.
+        IllegalPositionError: The position is not legal.
+        RookWorldError: It is neither a FEN nor a board.
+    """
+    fen = position.fen() if isinstance(position, chess.Board) else position
+    if not isinstance(fen, str):
+        raise RookWorldError(f"{fen!r} is not a position; give a FEN or a chess.Board")
+    return rules.canonical_fen(parse_fen(fen))
+
+
+def read_move(board: chess.Board, move: Move) -> chess.Move:
+    """A move in a position; it may be illegal there, unless it is in SAN.
+
+    Raises:
+        RookWorldError: It is not a move, or in SAN illegal or ambiguous.
+    """
+    if isinstance(move, chess.Move):
+        return move
+    reason = "unreadable"
+    try:
+        return chess.Move.from_uci(parse_move(move))
+    except (NotationError, TypeError):
+        pass
+    try:
+        return board.parse_san(move)
+    except chess.IllegalMoveError:
+        reason = "illegal"
+    except chess.AmbiguousMoveError:
+        reason = "ambiguous"
+    except (ValueError, TypeError, AttributeError):  # no text raises the latter two
+        pass
+    raise RookWorldError(
+        f"{move!r} cannot be played here ({reason}); write a legal move as Nf3, or any move as g1f3"
+    )
+
+
+def read_legal_move(board: chess.Board, move: Move) -> chess.Move:
+    """A legal move in a position.
+
+    Raises:
+        RookWorldError: It is unreadable, illegal or ambiguous.
+    """
+    found = read_move(board, move)
+    try:
+        if legal := board.parse_uci(found.uci()):  # python-chess also reads a null move
+            return legal
+    except ValueError:
+        pass
+    raise RookWorldError(f"{move!r} cannot be played here (illegal); give a legal move")
+
+
+# --------------------------------------------------------------------------------------------------
+# Prompts
+# --------------------------------------------------------------------------------------------------
 def policy_prompt(asked: Position) -> str:
     """The prompt that asks for an analysis.
 
     Raises:
         NotationError: The game is over there.
-        RookWorldError: See `notation.read_position`.
+        RookWorldError: See `read_position`.
     """
     position = read_position(asked)
     if not rules.legal_moves(position):
@@ -64,7 +132,7 @@ def environment_prompt(asked: Position, move: Move, history: Sequence[Move] = ()
         history: The moves before it, in UCI or of python-chess.
 
     Raises:
-        RookWorldError: See `read_position` and `read_move` of `notation`, or the history is not in UCI.
+        RookWorldError: See `read_position` and `read_move`, or the history is not in UCI.
     """
     position = read_position(asked)
     action = read_move(rules.board_of(position), move).uci()

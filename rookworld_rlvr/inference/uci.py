@@ -29,8 +29,7 @@ from ..tasks.policy import MAX_CANDIDATES
 from ..tasks.text import parse_fen
 from ..tasks.types import MATE_CP, PolicyAnswer
 from . import moves
-from .arguments import Arguments
-from .start import start
+from .arguments import Arguments, start
 
 if TYPE_CHECKING:
     from .prompts import Reply

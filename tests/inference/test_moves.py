@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import chess
 import pytest
+from rookworld_rlvr.inference.start import start
 
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.inference.moves import choose
-from rookworld_rlvr.inference.start import start
 
 from .answers import reply
 

@@ -16,8 +16,8 @@ import pytest
 
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.inference import play
-from rookworld_rlvr.inference.notation import read_legal_move
 from rookworld_rlvr.inference.play import TerminalGame, drawn
+from rookworld_rlvr.inference.prompts import read_legal_move
 
 from .answers import reply
 
