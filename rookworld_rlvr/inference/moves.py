@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -42,54 +41,40 @@ class Choice:
         return self.candidates[0].move
 
 
-def choose(
-    board: chess.Board, reply: Reply[PolicyAnswer], among: Collection[chess.Move] = ()
-) -> Choice:
+def choose(board: chess.Board, reply: Reply[PolicyAnswer]) -> Choice:
     """The model's best move; else its best legal candidate; else the first legal move.
 
     Args:
         board: The position; it has a legal move.
         reply: What the model said of it.
-        among: The only moves that may be played; empty for all. Illegal ones are ignored.
     """
-    allowed = allowed_moves(board, among)
     if reply.record is None:
-        return no_answer(allowed, f"the model's answer cannot be read ({reply.fault})")
-    candidates = _candidates(board, reply.record, allowed)
+        return no_answer(board, f"the model's answer cannot be read ({reply.fault})")
+    candidates = _candidates(board, reply.record)
     best = _legal(board, reply.record.best_move)
-    if best is not None and best in allowed:
+    if best is not None:
         first = [one for one in candidates if one.move == best] or [Candidate(best, None)]
         others = (one for one in candidates if one.move != best)
         return Choice((first[0], *others))
-    what = "illegal" if best is None else "not among the moves asked for"
-    fault = f"the model's best move {reply.record.best_move} is {what}"
+    fault = f"the model's best move {reply.record.best_move} is illegal"
     if not candidates:
-        return no_answer(allowed, f"{fault}, and none of its candidates can be played")
+        return no_answer(board, f"{fault}, and none of its candidates can be played")
     move = candidates[0].move.uci()
     return Choice(candidates, f"{fault}; its best legal candidate {move} is played")
 
 
-def allowed_moves(board: chess.Board, among: Collection[chess.Move] = ()) -> list[chess.Move]:
-    """The legal moves, or those of them that are asked for."""
-    legal = list(board.legal_moves)
-    return [move for move in legal if move in among] or legal
-
-
-def no_answer(allowed: list[chess.Move], why: str) -> Choice:
-    """The first allowed move in python-chess's order, for a model that gives none."""
-    move = allowed[0]
+def no_answer(board: chess.Board, why: str) -> Choice:
+    """The first legal move in python-chess's order, for a model that gives none."""
+    move = next(iter(board.legal_moves))
     return Choice((Candidate(move, None),), f"{why}; {move.uci()}, the first legal move, is played")
 
 
-def _candidates(
-    board: chess.Board, answer: PolicyAnswer, allowed: Collection[chess.Move]
-) -> tuple[Candidate, ...]:
-    """The moves of `M` that may be played, each once, by `E`; equal ones in the model's order."""
-    named = itertools.zip_longest(answer.moves, answer.evaluations)
+def _candidates(board: chess.Board, answer: PolicyAnswer) -> tuple[Candidate, ...]:
+    """The legal moves of `M`, each once, by `E`; equal ones in the model's order."""
     found: dict[chess.Move, Candidate] = {}
-    for text, pawns in named:
+    for text, pawns in itertools.zip_longest(answer.moves, answer.evaluations):
         move = _legal(board, text) if text else None
-        if move is not None and move in allowed:
+        if move is not None:
             found.setdefault(move, Candidate(move, pawns))
     return tuple(
         sorted(found.values(), key=lambda one: math.inf if one.pawns is None else -one.pawns)

@@ -1,23 +1,23 @@
 """A UCI engine for any chess program: the model's answer is the search.
 
-One thread reads, another asks the model, so that `stop`, `isready` and `quit` are answered at once.
-torch is loaded with the model, at the first `isready` or `go`.
+A thread reads the input. While the model thinks, it is asked between two tokens whether its time is
+over, or `stop` or `quit` has come. torch is loaded with the model, at the first `isready` or `go`.
 """
 
 from __future__ import annotations
 
 import io
 import itertools
+import math
 import os
 import re
 import sys
 import threading
 import time
-import traceback
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, NoReturn
 
 import chess
@@ -38,223 +38,117 @@ Analyse = Callable[[str], "Reply[PolicyAnswer]"]
 """FEN → what a model says of it."""
 
 Load = Callable[[str, Callable[[], bool]], Analyse]
-"""A model's name, and whether to give up → the model; it raises `Stopped` when told to give up."""
+"""A model's name, and whether to give up → the model; it raises `Stopped` when it is to give up."""
 
 SPINS = {"MultiPV": (1, 1, MAX_CANDIDATES), "Move Overhead": (100, 0, 5000)}
 """Options that are whole numbers → default, least, most. The overhead is in milliseconds."""
 
 _WHOLE = re.compile(r"-?[0-9]{1,12}")
 
-_NUMBERS = ("wtime", "btime", "winc", "binc", "movestogo", "movetime", "depth", "nodes", "mate")
-
-_WORDS = (*_NUMBERS, "searchmoves", "ponder", "infinite")
+_ENDING = {"stop", "quit", "go"}  # commands that end a search
 
 
 class Stopped(Exception):
-    """The model was told to give up before it had answered."""
+    """The model gave up before it had answered."""
 
 
-@dataclass(frozen=True, slots=True)
-class Go:
-    """What `go` asks for.
+def seconds_for(numbers: Mapping[str, int], turn: chess.Color, overhead: int) -> float | None:
+    """How long the model may take: half of the clock at most, as more moves are to come.
 
     Args:
-        numbers: As they were given; times in milliseconds.
-        searchmoves: The only moves that may be played; empty for all.
-        held: Whether the best move waits for `stop`, or for `ponderhit`.
+        numbers: Of `go`, by name; times in milliseconds.
+        turn: Whose clock runs.
+        overhead: Milliseconds that an answer needs to arrive.
+
+    Returns:
+        None if there is no clock.
     """
-
-    numbers: Mapping[str, int] = field(default_factory=dict)
-    searchmoves: tuple[chess.Move, ...] = ()
-    held: bool = False
-
-    def seconds(self, turn: chess.Color, overhead: int) -> float | None:
-        """How long the model may take: half of the clock at most, as more moves are to come.
-
-        Args:
-            turn: Whose clock runs.
-            overhead: Milliseconds that an answer needs to arrive.
-
-        Returns:
-            None if there is no clock.
-        """
-        left = self.numbers.get("movetime")
+    left = numbers.get("movetime")
+    if left is None:
+        left = numbers.get("wtime" if turn else "btime")
         if left is None:
-            left = self.numbers.get("wtime" if turn else "btime")
-            if left is None:
-                return None
-            increment = self.numbers.get("winc" if turn else "binc", 0)
-            shares = min(2, max(1, self.numbers.get("movestogo", 2)))
-            left = min(left, left // shares + increment)
-        return max(0, left - overhead) / 1000
+            return None
+        increment = numbers.get("winc" if turn else "binc", 0)
+        shares = min(2, max(1, numbers.get("movestogo", 2)))
+        left = min(left, left // shares + increment)
+    return max(0, left - overhead) / 1000
 
 
-def parse_go(words: Sequence[str]) -> Go:
-    """Read the words after `go`; malformed and unknown ones are ignored."""
-    numbers: dict[str, int] = {}
-    only: list[chess.Move] = []
-    for index, word in enumerate(words):
-        behind = words[index + 1 :]
-        if word in _NUMBERS and behind and _WHOLE.fullmatch(behind[0]):
-            numbers[word] = int(behind[0])
-        if word == "searchmoves":
-            named = itertools.takewhile(lambda text: text not in _WORDS, behind)
-            only += [move for text in named if (move := _move(text))]
-    return Go(numbers, tuple(only), "infinite" in words or "ponder" in words)
+def numbers_of(words: Sequence[str]) -> dict[str, int]:
+    """The numbers after `go` by the word before them; malformed ones are ignored."""
+    return {
+        name: int(number)
+        for name, number in itertools.pairwise(words)
+        if _WHOLE.fullmatch(number) and not _WHOLE.fullmatch(name)
+    }
 
 
-def _move(text: str) -> chess.Move | None:
-    try:
-        return chess.Move.from_uci(text)
-    except ValueError:
-        return None
-
-
-# --------------------------------------------------------------------------------------------------
-# One search
-# --------------------------------------------------------------------------------------------------
-class Search:
-    """One `go`: it says `bestmove` once, at the answer, at the end of its time or at `stop`.
-
-    Args:
-        board: The position; it is never changed.
-        go: What is asked for.
-        overhead: See `Go.seconds`.
-        say: Writes lines.
-    """
-
-    def __init__(
-        self, board: chess.Board, go: Go, overhead: int, say: Callable[..., object]
-    ) -> None:
-        self.board = board
-        self.go = go
-        self.began = time.monotonic()
-        self.over = threading.Event()
-        self._say = say
-        self._held = go.held
-        self._choice: moves.Choice | None = None
-        self._lock = threading.Lock()
-        self._seconds = go.seconds(board.turn, overhead)
-        self._timer: threading.Timer | None = None
-
-    def start_clock(self) -> None:
-        """Start the clock, unless there is none or the best move waits for `stop` or `ponderhit`."""
-        if self._seconds is not None and not self._held:
-            why = f"the model has not answered within {1000 * self._seconds:.0f} ms"
-            self._timer = threading.Timer(self._seconds, self.stop, [why])
-            self._timer.daemon = True
-            self._timer.start()
-
-    def answer(self, choice: moves.Choice, lines: Sequence[str]) -> None:
-        """Take the model's answer: the move, and the lines to write about it."""
-        with self._lock:
-            if self.over.is_set():
-                return
-            self._choice = choice
-            self._say(*lines)
-            if not self._held:
-                self._finish(choice)
-
-    def ponderhit(self) -> None:
-        """The move that was pondered on has been played: the clock runs."""
-        with self._lock:
-            if self.over.is_set() or not self._held:
-                return
-            self._held = False
-            if self._choice is None:
-                self.start_clock()
-            else:
-                self._finish(self._choice)
-
-    def stop(self, why: str = "the model was stopped before it had answered") -> None:
-        """Say the best move now; the first legal one if the model has not answered."""
-        with self._lock:
-            if self.over.is_set():
-                return
-            choice = self._choice
-            if choice is None:
-                allowed = moves.allowed_moves(self.board, self.go.searchmoves)
-                choice = moves.no_answer(allowed, why)
-                self._say(f"info string {choice.fault}")
-            self._finish(choice)
-
-    def _finish(self, choice: moves.Choice) -> None:
-        self.over.set()
-        if self._timer is not None:
-            self._timer.cancel()
-        self._say(f"bestmove {choice.move.uci()}")
-
-
-# --------------------------------------------------------------------------------------------------
-# The engine
-# --------------------------------------------------------------------------------------------------
 class Engine:
     """Carries out the commands of a chess program.
 
     Args:
         model: Packaged name, folder or Hub id.
         load: Loads a model.
-        write: Takes text; called by several threads, one at a time.
-        fail: Called with a message if the model cannot be asked.
+        lines: The input, line by line; None at its end.
+        write: Takes text.
     """
 
     def __init__(
-        self, model: str, load: Load, write: Callable[[str], object], fail: Callable[[str], object]
+        self,
+        model: str,
+        load: Load,
+        lines: SimpleQueue[str | None],
+        write: Callable[[str], object],
     ) -> None:
         self.model = model
         self.spins = {name: default for name, (default, _, _) in SPINS.items()}
         self.board = chess.Board()
-        self.debug = False
         self.answers = 0
         self.replaced = 0
         self._load = load
         self._loaded: tuple[str, Analyse] | None = None
+        self._lines = lines
+        self._waiting: deque[str | None] = deque()  # what came while the model was thinking
         self._write = write
-        self._writing = threading.Lock()
-        self._fail = fail
-        self._search: Search | None = None  # the latest that was asked for
-        self._asking: Search | None = None  # the one that the model works on
-        self._thinker = ThreadPoolExecutor(1)
+        self._deadline = math.inf  # of the clock `time.monotonic`
+        self._best = ""  # the line that waits for `stop`
         self._commands: dict[str, Callable[[list[str]], object]] = {
             "uci": self._uci,
-            "debug": self._debug,
             "isready": self._isready,
             "setoption": self._setoption,
-            "register": lambda words: None,  # there is nothing to register
             "ucinewgame": lambda words: None,  # nothing is remembered from a game to the next
             "position": self._position,
             "go": self._go,
-            "stop": lambda words: self._stop(),
-            "ponderhit": self._ponderhit,
-            "quit": lambda words: self._stop(),
+            "stop": lambda words: self._say_best(),
+            "quit": lambda words: self._say_best(),
         }
 
-    def handle(self, line: str) -> bool:
-        """Carry out a line; words before its first known command are ignored.
+    def run(self) -> None:
+        """Carry out lines until `quit` or the end of the input.
 
-        Returns:
-            False after `quit`.
+        Raises:
+            RookWorldError: The model could not be loaded.
         """
-        words = list(itertools.dropwhile(lambda word: word not in self._commands, line.split()))
-        if not words:
-            if line.strip() and self.debug:
-                self._tell(f"unknown command: {line}")
-            return True
-        self._commands[words[0]](words[1:])
-        return words[0] != "quit"
-
-    def finish(self) -> None:
-        """Let the model answer the last `go`; no more commands will come."""
-        self._ponderhit([])
-        self._thinker.shutdown()
+        while (line := self._waiting.popleft() if self._waiting else self._lines.get()) is not None:
+            words = self._words(line)
+            if words:
+                self._commands[words[0]](words[1:])
+            if words[:1] == ["quit"]:
+                return
+        self._say_best()
 
     def say(self, *lines: str) -> None:
-        """Write lines together; other threads write before or after them."""
-        with self._writing:
-            self._write("".join(f"{line}\n" for line in lines))
+        """Write lines."""
+        self._write("".join(f"{line}\n" for line in lines))
 
     def _tell(self, text: str) -> None:
         self.say(f"info string {' '.join(text.split())}")
+
+    def _words(self, line: str | None) -> list[str]:
+        """A line's command and what follows; as UCI demands, unknown words before it are ignored."""
+        return list(
+            itertools.dropwhile(lambda word: word not in self._commands, (line or "").split())
+        )
 
     # ----------------------------------------------------------------------------------------------
     # Commands
@@ -272,15 +166,9 @@ class Engine:
             "uciok",
         )
 
-    def _debug(self, words: list[str]) -> None:
-        self.debug = words[:1] == ["on"]
-
     def _isready(self, words: list[str]) -> None:
-        thinking = self._search is not None and not self._search.over.is_set()
-        if thinking or (self._loaded is not None and self._loaded[0] == self.model):
-            self.say("readyok")
-        else:
-            self._submit(self._get_ready)
+        self._analyse()
+        self.say("readyok")
 
     def _setoption(self, words: list[str]) -> None:
         found = re.fullmatch(r"name (.*?)(?: value ?(.*))?", " ".join(words), re.IGNORECASE)
@@ -304,56 +192,37 @@ class Engine:
             self._tell(f"{error}; the position is still {self.board.fen()}")
 
     def _go(self, words: list[str]) -> None:
-        self._stop()
-        board = self.board.copy()
+        self._say_best()
+        board = self.board
         if not any(board.legal_moves):
             score = "mate 0" if board.is_check() else "cp 0"
             self.say(f"info depth 0 score {score}", "bestmove 0000")
             return
-        self._search = Search(board, parse_go(words), self.spins["Move Overhead"], self.say)
-        self._search.start_clock()
-        search = self._search
-        self._submit(lambda: self._think(search))
-
-    def _stop(self) -> None:
-        if self._search is not None:
-            self._search.stop()
-
-    def _ponderhit(self, words: list[str]) -> None:
-        if self._search is not None:
-            self._search.ponderhit()
-
-    # ----------------------------------------------------------------------------------------------
-    # In the thread that thinks
-    # ----------------------------------------------------------------------------------------------
-    def _submit(self, work: Callable[[], object]) -> None:
-        self._thinker.submit(self._run, work)
-
-    def _run(self, work: Callable[[], object]) -> None:
+        began = time.monotonic()
+        limit = seconds_for(numbers_of(words), board.turn, self.spins["Move Overhead"])
+        self._deadline = math.inf if limit is None else began + limit
         try:
-            work()
+            choice = moves.choose(board, self._analyse()(board.fen()))
         except Stopped:
-            pass
-        except RookWorldError as error:
-            self._fail(str(error))
-        except Exception:  # a chess program would wait for ever for a thread that has died
-            self._fail(traceback.format_exc())
+            choice = moves.no_answer(
+                board,
+                f"the model has not answered within {1000 * (limit or 0):.0f} ms"
+                if time.monotonic() >= self._deadline
+                else "the model was stopped before it had answered",
+            )
+        self.say(*self._report(choice, began))
+        self._best = f"bestmove {choice.move.uci()}"
+        if "infinite" not in words:
+            self._say_best()
 
-    def _get_ready(self) -> None:
-        self._analyse()
-        self.say("readyok")
+    def _say_best(self) -> None:
+        if self._best:
+            self.say(self._best)
+            self._best = ""
 
-    def _think(self, search: Search) -> None:
-        if search.over.is_set():
-            return
-        self._asking = search
-        reply = self._analyse()(search.board.fen())
-        choice = moves.choose(search.board, reply, search.go.searchmoves)
-        lines = self._report(search, choice)
-        if self.debug:
-            lines.insert(0, f"info string the model says: {' '.join(reply.text.split())}")
-        search.answer(choice, lines)
-
+    # ----------------------------------------------------------------------------------------------
+    # The model
+    # ----------------------------------------------------------------------------------------------
     def _analyse(self) -> Analyse:
         name = self.model
         if self._loaded is None or self._loaded[0] != name:
@@ -362,12 +231,20 @@ class Engine:
         return self._loaded[1]
 
     def _give_up(self) -> bool:
-        return self._asking is not None and self._asking.over.is_set()
+        """Called between two tokens: whether the search is to end; `isready` is answered at once."""
+        while not self._lines.empty():
+            line = self._lines.get()
+            if not self._waiting and self._words(line)[:1] == ["isready"]:
+                self.say("readyok")
+            else:
+                self._waiting.append(line)
+        ended = any(not _ENDING.isdisjoint(self._words(line)[:1]) for line in self._waiting)
+        return ended or time.monotonic() >= self._deadline
 
-    def _report(self, search: Search, choice: moves.Choice) -> list[str]:
+    def _report(self, choice: moves.Choice, began: float) -> list[str]:
         """The lines of an answer, the move that is played first."""
         self.answers += 1
-        milliseconds = int(1000 * (time.monotonic() - search.began))
+        milliseconds = int(1000 * (time.monotonic() - began))
         lines = [
             f"info depth 1 seldepth 1 multipv {number}{_score(candidate)} nodes 1 "
             f"time {milliseconds} pv {candidate.move.uci()}"
@@ -436,29 +313,31 @@ def _write(text: str) -> None:
 
 
 def _end(code: int) -> NoReturn:
-    """End now: an orderly exit would wait for the model, or for torch, which is still loading."""
+    """End now: an orderly exit would wait for the thread that reads."""
     sys.stderr.flush()
     os._exit(code)
-
-
-def _fail(message: str) -> None:
-    _write(f"info string {' '.join(message.split())}\n")
-    print(f"rookworld uci: {message}", file=sys.stderr)
-    _end(2)
 
 
 def main() -> None:
     """Read lines until `quit` or the end of the input."""
     model = Arguments("uci", (__doc__ or "").split("\n")[0]).parse_args().model
-    engine = Engine(model, load, _write, _fail)
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    try:
+    lines: SimpleQueue[str | None] = SimpleQueue()
+
+    def read() -> None:
         for line in sys.stdin:
-            if not engine.handle(line):
-                _end(0)
-        engine.finish()
+            lines.put(line)
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    try:
+        Engine(model, load, lines, _write).run()
+    except RookWorldError as error:
+        _write(f"info string {' '.join(str(error).split())}\n")
+        print(f"rookworld uci: {error}", file=sys.stderr)
+        _end(2)
     except KeyboardInterrupt:
         _end(130)
     _end(0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import chess
 import pytest
-from rookworld_rlvr.inference.start import start
 
 from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.inference.arguments import start
 from rookworld_rlvr.inference.moves import choose
 
 from .answers import reply
@@ -50,17 +50,6 @@ def test_castling_is_read_in_both_forms_and_written_in_one() -> None:
         choice = choose(board, reply(text))
         assert [(one.move.uci(), one.pawns) for one in choice.candidates] == [("e1g1", 0.5)]
         assert not choice.fault
-
-
-def test_only_moves_that_are_asked_for() -> None:
-    text = reply("M: e2e4 d2d4 E: 0.3 0.2 B: e2e4")
-    d2d4, a2a3 = map(chess.Move.from_uci, ("d2d4", "a2a3"))
-    choice = choose(chess.Board(), text, [d2d4, a2a3])
-    assert choice.move == d2d4
-    assert "e2e4 is not among the moves asked for; its best legal candidate d2d4" in choice.fault
-    assert choose(chess.Board(), text, [a2a3]).move == a2a3
-    nowhere = chess.Move.from_uci("a1a8")
-    assert choose(chess.Board(), text, [nowhere]).move.uci() == "e2e4"
 
 
 def test_a_name_that_is_no_model_is_refused_before_anybody_is_asked() -> None:
