@@ -24,10 +24,10 @@ MOST_GAMES = 1_000  # there are some 7,000 held-out positions after `OPENING_PLI
 OPENING_PLIES = 4
 
 
-Ending = Literal["rules", "illegal", "unreadable", "capped"]
+Ending = Literal["rules", "illegal", "unreadable", "capped", "stopped"]
 """Why a game is over: by the rules as python-chess ends it, without a claim (checkmate, stalemate,
-insufficient material, 75 moves, fivefold repetition); by an illegal or unreadable move; or because it
-was cut off at the limit of half-moves."""
+insufficient material, 75 moves, fivefold repetition); by an illegal or unreadable move; because it was
+cut off at the limit of half-moves; or because a suite stopped it, see `Reply`."""
 
 
 @dataclass(slots=True)
@@ -62,6 +62,8 @@ class Game:
             self.ending = "rules"
         elif self.half_moves == most:
             self.ending = "capped"
+        elif reply.is_last:
+            self.ending = "stopped"
 
 
 def play_out(
@@ -78,17 +80,13 @@ def play_out(
         most: Half-moves after which a game is cut off.
         title: Of a progress bar.
     """
-    with game_progress(title, len(games), most) as progress:
+    # A game that ends early counts as played to the limit.
+    with Progress(title, len(games) * most, "half-moves at most") as progress:
         while running := [game for game in games if game.ending is None]:
             for game, reply in zip(running, replies(running), strict=True):
                 game.take(reply, most)
             left = sum(most - game.half_moves for game in games if game.ending is None)
             progress.update(len(games) * most - left - progress.done)
-
-
-def game_progress(title: str, games: int, most: int) -> Progress:
-    """A progress bar of half-moves; a game that ends early counts as played to the limit."""
-    return Progress(title, games * most, "half-moves at most")
 
 
 def openings(count: int, seed: int) -> list[chess.Board]:
@@ -139,10 +137,12 @@ class Reply:
     Args:
         readable: Whether the answer could be read.
         move: `B` if it is legal, else None.
+        is_last: Whether the game stops after this move.
     """
 
     readable: bool
     move: chess.Move | None
+    is_last: bool = False
 
 
 def ask_moves(model: Answerer, boards: Sequence[chess.Board]) -> list[Reply]:

@@ -42,19 +42,10 @@ class ModelArguments(Checked):
         "Precision of weights and forward passes. With float32, answers do not depend on the batch's "
         "size.",
     )
-    decoding: Literal["greedy", "sampled", "custom"] = setting(
+    decoding: Literal["greedy", "sampled"] = setting(
         "greedy",
-        "How tokens are chosen: greedy; sampled, at temperature 0.6 and top-k 5 as in RookWorld's own "
-        "scripts; or custom, by temperature, top_k and top_p.",
-    )
-    temperature: float | None = setting(
-        None, "Temperature of decoding: custom.", above=0, remedy="for 0, set decoding: greedy"
-    )
-    top_k: int | None = setting(
-        None, "Top-k of decoding: custom; 0 for all tokens.", least=0, remedy="0 takes all tokens"
-    )
-    top_p: float | None = setting(
-        None, "Top-p of decoding: custom; 1 for all tokens.", above=0, most=1
+        "How tokens are chosen: greedy, or sampled at temperature 0.6 and top-k 5, as in RookWorld's "
+        "own scripts.",
     )
     decoding_seed: int = setting(
         0, "Seed of sampling; a sampled answer depends only on this seed and the prompt."
@@ -62,32 +53,11 @@ class ModelArguments(Checked):
     batch_size: int = setting(64, "Prompts that a process decodes at once.", least=1)
     max_new_tokens: int = setting(ANSWER_TOKENS, "Largest number of tokens in an answer.", least=1)
 
-    def faults(self) -> list[str]:
-        """What no key shows alone, one sentence each."""
-        if self.decoding == "custom":
-            missing = self.temperature is None
-            return (
-                ["temperature: missing; decoding: custom needs a number above 0"] if missing else []
-            )
-        return [
-            f"{name}: only used with decoding: custom; set that, or leave {name} out"
-            for name in ("temperature", "top_k", "top_p")
-            if self.decoding in ("greedy", "sampled") and getattr(self, name) is not None
-        ]
-
     def chosen_decoding(self) -> Decoding:
         """How tokens are chosen."""
         if self.decoding == "greedy":
             return GREEDY
-        if self.decoding == "sampled":
-            return replace(ROOKWORLD, seed=self.decoding_seed)
-        return Decoding(
-            "custom",
-            self.temperature or 0.0,
-            self.top_k or 0,
-            self.top_p or 1.0,
-            self.decoding_seed,
-        )
+        return replace(ROOKWORLD, seed=self.decoding_seed)
 
     def chosen_sampling(self) -> Decoding:
         """How tokens are chosen for pass@k."""

@@ -36,7 +36,7 @@ _ARGUMENTS: dict[type[Suite], tuple[str, ...]] = {
     PolicySuite: ("suite_rows", "suite_seed", "policy_dataset_name"),
     FillInSuite: ("suite_rows", "suite_seed"),
     OpeningsSuite: ("suite_rows", "suite_seed", "openings_file"),
-    MateInOneSuite: ("suite_rows", "suite_seed", "mate_in_one_file"),
+    MateInOneSuite: ("suite_rows", "suite_seed"),
     PuzzlesSuite: ("suite_rows", "suite_seed", "puzzles_file"),
     SelfPlaySuite: ("suite_games", "game_plies", "suite_seed"),
     ClosedLoopSuite: ("suite_games", "game_plies", "suite_seed"),
@@ -104,14 +104,7 @@ class SuiteArguments(Checked):
     )
     openings_file: str | None = setting(
         None,
-        "A JSON list of openings with `prompt`, `expected_fen` and `move_num`; the suite openings takes "
-        "its prompts in place of packaged ones.",
-        check=_file_faults,
-    )
-    mate_in_one_file: str | None = setting(
-        None,
-        "BIG-bench's checkmate_in_one/task.json; the suite mate_in_one takes its positions in place of "
-        "positions made from the seed.",
+        "A JSON list of objects with `prompt`, taken by the suite openings in place of packaged ones.",
         check=_file_faults,
     )
     puzzles_file: str | None = setting(

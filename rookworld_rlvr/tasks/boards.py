@@ -7,9 +7,9 @@ model's text never raises an error: if it cannot be read, the picture says so.
 ======  =======================================================================================
 colour  what
 ======  =======================================================================================
-blue    the model's moves: `M` thin, `B` thick; dashed if the move is illegal
+blue    the model's moves: `M` faint, `B` full
 green   the truth: the engine's best move, the right contents of squares
-red     the squares that the model got wrong
+red     the squares that the model got wrong, and its illegal moves
 grey    the action of an environment prompt or of a fill-in record
 ======  =======================================================================================
 """
@@ -17,13 +17,12 @@ grey    the action of an environment prompt or of a fill-in record
 from __future__ import annotations
 
 import html
-import math
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import chess.svg
+from chess.svg import Arrow
 
 from ..common.errors import NotationError
 from . import rules
@@ -53,14 +52,15 @@ _NEEDLESS = re.compile(r'<desc>.*?</desc>| class="[^"]*"| stroke="none"| xlink:h
 _STYLE = re.compile(r'style="([^"]*)"')  # a page's content-security policy forbids it
 
 
-@dataclass(frozen=True, slots=True)
-class Arrow:
-    """A move drawn on a board; a move from a square to itself is drawn as a circle."""
+def arrow(move: str, colour: str) -> Arrow:
+    """A move drawn on a board; a move from a square to itself is drawn as a circle.
 
-    move: str  # UCI
-    colour: str = ACTION
-    width: float = 5.0  # a square has 45
-    dashed: bool = False
+    Args:
+        move: In UCI.
+        colour: As ``#rrggbb``, or ``#rrggbbaa`` for a faint one.
+    """
+    start, end = map(chess.parse_square, (move[:2], move[2:4]))
+    return Arrow(start, end, color=colour)
 
 
 def position_board(fen: str, arrows: Iterable[Arrow] = (), *, caption: str = "") -> str:
@@ -82,7 +82,7 @@ def position_board(fen: str, arrows: Iterable[Arrow] = (), *, caption: str = "")
 def action_arrows(action: str | None) -> list[Arrow]:
     """The arrow of an environment prompt's action; empty if the action is missing or unreadable."""
     try:
-        return [Arrow(parse_move(action or ""))]
+        return [arrow(parse_move(action or ""), ACTION)]
     except NotationError:  # allowed in a prompt, but there is nothing to draw
         return []
 
@@ -115,49 +115,19 @@ def draw_board(
     fill: Mapping[chess.Square, str] | None = None,
 ) -> str:
     drawn = chess.svg.board(
-        board, orientation=orientation, fill=dict(fill or {}), size=_SIDE, coordinates=False
+        board,
+        orientation=orientation,
+        fill=dict(fill or {}),
+        arrows=list(arrows),
+        size=_SIDE,
+        coordinates=False,
     )
-    drawn = _STYLE.sub(_as_attributes, _NEEDLESS.sub("", drawn))
-    return drawn + "".join(_arrow(a, orientation) for a in arrows)
+    return _STYLE.sub(_as_attributes, _NEEDLESS.sub("", drawn))
 
 
 def _as_attributes(style: re.Match[str]) -> str:
     rules = (rule.split(":") for rule in style[1].split(";") if rule.strip())
     return " ".join(f'{name.strip()}="{value.strip()}"' for name, value in rules)
-
-
-def _arrow(arrow: Arrow, orientation: chess.Color) -> str:
-    """Draw an arrow of any width; python-chess has only one."""
-    (x, y), (to_x, to_y) = (
-        _centre(chess.parse_square(name), orientation) for name in (arrow.move[:2], arrow.move[2:4])
-    )
-    paint = f'stroke="{arrow.colour}" stroke-width="{arrow.width:g}" opacity="0.8"'
-    if arrow.dashed:
-        paint += ' stroke-dasharray="9 6"'
-    length = math.hypot(to_x - x, to_y - y)
-    if not length:
-        return f'<circle cx="{x:g}" cy="{y:g}" r="18" fill="none" {paint}/>'
-    head = 8 + arrow.width
-    along_x, along_y = (to_x - x) / length, (to_y - y) / length
-    neck_x, neck_y = to_x - head * along_x, to_y - head * along_y
-    half = 0.6 * head
-    corners = (
-        (to_x, to_y),
-        (neck_x - half * along_y, neck_y + half * along_x),
-        (neck_x + half * along_y, neck_y - half * along_x),
-    )
-    points = " ".join(f"{a:.1f},{b:.1f}" for a, b in corners)
-    return (
-        f'<line x1="{x:g}" y1="{y:g}" x2="{neck_x:.1f}" y2="{neck_y:.1f}" {paint}/>'
-        f'<polygon points="{points}" fill="{arrow.colour}" opacity="0.8"/>'
-    )
-
-
-def _centre(square: chess.Square, orientation: chess.Color) -> tuple[float, float]:
-    column, row = chess.square_file(square), 7 - chess.square_rank(square)
-    if orientation == chess.BLACK:
-        column, row = 7 - column, 7 - row
-    return (column + 0.5) * chess.svg.SQUARE_SIZE, (row + 0.5) * chess.svg.SQUARE_SIZE
 
 
 def blank(words: str) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from types import MappingProxyType
 
-import chess
 from rapidfuzz.distance import Levenshtein
 
 from ..common.errors import NotationError
@@ -209,62 +208,27 @@ class FillInTask(Task):
         return score["similarity"]
 
     def board(self, row: Row, completion: str, values: Values | None = None) -> str:
-        """See `Task`: the record with the model's answer, and beside it with an answer that fits.
-
-        The board shows the next state if that, or a part of it, is hidden; else the state. Wrong squares
-        are red on the left and green on the right. A hidden action is drawn as an arrow; other hidden
-        fields are named in the caption.
-        """
+        """See `Task`: the record's state and action; the caption has the answer and one that fits."""
         record = parse_fill_in_prompt(row["prompt"])
         fits = fill_in_truth.answers(record)
         if not fits:
             words = f"no {_field(record)} fits the record"
             return boards.picture([boards.blank("nothing fits")], [words], words)
+        asked, _ = fill_in_truth.filled(record, fits[0])
         try:
             answer = parse_fill_in_answer(record.field, completion)
         except NotationError as error:
             words, best = f"unreadable: {error.reason}", fits[0]
-            drawn = [
-                boards.blank("unreadable"),
-                _record_board(record, fits[0], fits[0], boards.TRUTH),
-            ]
         else:
             best = answer if answer in fits else fits[0]
             words = f"{'right' if answer in fits else 'wrong'}: {_field(record)} {answer}"
-            drawn = [
-                _record_board(record, answer, best, boards.MODEL, boards.WRONG),
-                _record_board(record, best, answer, boards.TRUTH, boards.TRUTH),
-            ]
         others = f", or {len(fits) - 1} more" if len(fits) > 1 else ""
-        return boards.picture(drawn, [words, f"fits: {best}{others}"], words)
+        words += f"; fits: {best}{others}"
+        return boards.position_board(asked.fen, boards.action_arrows(asked.action), caption=words)
 
 
 def _field(record: FillInPrompt) -> str:
     return record.field.replace("_", " ")
-
-
-def _record_board(
-    record: FillInPrompt, answer: str, other: str, colour: str, mark: str = ""
-) -> str:
-    """Draw the board of a record filled in with `answer`; mark squares that differ from `other`."""
-    asked, fen = _record_position(record, answer)
-    mine, theirs = boards.placement_of(fen), boards.placement_of(_record_position(record, other)[1])
-    fill = dict.fromkeys((s for s in chess.SQUARES if mine[s] != theirs[s]), f"{mark}b0")
-    arrows = boards.action_arrows(asked.action)
-    if record.field == "action":
-        illegal = rules.transition(asked.fen, asked.action).truncated
-        arrows = [boards.Arrow(asked.action, colour, 7, dashed=illegal)]
-    # Seen from the side that is really to move, whatever the answer says.
-    true, _ = _record_position(record, fill_in_truth.answers(record)[0])
-    return boards.draw_board(
-        boards.pieces(mine), rules.side_to_move(true.fen) == "white", arrows, fill
-    )
-
-
-def _record_position(record: FillInPrompt, answer: str) -> tuple[EnvironmentPrompt, str]:
-    """The prompt of a record filled in with `answer`, and the FEN of the board to draw."""
-    asked, answered = fill_in_truth.filled(record, answer)
-    return asked, answered.fen if record.column == "next_state" else asked.fen
 
 
 FILL_IN = FillInTask()

@@ -275,20 +275,6 @@ def replay(moves: tuple[str, ...]) -> str | None:
 # --------------------------------------------------------------------------------------------------
 # Candidates: they include every consistent answer
 # --------------------------------------------------------------------------------------------------
-def _candidates(prompt: FillInPrompt) -> Iterable[str]:
-    if prompt.field == "action":
-        return _moves(prompt)
-    if prompt.field == "history":
-        return _hidden_moves(prompt)
-    if prompt.column == "next_state":
-        return _next_parts(prompt)
-    if prompt.field == "rank":
-        return _ranks(prompt)
-    if prompt.field == "clocks":
-        return _clocks(prompt)
-    return VALUES[prompt.field]
-
-
 VALUES: Mapping[FillInField, Sequence[str]] = {
     "side_to_move": "wb",
     "castling": ["".join(held) or "-" for n in range(5) for held in combinations("KQkq", n)],
@@ -299,28 +285,30 @@ VALUES: Mapping[FillInField, Sequence[str]] = {
 """All values of the fields that have few."""
 
 
-def _moves(prompt: FillInPrompt) -> Iterator[str]:
-    """The legal moves from squares that the next state leaves empty."""
+def _candidates(prompt: FillInPrompt) -> Iterable[str]:
+    if prompt.field == "action":
+        return _legal_moves(prompt.state)
+    if prompt.field == "history":
+        return _legal_moves(replay(prompt.history[: prompt.part]))
+    if prompt.column == "next_state":
+        return _next_parts(prompt)
+    if prompt.field == "rank":
+        return _ranks(prompt)
+    if prompt.field == "clocks":
+        return _clocks(prompt)
+    return VALUES[prompt.field]
+
+
+def _legal_moves(fen: str | None) -> Iterator[str]:
+    """Legal moves in UCI notation, castling in both of its notations; none without a position."""
     try:
-        board = rules.board_of(prompt.state)
+        board = rules.board_of(fen or "")
     except IllegalPositionError:
-        return iter(())
-    after = notation.expand_placement(prompt.next_state.split(" ")[0])
-    left = (square for square in chess.SQUARES if after[chess.square_mirror(square)] == ".")
-    return _legal_moves(board, chess.SquareSet(left))
-
-
-def _legal_moves(board: chess.Board, start: chess.IntoSquareSet = chess.BB_ALL) -> Iterator[str]:
-    """Legal moves in UCI notation, castling in both of its notations."""
-    for move in board.generate_legal_moves(chess.SquareSet(start).mask):
+        return
+    for move in board.legal_moves:
         yield board.uci(move)
         if board.is_castling(move):
             yield board.uci(move, chess960=True)
-
-
-def _hidden_moves(prompt: FillInPrompt) -> Iterator[str]:
-    before = replay(prompt.history[: prompt.part])
-    return _legal_moves(chess.Board(before)) if before is not None else iter(())
 
 
 def _next_parts(prompt: FillInPrompt) -> Iterator[str]:
@@ -340,44 +328,24 @@ def _clocks(prompt: FillInPrompt) -> Iterable[str]:
     return str(after - 1), str(after)
 
 
-# For each side: files of the king's target in both notations, and what the rank held before castling.
-_CASTLINGS = (
-    ((6, 7), {4: "k", 5: ".", 6: ".", 7: "r"}),
-    ((2, 0), {0: "r", 2: ".", 3: ".", 4: "k"}),
-)
+_BEFORE_CASTLING = ({4: "k", 5: ".", 6: ".", 7: "r"}, {0: "r", 2: ".", 3: ".", 4: "k"})  # by file
 
 
 def _ranks(prompt: FillInPrompt) -> Iterator[str]:
-    """Candidates for a rank of the state: the next state's rank with the action undone in every way."""
+    """Candidates for a rank of the state: any contents where the action may have changed it."""
     assert prompt.part is not None
     after = notation.expand_placement(prompt.next_state.split(" ")[0])
-    rank = range(8 * prompt.part, 8 * prompt.part + 8)
-    yield notation.contract_rank(after[rank.start : rank.stop])  # an illegal action changes nothing
-    move = _readable(prompt.action)
-    if not move:
-        return
-    before = _contents_before(after, move, white=fen_parts(prompt.state)[_SIDE] == "w")
-    for contents in product(*(before.get(square, after[square]) for square in rank)):
-        yield notation.contract_rank("".join(contents))
-
-
-def _contents_before(after: str, move: chess.Move, white: bool) -> dict[int, str]:
-    """What the squares that a move changes may have held before it, one letter per possible content.
-
-    Args:
-        after: The 64 squares after the move, a8 first.
-        move: The move; it may be illegal.
-        white: Whether White made it.
-    """
-    own, other = (str.upper, str.lower) if white else (str.lower, str.upper)
-    start, end = map(chess.square_mirror, (move.from_square, move.to_square))
-    corner = start - start % 8
-    for goals, contents in _CASTLINGS:
-        if start % 8 == 4 and end - corner in goals and after[corner + goals[0]] == own("k"):
-            return {corner + file: own(content) for file, content in contents.items()}
-    mover = own("p") if move.promotion else after[end]
-    before = {start: mover, end: other(".pnbrq")}
-    if mover == own("p") and start % 8 != end % 8:  # maybe en passant
-        passed = corner + end % 8
-        before[passed] = after[passed] + other("p")
-    return before
+    rank = after[8 * prompt.part : 8 * prompt.part + 8]
+    changed: dict[int, Iterable[str]] = {}
+    if move := _readable(prompt.action):
+        start, end = map(chess.square_mirror, (move.from_square, move.to_square))
+        passed = start - start % 8 + end % 8  # where a pawn is taken in passing
+        for square in (start, end, passed):
+            if square // 8 == prompt.part:
+                changed[square % 8] = ".pnbrqkPNBRQK"
+    sides = str.lower, str.upper
+    castled = ({f: side(c) for f, c in held.items()} for held in _BEFORE_CASTLING for side in sides)
+    tried: list[Mapping[int, Iterable[str]]] = [changed, *castled]
+    for contents in tried:
+        for squares in product(*(contents.get(file, rank[file]) for file in range(8))):
+            yield notation.contract_rank("".join(squares))

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from ..common.errors import NotationError, UnjudgeableError
 from . import boards, rules
-from .boards import Arrow, position_board
+from .boards import arrow, position_board
 from .scoring import Values
 from .task import Component, Metric, Row, Sampling, Task
 from .text import (
@@ -385,14 +385,14 @@ class PolicyTask(Task):
             answer = parse_policy_answer(completion)
         except NotationError as error:
             best = _best(values)
-            arrows = [Arrow(best, boards.TRUTH, 13)] if best else []
+            arrows = [arrow(best, boards.TRUTH)] if best else []
             return position_board(row["fen"], arrows, caption=f"unreadable: {error.reason}")
         best = _best(values, answer.best_move)
         legal = rules.legal_moves(row["fen"])
-        arrows = [Arrow(best, boards.TRUTH, 13)] if best else []
+        arrows = [arrow(best, boards.TRUTH)] if best else []
         arrows += [
-            Arrow(move, boards.MODEL, width, dashed=move not in legal)
-            for move, width in (*((move, 3) for move in answer.moves), (answer.best_move, 7))
+            arrow(move, (boards.MODEL if move in legal else boards.WRONG) + shade)
+            for move, shade in (*((move, "70") for move in answer.moves), (answer.best_move, ""))
         ]
         words = f"B {answer.best_move}" + ("" if answer.best_move in legal else " (illegal)")
         if best is not None:

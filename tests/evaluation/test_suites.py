@@ -425,10 +425,6 @@ def test_models_are_checked_before_one_is_loaded() -> None:
         )
     for words in ("rookworld-nanno", "'random' appears 2", "did you mean greedy", "float32"):
         assert words in str(caught.value)
-    with pytest.raises(ConfigurationError, match="temperature: only used with decoding: custom"):
-        ModelArguments(temperature=0.5)
-    custom = ModelArguments(decoding="custom", temperature=0.5, top_p=0.9)
-    assert custom.chosen_decoding() == Decoding("custom", 0.5, 0, 0.9, 0)
     assert ModelArguments(decoding="sampled").chosen_decoding().as_dict() == {
         "name": "sampled",
         "temperature": 0.6,

@@ -80,18 +80,16 @@ def test_a_position_is_python_chess_s_drawing() -> None:
 
 
 def test_it_is_seen_from_the_side_to_move() -> None:
-    (line,) = lines(boards.position_board(BLACK, [boards.Arrow("a4a3", "#123456")]), "#123456")
-    # With Black below, a4 is where h5 is with White below, and a3 where h6 is.
+    (line,) = lines(boards.position_board(BLACK, [boards.arrow("a4a1", "#123456")]), "#123456")
+    # With Black below, a4 is where h5 is with White below, and a2, where the head begins, where h7 is.
     assert square(line.get("x1"), line.get("y1")) == "h5"
-    assert square(line.get("x2"), line.get("y2")) == "h6"
+    assert square(line.get("x2"), line.get("y2")) == "h7"
 
 
 def test_a_policy_answer_has_its_moves_and_the_engine_s_best() -> None:
     answer = " M: e2e4 d2d4 g1f3 E: 0.3 0.3 0.2 B: d2d4"
     picture = policy_board(START, answer, {"e2e4": 35, "d2d4": 30, "a2a3": -10})
-    widths = [float(line.get("stroke-width", 0)) for line in lines(picture, "#1f5fbf")]
-    assert len(widths) == 4
-    assert max(widths[:3]) < widths[3], "M thin, B strong"
+    assert len(lines(picture, "#1f5fbf70")) == 3 and len(lines(picture, "#1f5fbf")) == 1
     (best,) = lines(picture, "#1c8f4d")
     assert square(best.get("x1"), best.get("y1")) == "e2"
     assert words(picture) == "B d2d4, engine e2e4"
@@ -102,10 +100,9 @@ def test_a_move_as_good_as_the_best_is_the_best() -> None:
     assert words(picture) == "B d2d4: best"
 
 
-def test_an_illegal_move_is_dashed_and_named() -> None:
+def test_an_illegal_move_is_red_and_named() -> None:
     picture = policy_board(START, " M: e2e4 a1a1 E: 0.3 B: e2e5")
-    dashed = [line.get("stroke-dasharray") is not None for line in lines(picture, "#1f5fbf")]
-    assert dashed == [False, True]
+    assert [square(line.get("x1"), line.get("y1")) for line in lines(picture, "#d42a1e")] == ["e2"]
     assert len(list(read(picture).iter(f"{SVG}circle"))) == 6, "a1a1 goes nowhere; queens have five"
     assert words(picture) == "B e2e5 (illegal)"
 
@@ -160,40 +157,28 @@ def test_the_task_decides() -> None:
 # Fill-in
 # --------------------------------------------------------------------------------------------------
 RANK = f"F: {START}+e2e4+e2e4+{AFTER_E4.replace('/4P3/', '/[MASK]/')}+0.001+0+0+"
+CASTLING = (
+    "F: r3k2r/8/8/8/8/8/8/R3K2R w KQkq - 0 20+[MASK]+[MASK]+"
+    "r3k2r/8/8/8/8/8/8/R4RK1 b kq - 1 20+0.001+0+0+"
+)
 ACTION = f"F: {START}+[MASK]+[MASK]+{AFTER_E4}+0.001+0+0+"
 
 
-def test_a_rank_that_is_filled_in_wrong_is_marked() -> None:
-    picture = fill_in_boards(RANK, " 3P4")
-    squares = {"d4", "e4"}  # of the next state
-    assert marked(picture, "#d42a1e") == marked(picture, "#1c8f4d") == squares
-    assert words(picture) == "wrong: rank 3P4 fits: 4P3"
-    assert len(lines(picture, "#5b6470")) == 2, "the action, on both boards"
-    right = fill_in_boards(RANK, " 4P3")
-    assert words(right) == "right: rank 4P3 fits: 4P3"
-    assert not marked(right, "#d42a1e") and pieces(right) == 64
-
-
-def test_a_hidden_action_is_an_arrow_on_each_board() -> None:
-    picture = fill_in_boards(ACTION, " e2e5")
-    (mine,), (true,) = lines(picture, "#1f5fbf"), lines(picture, "#1c8f4d")
-    assert mine.get("stroke-dasharray") is not None and true.get("stroke-dasharray") is None
-    assert pieces(picture) == 64 and not marked(picture, "#d42a1e")
-    assert words(picture) == "wrong: action e2e5 fits: e2e4"
-
-
-def test_what_else_is_hidden_stands_below() -> None:
-    flag = f"F: {START}+e2e4+e2e4+{AFTER_E4}+0.001+0+[MASK]+"
-    assert words(fill_in_boards(flag, " 1")) == "wrong: flags 1 fits: 0"
-    castling = (
-        "F: r3k2r/8/8/8/8/8/8/R3K2R w KQkq - 0 20+[MASK]+[MASK]+"
-        "r3k2r/8/8/8/8/8/8/R4RK1 b kq - 1 20+0.001+0+0+"
-    )
-    nowhere = castling.replace("R4RK1", "R4R1K")
-    assert words(fill_in_boards(nowhere, "e1h1")) == "nothing fits no action fits the record"
-    picture = fill_in_boards(castling, "e1h1")
-    assert words(picture) == "right: action e1h1 fits: e1h1, or 1 more"
-    assert lines(picture, "#1f5fbf")[0].get("stroke-dasharray") is None
+@pytest.mark.parametrize(
+    ("prompt", "answer", "said"),
+    [
+        (RANK, " 3P4", "wrong: rank 3P4; fits: 4P3"),
+        (RANK, " 4P3", "right: rank 4P3; fits: 4P3"),
+        (ACTION, " e2e5", "wrong: action e2e5; fits: e2e4"),
+        (CASTLING, "e1h1", "right: action e1h1; fits: e1h1, or 1 more"),
+        (CASTLING.replace("R4RK1", "R4R1K"), "e1h1", "nothing fits no action fits the record"),
+    ],
+)
+def test_a_fill_in_answer_is_named_below_the_state(prompt: str, answer: str, said: str) -> None:
+    picture = fill_in_boards(prompt, answer)
+    assert words(picture) == said
+    fits = "nothing" not in said
+    assert len(lines(picture, "#5b6470")) == fits and (pieces(picture) > 0) == fits
 
 
 @pytest.mark.parametrize("text", ["", "rubbish <&>", f"{START}+1", "\x00\ud800", "9" * 5000])

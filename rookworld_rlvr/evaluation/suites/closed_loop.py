@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from ...common.errors import NotationError
@@ -12,7 +12,7 @@ from ...tasks import rules
 from ...tasks.environment import parse_environment_answer, write_environment_prompt
 from ...tasks.types import EnvironmentAnswer, EnvironmentPrompt
 from ..answerers import Answerer
-from ..games import Game, GameSuite, ask_moves, game_progress
+from ..games import Game, GameSuite, Reply, ask_moves, play_out
 from ..suite import Judged, Metric
 
 MOVE_ERRORS = ("illegal_move", "unreadable_move")
@@ -22,19 +22,6 @@ _FEN_FIELDS = ("board", "side", "castling", "en_passant", "clocks", "clocks")
 
 
 STATE_ERRORS = ("unreadable_state", *dict.fromkeys(_FEN_FIELDS), "outcome")
-
-
-@dataclass(slots=True)
-class Loop:
-    """A game, and the errors that stopped it: names of `MOVE_ERRORS` and `STATE_ERRORS`."""
-
-    game: Game
-    errors: set[str] = field(default_factory=set)
-
-    @property
-    def running(self) -> bool:
-        """Whether there is a ply to go."""
-        return self.game.ending is None and not self.errors
 
 
 class ClosedLoopSuite(GameSuite):
@@ -81,31 +68,36 @@ class ClosedLoopSuite(GameSuite):
 
     def judged(self, model: Answerer) -> Iterator[Judged]:
         """See `Suite`."""
-        loops = [Loop(game) for game in self.games()]
-        with game_progress(f"{model.name}: {self.name}", len(loops), self.plies) as progress:
-            while running := [loop for loop in loops if loop.running]:
-                _step(model, running, self.plies)
-                left = sum(self.plies - loop.game.half_moves for loop in loops if loop.running)
-                progress.update(len(loops) * self.plies - left - progress.done)
-        for loop in loops:
-            yield loop.game.name, judge(loop), ()
+        games = self.games()
+        errors: dict[str, set[str]] = {game.name: set() for game in games}
+        play_out(
+            games,
+            lambda running: _replies(model, running, errors),
+            self.plies,
+            f"{model.name}: {self.name}",
+        )
+        for game in games:
+            yield game.name, judge(game, errors[game.name]), ()
 
 
-def _step(model: Answerer, running: Sequence[Loop], most: int) -> None:
-    """Play a ply of each game: ask for all moves, then for all states."""
-    replies = ask_moves(model, [loop.game.board for loop in running])
-    asked: list[tuple[Loop, EnvironmentPrompt]] = []
-    for loop, reply in zip(running, replies, strict=True):
+def _replies(
+    model: Answerer, running: Sequence[Game], errors: Mapping[str, set[str]]
+) -> list[Reply]:
+    """Ask for all moves, then for the states after them; a wrong state stops its game."""
+    replies = ask_moves(model, [game.board for game in running])
+    asked: dict[str, EnvironmentPrompt] = {}
+    for game, reply in zip(running, replies, strict=True):
         if reply.move is None:
-            loop.errors.add("illegal_move" if reply.readable else "unreadable_move")
+            errors[game.name].add("illegal_move" if reply.readable else "unreadable_move")
         else:
-            asked.append((loop, prompt_of(loop.game.board, reply.move.uci())))
-        loop.game.take(reply, most)
-    if not asked:
-        return
-    states = model.answers([write_environment_prompt(prompt) for _, prompt in asked])
-    for (loop, prompt), state in zip(asked, states, strict=True):
-        loop.errors |= state_errors(rules.transition(prompt.fen, prompt.action), state)
+            asked[game.name] = prompt_of(game.board, reply.move.uci())
+    states = model.answers(list(map(write_environment_prompt, asked.values()))) if asked else []
+    for (name, prompt), state in zip(asked.items(), states, strict=True):
+        errors[name].update(state_errors(rules.transition(prompt.fen, prompt.action), state))
+    return [
+        replace(reply, is_last=bool(errors[game.name]))
+        for game, reply in zip(running, replies, strict=True)
+    ]
 
 
 def state_errors(truth: EnvironmentAnswer, completion: str) -> set[str]:
@@ -121,14 +113,18 @@ def state_errors(truth: EnvironmentAnswer, completion: str) -> set[str]:
     return errors
 
 
-def judge(loop: Loop) -> dict[str, float]:
-    """The suite's metrics for one game that is over."""
-    ending = None if loop.errors else loop.game.ending
-    state_error = not loop.errors.isdisjoint(STATE_ERRORS)
+def judge(game: Game, errors: Collection[str]) -> dict[str, float]:
+    """The suite's metrics for one game that is over.
+
+    Args:
+        game: Over.
+        errors: Those that stopped it, of `MOVE_ERRORS` and `STATE_ERRORS`.
+    """
+    state_error = any(name in errors for name in STATE_ERRORS)
     return {
-        "right_plies": loop.game.half_moves - state_error,
-        "finished": ending == "rules",
-        "capped": ending == "capped",
+        "right_plies": game.half_moves - state_error,
+        "finished": game.ending == "rules" and not errors,
+        "capped": game.ending == "capped" and not errors,
         "state_error": state_error,
-        **{name: name in loop.errors for name in (*MOVE_ERRORS, *STATE_ERRORS)},
+        **{name: name in errors for name in (*MOVE_ERRORS, *STATE_ERRORS)},
     }

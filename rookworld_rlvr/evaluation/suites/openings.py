@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -33,20 +32,18 @@ JUDGED = ("invalid", "exact", "position")  # metrics of the suite environment
 SAMPLED = "sampled_"  # before the metrics of sampled answers
 
 
-_FILE = "give a JSON list of objects with prompt, expected_fen and move_num"
+_FILE = "give a JSON list of objects with prompt"
 
 
 class OpeningsSuite(Suite[EnvironmentPrompt]):
     """Openings from a file; without one, the twenty first moves and packaged held-out openings.
 
-    The rules say what is right. An `expected_fen` or `move_num` of the file that contradicts them is
-    counted, in the notes and in the line above the table, and not used.
+    The rules say what is right; `expected_fen` and `move_num` of a file are not read.
 
     Args:
         rows: The largest number of prompts.
         seed: Decides which, and what is sampled.
-        file: A JSON list of objects with `prompt` (``A: state+action+history+``) and, if they are to be
-            checked, `expected_fen` and `move_num`, which counts half-moves.
+        file: A JSON list of objects with `prompt` (``A: state+action+history+``).
 
     Raises:
         SuiteUnavailableError: The file could not be read, or holds no such prompt.
@@ -137,28 +134,18 @@ def _is_illegal(prompt: EnvironmentPrompt) -> bool:
 
 
 def _read(path: Path, rows: int, seed: int) -> Items:
-    """The prompts of a file by ``row 17``, counted from 1, and what is wrong with it as notes."""
-    found: dict[str, EnvironmentPrompt] = {}
-    wrong: Counter[str] = Counter()
-    known: set[EnvironmentPrompt] = set()
+    """The prompts of a file by ``row 17``, counted from 1; rows without a readable one are counted."""
     content = _content(path)
-    for number, row in enumerate(content, start=1):
-        prompt = _prompt(row)
-        if prompt is None:
-            wrong["prompt unreadable"] += 1
-            continue
-        found[f"row {number}"] = prompt
-        wrong["prompt repeated"] += prompt in known
-        known.add(prompt)
-        for name in _contradictions(prompt, row):
-            wrong[f"{name} against the rules"] += 1
+    prompts = {f"row {number}": _prompt(row) for number, row in enumerate(content, start=1)}
+    found = {name: prompt for name, prompt in prompts.items() if prompt is not None}
     if not found:
         raise SuiteUnavailableError(f"openings_file: {str(path)!r} holds no prompt; {_FILE}")
-    told = "; ".join(f"{name} in {count}" for name, count in (+wrong).items())
+    unread = len(prompts) - len(found)
+    words = f"; no readable prompt in {unread}" if unread else ""
     notes = {
-        "positions": f"Openings of {path.name}, {len(content)} rows{f': {told}' if told else ''}.",
+        "positions": f"Openings of {path.name}, {len(content)} rows{words}.",
         "file": path.name,
-        "wrong": dict(+wrong),
+        "unreadable": unread,
     }
     chosen = set(random.Random(seed).sample(sorted(found), min(rows, len(found))))
     return {item: found[item] for item in found if item in chosen}, notes
@@ -184,12 +171,3 @@ def _prompt(row: Any) -> EnvironmentPrompt | None:
     except (NotationError, IllegalPositionError, KeyError, TypeError, AttributeError):
         return None
     return prompt
-
-
-def _contradictions(prompt: EnvironmentPrompt, row: Mapping[str, Any]) -> list[str]:
-    """The fields of a row that contradict the rules."""
-    truth = {
-        "expected_fen": rules.transition(prompt.fen, prompt.action).fen,
-        "move_num": _ply(prompt),
-    }
-    return [name for name, right in truth.items() if name in row and row[name] != right]

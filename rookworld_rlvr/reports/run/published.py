@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -21,7 +21,6 @@ class Published:
         remark: What agrees and what differs, a sentence.
         metrics: Ours with the same definition: ``heldout:<metric>`` or ``<suite>:<metric>``; empty if
             no definition agrees.
-        needs: A note that the suite's result must have to be comparable; empty for none.
     """
 
     name: str
@@ -29,7 +28,6 @@ class Published:
     source: tuple[str, str]
     remark: str
     metrics: tuple[str, ...] = ()
-    needs: str = ""
 
     @property
     def words(self) -> str:
@@ -48,22 +46,19 @@ def _read() -> Sequence[Published]:
 PUBLISHED = _read()
 
 
-def comparable(metric: str, notes: Collection[str] = ()) -> list[Published]:
+def comparable(metric: str) -> list[Published]:
     """The published numbers with the same definition as one of our metrics.
 
     Args:
         metric: As in `Published.metrics`.
-        notes: Names of the notes in the suite's result.
 
     >>> [number.value for number in comparable("heldout:environment/state")]
     [0.999, 0.9961]
-    >>> comparable("mate_in_one:reference_mate")
-    []
     """
-    return [n for n in PUBLISHED if metric in n.metrics and (not n.needs or n.needs in notes)]
+    return [number for number in PUBLISHED if metric in number.metrics]
 
 
-def published(metric: str, notes: Collection[str] = ()) -> Markup:
+def published(metric: str) -> Markup:
     """These numbers with their sources; a dash if there are none."""
     words = Markup('{0.words} <small class="source">{0.source[0]}</small>')
-    return Markup("<br>").join(map(words.format, comparable(metric, notes))) or Markup("-")
+    return Markup("<br>").join(map(words.format, comparable(metric))) or Markup("-")
