@@ -25,7 +25,7 @@ from ..common.settings import Checked, setting
 from ..tasks import rules
 from ..tasks.policy import MAX_CANDIDATES
 from ..tasks.types import ActionValue, PositionValues, ValueSource
-from .valuation import LastInfoProtocol, NonsenseError, SearchLimit, value_moves
+from .valuation import LastInfoProtocol, NonsenseError, limit_text, value_moves
 
 logger = logging.getLogger(__name__)
 
@@ -73,17 +73,11 @@ class EngineArguments(Checked):
         "Path of a UCI engine. None takes the variable STOCKFISH_PATH, else stockfish on the PATH, else "
         "an installed Stockfish in the usual places.",
     )
-    engine_depth: int | None = setting(
-        None,
+    engine_depth: int = setting(
+        DEFAULT_DEPTH,
         "Search depth for each of the best five moves, in plies including the move itself; the other "
-        "moves are searched two plies less deep. None means 10, unless engine_nodes is given.",
+        "moves are searched two plies less deep.",
         least=2,
-    )
-    engine_nodes: int | None = setting(
-        None,
-        "Search limit in nodes for each of the best five moves, instead of engine_depth; the other "
-        "moves get a quarter of it. None limits the search by depth.",
-        least=400,
     )
     engine_workers: int | None = setting(
         1,
@@ -105,23 +99,11 @@ class EngineArguments(Checked):
         "~/.cache/rookworld-rlvr/action_values.sqlite; :memory: keeps nothing.",
     )
 
-    def faults(self) -> list[str]:
-        """Faults that involve several keys, one sentence each."""
-        if self.engine_depth is not None and self.engine_nodes is not None:
-            return ["engine_depth and engine_nodes exclude each other; leave one out"]
-        return []
-
     def workers(self) -> int:
         """The number of engine processes."""
         if self.engine_workers is not None:
             return self.engine_workers
         return max(1, (cores() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-    def limit(self) -> SearchLimit:
-        """The limit of each search."""
-        if self.engine_nodes is not None:
-            return SearchLimit("nodes", self.engine_nodes)
-        return SearchLimit("depth", self.engine_depth or DEFAULT_DEPTH)
 
 
 def find_engine(path: str | None = None) -> str:
@@ -228,7 +210,6 @@ class EnginePool:
     def __init__(self, args: EngineArguments) -> None:
         self._path = find_engine(args.engine_path)
         self._args = args
-        self._limit = args.limit()
         self._processes: list[_Process | None] = [None] * args.workers()
         self._in_a_row = 0
         self._work: asyncio.Task[Any] | None = None
@@ -243,7 +224,7 @@ class EnginePool:
         except EngineError:
             self._stop_loop()
             raise
-        self.source = ValueSource(first.identity(), str(self._limit))
+        self.source = ValueSource(first.identity(), limit_text(args.engine_depth))
         atexit.register(self.close)  # if nobody closes it before
 
     def values(
@@ -339,7 +320,7 @@ class EnginePool:
         return None
 
     async def _search(self, process: _Process, position: str) -> dict[chess.Move, tuple[int, int]]:
-        search = asyncio.create_task(value_moves(process, position, self._limit))
+        search = asyncio.create_task(value_moves(process, position, self._args.engine_depth))
         ended = process.returncode
         # Wait for either: python-chess would wait forever if the process dies before the search begins.
         either: list[asyncio.Future[Any]] = [search, ended]

@@ -13,8 +13,6 @@ time. So values depend neither on the machine's load nor on earlier searches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import chess.engine
 
 from ..tasks.policy import MAX_CANDIDATES
@@ -29,29 +27,21 @@ _LONGEST_MATE = 1_000  # moves
 _INFO = chess.engine.INFO_BASIC | chess.engine.INFO_SCORE
 
 
-@dataclass(frozen=True, slots=True)
-class SearchLimit:
-    """How far a move is searched."""
+def first_depth(depth: int) -> int:
+    """The depth of the first pass, over all moves; two plies less take about a quarter of the nodes."""
+    return max(2, depth - 2)
 
-    kind: str  # "depth" in plies, the move included, or "nodes"
-    size: int
 
-    def of_engine(self, size: int) -> chess.engine.Limit:
-        """The limit for the search of the position after a move."""
-        if self.kind == "depth":
-            return chess.engine.Limit(depth=size - 1)
-        return chess.engine.Limit(nodes=size)
+def limit_text(depth: int) -> str:
+    """How far moves are searched, in words.
 
-    def passes(self) -> tuple[int, int]:
-        """Sizes of the first pass, over all moves, and of the second, over the best five."""
-        # Two plies less take about a quarter of the nodes.
-        return (max(2, self.size - 2) if self.kind == "depth" else self.size // 4), self.size
-
-    def __str__(self) -> str:
-        shallow, full = self.passes()
-        if shallow == full:
-            return f"{self.kind} {full}"
-        return f"{self.kind} {full} for the best {MAX_CANDIDATES} moves, {shallow} for the others"
+    >>> limit_text(10)
+    'depth 10 for the best 5 moves, 8 for the others'
+    """
+    shallow = first_depth(depth)
+    if shallow == depth:
+        return f"depth {depth}"
+    return f"depth {depth} for the best {MAX_CANDIDATES} moves, {shallow} for the others"
 
 
 class LastInfoProtocol(chess.engine.UciProtocol):
@@ -88,20 +78,25 @@ class NonsenseError(Exception):
 
 
 async def value_moves(
-    engine: chess.engine.Protocol, fen: str, limit: SearchLimit
+    engine: chess.engine.Protocol, fen: str, depth: int
 ) -> dict[chess.Move, tuple[int, int]]:
-    """Centipawns from the side to move and depth in plies, by move, best first."""
+    """Centipawns from the side to move and depth in plies, by move, best first.
+
+    Args:
+        engine: It is asked about the position after each move.
+        fen: The position.
+        depth: Plies of the search of each of the best five moves, the move included.
+    """
     board = chess.Board(fen)
     game = object()  # a new game makes python-chess clear the hash
-    sizes = limit.passes()
-    shallow, full = map(limit.of_engine, sizes)
+    first = first_depth(depth)
     values: dict[chess.Move, tuple[int, int]] = {}
     for move in board.legal_moves:
-        values[move] = await _value_move(engine, board, move, shallow, game)
-    deep: set[chess.Move] = set() if sizes[0] < sizes[1] else set(values)
+        values[move] = await _value_move(engine, board, move, first, game)
+    deep: set[chess.Move] = set() if first < depth else set(values)
     while waiting := [move for move in _best_first(values)[:MAX_CANDIDATES] if move not in deep]:
         for move in waiting:
-            values[move] = await _value_move(engine, board, move, full, game)
+            values[move] = await _value_move(engine, board, move, depth, game)
         deep.update(waiting)
     return {move: values[move] for move in _best_first(values)}
 
@@ -114,7 +109,7 @@ async def _value_move(
     engine: chess.engine.Protocol,
     board: chess.Board,
     move: chess.Move,
-    limit: chess.engine.Limit,
+    depth: int,
     game: object,
 ) -> tuple[int, int]:
     """Value of a move in centipawns from the side to move, and the plies searched, the move included.
@@ -126,12 +121,13 @@ async def _value_move(
     try:
         if not any(board.legal_moves):
             return (MATE_CP - 1 if board.is_check() else 0), 1
+        limit = chess.engine.Limit(depth=depth - 1)
         info = await engine.analyse(board, limit, game=game, info=_INFO)
     finally:
         board.pop()
     if "score" not in info or "depth" not in info:
         raise NonsenseError("the answer has no score or no depth")
-    if info["depth"] < (limit.depth or 1):
+    if info["depth"] < depth - 1:
         raise NonsenseError("the search was less deep than asked")
     return _value_before(info["score"].relative), info["depth"] + 1
 

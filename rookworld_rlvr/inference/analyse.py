@@ -136,7 +136,7 @@ def _values(args: argparse.Namespace, fen: str) -> tuple[Values | None, str]:
     if args.no_engine:
         return None, "Stockfish: not asked (--no_engine)"
     try:
-        labeller = Labeller(EngineArguments(engine_depth=args.engine_depth))
+        labeller = Labeller(EngineArguments(engine_depth=args.engine_depth or DEFAULT_DEPTH))
     except EngineError as error:
         return None, f"Stockfish: not asked ({error})"
     with labeller:

@@ -44,7 +44,7 @@ FIXED = {
 } - _FREE | {
     # which rows come, and what is right
     *("seed", "data_seed", "shuffle_dataset", "task_mixture", "task_phases"),
-    *("labels", "engine_depth", "engine_nodes"),
+    *("labels", "engine_depth"),
     # a judge's pairs
     *("generator", "train_pairs", "heldout_pairs", "pair_shares", "pair_seed", "smallest_gap"),
     *("ranked_prompts", "ranked_completions", "ranked_temperature", "ranked_tokens"),

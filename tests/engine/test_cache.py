@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from rookworld_rlvr.common.errors import RookWorldError
-from rookworld_rlvr.engine import cache as cache_module
 from rookworld_rlvr.engine.cache import ValueCache, default_cache_path
 from rookworld_rlvr.engine.labeller import Labeller
 from rookworld_rlvr.tasks.types import ActionValue, PositionValues, ValueSource
@@ -44,21 +43,6 @@ def test_values_come_back_as_they_went(file: Path) -> None:
     again.close()
 
 
-def test_positions_that_are_missing_come_in_their_order(file: Path) -> None:
-    cache = ValueCache(file, SOURCE)
-    cache.put("two", made_up())
-    assert cache.missing(["three", "two", "one"]) == ["three", "one"]
-    cache.close()
-
-
-def test_values_that_are_there_stay(file: Path) -> None:
-    cache = ValueCache(file, SOURCE)
-    cache.put("one", made_up(1))
-    cache.put("one", made_up(2))
-    assert cache.get(["one"]) == {"one": made_up(1)}
-    cache.close()
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -75,18 +59,6 @@ def test_values_of_another_engine_or_limit_are_others(file: Path, other: ValueSo
     assert theirs.get(["one"]) == {"one": made_up(2, other)}
     mine.close()
     theirs.close()
-
-
-def test_memory_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    cache = ValueCache(":memory:", SOURCE)
-    cache.put("one", made_up())
-    assert cache.get(["one"]) == {"one": made_up()}
-    cache.close()
-    again = ValueCache(":memory:", SOURCE)
-    assert again.get(["one"]) == {}
-    again.close()
-    assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -188,20 +160,6 @@ def test_a_file_that_cannot_be_used_is_named_with_the_remedy(tmp_path: Path, kin
         assert words in str(caught.value)
 
 
-def test_a_file_that_fails_later_is_named_too(file: Path) -> None:
-    cache = ValueCache(file, SOURCE)
-    with sqlite3.connect(file) as other:
-        other.execute("DROP TABLE action_values")
-    other.close()
-    with pytest.raises(RookWorldError, match="engine_cache"):
-        cache.put("one", made_up())
-    with pytest.raises(RookWorldError, match="engine_cache"):
-        cache.get(["one"])
-    with pytest.raises(RookWorldError, match="engine_cache"):
-        cache.missing(["one"])
-    cache.close()
-
-
 # --------------------------------------------------------------------------------------------------
 # Where it lies
 # --------------------------------------------------------------------------------------------------
@@ -216,13 +174,6 @@ def test_the_default_lies_in_the_cache_folder(
     assert default_cache_path() == tmp_path / below
 
 
-def test_a_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    ValueCache("~/values.sqlite", SOURCE).close()
-    assert [path.name for path in tmp_path.iterdir()] == ["values.sqlite"]
-
-
 # --------------------------------------------------------------------------------------------------
 # The labeller's use of it
 # --------------------------------------------------------------------------------------------------
@@ -234,22 +185,11 @@ def test_a_second_labeller_searches_nothing(stockfish: str, file: Path) -> None:
     with Labeller(args) as second:
         assert second.values(POSITIONS[::-1]) == values[::-1]
         assert second.searched == 0
-    for options in (
-        {"engine_depth": 4},
-        {"engine_hash_mb": 8},
-        {"engine_depth": None, "engine_nodes": 400},
-    ):
+    for options in ({"engine_depth": 4}, {"engine_hash_mb": 8}):
         args = engine_arguments(stockfish, engine_cache=str(file), **options)
         with Labeller(args) as other:
             other.values(POSITIONS[:1])
             assert other.searched == 1
-
-
-def test_workers_and_timeout_are_no_part_of_the_source(stockfish: str, file: Path) -> None:
-    for options, searched in (({}, 1), ({"engine_workers": 2, "engine_timeout": 99.0}, 0)):
-        with Labeller(engine_arguments(stockfish, engine_cache=str(file), **options)) as labeller:
-            labeller.values(POSITIONS[:1])
-            assert labeller.searched == searched
 
 
 def test_two_labellers_at_once_share_what_they_find(stockfish: str, file: Path) -> None:
@@ -259,14 +199,3 @@ def test_two_labellers_at_once_share_what_they_find(stockfish: str, file: Path) 
         assert (one.searched, other.searched) == (3, 0)
         assert other.values(POSITIONS[3:]) == one.values(POSITIONS[3:])
         assert (one.searched, other.searched) == (3, 3)
-
-
-def test_values_go_to_the_default_file_where_none_is_named(
-    stockfish: str, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cache_module, "default_cache_path", lambda: file)
-    with Labeller(engine_arguments(stockfish, engine_cache=None)) as labeller:
-        labeller.values(POSITIONS[:1])
-        cache = ValueCache(file, labeller.source)
-        assert list(cache.get(POSITIONS[:2])) == [POSITIONS[0]]
-        cache.close()

@@ -69,17 +69,6 @@ def truth(stockfish: str) -> Truth:
 # --------------------------------------------------------------------------------------------------
 # The same values in any order, with any number of processes, fresh or used
 # --------------------------------------------------------------------------------------------------
-LIMITS: list[dict[str, int | None]] = [
-    {"engine_depth": 5},
-    {"engine_depth": None, "engine_nodes": 2_000},
-]
-
-
-@pytest.fixture(scope="module", params=LIMITS, ids=["depth", "nodes"])
-def limited(request: pytest.FixtureRequest, stockfish: str) -> tuple[dict[str, int | None], Truth]:
-    return request.param, each_alone(engine_arguments(stockfish, **request.param))
-
-
 @pytest.mark.parametrize(
     ("workers", "order"),
     [
@@ -90,13 +79,9 @@ def limited(request: pytest.FixtureRequest, stockfish: str) -> tuple[dict[str, i
     ],
 )
 def test_values_depend_neither_on_order_nor_company_nor_processes(
-    limited: tuple[dict[str, int | None], Truth],
-    stockfish: str,
-    workers: int,
-    order: Sequence[str],
+    truth: Truth, stockfish: str, workers: int, order: Sequence[str]
 ) -> None:
-    limit, truth = limited
-    with Labeller(engine_arguments(stockfish, engine_workers=workers, **limit)) as labeller:
+    with Labeller(engine_arguments(stockfish, engine_workers=workers)) as labeller:
         labeller.values([START])
         assert labeller.values(order) == [truth[position] for position in order]
         assert labeller.searched == 1 + len(POSITIONS)
@@ -119,32 +104,6 @@ def test_the_source_names_engine_options_and_limit(stockfish: str) -> None:
     assert source.limit == "depth 3 for the best 5 moves, 2 for the others"
 
 
-def test_an_engine_without_options_is_asked_as_it_is(tmp_path: Path) -> None:
-    path = script(tmp_path / "plain", PLAIN)
-    with Labeller(engine_arguments(path)) as labeller:
-        (values,) = labeller.values([POSITIONS[0]])
-    assert values is not None
-    assert set(values.by_move().values()) == {-7}
-    assert labeller.source.engine == "unnamed engine ()"
-
-
-PLAIN = """
-    import sys
-    for line in sys.stdin:
-        word = line.split()[0]
-        if word == "uci":
-            print("uciok")
-        elif word == "isready":
-            print("readyok")
-        elif word == "go":
-            print("info depth 9 score cp 7")
-            print("bestmove (none)")
-        elif word == "setoption":
-            sys.exit("which option?")
-        sys.stdout.flush()
-    """
-
-
 # --------------------------------------------------------------------------------------------------
 # Which position is asked
 # --------------------------------------------------------------------------------------------------
@@ -158,11 +117,6 @@ def test_the_move_number_plays_no_part_and_the_halfmove_clock_does(stockfish: st
         assert labeller.searched == 1
         labeller.values([near_draw])
         assert labeller.searched == 2
-
-
-def test_an_en_passant_square_without_a_capture_is_no_other_position() -> None:
-    named = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq e3 0 1"
-    assert position_asked(named) == named.replace("e3", "-")
 
 
 @pytest.mark.parametrize(
@@ -196,13 +150,6 @@ def test_a_position_that_stands_twice_is_asked_once(stockfish: str, truth: Truth
         assert labeller.values([other, one], lambda: calls.append(1)) == [truth[other], truth[one]]
         assert labeller.searched == len(calls) == 2
         assert labeller.values([]) == []
-
-
-def test_values_that_were_searched_are_found_again(stockfish: str, truth: Truth) -> None:
-    with Labeller(engine_arguments(stockfish)) as labeller:
-        for position in POSITIONS * 2:
-            assert labeller.values([position]) == [truth[position]]
-        assert labeller.searched == len(POSITIONS)  # the others come from the cache
 
 
 def test_several_threads_may_ask_at_once(stockfish: str, truth: Truth) -> None:
@@ -287,15 +234,6 @@ def test_garbage_between_the_right_lines_is_passed_over(
     with Labeller(engine_arguments(path)) as labeller:
         assert labeller.values(POSITIONS[:2]) == [truth[position] for position in POSITIONS[:2]]
     assert len((tmp_path / "pids").read_text().split()) == 1
-
-
-def test_a_search_that_is_given_up_leaves_no_error_of_the_event_loop(
-    stockfish: str, tmp_path: Path, truth: Truth, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = misbehaving(tmp_path, stockfish, "is silent", when="count == 3")
-    with Labeller(engine_arguments(path, engine_timeout=1.0)) as labeller:
-        labeller.values(POSITIONS[:2])
-    assert [r.getMessage() for r in caplog.records if r.name == "asyncio"] == []
 
 
 # --------------------------------------------------------------------------------------------------
@@ -636,44 +574,16 @@ def test_all_faults_of_the_arguments_are_reported_together() -> None:
     with pytest.raises(ConfigurationError) as caught:
         EngineArguments(
             engine_depth=1,
-            engine_nodes=399,
             engine_workers=0,
             engine_hash_mb=0,
             engine_timeout=0,
         )
     assert [fault.split(":")[0] for fault in caught.value.faults] == [
         "engine_depth",
-        "engine_nodes",
         "engine_workers",
         "engine_hash_mb",
         "engine_timeout",
-        "engine_depth and engine_nodes exclude each other; leave one out",
     ]
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"engine_depth": 0}, ["engine_depth: 0", "at least 2"]),
-        ({"engine_nodes": 0}, ["engine_nodes: 0", "at least 400"]),
-        ({"engine_workers": 0}, ["engine_workers: 0", "at least 1"]),
-        ({"engine_timeout": 0.0}, ["engine_timeout: 0.0", "above 0"]),
-        ({"engine_timeout": -1.0}, ["engine_timeout: -1.0", "above 0"]),
-        ({"engine_timeout": float("nan")}, ["engine_timeout: nan", "above 0"]),
-        ({"engine_depth": 8, "engine_nodes": 4_000}, ["exclude each other"]),
-    ],
-)
-def test_a_fault_names_the_value_and_the_remedy(options: dict[str, Any], words: list[str]) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        EngineArguments(**options)
-    (fault,) = caught.value.faults
-    assert all(word in fault for word in words)
-
-
-def test_the_limit_is_the_depth_of_10_where_none_is_given() -> None:
-    assert str(EngineArguments().limit()) == "depth 10 for the best 5 moves, 8 for the others"
-    assert EngineArguments(engine_depth=4).limit().size == 4
-    assert EngineArguments(engine_nodes=800).limit().kind == "nodes"
 
 
 def test_an_engine_killed_as_it_begins_is_started_again(

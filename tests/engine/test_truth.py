@@ -20,9 +20,9 @@ from rookworld_rlvr.data.loading import (
     load_data,
     require_truth,
 )
-from rookworld_rlvr.data.sources import Malformed, parse_rows
 from rookworld_rlvr.engine.labeller import Labeller
 from rookworld_rlvr.engine.truth import LABELS, LabelArguments, PolicyTruth
+from rookworld_rlvr.engine.valuation import limit_text
 from rookworld_rlvr.tasks.scoring import values_by_move
 
 from ..engines import POSITIONS, START, FakeLabeller, engine_arguments, fake_values
@@ -39,10 +39,6 @@ def truth_of(labels: str, labeller: FakeLabeller | None = None) -> PolicyTruth:
 # --------------------------------------------------------------------------------------------------
 # Values of a batch
 # --------------------------------------------------------------------------------------------------
-def test_the_column_by_move() -> None:
-    assert values_by_move(STORED) == STORED_VALUES
-    assert values_by_move(None) is None
-    assert values_by_move([]) is None
 
 
 def test_stored_values_are_looked_up() -> None:
@@ -87,38 +83,6 @@ def test_the_real_engine_gives_what_it_gave_for_the_column(stockfish: str, label
         assert truth.values(POSITIONS, [None] * len(POSITIONS)) == expected
 
 
-def test_no_progress_is_shown_unless_it_has_a_title(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rookworld_rlvr.common.progress.LINE_EVERY_S", 0)
-    truth = truth_of("engine", FakeLabeller())
-    truth.values([ONE, OTHER, ONE], [None] * 3)
-    assert capfd.readouterr().err == ""
-    truth.values([ONE, OTHER, ONE], [None] * 3, progress="some values")
-    shown = capfd.readouterr().err
-    assert "some values: 2 of 2 positions (100%)" in shown and "\r" not in shown
-
-
-def test_closing_closes_the_labeller() -> None:
-    labeller = FakeLabeller()
-    with truth_of("engine", labeller) as truth:
-        assert not labeller.closed
-    assert labeller.closed
-    truth.close()
-    PolicyTruth().close()
-
-
-def test_lines_say_whom_the_values_are_of_and_what_was_given_up() -> None:
-    labeller = FakeLabeller(refuse=[OTHER])
-    truth = truth_of("engine", labeller)
-    truth.values([ONE, OTHER], [None, None])
-    text = "\n".join(truth.lines())
-    assert "labels: engine, Fake 1, depth 1" in text
-    assert [line.split()[-1] for line in truth.lines()[1:3]] == ["1", "1"]
-    assert f"{OTHER}: refused" in text
-    assert PolicyTruth().lines() == []
-
-
 # --------------------------------------------------------------------------------------------------
 # No engine without need
 # --------------------------------------------------------------------------------------------------
@@ -155,7 +119,7 @@ def test_an_engine_that_is_needed_is_opened_with_the_limit_given(stockfish: str)
     with PolicyTruth.open(args, 9, 1) as truth:
         assert truth.labels == "stored_or_engine"
         assert truth.labeller is not None
-        assert truth.labeller.source.limit == str(args.limit())
+        assert truth.labeller.source.limit == limit_text(3)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -248,24 +212,6 @@ def test_what_the_engine_has_before_it_is_told(packaged: LoadedData) -> None:
     assert engine_outlook(packaged, PolicyTruth(), prompts=16, steps=100) == []
 
 
-def test_stored_labels_leave_the_data_alone(packaged: LoadedData) -> None:
-    assert label_heldout(packaged, PolicyTruth()) is packaged
-
-
-def test_rows_valued_by_the_real_engine_are_read_again(
-    stockfish: str, packaged: LoadedData
-) -> None:
-    few = replace(packaged, heldout=packaged.heldout.select(range(20)))
-    assert heldout_policy(few)
-    with PolicyTruth("engine", Labeller(engine_arguments(stockfish, engine_depth=2))) as truth:
-        labelled = label_heldout(few, truth)
-    for row, again in zip(
-        labelled.heldout.to_list(), parse_rows(labelled.heldout.to_list()), strict=True
-    ):
-        assert not isinstance(again, Malformed)
-        assert again == row
-
-
 LINES = [
     {"prompt": f"P: {fen}", "completion": "M: a1a2 E: 0.0 B: a1a2", "action_values": values}
     for fen, values in (
@@ -292,11 +238,6 @@ def test_rows_without_values_are_counted_and_need_an_engine(tmp_path: Path) -> N
         require_truth(data, ["policy"], labels="stored")
     for labels in ("engine", "stored_or_engine"):
         require_truth(data, ["policy"], labels=labels)
-
-
-def test_labelled_rows_need_no_engine(packaged: LoadedData) -> None:
-    for labels in LABELS:
-        require_truth(packaged, ["environment", "policy"], labels=labels)
 
 
 @pytest.mark.parametrize("labels", LABELS)

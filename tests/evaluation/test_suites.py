@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
@@ -55,7 +54,7 @@ from rookworld_rlvr.tasks.registry import join_row
 from rookworld_rlvr.tasks.types import EnvironmentPrompt
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 
-from ..conftest import recipe, script
+from ..conftest import recipe
 
 START = chess.STARTING_FEN
 AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
@@ -562,40 +561,6 @@ def test_the_schema_of_the_results_file(evaluated: list[ModelResults]) -> None:
     assert single["compared"] == [] and single["suites"] == document["suites"]
 
 
-def test_every_suite_says_what_its_positions_are(evaluated: list[ModelResults]) -> None:
-    games, left_out = open_suites(
-        SuiteArguments(
-            suites=["self_play", "closed_loop", "versus_stockfish", "fill_in", "mate_in_one"],
-            suite_games=1,
-            suite_rows=1,
-            versus_levels=["random"],
-        ),
-        EngineArguments(),
-    )
-    assert not left_out
-    for suite in games:
-        assert suite.notes["positions"], suite.name
-    text = results_text(evaluated[:1])
-    assert text.splitlines()[1].startswith("  Held-out positions of whole games")
-    for row in ("exact/openings", "best_move/opening"):
-        assert f"packaged openings with {row}" in " ".join(text.split())
-        assert re.search(rf"^  {row} +\d+ ", text, re.MULTILINE), row
-
-
-def test_the_openings_are_short_games_from_the_start() -> None:
-    suite = EnvironmentSuite(60, seed=0)
-    result = suite.run(RandomMover())
-    found = set(result.observations.values["exact/openings"])
-    assert 10 < len(found) < 60
-    for item, prompt in suite.items.items():
-        board = chess.Board()
-        with contextlib.suppress(ValueError):
-            for move in prompt.history[:-1]:
-                board.push_uci(move)
-        is_opening = len(prompt.history) <= 8 and board.fen() == prompt.fen
-        assert (item in found) is is_opening, item
-
-
 def test_four_games_earn_no_star() -> None:
     def model(name: str, value: float, games: int) -> ModelResults:
         seen = Observations({"legal_half_moves": "mean", "finished": "share"})
@@ -625,20 +590,6 @@ def test_the_table_says_what_differs(
     assert "Differences from random" in text
 
 
-def test_at_80_columns_a_table_for_each_model_and_a_summary_at_the_end(
-    evaluated: list[ModelResults], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    lines = results_text(evaluated).splitlines()
-    assert max(map(len, lines)) <= 80
-    tables = [line.split()[1:] for line in lines if line.startswith("  exact ")]
-    assert len(tables) == len(evaluated), "each model has a table of its own"
-    summary = lines[lines.index("summary: the headline of each suite") + 1 :]
-    assert len(summary) == len(evaluated) * len(evaluated[0].suites)
-    for line, row in zip(summary, tables, strict=False):  # the first suite is environment
-        assert " ".join(row[1:4]) in line or " ".join(row[1:3]) in line, "the table's number"
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -659,22 +610,6 @@ def test_bad_input_is_refused(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.txt"]
 
 
-def test_bad_input_gets_one_message(tmp_path: Path) -> None:
-    done = script("evaluate.py", "--suites", "polic", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "did you mean policy" in done.stderr
-
-
-def test_progress_is_shown_in_plain_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rookworld_rlvr.common.progress.LINE_EVERY_S", 0)
-    words = "--suites environment self_play --suite_rows 4 --suite_games 1 --max_new_tokens 4"
-    done = script("evaluate.py", *words.split(), cwd=tmp_path)
-    assert done.returncode == 0
-    assert "rookworld-nano: environment: 4 of 4 prompts (100%), 00:00 left\n" in done.stderr
-    assert "rookworld-nano: self_play: 200 of 200 half-moves at most (100%)" in done.stderr
-    assert "\r" not in done.stderr
-
-
 def test_every_answerer_answers_each_prompt() -> None:
     prompts = [f"P: {START}", f"A: {START}+e2e4+e2e4+", f"P: {START}"]
     prompts += [f"F: {START}+e2e4+e2e4+{AFTER_E4}+0.001+0+[MASK]+"]
@@ -690,23 +625,6 @@ def test_every_answerer_answers_each_prompt() -> None:
 # --------------------------------------------------------------------------------------------------
 # In training
 # --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("is_quiet", [False, True])
-def test_held_out_decoding_is_shown_unless_bars_are_disabled(
-    random_gpt2: GPT2LMHeadModel,
-    tokenizer: PreTrainedTokenizerBase,
-    make_trainer: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    is_quiet: bool,
-) -> None:
-    monkeypatch.setattr("rookworld_rlvr.common.progress.LINE_EVERY_S", 0)
-    trainer = make_trainer(random_gpt2, tokenizer, disable_tqdm=is_quiet, max_completion_length=4)
-    trainer.heldout.suites = [EnvironmentSuite(4, seed=0)]
-    capsys.readouterr()
-    trainer.heldout.run(trainer.eval_dataset.select(range(20)), "eval")
-    shown = capsys.readouterr().err
-    assert ("held-out rows: 20 of 20 prompts (100%)" in shown) is not is_quiet
-    assert (": environment: 4 of 4 prompts" in shown) is not is_quiet
 
 
 def test_suites_run_with_every_evaluation_and_choose_the_best_checkpoint(

@@ -192,20 +192,6 @@ def test_a_game_that_is_broken_off_is_kept(command, tmp_path: Path, at_the_end, 
     assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)]
 
 
-def test_a_game_without_a_move_is_not_kept(command, tmp_path: Path) -> None:
-    assert command("", "quit\n") == 0
-    assert not (tmp_path / "games.pgn").exists()
-
-
-def test_it_goes_behind_other_games_with_where_it_started(command, tmp_path: Path) -> None:
-    (tmp_path / "games.pgn").write_text('[Event "another"]\n\n1. e4 *')
-    assert command("--fen rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNB1KBNR", "e4\nquit\n") == 0
-    other, game = games(tmp_path / "games.pgn")
-    assert other.headers["Event"] == "another" and other.end().ply() == 1
-    assert game.board().fen().startswith("rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNB1KBNR w")
-    assert game.end().ply() == 2
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

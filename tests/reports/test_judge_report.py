@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 from rookworld_rlvr.data.judge_pairs import PAIR_SHARES, JudgeDataArguments, Pair, make_pairs
@@ -20,7 +19,7 @@ from rookworld_rlvr.reports.judge import (
     pair_accuracy,
     report_text,
 )
-from rookworld_rlvr.rewards.judge import Judge, check_pair_lengths, load_judge
+from rookworld_rlvr.rewards.judge import Judge, load_judge
 from rookworld_rlvr.rewards.judge_spec import JudgeSpec
 
 from ..conftest import RECIPES, recipe, tiny_judge
@@ -136,17 +135,3 @@ def test_faults_of_the_recipe_are_found_together() -> None:
         "train_pair",
     ):
         assert words in str(caught.value)
-
-
-def test_pairs_that_are_too_long_for_the_model_are_refused(
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
-    pairs: Any = {"chosen_ids": [[1] * 40, [1] * 60], "rejected_ids": [[1], [1]]}
-    with pytest.raises(RookWorldError, match=r"takes 60 tokens .* set max_length: 50"):
-        check_pair_lengths(tiny_judge(tokenizer, n_positions=50), pairs)
-    network = tiny_judge(tokenizer, n_positions=60)
-    check_pair_lengths(network, pairs)
-    with pytest.raises(RookWorldError, match="max_length: 8 leaves out every training pair"):
-        check_pair_lengths(network, {"chosen_ids": [], "rejected_ids": []}, 8)  # type: ignore[arg-type]
-    network.config = PreTrainedConfig()  # as of a network with relative positions
-    check_pair_lengths(network, pairs)

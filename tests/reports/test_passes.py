@@ -60,16 +60,6 @@ def test_before_is_drawn_against_after_with_intervals() -> None:
     assert "fill_in: 100 held-out rows, 64 samples each" in drawn
 
 
-def test_runs_from_one_start_share_its_line() -> None:
-    drawn = str(section([record("plain"), record("teach")]))
-    assert drawn.count("<polyline") == 9
-    assert ">before</li>" in drawn and "teach, after</li>" in drawn
-    other = record("other", before=RightCounts(64, [1] * 100, [0] * 100))
-    drawn = str(section([record("plain"), other]))
-    assert drawn.count("<polyline") == 12 and "other, before</li>" in drawn
-    assert section([RunRecord("without", {})]) == ""
-
-
 def test_a_run_that_has_not_finished_shows_its_start(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()

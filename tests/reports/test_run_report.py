@@ -16,9 +16,9 @@ import pytest
 
 from rookworld_rlvr.cli.parser import run_cli
 from rookworld_rlvr.common.errors import RookWorldError
-from rookworld_rlvr.common.stats import Proportion, paired
+from rookworld_rlvr.common.stats import Proportion
 from rookworld_rlvr.reports.run import RunRecord, page, read_runs
-from rookworld_rlvr.reports.run.answers import change, changes, choose, errors, quality
+from rookworld_rlvr.reports.run.answers import change, changes, choose, errors
 from rookworld_rlvr.reports.run.plots import Dot, Series, intervals, plot
 from rookworld_rlvr.reports.run.published import PUBLISHED, comparable
 from rookworld_rlvr.reports.run.record import AnswerPair
@@ -124,15 +124,6 @@ def report(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
 # --------------------------------------------------------------------------------------------------
 # What a run leaves
 # --------------------------------------------------------------------------------------------------
-def test_a_run_says_what_it_was(runs: Path) -> None:
-    (session,) = json.loads((runs / "first" / "provenance.json").read_text())["sessions"]
-    assert session["versions"]["trl"].startswith("1.16")
-    assert "--seed 3" in session["command"]
-    assert session["data"]["heldout"] == {"environment": 12, "policy": 12}
-    assert session["data"]["values"].startswith("Stockfish")
-    assert session["parameters"] == 957_184
-    assert session["seconds"] > 0
-    assert session["resumed_from"] is None
 
 
 def test_what_a_resumed_run_began_with_stays(runs: Path) -> None:
@@ -291,28 +282,6 @@ def test_what_changed_is_counted_row_by_row() -> None:
     assert changes([]) == {} and errors([]) == []
 
 
-def test_the_paired_test_is_that_of_the_counted_rows(runs: Path) -> None:
-    (run,) = read_runs([str(runs / "resumed")])
-    for metric, found in changes(run.answers).items():
-        change = run.after[metric].value - run.before[metric].value
-        assert found.gained - found.lost == round(change * run.rows[metric]), metric
-    task = "environment"
-    sides = [
-        {str(i): getattr(p, side)["score"]["exact"] for i, p in enumerate(run.answers)
-         if p.after["task"] == task} for side in ("before", "after")
-    ]  # fmt: skip
-    other = paired("share", *sides)
-    assert other is not None and other.p == changes(run.answers)["environment/exact"].p
-
-
-def test_a_policy_answer_is_ordered_by_the_weighted_reward(runs: Path) -> None:
-    (run,) = read_runs([str(runs / "first")])
-    answer = next(pair.after for pair in run.answers if pair.after["task"] == "policy")
-    score = answer["score"]
-    by_hand = 0.5 * score["best_move"] + 0.3 * score["candidates"] + 0.2 * score["evaluation"]
-    assert quality(answer) == pytest.approx(by_hand)
-
-
 def test_only_what_counts_the_same_is_compared() -> None:
     assert {n.value for n in comparable("environment:next_state_exact")} == {0.999, 0.9961}
     for metric in ("heldout:policy/best_move", "policy:best_move", "mate_in_one:mate"):
@@ -440,18 +409,6 @@ def test_a_killed_run_gives_what_there_is(killed: Path) -> None:
     assert drawn.count('class="band') == 9
 
 
-def test_an_older_run_is_shown_without_what_it_lacks(runs: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "old"
-    shutil.copytree(runs / "first", folder)
-    for path in (*folder.glob("heldout_answers*"), folder / "provenance.json"):
-        path.unlink()
-    (folder / "trainer_state.json").unlink()
-    (run,) = read_runs([str(folder)])
-    drawn = page([run])
-    assert "There is no provenance.json" in drawn
-    assert 'id="boards"' not in drawn and 'id="heldout"' in drawn
-
-
 def test_a_file_that_is_half_written_is_named(killed: Path) -> None:
     (killed / "provenance.json").write_text('{"sessions": [')
     (killed / "health.jsonl").write_text('{"rule": ')
@@ -459,12 +416,6 @@ def test_a_file_that_is_half_written_is_named(killed: Path) -> None:
     assert any(line.startswith("provenance.json could not be read") for line in run.missing)
     assert any(line.startswith("health.jsonl could not be read") for line in run.missing)
     assert "This run's health was not watched" not in page([run]) or run.health is None
-
-
-def test_only_a_configuration(tmp_path: Path) -> None:
-    (tmp_path / "resolved_config.yaml").write_text("seed: 1\n")
-    (run,) = read_runs([str(tmp_path)])
-    assert "There is no checkpoint and no log" in page([run])
 
 
 @pytest.mark.parametrize(
@@ -481,15 +432,6 @@ def test_what_is_no_run_is_one_message(
     error = capsys.readouterr().err
     assert reason in error and "give the output_dir" in error
     assert "Traceback" not in error and len(error.splitlines()) <= 2
-
-
-def test_no_run_and_too_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert report(monkeypatch) == 2
-    assert "0 folders; give 1 to 8" in capsys.readouterr().err
-    assert report(monkeypatch, "--run", *[str(tmp_path)] * 9) == 2
-    assert "9 folders; give 1 to 8" in capsys.readouterr().err
 
 
 def test_the_recipe_writes_the_page(
@@ -563,20 +505,6 @@ def test_a_wide_table_shows_that_it_scrolls(browser: Browser, one: Path, scheme:
     assert shade(first, "left") and not shade(first, "right")
     browser.open(one, 1920, scheme)
     assert not shade(first, "left") and not shade(first, "right"), "all of it is seen"
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_before_and_after_are_told_apart(browser: Browser, one: Path, scheme: str) -> None:
-    browser.open(one, scheme=scheme)
-    dots = browser.boxes(".intervals circle")
-    assert min(width for *_, width, _ in dots) >= 8
-    for before, after in zip(dots[::2], dots[1::2], strict=True):
-        assert after[1] >= before[1] + before[3], "none covers the other"
-    fills = "[...document.querySelectorAll('.intervals circle')].map(e=>getComputedStyle(e).fill)"
-    ring, dot, *_ = browser.ask(f"return {fills}")
-    assert contrast(colour(ring), colour(dot)) >= 3
-    tracks = browser.boxes("#errors .pair-of-tracks .track")
-    assert tracks and min(height for *_, height in tracks) >= 10
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

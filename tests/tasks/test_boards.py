@@ -95,11 +95,6 @@ def test_a_policy_answer_has_its_moves_and_the_engine_s_best() -> None:
     assert words(picture) == "B d2d4, engine e2e4"
 
 
-def test_a_move_as_good_as_the_best_is_the_best() -> None:
-    picture = policy_board(START, " M: d2d4 E: 0.3 B: d2d4", {"e2e4": 30, "d2d4": 30})
-    assert words(picture) == "B d2d4: best"
-
-
 def test_an_illegal_move_is_red_and_named() -> None:
     picture = policy_board(START, " M: e2e4 a1a1 E: 0.3 B: e2e5")
     assert [square(line.get("x1"), line.get("y1")) for line in lines(picture, "#d42a1e")] == ["e2"]
@@ -145,12 +140,6 @@ def test_a_board_that_is_no_position_is_drawn_as_it_was_written() -> None:
 def test_a_prompt_that_is_no_position_is_an_error() -> None:
     with pytest.raises(IllegalPositionError):
         policy_board("8/8/8/8/8/8/8/8 w - - 0 1", "")
-
-
-def test_the_task_decides() -> None:
-    row = {"fen": START, "action": "e2e4"}
-    assert "python-chess, after e2e4" in words(TASKS["environment"].board(row, "x"))
-    assert pieces(TASKS["policy"].board(row, "x")) == 32
 
 
 # --------------------------------------------------------------------------------------------------

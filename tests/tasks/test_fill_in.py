@@ -16,9 +16,7 @@ from rookworld_rlvr.common.errors import ConfigurationError, NotationError, Rook
 from rookworld_rlvr.common.files import asset_path
 from rookworld_rlvr.data.loading import DataArguments, load_data
 from rookworld_rlvr.data.parquet import read_provenance
-from rookworld_rlvr.data.planted_faults import plant_faults
 from rookworld_rlvr.data.prepare.arguments import PrepareArguments, made_rows
-from rookworld_rlvr.data.prepare.repair import repair_row
 from rookworld_rlvr.data.sources import Malformed, parse_raw, parse_row, raw_rows
 from rookworld_rlvr.data.synthesis import fill_in_rows
 from rookworld_rlvr.rewards.registry import get_reward_funcs
@@ -27,7 +25,6 @@ from rookworld_rlvr.tasks import text as notation
 from rookworld_rlvr.tasks.environment import parse_environment_answer, parse_environment_prompt
 from rookworld_rlvr.tasks.fill_in import score_fill_in
 from rookworld_rlvr.tasks.fill_in_text import (
-    fen_parts,
     parse_fill_in_answer,
     parse_fill_in_prompt,
     write_fill_in_prompt,
@@ -280,22 +277,6 @@ def test_an_answer_that_does_not_fit_is_quarantined() -> None:
     assert row.reason == "the answer is not consistent with the record"
 
 
-def test_records_that_nobody_can_judge_are_counted_by_their_reasons(tmp_path: Path) -> None:
-    good = [join_row(r["prompt"], r["completion"]) for r in islice(fill_in_rows(1), 60)]
-    corrupted = [prompt + f" {right_form(prompt)}" for prompt in list(CORRUPTED)[:2]]
-    (tmp_path / "rows.txt").write_text("\n".join([*good, *corrupted]))
-    name = str(tmp_path / "rows.txt")
-    data = load_data(
-        DataArguments(
-            dataset_name=name, tasks=["fill_in"], heldout_share=0.4, max_quarantined_share=0
-        ),
-        tmp_path / "quarantine.jsonl",
-    )
-    assert data.report.unjudgeable == {NO_FIT: 2} and not data.report.quarantined
-    assert NO_FIT in (tmp_path / "quarantine.jsonl").read_text()
-    assert "fill_in" in "\n".join(data.report.lines())
-
-
 # --------------------------------------------------------------------------------------------------
 # Grammar
 # --------------------------------------------------------------------------------------------------
@@ -399,15 +380,6 @@ def test_similarity_is_to_the_best_of_several() -> None:
     assert score is not None and score["similarity"] == pytest.approx(0.95 * 3 / 4)
 
 
-def test_rewards_take_rows_of_their_task_only() -> None:
-    (exact,) = get_reward_funcs([{"name": "fill_in_exact"}])
-    (state,) = get_reward_funcs([{"name": "environment_exact"}])
-    prompts = [f"F: {START}+[MASK]+[MASK]+{AFTER_E4}+{REST}", f"A: {START}+e2e4+e2e4+"]
-    completions = [" e2e4", f"{AFTER_E4}+0.001+0+0"]
-    assert exact(prompts, completions) == [1.0, None]
-    assert state(prompts, completions) == [None, 1.0]
-
-
 # --------------------------------------------------------------------------------------------------
 # Rows
 # --------------------------------------------------------------------------------------------------
@@ -417,30 +389,6 @@ def test_rows_follow_from_their_seed_and_a_short_stream_begins_a_long_one() -> N
     assert rows[:10] == list(islice(fill_in_rows(1), 10))
     assert rows != list(islice(fill_in_rows(2), 40))
     assert [parse_raw({"text": row["prompt"] + row["completion"]}) for row in rows] == rows
-
-
-def test_shares_of_fields_hold_and_both_states_are_masked() -> None:
-    shares = {"action": 0.5, "rank": 0.3, "flags": 0.2}
-    openings = {"openings": 0.8, "illegal_actions": 0.2}
-    rows = list(islice(fill_in_rows(5, shares, openings), 400))
-    prompts = [parse_fill_in_prompt(row["prompt"]) for row in rows]
-    fields = Counter(prompt.field for prompt in prompts)
-    for field in FILL_IN_FIELDS:  # three standard deviations
-        assert fields[field] / 400 == pytest.approx(shares.get(field, 0), abs=0.08)
-    columns = Counter(prompt.column for prompt in prompts if prompt.field == "rank")
-    assert min(columns["state"], columns["next_state"]) > 30
-    assert len({prompt.part for prompt in prompts if prompt.field == "rank"}) == 8
-
-
-def test_masked_ranks_are_often_touched_by_the_action() -> None:
-    touched = 0
-    for row in islice(fill_in_rows(6, {"rank": 1}), 100):
-        prompt = parse_fill_in_prompt(row["prompt"])
-        asked, answered = fill_in_truth.filled(prompt, row["completion"].strip())
-        before, after = fen_parts(asked.fen), fen_parts(answered.fen)
-        assert prompt.part is not None
-        touched += before[prompt.part] != after[prompt.part]
-    assert 45 < touched < 75  # half, and an eighth to a quarter of the other half
 
 
 @pytest.mark.parametrize(
@@ -496,14 +444,6 @@ def test_a_task_without_rows_cannot_have_a_share() -> None:
     args = DataArguments(max_rows=200, tasks=["policy", "fill_in"], task_shares=shares)
     with pytest.raises(RookWorldError, match="no fill_in rows to train on"):
         load_data(args)
-
-
-def test_faults_are_not_planted_and_nothing_is_repaired() -> None:
-    rows = list(islice(fill_in_rows(3), 20))
-    assert plant_faults(rows, 1.0, 1.0) == rows
-    for row in rows:
-        repaired = repair_row(row, ["environment", "best_move", "evaluations", "candidates"])
-        assert (repaired.completion, repaired.done, repaired.refused) == (row["completion"], (), ())
 
 
 def test_a_data_set_is_made_of_held_out_positions_only_where_that_is_wanted() -> None:

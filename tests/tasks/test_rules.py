@@ -196,12 +196,6 @@ def test_moves_that_the_laws_forbid(fen: str, action: str) -> None:
     assert rules.transition(fen, action) == EnvironmentAnswer(fen, *ILLEGAL)
 
 
-def test_an_unchanged_state_is_written_in_the_one_convention() -> None:
-    named = "8/8/8/8/k2pP2Q/8/8/4K3 b - e3 0 1"  # the capture on e3 is pinned
-    unnamed = "8/8/8/8/k2pP2Q/8/8/4K3 b - - 0 1"
-    assert rules.transition(named, "d4e3") == EnvironmentAnswer(unnamed, *ILLEGAL)
-
-
 # --------------------------------------------------------------------------------------------------
 # Positions
 # --------------------------------------------------------------------------------------------------
@@ -271,12 +265,6 @@ def test_what_the_generator_plays_on(
     fen: str, action: str, after: str, ending: tuple[float, bool, bool]
 ) -> None:
     assert rules.played_on(fen, action) == EnvironmentAnswer(after, *ending)
-
-
-def test_legal_moves_by_hand() -> None:
-    moves = rules.legal_moves("8/8/8/8/8/1k6/7P/K7 w - - 0 1")
-    assert sorted(moves) == ["a1b1", "h2h3", "h2h4"]
-    assert rules.legal_moves("R5k1/5ppp/8/8/8/8/8/6K1 b - - 1 1") == ()
 
 
 def test_the_clocks_do_not_make_another_position_but_everything_else_does() -> None:

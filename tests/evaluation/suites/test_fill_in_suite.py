@@ -24,7 +24,7 @@ from rookworld_rlvr.evaluation.suites.fill_in import FillInSuite, judge
 from rookworld_rlvr.reports.run.answers import choose, quality
 from rookworld_rlvr.reports.run.record import AnswerPair
 from rookworld_rlvr.tasks import fill_in_truth, rules
-from rookworld_rlvr.tasks.fill_in_text import parse_fill_in_prompt, write_fill_in_answer
+from rookworld_rlvr.tasks.fill_in_text import parse_fill_in_prompt
 from rookworld_rlvr.tasks.metrics import evaluate_completions, headline
 from rookworld_rlvr.tasks.registry import TASKS
 from rookworld_rlvr.tasks.types import FILL_IN_FIELDS, FillInPrompt
@@ -178,36 +178,6 @@ def test_what_chance_gets(suite: FillInSuite) -> None:
 # --------------------------------------------------------------------------------------------------
 # Training sets
 # --------------------------------------------------------------------------------------------------
-def test_records_that_a_training_set_holds_are_left_out(tmp_path: Path) -> None:
-    suite = FillInSuite(40, seed=0)
-    item, fen = next(iter(suite.positions().items()))
-    prompt = parse_fill_in_prompt(item)
-    (tmp_path / "rows.txt").write_text(
-        f"{item}{write_fill_in_answer(fill_in_truth.answers(prompt)[0])}\n"
-    )
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(
-        f"dataset_name: {tmp_path / 'rows.txt'}\ntasks: [fill_in]\nheldout_share: 0.0\n"
-    )
-    same = {
-        other
-        for other, its in suite.positions().items()
-        if rules.position_key(its) == rules.position_key(fen)
-    }
-    proof = keep_apart([suite], str(recipe))
-    assert (proof.rows, proof.left_out) == (1, {"fill_in": len(same)})
-    assert not same & set(suite.positions())
-    assert suite.run(RandomMover()).n == 40 - len(same)
-
-
-def test_fill_in_rows_are_searched_by_the_data_set_s_name_alone(
-    tmp_path: Path, data: LoadedData
-) -> None:
-    rows = tmp_path / "rows.txt"
-    lines = map("".join, zip(data.train["prompt"], data.train["completion"], strict=True))
-    rows.write_text("\n".join([*lines][:7]) + "\n")
-    proof = keep_apart([FillInSuite(20, 0)], str(rows))
-    assert (proof.rows, proof.left_out) == (7, {"fill_in": 0})
 
 
 def test_the_packaged_rows_hold_no_test_position(tmp_path: Path) -> None:

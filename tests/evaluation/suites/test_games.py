@@ -6,26 +6,22 @@ import json
 import subprocess
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import chess
 import pytest
 
-from rookworld_rlvr.common.errors import ConfigurationError, EngineError
+from rookworld_rlvr.common.errors import EngineError
 from rookworld_rlvr.common.stats import Estimate
-from rookworld_rlvr.data import synthesis
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, is_held_out
 from rookworld_rlvr.engine.pool import EngineArguments
 from rookworld_rlvr.evaluation import games
-from rookworld_rlvr.evaluation.answerers import LanguageModel, RandomMover
+from rookworld_rlvr.evaluation.answerers import RandomMover
 from rookworld_rlvr.evaluation.games import Game, Reply, openings
 from rookworld_rlvr.evaluation.models import ModelArguments, OracleValues, open_model
 from rookworld_rlvr.evaluation.registry import SuiteArguments, keep_apart, open_suites
 from rookworld_rlvr.evaluation.stockfish_player import SkilledEngine, random_move
-from rookworld_rlvr.evaluation.suite import Suite, SuiteResult
+from rookworld_rlvr.evaluation.suite import SuiteResult
 from rookworld_rlvr.evaluation.suites import versus_stockfish
 from rookworld_rlvr.evaluation.suites.closed_loop import ClosedLoopSuite, state_errors
 from rookworld_rlvr.evaluation.suites.self_play import SelfPlaySuite
@@ -34,8 +30,6 @@ from rookworld_rlvr.evaluation.suites.versus_stockfish import (
     elo_difference,
     score_estimate,
 )
-from rookworld_rlvr.models import loading
-from rookworld_rlvr.models.decoding import complete
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.environment import parse_environment_prompt, write_environment_answer
 
@@ -91,11 +85,6 @@ def test_openings_are_held_out_and_reached_by_their_moves() -> None:
         assert replayed.fen() == board.fen()
     assert [board.fen() for board in openings(20, seed=0)] == [b.fen() for b in boards[:20]]
     assert [board.fen() for board in openings(20, seed=1)] != [b.fen() for b in boards[:20]]
-
-
-def test_opening_games_have_their_length_and_are_not_over() -> None:
-    for board in islice(synthesis.opening_games(0, 7), 100):
-        assert board.ply() == 7 and not board.is_game_over()
 
 
 def test_the_packaged_training_set_holds_no_starting_position() -> None:
@@ -173,23 +162,6 @@ def test_self_play_by_hand(start_from: Start) -> None:
     }
     assert [len(call) for call in model.calls] == [4, 3, 1], "one call a ply for all games"
     assert result.n == 4 and result.notes["game_plies"] == 3
-
-
-def test_whoever_moves_legally_reaches_the_end_or_the_cap(stockfish: str) -> None:
-    """Chance and the ceiling are the same: the suite asks for legal moves, not for good ones."""
-    found = values(SelfPlaySuite(20, 30, 0).run(RandomMover()))
-    assert found["illegal_end"] == found["unreadable_end"] == 0
-    assert found["finished"] + found["capped"] == 1
-    assert found["capped"] >= 0.8 and 25 < found["legal_half_moves"] <= 30
-    with shallow(stockfish, 2) as labeller:
-        best = values(SelfPlaySuite(2, 6, 0).run(oracle(labeller)))
-    assert best == {
-        "legal_half_moves": 6,
-        "finished": 0,
-        "capped": 1,
-        "illegal_end": 0,
-        "unreadable_end": 0,
-    }
 
 
 # --------------------------------------------------------------------------------------------------
@@ -281,12 +253,6 @@ def test_an_error_in_the_last_state_is_no_finish(start_from: Start) -> None:
     assert (right["finished"], right["state_error"], right["right_plies"]) == (1, 0, 1)
 
 
-def test_the_history_is_of_ten_moves() -> None:
-    board = game_after(*"e4 e5 Nf3 Nc6 Bc4 Bc5 c3 Nf6 d4 exd4 cxd4".split())
-    prompt = synthesis.prompt_of(board, "c5b4")
-    assert " ".join(prompt.history) == "g1f3 b8c6 f1c4 f8c5 c2c3 g8f6 d2d4 e5d4 c3d4 c5b4"
-
-
 def test_the_oracle_closes_the_loop(stockfish: str) -> None:
     with shallow(stockfish, 2) as labeller:
         found = values(ClosedLoopSuite(2, 6, 0).run(oracle(labeller)))
@@ -368,13 +334,6 @@ def test_versus_by_hand(start_from: Start, monkeypatch: pytest.MonkeyPatch) -> N
     assert result.n == 4 and "elo_difference" not in result.notes
 
 
-def test_levels_play_the_same_openings_with_both_colours() -> None:
-    suite = VersusStockfishSuite(["random"], 5, 10, 0, NO_ENGINE)
-    names, fens = zip(*suite.positions().items(), strict=True)
-    assert [name.split(" ")[1] for name in names] == ["white", "black", "white", "black", "white"]
-    assert fens[0] == fens[1] != fens[2] == fens[3] != fens[4]
-
-
 @pytest.mark.parametrize(
     ("score", "difference"),
     [(0.5, 0), (0.75, 190.85), (0.64, 99.95), (10 / 11, 400), (0.1, -381.7)],
@@ -411,14 +370,6 @@ def test_two_random_movers_are_equals() -> None:
     assert random_move(board, 5) == random_move(board, 5)
 
 
-def test_the_oracle_beats_a_random_mover(stockfish: str) -> None:
-    suite = VersusStockfishSuite(["random"], 2, 200, 0, NO_ENGINE)
-    with shallow(stockfish, 4) as labeller:
-        result = suite.run(oracle(labeller))
-    assert values(result)["score/random"] == 1
-    assert "score of 1" in result.notes["elo_difference"]["random"]
-
-
 def test_stockfish_plays_at_several_levels(stockfish: str) -> None:
     suite = VersusStockfishSuite(["0", "random", "5"], 2, 16, 0, engine_arguments(stockfish))
     result = suite.run(RandomMover())
@@ -447,15 +398,6 @@ def test_stockfish_is_asked_at_a_level_and_a_depth(stockfish: str, tmp_path: Pat
         "go depth 6",
     ]
     assert "setoption name Hash value 2" in heard
-
-
-def test_stockfish_sees_a_mate_at_any_level(stockfish: str) -> None:
-    """Level 5 chooses among moves of like worth: it does not pass over a mate in one."""
-    with SkilledEngine(engine_arguments(stockfish)) as engine:
-        board = chess.Board("6k1/5ppp/8/8/8/8/5PPP/R5K1 w - - 4 1")
-        moves = engine.moves([(5, board)] * 5)
-        assert {move.uci() for move in moves} == {"a1a8"}
-        assert engine.moves([]) == []
 
 
 def test_without_an_engine_the_suite_is_left_out() -> None:
@@ -520,51 +462,6 @@ def test_an_engine_that_fails_ends_the_run_with_the_reason(
 # --------------------------------------------------------------------------------------------------
 # All of them
 # --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: SelfPlaySuite(4, 8, SURE),
-        lambda: ClosedLoopSuite(4, 8, SURE),
-        lambda: VersusStockfishSuite(["random"], 4, 8, SURE, NO_ENGINE),
-    ],
-    ids=["self_play", "closed_loop", "versus"],
-)
-def test_a_batch_of_one_and_of_many_give_the_same_games(make: Callable[[], Suite]) -> None:
-    model: Any = loading.load_model(loading.PACKAGED_MODEL).eval()
-    tokenizer = loading.load_tokenizer(loading.PACKAGED_MODEL)
-    suite = make()
-    alone, together = (
-        suite.run(
-            LanguageModel(
-                "nano", partial(complete, model, tokenizer, batch_size=size, max_new_tokens=70)
-            )
-        )
-        for size in (1, 64)
-    )
-    assert alone.observations.values == together.observations.values
-    assert alone.n == 4 and alone.metrics() == together.metrics()
-
-
-def test_bad_values_are_reported_together(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        SuiteArguments(
-            suite_games=games.MOST_GAMES + 1,
-            game_plies=0,
-            versus_levels=["6", "0", "0"],
-            puzzles_file=str(tmp_path / "a.csv"),
-        )
-    assert len(caught.value.faults) == 5
-    for words in (
-        "give at most 1000",
-        "game_plies: 0 is too small",
-        "versus_levels: '6' is not a valid value",
-        "'0' appears 2 times",
-        "a.csv' not found",
-    ):
-        assert words in str(caught.value)
-    with pytest.raises(ConfigurationError, match="versus_levels: empty"):
-        SuiteArguments(versus_levels=[])
-    assert SuiteArguments(versus_levels=[0, "random"]).levels() == ["0", "random"]  # type: ignore[list-item]
 
 
 def launch_two(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

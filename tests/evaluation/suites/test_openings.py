@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import chess
 import pytest
 
-from rookworld_rlvr.evaluation.answerers import Answerer, LanguageModel, Oracle, RandomMover
+from rookworld_rlvr.evaluation.answerers import Answerer, Oracle, RandomMover
 from rookworld_rlvr.evaluation.results import ModelResults, results_text
 from rookworld_rlvr.evaluation.suite import SuiteUnavailableError
 from rookworld_rlvr.evaluation.suites.openings import OpeningsSuite
-from rookworld_rlvr.models import loading
-from rookworld_rlvr.models.decoding import Decoding, complete
+from rookworld_rlvr.models.decoding import Decoding
 from rookworld_rlvr.tasks import rules
 
 E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
@@ -139,18 +137,3 @@ def test_the_owners_set_agrees_with_the_rules(real_data: Path) -> None:
         assert rules.transition(prompt.fen, prompt.action).fen == row["expected_fen"]
     plies = Counter(chess.Board(fen).ply() + 1 for fen in suite.positions().values())
     assert plies == {1: 40, 2: 37, 3: 32, 4: 28, 5: 24, 6: 20, 7: 16, 8: 12, 9: 8, 10: 4}
-
-
-def test_a_sample_is_drawn_once_and_for_all() -> None:
-    model: Any = loading.load_model(loading.PACKAGED_MODEL).eval()
-    decode = partial(complete, model, loading.load_tokenizer(loading.PACKAGED_MODEL))
-    suite = OpeningsSuite(24, seed=0)
-    alone, together = (
-        suite.run(LanguageModel("nano", partial(decode, batch_size=size, max_new_tokens=64)))
-        for size in (5, 64)
-    )
-    assert alone.observations.values == together.observations.values
-    sampled = together.observations.values["sampled_position"]
-    assert sampled != together.observations.values["position"], (
-        "greedy and sampled differ somewhere"
-    )

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
-import chess
 import pyarrow
 import pytest
 
 from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.engine.pool import EngineArguments
-from rookworld_rlvr.evaluation.answerers import LanguageModel, RandomMover
 from rookworld_rlvr.evaluation.registry import SuiteArguments, open_suites
 from rookworld_rlvr.evaluation.suite import SuiteUnavailableError
 from rookworld_rlvr.evaluation.suites.puzzles import PuzzlesSuite, common_themes, read_puzzles
-from rookworld_rlvr.models import loading
-from rookworld_rlvr.models.decoding import complete
-from rookworld_rlvr.tasks.policy import write_policy_prompt
-from rookworld_rlvr.tasks.types import PolicyPrompt
 
 from ...scripted import GARBAGE, Scripted, oracle, shallow
 
@@ -177,39 +170,3 @@ def test_the_oracle_solves_all_lines(file: str, stockfish: str) -> None:
     with shallow(stockfish, 8) as labeller:
         found = PuzzlesSuite(100, 0, file).run(oracle(labeller)).metrics()
     assert found["whole_line"].value == found["first_move"].value == found["legal"].value == 1
-
-
-def test_chance_is_the_share_of_moves_that_are_accepted(file: str) -> None:
-    suite = PuzzlesSuite(100, 0, file)
-    accepted = dict.fromkeys(suite.positions(), 1) | {"twice": 2}
-    chances = [
-        accepted[name] / chess.Board(fen).legal_moves.count()
-        for name, fen in suite.positions().items()
-    ]
-    movers = 200
-    found = [suite.run(RandomMover(seed)).metrics()["first_move"].value for seed in range(movers)]
-    variance = sum(p * (1 - p) for p in chances) / len(chances) ** 2 / movers
-    expected = sum(chances) / len(chances)
-    assert abs(sum(found) / movers - expected) < 4 * variance**0.5
-
-
-def test_puzzles_can_be_left_out(file: str) -> None:
-    suite = PuzzlesSuite(100, 0, file)
-    suite.leave_out([name for name in suite.positions() if name != "twice"])
-    result = suite.run(Scripted(PLAYED))
-    assert result.n == 1 and result.metrics()["whole_line"].value == 1
-
-
-def test_a_batch_of_one_and_of_many_give_the_same_answers(file: str) -> None:
-    model = loading.load_model(loading.PACKAGED_MODEL).eval()
-    tokenizer = loading.load_tokenizer(loading.PACKAGED_MODEL)
-    prompts = [write_policy_prompt(PolicyPrompt(fen)) for fen in PLAYED]
-    found = []
-    for size in (1, 64):
-        answerer = LanguageModel(
-            "nano", partial(complete, model, tokenizer, batch_size=size, max_new_tokens=70)
-        )
-        result = PuzzlesSuite(6, 0, file).run(answerer)
-        found.append((answerer.answers(prompts), result.metrics()))
-    assert found[0] == found[1]
-    assert len(set(found[0][0])) > 1, "answers that could differ"
