@@ -91,7 +91,7 @@ class PuzzlesSuite(Suite[Puzzle]):
         if file is None:
             raise SuiteUnavailableError(f"no puzzles are packaged; {_WHAT_TO_GIVE}")
         puzzles, malformed = read_puzzles(file, rows, seed)
-        notes = {"file": file, "malformed": dict(malformed)}
+        notes = {"file": file, "malformed": malformed}
         super().__init__({puzzle.name: puzzle for puzzle in puzzles}, seed, notes)
 
     def positions(self) -> dict[str, str]:
@@ -159,12 +159,8 @@ def common_themes(puzzles: Iterable[Puzzle]) -> list[str]:
 # --------------------------------------------------------------------------------------------------
 # The file
 # --------------------------------------------------------------------------------------------------
-class _MalformedPuzzleError(ValueError):
-    """Says why a row is left out, in a phrase that rows can be counted by."""
-
-
-def read_puzzles(file: str, rows: int, seed: int) -> tuple[list[Puzzle], Counter[str]]:
-    """Puzzles drawn from the database, and why rows that were drawn are left out.
+def read_puzzles(file: str, rows: int, seed: int) -> tuple[list[Puzzle], int]:
+    """Puzzles drawn from the database, and how many of the rows that were drawn are malformed.
 
     A row is drawn by its id: its place in the file does not matter, and a larger sample holds the
     smaller ones.
@@ -184,24 +180,14 @@ def read_puzzles(file: str, rows: int, seed: int) -> tuple[list[Puzzle], Counter
             rows, _rows(file), key=lambda row: draw(f"{seed} {row['PuzzleId']}")
         )
     except (OSError, ValueError, csv.Error) as error:
-        if isinstance(error, SuiteUnavailableError):
-            raise
         raise SuiteUnavailableError(
             f"puzzles_file: {file!r} could not be read ({error}); {_WHAT_TO_GIVE}"
         ) from error
-    found: dict[str, Puzzle] = {}
-    malformed: Counter[str] = Counter()
-    for row in drawn:
-        try:
-            puzzle = _puzzle(row)
-            if puzzle.name in found:
-                raise _MalformedPuzzleError("the id appears twice")
-            found[puzzle.name] = puzzle
-        except _MalformedPuzzleError as error:
-            malformed[str(error)] += 1
+    found = {puzzle.name: puzzle for puzzle in map(_puzzle, drawn) if puzzle is not None}
+    malformed = len(drawn) - len(found)
     if not found:
         raise SuiteUnavailableError(
-            f"puzzles_file: {file!r} holds no puzzle ({dict(malformed)}); {_WHAT_TO_GIVE}"
+            f"puzzles_file: {file!r} holds no puzzle ({malformed} malformed rows); {_WHAT_TO_GIVE}"
         )
     return list(found.values()), malformed
 
@@ -215,36 +201,23 @@ def _rows(file: str) -> Iterator[dict[str, Any]]:
         reader = csv.DictReader(text)
         missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
         if missing:
-            raise SuiteUnavailableError(
-                f"puzzles_file: {file!r} has no column {', '.join(missing)}; {_WHAT_TO_GIVE}"
-            )
+            raise ValueError(f"no column {', '.join(missing)}")
         yield from reader
 
 
-def _puzzle(row: Mapping[str, Any]) -> Puzzle:
-    if any(not row[name] for name in COLUMNS if name != "Themes"):
-        raise _MalformedPuzzleError("a column is empty")
-    if not row["Rating"].isascii() or not row["Rating"].isdecimal():
-        raise _MalformedPuzzleError("the rating is not a whole number")
+def _puzzle(row: Mapping[str, Any]) -> Puzzle | None:
+    """A row's puzzle; None if a column is missing, or the position or a move is not legal."""
+    if any(row[name] is None for name in COLUMNS):
+        return None
     try:
         board = rules.board_of(row["FEN"])
-    except IllegalPositionError as error:
-        raise _MalformedPuzzleError("the FEN is not a legal position") from error
-    moves = row["Moves"].split()
-    if len(moves) < 2 or len(moves) % 2:
-        raise _MalformedPuzzleError("the moves are not the opponent's and the solver's in turn")
-    try:
-        line = [board.push_uci(moves[0])]
+        moves = row["Moves"].split()
+        line = [board.push_uci(move) for move in moves[:1]]
         fen = board.fen()
         line += [board.push_uci(move) for move in moves[1:]]
-    except ValueError as error:
-        raise _MalformedPuzzleError("a move is not legal") from error
-    if not all(line):  # python-chess reads 0000 as a null move
-        raise _MalformedPuzzleError("a move is not legal")
-    return Puzzle(
-        row["PuzzleId"],
-        fen,
-        tuple(line[1:]),
-        int(row["Rating"]),
-        tuple((row["Themes"] or "").split()),
-    )
+        rating = int(row["Rating"])
+    except (IllegalPositionError, ValueError):
+        return None
+    if len(line) < 2 or len(line) % 2 or not all(line):  # 0000 is read as a null move
+        return None
+    return Puzzle(row["PuzzleId"], fen, tuple(line[1:]), rating, tuple(row["Themes"].split()))

@@ -20,14 +20,15 @@ from rookworld_rlvr.evaluation.answerers import RandomMover
 from rookworld_rlvr.evaluation.games import Game, Reply, openings
 from rookworld_rlvr.evaluation.models import ModelArguments, OracleValues, open_model
 from rookworld_rlvr.evaluation.registry import SuiteArguments, keep_apart, open_suites
-from rookworld_rlvr.evaluation.stockfish_player import SkilledEngine, random_move
 from rookworld_rlvr.evaluation.suite import SuiteResult
 from rookworld_rlvr.evaluation.suites import versus_stockfish
 from rookworld_rlvr.evaluation.suites.closed_loop import ClosedLoopSuite, state_errors
 from rookworld_rlvr.evaluation.suites.self_play import SelfPlaySuite
 from rookworld_rlvr.evaluation.suites.versus_stockfish import (
+    SkilledEngine,
     VersusStockfishSuite,
     elo_difference,
+    random_move,
     score_estimate,
 )
 from rookworld_rlvr.tasks import rules
