@@ -44,7 +44,7 @@ from rookworld_rlvr.tasks.policy import (
     win_probability,
     write_policy_prompt,
 )
-from rookworld_rlvr.tasks.types import MATE_CP, PolicyPrompt
+from rookworld_rlvr.tasks.types import MATE_CP
 
 DEPTH = 10
 POSITIONS = 16
@@ -122,7 +122,7 @@ def rewards(batches: Sequence[Sequence[str]], path: str) -> bool:
 
 
 def policy_prompt(fen: str) -> str:
-    return write_policy_prompt(PolicyPrompt(fen))
+    return write_policy_prompt(fen)
 
 
 def sample(prompts: Sequence[str]) -> list[str]:

@@ -41,7 +41,7 @@ class Scripted(Answerer):
         if task_of(prompt) == "environment":
             assert self._states is not None
             return self._states(prompt)
-        text = self._moves[parse_policy_prompt(prompt).fen]
+        text = self._moves[parse_policy_prompt(prompt)]
         return text if " " in text else policy_text(text)
 
 

@@ -14,7 +14,6 @@ from ..data import synthesis
 from ..data.loading import HELDOUT_SHARE, is_held_out
 from ..tasks import rules
 from ..tasks.policy import parse_policy_answer, write_policy_prompt
-from ..tasks.types import PolicyPrompt
 from .answerers import Answerer
 from .suite import Suite
 
@@ -154,7 +153,7 @@ def ask_moves(model: Answerer, boards: Sequence[chess.Board]) -> list[Reply]:
     """
     if not boards:
         return []
-    prompts = [write_policy_prompt(PolicyPrompt(board.fen())) for board in boards]
+    prompts = [write_policy_prompt(board.fen()) for board in boards]
     return [
         read_reply(board, completion)
         for board, completion in zip(boards, model.answers(prompts), strict=True)

@@ -13,7 +13,7 @@ from ..tasks import rules
 from ..tasks.environment import write_environment_prompt
 from ..tasks.policy import write_policy_prompt
 from ..tasks.text import MAX_HISTORY, parse_fen, parse_move
-from ..tasks.types import EnvironmentAnswer, EnvironmentPrompt, PolicyAnswer, PolicyPrompt
+from ..tasks.types import EnvironmentAnswer, EnvironmentPrompt, PolicyAnswer
 
 Position = str | chess.Board
 """A FEN, or a board of python-chess."""
@@ -120,7 +120,7 @@ def policy_prompt(asked: Position) -> str:
     position = read_position(asked)
     if not rules.legal_moves(position):
         raise NotationError(f"nothing to analyse: {over(position)}", position)
-    return write_policy_prompt(PolicyPrompt(position))
+    return write_policy_prompt(position)
 
 
 def environment_prompt(asked: Position, move: Move, history: Sequence[Move] = ()) -> str:

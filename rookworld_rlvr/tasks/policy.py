@@ -23,7 +23,7 @@ from .text import (
     parse_move,
     write_decimal,
 )
-from .types import MATE_CP, ActionValue, EnvironmentPrompt, PolicyAnswer, PolicyPrompt, Score
+from .types import MATE_CP, ActionValue, EnvironmentPrompt, PolicyAnswer, Score
 
 MAX_CANDIDATES = 5
 
@@ -41,13 +41,13 @@ _EVALUATIONS_WIDTH = 40
 _SECTIONS = re.compile(r"M:( [^:]*) E:( [^:]*) B:( [^:]*)")
 
 
-def write_policy_prompt(prompt: PolicyPrompt) -> str:
+def write_policy_prompt(fen: str) -> str:
     """Write ``P: FEN`` and its padding except for the last space."""
-    return f"{POLICY_PREFIX} {prompt.fen:<{_FEN_WIDTH}}"
+    return f"{POLICY_PREFIX} {fen:<{_FEN_WIDTH}}"
 
 
-def parse_policy_prompt(text: str) -> PolicyPrompt:
-    """Read ``P: FEN`` with any padding.
+def parse_policy_prompt(text: str) -> str:
+    """The FEN of ``P: FEN`` with any padding.
 
     Raises:
         NotationError: The prefix is missing, or what follows is not a FEN.
@@ -55,7 +55,7 @@ def parse_policy_prompt(text: str) -> PolicyPrompt:
     body = clean(text)
     if not body.startswith(POLICY_PREFIX):
         raise NotationError("a policy prompt must start with 'P:'", body)
-    return PolicyPrompt(parse_fen(body[len(POLICY_PREFIX) :]))
+    return parse_fen(body[len(POLICY_PREFIX) :])
 
 
 def write_policy_answer(answer: PolicyAnswer) -> str:
@@ -316,7 +316,7 @@ class PolicyTask(Task):
         """See `Task`; None if the position has no legal move."""
         if not rules.legal_moves(position.fen):
             return None
-        return write_policy_prompt(PolicyPrompt(position.fen))
+        return write_policy_prompt(position.fen)
 
     def read_prompt(self, text: str) -> str:
         """See `Task`."""
@@ -360,7 +360,7 @@ class PolicyTask(Task):
         ordered = [
             ActionValue(move, cp) for move, cp in sorted(values.items(), key=lambda item: -item[1])
         ]
-        fen = parse_policy_prompt(prompt).fen
+        fen = parse_policy_prompt(prompt)
         return write_policy_answer(policy_reference(fen, ordered, draw))
 
     def broken(self, row: Row) -> str:
@@ -371,7 +371,7 @@ class PolicyTask(Task):
 
     def guess(self, prompt: str, draw: random.Random) -> str:
         """Random legal moves, each with the evaluation 0."""
-        moves = rules.legal_moves(parse_policy_prompt(prompt).fen)
+        moves = rules.legal_moves(parse_policy_prompt(prompt))
         named = tuple(draw.sample(moves, min(MAX_CANDIDATES, len(moves))))
         return write_policy_answer(PolicyAnswer(named, (0.0,) * len(named), draw.choice(moves)))
 

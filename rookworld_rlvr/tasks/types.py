@@ -32,13 +32,6 @@ MATE_CP = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyPrompt:
-    """``P: FEN``: analyse a position."""
-
-    fen: str
-
-
-@dataclass(frozen=True, slots=True)
 class PolicyAnswer:
     """``M: moves E: evaluations B: best move``, as written and not yet judged.
 

@@ -22,7 +22,6 @@ from rookworld_rlvr.tasks.environment import parse_environment_answer, write_env
 from rookworld_rlvr.tasks.policy import parse_policy_answer, write_policy_prompt
 from rookworld_rlvr.tasks.registry import join_row
 from rookworld_rlvr.tasks.text import END_OF_TEXT, parse_move
-from rookworld_rlvr.tasks.types import PolicyPrompt
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 
@@ -52,7 +51,7 @@ def test_the_answers_are_those_of_the_evaluation(kind: str, request: pytest.Fixt
     made = environment_prompts(3)  # some moves are unreadable, which only `complete` can ask about
     asked = list(islice((a for a in made if all(map(_is_uci, (a.action, *a.history)))), 12))
     steps = [(a.fen, a.action, a.history[:-1]) for a in asked]
-    policy = measured.answers([write_policy_prompt(PolicyPrompt(fen)) for fen in fens])
+    policy = measured.answers([write_policy_prompt(fen) for fen in fens])
     environment = measured.answers([write_environment_prompt(prompt) for prompt in asked])
     assert [reply.text for reply in model.analyse_all(fens)] == policy
     assert [reply.text for reply in model.step_all(steps)] == environment

@@ -47,7 +47,6 @@ from rookworld_rlvr.tasks.types import (
     EnvironmentAnswer,
     EnvironmentPrompt,
     PolicyAnswer,
-    PolicyPrompt,
 )
 
 # The same examples every time, and no folder of failures left in the checkout. For a longer search:
@@ -343,7 +342,7 @@ ACTIONS = st.one_of(UCI, st.just("0000"), st.from_regex(r"\A[a-z0-9#=-]{1,6}\Z")
 
 @given(games(), st.integers(0, 12))
 def test_policy_prompts_round_trip(board: chess.Board, spaces: int) -> None:
-    prompt = PolicyPrompt(board.fen())
+    prompt = board.fen()
     written = write_policy_prompt(prompt)
     assert parse_policy_prompt(written + " " * spaces) == prompt
 
@@ -432,7 +431,7 @@ def test_the_reference_analysis_is_perfect_for_every_policy_reward(
     cps.sort(reverse=True)
     values = [ActionValue(move, cp) for move, cp in zip(moves, cps, strict=True)]
     answer = write_policy_answer(policy_reference(board.fen(), values))
-    prompt = write_policy_prompt(PolicyPrompt(board.fen()))
+    prompt = write_policy_prompt(board.fen())
     column = [[{"move": value.move, "cp": value.cp} for value in values]]
     for name in RANGES:
         if not name.startswith(("environment_", "fill_in_")) and name != "asymmetric":

@@ -20,7 +20,6 @@ from rookworld_rlvr.tasks.policy import (
 from rookworld_rlvr.tasks.registry import join_row, split_row, task_of
 from rookworld_rlvr.tasks.types import (
     PolicyAnswer,
-    PolicyPrompt,
 )
 
 REAL_ROWS = Path(__file__).parents[3] / "shared" / "data" / "rook_val_500.txt"
@@ -141,10 +140,10 @@ def test_clean_removes_end_of_text_and_spaces_only(text: str, cleaned: str) -> N
 # Policy
 # --------------------------------------------------------------------------------------------------
 def test_policy_prompt_is_padded_for_the_answer_to_start_at_column_92() -> None:
-    written = write_policy_prompt(PolicyPrompt(POLICY_FEN))
+    written = write_policy_prompt(POLICY_FEN)
     assert len(written) == 91
     assert written.rstrip() == f"P: {POLICY_FEN}"
-    assert parse_policy_prompt(written) == PolicyPrompt(POLICY_FEN)
+    assert parse_policy_prompt(written) == POLICY_FEN
 
 
 def test_policy_answer_is_written_in_the_columns_of_the_data() -> None:

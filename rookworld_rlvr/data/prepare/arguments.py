@@ -15,7 +15,7 @@ from ...tasks import rules
 from ...tasks.environment import ENVIRONMENT
 from ...tasks.policy import POLICY, write_policy_prompt
 from ...tasks.rules import PHASES
-from ...tasks.types import EnvironmentPrompt, PolicyPrompt
+from ...tasks.types import EnvironmentPrompt
 from .. import synthesis
 from ..loading import is_held_out
 from ..sources import Row, SourceArguments, check_dataset_name
@@ -158,7 +158,7 @@ def made_rows(args: PrepareArguments) -> Iterator[Row]:
             if (key := rules.position_key(fen)) not in seen:
                 seen.add(key)
                 progress.update()
-                prompt = write_policy_prompt(PolicyPrompt(fen))
+                prompt = write_policy_prompt(fen)
                 yield POLICY.row(prompt, "", EnvironmentPrompt(fen))
     yield from args.made_rows(is_wanted, "all" if share is None else f"held out {share!r}")
 

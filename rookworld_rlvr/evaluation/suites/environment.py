@@ -8,13 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import chess
-from rapidfuzz.distance import Levenshtein
 
-from ...common.errors import NotationError
 from ...data.sources import SourceArguments, parse_rows
 from ...tasks import rules
-from ...tasks import text as notation
 from ...tasks.environment import ENVIRONMENT, parse_environment_answer, score_environment
+from ...tasks.text import expand_placement
 from ...tasks.types import EnvironmentPrompt
 from ..answerers import Answerer
 from ..suite import Judged, Metric, Suite
@@ -108,22 +106,22 @@ class EnvironmentSuite(Suite[EnvironmentPrompt]):
 
 def judge(prompt: EnvironmentPrompt, completion: str) -> dict[str, float]:
     """The suite's metrics for one answer; `reward_mae` only if it can be read."""
+    score = score_environment(prompt.fen, prompt.action, completion)
+    found = {
+        "invalid": 1 - score["format"],
+        "exact": score["exact"],
+        "next_state_exact": float(score["state"] == 1),
+        "position": score["position"],
+        "levenshtein": score["closeness"],
+        **dict.fromkeys(("squares", "reward", "terminated", "truncated"), 0.0),
+    }
+    if not score["format"]:
+        return found
+    answer = parse_environment_answer(completion)
     truth = rules.transition(prompt.fen, prompt.action)
-    position = score_environment(prompt.fen, prompt.action, completion)["position"]
-    try:
-        answer = parse_environment_answer(completion)
-    except NotationError:
-        unread = dict.fromkeys(EnvironmentSuite.metrics, 0.0)
-        del unread["reward_mae"]
-        return {**unread, "invalid": 1.0, "position": position}
-    mine, right = answer.fen.split(" "), truth.fen.split(" ")
-    boards = (notation.expand_placement(fields[0]) for fields in (mine, right))
+    boards = (expand_placement(fen.split(" ")[0]) for fen in (answer.fen, truth.fen))
     return {
-        "invalid": 0.0,
-        "exact": float(answer == truth),
-        "next_state_exact": float(mine == right),
-        "position": position,
-        "levenshtein": Levenshtein.normalized_similarity(answer.fen, truth.fen),
+        **found,
         "squares": sum(map(str.__eq__, *boards)) / 64,
         "reward": float(answer.reward == truth.reward),
         "reward_mae": abs(answer.reward - truth.reward),

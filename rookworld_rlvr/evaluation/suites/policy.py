@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, ClassVar
 
-from ...common.errors import NotationError
 from ...data.loading import HELDOUT_SHARE, is_held_out
 from ...data.parquet import values_line
 from ...data.sources import PACKAGED_DATA, SourceArguments, dataset_file, parse_rows
@@ -21,7 +20,7 @@ from ...tasks.policy import (
     write_policy_prompt,
 )
 from ...tasks.scoring import Values, values_by_move
-from ...tasks.types import PolicyAnswer, PolicyPrompt
+from ...tasks.types import PolicyAnswer
 from ..answerers import Answerer
 from ..suite import Judged, Metric, Suite, SuiteUnavailableError
 
@@ -111,7 +110,7 @@ class PolicySuite(Suite[Values]):
 
     def judged(self, model: Answerer) -> Iterator[Judged]:
         """See `Suite`."""
-        prompts = [write_policy_prompt(PolicyPrompt(fen)) for fen in self.items]
+        prompts = [write_policy_prompt(fen) for fen in self.items]
         completions = model.answers(prompts)
         for (fen, values), completion in zip(self.items.items(), completions, strict=True):
             yield fen, judge(values, completion), [rules.side_to_move(fen), rules.phase(fen)]
@@ -124,19 +123,21 @@ def judge(values: Values, completion: str) -> dict[str, float]:
         values: Centipawns from the side to move by move, for every legal move.
         completion: What the model wrote.
     """
-    try:
-        answer = parse_policy_answer(completion)
-    except NotationError:
-        names = ("legal", "best_move", "top_5_overlap", "candidates_legal", "consistency")
-        return {"invalid": 1.0, **dict.fromkeys(names, 0.0)}
     score = score_policy(values, completion)
-    return {
-        "invalid": 0.0,
-        "legal": float(answer.best_move in values),
+    found = {
+        "invalid": 1 - score["format"],
         "best_move": score["best_move_hit"],
         "top_5_overlap": score["candidates"],
-        "candidates_legal": sum(move in values for move in answer.moves) / len(answer.moves),
         "consistency": score["consistency"],
+        **dict.fromkeys(("legal", "candidates_legal"), 0.0),
+    }
+    if not score["format"]:
+        return found
+    answer = parse_policy_answer(completion)
+    return {
+        **found,
+        "legal": float(answer.best_move in values),
+        "candidates_legal": sum(move in values for move in answer.moves) / len(answer.moves),
         **_losses(values, answer.best_move),
         **_evaluation_errors(values, answer),
     }

@@ -12,7 +12,7 @@ from rookworld_rlvr.tasks.policy import (
     write_policy_answer,
     write_policy_prompt,
 )
-from rookworld_rlvr.tasks.types import PolicyAnswer, PolicyPrompt
+from rookworld_rlvr.tasks.types import PolicyAnswer
 
 # White: a1a8 mates. The pawn's two moves are equal, the king's are worst.
 FEN = "6k1/5ppp/8/8/8/8/7P/R6K w - - 0 1"
@@ -27,7 +27,7 @@ POLICY = ("candidates", "evaluations", "best_move")
 def policy_row(answer: PolicyAnswer | None, values: list[Any] | None = VALUES) -> dict[str, Any]:
     return {
         "task": "policy",
-        "prompt": write_policy_prompt(PolicyPrompt(FEN)),
+        "prompt": write_policy_prompt(FEN),
         "completion": "" if answer is None else write_policy_answer(answer),
         "fen": FEN,
         "action": "",
