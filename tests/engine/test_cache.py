@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rookworld_rlvr.common.errors import RookWorldError
-from rookworld_rlvr.engine.cache import ValueCache, default_cache_path
+from rookworld_rlvr.engine.cache import ValueCache
 from rookworld_rlvr.engine.labeller import Labeller
 from rookworld_rlvr.tasks.types import ActionValue, PositionValues, ValueSource
 
@@ -161,20 +161,6 @@ def test_a_file_that_cannot_be_used_is_named_with_the_remedy(tmp_path: Path, kin
 
 
 # --------------------------------------------------------------------------------------------------
-# Where it lies
-# --------------------------------------------------------------------------------------------------
-def test_the_default_lies_in_the_cache_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("HOME", "/home/somebody")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    below = Path("rookworld-rlvr/action_values.sqlite")
-    assert default_cache_path() == Path("/home/somebody/.cache") / below
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_cache_path() == tmp_path / below
-
-
-# --------------------------------------------------------------------------------------------------
 # The labeller's use of it
 # --------------------------------------------------------------------------------------------------
 def test_a_second_labeller_searches_nothing(stockfish: str, file: Path) -> None:
@@ -190,12 +176,3 @@ def test_a_second_labeller_searches_nothing(stockfish: str, file: Path) -> None:
         with Labeller(args) as other:
             other.values(POSITIONS[:1])
             assert other.searched == 1
-
-
-def test_two_labellers_at_once_share_what_they_find(stockfish: str, file: Path) -> None:
-    args = engine_arguments(stockfish, engine_cache=str(file))
-    with Labeller(args) as one, Labeller(args) as other:
-        assert one.values(POSITIONS[:3]) == other.values(POSITIONS[:3])
-        assert (one.searched, other.searched) == (3, 0)
-        assert other.values(POSITIONS[3:]) == one.values(POSITIONS[3:])
-        assert (one.searched, other.searched) == (3, 3)

@@ -334,21 +334,6 @@ def test_closing_ends_every_process_and_may_be_done_twice(stockfish: str) -> Non
     labeller.close()
 
 
-def test_processes_are_started_as_they_are_needed(stockfish: str) -> None:
-    before = children()
-    with Labeller(engine_arguments(stockfish, engine_workers=3)) as labeller:
-        assert len(children() - before) == 1
-        labeller.values(POSITIONS[:2])
-        assert len(children() - before) == 2
-
-
-def test_engines_are_out_of_reach_of_the_terminals_ctrl_c(stockfish: str) -> None:
-    before = children()
-    with Labeller(engine_arguments(stockfish)):
-        (pid,) = children() - before
-        assert os.getpgid(pid) == pid
-
-
 def test_what_the_caller_raises_ends_the_work(stockfish: str, truth: Truth) -> None:
     before = children()
 
@@ -483,10 +468,6 @@ def test_the_argument_goes_first_then_the_variable_then_the_path_then_the_usual_
         assert words in str(caught.value)
 
 
-def test_a_name_is_looked_up_on_the_path(places: dict[str, str]) -> None:
-    assert find_engine("stockfish") == places["path"]
-
-
 @pytest.mark.parametrize("key", ["engine_path", "STOCKFISH_PATH"])
 @pytest.mark.parametrize(
     ("kind", "words"),
@@ -521,13 +502,6 @@ def test_a_path_that_was_given_is_never_passed_over(
         assert word in str(caught.value)
 
 
-def test_a_path_in_the_home_folder_may_be_given(
-    places: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert find_engine("~/given/stockfish") == places["given"]
-
-
 def program(name: str) -> str:
     path = shutil.which(name)
     assert path is not None
@@ -555,16 +529,6 @@ def test_a_program_that_is_no_engine_is_named_as_such(
     if name == "cat":
         assert "does not answer" in str(caught.value)
     assert children() == before
-
-
-def test_an_engine_that_is_gone_when_it_is_to_be_replaced_is_given_up(
-    stockfish: str, tmp_path: Path
-) -> None:
-    path = misbehaving(tmp_path, stockfish, "dies")
-    with Labeller(engine_arguments(path)) as labeller:
-        Path(path).unlink()
-        assert labeller.values(POSITIONS[:1]) == [None]
-        assert "is not a UCI engine that runs here" in labeller.given_up[POSITIONS[0]]
 
 
 # --------------------------------------------------------------------------------------------------

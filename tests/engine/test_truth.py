@@ -63,17 +63,6 @@ def test_stored_or_engine_asks_for_the_rows_without_values() -> None:
     assert len(labeller.calls) == 1
 
 
-def test_a_position_that_was_given_up_has_no_values() -> None:
-    truth = truth_of("engine", FakeLabeller(refuse=[OTHER]))
-    assert truth.values([ONE, OTHER], [None, STORED]) == [fake_values(ONE), None]
-
-
-@pytest.mark.parametrize("labels", ["engine", "stored_or_engine", "nonsense"])
-def test_truth_by_an_engine_needs_one(labels: str) -> None:
-    with pytest.raises(ValueError, match=labels):
-        PolicyTruth(labels)
-
-
 @pytest.mark.parametrize("labels", ["engine", "stored_or_engine"])
 def test_the_real_engine_gives_what_it_gave_for_the_column(stockfish: str, labels: str) -> None:
     with Labeller(engine_arguments(stockfish)) as labeller:
@@ -125,9 +114,6 @@ def test_an_engine_that_is_needed_is_opened_with_the_limit_given(stockfish: str)
 # --------------------------------------------------------------------------------------------------
 # Arguments
 # --------------------------------------------------------------------------------------------------
-def test_stored_is_the_default() -> None:
-    assert LabelArguments().labels == "stored"
-    assert [LabelArguments(labels=labels).labels for labels in LABELS] == list(LABELS)
 
 
 def test_faults_of_labels_and_engine_are_reported_together() -> None:
@@ -181,15 +167,6 @@ def test_stored_or_engine_values_the_held_out_rows_without_values(packaged: Load
         asked = before["fen"] in bare
         expected = fake_values(before["fen"]) if asked else values_by_move(before["action_values"])
         assert values_by_move(after["action_values"]) == expected
-
-
-def test_held_out_rows_that_were_given_up_are_left_out(packaged: LoadedData) -> None:
-    rows = packaged.heldout.to_list()
-    refused = [row["fen"] for row in heldout_policy(packaged)][:3]
-    labelled = label_heldout(packaged, truth_of("engine", FakeLabeller(refuse=refused)))
-    kept = [row["prompt"] for row in rows if row["task"] != "policy" or row["fen"] not in refused]
-    assert len(kept) == len(rows) - 3
-    assert labelled.heldout["prompt"] == kept
 
 
 def test_what_the_engine_has_before_it_is_told(packaged: LoadedData) -> None:

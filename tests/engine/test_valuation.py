@@ -65,21 +65,6 @@ def test_mate_in_two(deep: Labeller) -> None:
     assert (values.values[0].move, values.values[0].cp) == ("a1a6", 99_998)
 
 
-@pytest.mark.parametrize(
-    ("fen", "sign"),
-    [
-        ("3qk3/8/8/8/8/8/8/R2QK3 w - - 0 1", 1),
-        ("r2qk3/8/8/8/8/8/8/3QK3 b - - 0 1", 1),
-        ("4k3/8/8/8/8/8/8/Q3K3 w - - 0 1", 1),
-        ("4k3/8/8/8/8/8/8/Q3K3 b - - 0 1", -1),
-        ("q3k3/8/8/8/8/8/8/4K3 b - - 0 1", 1),
-        ("q3k3/8/8/8/8/8/8/4K3 w - - 0 1", -1),
-    ],
-)
-def test_values_are_seen_from_the_side_to_move(labeller: Labeller, fen: str, sign: int) -> None:
-    assert sign * valued(labeller, fen).values[0].cp > 300
-
-
 # --------------------------------------------------------------------------------------------------
 # The same mates as another search sees
 # --------------------------------------------------------------------------------------------------
@@ -205,14 +190,6 @@ def test_the_best_five_are_searched_on_until_all_of_them_were_searched_to_the_fu
     assert best == [ALPHABET[4], *ALPHABET[7:11]]
     assert [values[move] for move in best] == [(-ALPHABET.index(move), 6) for move in best]
     assert [values[move] for move in ALPHABET[:4]] == [(-1_000 - i, 6) for i in range(4)]
-
-
-def test_fewer_than_five_moves_are_all_searched_to_the_full() -> None:
-    fen = "8/8/8/8/8/1k6/7P/K7 w - - 0 1"  # h2h3, h2h4, a1b1
-    engine = ScriptedEngine(lambda move, size: chess.engine.Cp(0))
-    values = run(engine, fen)
-    assert sorted(engine.moves_asked(5)) == ["a1b1", "h2h3", "h2h4"]
-    assert set(values.values()) == {(0, 6)}
 
 
 def test_a_move_that_ends_the_game_is_not_searched() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rookworld_rlvr.common.stats import Proportion
-from rookworld_rlvr.evaluation.answerers import Oracle, RandomMover, Turns
+from rookworld_rlvr.evaluation.answerers import RandomMover, Turns
 from rookworld_rlvr.evaluation.pass_at_k import (
     RightCounts,
     ks,
@@ -19,7 +19,6 @@ from rookworld_rlvr.evaluation.pass_at_k import (
     write_counts,
 )
 from rookworld_rlvr.evaluation.registry import SUITES
-from rookworld_rlvr.evaluation.suites.environment import EnvironmentSuite
 
 from ..conftest import script
 
@@ -125,13 +124,6 @@ def test_the_samples_of_a_suite_are_counted_item_by_item() -> None:
     assert set(found.compare(found)) >= {"pass@1", "pass@8"}
 
 
-def test_who_draws_nothing_has_one_pass() -> None:
-    suite = EnvironmentSuite(12, 0)
-    suite.pass_samples = 4
-    found = suite.run(Oracle(lambda fens: [None] * len(fens))).metrics()
-    assert [found[f"pass@{k}"].value for k in (1, 2, 4)] == [1, 1, 1]
-
-
 NANO = ["--suites", "environment", "self_play", "--suite_rows", "60", "--suite_games", "1"]
 NANO += ["--game_plies", "4", "--output_file", "results.json"]
 
@@ -141,13 +133,12 @@ def test_evaluate_reports_pass_at_k_beside_the_greedy_numbers(tmp_path: Path) ->
     for name, words in {
         "off": [],
         "sampled": ["--pass_samples", "4"],
-        "cold": "--pass_samples 4 --decoding custom --temperature 1e-6".split(),
     }.items():
         done = script("evaluate.py", *NANO, *words, cwd=tmp_path)
         assert done.returncode == 0, done.stderr[-3000:]
         results[name] = json.loads((tmp_path / "results.json").read_text())["suites"]
         assert ("pass@4" in done.stdout) == (name != "off")
-    off, sampled, cold = (results[name]["environment"] for name in ("off", "sampled", "cold"))
+    off, sampled = (results[name]["environment"] for name in ("off", "sampled"))
     assert "pass_samples" not in off["notes"]
     greedy = {n: v for n, v in sampled["metrics"].items() if not n.startswith("pass@")}
     assert greedy == off["metrics"]
@@ -155,12 +146,4 @@ def test_evaluate_reports_pass_at_k_beside_the_greedy_numbers(tmp_path: Path) ->
     assert passes == sorted(passes) and passes[0] < passes[-1], "different answers were drawn"
     decoding = {"name": "sampled", "temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
     assert sampled["notes"]["pass_decoding"] == decoding
-    exact = off["metrics"]["exact"]["value"]
-    assert [cold["metrics"][f"pass@{k}"]["value"] for k in (1, 4)] == [exact, exact]
     assert results["sampled"]["self_play"] == results["off"]["self_play"], "games are played once"
-
-
-def test_a_negative_number_of_samples_is_a_fault(tmp_path: Path) -> None:
-    done = script("evaluate.py", "--pass_samples", "-1", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "pass_samples: -1 is too small; give at least 0" in done.stderr

@@ -23,12 +23,11 @@ from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 from rookworld_rlvr.common.stats import Kind
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, DataArguments, is_held_out, load_data
 from rookworld_rlvr.engine.pool import EngineArguments
-from rookworld_rlvr.evaluation.answerers import Answerer, LanguageModel, Oracle, RandomMover
+from rookworld_rlvr.evaluation.answerers import LanguageModel, Oracle, RandomMover
 from rookworld_rlvr.evaluation.models import ModelArguments, OracleValues, open_model
 from rookworld_rlvr.evaluation.registry import (
     SUITES,
     SuiteArguments,
-    check_training_data,
     keep_apart,
     open_suites,
 )
@@ -43,12 +42,10 @@ from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import GREEDY, Decoding, complete
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.environment import (
-    parse_environment_answer,
     parse_environment_prompt,
     write_environment_answer,
     write_environment_prompt,
 )
-from rookworld_rlvr.tasks.fill_in_text import parse_fill_in_answer
 from rookworld_rlvr.tasks.policy import parse_policy_answer
 from rookworld_rlvr.tasks.registry import join_row
 from rookworld_rlvr.tasks.types import EnvironmentPrompt
@@ -473,17 +470,6 @@ def test_the_packaged_training_set_holds_no_test_position() -> None:
     assert proof.rows >= sum(trained.values()) > 18_000
 
 
-def test_training_data_is_checked_by_name(tmp_path: Path) -> None:
-    recipe = tmp_path / "bad.yaml"
-    recipe.write_text("dataset_name: rookworld-nano-opening\n")
-    (fault,) = check_training_data(str(recipe))
-    assert "did you mean rookworld-nano-openings" in fault
-    assert "file 'missing.yaml' not found" in check_training_data("missing.yaml")[0]
-    recipe.write_text("- a\n")
-    assert "must hold a mapping" in check_training_data(str(recipe))[0]
-    assert not check_training_data("rookworld-nano-openings")
-
-
 # --------------------------------------------------------------------------------------------------
 # Observations and results
 # --------------------------------------------------------------------------------------------------
@@ -580,16 +566,6 @@ def test_four_games_earn_no_star() -> None:
     assert "n too small" in results_text([model("first", 30.0, 4)])
 
 
-def test_the_table_says_what_differs(
-    evaluated: list[ModelResults], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    text = results_text(evaluated)
-    (line,) = (line for line in text.splitlines() if line.startswith("  exact "))
-    assert "1.000 [0.758, 1.000] +" in line and line.endswith("*")
-    assert "Differences from random" in text
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -608,18 +584,6 @@ def test_bad_input_is_refused(
     with pytest.raises(RookWorldError, match=re.escape(message)):
         recipe("evaluate").main(words.split())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.txt"]
-
-
-def test_every_answerer_answers_each_prompt() -> None:
-    prompts = [f"P: {START}", f"A: {START}+e2e4+e2e4+", f"P: {START}"]
-    prompts += [f"F: {START}+e2e4+e2e4+{AFTER_E4}+0.001+0+[MASK]+"]
-    answerers: list[Answerer] = [RandomMover(), Oracle(lambda fens: [VALUES for _ in fens])]
-    for answerer in answerers:
-        first, state, again, flag = answerer.answers(prompts)
-        assert first == again
-        parse_policy_answer(first)
-        parse_environment_answer(state)
-        assert parse_fill_in_answer("flags", flag) in "01"
 
 
 # --------------------------------------------------------------------------------------------------

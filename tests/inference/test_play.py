@@ -14,10 +14,8 @@ import chess
 import chess.pgn
 import pytest
 
-from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.inference import play
 from rookworld_rlvr.inference.play import TerminalGame, drawn
-from rookworld_rlvr.inference.prompts import read_legal_move
 
 from .answers import reply
 
@@ -76,14 +74,6 @@ def test_the_models_illegal_moves_are_said_replaced_and_noted_in_the_pgn() -> No
 def test_what_is_no_move_is_said_and_asked_again(text: str) -> None:
     played = Played(f"{text}, , quit", [])
     assert f"{text!r} cannot be played here" in played.text and not played.game.board.move_stack
-
-
-def test_moves_in_both_notations() -> None:
-    board = chess.Board("4k3/P7/8/8/8/8/8/4K2R w K - 0 1")
-    for text, uci in [("O-O", "e1g1"), ("0-0", "e1g1"), ("e1g1", "e1g1"), ("a8=Q+", "a7a8q")]:
-        assert read_legal_move(board, text).uci() == uci
-    with pytest.raises(RookWorldError, match="'Rd1' cannot be played here \\(ambiguous\\)"):
-        read_legal_move(chess.Board("4k3/8/8/8/8/4K3/8/R6R w - - 0 1"), "Rd1")
 
 
 def test_draws_by_the_rules() -> None:

@@ -191,14 +191,6 @@ def test_values_that_are_not_finite_are_counted() -> None:
     assert plot("norm", [Series("run", [(1, float("nan"))])]) == ""
 
 
-def test_runs_are_told_apart_by_colour_dash_and_legend() -> None:
-    lines = [Series(name, [(0, 1.0), (1, 2.0)], colour=place) for place, name in enumerate("ab<")]
-    drawn = plot("reward", lines)
-    styles = set(re.findall(r'<polyline class="(s\d)"(?: stroke-dasharray="([^"]*)")?', drawn))
-    assert len(styles) == len({dash for _, dash in styles}) == 3
-    assert "&lt;</li>" in drawn
-
-
 def test_a_ring_marks_the_saved_weights() -> None:
     drawn = plot("share", [Series("run", [(0, 0.0), (10, 1.0)], chosen=5)])
     (left, low), (right, high) = points(drawn, "polyline")
@@ -207,13 +199,6 @@ def test_a_ring_marks_the_saved_weights() -> None:
     assert "saved weights: step 5" in drawn
     for chosen in (None, 20):
         assert "ring" not in plot("share", [Series("run", [(0, 0.0), (10, 1.0)], chosen=chosen)])
-
-
-def test_a_share_that_stays_has_no_axis_beyond_shares() -> None:
-    for value in (0.0, 1.0):
-        drawn = plot("share", [Series("run", [(0, value), (1, value)])], is_share=True)
-        ticks = [float(text) for text in re.findall(r">(-?[\d.]+)%</text>", drawn)]
-        assert 0 <= min(ticks) < max(ticks) <= 100
 
 
 def test_intervals_are_drawn_from_low_to_high() -> None:
@@ -487,24 +472,6 @@ def test_plots_and_boards_are_seen(browser: Browser, one: Path, width: int, sche
         assert box[2] >= 120 and box[3] >= 120
         assert box[0] >= 0 and box[0] + box[2] <= width
         assert painted(shot, box, paper) > 0.8
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_wide_table_shows_that_it_scrolls(browser: Browser, one: Path, scheme: str) -> None:
-    def shade(selector: str, side: str) -> bool:
-        """Whether the edge of the table is painted where no text is: below its last line."""
-        (left, top, width, height), *_ = browser.boxes(selector)
-        edge = left if side == "left" else left + width - 3
-        return painted(browser.screenshot(), (edge, top, 3, height), paper) > 0.5
-
-    first = "#heldout .wide"
-    browser.open(one, 390, scheme)
-    paper = colour(browser.ask("return getComputedStyle(document.body).backgroundColor"))
-    assert shade(first, "right") and not shade(first, "left")
-    browser.ask(f"document.querySelector('{first}').scrollLeft = 1e5")
-    assert shade(first, "left") and not shade(first, "right")
-    browser.open(one, 1920, scheme)
-    assert not shade(first, "left") and not shade(first, "right"), "all of it is seen"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

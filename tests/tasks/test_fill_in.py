@@ -12,11 +12,10 @@ import pytest
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerBase
 
-from rookworld_rlvr.common.errors import ConfigurationError, NotationError, RookWorldError
+from rookworld_rlvr.common.errors import NotationError
 from rookworld_rlvr.common.files import asset_path
 from rookworld_rlvr.data.loading import DataArguments, load_data
 from rookworld_rlvr.data.parquet import read_provenance
-from rookworld_rlvr.data.prepare.arguments import PrepareArguments, made_rows
 from rookworld_rlvr.data.sources import Malformed, parse_raw, parse_row, raw_rows
 from rookworld_rlvr.data.synthesis import fill_in_rows
 from rookworld_rlvr.rewards.registry import get_reward_funcs
@@ -270,13 +269,6 @@ def right_form(prompt: str) -> str:
     return forms[parse_fill_in_prompt(prompt).field]
 
 
-def test_an_answer_that_does_not_fit_is_quarantined() -> None:
-    prompt = f"F: {START}+[MASK]+[MASK]+{AFTER_E4}+{REST}"
-    row = parse_row(0, {"text": f"{prompt} d2d4"})
-    assert isinstance(row, Malformed)
-    assert row.reason == "the answer is not consistent with the record"
-
-
 # --------------------------------------------------------------------------------------------------
 # Grammar
 # --------------------------------------------------------------------------------------------------
@@ -391,35 +383,6 @@ def test_rows_follow_from_their_seed_and_a_short_stream_begins_a_long_one() -> N
     assert [parse_raw({"text": row["prompt"] + row["completion"]}) for row in rows] == rows
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"synthetic_fill_in_shares": {"actoin": 1.0}}, "did you mean action"),
-        (
-            {"synthetic_fill_in_shares": {"action": 0.5}},
-            "synthetic_fill_in_shares: the shares add up to 0.5",
-        ),
-        ({"synthetic_fill_in_shares": {"action": "much"}}, "action: 'much' is not a share"),
-        ({"synthetic_fill_in_shares": [1]}, "not a mapping of fields"),
-        ({"synthetic_fill_in_rows": -1}, "synthetic_fill_in_rows: -1"),
-        ({"synthetic_shares": {"game_ends": 1.0}}, "needs the whole game"),
-        ({"synthetic_opening_plies": 1}, "needs the whole game"),
-        ({"synthetic_shares": {"illegal_actions": 1.0}}, "has to be legal"),
-        ({"tasks": ["policy"]}, "`tasks` leaves fill_in out"),
-        ({"environment_share": 0.5}, "leaves no share for fill_in"),
-        ({"task_shares": {"fill_in": 0.5}}, "add up to 0.5"),
-        ({"task_shares": {"fillin": 1}}, "did you mean fill_in"),
-        ({"task_shares": {"policy": 1}}, "`tasks` leaves it out"),
-        ({"task_shares": {"fill_in": 1}, "environment_share": 0.5}, "exclude each other"),
-        ({"task_shares": "{"}, "not valid JSON"),
-    ],
-)
-def test_faults_of_fill_in_keys(options: dict[str, Any], words: str) -> None:
-    base: dict[str, Any] = {"synthetic_fill_in_rows": 10, "tasks": ["fill_in", "environment"]}
-    with pytest.raises(ConfigurationError, match=words):
-        DataArguments(**{**base, **options})
-
-
 def test_three_tasks_have_their_shares_in_training_and_nothing_else_changes() -> None:
     options: dict[str, Any] = {"synthetic_rows": 60, "synthetic_opening_plies": 6, "max_rows": 400}
     plain = load_data(DataArguments(**options))
@@ -437,23 +400,6 @@ def test_three_tasks_have_their_shares_in_training_and_nothing_else_changes() ->
     kept = [row for row in mixed.heldout if row["task"] != "fill_in"]
     assert kept == plain.heldout.to_list()
     assert DataArguments().tasks == ["environment", "policy"]
-
-
-def test_a_task_without_rows_cannot_have_a_share() -> None:
-    shares = {"fill_in": 0.5, "policy": 0.5}
-    args = DataArguments(max_rows=200, tasks=["policy", "fill_in"], task_shares=shares)
-    with pytest.raises(RookWorldError, match="no fill_in rows to train on"):
-        load_data(args)
-
-
-def test_a_data_set_is_made_of_held_out_positions_only_where_that_is_wanted() -> None:
-    args = PrepareArguments(
-        output_file="rows.parquet", synthetic_fill_in_rows=12, synthetic_heldout_share=0.3
-    )
-    rows = list(made_rows(args))
-    assert Counter(row["task"] for row in rows) == {"fill_in": 12}
-    parsed = [parse_raw({"prompt": row["prompt"], "completion": row["completion"]}) for row in rows]
-    assert parsed == rows
 
 
 def test_the_packaged_rows() -> None:

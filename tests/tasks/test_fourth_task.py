@@ -21,7 +21,7 @@ from rookworld_rlvr.evaluation.answerers import Oracle
 from rookworld_rlvr.rewards.registry import get_reward_funcs, known_rewards, tasks_of
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.metrics import evaluate_completions, training_metrics
-from rookworld_rlvr.tasks.registry import TASKS, join_row, register, split_row, task_of
+from rookworld_rlvr.tasks.registry import TASKS, join_row, register
 from rookworld_rlvr.tasks.scoring import Values
 from rookworld_rlvr.tasks.task import Sampling, Task
 from rookworld_rlvr.tasks.text import clean, parse_fen
@@ -132,14 +132,6 @@ def test_it_trains_with_its_reward_metric_and_sampling(
     assert any("reward/legal_moves" in log for log in logs)
     for name in {name for log in logs for name in log if "legal_moves" in name}:
         assert explain(dashboard_key(name)), name
-
-
-def test_its_text_is_told_apart_by_its_prefix() -> None:
-    row = f"N: {START} 20"
-    assert task_of(row) == "legal_moves"
-    assert split_row(f" {row} <|endoftext|>") == ("legal_moves", f"N: {START}", " 20")
-    with pytest.raises(NotationError, match="no number of moves"):
-        split_row(f"N: {START} many")
 
 
 def test_its_names_follow_from_it() -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import chess
 import pytest
 
-from rookworld_rlvr.cli.dry_run import dry_run_text
 from rookworld_rlvr.data.loading import (
     HELDOUT_SHARE,
     DataArguments,
@@ -18,12 +17,10 @@ from rookworld_rlvr.data.loading import (
     is_held_out,
     load_data,
 )
-from rookworld_rlvr.evaluation.answerers import Oracle, RandomMover
+from rookworld_rlvr.evaluation.answerers import Oracle
 from rookworld_rlvr.evaluation.registry import keep_apart
 from rookworld_rlvr.evaluation.suites.fill_in import FillInSuite, judge
-from rookworld_rlvr.reports.run.answers import choose, quality
-from rookworld_rlvr.reports.run.record import AnswerPair
-from rookworld_rlvr.tasks import fill_in_truth, rules
+from rookworld_rlvr.tasks import fill_in_truth
 from rookworld_rlvr.tasks.fill_in_text import parse_fill_in_prompt
 from rookworld_rlvr.tasks.metrics import evaluate_completions, headline
 from rookworld_rlvr.tasks.registry import TASKS
@@ -41,7 +38,6 @@ CAPTURE = (
     "F: 4k3/8/8/3p4/4P3/8/8/4K3 w - - [MASK] 30+e4d5+e4d5+"
     "4k3/8/8/3P4/8/8/8/4K3 b - - 0 30+0.001+0+0+"
 )
-NOTHING_FITS = E4.replace("/8/8/4P3/8/", "/8/4P3/8/8/")  # the pawn on e5
 
 
 @pytest.fixture(scope="module")
@@ -117,14 +113,6 @@ def whole(prompt: FillInPrompt, fen: str) -> list[str]:
     return [answer for answer in fits if fill_in_truth.filled(prompt, answer)[0].fen == fen]
 
 
-def test_items_follow_from_the_seed() -> None:
-    first, fewer, other = (
-        list(FillInSuite(rows, seed).positions()) for rows, seed in ((40, 0), (20, 0), (40, 1))
-    )
-    assert fewer == first[:20]
-    assert len(set(first) & set(other)) < 20
-
-
 # --------------------------------------------------------------------------------------------------
 # The ceiling and chance
 # --------------------------------------------------------------------------------------------------
@@ -137,42 +125,6 @@ def test_the_oracle_is_right_in_all(suite: FillInSuite) -> None:
     assert found.pop("invalid") == 0
     assert set(found) == {"exact", "similarity", *(f"exact/{field}" for field in FILL_IN_FIELDS)}
     assert set(found.values()) == {1.0}
-
-
-VALUES = {"side_to_move": 2, "castling": 16, "en_passant": 17, "reward": 4, "flags": 2}
-
-
-def chance(prompt: FillInPrompt) -> float:
-    """With what chance a text of the field's form fits, as `RandomMover` draws it."""
-    fits = fill_in_truth.answers(prompt)
-    if prompt.field in VALUES:
-        return len(fits) / VALUES[prompt.field]
-    if prompt.field == "clocks":
-        return sum(int(answer) < 100 for answer in fits) / 100
-    if prompt.field == "rank":
-        other = prompt.state if prompt.column == "next_state" else prompt.next_state
-        drawn = other.split(" ")[0].split("/")
-    elif prompt.field == "history":
-        board = chess.Board()
-        for move in prompt.history[: prompt.part]:
-            board.push_uci(move)
-        drawn = [move.uci() for move in board.legal_moves]
-    else:
-        moves = [move.uci() for move in chess.Board(prompt.state).legal_moves]
-        drawn = moves
-        if prompt.field == "next_state":
-            drawn = [rules.transition(prompt.state, move).fen for move in moves]
-    return sum(text in fits for text in drawn) / len(drawn)
-
-
-def test_what_chance_gets(suite: FillInSuite) -> None:
-    chances = [chance(parse_fill_in_prompt(item)) for item in suite.positions()]
-    found = suite.run(RandomMover(3)).metrics()
-    deviation = (sum(p * (1 - p) for p in chances) ** 0.5) / len(chances)
-    assert deviation < 0.02
-    assert abs(found["exact"].value - sum(chances) / len(chances)) < 4 * deviation
-    assert found["invalid"].value == 0
-    assert found["exact"].value < found["similarity"].value < 1
 
 
 # --------------------------------------------------------------------------------------------------
@@ -211,32 +163,3 @@ def test_held_out_rows_are_counted_by_field(data: LoadedData) -> None:
     results = evaluate_completions(rows, actions)
     assert results["fill_in/exact_action"].value == 1
     assert results["fill_in/exact"].successes == fields["action"]
-
-
-def test_a_corrupted_record_counts_for_nothing() -> None:
-    row = {"task": "fill_in", "prompt": NOTHING_FITS, "fen": START}
-    assert evaluate_completions([row], [" e2e4"]) == {}
-
-
-def test_a_dry_run_shows_rows_of_the_task(data: LoadedData) -> None:
-    text = dry_run_text(data, [{"name": "fill_in_exact"}, {"name": "fill_in_similarity"}])
-    lines = [line for line in text.splitlines() if "fill_in_exact" in line]
-    assert [line.split()[1] for line in lines] == ["1.000", "0.000", "0.000"] * 3
-    assert "fill_in row 3: 'F: " in text
-
-
-# --------------------------------------------------------------------------------------------------
-# Answers that are shown
-# --------------------------------------------------------------------------------------------------
-def answer(prompt: str, completion: str) -> Mapping[str, Any]:
-    score = judge(parse_fill_in_prompt(prompt), completion)
-    return {"task": "fill_in", "prompt": prompt, "completion": completion, "score": score}
-
-
-def test_answers_are_ordered_by_similarity() -> None:
-    near, far = answer(E4, " e2e3"), answer(E4, " a7a5")
-    right = answer(E4, " e2e4")
-    assert [quality(one) for one in (right, near, far)] == pytest.approx([1, 0.7125, 0])
-    (gained, lost) = choose([AnswerPair(far, right), AnswerPair(right, near)], 1)
-    assert (gained.title, gained.pairs[0].after) == ("most gained", right)
-    assert (lost.title, lost.pairs[0].after) == ("most lost", near)

@@ -28,7 +28,6 @@ from rookworld_rlvr.evaluation.suites.versus_stockfish import (
     SkilledEngine,
     VersusStockfishSuite,
     elo_difference,
-    random_move,
     score_estimate,
 )
 from rookworld_rlvr.tasks import rules
@@ -36,7 +35,7 @@ from rookworld_rlvr.tasks.environment import parse_environment_prompt, write_env
 
 from ...conftest import REPOSITORY, launch
 from ...engines import engine_arguments, misbehaving
-from ...scripted import GARBAGE, Scripted, oracle, shallow
+from ...scripted import GARBAGE, Scripted
 
 NO_ENGINE = EngineArguments(engine_path="/no/engine")
 # Games in which the packaged model's best token is at least 1e-3 ahead of the next. With seed 0 two
@@ -254,13 +253,6 @@ def test_an_error_in_the_last_state_is_no_finish(start_from: Start) -> None:
     assert (right["finished"], right["state_error"], right["right_plies"]) == (1, 0, 1)
 
 
-def test_the_oracle_closes_the_loop(stockfish: str) -> None:
-    with shallow(stockfish, 2) as labeller:
-        found = values(ClosedLoopSuite(2, 6, 0).run(oracle(labeller)))
-    assert found.pop("right_plies") == 6 and found.pop("capped") == 1
-    assert set(found.values()) == {0}
-
-
 def test_chance_simulates_the_move_that_was_made_once_in_the_number_of_moves() -> None:
     """The random mover's answer to `A:` is that of a random move, which need not be its own."""
     suite = ClosedLoopSuite(300, 1, 0)
@@ -357,18 +349,6 @@ def test_a_score_without_a_finite_difference_says_so() -> None:
     found = values(result)
     assert found["illegal_moves/random"] == found["illegal_share/random"] == 1
     assert (found["score/random"], found["strict_score/random"]) == (0.5, 0), "it is cut off"
-
-
-def test_two_random_movers_are_equals() -> None:
-    suite = VersusStockfishSuite(["random"], 40, 150, 0, NO_ENGINE)
-    found = values(suite.run(RandomMover()))
-    decided = 1 - found["draw"]
-    assert abs(found["score"] - 0.5) <= 4 * (max(decided, 1 / 40) / 4 / 40) ** 0.5
-    assert found["illegal_moves"] == 0
-    board = chess.Board()
-    drawn = {random_move(board, seed) for seed in range(200)}
-    assert drawn == set(board.legal_moves)
-    assert random_move(board, 5) == random_move(board, 5)
 
 
 def test_stockfish_plays_at_several_levels(stockfish: str) -> None:
