@@ -132,7 +132,7 @@ def _analysed(args: argparse.Namespace) -> Iterator[str]:
 
 
 def _values(args: argparse.Namespace, fen: str) -> tuple[Values | None, str]:
-    """Stockfish's values, and which Stockfish that was; a missing engine is no error."""
+    """Stockfish's values, and which Stockfish that was; a missing engine is not an error."""
     if args.no_engine:
         return None, "Stockfish: not asked (--no_engine)"
     try:
