@@ -14,6 +14,7 @@ import re
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -332,15 +333,19 @@ def main() -> None:
         lines.put(None)
 
     threading.Thread(target=read, daemon=True).start()
+    code = 0
     try:
         Engine(model, load, lines, _write).run()
     except RookWorldError as error:
         _write(f"info string {' '.join(str(error).split())}\n")
         print(f"rookworld uci: {error}", file=sys.stderr)
-        _end(2)
+        code = 2
     except KeyboardInterrupt:
-        _end(130)
-    _end(0)
+        code = 130
+    except Exception:  # `_end` would hide it
+        traceback.print_exc()
+        code = 1
+    _end(code)
 
 
 if __name__ == "__main__":
