@@ -9,6 +9,7 @@ from typing import Any
 
 from ..common.stats import Estimate, Paired
 from ..common.terminal import width, wrapped
+from .goals import WHOSE, goal_rows
 from .registry import SUITE_HEADLINES, Proof
 from .suite import SuiteResult
 
@@ -110,6 +111,7 @@ def results_text(results: Sequence[ModelResults]) -> str:
             lines.append(f"  pass@k: {result.notes['pass_samples']} answers an item, {how}")
         lines += _tables(name, result, first, others)
         lines += _ties(name, first, others)
+        lines += _goals(name, [first, *others])
     for name, reason in first.left_out.items():
         lines += ["", f"{name}: left out: {reason}"]
     if others:
@@ -184,6 +186,19 @@ def _ties(name: str, first: ModelResults, others: Sequence[ModelResults]) -> lis
         for model, found in changes.items()
         if found and all(change.is_tie for change in found.values())
     ]
+
+
+def _goals(name: str, models: Sequence[ModelResults]) -> list[str]:
+    """The goals that the suite measures, with a line for each model."""
+    having = [model for model in models if name in model.suites]
+    results = [model.suites[name].metrics() for model in having]
+    rows = goal_rows(name, results, having[0].suites[name].notes)
+    lines = [f"  {WHOSE}:"] if rows else []
+    for goal, metric, *cells in rows:
+        lines.append(f"    {goal} ({metric})")
+        for model, cell in zip(having, cells, strict=True):
+            lines.append(f"      {short_name(model.model)}: {cell}")
+    return lines
 
 
 def short_name(model: str) -> str:

@@ -221,6 +221,36 @@ def environment_pair(name: str, before: float, after: float) -> AnswerPair:
     return AnswerPair(answer(before), answer(after))
 
 
+def test_the_goals_of_the_author_stand_beside_what_was_measured() -> None:
+    best = {"policy/best_move": Proportion(62, 200)}
+    estimate = {"value": 0.95, "low": 0.91, "high": 0.97, "n": 221}
+    suite = {
+        "version": 1,
+        "n": 221,
+        "seed": 0,
+        "decoding": {"name": "greedy"},
+        "metrics": {"position": estimate},
+        "notes": {"file": "his.json"},
+    }
+    evaluation = {
+        "schema_version": 1,
+        "model": "tiny",
+        "suites": {"openings": suite},
+        "left_out": {},
+    }
+    run = RunRecord("run", {}, before=best, after=best, evaluation=evaluation)
+    text = page([run])
+    assert text.count("Goals that the author of RookWorld-LM-124M set for that model") == 2
+    assert "best move, at least 30%" in text and "31.0% [25.0, 37.7], reached" in text
+    assert "openings of the file, at least 80%" in text
+    assert "95.0% [91.0, 97.0], reached" in text
+    del suite["notes"]
+    other = Proportion(62, 200)
+    bare = RunRecord("run", {}, before={"fill_in/exact": other}, after={"fill_in/exact": other})
+    bare.evaluation = evaluation
+    assert "Goals that" not in page([bare])
+
+
 def test_answers_are_chosen_by_change_and_by_quality() -> None:
     pairs = [
         environment_pair("same", 0.5, 0.5),

@@ -9,7 +9,8 @@ from markupsafe import Markup
 
 from ...common.files import read_asset
 from ...common.html import name, render
-from ...common.stats import newcombe
+from ...common.stats import Proportion, newcombe
+from ...evaluation.goals import WHOSE, goal_rows
 from ...tasks.metrics import headline, headlines
 from ...tasks.registry import TASKS
 from ...training.changes import stretches
@@ -226,6 +227,18 @@ def _before_after(runs: Sequence[RunRecord]) -> dict[str, Any]:
         "published": published,
         "change_text": change_text,
         "interval_text": interval_text,
+        "goals": goal_rows(
+            "heldout",
+            [
+                {
+                    m: found.estimate
+                    for m, found in run.after.items()
+                    if isinstance(found, Proportion)
+                }
+                for run in told
+            ],
+        ),
+        "whose": WHOSE,
         "dots": intervals("Held-out shares: ring before, dot after", dots),
         "agreeing": [number for number in PUBLISHED if held & {*number.metrics}],
         "others": [number for number in PUBLISHED if not number.metrics],

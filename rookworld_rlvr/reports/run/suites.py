@@ -8,6 +8,8 @@ from typing import Any
 from markupsafe import Markup
 
 from ...common.html import name, render
+from ...common.stats import Estimate
+from ...evaluation.goals import WHOSE, goal_rows
 from ...evaluation.results import SCHEMA_VERSION, decoding_text
 from .published import published
 from .record import RunRecord
@@ -27,7 +29,9 @@ _BOUNDS = {_ESTIMATE: "[{low:.4g}, {high:.4g}]", _PAIRED: "[{low:+.4g}, {high:+.
 def section(runs: Sequence[RunRecord]) -> Markup:
     """A table for each suite and run; empty if no folder has an ``evaluation.json``."""
     told = [(run.name, run.evaluation) for run in runs if run.evaluation is not None]
-    return render("run_suites.html", told=[(run, _evaluation(content)) for run, content in told])
+    return render(
+        "run_suites.html", whose=WHOSE, told=[(run, _evaluation(content)) for run, content in told]
+    )
 
 
 def _evaluation(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,7 +63,13 @@ def _suites(models: Sequence[Model]) -> Iterator[dict[str, Any]]:
             "heads": [*heads, "published"],
             "wholes": [row for metric, row in rows.items() if "/" not in metric],
             "parts": [row for metric, row in rows.items() if "/" in metric],
+            "goals": goal_rows(suite, list(map(_estimates, results)), first.get("notes", {})),
+            "models": [model["model"] for model in having],
         }
+
+
+def _estimates(result: Mapping[str, Any]) -> dict[str, Estimate]:
+    return {metric: Estimate(**value) for metric, value in result["metrics"].items()}
 
 
 def _row(suite: str, metric: str, models: Sequence[Model]) -> list[Markup]:

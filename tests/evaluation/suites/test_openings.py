@@ -12,6 +12,7 @@ import chess
 import pytest
 
 from rookworld_rlvr.evaluation.answerers import Answerer, Oracle, RandomMover
+from rookworld_rlvr.evaluation.goals import goal_rows
 from rookworld_rlvr.evaluation.results import ModelResults, results_text
 from rookworld_rlvr.evaluation.suite import SuiteUnavailableError
 from rookworld_rlvr.evaluation.suites.openings import OpeningsSuite
@@ -118,6 +119,14 @@ def test_rows_without_a_readable_prompt_are_counted(tmp_path: Path) -> None:
     assert result.metrics()["exact/ply_1"].value == 1.0
     text = " ".join(results_text([ModelResults("oracle", {"openings": result}, {})]).split())
     assert "5 rows; no readable prompt in 3" in text
+    assert "openings of the file, at least 80% (position)" in text
+    assert "oracle: 100.0% [34.2, 100.0], reached" in text
+    missed = suite.run(Says(E4_E5, E4)).metrics()
+    assert goal_rows("openings", [missed], suite.notes)[1] == [
+        "first moves of the file, at least 80%",
+        "position/ply_1",
+        "0.0% [0.0, 65.8], not reached",
+    ]
 
 
 @pytest.mark.parametrize(
