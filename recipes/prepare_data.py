@@ -18,8 +18,9 @@ from rookworld_rlvr.cli.parser import StrictParser, run_cli
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.common.files import check_writable
 from rookworld_rlvr.data.parquet import data_card, read_provenance
-from rookworld_rlvr.data.prepare.arguments import PrepareArguments, PrepareLabelArguments
-from rookworld_rlvr.data.prepare.pipeline import (
+from rookworld_rlvr.data.prepare import (
+    PrepareArguments,
+    PrepareLabelArguments,
     PrepareReport,
     read_rows,
     report_lines,
@@ -41,12 +42,12 @@ def main(argv: Sequence[str]) -> None:
         ################
         report = PrepareReport()
         rows = read_rows(args, report, output.with_suffix(".quarantine.jsonl"))
-        write_labelled(output, rows, args, label_args, report, args.num_proc)
+        write_labelled(output, rows, args, label_args, report)
     else:
         ################
         # Many tasks
         ################
-        from rookworld_rlvr.data.prepare.cluster import label_on_cluster  # it imports datatrove
+        from rookworld_rlvr.data.cluster import label_on_cluster  # it imports datatrove
 
         if left := label_on_cluster(args, label_args):
             print(f"{left}. To see how far they are, or to go on if some failed, start again")

@@ -9,13 +9,12 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import TrainingArguments
 from trl import ModelConfig
 
 from ..common.errors import EngineError, RookWorldError
-from ..data.prepare.arguments import PrepareArguments, PrepareLabelArguments
 from ..engine.pool import find_engine
 from ..engine.truth import LabelArguments
 from ..evaluation.registry import SUITE_HEADLINES
@@ -24,6 +23,9 @@ from ..rewards.registry import check_reward_specs, tasks_of
 from ..tasks.registry import TASKS
 from ..training.config import RookWorldGRPOConfig, RunArguments
 from ..training.run_folder import foreign_faults
+
+if TYPE_CHECKING:
+    from ..data.prepare import PrepareArguments, PrepareLabelArguments
 
 
 def check_sft_recipe(*groups: Any) -> list[str]:
@@ -190,7 +192,7 @@ def check_cluster(args: PrepareArguments) -> list[str]:
             f"cluster: {args.cluster!r} needs {' and '.join(missing)}; install "
             f"'rookworld-rlvr[cluster]'{' and ray' if 'ray' in missing else ''}"
         ]
-    from ..data.prepare.cluster import option_faults  # it imports datatrove
+    from ..data.cluster import option_faults  # it imports datatrove
 
     assert not isinstance(args.cluster_options, str)  # it has been read as JSON
     return option_faults(args.cluster, args.cluster_options or {})
@@ -212,13 +214,12 @@ def check_prepare_recipe(
         faults.append(
             "engine_cache: with cluster each task keeps its values in a file of its own; leave it out"
         )
-    if label_args.engine_workers is None and (args.cluster or args.num_proc > 1):
+    if args.cluster and label_args.engine_workers is None:
         faults.append(
-            "engine_workers: null is this machine's cores, for every worker process or task; give the "
-            "engines of each"
+            "engine_workers: null is this machine's cores, for every task; give the engines of each"
         )
     if os.environ.get("WORLD_SIZE", "1") != "1":
         faults.append(
-            "num_processes: prepare is one process; give num_proc workers, or cluster: local"
+            "num_processes: prepare is one process; give engine_workers, or cluster: local"
         )
     return faults

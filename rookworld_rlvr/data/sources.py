@@ -79,16 +79,6 @@ _FILE_LOADERS = {
 _COLUMNS = ("text", "prompt", "fen", "fault")  # of a raw row, one at least; fault: a broken game
 
 
-_POSITIONS = Features(  # the raw rows of games
-    {
-        "fen": Value("string"),
-        "action": Value("string"),
-        "history": List(Value("string")),
-        "fault": Value("string"),
-    }
-)
-
-
 FEATURES = Features(
     {
         "task": Value("string"),
@@ -390,27 +380,6 @@ def _check_columns(name: str, row: Mapping[str, Any], text_column: str) -> None:
         f"no column {text_column!r} in {name!r}; found: {', '.join(row)}. Name the column that holds "
         "the rows in text_column, or give columns prompt and completion, or fen"
     )
-
-
-def raw_dataset(
-    name: str, split: str = "train", max_rows: int | None = None, text_column: str = "text"
-) -> Dataset:
-    """The same rows as a memory-mapped data set; rows are copied only if they are streamed."""
-    file = dataset_file(name)
-    if file is not None and file.suffix == ".pgn":
-        return on_disk(raw_rows(name, split, max_rows, text_column), _POSITIONS)
-    with _loading(name):
-        is_streamed = max_rows is not None and file is None
-        rows: Dataset = _open_dataset(name, split, is_streamed)
-        if is_streamed:  # without known types the first rows could not tell those of the others
-            rows = rows.take(max_rows)
-            rows = on_disk(rows, rows.features) if rows.features else Dataset.from_list(list(rows))
-    if len(rows):
-        _check_columns(name, dict.fromkeys(rows.column_names), text_column)
-        if text_column != "text":
-            others = [column for column in rows.column_names if column != "text"]
-            rows = rows.select_columns(others).rename_column(text_column, "text")
-    return rows.select(range(len(rows))[:max_rows])
 
 
 def on_disk(rows: Iterable[Row], features: Features) -> Dataset:

@@ -14,8 +14,8 @@ from rookworld_rlvr.common import progress
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data import sources, synthesis
 from rookworld_rlvr.data.loading import is_held_out
-from rookworld_rlvr.data.prepare.arguments import PrepareArguments
-from rookworld_rlvr.data.prepare.arguments import made_rows as prepared_rows
+from rookworld_rlvr.data.prepare import PrepareArguments
+from rookworld_rlvr.data.prepare import made_rows as prepared_rows
 from rookworld_rlvr.data.sources import Malformed, SourceArguments, parse_rows
 from rookworld_rlvr.tasks.policy import POLICY
 from rookworld_rlvr.tasks.registry import TASKS

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...common.files import read_asset
 from ...tasks.rules import SIDES
-from ..prepare.repair import REPAIRS
+from ..repair import REPAIRS
 
 MOSTLY = 0.9  # B is the highest E in 99% of White's rows of the public data, in 0% of Black's
 

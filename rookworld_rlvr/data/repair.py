@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...tasks import rules
-from ...tasks.environment import ENVIRONMENT, parse_environment_answer, write_environment_answer
-from ...tasks.policy import POLICY, parse_policy_answer, policy_reference, write_policy_answer
-from ...tasks.scoring import Values
-from ...tasks.types import PolicyAnswer
-from ..loading import action_values_of
+from ..tasks import rules
+from ..tasks.environment import ENVIRONMENT, parse_environment_answer, write_environment_answer
+from ..tasks.policy import POLICY, parse_policy_answer, policy_reference, write_policy_answer
+from ..tasks.scoring import Values
+from ..tasks.types import PolicyAnswer
+from .loading import action_values_of
 
 
 @dataclass(frozen=True, slots=True)

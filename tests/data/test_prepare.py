@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,26 +20,28 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 import pytest
-from datasets import Dataset
 
 from rookworld_rlvr.common.errors import ConfigurationError, EngineError, RookWorldError
-from rookworld_rlvr.data import sources, synthesis
-from rookworld_rlvr.data.loading import DataArguments, LoadedData, load_data
+from rookworld_rlvr.data import prepare as prepare_module
+from rookworld_rlvr.data import synthesis
+from rookworld_rlvr.data.loading import DataArguments, LoadedData, is_held_out, load_data
 from rookworld_rlvr.data.parquet import read_provenance
-from rookworld_rlvr.data.prepare import pipeline
-from rookworld_rlvr.data.prepare.arguments import PrepareArguments, PrepareLabelArguments
-from rookworld_rlvr.data.prepare.pipeline import (
+from rookworld_rlvr.data.prepare import (
+    PrepareArguments,
+    PrepareLabelArguments,
     PrepareReport,
+    made_rows,
     read_rows,
     write_labelled,
 )
-from rookworld_rlvr.data.sources import dataset_file, raw_dataset
+from rookworld_rlvr.data.sources import dataset_file
 from rookworld_rlvr.engine.labeller import Labeller
 from rookworld_rlvr.engine.pool import EngineArguments
+from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.policy import parse_policy_answer
 from rookworld_rlvr.tasks.registry import split_row
 
-from ...conftest import REPOSITORY, recipe, script
+from ..conftest import REPOSITORY, recipe, script
 
 SCRIPT = REPOSITORY / "recipes" / "prepare_data.py"
 ENVIRONMENT = (
@@ -80,7 +83,7 @@ def prepare(tmp_path: Path, lines: list[str], **options: Any) -> tuple[Table, Pr
     label_args = PrepareLabelArguments(**label_options)
     report = PrepareReport()
     rows = read_rows(args, report, tmp_path / "quarantine.jsonl")
-    write_labelled(output, rows, args, label_args, report, args.num_proc)
+    write_labelled(output, rows, args, label_args, report)
     return pq.read_table(output).to_pylist(), report, read_provenance(output) or {}
 
 
@@ -149,11 +152,10 @@ def test_malformed_rows_are_kept_apart_with_their_reasons(tmp_path: Path) -> Non
         prepare(tmp_path, lines)
 
 
-@pytest.mark.parametrize("num_proc", [1, 2])
-def test_positions_and_games_are_labelled(num_proc: int, tmp_path: Path) -> None:
+def test_positions_and_games_are_labelled(tmp_path: Path) -> None:
     games = tmp_path / "games.pgn"
     games.write_text("1. f3 e5 2. g4 Qh4# *\n\n1. Ke3 *\n")
-    options: dict[str, Any] = {"num_proc": num_proc, "max_quarantined_share": 0.5}
+    options: dict[str, Any] = {"max_quarantined_share": 0.5}
     rows, report, _ = prepare(tmp_path, [], dataset_name=str(games), **options)
     assert [row["text"][:2] for row in rows] == ["P:"] * 4
     assert all(row["action_values"] and " B: " in row["text"] for row in rows)
@@ -185,7 +187,6 @@ def test_openings_are_made_with_answers_by_the_engine(tmp_path: Path) -> None:
         synthetic_policy_rows=6,
         synthetic_policy_plies=2,
         synthetic_rows=3,
-        num_proc=2,
     )
     assert [row["text"][0] for row in rows] == ["P"] * 6 + ["A"] * 3
     assert report.rows["made"] == 9 and report.repaired == {"answer": 6}
@@ -226,30 +227,40 @@ def test_the_packaged_values_are_the_engines(packaged: LoadedData) -> None:
         assert stored == [(value.move, value.cp) for value in values.values]
 
 
+def test_a_test_set_has_its_phases_and_held_out_positions_only() -> None:
+    args = PrepareArguments(
+        output_file="rows.parquet",
+        synthetic_policy_rows=24,
+        synthetic_policy_phases={"middlegame": 0.25, "endgame": 0.75},
+        synthetic_rows=10,
+        synthetic_shares={"openings": 1.0},
+        synthetic_heldout_share=0.3,
+    )
+    rows = list(made_rows(args))
+    assert Counter(row["task"] for row in rows) == {"policy": 24, "environment": 10}
+    assert all(is_held_out(row["fen"], 0.3) for row in rows)
+    phases = Counter(rules.phase(row["fen"]) for row in rows if row["task"] == "policy")
+    assert phases.keys() == {"middlegame", "endgame"}
+    assert phases["endgame"] > phases["middlegame"], phases
+    assert rows == list(made_rows(args)), "the same seed, the same rows"
+    assert all(row["completion"] for row in rows if row["task"] == "environment")
+
+
 # --------------------------------------------------------------------------------------------------
-# Chunks
+# Batches
 # --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("num_proc", [1, 2])
-def test_chunks_put_together_are_the_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_proc: int
+def test_batches_put_together_are_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [*policy_lines(9), ENVIRONMENT, MATE, ENVIRONMENT]
     whole, report, _ = prepare(tmp_path, lines, repairs=["duplicates"])
     (tmp_path / "values.sqlite").unlink()
-    monkeypatch.setattr(pipeline, "ROW_GROUP", 4)
-    again, by_chunks, _ = prepare(tmp_path, lines, repairs=["duplicates"], num_proc=num_proc)
+    monkeypatch.setattr(prepare_module, "ROW_GROUP", 4)
+    monkeypatch.setattr(prepare_module, "_BATCH", 3)
+    again, by_chunks, _ = prepare(tmp_path, lines, repairs=["duplicates"])
     assert again == whole and by_chunks == report
     groups = pq.ParquetFile(tmp_path / "out.parquet").num_row_groups
     assert groups == -(-len(whole) // 4) > 2
-
-
-def test_streamed_rows_and_games_are_kept_on_disk_not_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = Dataset.from_dict({"text": [MATE, ENVIRONMENT] * 3}).to_iterable_dataset()
-    monkeypatch.setattr(sources, "_open_dataset", lambda *given: data)
-    rows = raw_dataset("someone/something", max_rows=5)
-    assert rows["text"][:] == [MATE, ENVIRONMENT, MATE, ENVIRONMENT, MATE] and rows.cache_files
 
 
 def test_two_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +288,7 @@ def argv(folder: Path, rows: Path) -> list[str]:
 
 def start(folder: Path, rows: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, str(SCRIPT), *argv(folder, rows), "--num_proc", "2"],
+        [sys.executable, str(SCRIPT), *argv(folder, rows), "--engine_workers", "2"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -329,25 +340,6 @@ def test_killed_engines_are_replaced(tmp_path: Path, undisturbed: tuple[Path, Ta
     assert pq.read_table(tmp_path / "out.parquet").to_pylist() == expected
 
 
-def test_a_killed_worker_is_made_good(tmp_path: Path, undisturbed: tuple[Path, Table]) -> None:
-    rows, expected = undisturbed
-    with start(tmp_path, rows) as process:
-        wait_until(partial(has_valued, tmp_path, 6), process)
-        worker = next(engines(process)).parent()
-        assert worker is not None and worker.pid != process.pid
-        worker.kill()
-        printed, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, printed
-    assert "a worker died (1 of 5)" in printed
-    assert pq.read_table(tmp_path / "out.parquet").to_pylist() == expected
-    note = read_provenance(tmp_path / "out.parquet") or {}
-    assert note["counts"]["positions"] == {
-        "known before": 0,
-        "valued": len(expected) - 1,
-        "given up": 0,
-    }
-
-
 def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, undisturbed: tuple[Path, Table]) -> None:
     rows, expected = undisturbed
     with start(tmp_path, rows) as process:
@@ -376,7 +368,6 @@ def test_faults_are_reported_together() -> None:
             dataset_name="",
             output_file="rows.txt",
             repairs=["best_mov"],
-            num_proc=0,
             push_to_hub=True,
             hub_dataset_id="nobody",
         )
@@ -384,15 +375,24 @@ def test_faults_are_reported_together() -> None:
     for words in (
         "output_file: 'rows.txt'",
         "best_move?",
-        "num_proc: 0",
         "hub_dataset_id: 'nobody'",
     ):
         assert words in faults
     assert "dataset_name: missing" in faults
     with pytest.raises(ConfigurationError, match="engine_depth: 0 is too small"):
         PrepareLabelArguments(engine_depth=0)
-    with pytest.raises(ConfigurationError, match="workers share the cache"):
-        PrepareLabelArguments(engine_cache=":memory:")
+
+
+def test_faults_of_made_rows_are_found_together() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        PrepareArguments(
+            output_file="rows.parquet",
+            synthetic_policy_rows=1,
+            synthetic_policy_phases={"midlegame": 1.0, "endgame": -1},
+            synthetic_heldout_share=0.0,
+        )
+    for words in ("did you mean middlegame", "endgame: -1 is too small", "0.0 is not in (0, 1]"):
+        assert words in str(caught.value)
 
 
 BAD_INPUT = [

@@ -6,7 +6,6 @@ The command reads the rows and puts them into a folder beside the output file, `
   rows read. `rows/`: the parsed rows.
 - `values/`: a cache of values for each task, so that no file has two writers. `parts/`: the rows that
   each task has labelled.
-- `running/`: a file for each process that works on a task, named after its number.
 - `label/`, `join/`: datatrove's marks of finished tasks, logs, counts and Slurm script. `jobs.json`:
   the jobs that Slurm was given last.
 
@@ -19,22 +18,20 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import multiprocessing
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, replace
-from functools import cache
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import datasets
-import multiprocess
 from datatrove.executor import (
     LocalPipelineExecutor,
     RayPipelineExecutor,
@@ -43,13 +40,14 @@ from datatrove.executor import (
 from datatrove.executor.base import PipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 
-from ...common.errors import RookWorldError, close_matches
-from ...common.files import replace_text, write_json
-from ...engine.truth import LabelArguments
-from ..parquet import join_parquet
-from ..sources import dataset_file
-from .arguments import PrepareArguments
-from .pipeline import PrepareReport, read_rows, write_labelled
+from ..common.errors import RookWorldError, close_matches
+from ..common.files import replace_text, write_json
+from ..common.machine import cores
+from ..common.progress import shown
+from ..engine.truth import LabelArguments
+from .parquet import join_parquet
+from .prepare import PrepareArguments, PrepareReport, read_rows, write_labelled
+from .sources import dataset_file
 
 _EXECUTORS: dict[str, type[PipelineExecutor]] = {
     "local": LocalPipelineExecutor,
@@ -63,7 +61,7 @@ _OURS = ("self", "pipeline", "tasks", "logging_dir", "depends", "skip_completed"
 
 # Keys that do not change the rows: a run may go on with others.
 _FREE = {
-    *("output_file", "num_proc", "push_to_hub", "hub_dataset_id", "hub_private"),
+    *("output_file", "push_to_hub", "hub_dataset_id", "hub_private"),
     *("cluster", "cluster_options"),
     *("engine_path", "engine_workers", "engine_timeout", "engine_cache"),
 }
@@ -90,14 +88,12 @@ class LabelShard(PipelineStep):  # type: ignore[misc]
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
         """Write the part of task `rank` of `world_size`."""
-        _end_with_parent()
         asyncio.set_event_loop_policy(None)  # Ray's, of uvloop, cannot start an engine as we do
         datasets.disable_progress_bars()  # they would fill the log
         rows = datasets.load_from_disk(self.folder / "rows").shard(world_size, rank)
         values = str(self.folder / "values" / f"{rank:05d}.sqlite")
         label_args, report = replace(self.label_args, engine_cache=values), PrepareReport()
-        with _marked(self.folder / "running" / str(os.getpid())):
-            write_labelled(_part(self.folder, rank), rows, self.args, label_args, report)
+        write_labelled(_part(self.folder, rank), rows, self.args, label_args, report)
         for group, counts in vars(report).items():
             for name, count in counts.items():
                 self.stat_update(f"{group}, {name}", value=count)
@@ -129,40 +125,6 @@ def _part(folder: Path, rank: int) -> Path:
     return folder / "parts" / f"{rank:05d}.parquet"
 
 
-@cache
-def _end_with_parent() -> None:
-    """End this process if the one that started it is killed: otherwise it would label on, unseen."""
-    parent = multiprocess.parent_process()
-    if parent is not None:
-
-        def watch() -> None:
-            parent.join()
-            os._exit(1)
-
-        threading.Thread(target=watch, daemon=True).start()
-
-
-@contextmanager
-def _marked(mark: Path) -> Iterator[None]:
-    """Keep a file while the block runs; only a process that is killed leaves it behind."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        mark.unlink(missing_ok=True)
-        os._exit(128 + number)
-
-    before = None
-    if multiprocess.parent_process() is not None:
-        # datatrove ends its workers so when a task has failed.
-        before = signal.signal(signal.SIGTERM, leave)
-    try:
-        mark.touch()
-        yield
-    finally:
-        mark.unlink(missing_ok=True)
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
-
-
 # --------------------------------------------------------------------------------------------------
 # The run
 # --------------------------------------------------------------------------------------------------
@@ -183,8 +145,6 @@ def label_on_cluster(args: PrepareArguments, label_args: LabelArguments) -> str:
         _store_rows(folder, args)
     rows = datasets.load_from_disk(folder / "rows")
     tasks = max(1, min(args.cluster_tasks, len(rows)))
-    running = folder / "running"
-    running.mkdir(exist_ok=True)
     first, last = LabelShard(folder, args, label_args), JoinParts(folder, tasks, output)
     label = _executor(args, label_args, folder / "label", first, tasks)
     join = _executor(args, label_args, folder / "join", last, 1, depends=label)
@@ -197,7 +157,9 @@ def label_on_cluster(args: PrepareArguments, label_args: LabelArguments) -> str:
         done = tasks - len(label.get_incomplete_ranks())
         return f"{jobs}: {done} of {tasks} tasks are done; the last job writes {output}"
     for stage in (label, join):
-        with _workers_watched(running) if args.cluster == "local" else nullcontext():
+        if args.cluster == "local":
+            _run_here(stage)
+        else:
             stage.run()
         if failed := stage.get_incomplete_ranks():  # Ray's executor does not raise
             log = folder / stage.logging_dir.path / "logs" / f"task_{failed[0]:05d}.log"
@@ -207,50 +169,40 @@ def label_on_cluster(args: PrepareArguments, label_args: LabelArguments) -> str:
     return ""
 
 
-@contextmanager
-def _workers_watched(running: Path) -> Iterator[None]:
-    """End the block if a worker process is killed: datatrove would wait for its task for ever.
+def _run_here(stage: Any) -> None:
+    """Run the tasks that are not done in processes of this machine.
 
-    Args:
-        running: Holds the processes' marks, see `_marked`.
+    datatrove's own pool would wait for ever for the task of a worker that was killed.
 
     Raises:
         RookWorldError: A worker was killed.
     """
-    over, waiting = threading.Event(), threading.get_ident()
+    ranks = stage.get_incomplete_ranks()
+    fork = multiprocessing.get_context("fork")  # a forked worker need not import everything again
+    pool = ProcessPoolExecutor(stage.workers, fork, initializer=_end_with_parent)
+    try:
+        done = pool.map(stage._run_for_rank, ranks, ranks)
+        for _ in shown(done, f"datatrove's {stage.pipeline[0].name}", len(ranks), "tasks"):
+            pass
+    except BrokenProcessPool as error:
+        raise RookWorldError(
+            "cluster: a worker process was killed, perhaps for lack of memory; give fewer "
+            "(cluster_options: {workers: 2}), and start again to go on"
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """End this process if the one that started it is killed: otherwise it would label on, unseen."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
 
     def watch() -> None:
-        while not over.wait(0.5):
-            # A process that has ended by itself since the folder was read has removed its mark.
-            if any(not _is_alive(int(mark.name)) and mark.exists() for mark in running.iterdir()):
-                signal.pthread_kill(waiting, signal.SIGUSR1)
-                return
+        parent.join()
+        os._exit(1)
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise RookWorldError(
-            "cluster: a worker process was killed, perhaps for lack of memory; give fewer workers "
-            "(num_proc), and start again to go on"
-        )
-
-    for mark in running.iterdir():  # of a command that was killed
-        mark.unlink()
-    before = signal.signal(signal.SIGUSR1, stop)
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        over.set()
-        watcher.join()
-        signal.signal(signal.SIGUSR1, before)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def option_faults(cluster: str, options: Mapping[str, Any]) -> list[str]:
@@ -320,8 +272,7 @@ def _executor(
     assert args.cluster is not None and not isinstance(args.cluster_options, str)
     environment = Path(sys.prefix) / "bin" / "activate"
     usual: dict[str, dict[str, Any]] = {
-        # A forked worker need not import everything again.
-        "local": {"workers": min(args.num_proc, tasks), "start_method": "fork"},
+        "local": {"workers": min(cores() or 1, tasks)},
         "slurm": {
             "job_name": f"rookworld_{folder.name}",
             "cpus_per_task": label_args.workers(),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rookworld_rlvr.data.prepare.repair import repair_row
+from rookworld_rlvr.data.repair import repair_row
 from rookworld_rlvr.tasks.policy import (
     parse_policy_answer,
     write_policy_answer,

@@ -1,0 +1,387 @@
+"""Make labelled data sets: read rows, value policy positions with engines, repair answers.
+
+Each position that has been valued is in the engine's cache on disk. A run that was stopped goes on
+from there.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from datasets import Dataset, Features, Value
+
+from ..common.progress import Progress
+from ..common.settings import setting, with_default
+from ..engine.labeller import Labeller
+from ..engine.pool import position_asked
+from ..engine.truth import LabelArguments, LabelSource
+from ..tasks import rules
+from ..tasks.environment import ENVIRONMENT
+from ..tasks.policy import POLICY, write_policy_prompt
+from ..tasks.registry import TASKS, join_row
+from ..tasks.rules import PHASES
+from ..tasks.types import EnvironmentPrompt, ValueSource
+from . import synthesis
+from .loading import action_values_column, is_held_out
+from .parquet import ROW_GROUP, read_provenance, write_parquet
+from .repair import REPAIRS, repair_row
+from .sources import (
+    FEATURES,
+    Malformed,
+    Row,
+    SourceArguments,
+    check_dataset_name,
+    dataset_file,
+    on_disk,
+    parse_rows,
+    quarantine,
+)
+
+logger = logging.getLogger(__name__)
+
+
+_BATCH = 256  # rows whose values are in memory at once, some 4 KB each
+
+
+_WRITTEN = Features({"text": Value("string"), "action_values": FEATURES["action_values"]})
+
+
+# --------------------------------------------------------------------------------------------------
+# Arguments
+# --------------------------------------------------------------------------------------------------
+def _parquet_faults(name: str, where: str) -> list[str]:
+    if Path(name).suffix == ".parquet":
+        return []
+    return [f"{where}: {name!r} is not the name of a .parquet file; give one"]
+
+
+def _phase_faults(shares: Mapping[str, float], where: str) -> list[str]:
+    if any(share > 0 for share in shares.values() if isinstance(share, int | float)):
+        return []
+    return [f"{where}: no share in {shares!r} is above 0; give at least one"]
+
+
+@dataclass
+class PrepareArguments(SourceArguments):
+    """The data set to make; see `SourceArguments` for the rows that it is made from."""
+
+    dataset_name: str = setting(
+        "",
+        "Data to label and repair: a packaged name, a Hub id, or a file of RookWorld rows, prompts, "
+        "FENs, EPDs or PGN games. Leave it out to make synthetic rows only.",
+        check=check_dataset_name,
+    )
+    tasks: list[str] = setting(
+        [POLICY.name],
+        "What to ask about each position of a FEN, EPD or PGN file: policy, an analysis; environment, "
+        "what a move leads to. Rows and prompts keep the task that they have.",
+        among=(POLICY.name, ENVIRONMENT.name),
+        of="task for positions",
+        filled=True,
+        once=True,
+    )
+    output_file: str = setting("", "Parquet file to write.", check=_parquet_faults)
+    synthetic_policy_rows: int = setting(
+        0,
+        "Number of random positions to add as policy rows; their answers are written from the engine's "
+        "values.",
+        least=0,
+    )
+    synthetic_policy_plies: int = setting(
+        6,
+        "Longest random game that leads to such a position, in plies; ignored if "
+        "synthetic_policy_phases is given.",
+        least=1,
+    )
+    synthetic_policy_phases: dict[str, float] | str | None = setting(
+        None,
+        "Draw these positions from phases of the game, in proportion: {middlegame: 0.5, endgame: 0.5}. "
+        "Without it, from openings.",
+        among=PHASES,
+        of="phase",
+        least=0,
+        check=_phase_faults,
+    )
+    synthetic_heldout_share: float | None = setting(
+        None,
+        "Make synthetic rows only from positions that a heldout_share of this size holds out, for a "
+        "test set. Without it, from all positions.",
+        above=0,
+        most=1,
+    )
+    repairs: list[str] = setting(
+        [],
+        "Repairs to make: candidates, evaluations and best_move rewrite M, E and B by the values of "
+        "moves, environment recomputes answers with python-chess, duplicates drops repeated prompts.",
+        among=REPAIRS,
+        of="repair",
+    )
+    cluster: Literal["local", "slurm", "ray"] | None = setting(
+        None,
+        "Divide the rows into cluster_tasks tasks, which datatrove runs: as many at a time as this "
+        "machine has cores (local), as jobs of Slurm, or on a Ray cluster. None labels all rows in one "
+        "run.",
+    )
+    cluster_tasks: int = setting(
+        100,
+        "Number of tasks with `cluster`. If one is stopped, its rows are gone through again, without "
+        "the searches that were done. Give several times as many as there are cores.",
+        least=1,
+    )
+    cluster_options: dict[str, Any] | str | None = setting(
+        None,
+        "Further arguments of datatrove's executor, such as {workers: 4}; Slurm needs "
+        "{time: '08:00:00', partition: cpu}.",
+    )
+    push_to_hub: bool = setting(False, "Upload the file and a data card to hub_dataset_id.")
+    hub_dataset_id: str | None = setting(
+        None, "Data set on the Hub to upload to, owner/name; needed for push_to_hub."
+    )
+    hub_private: bool = setting(False, "Make the Hub repository private, if it has to be created.")
+
+    def faults(self) -> list[str]:
+        """Faults that only several keys together show, one sentence each."""
+        faults = super().faults()
+        made = self.synthetic_rows, self.synthetic_policy_rows, self.synthetic_fill_in_rows
+        if not (self.dataset_name or any(made)):
+            faults.append("dataset_name: missing, and no synthetic rows to make; give one of them")
+        if self.push_to_hub and (self.hub_dataset_id or "").count("/") != 1:
+            faults.append(
+                f"hub_dataset_id: {self.hub_dataset_id!r} is not a Hub id (owner/name); push_to_hub "
+                "needs one"
+            )
+        return faults
+
+
+@dataclass
+class PrepareLabelArguments(LabelArguments):
+    """`LabelArguments` with another default: rows that have values keep them."""
+
+    labels: LabelSource = with_default(LabelArguments, "labels", "stored_or_engine")
+
+
+# --------------------------------------------------------------------------------------------------
+# Counts
+# --------------------------------------------------------------------------------------------------
+@dataclass
+class PrepareReport:
+    """What was done, counted."""
+
+    rows: Counter[str] = field(default_factory=Counter)  # read, quarantined, unjudgeable, written
+    positions: Counter[str] = field(default_factory=Counter)  # valued, known before, given up
+    repaired: Counter[str] = field(default_factory=Counter)  # rows by repair
+    not_repairable: Counter[str] = field(default_factory=Counter)  # rows by repair that failed
+
+
+def report_lines(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """The counts of a `PrepareReport` as lines for a terminal."""
+    return [
+        f"{f'{group}, {name}'.replace('_', ' '):<34}{count:>10,}"
+        for group, numbers in counts.items()
+        for name, count in numbers.items()
+    ]
+
+
+# --------------------------------------------------------------------------------------------------
+# Reading
+# --------------------------------------------------------------------------------------------------
+def read_rows(args: PrepareArguments, report: PrepareReport, quarantine_file: Path) -> Dataset:
+    """The parsed rows in their order, without the malformed ones, then the made ones; kept on disk.
+
+    Args:
+        args: What to read.
+        report: Counted into.
+        quarantine_file: Where malformed rows go.
+
+    Raises:
+        RookWorldError: The data set cannot be read, or too much of it is malformed.
+    """
+    rows = on_disk(_rows(args, report, quarantine_file), FEATURES)
+    if "duplicates" in args.repairs:
+        first = _first_of_equal(rows)
+        report.repaired["duplicates"] += len(rows) - len(first)
+        rows = rows.select(first)
+    return rows
+
+
+def _rows(args: PrepareArguments, report: PrepareReport, quarantine_file: Path) -> Iterator[Row]:
+    malformed = []
+    if args.dataset_name:
+        report.rows.update(dict.fromkeys(("read", "quarantined", "unjudgeable"), 0))
+    for row in parse_rows(args.raw_rows(), tasks=args.tasks):
+        report.rows["read"] += 1
+        if isinstance(row, Malformed):
+            malformed.append(row)
+            report.rows["unjudgeable" if row.is_readable else "quarantined"] += 1
+        else:
+            yield row
+    quarantine(malformed, report.rows["read"], args, quarantine_file)
+    for row in made_rows(args):
+        report.rows["made"] += 1
+        yield row
+
+
+def _first_of_equal(rows: Dataset) -> npt.NDArray[np.int64]:
+    """The indices of the rows whose prompt has not come before, in eight bytes for each row."""
+    # Of five million different prompts, two share a hash of 64 bits once in a million data sets.
+    asked = zip(rows["task"], rows["prompt"], strict=True)
+    hashes = np.fromiter(map(hash, asked), np.int64, len(rows))
+    return np.sort(np.unique(hashes, return_index=True)[1])
+
+
+def made_rows(args: PrepareArguments) -> Iterator[Row]:
+    """Synthetic rows of all tasks; a policy row has no answer yet."""
+    share = args.synthetic_heldout_share
+
+    def is_wanted(fen: str) -> bool:
+        return share is None or is_held_out(fen, share)
+
+    positions = filter(is_wanted, _made_positions(args))
+    seen: set[str] = set()
+    with Progress("making policy rows", args.synthetic_policy_rows) as progress:
+        while len(seen) < args.synthetic_policy_rows:
+            fen = next(positions)
+            if (key := rules.position_key(fen)) not in seen:
+                seen.add(key)
+                progress.update()
+                prompt = write_policy_prompt(fen)
+                yield POLICY.row(prompt, "", EnvironmentPrompt(fen))
+    yield from args.made_rows(is_wanted, "all" if share is None else f"held out {share!r}")
+
+
+def _made_positions(args: PrepareArguments) -> Iterator[str]:
+    seed, shares = args.synthetic_seed, args.synthetic_policy_phases
+    if not shares:
+        yield from synthesis.opening_positions(seed, args.synthetic_policy_plies)
+        return
+    assert isinstance(shares, dict)
+    streams = {phase: synthesis.phase_positions(seed, phase) for phase in PHASES if phase in shares}
+    rng = random.Random(seed)
+    while True:
+        (phase,) = rng.choices(list(streams), [shares[phase] for phase in streams])
+        yield next(streams[phase])
+
+
+# --------------------------------------------------------------------------------------------------
+# Labelling
+# --------------------------------------------------------------------------------------------------
+def write_labelled(
+    path: Path,
+    rows: Dataset,
+    args: PrepareArguments,
+    label_args: LabelArguments,
+    report: PrepareReport,
+) -> None:
+    """Value the positions of rows, repair their answers, and write them with their provenance.
+
+    This is done batch by batch, so memory does not grow with the number of rows. The columns are `text`
+    and `action_values`.
+
+    Args:
+        path: The Parquet file.
+        rows: Of `read_rows`.
+        args: Which repairs to make.
+        label_args: Which values to take, and whom to ask for them.
+        report: Counted into.
+
+    Raises:
+        EngineError: No engine was found, or it fails at position after position.
+        RookWorldError: The cache cannot be used.
+    """
+    asked = rows.select_columns(["task", "action_values"])
+    is_needed = label_args.labels != "stored" and any(
+        _is_asked(r, label_args.labels) for r in asked
+    )
+    with (
+        Labeller(label_args) if is_needed else nullcontext() as labeller,
+        Progress("labelling", len(rows)) as progress,
+    ):
+        source = None if labeller is None else labeller.source
+
+        def finished(batch: list[Row]) -> pa.Table:
+            if labeller is not None:
+                _value(batch, label_args, labeller, report)
+            table = pa.Table.from_pylist(
+                [_written(row, args.repairs, report) for row in batch], _WRITTEN.arrow_schema
+            )
+            progress.update(len(batch))
+            return table
+
+        def groups() -> Iterator[pa.Table]:
+            for first in range(0, len(rows), ROW_GROUP):
+                group = rows.select(range(first, min(first + ROW_GROUP, len(rows))))
+                starts = range(0, len(group), _BATCH)
+                yield pa.concat_tables(
+                    finished(group.select(range(s, min(s + _BATCH, len(group)))).to_list())
+                    for s in starts
+                )
+
+        report.rows.update({"written": 0, "policy rows without values": 0})
+        write_parquet(
+            path, _WRITTEN.arrow_schema, groups(), lambda: provenance(args, source, report)
+        )
+
+
+def _is_asked(row: Mapping[str, Any], labels: str) -> bool:
+    """Whether a row's values come from the engine, if one is asked at all."""
+    return TASKS[row["task"]].needs_values and (labels == "engine" or row["action_values"] is None)
+
+
+def _value(
+    rows: Sequence[Row], args: LabelArguments, labeller: Labeller, report: PrepareReport
+) -> None:
+    """Put values into the rows that need them; None where the engine gave up."""
+    asked = [row for row in rows if _is_asked(row, args.labels)]
+    searched, given_up = labeller.searched, set(labeller.given_up)
+    answers = labeller.values([row["fen"] for row in asked])
+    for row, found in zip(asked, answers, strict=True):
+        row["action_values"] = found and action_values_column(found.by_move())
+    lost = [position for position in labeller.given_up if position not in given_up]
+    for position in lost:
+        logger.warning("given up: %s (%s)", position, labeller.given_up[position])
+    valued = labeller.searched - searched
+    positions = {position_asked(row["fen"]) for row in asked}
+    report.positions["known before"] += len(positions) - valued - len(lost)
+    report.positions["valued"] += valued
+    report.positions["given up"] += len(lost)
+
+
+def _written(row: Row, repairs: Sequence[str], report: PrepareReport) -> Row:
+    """A row as it is written, with its answer repaired."""
+    repaired = repair_row(row, repairs)
+    report.repaired.update(repaired.done)
+    report.not_repairable.update(repaired.refused)
+    report.rows["written"] += 1
+    report.rows["policy rows without values"] += (
+        TASKS[row["task"]].needs_values and row["action_values"] is None
+    )
+    text = join_row(row["prompt"], repaired.completion)
+    return {"text": text, "action_values": row["action_values"]}
+
+
+def provenance(
+    args: PrepareArguments, source: ValueSource | None, report: PrepareReport
+) -> dict[str, Any]:
+    """Where the rows come from and how they were made, for `write_parquet`."""
+    before = read_provenance(dataset_file(args.dataset_name)) if args.dataset_name else None
+    return {
+        "dataset_name": args.dataset_name,
+        "dataset_split": args.dataset_split,
+        "dataset_provenance": before,
+        "engine": source and source.engine,
+        "limit": source and source.limit,
+        "date": datetime.now(UTC).date().isoformat(),
+        "repairs": list(args.repairs),
+        "counts": {group: dict(counts) for group, counts in vars(report).items()},
+    }

@@ -1,1 +1,0 @@
-"""Turn raw rows into Parquet files with the truth beside each row."""
