@@ -16,8 +16,8 @@ from typing import Any
 
 from rookworld_rlvr.cli.parser import StrictParser, run_cli
 from rookworld_rlvr.common.files import check_writable, write_json
-from rookworld_rlvr.data.audit.run import AuditArguments, audit
-from rookworld_rlvr.data.audit.text import advice, table
+from rookworld_rlvr.data.audit import AuditArguments, audit
+from rookworld_rlvr.data.audit_text import advice, table
 from rookworld_rlvr.engine.labeller import Labeller
 from rookworld_rlvr.engine.pool import EngineArguments
 

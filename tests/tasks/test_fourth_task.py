@@ -13,7 +13,7 @@ from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from rookworld_rlvr.cli.dry_run import dry_run_text
 from rookworld_rlvr.common.errors import ConfigurationError, NotationError
-from rookworld_rlvr.data.audit.run import AuditArguments, audit
+from rookworld_rlvr.data.audit import AuditArguments, audit
 from rookworld_rlvr.data.loading import DataArguments, LoadedData, load_data, require_truth
 from rookworld_rlvr.data.synthesis import environment_prompts, environment_row
 from rookworld_rlvr.diagnosis.completions import _position

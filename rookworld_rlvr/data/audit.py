@@ -1,43 +1,180 @@
-"""The counts of an audit, taken row by row.
+"""Count in one pass what is right and what is wrong with a data set's rows.
 
-An evaluation `E` is seen either from the side to move or from White. With White to move the two are
-the same, so only rows with Black to move can tell them apart. Three sources can decide, and the first
-that does is reported as the basis:
-
-- ``engine``: is a row's `E` nearer to the engine's values, or to their negatives? Asked of a sample.
-- ``action_values``: the same question, asked of the values that are stored with the rows.
-- ``material``: does the median of a row's `E` have the sign of the material balance as the side to
-  move sees it, or as White sees it? One row proves nothing, so this needs many. White's rows are the
-  control: if material does not predict the sign of their `E` (in puzzles the side that is behind often
-  wins), it proves nothing about Black's rows either.
-
-A source decides if the majority of its rows is clear: its 95% Wilson interval excludes one half.
+Every share comes with its number of rows; a share of no rows is None. Only hashes of the rows are
+kept, 24 bytes a row, so data sets of millions of rows fit into memory.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import operator
 import random
-import statistics
+from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ...common.stats import Proportion
-from ...tasks import rules
-from ...tasks.environment import ENVIRONMENT, parse_environment_answer
-from ...tasks.fill_in import FILL_IN
-from ...tasks.fill_in_truth import last_move_agrees
-from ...tasks.policy import POLICY, parse_policy_answer, score_policy
-from ...tasks.registry import TASKS, task_of
-from ...tasks.rules import SIDES
-from ...tasks.scoring import values_by_move
-from ...tasks.types import FILL_IN_FIELDS, PolicyAnswer
-from ..sources import Malformed, Row
+import numpy as np
 
-BASES = ("engine", "action_values", "material")  # of the view of E; the first that decides counts
+from ..common.errors import RookWorldError
+from ..common.progress import Progress, shown
+from ..common.settings import Checked, each, setting
+from ..common.stats import Proportion
+from ..engine.labeller import Labeller
+from ..tasks import rules
+from ..tasks.environment import ENVIRONMENT, parse_environment_answer
+from ..tasks.fill_in import FILL_IN
+from ..tasks.fill_in_truth import last_move_agrees
+from ..tasks.policy import POLICY, parse_policy_answer, score_policy
+from ..tasks.registry import TASKS, task_of
+from ..tasks.rules import SIDES
+from ..tasks.scoring import values_by_move
+from ..tasks.types import FILL_IN_FIELDS, PolicyAnswer
+from .sources import Malformed, Row, check_dataset_name, dataset_file, parse_rows, raw_rows
+
+AUDIT_VERSION = 4
 
 
+def _evaluation_faults(name: str, where: str) -> list[str]:
+    return check_dataset_name(name, where) if name else [f"{where}: a name is empty; leave it out"]
+
+
+@dataclass
+class AuditArguments(Checked):
+    """Which rows to audit, and against what."""
+
+    dataset_name: str = setting(
+        "",
+        "Data set to audit: a packaged name, a Hub id, or a file of RookWorld rows, prompts, FENs, EPDs "
+        "or PGN games. A position counts as a policy prompt without an answer.",
+        filled=True,
+        check=check_dataset_name,
+        remedy="give a Hub id, a file or a packaged name",
+    )
+    text_column: str = setting(
+        "text",
+        "Column of dataset_name that holds the rows; evaluation sets hold theirs in `text`.",
+        filled=True,
+    )
+    dataset_splits: list[str] = setting(
+        ["train"],
+        "Splits of a Hub data set to audit; positions that two of them share are counted.",
+        filled=True,
+        once=True,
+    )
+    evaluation_names: list[str] = setting(
+        [],
+        "Data sets on which models are evaluated, of the Hub the split train; positions that they "
+        "share with dataset_name are counted.",
+        check=each(_evaluation_faults),
+    )
+    max_rows: int | None = setting(
+        None,
+        "Read at most this many rows of each split of dataset_name; a Hub data set is then streamed.",
+        least=1,
+    )
+    engine_sample: int = setting(
+        0,
+        "Number of policy rows that the engine values, to compare E and B with; 0 needs no engine.",
+        least=0,
+    )
+    output_file: str | None = setting(None, "JSON file to which the counts are also written.")
+
+    def faults(self) -> list[str]:
+        """Faults that only several keys together show, one sentence each."""
+        if self.dataset_splits in ([], ["train"]) or dataset_file(self.dataset_name) is None:
+            return []
+        return [f"dataset_splits: {self.dataset_name!r} is one file without splits; leave it out"]
+
+
+# --------------------------------------------------------------------------------------------------
+# The story
+# --------------------------------------------------------------------------------------------------
+def audit(args: AuditArguments, labeller: Labeller | None = None) -> dict[str, Any]:
+    """Read all rows once and return the counts as a nested dict that JSON can hold.
+
+    Args:
+        args: What to read.
+        labeller: Values the sample; needed if `args.engine_sample` is above 0.
+
+    Raises:
+        RookWorldError: A data set cannot be read, no row of an evaluation set can be parsed, or the
+            engine fails.
+    """
+    counts = Counts(args.engine_sample)
+    splits = {}
+    for split in args.dataset_splits:
+        splits[split] = RowHashes()
+        for row in _read(args.dataset_name, split, args.max_rows, args.text_column):
+            counts.add(row)
+            splits[split].add(row)
+    engine = _ask_engine(counts, labeller) if labeller else None
+    return {
+        "audit_version": AUDIT_VERSION,
+        "dataset_name": args.dataset_name,
+        "splits": args.dataset_splits,
+        "text_column": args.text_column,
+        "max_rows": args.max_rows,
+        "rows": counts.rows_result(),
+        "largest_unreadable_share": max(split.unreadable_share for split in splits.values()),
+        POLICY.name: counts.policy_result() | {"engine": engine},
+        ENVIRONMENT.name: counts.environment_result(),
+        FILL_IN.name: counts.fill_in_result(),
+        "duplicates": _duplicates_result(list(splits.values())),
+        "overlap": {
+            "splits": [
+                _overlap(*pair, splits[pair[0]], splits[pair[1]])
+                for pair in itertools.combinations(splits, 2)
+            ],
+            "evaluation": list(_evaluation_overlaps(args, splits)),
+        },
+    }
+
+
+def _read(
+    name: str, split: str, max_rows: int | None = None, text_column: str = "text"
+) -> Iterator[Row | Malformed]:
+    rows = parse_rows(raw_rows(name, split, max_rows, text_column), tasks=[POLICY.name])
+    return shown(rows, f"reading {name}, {split}")
+
+
+def _ask_engine(counts: Counts, labeller: Labeller) -> dict[str, Any]:
+    with Progress("valuing a sample", len(counts.sample), "positions") as progress:
+        answers = labeller.values([row["fen"] for row in counts.sample], progress.update)
+    for row, values in zip(counts.sample, answers, strict=True):
+        if values is not None:
+            counts.compare(row, values.by_move(), "engine")
+    return {
+        "engine": labeller.source.engine,
+        "limit": labeller.source.limit,
+        "sampled": len(counts.sample),
+        "given_up": sum(values is None for values in answers),
+        **counts.values_result("engine"),
+    }
+
+
+def _evaluation_overlaps(
+    args: AuditArguments, splits: Mapping[str, RowHashes]
+) -> Iterator[dict[str, Any]]:
+    for name in args.evaluation_names:
+        hashes = RowHashes()
+        for row in _read(name, "train"):
+            hashes.add(row)
+        if not hashes.positions:
+            raise RookWorldError(
+                f"evaluation_names: no row of {name!r} can be read as a RookWorld row, so its "
+                "overlap cannot be counted; give another file, or leave it out"
+            )
+        for split in splits:
+            overlap = _overlap(split, name, splits[split], hashes)
+            yield overlap | {"malformed_of_second": hashes.malformed}
+
+
+# --------------------------------------------------------------------------------------------------
+# Counts
+# --------------------------------------------------------------------------------------------------
 # The names are keys of the JSON.
 FORM: Mapping[str, Callable[[PolicyAnswer, Collection[str]], bool]] = {
     "all_moves_legal": lambda said, legal: set(said.moves) <= set(legal),
@@ -75,12 +212,6 @@ DIFFERENCES = (
 
 MOST_PAWNS = 10.0
 """Evaluations are compared within ±10 pawns: mates and won games would drown every other error."""
-
-
-_LEAST_MATERIAL_ROWS = 20
-
-
-_PIECE_PAWNS = {"p": 1, "n": 3, "b": 3, "r": 5, "q": 9}
 
 
 class Means:
@@ -131,8 +262,9 @@ class Counts:
         self.fill_in = Means()  # by hidden field
         self.policy = Means()
         self.best = {side: Means() for side in SIDES}
-        self.values = {basis: {side: Means() for side in SIDES} for basis in BASES}
-        self.votes = Means()  # that E is seen from the side to move, by basis
+        self.values = {
+            basis: {side: Means() for side in SIDES} for basis in ("engine", "action_values")
+        }
 
     def add(self, row: Row | Malformed) -> None:
         """Count one row."""
@@ -176,9 +308,6 @@ class Counts:
                 best_is_argmax_e=by_value[max(by_value)] == answer.best_move,
                 best_is_argmin_e=by_value[min(by_value)] == answer.best_move,
             )
-        vote = material_vote(row["fen"], answer)
-        if vote is not None:
-            self.votes.add(**{"material" if side == "black" else "control": vote})
         self._draw(row)
         if values is not None:
             self.compare(row, values, "action_values")
@@ -202,14 +331,10 @@ class Counts:
             best_is_best_of_all=score["best_move_hit"],
             top_five_named=score["candidates"],
         )
-        pairs = evaluation_pairs(answer, values)
-        for mine, true in pairs:
+        for mine, true in evaluation_pairs(answer, values):
             means.add(evaluation_error_pawns=abs(mine - true))
             if mine and true:  # zero has no sign
                 means.add(evaluation_sign_right=mine * true > 0)
-        vote = values_vote(pairs)
-        if side == "black" and vote is not None:
-            self.votes.add(**{basis: vote})
 
     def rows_result(self) -> dict[str, Any]:
         """Rows by task and side to move, and rows that are left out by reason."""
@@ -224,40 +349,17 @@ class Counts:
         }
 
     def policy_result(self) -> dict[str, Any]:
-        """Counts of the policy rows: form, view of `E`, agreement with values."""
-        perspective, basis = self.perspective()
+        """Counts of the policy rows: form, agreement with values."""
         return {
             "rows": self.policy.of("labelled").n,
             "without_answer": self.policy.rows("without_answer"),
             **{name: self.policy.rows(name) for name in FORM},
-            "evaluation_perspective": perspective,
-            "evaluation_perspective_basis": basis,
-            "evaluation_perspective_votes": {
-                name: _ballot(self.votes.of(name)) for name in (*BASES, "control")
-            },
             **{side: _result(self.best[side], "distinct_evaluations", BEST) for side in SIDES},
             "action_values": {
                 "labelled": self.policy.rows("labelled"),
                 **self.values_result("action_values"),
             },
         }
-
-    def perspective(self) -> tuple[str | None, str | None]:
-        """From which side `E` is seen, and the basis that decided it; see the module's docstring."""
-        control = self.votes.of("control")
-        for basis in BASES:
-            votes = self.votes.of(basis)
-            if basis == "material" and (
-                votes.n < _LEAST_MATERIAL_ROWS
-                or (control.n >= _LEAST_MATERIAL_ROWS and control.interval[0] <= 0.5)
-            ):
-                continue
-            low, high = votes.interval
-            if low > 0.5:
-                return "side_to_move", basis
-            if high < 0.5:
-                return "white", basis
-        return None, None
 
     def values_result(self, basis: str) -> dict[str, Any]:
         """How rows agree with values of all legal moves, by side to move."""
@@ -294,11 +396,6 @@ def _result(means: Means, number: str, names: Sequence[str]) -> dict[str, Any]:
     return {number: means.of(names[0]).n, **{name: means.mean(name) for name in names}}
 
 
-def _ballot(votes: Proportion) -> dict[str, int]:
-    yes = int(votes.successes)
-    return {"side_to_move": yes, "white": votes.n - yes}
-
-
 # --------------------------------------------------------------------------------------------------
 # One row
 # --------------------------------------------------------------------------------------------------
@@ -318,36 +415,6 @@ def evaluation_pairs(answer: PolicyAnswer, values: Mapping[str, int]) -> list[tu
 
 def _clipped(pawns: float) -> float:
     return max(-MOST_PAWNS, min(MOST_PAWNS, pawns))
-
-
-def values_vote(pairs: Sequence[tuple[float, float]]) -> bool | None:
-    """Whether `E` is nearer to the values than to their negatives; None if both are as near."""
-    as_it_stands = sum(abs(mine - true) for mine, true in pairs)
-    negated = sum(abs(-mine - true) for mine, true in pairs)
-    return None if as_it_stands == negated else as_it_stands < negated
-
-
-def material_balance(fen: str) -> int:
-    """Material of the side to move minus the opponent's, in pawns (1, 3, 3, 5, 9).
-
-    >>> material_balance("4k3/8/8/8/8/8/8/R3K3 b - - 0 1")
-    -5
-    """
-    placement = fen.split(" ")[0]
-    white = sum(
-        _PIECE_PAWNS.get(piece.lower(), 0) * (1 if piece.isupper() else -1) for piece in placement
-    )
-    return white if rules.side_to_move(fen) == "white" else -white
-
-
-def material_vote(fen: str, answer: PolicyAnswer) -> bool | None:
-    """Whether the median of `E` has the sign of the material balance from the side to move.
-
-    None if either is zero. It is the median because single moves of the five may be blunders or mates.
-    """
-    balance = material_balance(fen)
-    middle = statistics.median(answer.evaluations)
-    return balance * middle > 0 if balance and middle else None
 
 
 def environment_differences(row: Row) -> dict[str, bool]:
@@ -382,3 +449,70 @@ def follows_illegal_move(row: Row) -> bool:
     if row["history"][-1:] != [row["action"]]:
         return False  # which move led to the position is not known
     return not last_move_agrees(rules.board_of(row["fen"]), tuple(row["history"]))
+
+
+# --------------------------------------------------------------------------------------------------
+# Hashes
+# --------------------------------------------------------------------------------------------------
+def hash_of(text: str) -> int:
+    """A hash of 64 bits; the chance that two of 10 million texts share one is 3 in a million."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+class RowHashes:
+    """Position, prompt and answer of each row of a split, and how many have none."""
+
+    def __init__(self) -> None:
+        self.malformed = self.unreadable = 0
+        self.positions, self.prompts, self.answers = array("Q"), array("Q"), array("Q")
+
+    def add(self, row: Row | Malformed) -> None:
+        """Keep the hashes of one row."""
+        if isinstance(row, Malformed):
+            self.malformed += 1
+            self.unreadable += not row.is_readable
+            return
+        self.positions.append(hash_of(rules.position_key(row["fen"])))
+        self.prompts.append(hash_of(row["prompt"]))
+        self.answers.append(hash_of(_answer_text(row)))
+
+    @property
+    def unreadable_share(self) -> float:
+        """The share of the split's rows that cannot be read, as `max_quarantined_share` counts it."""
+        return self.unreadable / max(1, self.malformed + len(self.prompts))
+
+    def duplicates(self) -> tuple[int, int]:
+        """How many rows repeat an earlier prompt, and how many of them answer it differently."""
+        answers = np.array(self.answers)
+        _, first, same = np.unique(self.prompts, return_index=True, return_inverse=True)
+        return len(answers) - len(first), int((answers != answers[first][same]).sum())
+
+
+def _answer_text(row: Row) -> str:
+    """An answer without the order of its candidates, which does not matter."""
+    if row["task"] != POLICY.name or not row["completion"]:
+        return str(row["completion"])
+    answer = parse_policy_answer(row["completion"])
+    pairs = sorted(itertools.zip_longest(answer.moves, map(str, answer.evaluations), fillvalue=""))
+    return f"{pairs} {answer.best_move}"
+
+
+def _duplicates_result(splits: Sequence[RowHashes]) -> dict[str, Any]:
+    found = [split.duplicates() for split in splits]
+    total = sum(len(split.prompts) for split in splits)
+    repeated, conflicting = map(sum, zip(*found, strict=True))
+    return {
+        name: {"rows": rows, "share": rows / total if total else None}
+        for name, rows in (("within_a_split", repeated), ("conflicting", conflicting))
+    }
+
+
+def _overlap(first: str, second: str, rows: RowHashes, others: RowHashes) -> dict[str, Any]:
+    one, other = np.array(rows.positions), np.array(others.positions)
+    return {
+        "first": first,
+        "second": second,
+        "positions": len(np.intersect1d(one, other)),
+        "rows_of_first": int(np.isin(one, other).sum()),
+        "rows_of_second": int(np.isin(other, one).sum()),
+    }

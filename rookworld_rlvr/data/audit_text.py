@@ -9,9 +9,9 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
-from ...common.files import read_asset
-from ...tasks.rules import SIDES
-from ..repair import REPAIRS
+from ..common.files import read_asset
+from ..tasks.rules import SIDES
+from .repair import REPAIRS
 
 MOSTLY = 0.9  # B is the highest E in 99% of White's rows of the public data, in 0% of Black's
 
@@ -70,14 +70,12 @@ def _lines(values: Mapping[str, Any], depth: int) -> Iterator[str]:
                 for name in value:
                     row = (_cell(name, values[side][name]) for side in SIDES)
                     yield _line(_label(name), depth + 1, *row)
-        elif key == "black" or (_says_nothing(value) and key != "evaluation_perspective"):
+        elif key == "black" or _says_nothing(value):
             continue
         elif not isinstance(value, Mapping):
             yield _line(_label(key), depth, _cell(key, value))
         elif set(value) == {"rows", "share"}:
             yield _line(_label(key), depth, *(_cell(name, value[name]) for name in value))
-        elif set(value) == {"side_to_move", "white"}:
-            yield f"{_line(_label(key), depth)}: {_filled(_TEXT['ballot'], value)}"
         else:
             yield _line(_label(key), depth)
             yield from _lines(value, depth + 1)
@@ -103,7 +101,7 @@ def _line(label: str, depth: int, *cells: str) -> str:
 
 def _cell(name: str, value: Any) -> str:
     if value is None:
-        return "undecided" if name == "evaluation_perspective" else "-"
+        return "-"
     if isinstance(value, float):
         return f"{value:.2f}" if name.endswith("_pawns") else f"{value:.1%}"
     return f"{value:,}" if isinstance(value, int) else str(value).replace("_", " ")
@@ -176,7 +174,14 @@ def findings(result: Part) -> Iterator[tuple[str, Part]]:
         illegal_best_move=not_legal,
         best_not_in_moves=elsewhere,
     )
-    yield from _view_findings(policy)
+    for side in SIDES:
+        best, worst = _best_and_worst(policy, side)
+        if best < MOSTLY:
+            count = policy[side]["distinct_evaluations"]
+            yield (
+                "best_is_worst",
+                {"side": side.capitalize(), "best": best, "worst": worst, "rows": count},
+            )
     yield from _value_findings(policy)
     yield from _counted(
         illegal_move_played_on=_played_on(environment),
@@ -200,32 +205,12 @@ def _counted(**parts: Part) -> Iterator[tuple[str, Part]]:
     return ((name, part) for name, part in parts.items() if part["rows"])
 
 
-def _view_findings(policy: Part) -> Iterator[tuple[str, Part]]:
-    """Findings about the view of `E`, and about `B` compared with the row's own `E`."""
-    black = policy["black"]
-    if policy["evaluation_perspective"] == "white":
-        yield "seen_from_white", policy
-    elif policy["evaluation_perspective"] is None and black["distinct_evaluations"]:
-        remedy = "a larger --engine_sample" if policy["engine"] else "--engine_sample 200"
-        yield "view_unknown", {**black, "remedy": remedy}
-    for side in SIDES:
-        best, worst = _best_and_worst(policy, side)
-        if best < MOSTLY:
-            rows = policy[side]["distinct_evaluations"]
-            part = {"side": side.capitalize(), "best": best, "worst": worst, "rows": rows}
-            yield "best_is_worst", part
-
-
 def _best_and_worst(policy: Part, side: str) -> tuple[float, float]:
-    """Shares of rows whose `B` has the best and the worst `E` for the side to move.
-
-    Without rows, and for Black if the view of `E` is unknown, 1 and 0: nothing counts as wrong.
-    """
-    shares = policy[side]["best_is_argmax_e"], policy[side]["best_is_argmin_e"]
-    perspective = "side_to_move" if side == "white" else policy["evaluation_perspective"]
-    if perspective is None or None in shares:
+    """Shares of rows whose `B` has the best and the worst `E`; without rows 1 and 0."""
+    found = policy[side]
+    if not found["distinct_evaluations"]:
         return 1.0, 0.0
-    return shares if perspective == "side_to_move" else shares[::-1]
+    return found["best_is_argmax_e"], found["best_is_argmin_e"]
 
 
 def _value_findings(policy: Part) -> Iterator[tuple[str, Part]]:
@@ -243,8 +228,10 @@ def _value_findings(policy: Part) -> Iterator[tuple[str, Part]]:
                 yield "seldom_best_of_five", part
             if named is not None and named < HALF:
                 yield "few_of_top_five", part
-            is_far_off = (part["evaluation_error_pawns"] or 0) > MOST_ERROR_PAWNS
-            if is_far_off and policy["evaluation_perspective"] != "white":
+            sign = part["evaluation_sign_right"]
+            if sign is not None and sign < HALF:
+                yield "wrong_sign", part
+            elif (part["evaluation_error_pawns"] or 0) > MOST_ERROR_PAWNS:
                 yield "far_off", part
     if policy["engine"] and policy["engine"]["given_up"]:
         yield "given_up", policy["engine"]

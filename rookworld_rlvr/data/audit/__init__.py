@@ -1,1 +1,0 @@
-"""What is wrong with a data set, row by row, before anyone trains on it."""
