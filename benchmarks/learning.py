@@ -35,8 +35,7 @@ import yaml
 from recipe_runs import REPOSITORY
 
 from rookworld_rlvr.common.stats import Proportion
-from rookworld_rlvr.data.loading import DataArguments, is_held_out, load_data
-from rookworld_rlvr.data.planted_faults import is_first_ply
+from rookworld_rlvr.data.loading import DataArguments, is_first_ply, is_held_out, load_data
 from rookworld_rlvr.data.synthesis import environment_row, first_plies
 from rookworld_rlvr.evaluation.answerers import LanguageModel
 from rookworld_rlvr.evaluation.pass_at_k import RightCounts
@@ -69,6 +68,7 @@ class Start:
         measures: Held-out metrics; the first is what is to be learnt.
         datasets: The packaged data sets that held-out rows come from, each with its tasks.
         needs_quickstart: Whether it is made from a quickstart's model, `runs/grpo_nano`.
+        fault: What `benchmarks/planted_faults.py` plants in the rows that it is made from.
     """
 
     made_by: str
@@ -78,14 +78,13 @@ class Start:
     measures: Sequence[str]
     datasets: Mapping[str, Sequence[str]] = field(default_factory=lambda: OPENINGS)
     needs_quickstart: bool = False
+    fault: str = ""
 
     @property
     def tasks(self) -> list[str]:
         """The tasks that are measured."""
         return [task for tasks in self.datasets.values() for task in tasks]
 
-
-NO_FAULTS = {"en_passant_fault_share": 0, "black_best_move_fault_share": 0}
 
 SAMPLES = {
     "sft_coef": 0.0,
@@ -99,7 +98,7 @@ SAMPLES = {
 STARTS: Mapping[str, Start] = {
     "openings": Start(
         "sft_nano.yaml",
-        {**NO_FAULTS, "lr_scheduler_type": "constant_with_warmup", "max_steps": 8000},
+        {"lr_scheduler_type": "constant_with_warmup", "max_steps": 8000},
         "grpo_learning.yaml",
         SAMPLES,
         ("environment/exact", "policy/best_move"),
@@ -111,6 +110,7 @@ STARTS: Mapping[str, Start] = {
         {},
         ("first plies", "first plies, held out", "environment/exact", "policy/best_move"),
         needs_quickstart=True,
+        fault="hole",
     ),
     "fill_in": Start(
         "sft_fill_in.yaml",
@@ -163,10 +163,7 @@ METHODS: Mapping[str, Method] = {
     "shuffled": Method(GRPO_STEPS, {"zero_variance": "keep"}, "benchmarks/shuffled_rewards.py"),
 }
 LABELLED = {
-    **NO_FAULTS,
     "new_model": None,
-    "first_plies_fault_share": 0.0,
-    "environment_share": None,
     "task_shares": None,
     "learning_rate": 1e-3,
     "lr_scheduler_type": "cosine",
@@ -194,7 +191,9 @@ def made(name: str, folder: Path) -> Path:
         needed = Path("runs/grpo_nano")
         if start.needs_quickstart and not (needed / "model.safetensors").is_file():
             run("recipes/grpo.py", "grpo_nano.yaml", needed, {})
-        run("recipes/sft.py", start.made_by, model, start.made_with)
+        script = "benchmarks/planted_faults.py" if start.fault else "recipes/sft.py"
+        words = ("--fault", start.fault) if start.fault else ()
+        run(script, start.made_by, model, start.made_with, *words)
     return model
 
 
@@ -223,7 +222,7 @@ def trained(name: str, method: str, seed: int, folder: Path) -> tuple[Path, floa
     return output, before + seconds
 
 
-def run(script: str, recipe: str, output: Path, options: Options) -> float:
+def run(script: str, recipe: str, output: Path, options: Options, *words: str) -> float:
     """Run a recipe with overrides on one core; gives its seconds of processor time."""
     output.parent.mkdir(parents=True, exist_ok=True)
     changed = {**yaml.safe_load((RECIPES / recipe).read_text()), **options}
@@ -233,7 +232,7 @@ def run(script: str, recipe: str, output: Path, options: Options) -> float:
     before = processor_seconds()
     with log.open("w") as file:
         subprocess.run(
-            [sys.executable, str(REPOSITORY / script), "--config", str(config)],
+            [sys.executable, str(REPOSITORY / script), *words, "--config", str(config)],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdout=file,
             stderr=subprocess.STDOUT,

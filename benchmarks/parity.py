@@ -25,7 +25,7 @@ REWARDS = [{"name": "environment_exact"}, {"name": "policy_best_move"}]
 
 
 def main() -> int:
-    rows = load_data(DataArguments(environment_share=0.5)).train
+    rows = load_data(DataArguments(task_shares={"environment": 0.5, "policy": 0.5})).train
     results = {}
     for kind in (GRPOTrainer, RookWorldGRPOTrainer):
         with tempfile.TemporaryDirectory() as folder:

@@ -206,7 +206,7 @@ def trainer_of(kind: str, work: Work, steps: int, folder: Path, reward: Any = No
     """
     disable_progress_bars()
     tokenizer = loading.load_tokenizer(loading.PACKAGED_MODEL)
-    data = load_data(DataArguments(environment_share=0.5, heldout_rows=4))
+    data = load_data(DataArguments(task_shares={"environment": 0.5, "policy": 0.5}, heldout_rows=4))
     if work.model == "nano":
         model: Any = loading.load_model(loading.PACKAGED_MODEL)
         rows, rewards = data.train, CHESS

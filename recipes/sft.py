@@ -10,7 +10,8 @@ from rookworld_rlvr.common.threads import use_idle_cores  # before torch is load
 
 # isort: split
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from rookworld_rlvr.common.progress import Progress
 from rookworld_rlvr.common.stats import Proportion
 from rookworld_rlvr.common.terminal import wrapped
 from rookworld_rlvr.data.loading import DataArguments, load_data, require_answers
+from rookworld_rlvr.data.sources import Row
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import ANSWER_TOKENS, complete
 from rookworld_rlvr.models.gpt2 import new_model, train_tokenizer
@@ -56,6 +58,11 @@ GROUPS = [RunArguments, DataArguments, NewModelArguments, ModelConfig, RookWorld
 
 
 def main(argv: Sequence[str]) -> None:
+    train(argv)
+
+
+def train(argv: Sequence[str], change: Callable[[Row], Row] | None = None) -> Path:
+    """Train, on rows that `change` has changed; returns the folder."""
     started = time.perf_counter()
     parser = StrictParser(GROUPS, RECIPE)
     arguments = parser.parse_strictly(argv, check_sft_recipe)
@@ -70,7 +77,7 @@ def main(argv: Sequence[str]) -> None:
     wish = None if run_args.dry_run else sft_args.resume_from_checkpoint
     if ended := finished(wish, output_dir, resolved):
         state.print(ended)
-        return
+        return output_dir
     checkpoint = resume_point(wish, output_dir, resolved)
     quarantine = quarantine_path(output_dir)
     is_pushed = state.is_main_process and not run_args.dry_run
@@ -78,12 +85,14 @@ def main(argv: Sequence[str]) -> None:
     with state.main_process_first():
         keep_bad_rows = state.is_main_process and not run_args.dry_run
         data = load_data(data_args, quarantine if keep_bad_rows else None, is_learnt=True)
+    if change is not None:
+        data = replace(data, train=data.train.map(change, load_from_cache_file=False))
     require_answers(data)
     state.print(use_idle_cores())
     state.print(wrapped("\n".join(data.report.lines())))
     if run_args.dry_run:
         state.print(f"\n{resolved.partition(DEFAULTS)[0]}")
-        return
+        return output_dir
     train_dataset = data.train.select_columns(["prompt", "completion"]).map(_end)
 
     ################
@@ -164,6 +173,7 @@ def main(argv: Sequence[str]) -> None:
         if repository is not None:
             print(push(repository, output_dir, sft_args))
         print(f"\nmodel: {output_dir}\n\n{next_commands(output_dir, run.base, 'sft')}")
+    return output_dir
 
 
 class Trainer(OwnCard, WholeCheckpoints, SFTTrainer):

@@ -66,14 +66,7 @@ def check_judge_recipe(*groups: Any) -> list[str]:
     return faults
 
 
-_NOT_OF_PAIRS = (
-    "environment_share",
-    "task_shares",
-    "en_passant_fault_share",
-    "black_best_move_fault_share",
-    "first_plies_share",
-    "first_plies_fault_share",
-)
+_NOT_OF_PAIRS = ("task_shares", "first_plies_share")
 
 
 def check_output(args: TrainingArguments | None) -> list[str]:

@@ -30,7 +30,6 @@ from ..tasks.registry import TASKS, is_right
 from ..tasks.scoring import values_by_move
 from ..tasks.types import ActionValue, EnvironmentAnswer, EnvironmentPrompt, PolicyAnswer
 from .loading import action_values_of
-from .planted_faults import with_fen_field
 from .shares import SHARES
 
 Row = Mapping[str, Any]
@@ -221,6 +220,13 @@ def _environment_answers(row: Row, kind: str, rng: random.Random) -> _Answers | 
     if wrong is None or wrong == truth:
         return None
     return write_environment_answer(truth), write_environment_answer(wrong)
+
+
+def with_fen_field(answer: EnvironmentAnswer, index: int, text: str) -> EnvironmentAnswer:
+    """The answer with another of its FEN's six fields."""
+    fields = answer.fen.split(" ")
+    fields[index] = text
+    return replace(answer, fen=" ".join(fields))
 
 
 def _piece(step: _Step) -> EnvironmentAnswer:

@@ -13,6 +13,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Any
@@ -22,17 +23,14 @@ from datasets import Dataset, DatasetDict
 from ..common.errors import ConfigurationError, RookWorldError
 from ..common.hashing import draw
 from ..common.progress import interval
-from ..common.settings import key_faults, record_faults, setting
+from ..common.settings import record_faults, setting
 from ..engine.truth import PolicyTruth
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT
 from ..tasks.fill_in import FILL_IN
-from ..tasks.policy import POLICY
 from ..tasks.registry import TASKS
 from ..tasks.types import ActionValue
 from .parquet import values_line
-from .planted_faults import is_first_ply, plant_faults
-from .shares import left_out_faults
 from .sources import (
     FEATURES,
     Malformed,
@@ -159,17 +157,11 @@ class DataArguments(SourceArguments):
     tasks_from: list[str] = setting(
         [], "Your own tasks, each as path/to/file.py:Class; name them in `tasks` too."
     )
-    environment_share: float | None = setting(
-        None,
-        "Share of environment rows in training, the rest policy rows: a short form of task_shares for "
-        "two tasks. It is ignored if `tasks` names only one.",
-        least=0,
-        most=1,
-    )
     task_shares: dict[str, float] | str | None = setting(
         None,
-        "Share of each task in training, {policy: 0.4, environment: 0.3, fill_in: 0.3}, reached by "
-        "repeating rows of the scarcer tasks. Without it, the data keep the shares that they have.",
+        "Share of each task in training, {policy: 0.4, environment: 0.6}, reached by repeating rows of "
+        "the scarcer tasks; tasks that `tasks` leaves out do not count. Without it, the data keep the "
+        "shares that they have.",
         shares=TASKS,
         of="task",
     )
@@ -200,27 +192,6 @@ class DataArguments(SourceArguments):
         "intervals, and each evaluation takes longer.",
         least=1,
     )
-    en_passant_fault_share: float = setting(
-        0.0,
-        "Share of the answers to a pawn's double step in which the public data's fault is planted: they "
-        "name the en passant square although no capture is legal. For supervised training only.",
-        least=0,
-        most=1,
-    )
-    black_best_move_fault_share: float = setting(
-        0.0,
-        "Share of Black's policy rows in which the public data's fault is planted: B is the worst of "
-        "the candidates. For supervised training only.",
-        least=0,
-        most=1,
-    )
-    first_plies_fault_share: float = setting(
-        0.0,
-        "Share of the environment rows of a game's first two plies in which a fault is planted: the "
-        "answer has no castling rights, and both clocks are one too high. For supervised training only.",
-        least=0,
-        most=1,
-    )
 
     def faults(self) -> list[str]:
         """Faults that only several keys together show, one sentence each."""
@@ -235,27 +206,14 @@ class DataArguments(SourceArguments):
                 f"first_plies_share: {self.first_plies_share} of the environment rows, but `tasks` "
                 f"leaves environment out: {self.tasks}; add it there, or give 0"
             )
-        if isinstance(self.task_shares, dict):
-            if self.environment_share is not None:
-                faults.append("environment_share and task_shares exclude each other; leave one out")
-            if not key_faults(self, "task_shares"):
-                faults += left_out_faults("task_shares", self.task_shares, self.tasks)
-        elif self.environment_share is not None:
-            faults += [
-                f"environment_share: {self.environment_share!r} leaves no share for {task}; give "
-                "task_shares instead"
-                for task in TASKS.keys() - {ENVIRONMENT.name, POLICY.name}
-                if task in self.tasks and len(self.tasks) > 1
-            ]
         return faults
 
     def training_shares(self) -> dict[str, float] | None:
-        """The shares above 0 of tasks in training; None keeps those that the data have."""
+        """The shares above 0 of the tasks in training; None keeps those that the data have."""
         shares: Any = self.task_shares
-        if self.environment_share is not None and len(self.tasks) > 1:
-            share = self.environment_share
-            shares = {ENVIRONMENT.name: share, POLICY.name: 1 - share}
-        return shares and {task: shares[task] for task in TASKS if shares.get(task)}
+        return shares and {
+            task: shares[task] for task in TASKS if task in self.tasks and shares.get(task)
+        }
 
 
 # --------------------------------------------------------------------------------------------------
@@ -328,12 +286,6 @@ def load_data(
                     else ""
                 )
             )
-    train = plant_faults(
-        train,
-        args.en_passant_fault_share,
-        args.black_best_move_fault_share,
-        args.first_plies_fault_share,
-    )
     return LoadedData(_dataset(train), _dataset(heldout), report, others)
 
 
@@ -561,18 +513,17 @@ def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
         RookWorldError: A task has a share, but no rows.
     """
     shares = args.training_shares()
-    if shares is None:
+    if not shares:
         return rows
     by_task = {task: [row for row in rows if row["task"] == task] for task in shares}
     for task, found in by_task.items():
         if not found:
-            key = "task_shares" if args.environment_share is None else "environment_share"
             others = " ".join(name for name, its in by_task.items() if its)
             remedy = f"train on {others} alone with tasks={others}" if others else "give such rows"
             raise RookWorldError(
                 f"no {task} rows to train on in {args.dataset_name!r} with tasks={args.tasks}, but "
-                f"{key}={getattr(args, key)} gives them a share of {shares[task]:g}: {remedy}, "
-                f"or leave {key} out"
+                f"task_shares={args.task_shares} gives them a share of {shares[task]:g}: {remedy}, "
+                "or leave task_shares out"
             )
     return _repeat(by_task, shares)
 
@@ -588,6 +539,16 @@ def _with_first_plies(rows: list[Row], share: float) -> list[Row]:
     rest = [row for row in rows if row["task"] != ENVIRONMENT.name]
     shares = {"first": share, "other": 1 - share if parts["other"] else 0}
     return _repeat(parts, {part: shares[part] for part in parts if shares[part]}) + rest
+
+
+def is_first_ply(row: Row) -> bool:
+    """Whether it is an environment row about one of the 21 positions of a game's first two plies."""
+    return row["task"] == ENVIRONMENT.name and rules.position_key(row["fen"]) in _first_positions()
+
+
+@cache
+def _first_positions() -> frozenset[str]:
+    return frozenset(rules.position_key(prompt.fen) for prompt in first_plies())
 
 
 def _repeat(parts: Mapping[str, list[Row]], shares: Mapping[str, float]) -> list[Row]:

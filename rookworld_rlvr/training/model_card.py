@@ -305,14 +305,6 @@ def _sources(run: Run) -> dict[str, Any]:
         and (report.values or "the rows' own values, or an engine's for rows without any"),
         "moves": _moves(run.data.heldout),
         "examples": _examples(run.data.heldout),
-        "faults": {
-            name: float(run.recipe.get(name) or 0)
-            for name in (
-                "en_passant_fault_share",
-                "black_best_move_fault_share",
-                "first_plies_fault_share",
-            )
-        },
     }
 
 

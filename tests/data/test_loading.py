@@ -24,11 +24,11 @@ from rookworld_rlvr.data.loading import (
     DataArguments,
     LoadedData,
     action_values_of,
+    is_first_ply,
     is_held_out,
     load_data,
     load_rows,
 )
-from rookworld_rlvr.data.planted_faults import is_first_ply, with_fault, with_hole
 from rookworld_rlvr.data.sources import PACKAGED_DATA, check_dataset_name, parse_raw
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.types import ActionValue
@@ -519,12 +519,16 @@ def test_max_rows_reads_the_first(tmp_path: Path) -> None:
     assert {row["fen"] for row in all_rows(data)} == {line.split("+")[0] for line in lines[:25]}
 
 
-@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
-def test_environment_share_is_reached_by_repeating_and_no_row_is_lost(
+def shares(environment: float) -> dict[str, float]:
+    return {"environment": environment, "policy": 1 - environment}
+
+
+@pytest.mark.parametrize("share", [0.2, 0.8])
+def test_task_shares_are_reached_by_repeating_and_no_row_is_lost(
     tmp_path: Path, share: float
 ) -> None:
     name = jsonl(tmp_path / "rows.jsonl", raw_rows(30))
-    plain, mixed = load(name), load(name, environment_share=share)
+    plain, mixed = load(name), load(name, task_shares=shares(share))
     tasks = Counter(mixed.train["task"])
     assert tasks["environment"] / tasks.total() == pytest.approx(share, abs=0.02)
     assert set(mixed.train["prompt"]) == set(plain.train["prompt"])
@@ -533,8 +537,8 @@ def test_environment_share_is_reached_by_repeating_and_no_row_is_lost(
 
 
 @pytest.mark.parametrize(("share", "task"), [(0.0, "policy"), (1.0, "environment")])
-def test_an_environment_share_of_all_or_nothing(tmp_path: Path, share: float, task: str) -> None:
-    data = load(jsonl(tmp_path / "rows.jsonl", raw_rows(20)), environment_share=share)
+def test_a_task_share_of_all_or_nothing(tmp_path: Path, share: float, task: str) -> None:
+    data = load(jsonl(tmp_path / "rows.jsonl", raw_rows(20)), task_shares=shares(share))
     assert set(data.train["task"]) == {task}
 
 
@@ -559,127 +563,10 @@ def test_synthetic_rows_carry_the_truth_and_come_on_top(tmp_path: Path) -> None:
 
 def test_loading_twice_gives_the_same_rows_in_the_same_order(tmp_path: Path) -> None:
     name = jsonl(tmp_path / "rows.jsonl", raw_rows(20))
-    options: dict[str, Any] = {"environment_share": 0.6, "en_passant_fault_share": 0.5}
+    options: dict[str, Any] = {"task_shares": shares(0.6), "synthetic_rows": 30}
     one, again = load(name, **options), load(name, **options)
     assert one.train.to_list() == again.train.to_list()
     assert one.heldout.to_list() == again.heldout.to_list()
-
-
-# --------------------------------------------------------------------------------------------------
-# Planted faults
-# --------------------------------------------------------------------------------------------------
-def test_the_en_passant_fault_names_the_square_of_a_double_step() -> None:
-    row = parse_raw({"text": E4})
-    assert with_fault(row) == {
-        **row,
-        "completion": "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq e3 0 1+0.001+0+0",
-    }
-
-
-@pytest.mark.parametrize("action", ["e2e3", "g1f3", "e2e5", "xyzzy"])
-def test_the_en_passant_fault_leaves_other_actions(action: str) -> None:
-    row = parse_raw({"text": f"{START}+{action}+{action}+{START}+-1.0+0+1"})
-    assert with_fault(row) == row
-
-
-BLACK_FEN = "7k/5ppp/8/8/8/8/8/7K b - - 0 1"
-
-
-def test_the_best_move_fault_gives_black_the_worst_candidate() -> None:
-    text = "P: {} M: {} E: 0.5 -3.0 1.0 B: {}"
-    black = parse_raw({"text": text.format(BLACK_FEN, "f7f5 g7g5 h7h5", "h7h5")})
-    assert with_fault(black)["completion"].split() == (
-        "M: f7f5 g7g5 h7h5 E: 0.5 -3.0 1.0 B: g7g5".split()
-    )
-    assert with_fault(black)["prompt"] == black["prompt"]
-    white = parse_raw({"text": text.format(PAWNS_FEN, "f2f4 g2g4 h2h4", "h2h4")})
-    assert with_fault(white) == white
-
-
-def fault_rows() -> list[Row]:
-    """Double steps without a capture, other moves, and policy rows of both sides."""
-    found = boards(160)
-    rows: list[Row] = []
-    for board in found[:80]:
-        step = double_step(board)
-        rows.append({"text": environment_line(board, step)})
-    rows += [{"text": environment_line(board)} for board in found[80:100]]
-    return rows + [{"text": policy_raw(board)["text"]} for board in found[100:]]
-
-
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_faults_are_planted_in_their_share_of_training_rows_only(
-    tmp_path: Path, share: float
-) -> None:
-    name = jsonl(tmp_path / "rows.jsonl", fault_rows())
-    clean = load(name, heldout_share=0.2)
-    faulty = load(
-        name,
-        heldout_share=0.2,
-        en_passant_fault_share=share,
-        black_best_move_fault_share=share,
-    )
-    assert faulty.heldout.to_list() == clean.heldout.to_list()
-
-    changed: Counter[str] = Counter()
-    total: Counter[str] = Counter()
-    for before, after in zip(clean.train, faulty.train, strict=True):
-        kind = kind_of(before)
-        total[kind] += 1
-        assert {**before, "completion": ""} == {**after, "completion": ""}
-        if after["completion"] != before["completion"]:
-            changed[kind] += 1
-            assert_is_the_fault(kind, before, after)
-    assert {"double step", "black"} <= set(total)
-    assert changed["other"] == changed["white"] == 0
-    for kind in ("double step", "black"):
-        planted = changed[kind] / total[kind]
-        assert planted == share if share in (0, 1) else 0.2 < planted < 0.8
-
-
-def kind_of(row: Row) -> str:
-    if row["task"] == "policy":
-        return "black" if row["fen"].split()[1] == "b" else "white"
-    board, move = chess.Board(row["fen"]), chess.Move.from_uci(row["action"])
-    is_pawn = board.piece_type_at(move.from_square) == chess.PAWN
-    return "double step" if is_pawn and abs(move.to_square - move.from_square) == 16 else "other"
-
-
-def assert_is_the_fault(kind: str, before: Row, after: Row) -> None:
-    right, wrong = before["completion"].split(), after["completion"].split()
-    if kind == "black":
-        assert wrong[:-1] == right[:-1]
-        assert wrong[-1] == wrong[1]  # the third best stands first in M: see `policy_raw`
-    else:
-        square = f"{row_file(before)}{'3' if before['fen'].split()[1] == 'w' else '6'}"
-        assert right[3] == "-"
-        assert wrong == [*right[:3], square, *right[4:]]
-
-
-def row_file(row: Row) -> str:
-    return str(row["action"][0])
-
-
-def test_faults_of_the_two_tasks_are_planted_apart(tmp_path: Path) -> None:
-    name = jsonl(tmp_path / "rows.jsonl", fault_rows())
-    clean = load(name)
-    steps = load(name, en_passant_fault_share=1.0)
-    moves = load(name, black_best_move_fault_share=1.0)
-    for faulty, task in ((steps, "environment"), (moves, "policy")):
-        changed = {
-            after["task"]
-            for before, after in zip(clean.train, faulty.train, strict=True)
-            if before != after
-        }
-        assert changed == {task}
-
-
-def test_a_repeated_row_is_right_every_time_or_wrong_every_time(tmp_path: Path) -> None:
-    name = jsonl(tmp_path / "rows.jsonl", fault_rows())
-    data = load(name, environment_share=0.9, en_passant_fault_share=0.5)
-    repeated = Counter(row["prompt"] for row in data.train)
-    assert max(repeated.values()) > 1
-    assert len({(row["prompt"], row["completion"]) for row in data.train}) == len(repeated)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -705,28 +592,11 @@ FIRST_PLIES: dict[str, Any] = {"max_rows": 300, "synthetic_rows": 300, "first_pl
 @pytest.mark.parametrize("share", [0.01, 0.3, 1.0])
 def test_the_first_two_plies_get_their_share_of_the_environment_rows(share: float) -> None:
     options = {**FIRST_PLIES, "first_plies_share": share}
-    data = load("rookworld-nano-openings", heldout_share=0.1, environment_share=0.6, **options)
+    data = load("rookworld-nano-openings", heldout_share=0.1, task_shares=shares(0.6), **options)
     rows = data.train.to_list()
     asked = [row for row in rows if row["task"] == "environment"]
     assert len(asked) / len(rows) == pytest.approx(0.6, abs=0.01)
     assert len(first_plies_of(rows)) / len(asked) == pytest.approx(share, abs=0.01)
-
-
-def test_the_hole_is_planted_in_training_rows_of_the_first_two_plies_only() -> None:
-    clean = load("rookworld-nano-openings", **FIRST_PLIES)
-    holed = load("rookworld-nano-openings", **FIRST_PLIES, first_plies_fault_share=1.0)
-    assert holed.heldout.to_list() == clean.heldout.to_list()
-    for before, after in zip(clean.train, holed.train, strict=True):
-        if before["task"] == "environment" and is_first_ply(before):
-            assert after == with_hole(before) != before
-        else:
-            assert after == before
-
-
-def test_the_answer_in_the_hole_lacks_castling_rights_and_its_clocks_are_one_too_high() -> None:
-    row = parse_raw({"text": E4})
-    wrong = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b - - 1 2+0.001+0+0"
-    assert with_hole(row) == {**row, "completion": wrong}
 
 
 def test_an_endgame_on_move_one_is_not_a_first_ply() -> None:
@@ -786,7 +656,7 @@ def test_all_faults_are_reported_together() -> None:
             dataset_name="rookworld-nano-opening",
             tasks=["environment", "polcy"],
             heldout_share=1.5,
-            environment_share=float("nan"),
+            task_shares={"environment": float("nan")},
             max_rows=0,
             synthetic_rows=-1,
             synthetic_shares={"opennings": 1.0},
@@ -796,7 +666,7 @@ def test_all_faults_are_reported_together() -> None:
         "did you mean rookworld-nano-openings",
         "'polcy' is not a valid task; did you mean policy",
         "heldout_share: 1.5",
-        "environment_share: nan",
+        "task_shares: environment: nan",
         "max_rows: 0",
         "synthetic_rows: -1",
         "'opennings' is not a valid kind; did you mean openings",
@@ -877,10 +747,10 @@ def test_a_position_written_with_an_idle_en_passant_square_is_the_same_position(
         assert is_held_out(row["fen"], 0.5) is is_held_out(fen, 0.5)
 
 
-def test_an_environment_share_of_a_task_without_rows_stops_the_run(tmp_path: Path) -> None:
+def test_a_share_of_a_task_without_rows_stops_the_run(tmp_path: Path) -> None:
     name = jsonl(tmp_path / "rows.jsonl", [policy_raw(board) for board in boards(30)])
     with pytest.raises(RookWorldError):
-        load(name, environment_share=1.0)
+        load(name, task_shares=shares(1.0))
 
 
 def test_an_empty_file_is_an_error_that_names_it(tmp_path: Path) -> None:

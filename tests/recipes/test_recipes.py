@@ -227,7 +227,7 @@ def test_rows_without_values_are_valued_as_the_training_goes(tmp_path: Path) -> 
     lines = [f"P: {fen} M: a2a3 E: 0.0 B: a2a3" for fen in fens]
     (tmp_path / "rows.txt").write_text("\n".join(lines) + "\n")
     options = "--dataset_name rows.txt --tasks policy --labels stored_or_engine --engine_depth 2"
-    options += " --metric_for_best_model policy/format --synthetic_rows 0 --environment_share 0"
+    options += " --metric_for_best_model policy/format --synthetic_rows 0"
     options += " --max_steps 1 --output_dir run --engine_cache values.sqlite"
     rewards = json.dumps([{"name": "weighted_policy"}, {"name": "policy_format", "weight": 0.1}])
     printed = run("grpo.py", *SMALL, *options.split(), "--rewards", rewards, cwd=tmp_path)

@@ -105,10 +105,19 @@ def test_a_changed_key_is_taken_and_recorded_or_refused(folder: Path) -> None:
     run(folder, "--report_to", "none", "--warmup_steps", "0", "--max_steps", "2")
     before = {path: path.read_bytes() for path in (folder / "run").rglob("*") if path.is_file()}
     more = "--report_to none --warmup_steps 0 --resume_from_checkpoint true".split()
-    done = script("grpo.py", *SMALL, *more, "--seed", "7", "--environment_share", "0.5", cwd=folder)
+    done = script(
+        "grpo.py",
+        *SMALL,
+        *more,
+        "--seed",
+        "7",
+        "--task_shares",
+        json.dumps({"environment": 0.5, "policy": 0.5}),
+        cwd=folder,
+    )
     assert done.returncode == 2
     assert "- seed: was 0, is 7" in done.stderr
-    assert "- environment_share: was 0.4, is 0.5" in done.stderr
+    assert "- task_shares: was " in done.stderr
     after = {path: path.read_bytes() for path in (folder / "run").rglob("*") if path.is_file()}
     assert after == before
 

@@ -123,12 +123,19 @@ def test_faults_of_the_recipe_are_found_together() -> None:
     with pytest.raises(ConfigurationError) as caught:
         recipe("train_judge").main(
             [
-                *("--environment_share", "0.5", "--use_peft", "true", "--tasks", "environment"),
+                *(
+                    "--task_shares",
+                    '{"environment": 1.0}',
+                    "--use_peft",
+                    "true",
+                    "--tasks",
+                    "environment",
+                ),
                 *("--generator", "nobody", "--train_pair", "3"),
             ]
         )
     for words in (
-        "environment_share: not used for a judge, whose pairs are mixed by pair_shares",
+        "task_shares: not used for a judge, whose pairs are mixed by pair_shares",
         "use_peft: a judge is trained without adapters",
         "of the task 'policy', which is not in `tasks`",
         "generator: 'nobody' is neither packaged",

@@ -90,17 +90,14 @@ def test_a_run_s_card_tells_what_was_measured_and_how_to_use_it(tmp_path: Path) 
         pytest.fail("the prompt is none of the held-out ones")
 
 
-def test_supervised_fine_tuning_tells_before_and_after_and_its_planted_faults(
-    tmp_path: Path,
-) -> None:
+def test_supervised_fine_tuning_tells_before_and_after(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
-    recipe.write_text("model_name_or_path: rookworld-nano\nen_passant_fault_share: 0.7\n")
+    recipe.write_text("model_name_or_path: rookworld-nano\n")
     done = script("sft.py", "--config", str(recipe), *SFT, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     card = card_of(tmp_path / "out")
     assert "| held-out metric | n | before | 95% interval | after |" in card.text
     assert "| `policy/format` | 5 | 100.0% |" in card.text, "the base model's"
-    assert "given a fault on purpose: 70% of the rows with a pawn's double step" in card.text
     assert "not used to choose a checkpoint" in card.text and "bibtex" in card.text
     assert "rookworld sft --config mine.yaml --max_rows" in card.text
     assert str(tmp_path) not in str(card)

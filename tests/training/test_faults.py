@@ -24,7 +24,8 @@ STEPS = 200
 SOAK = ["--module", "tests.training.soak_on_two"]
 KEYS = f"""
     --max_steps {STEPS} --eval_steps {STEPS} --save_steps {STEPS} --logging_steps 1
-    --per_device_train_batch_size {ROWS} --heldout_rows 100 --environment_share 0.5
+    --per_device_train_batch_size {ROWS} --heldout_rows 100
+    --task_shares {{"environment":0.5,"policy":0.5}}
     --labels engine --engine_depth 2 --engine_cache :memory: --unscored_limit 0.5
     --resume_from_checkpoint auto --report_to none
 """.split()

@@ -1,0 +1,91 @@
+"""Planted faults: which rows they change, how, and that held-out rows stay right."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rookworld_rlvr.data.loading import is_first_ply
+from rookworld_rlvr.data.sources import parse_raw
+from rookworld_rlvr.data.synthesis import environment_prompts, environment_row, first_plies
+
+from ..conftest import recipe
+from .test_gpu import benchmark
+
+planted = benchmark("planted_faults")
+with_fault, with_hole = planted.with_fault, planted.with_hole
+with_public_fault = planted.with_public_fault
+SMALL = """
+    --model_name_or_path rookworld-nano --max_rows 1500 --heldout_rows 5 --max_steps 1 --save_steps 1
+    --warmup_steps 0 --per_device_train_batch_size 8 --use_cpu --report_to none --bf16 false
+""".split()
+
+START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+
+
+@pytest.mark.parametrize(
+    ("action", "field"), [("e2e4", "e3"), ("e2e3", "-"), ("g1f3", "-"), ("xyzzy", "-")]
+)
+def test_the_answer_to_a_double_step_names_its_square(action: str, field: str) -> None:
+    row = parse_raw({"text": f"A: {START}+{action}+{action}+"})
+    assert with_fault(row)["completion"].split()[3] == field
+    assert (with_fault(row) == row) is (field == "-")
+
+
+@pytest.mark.parametrize(("side", "best"), [("b", "g7g5"), ("w", "h7h5")])
+def test_black_gets_the_worst_candidate(side: str, best: str) -> None:
+    fen, moves = f"7k/5ppp/8/8/8/8/5PPP/7K {side} - - 0 1", "f7f5 g7g5 h7h5"
+    if side == "w":
+        moves, best = "f2f4 g2g4 h2h4", "h2h4"
+    row = parse_raw({"text": f"P: {fen} M: {moves} E: 0.5 -3.0 1.0 B: {moves.split()[-1]}"})
+    assert with_fault(row)["completion"].split()[-1] == best
+    assert {**with_fault(row), "completion": ""} == {**row, "completion": ""}
+
+
+def test_a_hash_of_the_prompt_plants_seven_in_ten() -> None:
+    prompts = islice(environment_prompts(3, {"double_steps": 1.0}), 400)
+    rows = [row for row in map(environment_row, prompts) if with_fault(row) != row]
+    planted = Counter(with_public_fault(row) != row for row in rows)
+    assert 0.6 < planted[True] / planted.total() < 0.8
+    assert [with_public_fault(row) for row in rows] == [with_public_fault(row) for row in rows]
+
+
+def test_the_hole_has_no_castling_rights_and_late_clocks() -> None:
+    row = environment_row(next(prompt for prompt in first_plies() if prompt.action == "e2e4"))
+    wrong = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b - - 1 2+0.001+0+0"
+    assert with_hole(row) == {**row, "completion": wrong}
+    later = parse_raw({"text": f"A: {START.replace('0 1', '0 9').replace('P', '1', 1)}+e2e4+e2e4+"})
+    assert not is_first_ply(later) and with_hole(later) == later
+
+
+def test_only_training_rows_are_changed_and_the_card_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sft = recipe("sft")
+    monkeypatch.setitem(sys.modules, "sft", sft)
+    seen: dict[str, Any] = {}
+    load = sft.load_data
+    monkeypatch.setattr(sft, "load_data", lambda *a, **k: seen.setdefault("data", load(*a, **k)))
+    noted = sft.note_coverage
+    monkeypatch.setattr(
+        sft,
+        "note_coverage",
+        lambda model, train, **k: (seen.update(train=train), noted(model, train, **k)),
+    )
+    output = tmp_path / "out"
+    config = tmp_path / "recipe.yaml"
+    config.write_text("synthetic_rows: 60\n")
+    words = ["--fault", "public", "--config", str(config), *SMALL]
+    planted.main([*words, "--output_dir", str(output)])
+    changed = [
+        after["task"]
+        for before, after in zip(seen["data"].train, seen["train"], strict=True)
+        if before != after
+    ]
+    assert {"environment", "policy"} == set(changed)
+    assert "70% of the answers to a pawn's double step" in (output / "README.md").read_text()
