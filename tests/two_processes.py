@@ -30,7 +30,7 @@ from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 from .conftest import NOT_KEPT, mixed_rows, packaged_trainer, tiny_judge
 
 TEMPERATURES = {"environment": 0.7, "policy": 1.0, "fill_in": 1.3}
-JUDGE = {"name": "judge", "model": "none", "scale": "zscore", "window": 24}
+JUDGE = {"name": "judge", "model": "none", "scale": "sigmoid"}
 
 
 def main(argv: Sequence[str]) -> None:

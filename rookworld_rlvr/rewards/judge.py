@@ -10,8 +10,7 @@ transformers gives one without a score head a random head, and of two labels TRL
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,9 +36,6 @@ from ..tasks.scoring import Values
 from .judge_spec import JudgeSpec
 
 _HEAD = "ForSequenceClassification"
-
-
-_NO_SPREAD = 1e-5  # a smaller deviation of scores is rounding
 
 
 # --------------------------------------------------------------------------------------------------
@@ -250,8 +246,8 @@ def _load_tokenizer(spec: JudgeSpec, network: PreTrainedModel) -> PreTrainedToke
 class JudgeReward:
     """A judge as a reward function in TRL's signature, on every process.
 
-    All processes call it together and share their scores, so that `zscore` and the metrics are those of
-    the whole batch.
+    All processes call it together and share their scores, so that the metrics are those of the whole
+    batch.
 
     Args:
         spec: What the recipe says.
@@ -275,7 +271,6 @@ class JudgeReward:
         self.spec = spec
         self.judge = judge or load_judge(spec)
         self.truth = truth or PolicyTruth()
-        self.window: deque[float] = deque(maxlen=spec.window)
 
     def __call__(
         self,
@@ -294,7 +289,6 @@ class JudgeReward:
         column = action_values if action_values is not None else [None] * len(prompts)
         asked = [[texts[index] for index in mine] for texts in (prompts, completions, column)]
         judged, together = self._score_together(*asked)
-        self.window.extend(one.score for one in together if one.score is not None)
         if log_metric is not None:
             self._log(log_metric, together)
         found = dict(zip(mine, self._scaled(judged), strict=True))
@@ -337,22 +331,12 @@ class JudgeReward:
 
     def _scaled(self, judged: Sequence[_Judged]) -> list[float | None]:
         """Rewards; None for a text without a score."""
-        scale = self._scale()
-        return [None if one.score is None else scale(one.score) for one in judged]
-
-    def _scale(self) -> Callable[[float], float]:
-        """The function from a score to the reward.
-
-        `zscore` gives the distance from the window's mean in deviations; 0 if the window has no spread.
-        """
+        scores = [one.score for one in judged]
         if self.spec.scale == "raw":
-            return float
-        if self.spec.scale == "sigmoid":
-            return lambda score: 0.5 * (1 + math.tanh(score / 2))  # without overflow
-        mean, deviation = _spread(self.window)
-        if deviation <= _NO_SPREAD * (1 + abs(mean)):
-            return lambda score: 0.0
-        return lambda score: (score - mean) / deviation
+            return scores
+        return [  # without overflow
+            None if score is None else 0.5 * (1 + math.tanh(score / 2)) for score in scores
+        ]
 
     def _log(self, log_metric: Callable[[str, float], None], judged: Sequence[_Judged]) -> None:
         """Log metrics of all processes' rows; nothing for a batch without rows to judge."""
@@ -367,17 +351,6 @@ class JudgeReward:
             numbers |= _means([one for one in scored if one.task == task], f"_{task}")
         for name, number in numbers.items():
             log_metric(f"judge/{self.spec.name}/{name}", number)
-
-    # --------------------------------------------------------------------------------------------
-    # Checkpoints
-    # --------------------------------------------------------------------------------------------
-    def state(self) -> dict[str, Any]:
-        """The window, for a checkpoint."""
-        return {"window": list(self.window)}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Continue with a checkpoint's window."""
-        self.window = deque(state["window"], maxlen=self.spec.window)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,15 +35,8 @@ class JudgeSpec:
     dtype: Literal["float32", "bfloat16", "float16"] = setting(
         "float32", "Precision of its weights and forward passes; the policy's does not matter."
     )
-    scale: Literal["raw", "sigmoid", "zscore"] = setting(
-        "raw",
-        "How a score becomes the reward: raw leaves it as it is; sigmoid maps it to [0, 1]; zscore "
-        "subtracts the mean of the last window scores and divides by their deviation.",
-    )
-    window: int = setting(
-        1024,
-        "How many of the last scores zscore looks at: those of all processes, this batch's included.",
-        least=2,
+    scale: Literal["raw", "sigmoid"] = setting(
+        "raw", "How a score becomes the reward: raw leaves it as it is; sigmoid maps it to [0, 1]."
     )
     tasks: tuple[str, ...] = setting(
         lambda: tuple(TASKS),
@@ -73,10 +66,7 @@ def judge_faults(spec: Mapping[str, Any]) -> list[str]:
     """What is wrong with an entry's options, one sentence each; the weight is not checked."""
     where = f"rewards: {spec['name']}"
     options = {key: value for key, value in spec.items() if key != "weight"}
-    faults = record_faults(JudgeSpec, options, where)
-    if "window" in spec and spec.get("scale") != "zscore":
-        faults.append(f"{where}: window only matters with scale: zscore; leave it out")
-    return faults
+    return record_faults(JudgeSpec, options, where)
 
 
 def judges_of(reward_funcs: Iterable[Any]) -> dict[str, Any]:

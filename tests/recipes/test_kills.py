@@ -40,7 +40,7 @@ def prepare(folder: Path, variant: str, tokenizer: PreTrainedTokenizerBase) -> l
         return [*words, "--config", str(RECIPES / "grpo_nano.yaml")]
     tiny_judge(tokenizer).save_pretrained(folder / "judge")
     tokenizer.save_pretrained(folder / "judge")
-    judge = '{"name": "judge", "model": "judge", "scale": "zscore", "window": 64, "weight": 0.5}'
+    judge = '{"name": "judge", "model": "judge", "scale": "sigmoid", "weight": 0.5}'
     rewards = f'[{judge}, {{"name": "environment_exact", "weight": 0.5}}]'
     return [*words, "--config", str(RECIPES / "grpo_judge.yaml"), "--rewards", rewards]
 

@@ -18,7 +18,6 @@ from ...common.errors import RookWorldError
 from .advantages import Baseline
 from .groups import Batch, Groups
 from .guard import Guard
-from .judges import Judges
 from .kl import KLTerm
 from .nonfinite import Nonfinite
 from .part import Call, Part, Scores, own_parts
@@ -50,7 +49,6 @@ class Parts:
         self.task_sampling = TaskSampling.of(trainer)  # temperatures by task
         self.kl = KLTerm.of(trainer)  # the KL term and its coefficient
         self.baseline = Baseline.of(trainer)  # what rewards are compared with
-        self.judges = Judges.of(trainer)  # the states of frozen judges
         self.value_head = ValueHead.of(trainer)  # advantages by token
         self.vllm = _vllm(trainer)  # sampling by vLLM
         self.shared = SharedPrompts.of(trainer)  # prompts sent once; after readers of hidden states

@@ -282,7 +282,7 @@ def test_a_judge_whose_scale_flattens_its_scores_is_constant_too() -> None:
     assert found.rule == "judge_constant" and "the judge judge_a gives" in found.message
     assert not observe([{**HEALTHY, "judge/judge_a/mean": 1.0}]), "nothing to read"
     close = {**judged(9.0, 0.5), "judge/judge_a/std": 1e-4}
-    assert observe([close]) == [], "scores on a small scale that zscore spreads"
+    assert observe([close]) == [], "scores on a small scale"
 
 
 def test_a_judge_that_rises_while_what_it_scores_gets_worse() -> None:

@@ -268,8 +268,6 @@ def test_two_processes_decide_alike_where_only_one_lacks_signal(
     assert all(0 < entry["zero_variance/trained"] <= 0.5 for entry in steps), "the second's half"
     assert all(entry["zero_variance/extra_prompts"] == 16 for entry in steps), "up to the bound"
     assert first["state"]["kl"]["beta"] != 0.1
-    window = first["state"]["judges"]["judge"]["window"]
-    assert len(set(window)) > 12, "of both processes' completions"
 
 
 def test_two_processes_mix_three_tasks_in_one_batch(told: Callable[[str], list[Any]]) -> None:
