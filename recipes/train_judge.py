@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> None:
         data = load_data(data_args, quarantine if keep_bad_rows else None)
     state.print(use_idle_cores())
     state.print("\n".join(data.report.lines()))
-    shares, gap, seed = judge_args.shares(), judge_args.smallest_gap, judge_args.pair_seed
+    shares, gap, seed = judge_args.shares(), judge_args.smallest_gap, 0
     train = make_pairs(data.train.to_list(), judge_args.train_pairs, shares, gap, seed)
     heldout = make_pairs(data.heldout.to_list(), judge_args.heldout_pairs, shares, gap, seed)
     if run_args.dry_run:

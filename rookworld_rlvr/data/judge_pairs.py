@@ -68,7 +68,6 @@ class JudgeDataArguments(Checked):
     heldout_pairs: int = setting(
         2_000, "Number of pairs for the report, made from held-out positions.", least=1
     )
-    pair_seed: int = setting(0, "Seed of the pairs; the same seed and rows give the same pairs.")
     pair_shares: dict[str, float] | str | None = setting(
         None,
         "Share of each kind of pair, {piece: 0.5, best_move: 0.5}; kinds that you do not name get 0. "
@@ -88,14 +87,9 @@ class JudgeDataArguments(Checked):
     )
     ranked_prompts: int = setting(
         100,
-        "Held-out prompts of each task for which the generator writes completions; 0 skips the ranking.",
+        "Held-out prompts of each task for which the generator writes eight completions, at temperature "
+        "1; 0 skips the ranking.",
         least=0,
-    )
-    ranked_completions: int = setting(
-        8, "Completions that the generator writes for each of these prompts.", least=2
-    )
-    ranked_temperature: float = setting(
-        1.0, "Temperature at which these completions are sampled.", above=0
     )
     ranked_tokens: int = setting(
         144,

@@ -38,6 +38,7 @@ from transformers.pytorch_utils import Conv1D
 
 from ..common.errors import RookWorldError
 from ..tasks.task import Sampling
+from .gpt2 import position_ids_from_mask
 
 ANSWER_TOKENS = 160  # the longest answer; one of the policy task has up to 144 tokens of GPT-2's
 _FEW_ROWS = 16  # up to this many rows, a step takes a GPU as long as for one row
@@ -513,14 +514,10 @@ def _read(
     batch = pad_rows(list(found), pad_token_id)
     ids, mask = (batch[key].to(network.device) for key in ("input_ids", "attention_mask"))
     past = Past(mask[distinct], lengths)
-    first = _forward(network, ids, mask, _positions(mask), None)
+    first = _forward(network, ids, mask, position_ids_from_mask(mask), None)
     model = _known(network)
     make = partial(_ModuleSteps, network) if model is None else partial(_GPT2Steps, model)
     return first.logits[:, -1][distinct], make(first.past_key_values, distinct, past)
-
-
-def _positions(mask: torch.Tensor) -> torch.Tensor:
-    return (mask.cumsum(-1) - 1).clamp(min=0)
 
 
 def _forward(

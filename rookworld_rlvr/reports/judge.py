@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from ..common.html import render
 from ..common.stats import Estimate, estimate
 from ..data.judge_pairs import JudgeDataArguments, Pair
 from ..models import loading
-from ..models.decoding import Decoding, complete
+from ..models.decoding import PLAIN, complete
 from ..rewards.judge import Judge
 from ..rewards.registry import COMPOSITES
 from ..tasks.registry import TASKS, score_row
@@ -31,6 +32,9 @@ RANKED_BY = "graduated, shaping continuous; for fill-in the similarity"
 _PAIRS_SHOWN = 2  # of a kind
 
 
+RANKED_COMPLETIONS = 8  # of the generator, for each prompt
+
+
 # --------------------------------------------------------------------------------------------------
 # The report
 # --------------------------------------------------------------------------------------------------
@@ -43,7 +47,7 @@ def judge_report(
         judge: As a recipe's reward would load it.
         pairs: Held-out pairs.
         heldout: Held-out rows; the generator answers their prompts.
-        args: The generator, its temperature, and how many prompts and completions.
+        args: The generator and how many prompts.
 
     Raises:
         RookWorldError: The generator cannot be loaded, or every pair is too long for the judge.
@@ -64,8 +68,8 @@ def judge_report(
         report["ranking"] = {
             "generator": args.generator,
             "reward": RANKED_BY,
-            "temperature": args.ranked_temperature,
-            "completions": args.ranked_completions,
+            "temperature": PLAIN.temperature,
+            "completions": RANKED_COMPLETIONS,
             "by_task": ranking(judge, heldout, args),
         }
     return report
@@ -157,9 +161,9 @@ def ranking(judge: Judge, heldout: Dataset, args: JudgeDataArguments) -> dict[st
                 tokenizer,
                 prompts,
                 max_new_tokens=args.ranked_tokens,
-                decoding=Decoding("sampled", args.ranked_temperature, seed=turn),
+                decoding=replace(PLAIN, seed=turn),
             )
-            for turn in range(args.ranked_completions)
+            for turn in range(RANKED_COMPLETIONS)
         ]
         taus = [
             _tau_of_row(judge, row, [texts[index] for texts in drawn])

@@ -19,7 +19,6 @@ from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 from rookworld_rlvr.data.audit import (
     AuditArguments,
     Counts,
-    RowHashes,
     audit,
     names_idle_en_passant,
 )
@@ -298,20 +297,6 @@ def test_rows_beside_their_action_values(audited: Any) -> None:
     }
 
 
-def test_mates_and_won_games_count_as_ten_pawns(audited: Any) -> None:
-    values = BLACK_VALUES | {"g7g5": 99_998, "f7f5": 1_500, "h7h6": -99_999}
-    rows = labelled(black(1, "50.0 9.0 -999.99", moves="g7g5 f7f5 h7h6"), values)
-    result = audited(rows)["policy"]["action_values"]["black"]
-    assert result["evaluation_error_pawns"] == pytest.approx((0 + 1 + 0) / 3)
-
-
-def test_illegal_moves_are_worth_nothing(audited: Any) -> None:
-    rows = labelled(black(1, "9.0 1.0", best="e7e5", moves="e7e5 g7g5"))
-    result = audited(rows)["policy"]["action_values"]["black"]
-    assert result["best_is_best_of_five"] == result["best_is_best_of_all"] == 0.0
-    assert result["evaluation_error_pawns"] == 0.0  # of g7g5, the only one with a value
-
-
 # --------------------------------------------------------------------------------------------------
 # The engine
 # --------------------------------------------------------------------------------------------------
@@ -490,13 +475,6 @@ def test_duplicates_and_those_that_conflict_with_the_first(audited: Any) -> None
     assert result == {"within_a_split": counted(5, 5 / 9), "conflicting": counted(3, 3 / 9)}
 
 
-def test_of_many_rows_with_the_same_prompt_the_first_is_the_first() -> None:
-    hashes = RowHashes()
-    hashes.prompts.extend([*range(500)] * 3)
-    hashes.answers.extend([0] * 500 + [1] * 1_000)
-    assert hashes.duplicates() == (1_000, 1_000)
-
-
 def test_positions_that_splits_share(splits: dict[str, list[str]]) -> None:
     splits["train"] = [E4, E4, black(1), black(7), E5]
     idle = AFTER_E4.replace(" - 0 1", " e3 0 9")  # the position of E5, spelt otherwise
@@ -570,15 +548,6 @@ def test_an_evaluation_set_that_cannot_be_read_is_no_set_without_overlap(
 # --------------------------------------------------------------------------------------------------
 
 
-def test_shares_of_no_rows_are_null(audited: Any) -> None:
-    result = audited("nonsense")
-    assert result["rows"]["malformed"] == counted(1, 1.0)
-    assert result["environment"]["right"] == counted(0, None)
-    assert result["policy"]["best_in_moves"] == counted(0, None)
-    assert result["policy"]["white"]["best_is_argmax_e"] is None
-    assert result["duplicates"]["within_a_split"] == counted(0, None)
-
-
 # --------------------------------------------------------------------------------------------------
 # Faults of the configuration
 # --------------------------------------------------------------------------------------------------
@@ -602,23 +571,6 @@ def test_all_faults_are_reported_together() -> None:
         "engine_sample: -1",
     ):
         assert words in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({}, "dataset_name: missing"),
-        ({"dataset_name": "a/b", "dataset_splits": []}, "dataset_splits: empty"),
-        (
-            {"dataset_name": "rookworld-nano-openings", "dataset_splits": ["train", "test"]},
-            "one file without splits",
-        ),
-    ],
-)
-def test_a_fault_alone(options: Row, words: str) -> None:
-    with pytest.raises(ConfigurationError, match=words) as caught:
-        AuditArguments(**options)
-    assert len(caught.value.faults) == 1
 
 
 # --------------------------------------------------------------------------------------------------
@@ -662,20 +614,6 @@ def test_the_script_prints_a_table_and_writes_json(
     output.write_text("old")
     script.main(argv)
     assert json.loads(output.read_text()) == result
-
-
-def test_an_output_file_that_cannot_be_written_is_found_before_reading(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(script, "audit", lambda *_: pytest.fail("it has been read"))
-    name = rows_file(tmp_path / "rows.jsonl", [E4])
-    for path in (tmp_path, tmp_path / "rows.jsonl" / "audit.json"):
-        with pytest.raises(RookWorldError, match="output_file: cannot write"):
-            script.main(["--dataset_name", name, "--output_file", str(path)])
-    monkeypatch.setattr(script, "audit", lambda *_: (_ for _ in ()).throw(RookWorldError("stop")))
-    with pytest.raises(RookWorldError, match="stop"):
-        script.main(["--dataset_name", name, "--output_file", str(tmp_path / "audit.json")])
-    assert not (tmp_path / "audit.json").exists()
 
 
 def test_bad_input_gives_one_message_and_exit_code_2(tmp_path: Path) -> None:
@@ -751,14 +689,6 @@ def test_values_that_contradict_are_named(audited: Any) -> None:
     tied = [labelled(black(n, "0.5 0.5", "f7f6", "g7g5 f7f6")) for n in range(5)]
     text = advice_text(audited(*tied))
     assert "Black's B is the best of its five in 0% of 5 rows, by the stored action_values" in text
-
-
-def test_an_engine_that_gives_up_is_named(audited: Any) -> None:
-    rows = [black(n) for n in range(6)]
-    result = audited(*rows, engine_sample=6, labeller=FakeLabeller(given_up=1))
-    assert "gave up on 1 of 6 positions" in advice_text(result)
-    printed = table(result)
-    assert "Fake 1" in printed
 
 
 def test_overlaps_and_splits_are_named(splits: dict[str, list[str]]) -> None:

@@ -229,13 +229,10 @@ def test_pairs_of_the_packaged_rows(packaged: LoadedData) -> None:
 
 def test_faults_are_found_together() -> None:
     with pytest.raises(ConfigurationError) as caught:
-        JudgeDataArguments(
-            train_pairs=0, smallest_gap=1.5, ranked_completions=1, pair_shares='{"pieces": 1}'
-        )
+        JudgeDataArguments(train_pairs=0, smallest_gap=1.5, pair_shares='{"pieces": 1}')
     for words in (
         "train_pairs: 0 is too small",
         "smallest_gap: 1.5",
-        "ranked_completions: 1",
         "pair_shares: 'pieces' is not a valid pair; did you mean piece?",
     ):
         assert words in str(caught.value)

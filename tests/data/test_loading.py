@@ -29,7 +29,7 @@ from rookworld_rlvr.data.loading import (
     load_data,
     load_rows,
 )
-from rookworld_rlvr.data.sources import PACKAGED_DATA, check_dataset_name, parse_raw
+from rookworld_rlvr.data.sources import check_dataset_name, parse_raw
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.types import ActionValue
 
@@ -367,12 +367,6 @@ def test_what_is_learnt_is_what_the_rules_say(tmp_path: Path) -> None:
     assert "environment answers replaced by the rules'" in "\n".join(learnt.report.lines())
 
 
-def test_without_malformed_rows_there_is_no_file(tmp_path: Path) -> None:
-    name = text_file(tmp_path / "rows.txt", [environment_line(board) for board in boards(20)])
-    load(name, tmp_path / "quarantine.jsonl", max_quarantined_share=0.0)
-    assert not (tmp_path / "quarantine.jsonl").exists()
-
-
 def test_empty_lines_are_no_rows(tmp_path: Path) -> None:
     lines = [environment_line(board) for board in boards(20)]
     name = text_file(tmp_path / "rows.txt", ["", *lines[:9], "", *lines[9:], ""])
@@ -431,15 +425,6 @@ def test_of_duplicates_the_first_is_kept(tmp_path: Path) -> None:
     data = load(text_file(tmp_path / "rows.txt", [*lines, liar]))
     assert data.report.duplicates == 1
     assert all(row["completion"].endswith("+0.001+0+0") for row in all_rows(data))
-
-
-def test_rows_keep_the_order_of_the_file(tmp_path: Path) -> None:
-    lines = [environment_line(board) for board in boards(30)]
-    data = load(text_file(tmp_path / "rows.txt", lines))
-    places = {line.split("+")[0]: place for place, line in enumerate(lines)}
-    for split in (data.train, data.heldout):
-        order = [places[fen] for fen in split["fen"]]
-        assert order == sorted(order)
 
 
 def test_another_action_in_the_same_position_is_no_duplicate(tmp_path: Path) -> None:
@@ -512,13 +497,6 @@ def test_tasks_are_kept(tmp_path: Path, tasks: list[str]) -> None:
     assert len(all_rows(data)) == 20 * len(tasks)
 
 
-def test_max_rows_reads_the_first(tmp_path: Path) -> None:
-    lines = [environment_line(board) for board in boards(40)]
-    data = load(text_file(tmp_path / "rows.txt", lines), max_rows=25)
-    assert data.report.read == 25
-    assert {row["fen"] for row in all_rows(data)} == {line.split("+")[0] for line in lines[:25]}
-
-
 def shares(environment: float) -> dict[str, float]:
     return {"environment": environment, "policy": 1 - environment}
 
@@ -542,16 +520,6 @@ def test_a_task_share_of_all_or_nothing(tmp_path: Path, share: float, task: str)
     assert set(data.train["task"]) == {task}
 
 
-def test_synthetic_rows_follow_from_their_seed() -> None:
-    def rows(seed: int) -> LoadedData:
-        return load("", synthetic_rows=60, synthetic_seed=seed, synthetic_opening_plies=8)
-
-    one, again, other = rows(1), rows(1), rows(2)
-    assert one.train.to_list() == again.train.to_list()
-    assert one.heldout.to_list() == again.heldout.to_list()
-    assert one.train["prompt"] != other.train["prompt"]
-
-
 def test_synthetic_rows_carry_the_truth_and_come_on_top(tmp_path: Path) -> None:
     name = text_file(tmp_path / "rows.txt", [environment_line(board) for board in boards(20)])
     data = load(name, synthetic_rows=30, synthetic_shares='{"illegal_actions": 1.0}')
@@ -559,14 +527,6 @@ def test_synthetic_rows_carry_the_truth_and_come_on_top(tmp_path: Path) -> None:
     made = [row for row in all_rows(data) if row["completion"].endswith("+-1.0+0+1")]
     assert len(made) + data.report.duplicates == 30
     assert all(row["completion"].startswith(row["fen"] + "+") for row in made)
-
-
-def test_loading_twice_gives_the_same_rows_in_the_same_order(tmp_path: Path) -> None:
-    name = jsonl(tmp_path / "rows.jsonl", raw_rows(20))
-    options: dict[str, Any] = {"task_shares": shares(0.6), "synthetic_rows": 30}
-    one, again = load(name, **options), load(name, **options)
-    assert one.train.to_list() == again.train.to_list()
-    assert one.heldout.to_list() == again.heldout.to_list()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -599,11 +559,6 @@ def test_the_first_two_plies_get_their_share_of_the_environment_rows(share: floa
     assert len(first_plies_of(rows)) / len(asked) == pytest.approx(share, abs=0.01)
 
 
-def test_an_endgame_on_move_one_is_not_a_first_ply() -> None:
-    text = f"{PAWNS_FEN}+g2g4+g2g4+7k/8/8/8/6P1/8/5P1P/7K b - - 0 1+0.001+0+0"
-    assert not is_first_ply(parse_raw({"text": text}))
-
-
 def test_first_plies_need_the_environment_task() -> None:
     with pytest.raises(
         ConfigurationError, match=r"first_plies_share: 0\.1 .* leaves environment out"
@@ -614,9 +569,6 @@ def test_first_plies_need_the_environment_task() -> None:
 # --------------------------------------------------------------------------------------------------
 # Faults of the configuration
 # --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", ["", "owner/name", *PACKAGED_DATA])
-def test_good_names_have_no_fault(name: str) -> None:
-    assert check_dataset_name(name) == []
 
 
 @pytest.mark.parametrize(
@@ -642,12 +594,6 @@ def test_a_missing_file_is_a_fault_with_the_close_names_of_its_folder(tmp_path: 
     assert f"did you mean {good}" in fault
     (fault,) = check_dataset_name(str(tmp_path / "no" / "folder.txt"))
     assert "no file" in fault
-
-
-def test_a_file_of_an_unknown_kind_is_a_fault(tmp_path: Path) -> None:
-    (fault,) = check_dataset_name(text_file(tmp_path / "rows.tsv", ["text"]))
-    assert "must end in one of" in fault
-    assert ".jsonl" in fault
 
 
 def test_all_faults_are_reported_together() -> None:
@@ -745,28 +691,6 @@ def test_a_position_written_with_an_idle_en_passant_square_is_the_same_position(
         assert chess.Board(written).fen() == chess.Board(fen).fen()
         row = parse_raw({"text": f"P: {written} M: a7a6 E: 0.0 B: a7a6"})
         assert is_held_out(row["fen"], 0.5) is is_held_out(fen, 0.5)
-
-
-def test_a_share_of_a_task_without_rows_stops_the_run(tmp_path: Path) -> None:
-    name = jsonl(tmp_path / "rows.jsonl", [policy_raw(board) for board in boards(30)])
-    with pytest.raises(RookWorldError):
-        load(name, task_shares=shares(1.0))
-
-
-def test_an_empty_file_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(RookWorldError):
-        load(jsonl(tmp_path / "rows.jsonl", []))
-
-
-def test_a_share_that_is_no_number_is_a_fault() -> None:
-    with pytest.raises(ConfigurationError):
-        DataArguments(dataset_name="", synthetic_shares={"openings": "all"})
-
-
-@pytest.mark.parametrize("shares", ["{", "[1]"])
-def test_synthetic_shares_that_are_no_mapping_are_a_fault(shares: str) -> None:
-    with pytest.raises(ConfigurationError):
-        DataArguments(dataset_name="", synthetic_shares=shares)
 
 
 def test_the_quarantine_of_mended_data_goes_away(tmp_path: Path) -> None:

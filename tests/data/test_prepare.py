@@ -167,18 +167,6 @@ def test_positions_and_games_are_labelled(tmp_path: Path) -> None:
     assert [row["text"][:2] for row in rows] == ["P:", "A:"] * 4
 
 
-def test_rows_may_be_in_another_column(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    fen = MATE.split(" M:")[0].removeprefix("P: ")
-    lines = [{"line": text, "text": "a note"} for text in (MATE, ENVIRONMENT, fen)]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for more in ({}, {"max_rows": 3}):
-        rows, _, _ = prepare(tmp_path, [], dataset_name=str(path), text_column="line", **more)
-        assert [row["text"][0] for row in rows] == ["P", "A", "P"]
-    with pytest.raises(RookWorldError, match=r"no column 'lien' in .*found: line, text"):
-        prepare(tmp_path, [], dataset_name=str(path), text_column="lien")
-
-
 def test_openings_are_made_with_answers_by_the_engine(tmp_path: Path) -> None:
     rows, report, note = prepare(
         tmp_path,
@@ -244,6 +232,21 @@ def test_a_test_set_has_its_phases_and_held_out_positions_only() -> None:
     assert phases["endgame"] > phases["middlegame"], phases
     assert rows == list(made_rows(args)), "the same seed, the same rows"
     assert all(row["completion"] for row in rows if row["task"] == "environment")
+
+
+@pytest.mark.parametrize(
+    ("fen", "phase"),
+    [
+        ("rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1", "opening"),
+        # Seven and six queens, rooks, bishops and knights.
+        ("r2qk2r/pppppppp/8/8/8/8/PPPPPPPP/R2QK1NR w KQkq - 0 20", "middlegame"),
+        ("r2qk2r/pppppppp/8/8/8/8/PPPPPPPP/R2QK2R w KQkq - 0 20", "endgame"),
+        # Fourteen, but White has left its first rank all but for three.
+        ("rnbqkbnr/pppppppp/8/8/2NNBB2/3QP3/PPPP1PPP/R3K2R w KQkq - 0 20", "middlegame"),
+    ],
+)
+def test_phases(fen: str, phase: str) -> None:
+    assert rules.phase(fen) == phase
 
 
 # --------------------------------------------------------------------------------------------------

@@ -161,14 +161,6 @@ def test_the_default_has_every_kind_but_double_steps() -> None:
     assert {kind for kind, share in KIND_SHARES.items() if share} == set(KINDS) - {"double_steps"}
 
 
-def test_same_seed_same_rows_and_another_seed_others() -> None:
-    def rows(seed: int) -> list[EnvironmentPrompt]:
-        return list(islice(environment_prompts(seed, opening_plies=6), 30))
-
-    assert rows(1) == rows(1)
-    assert rows(1) != rows(2)
-
-
 @pytest.mark.parametrize(
     ("options", "digest"),
     # Of the code before playing was made faster: the rows of a recipe must not change.
@@ -225,8 +217,3 @@ def test_opening_positions_are_valid_unfinished_and_short() -> None:
         assert board.fen() == fen
         plies.add(board.ply())
     assert plies == {1, 2, 3, 4}
-
-
-def test_opening_positions_follow_from_their_seed() -> None:
-    assert list(islice(opening_positions(5, 8), 20)) == list(islice(opening_positions(5, 8), 20))
-    assert list(islice(opening_positions(5, 8), 20)) != list(islice(opening_positions(6, 8), 20))

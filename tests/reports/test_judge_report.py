@@ -57,7 +57,7 @@ def test_a_report_of_an_untrained_judge(
     packaged: LoadedData, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     pairs = make_pairs(packaged.heldout, 30, PAIR_SHARES, 0.1, seed=0)
-    args = JudgeDataArguments(ranked_prompts=3, ranked_completions=3, ranked_temperature=1.5)
+    args = JudgeDataArguments(ranked_prompts=3)
     report = judge_report(Judge(tiny_judge(tokenizer), tokenizer), pairs, packaged.heldout, args)
     ranked = report["ranking"]["by_task"]
     assert set(ranked) == {"environment", "policy"}
@@ -95,7 +95,7 @@ def test_pairs_that_are_too_long_for_the_judge_are_left_out_of_the_report(
 SMALL = """
     --model_name_or_path rookworld-nano --generator rookworld-nano --synthetic_rows 300 --max_rows 600
     --heldout_rows 20 --train_pairs 80 --heldout_pairs 20
-    --ranked_prompts 2 --ranked_completions 2 --max_steps 2 --per_device_train_batch_size 8
+    --ranked_prompts 2 --max_steps 2 --per_device_train_batch_size 8
     --logging_steps 1 --use_cpu --report_to none --output_dir judge
 """.split()
 

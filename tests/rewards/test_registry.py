@@ -171,10 +171,6 @@ def test_the_option_thresholds_reaches_the_number() -> None:
     assert rewards == [1, 0.8, 0.8, 0.4, -0.3]
 
 
-def test_the_weight_is_the_trainers_business() -> None:
-    assert environment_rewards("environment_exact", ENVIRONMENT_COMPLETIONS[:2], weight=7) == [1, 0]
-
-
 def test_the_best_move_is_the_engines_and_not_the_data_sets() -> None:
     # The row's own completion, which a data set's B would be taken from, is no truth.
     (reward,) = get_reward_funcs([{"name": "policy_best_move"}])
@@ -227,12 +223,6 @@ def test_an_environment_prompt_that_is_no_position_has_no_truth(name: str, promp
     assert reward(prompts=[prompt], completions=[ENVIRONMENT_COMPLETIONS[0]]) == [None]
 
 
-def test_environment_rewards_ask_for_no_column() -> None:
-    (reward,) = get_reward_funcs([{"name": "environment_exact"}])
-    wrong = {"fen": ["nonsense"], "action": ["a1a1"], "completion": ["nonsense"]}
-    assert reward([ENVIRONMENT_PROMPT], [ENVIRONMENT_COMPLETIONS[0]], **wrong) == [1.0]
-
-
 def test_rows_without_truth_are_a_share_of_the_rows_that_the_reward_judges() -> None:
     logged: dict[str, float] = {}
     (reward,) = get_reward_funcs([{"name": "policy_best_move"}])
@@ -260,21 +250,6 @@ def test_a_composite_reward_logs_the_means_of_its_components_by_task() -> None:
     assert logged["rewards/graduated/environment_state"] == pytest.approx((1 + 0.89) / 2)
     assert logged["rewards/graduated/policy_candidates"] == pytest.approx(0.4 / 2)
     assert logged["rewards/graduated/policy_legality"] == pytest.approx((1 + 1 / 3) / 2)
-
-
-def test_weighted_policy_is_logged_with_its_parts() -> None:
-    logged: dict[str, float] = {}
-    (reward,) = get_reward_funcs([{"name": "weighted_policy"}])
-    reward(
-        prompts=[ENVIRONMENT_PROMPT] + [POLICY_PROMPT] * 2,
-        completions=["", *POLICY_COMPLETIONS[1:3]],
-        action_values=[None, ACTION_VALUES, ACTION_VALUES],
-        log_metric=logged.__setitem__,
-    )
-    prefix = "rewards/weighted_policy"
-    assert logged[f"{prefix}/policy_best_move"] == pytest.approx((0.815940 + 1) / 2, abs=1e-6)
-    assert logged[f"{prefix}/policy_candidates"] == pytest.approx(0.4 / 2)
-    assert not any("environment" in key for key in logged)
 
 
 def test_batches_of_unequal_lengths_are_no_batch() -> None:
@@ -350,13 +325,6 @@ def test_a_row_that_the_engine_gave_up_on_has_no_reward_and_is_counted(name: str
     share = 1 / 3 if name == "graduated" else 1 / 2
     assert logged[f"rewards/{name}/without_truth"] == pytest.approx(share)
     assert logged["engine/given_up"] == 1
-
-
-def test_nothing_is_logged_of_an_engine_that_is_not_asked() -> None:
-    logged: dict[str, float] = {}
-    (reward,) = get_reward_funcs([{"name": "policy_rank"}])
-    reward([POLICY_PROMPT], [PERFECT], [ACTION_VALUES], log_metric=logged.__setitem__)
-    assert not any(key.startswith("engine") for key in logged)
 
 
 @pytest.mark.parametrize(
@@ -498,11 +466,6 @@ def test_an_unknown_name_lists_its_close_matches(name: str, close: str) -> None:
     assert close in fault
 
 
-def test_an_unknown_name_far_from_all_lists_all() -> None:
-    (fault,) = check_reward_specs([{"name": "zzz"}])
-    assert all(name in fault for name in NAMES)
-
-
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
@@ -547,7 +510,3 @@ def test_all_faults_are_reported_together() -> None:
 def test_good_specifications_have_no_faults() -> None:
     specs = [{"name": name, "weight": 0.5} for name in sorted(NAMES - {"graduated"})]
     assert check_reward_specs([*specs, {"name": "graduated", "shaping": "linear"}]) == []
-
-
-def test_a_key_that_is_no_text_is_a_fault_like_any_other() -> None:
-    assert len(check_reward_specs([{"name": "graduated", True: 1}])) == 1
