@@ -5,6 +5,8 @@ Only this file and `checkpoints.py` use private names of TRL and transformers; `
 
 from __future__ import annotations
 
+import copy
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -27,11 +29,11 @@ from .dashboard import TableInterval, escape_for_terminal
 from .heldout import HeldoutEvaluation
 from .model_card import OwnCard
 from .parts.advantages import weighted
-from .parts.aggregation import without_left_out
+from .parts.aggregation import Loss, policy_and_entropy, without_left_out
 from .parts.groups import Batch, Sampled
 from .parts.kl import reference_log_probs
 from .parts.nonfinite import spread
-from .parts.part import Call, Scores, arguments_of, whole
+from .parts.part import Call, Part, Scores, arguments_of, whole
 from .parts.registry import Checkpoints, Parts, sampler_starts
 from .parts.sampling import draws_itself, rollout
 from .parts.schedule import three_phase_scheduler
@@ -70,7 +72,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         model = starting_model(model, args)
         with sampler_starts(args, model):
             super().__init__(model, self.reward_guard.around(reward_funcs), args, **kwargs)
-        self.beta = 0.0  # switches TRL's own KL term off; `parts.kl` replaces it
+        self.beta = self.args.beta  # the constructor may have seen another, see `reference_loaded`
         self.sampling = Sampling(self.temperature, self.top_p, self.top_k or 0)
         self.parts = Parts(self)
         for network in self.networks():
@@ -218,40 +220,38 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     # --------------------------------------------------------------------------------------------
     def _compute_loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor:
         """Add the parts' terms to TRL's loss: KL, value head, taught answers and the supervised term."""
-        return self.loss(model, inputs)[0]
+        loss = self.loss(model, inputs)
+        if self.model.training and loss.call.scores is not None:
+            self._record_terms(loss, loss.call.scores.logps.detach(), inputs)
+        return loss.total
 
-    def loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> tuple[torch.Tensor, Call]:
-        """TRL's loss of a micro-batch plus the parts' terms, and the record of the call to TRL."""
+    def loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> Loss:
+        """The loss of a micro-batch: TRL's, and the term of each part that has one."""
         with self.within(self.parts.call(inputs)) as call:
-            loss = super()._compute_loss(model, without_left_out(self, inputs))
-        policy, kl = loss.detach(), torch.zeros_like(loss)
+            total = super()._compute_loss(model, without_left_out(self, inputs))
+        terms = policy_and_entropy(total, call.scores)
         for part in self.parts:
-            term = part.term(self, call, inputs)
-            loss = loss if term is None else loss + term
-            kl = kl if term is None or part is not self.parts.kl else term.detach()
-        if self.model.training and call.scores is not None:
-            self._record_terms(policy, kl, call.scores.logps.detach(), inputs["completion_mask"])
-        return spread(loss), call
+            if type(part).term is not Part.term:
+                term = part.term(self, call, inputs)
+                total = total if term is None else total + term
+                terms[part.loss_term or type(part).__name__] = (
+                    total.new_zeros(()) if term is None else term
+                )
+        return Loss(spread(total), terms, call)
 
-    def _record_terms(
-        self, policy: torch.Tensor, kl: torch.Tensor, logps: torch.Tensor, mask: torch.Tensor
-    ) -> None:
-        """Log two terms of the loss, and the mean of log-probs ``(B, C)``; idle rows have none."""
-        scored = mask * (logps != 0)
-        local = torch.stack([policy, kl, (logps * scored).sum(), scored.sum()]).double()
-        total = self.accelerator.reduce(local, reduction="sum").tolist()
+    def _record_terms(self, loss: Loss, logps: torch.Tensor, inputs: Mapping[str, Any]) -> None:
+        """Log the terms of the loss, and the means of log-probs ``(B, C)`` and advantages."""
+        scored = inputs["completion_mask"] * (logps != 0)  # idle rows are not scored
+        advantages = inputs["advantages"] + inputs.get("taught_advantages", 0.0)
+        sums = [(logps * scored).sum(), scored.sum(), advantages.mean(), *loss.terms.values()]
+        local = torch.stack([number.detach().double() for number in sums])
+        logp, tokens, advantage, *terms = self.accelerator.reduce(local, reduction="sum").tolist()
         share = self.current_gradient_accumulation_steps / self.accelerator.num_processes
-        terms = {"loss/policy": total[0] * share, "loss/kl": total[1] * share}
-        self.record({**terms, "mean_logp": total[2] / max(1, total[3])})
-
-    @property
-    def entropy_bonus(self) -> float | None:
-        """The current coefficient of TRL's entropy bonus; None if there is no bonus."""
-        if not self._entropy_bonus_enabled:
-            return None
-        if self.use_adaptive_entropy and self._last_world_entropy > self.args.entropy_target:
-            return 0.0
-        return float(self.entropy_coef)
+        self.record(
+            {f"loss/{name}": term * share for name, term in zip(loss.terms, terms, strict=True)}
+        )
+        mean = advantage / self.accelerator.num_processes
+        self.record({"mean_logp": logp / max(1, tokens), "mean_advantage": mean})
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Log the seconds of a step's phases, to show where its time goes."""
@@ -314,10 +314,22 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     def within(self, call: Call) -> Iterator[Call]:
         """Pass extra inputs and outputs through `call` to and from methods that TRL calls in between."""
         before, self.call = self.call, call
+        beta, self.beta = self.beta, 0.0  # TRL adds no KL term of its own: `parts.kl` has it
         try:
             yield call
         finally:
-            self.call = before
+            self.call, self.beta = before, beta
+
+    @contextmanager
+    def unrecorded(self) -> Iterator[Mapping[str, list[float]]]:
+        """Compute losses beside a step; gives what they would have logged, by name."""
+        metrics, kl = self._metrics, self.parts.kl
+        self._metrics = {mode: defaultdict(list) for mode in metrics}
+        self.parts.kl = copy.deepcopy(kl)  # it adapts its coefficient to what it measures
+        try:
+            yield self._metrics["train"]
+        finally:
+            self._metrics, self.parts.kl = metrics, kl
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time a phase of a step: ``sampling``, ``rewards`` or ``reference``."""

@@ -60,8 +60,6 @@ ATTRIBUTES = {
     "_logs": "groups, and the table of boards in training.dashboard",
     "_step": "timing, shared_prompts",
     "_buffered_inputs": "shared_prompts",
-    "_entropy_bonus_enabled": "the diagnosis's loss terms",
-    "_last_world_entropy": "the diagnosis's loss terms",
 }
 OF_MODELS = {
     "_keys_to_ignore_on_save": "value_head",

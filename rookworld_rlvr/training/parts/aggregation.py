@@ -1,14 +1,48 @@
-"""How a term of the loss is summed over tokens, in the same way as TRL sums its own."""
+"""The loss as its named terms, and how a term is summed over tokens, as TRL sums its own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from .part import Call, Scores
+
 # TRL's losses that are a mean over completions, masked ones included.
 _MEAN_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The loss of a micro-batch, with its graph.
+
+    Attributes:
+        total: What is differentiated: the sum of the terms.
+        terms: Numbers by name: ``policy`` and, where they are on, ``entropy``, ``kl``, ``value``,
+            ``taught``, ``supervised``, and the terms of parts of the user's own.
+        call: The record of the call to TRL's loss, with the scores that it was computed from.
+    """
+
+    total: torch.Tensor
+    terms: Mapping[str, torch.Tensor]
+    call: Call
+
+
+def policy_and_entropy(loss: torch.Tensor, scores: Scores | None) -> dict[str, torch.Tensor]:
+    """TRL's loss as its policy term and, if there is one, the term of its entropy bonus.
+
+    The bonus is linear in the entropies, and the policy term does not depend on them.
+    """
+    entropies = None if scores is None else scores.entropies
+    if entropies is None or not (loss.requires_grad and entropies.requires_grad):
+        return {"policy": loss}
+    (slope,) = torch.autograd.grad(loss, entropies, retain_graph=True, allow_unused=True)
+    if slope is None:
+        return {"policy": loss}
+    bonus = (slope * entropies).sum()
+    return {"policy": loss - bonus, "entropy": bonus}
 
 
 def row_scale(trainer: Any, inputs: Mapping[str, Any]) -> Any:

@@ -308,6 +308,8 @@ class KLTerm(Part):
         beta: The first coefficient.
     """
 
+    loss_term = "kl"
+
     def __init__(self, args: KLArguments, beta: float) -> None:
         self.args = args
         self.controller = KLController(beta, args)
@@ -342,9 +344,11 @@ class KLTerm(Part):
         assert call.scores is not None
         kl, clamped = self.per_token(trainer, call.scores.logps, inputs)
         coefficient = self.controller.coefficient(trainer.state.global_step)
+        trainer.beta = coefficient
         self._count(trainer, kl.detach(), clamped, coefficient, inputs)
         return coefficient * aggregate(trainer, kl, inputs)
 
+    @torch.no_grad()
     def _count(
         self,
         trainer: Any,

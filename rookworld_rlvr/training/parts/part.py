@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from transformers import TrainerCallback
@@ -69,7 +69,12 @@ class Part(TrainerCallback):
     """A feature of the trainer, which is absent if its keys are off; also a transformers callback.
 
     Besides handling a callback's events, it may add a term to the loss and keep a state in checkpoints.
+
+    Attributes:
+        loss_term: The name under which its term is logged, as ``loss/<name>``; empty takes the class's.
     """
+
+    loss_term: ClassVar[str] = ""
 
     def term(self, trainer: Any, call: Call, inputs: Mapping[str, Any]) -> torch.Tensor | None:
         """A term that the part adds to the loss of a micro-batch; None if it adds nothing.

@@ -342,7 +342,7 @@ class SharedPrompts(Part):
         trainer = self._trainer
         needed = [p.scored(inputs) for p in trainer.parts if type(p).term is not Part.term]
         other_movers = (
-            trainer.entropy_bonus is not None,
+            trainer.use_adaptive_entropy or trainer.entropy_coef != 0,
             trainer.top_entropy_quantile < 1,  # all rows decide which tokens count
             any(rows is None for rows in needed),
         )

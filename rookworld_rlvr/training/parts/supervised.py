@@ -77,6 +77,8 @@ class Supervised(Part):
         args: The part's keys.
     """
 
+    loss_term = "supervised"
+
     def __init__(self, trainer: Any, args: SupervisedArguments) -> None:
         self.args = args
         self._trainer = trainer

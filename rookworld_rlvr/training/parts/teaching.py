@@ -48,6 +48,8 @@ class Teaching(Part):
         trainer: The `RookWorldGRPOTrainer`.
     """
 
+    loss_term = "taught"
+
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._size = trainer.num_generations

@@ -122,6 +122,8 @@ class ValueHead(Part):
         args: The part's keys.
     """
 
+    loss_term = "value"
+
     def __init__(self, trainer: Any, args: ValueArguments) -> None:
         self.args = args
         self._trainer = trainer

@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
     def gradients() -> list[Any]:
         wrapped.zero_grad()
         for _ in range(2):  # the second, because wrappers trip over what the first left behind
-            trainer.accelerator.backward(trainer.loss(wrapped, inputs)[0])
+            trainer.accelerator.backward(trainer.loss(wrapped, inputs).total)
         return [weight.grad.clone() for weight in trainer.model.parameters()]
 
     ours = gradients()

@@ -142,16 +142,16 @@ def loss_and_gradient(
 def test_k3_is_trls_own_loss(controlled: Callable[..., Any], loss_type: str, level: str) -> None:
     trainer, inputs = controlled(loss_type=loss_type, importance_sampling_level=level)
     ours = loss_and_gradient(trainer, lambda: trainer._compute_loss(trainer.model, inputs))
-    trainer.beta = trainer.args.beta  # off in our trainer, whose part takes its place
+    assert trainer.beta == trainer.args.beta > 0
     trls = loss_and_gradient(
         trainer, lambda: GRPOTrainer._compute_loss(trainer, trainer.model, inputs)
     )
     assert ours[0] == pytest.approx(trls[0], rel=1e-5)
     torch.testing.assert_close(ours[1], trls[1], rtol=1e-4, atol=1e-7)
     assert trainer._metrics["train"]["kl"][0] == pytest.approx(trainer._metrics["train"]["kl"][1])
-    trainer.beta = 0.0
     trainer.parts.kl.controller.beta = 5.0
     more = trainer._compute_loss(trainer.model, inputs).item()
+    assert trainer.beta == 5.0
     assert abs(more - trls[0]) > 1e-3, "the coefficient in use is the controller's"
 
 

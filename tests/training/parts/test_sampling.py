@@ -41,7 +41,7 @@ def sampled(make_trainer: Callable[..., Any], random_gpt2: Any, tokenizer: Any) 
 def gaps(trainer: Any, batch: dict[str, Any]) -> torch.Tensor:
     """Largest |trainer's - sampler's log-prob| of each row ``(B,)``, scored as the loss does."""
     trainer.parts.shared.leaves_out_idle = False
-    _, call = trainer.loss(trainer.model, batch)
+    call = trainer.loss(trainer.model, batch).call
     ours = call.scores.logps.detach()
     gap = (ours - batch["sampling_per_token_logps"]).abs() * batch["completion_mask"]
     return gap.amax(dim=1)

@@ -265,7 +265,7 @@ def micro_batch(rows: Rows, advantages: list[float]) -> dict[str, torch.Tensor]:
 def loss_and_gradients(trainer: Any, inputs: dict[str, Any]) -> tuple[float, torch.Tensor, Any]:
     trainer._metrics["train"].clear()
     trainer.model.zero_grad()
-    loss = trainer.loss(trainer.model, inputs)[0]
+    loss = trainer.loss(trainer.model, inputs).total
     loss.backward()
     gradients = [p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None]
     metrics = {name: values[-1] for name, values in trainer._metrics["train"].items()}

@@ -145,7 +145,7 @@ def test_prompts_that_leave_the_hopeless_state_are_counted(build: Callable[..., 
 # --------------------------------------------------------------------------------------------------
 def gradient_of_loss(trainer: Any, batch: Batch) -> torch.Tensor:
     trainer.model.zero_grad()
-    trainer.loss(trainer.model, batch)[0].backward()
+    trainer.loss(trainer.model, batch).total.backward()
     return torch.cat([p.grad.flatten() for p in trainer.model.parameters() if p.grad is not None])
 
 
