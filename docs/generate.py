@@ -25,7 +25,6 @@ from trl import GRPOConfig, GRPOTrainer, ModelConfig
 from rookworld_rlvr.cli.main import SCRIPTS, first_comment
 from rookworld_rlvr.cli.words import words
 from rookworld_rlvr.common.settings import BOUNDS, Bounds, kinds
-from rookworld_rlvr.diagnosis.findings import RULES as FINDINGS
 from rookworld_rlvr.evaluation.registry import SUITES
 from rookworld_rlvr.rewards.registry import known_rewards
 from rookworld_rlvr.tasks.registry import TASKS
@@ -272,23 +271,6 @@ def suite_metrics() -> str:
     return table(["suite", "metric", "what it means"], rows)
 
 
-def findings() -> str:
-    rows = []
-    for name, rule in FINDINGS.items():
-        own = "severity" in rule
-        says = rule["says"] if own else RULES[name].says
-        rows.append(
-            [
-                code(name),
-                rule["severity"] if own else RULES[name].severity,
-                re.sub(r"{(\w+)[^}]*}", r"*\1*", says),
-                code(*rule["keys"]) if own else code(*RULES[name].keys),
-                code(*rule["causes"]) if rule.get("causes") else "-",
-            ]
-        )
-    return table(["finding", "severity", "what it says", "keys to change", "may follow from"], rows)
-
-
 def hooks() -> str:
     """The methods of TRL and transformers that the trainer overrides, in its own order."""
     rows = [
@@ -331,7 +313,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "metrics": metrics,
     "suites": suites,
     "suite_metrics": suite_metrics,
-    "findings": findings,
     "hooks": hooks,
     "words": other_words,
     "recipes": lambda: files("recipes"),

@@ -133,9 +133,9 @@ def watch_rows(trainer: RookWorldGRPOTrainer) -> list[dict[str, Any]]:
     trainer.parts.shared.leaves_out_idle = False  # every row's log-probs are looked at
 
     def watch(model: Any, batch: dict[str, Any]) -> Any:
-        value, call = loss(model, batch)
-        assert call.scores is not None
-        gaps = (call.scores.logps.detach() - batch["sampling_per_token_logps"]).abs()
+        found = loss(model, batch)
+        assert found.call.scores is not None
+        gaps = (found.call.scores.logps.detach() - batch["sampling_per_token_logps"]).abs()
         for index, gap in enumerate(gaps * batch["completion_mask"]):
             texts = {
                 name: trainer.processing_class.decode(
@@ -146,7 +146,7 @@ def watch_rows(trainer: RookWorldGRPOTrainer) -> list[dict[str, Any]]:
             }
             numbers = {"gap": gap.max().item(), "temperature": batch["temperature"][index].item()}
             rows.append({**texts, **numbers})
-        return value, call
+        return found
 
     watched: Any = trainer
     watched.loss = watch

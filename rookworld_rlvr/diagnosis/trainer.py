@@ -1,339 +1,326 @@
-"""The trainer of a diagnosis: the real one, with a record of each step.
+"""The trainer of a diagnosis: the real one, which notes what its first step is made of.
 
-Each method that `DiagnosedTrainer` overrides calls the trainer's own, and records what went in and what
-came out. The trainer still samples, scores, trains and evaluates. What is computed beside the step (two
-probes, the gradients of single terms, the terms one step later) changes neither weights nor metrics.
+Each method that `DiagnosedTrainer` overrides calls the trainer's own and notes what went in and what
+came out. What is computed beside the step changes neither weights nor the sampling of the run.
 """
 
 from __future__ import annotations
 
-import copy
-import inspect
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+import pandas as pd
 import torch
-from transformers import PreTrainedModel, TrainerCallback
+from transformers import TrainerCallback
 
-from ..models.decoding import pad_rows
+from ..common.machine import peak_memory
+from ..models.decoding import Decoding, pad_rows
 from ..models.gpt2 import position_ids_from_mask
 from ..tasks.metrics import Results
-from ..training.parts.aggregation import aggregate
-from ..training.parts.groups import Batch, Sampled
-from ..training.parts.part import Call, whole
+from ..training.heldout import decode, score
+from ..training.parts.advantages import weighted
+from ..training.parts.aggregation import Loss, aggregate
+from ..training.parts.groups import Batch
 from ..training.parts.sampling import rollout
-from ..training.parts.value_head import values_of
 from ..training.preflight import measure_parity, mixed_length_prompts, preflight_tolerance
 from ..training.trainer import RookWorldGRPOTrainer
-from .loss_terms import LossTerms, full, gradient_of, layer_table, loss_terms, norm
-from .record import ROW, Generation, PhaseMeter, RewardFault, StepRecord, TermSums, guarded
 
-Heldout = tuple[Results, Sequence[str]]  # results by metric, and completions
+ROW = "diagnosed_row"  # rides along in TRL's batches, which are shuffled and split
+COLUMNS = (  # of a completion, if it is trained on: numbers, then lists by token
+    *("advantage", "taught", "ended", "policy_term", "taught_term", "penalty", "total"),
+    *("tokens", "sampler", "policy", "reference", "kl", "pull"),
+)
+SAMPLED = Decoding("sampled", temperature=0.8)  # as the predecessors measured a batch
+SAMPLES = 2  # a prompt
+TEMPERATURES = (0.5, 0.8, 1.0, 1.25, 2.0)  # times that of sampling
+TEMPERATURE_ROWS = 32  # completions of a process, scored by themselves
+MULTIPLES = (0.1, 0.3, 3.0, 10.0)  # of the update
 
 
 class DiagnosedTrainer(RookWorldGRPOTrainer):
-    """`RookWorldGRPOTrainer` with records; the constructor is TRL's.
-
-    Args:
-        repeat_batch: Train on the prompts of the first batch in every step.
+    """`RookWorldGRPOTrainer` that notes its first step; the constructor is TRL's.
 
     Attributes:
-        steps: One record an optimiser step.
-        heldouts: Results and completions of each evaluation.
-        reward_faults: Rewards that raised.
-        probes: Measured when training begins, see `probe`.
-        meter: What the phases cost.
+        probes: Gaps in nats, measured when training begins; see `probe`.
+        completions: This process's completions of the step, with what the loss made of each.
+        prompts: This process's prompts of the step, as rows of the data.
+        performance: Rewards of `prompts` before and after the step, see `measure_prompts`.
+        heldouts: Results and answers of each held-out evaluation.
+        layers: Gradient and update by layer.
+        one_step_on: What the loss would log for the same batch after the step, or after a multiple of
+            its update, by the multiple; empty if the weights are spread over processes.
+        at_temperatures: Log-prob and entropy of some completions at multiples of their temperature.
+        costs: Seconds, calls and peak memory in bytes by phase.
     """
 
-    def __init__(
-        self,
-        model: str | PreTrainedModel,
-        reward_funcs: Any,
-        *args: Any,
-        repeat_batch: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        self.reward_faults: list[RewardFault] = []
-        funcs = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
-        super().__init__(model, [self._guarded(func) for func in funcs], *args, **kwargs)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.costs: dict[str, dict[str, float]] = {}
+        super().__init__(*args, **kwargs)
         if not self.use_vllm:  # vLLM gives the sampler's log-probs anyway
             self.rollout_func = partial(rollout, keep_logps=True)
         if self.parts.shared is not None:
-            self.parts.shared.leaves_out_idle = False  # each row's log-probs are recorded
+            self.parts.shared.leaves_out_idle = False  # each row's log-probs are noted
         self.heldout.before = {}  # no run continues from a diagnosis
-        self.meter = PhaseMeter(self.accelerator.device)
-        self.steps: list[StepRecord] = []
-        self.heldouts: list[Heldout] = []
         self.probes: Mapping[str, float] = {}
-        self._repeat_batch = repeat_batch
-        self._first_rows: list[dict[str, Any]] | None = None
-        self._generation: Generation | None = None  # the one that is trained on now
-        self.copies: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-        self._watch_backward_and_clip()
-        self.add_callback(RecordingCallback(self))
-
-    def _guarded(self, func: Any) -> Any:
-        if isinstance(func, torch.nn.Module | str) or inspect.iscoroutinefunction(func):
-            return func
-        return guarded(func, self.reward_faults)
-
-    def _watch_backward_and_clip(self) -> None:
-        backward, clip = self.accelerator.backward, self.accelerator.clip_grad_norm_
+        self.completions: list[dict[str, Any]] = []
+        self.prompts: list[Mapping[str, Any]] = []
+        self.performance: list[dict[str, list[float]]] = []
+        self.heldouts: list[tuple[Results, Sequence[str]]] = []
+        self.layers = pd.DataFrame()
+        self.one_step_on: dict[float, dict[str, float]] = {}
+        self.at_temperatures: list[dict[str, Any]] = []
+        self.batches: list[tuple[Mapping[str, Any], torch.Tensor]] = []
+        backward = self.accelerator.backward
 
         def timed(loss: torch.Tensor, **kwargs: Any) -> None:
-            with self.meter.phase("backward") as phase:
-                if loss.requires_grad:
-                    backward(loss, **kwargs)
-                else:
-                    self.step_record.without_graph = True
-                phase.tokens += self._tokens_of(self.step_record.batches[-1][1])
-
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            self.keep_gradients()
-            return clip(*args, **kwargs)
+            with self.phase("backward"):
+                backward(loss, **kwargs)
 
         self.accelerator.backward = timed
-        self.accelerator.clip_grad_norm_ = watched
+        # Before the part that drops gradients that are not finite.
+        self.callback_handler.callbacks.insert(0, StepNotes(self))
 
     @property
-    def step_record(self) -> StepRecord:
-        """The record of the step that is taken now."""
-        number: int = self.state.global_step
-        while len(self.steps) <= number:
-            self.steps.append(StepRecord())
-        return self.steps[number]
+    def is_first_step(self) -> bool:
+        """Whether the step that is diagnosed is being taken."""
+        return bool(self.model.training) and self.state.global_step == 0
 
-    @property
-    def is_sharded(self) -> bool:
-        """Whether no process has the whole of the weights."""
-        return bool(self.is_fsdp_enabled or self.is_deepspeed_enabled)
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Time a phase as the trainer does, and note its seconds and peak memory."""
+        cost = self.costs.setdefault(name, {"seconds": 0.0, "calls": 0, "peak_memory": 0})
+        on_gpu = torch.cuda.is_available()
+        if on_gpu:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        started = time.perf_counter()
+        with super().phase(name):
+            yield
+        if on_gpu:
+            torch.cuda.synchronize()
+        cost["seconds"] += time.perf_counter() - started
+        cost["calls"] += 1
+        cost["peak_memory"] = max(cost["peak_memory"], peak_memory())
 
     # --------------------------------------------------------------------------------------------
     # Sampling and rewards
     # --------------------------------------------------------------------------------------------
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """As the trainer's own, and metered."""
-        with super().phase(name), self.meter.phase(name):
-            yield
-
-    def sample_round(self, inputs: list[dict[str, Any]]) -> Sampled:
-        """As the trainer's own; the meter counts the tokens."""
-        sampled = super().sample_round(inputs)
-        phases = self.meter.phases
-        phases["sampling"].tokens += int(sampled.batch["completion_mask"].sum())
-        if self.has_reference:
-            phases["reference"].tokens += self._tokens_of(sampled.batch)
-        return sampled
-
     def sample(self, inputs: list[dict[str, Any]]) -> Batch:
-        """As the trainer's own, and recorded; repeats the first batch's prompts if asked to."""
-        if self._repeat_batch:
-            self._first_rows = self._first_rows or copy.deepcopy(inputs)
-            inputs = copy.deepcopy(self._first_rows)
-        output = super().sample(inputs)
-        count = len(output["completion_ids"])
-        output[ROW] = torch.arange(count, device=output["completion_ids"].device)
-        log = self.completion_log()
-        rewards = [
-            self._logged_here(log["rewards", name], count) for name in self.reward_func_names
-        ]
-        self._generation = Generation(
-            {key: value.cpu() for key, value in output.items() if torch.is_tensor(value)},
-            torch.tensor(rewards, dtype=torch.float32).T,
-            self._logged_here(log["completion", ""], count),
-        )
-        return output
-
-    def _logged_here(self, column: Sequence[Any], count: int) -> list[Any]:
-        """What the trainer logged of this process's rows, the last `count` of every process.
-
-        The log holds the rows that are trained on, even if groups were sampled again.
-        """
-        rows = list(column)[-count * self.accelerator.num_processes :]
+        """As the trainer's own; the first step's prompts are measured, its completions noted."""
+        batch = super().sample(inputs)
+        if not self.is_first_step:
+            return batch
+        log, count = self.completion_log(), len(batch["completion_ids"])
         first = self.accelerator.process_index * count
-        return rows[first : first + count]
 
-    @staticmethod
-    def _tokens_of(inputs: Mapping[str, Any]) -> int:
-        return int(inputs["prompt_mask"].sum() + inputs["completion_mask"].sum())
+        def mine(column: Any) -> list[Any]:
+            """This process's rows; the log has those of all, even if groups were sampled again."""
+            return list(column)[-count * self.accelerator.num_processes :][first : first + count]
+
+        prompts, texts = mine(log["prompt", ""]), mine(log["completion", ""])
+        columns = [mine(log["rewards", name]) for name in self.reward_func_names]
+        totals = weighted(torch.tensor(columns, dtype=torch.float32).T, self.reward_weights.cpu())
+        batch[ROW] = torch.arange(count, device=batch["completion_ids"].device)
+        batch[ROW] += len(self.completions)
+        rows = zip(prompts, texts, zip(*columns, strict=True), totals.tolist(), strict=True)
+        for prompt, text, rewards, total in rows:
+            by_name = dict(zip(self.reward_func_names, rewards, strict=True))
+            row = {"prompt": prompt, "text": text, "rewards": by_name, "reward": total}
+            self.completions.append({**dict.fromkeys(COLUMNS), **row})
+        self.prompts += [self.sampled[prompt] for prompt in prompts[:: self.num_generations]]
+        with self.phase("batch before"):
+            self.performance.append(self.measure_prompts())
+        return batch
+
+    def measure_prompts(self) -> dict[str, list[float]]:
+        """Rewards of the step's prompts: of the greedy answer, and the mean of sampled ones.
+
+        What is sampled is decided by the prompt, so it does not disturb the run's own sampling.
+        """
+        count = len(self.prompts)
+        asked = [row["prompt"] for row in self.prompts]
+        texts = decode(self, asked) + decode(self, asked * SAMPLES, decoding=SAMPLED)
+        answered = list(zip(self.prompts * (1 + SAMPLES), texts, strict=True))
+        columns = [score(self, func, answered, lambda done: None) for func in self.reward_funcs]
+        self.reward_guard.failures(len(answered) * self.accelerator.num_processes)
+        numbers = torch.tensor(pd.DataFrame(columns, dtype=float).to_numpy().T)  # nan for None
+        rewards = weighted(numbers, self.reward_weights.cpu()).view(-1, count)
+        return {"greedy": rewards[0].tolist(), "sampled": rewards[1:].mean(0).tolist()}
 
     # --------------------------------------------------------------------------------------------
     # Loss
     # --------------------------------------------------------------------------------------------
-    def loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> tuple[torch.Tensor, Call]:
-        """As the trainer's own, taken apart."""
-        if not self.model.training or ROW not in inputs:
+    def loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> Loss:
+        """As the trainer's own; the first step's is noted completion by completion."""
+        if not self.is_first_step or ROW not in inputs:
             return super().loss(model, inputs)
-        with self.meter.phase("forward") as phase:
-            loss, call = super().loss(model, inputs)
-            phase.tokens += self._tokens_of(inputs)
-        with self.meter.phase("diagnosis"):
-            self._take_apart(loss, call, inputs)
-        return loss, call
-
-    def _take_apart(self, loss: torch.Tensor, call: Call, inputs: Mapping[str, Any]) -> None:
-        assert call.scores is not None and self._generation is not None
-        logps, entropies = call.scores.logps, call.scores.entropies
-        record, generation, kl = self.step_record, self._generation, self.parts.kl
-        if not any(generation is known for known in record.generations):
-            record.generations.append(generation)
-        record.batches.append((generation, inputs))
-        record.loss += loss.item()
-        step = self.state.global_step
-        coefficient = 0.0 if kl is None else kl.controller.coefficient(step)
-        values = values_of(call, *logps.shape) if call.values else None
-        terms = loss_terms(self, logps, entropies, inputs, coefficient, values, call.answer_logps)
-        for name, numbers in (
-            ("policy", logps),
-            ("policy_term", terms.policy),
-            ("policy_term_unclipped", terms.policy_unclipped),
-            ("kl_term", terms.kl),
-            ("teach_term", terms.teach),
-            ("entropy", entropies),
-        ):
-            if numbers is not None:
-                generation.write(name, inputs[ROW].cpu(), numbers)
-        record.terms.coefficient = coefficient
-        totals = self._add(record.terms, terms, inputs)
-        # Gradients of later steps are not kept apart.
-        if step == 0 and loss.requires_grad and not self.is_sharded:
-            other = totals["entropy"] + totals["value"]
-            mine = {name: totals[name] for name in ("kl", *terms.of_answers)}
-            self._add_gradients(record.terms, {**mine, "other": other})
-
-    def _add(
-        self, sums: TermSums, terms: LossTerms, inputs: Mapping[str, Any]
-    ) -> dict[str, torch.Tensor]:
-        """Add a batch's terms to a step's, and return what each adds to the loss, with its graph."""
-        mask = inputs["completion_mask"]
-        answers = terms.of_answers
-
-        def total(per_token: torch.Tensor) -> torch.Tensor:
-            return aggregate(self, per_token, inputs)
-
-        totals = {
-            "policy": total(terms.policy),
-            "kl": total(terms.kl),
-            "entropy": terms.entropy,
-            "value": total(terms.value),
-            **{name: total(term) if term.dim() else term for name, term in answers.items()},
+        factors = {
+            name: inputs[name].clone().requires_grad_()
+            for name in ("advantages", "taught_advantages")
+            if name in inputs
         }
-        sizes = {
-            "policy": total(terms.policy.detach().abs()),
-            "policy_unclipped": total(terms.policy_unclipped.detach().abs()),
-            "kl": total(terms.kl.detach().abs()),
-            **{
-                name: total(term.detach().abs()) if term.dim() else term.detach()
-                for name, term in answers.items()
-            },
-        }
-        if "taught_advantages" in inputs and self.parts.teaching is not None:  # these are to move
-            mask = mask * ~self.parts.teaching.scored(inputs).unsqueeze(1)
-        by_token = {
-            "mean_log_ratio": terms.log_ratio.detach().abs() * mask,
-            "clipped_share": ((terms.policy - terms.policy_unclipped).abs() > 1e-12) * mask,
-        }
-        for added, numbers in (
-            (sums.in_loss, totals),
-            (sums.sizes, sizes),
-            (sums.by_token, by_token),
-        ):
-            for name, number in numbers.items():
-                added[name] += number.sum().item()
-        sums.tokens += int(mask.sum())
-        return totals
+        with self.phase("forward"):
+            loss = super().loss(model, {**inputs, **factors})
+        with self.phase("diagnosis"):
+            self._note(loss, inputs, factors)
+        return loss
 
-    def _add_gradients(self, sums: TermSums, terms: Mapping[str, torch.Tensor]) -> None:
+    def _note(
+        self, loss: Loss, inputs: Mapping[str, Any], factors: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Note what each completion has in the loss, and how the loss pulls at each token."""
+        assert loss.call.scores is not None
+        logps = loss.call.scores.logps
+        advantages = torch.stack([*factors.values()]).sum(0).detach()  # (B,) or (B, C)
+        columns = {"policy_term": by_row(loss.terms["policy"], factors["advantages"])}
+        if "taught" in loss.terms:
+            columns["taught_term"] = by_row(loss.terms["taught"], factors["taught_advantages"])
+        tokens = {
+            "sampler": inputs.get("sampling_per_token_logps"),
+            "policy": logps.detach(),
+            "reference": inputs.get("ref_per_token_logps"),
+            "pull": slopes_of(loss.total, [logps])[0],
+        }
+        if self.parts.kl is not None and tokens["reference"] is not None:
+            kl = self.parts.kl.per_token(self, logps.detach(), inputs)[0]
+            weights = torch.zeros_like(kl).requires_grad_()
+            (slope,) = slopes_of(aggregate(self, weights, inputs), [weights])
+            tokens["kl"] = kl
+            columns["penalty"] = self.beta * (slope * kl).sum(1)
+        columns["total"] = sum(columns.values(), torch.zeros_like(columns["policy_term"]))
+        mask, ends = inputs["completion_mask"].bool(), set(self.eos_token_ids)
+        for place, row in enumerate(inputs[ROW].tolist()):
+            kept, note = mask[place], self.completions[row]
+            ids = inputs["completion_ids"][place][kept].tolist()
+            note["tokens"] = [self.processing_class.decode([token]) for token in ids]
+            note["ended"] = bool(ids) and ids[-1] in ends
+            advantage = advantages[place] if advantages.dim() == 1 else advantages[place][kept]
+            note["advantage"] = advantage.mean().item()
+            note["taught"] = bool(inputs["taught"][place]) if "taught" in inputs else False
+            note |= {name: column[place].item() for name, column in columns.items()}
+            for name, column in tokens.items():
+                if column is not None and not column[place][kept].isnan().any():  # of the sampler
+                    note[name] = column[place][kept].float().tolist()
+        self.batches.append((inputs, logps.detach()))
+
+    def look_one_step_on(self, multiple: float, gradients: bool = False) -> None:
+        """Compute the loss of the step's batches again, after a multiple of the update.
+
+        Only there a KL term has an effect: before the first update the policy is its reference. Adam's
+        first update is proportional to the learning rate, so a multiple stands for another rate.
+        """
         network = self.accelerator.unwrap_model(self.model)
         parameters = [p for p in network.parameters() if p.requires_grad]
-        try:
-            for name, term in terms.items():
-                gradient = gradient_of(term, parameters)
-                sums.gradients[name] = sums.gradients.get(name, 0) + gradient
-        except RuntimeError as error:  # re-entrant checkpointing supports `backward` only
-            self.step_record.no_separate_gradients = " ".join(str(error).split())[:200]
-            sums.gradients.clear()
+        pulls: dict[str, torch.Tensor] = {}
+        moved, tokens = 0.0, 0
+        with self.unrecorded() as metrics, torch.set_grad_enabled(gradients):
+            for inputs, before in self.batches:
+                old = inputs.get("old_per_token_logps")
+                again = {**inputs, "old_per_token_logps": before if old is None else old}
+                loss = super().loss(network, again)
+                assert loss.call.scores is not None
+                mask = inputs["completion_mask"]
+                if "taught" in inputs:  # these are to move
+                    mask = mask * ~inputs["taught"].unsqueeze(1)
+                moved += ((loss.call.scores.logps.detach() - before).abs() * mask).sum().item()
+                tokens += int(mask.sum())
+                for name, term in loss.terms.items() if gradients and parameters else ():
+                    flat = torch.cat([slope.flatten() for slope in slopes_of(term, parameters)])
+                    pulls[name] = pulls.get(name, 0) + flat
+            numbers = {name: sum(values) / len(values) for name, values in metrics.items()}
+        local = torch.tensor([moved, tokens], device=self.accelerator.device)
+        moved, tokens = self.accelerator.reduce(local, "sum").tolist()
+        numbers["drift"] = moved / max(1, tokens)
+        for name, pull in pulls.items():
+            numbers[f"gradient/{name}"] = self.accelerator.reduce(pull, "mean").norm().item()
+        self.one_step_on[multiple] = numbers
 
-    def look_one_step_on(self, record: StepRecord) -> None:
-        """Compute the terms of the same batches after the update, as a second iteration would.
-
-        The KL coefficient is the one after any warm-up. Before the first update the policy equals its
-        reference, so only here does KL have a weight.
-        """
-        sums, network = TermSums(), self.accelerator.unwrap_model(self.model)
-        sums.coefficient = 0.0 if self.parts.kl is None else self.parts.kl.controller.beta
-        for generation, inputs in record.batches:
-            call = self.parts.call(inputs)
-            score = call.scoring(partial(self.log_probs, network))
-            logps, entropies, _ = score(*whole(inputs), call.temperatures, compute_entropy=True)
-            old = generation.tables["policy"][inputs[ROW].cpu()].to(logps.device)
-            again = {**inputs, "old_per_token_logps": old.to(logps.dtype)}
-            answers = call.answer_logps
-            terms = loss_terms(
-                self, logps, entropies, again, sums.coefficient, answer_logps=answers
+    @torch.no_grad()
+    def look_at_temperatures(self) -> None:
+        """Score some of the step's completions at other temperatures, each row by itself."""
+        rows = [(inputs, place) for inputs, _ in self.batches for place in range(len(inputs[ROW]))]
+        for inputs, place in rows[:TEMPERATURE_ROWS]:
+            prompt, completion = (
+                inputs[f"{part}_ids"][place][inputs[f"{part}_mask"][place].bool()]
+                for part in ("prompt", "completion")
             )
-            totals = self._add(sums, terms, again)
-            if logps.requires_grad:
-                names = ("policy", "kl", *terms.of_answers)
-                self._add_gradients(sums, {name: totals[name] for name in names})
-        self._settle(sums)
-        record.one_step_on = sums
-
-    # --------------------------------------------------------------------------------------------
-    # Gradients and the update
-    # --------------------------------------------------------------------------------------------
-    def keep_gradients(self) -> None:
-        """Copy weights and gradients to the CPU, before the clip and the update."""
-        with self.meter.phase("diagnosis"):
-            scaler = getattr(self.accelerator, "scaler", None)
-            scale = scaler.get_scale() if scaler is not None else 1.0
-            self.copies = [
-                (
-                    full(parameter.detach()).float().cpu().clone(),
-                    None if parameter.grad is None else full(parameter.grad).float().cpu() / scale,
-                )
-                for parameter in self.accelerator.unwrap_model(self.model).parameters()
-            ]
-            self.step_record.gradient_norm = norm(gradient for _, gradient in self.copies)
-
-    def record_update(self) -> None:
-        network = self.accelerator.unwrap_model(self.model)
-        record, gradients = self.step_record, self.step_record.terms.gradients
-        record.layers = layer_table(network.named_parameters(), self.copies)
-        self._settle(record.terms)
-        if gradients:
-            total = [
-                torch.zeros(weight.numel()) if gradient is None else gradient.flatten()
-                for (weight, gradient), p in zip(self.copies, network.parameters(), strict=True)
-                if p.requires_grad
-            ]
-            gradients["policy"] = torch.cat(total) - sum(gradients.values())
-        self.copies = []
-
-    def _settle(self, sums: TermSums) -> None:
-        """Average the gradients of the terms over processes."""
-        if self.accelerator.num_processes > 1:
-            for name, gradient in sums.gradients.items():
-                mine = gradient.to(self.accelerator.device)
-                sums.gradients[name] = self.accelerator.reduce(mine, reduction="mean").cpu()
+            ids = torch.cat([prompt, completion]).unsqueeze(0)
+            with self.accelerator.autocast():
+                logits = self.model_wrapped(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
+            given = inputs.get("temperature")
+            heat = self.temperature if given is None else given[place].item()
+            reward = self.completions[int(inputs[ROW][place])]["reward"]
+            row = (self.accelerator.process_index, int(inputs[ROW][place]))
+            for times in TEMPERATURES:
+                logps = (logits / (heat * times)).log_softmax(-1)  # (C, V)
+                note = {"row": row, "reward": reward, "times_temperature": times}
+                note["tokens"], note["entropy"] = len(logps), -(logps.exp() * logps).sum().item()
+                note["logp"] = logps.gather(1, completion.unsqueeze(1)).sum().item()
+                self.at_temperatures.append(note)
 
     # --------------------------------------------------------------------------------------------
     # Held-out rows
     # --------------------------------------------------------------------------------------------
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As the trainer's own, and recorded."""
-        with self.meter.phase("held-out after" if self.heldouts else "held-out before"):
+        """As the trainer's own, and noted."""
+        with self.phase("held-out after" if self.heldouts else "held-out before"):
             metrics = super().evaluate(*args, **kwargs)
         self.heldouts.append((self.heldout.results, self.heldout.completions))
         return metrics
 
 
-class RecordingCallback(TrainerCallback):  # type: ignore[misc]
-    """Measures before training, keeps gradients and updates, and looks one step ahead.
+# --------------------------------------------------------------------------------------------------
+# Slopes
+# --------------------------------------------------------------------------------------------------
+def slopes_of(term: torch.Tensor, by: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The derivatives of a number by tensors, 0 where it does not depend on one; the graph is kept."""
+    if not term.requires_grad or not all(tensor.requires_grad for tensor in by):
+        return tuple(map(torch.zeros_like, by))
+    return torch.autograd.grad(term, by, retain_graph=True, materialize_grads=True)
+
+
+def by_row(term: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+    """What each completion adds ``(B,)`` to a term that is proportional to its advantages.
+
+    All of TRL's losses are, as long as no sign changes; so a term is the sum of each advantage times the
+    slope by it (Euler), whatever the formula.
+    """
+    shares = advantages * slopes_of(term, [advantages])[0]
+    return shares.detach().reshape(len(advantages), -1).sum(1)
+
+
+# --------------------------------------------------------------------------------------------------
+# Weights
+# --------------------------------------------------------------------------------------------------
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the CPU in one piece, gathered if it is spread over processes."""
+    gathered = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return gathered.detach().float().cpu().clone()
+
+
+def layer_of(name: str) -> str:
+    """The layer that a parameter belongs to: a block's attention, network or norm, or a table.
+
+    >>> layer_of("base_model.model.transformer.h.0.attn.c_attn.lora_A.default.weight")
+    'h.0.attn'
+    >>> layer_of("transformer.wte.weight")
+    'wte'
+    """
+    words = name.split(".")
+    for place, word in enumerate(words[:-2]):
+        if word in ("h", "layers") and words[place + 1].isdigit():
+            return ".".join(words[place : place + 3])
+    return next(
+        word for word in reversed(words[:-1] or words) if word not in ("default", "base_layer")
+    )
+
+
+class StepNotes(TrainerCallback):  # type: ignore[misc]
+    """Measures before training, and notes gradients and update of the first step.
 
     Args:
         trainer: The `DiagnosedTrainer`.
@@ -341,40 +328,75 @@ class RecordingCallback(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
+        self.before: dict[str, torch.Tensor] = {}
+        self.slopes: dict[str, torch.Tensor | None] = {}
+
+    def _parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
+        return list(self.trainer.accelerator.unwrap_model(self.trainer.model).named_parameters())
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        with self.trainer.meter.phase("probes"):
+        with self.trainer.phase("probes"):
             self.trainer.probes = probe(self.trainer)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        trainer = self.trainer
-        if not trainer.copies:  # if accelerate's own clip was not called
-            trainer.keep_gradients()
-        record = trainer.step_record
-        network = trainer.accelerator.unwrap_model(trainer.model)
-        record.gradient_norm_after_clip = norm(
-            None if p.grad is None else full(p.grad).float() for p in network.parameters()
-        )
-        record.learning_rate = trainer.lr_scheduler.get_last_lr()[0]
-        self.optimiser = trainer.meter.phase("optimiser")
-        self.optimiser.__enter__()
+        if state.global_step == 0:
+            for name, weight in self._parameters():
+                self.before[name] = full(weight)
+                self.slopes[name] = None if weight.grad is None else full(weight.grad)
+            with self.trainer.phase("diagnosis"):
+                self.trainer.look_at_temperatures()
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.optimiser.__exit__(None, None, None)
-        with self.trainer.meter.phase("diagnosis"):
-            self.trainer.record_update()
+        if state.global_step:
+            return
+        table = pd.DataFrame(
+            {
+                "layer": layer_of(name),
+                "parameters": weight.numel(),
+                "gradient_norm": norm(self.slopes[name]),
+                "weight_norm": norm(self.before[name]),
+                "update_norm": norm(full(weight) - self.before[name]),
+            }
+            for name, weight in self._parameters()
+        )
+        norms = [name for name in table if name.endswith("_norm")]
+        table[norms] **= 2
+        self.trainer.layers = table.groupby("layer", sort=False).sum()
+        self.trainer.layers[norms] **= 0.5
+        self.slopes.clear()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer = self.trainer
-        record = trainer.steps[state.global_step - 1]
-        if state.global_step == 1 and not trainer.is_sharded:
-            with trainer.meter.phase("diagnosis"):
-                trainer.look_one_step_on(record)
-        record.batches.clear()
-        if state.global_step > 1:
-            record.generations.clear()
+        if state.global_step != 1:
+            return
+        with trainer.phase("batch after"):
+            trainer.performance.append(trainer.measure_prompts())
+        if not (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
+            with trainer.phase("diagnosis"):
+                trainer.look_one_step_on(1.0, gradients=True)
+                self._try_multiples()
+        trainer.batches.clear()
+
+    @torch.no_grad()
+    def _try_multiples(self) -> None:
+        after = {name: full(weight) for name, weight in self._parameters()}
+        for multiple in MULTIPLES:
+            for name, weight in self._parameters():
+                weight.copy_(self.before[name].lerp(after[name], multiple))
+            self.trainer.look_one_step_on(multiple)
+        for name, weight in self._parameters():
+            weight.copy_(after[name])
+        self.before.clear()
 
 
+def norm(tensor: torch.Tensor | None) -> float:
+    """Euclidean norm; 0 for None, nan or inf if one of the numbers is."""
+    return 0.0 if tensor is None else tensor.double().norm().item()
+
+
+# --------------------------------------------------------------------------------------------------
+# Probes
+# --------------------------------------------------------------------------------------------------
 @torch.no_grad()
 def probe(trainer: RookWorldGRPOTrainer) -> dict[str, float]:
     """Measure the policy before the step, in nats, to explain a gap in parity.
@@ -407,8 +429,8 @@ def probe(trainer: RookWorldGRPOTrainer) -> dict[str, float]:
     return {
         **asdict(parity),
         "position_gap": position_gap,
-        "tolerance": preflight_tolerance(trainer),
         "repeat_gap": min(1.0, trainer.temperature) * repeat_gap,
+        "tolerance": preflight_tolerance(trainer),
     }
 
 

@@ -63,10 +63,12 @@ class RewardGuard:
 
     Attributes:
         own: The guarded functions that are not rewards of this package, by TRL's name of each.
+        faults: The first failure of each call that failed, on this process.
     """
 
     def __init__(self, args: RewardFaultArguments) -> None:
         self.own: dict[str, Any] = {}
+        self.faults: list[str] = []
         self._args = args
         self._calls: list[_Call] = []
         self._columns: dict[str, list[str]] = {}  # what each reward has logged by completion
@@ -116,6 +118,7 @@ class RewardGuard:
         known.extend(column for column in call.columns if column not in known)
         call.log(known)
         self._calls.append(call)
+        self.faults += [call.fault] if call.fault else []
         if call.error is not None and call.name not in self._shown:
             self._shown.add(call.name)
             trace = None if isinstance(call.error, RookWorldError) else call.error

@@ -167,9 +167,7 @@ class HeldoutEvaluation:
         answered = list(zip(rows, self.completions, strict=True))
         found = {}
         for name, func in self.trainer.reward_guard.own.items():
-            numbers = shared(
-                answered, partial(_score, self.trainer, func), f"held-out rows: {name}"
-            )
+            numbers = shared(answered, partial(score, self.trainer, func), f"held-out rows: {name}")
             self.trainer.reward_guard.failures(len(numbers))
             if values := [number for number in numbers if number is not None]:
                 kind: Kind = "share" if {*values} <= {0, 1} else "mean"
@@ -200,7 +198,7 @@ class HeldoutEvaluation:
         return [ModelResults(str(name), r, left_out) for name, r in measured if r is not None]
 
 
-def _score(
+def score(
     trainer: Any,
     func: Callable[..., Any],
     answered: Sequence[tuple[Mapping[str, Any], str]],

@@ -72,7 +72,6 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         model = starting_model(model, args)
         with sampler_starts(args, model):
             super().__init__(model, self.reward_guard.around(reward_funcs), args, **kwargs)
-        self.beta = self.args.beta  # the constructor may have seen another, see `reference_loaded`
         self.sampling = Sampling(self.temperature, self.top_p, self.top_k or 0)
         self.parts = Parts(self)
         for network in self.networks():
@@ -323,8 +322,8 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     @contextmanager
     def unrecorded(self) -> Iterator[Mapping[str, list[float]]]:
         """Compute losses beside a step; gives what they would have logged, by name."""
-        metrics, kl = self._metrics, self.parts.kl
-        self._metrics = {mode: defaultdict(list) for mode in metrics}
+        metrics, kl = self._metrics, self.parts.kl  # type: ignore[has-type]
+        self._metrics: Any = {mode: defaultdict(list) for mode in metrics}
         self.parts.kl = copy.deepcopy(kl)  # it adapts its coefficient to what it measures
         try:
             yield self._metrics["train"]

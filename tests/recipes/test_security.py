@@ -20,9 +20,9 @@ from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.common.files import asset_path
 from rookworld_rlvr.common.html import bars
-from rookworld_rlvr.diagnosis import Diagnosis, run_diagnosis
-from rookworld_rlvr.diagnosis.page import page as diagnosis_page
-from rookworld_rlvr.diagnosis.text import print_report, write_reports
+from rookworld_rlvr.diagnosis.phases import run_diagnosis
+from rookworld_rlvr.diagnosis.report import page as diagnosis_page
+from rookworld_rlvr.diagnosis.report import print_report, write_reports
 from rookworld_rlvr.diagnosis.trainer import DiagnosedTrainer
 from rookworld_rlvr.inference import analyse
 from rookworld_rlvr.inference.model import RookWorld
@@ -334,7 +334,7 @@ def test_a_report_shows_texts_as_texts(run: Path, tmp_path: Path) -> None:
 
 def texts(value: Any, word: str) -> Any:
     """A diagnosis with a word in place of its prompts, completions, tokens, names and messages."""
-    free = {"text", "prompt", "message", "token", "verdict", "why", "fingerprint", "class"}
+    free = {"text", "prompt", "message", "verdict", "why", "recipe", "model"}
     if isinstance(value, dict):
         return {
             key: word
@@ -352,37 +352,33 @@ def diagnosis(
     random_gpt2: GPT2LMHeadModel,
     tokenizer: PreTrainedTokenizerBase,
     make_trainer: Callable[..., Any],
-) -> Diagnosis:
+) -> dict[str, Any]:
     options: dict[str, Any] = {"eval_strategy": "no", "save_strategy": "no", "preflight": False}
     options |= {"load_best_model_at_end": False, "logging_steps": 1, "learning_rate": 1e-3}
     options |= {"kind": DiagnosedTrainer, "max_completion_length": 8}
     return run_diagnosis(make_trainer(random_gpt2, tokenizer, **options), "recipe")
 
 
-def of_words(diagnosis: Diagnosis, word: str) -> Diagnosis:
-    return Diagnosis(word, texts(dict(diagnosis.parts), word), diagnosis.phases)
-
-
 def test_a_diagnosis_shows_texts_as_texts(
-    diagnosis: Diagnosis, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    diagnosis: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    harmless = Outline(diagnosis_page([of_words(diagnosis, "harmless words")])).found
+    harmless = Outline(diagnosis_page(texts(diagnosis, "harmless words"))).found
     assert len(harmless) > 40
     for word in nasty():
-        planted = of_words(diagnosis, word)
-        assert Outline(diagnosis_page([planted])).found <= harmless, repr(word)
-        assert all(path.is_file() for path in write_reports(tmp_path, [planted]))
-        print_report([planted])
+        planted = texts(diagnosis, word)
+        assert Outline(diagnosis_page(planted)).found <= harmless, repr(word)
+        assert all(path.is_file() for path in write_reports(tmp_path, planted))
+        print_report(planted)
     printed = capsys.readouterr().out
     assert not set(printed) & set("\x1b\x9b\x07\0\r\u202e\u2028") and "\\u001b[2J" in printed
 
 
 def test_a_browser_runs_nothing_of_a_page(
-    browser: Browser, run: Path, diagnosis: Diagnosis, tmp_path: Path
+    browser: Browser, run: Path, diagnosis: dict[str, Any], tmp_path: Path
 ) -> None:
     word = " ".join(NASTY)
     pages = {"run": run_page(word, run, tmp_path / "planted")}
-    pages["diagnosis"] = str(diagnosis_page([of_words(diagnosis, word)]))
+    pages["diagnosis"] = str(diagnosis_page(texts(diagnosis, word)))
     for name, drawn in pages.items():
         path = tmp_path / f"{name}.html"
         path.write_text(drawn, errors="backslashreplace")

@@ -154,7 +154,11 @@ class HealthMonitor:
         self._watches = {name: _Watch() for name in RULES}
 
     def observe(
-        self, step: int, logs: Mapping[str, Any], max_grad_norm: float | None = None
+        self,
+        step: int,
+        logs: Mapping[str, Any],
+        max_grad_norm: float | None = None,
+        details: Mapping[str, str] | None = None,
     ) -> list[Finding]:
         """Judge one log, of training or of a held-out evaluation.
 
@@ -162,11 +166,12 @@ class HealthMonitor:
             step: The optimiser step of the log.
             logs: Metrics by name. A rule does not apply if its metrics are missing, None or nan.
             max_grad_norm: Gradients are clipped at this norm; None or 0 means no clipping.
+            details: What findings say of some metrics beside their number, by metric.
 
         Returns:
             The findings that are raised now.
         """
-        self.history.update(step, logs, max_grad_norm)
+        self.history.update(step, logs, max_grad_norm, details)
         findings = (self._judge(rule) for rule in RULES.values())
         return [finding for finding in findings if finding is not None]
 

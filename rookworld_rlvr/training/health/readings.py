@@ -48,6 +48,7 @@ class History:
     Attributes:
         step: The optimiser step of the latest log.
         now: Its numbers by name, nan and infinities included; None and other values are left out.
+        details: Texts of the latest log by name, which describe its numbers of the same name.
         max_grad_norm: Gradients are clipped at this norm; None or 0 means no clipping.
         series: ``(step, value)`` pairs by name, finite values only, oldest first.
 
@@ -59,12 +60,20 @@ class History:
         self.guard = guard or {}
         self.step = 0
         self.now: dict[str, float] = {}
+        self.details: Mapping[str, str] = {}
         self.max_grad_norm: float | None = None
         self.series: dict[str, Points] = {}
 
-    def update(self, step: int, logs: Mapping[str, Any], max_grad_norm: float | None) -> None:
+    def update(
+        self,
+        step: int,
+        logs: Mapping[str, Any],
+        max_grad_norm: float | None,
+        details: Mapping[str, str] | None = None,
+    ) -> None:
         """Add one log."""
         self.step = step
+        self.details = details or {}
         self.max_grad_norm = max_grad_norm
         self.now = {
             name: float(value)
@@ -110,7 +119,8 @@ def compared(is_broken: Callable[[float, float], bool], metrics: Sequence[str]) 
 
     def measure(history: History, bound: float) -> Reading | None:
         value = history.get(*metrics)
-        return None if value is None else Reading(value, is_broken(value, bound))
+        detail = next(filter(None, map(history.details.get, metrics)), "")
+        return None if value is None else Reading(value, is_broken(value, bound), detail)
 
     return measure
 

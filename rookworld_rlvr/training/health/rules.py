@@ -39,6 +39,7 @@ class Rule:
         measure: Compares the history with a bound; gives None if the rule does not apply.
         share: Whether value and bound are shares in [0, 1], shown as percentages.
         patient: Whether it must be broken for several logs before a finding is raised.
+        causes: The rules that explain it if they are broken as well; a diagnosis names these first.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Rule:
     measure: Measure = field(repr=False)
     share: bool = True
     patient: bool = True
+    causes: tuple[str, ...] = ()
 
     def message(self, reading: Reading, bound: float) -> str:
         """One sentence that names the number, the bound and the remedy."""
@@ -76,7 +78,8 @@ def _rule(name: str, keys: Sequence[str], **fields: Any) -> Rule:
         if word in fields
     ]
     (measure,) = metrics or [getattr(readings, name)]
-    return Rule(name=name, keys=tuple(keys), measure=measure, **fields)
+    causes = tuple(fields.pop("causes", ()))
+    return Rule(name=name, keys=tuple(keys), measure=measure, causes=causes, **fields)
 
 
 RULES: Mapping[str, Rule] = {

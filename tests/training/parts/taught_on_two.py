@@ -50,9 +50,9 @@ def main(argv: Sequence[str]) -> None:
     def watch(model: Any, batch: dict[str, Any]) -> Any:
         assert trainer.parts.teaching is not None
         taught.append(int(trainer.parts.teaching.scored(batch).sum()))
-        value, call = loss(model, batch)
-        found.extend(gaps(trainer, batch, call))
-        return value, call
+        terms = loss(model, batch)
+        found.extend(gaps(trainer, batch, terms.call))
+        return terms
 
     watched: Any = trainer
     watched.loss = watch

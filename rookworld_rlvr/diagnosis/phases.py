@@ -1,0 +1,517 @@
+"""The ten phases of a diagnosed step, as plain numbers and texts: what the JSON file holds.
+
+A phase is a mapping. The report shows its numbers as lines, and its lists of records as tables, under
+the names that they have here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+
+from ..common.errors import NotationError, RookWorldError
+from ..common.files import read_asset
+from ..common.settings import Checked, setting
+from ..common.stats import Proportion, sign_test
+from ..tasks.metrics import evaluate_completions, headline, headlines
+from ..tasks.registry import TASKS, task_of
+from ..training.health.monitor import Finding, HealthMonitor
+from ..training.health.rules import RULES, HealthArguments, Severity
+from .trainer import DiagnosedTrainer
+
+Part = dict[str, Any]
+
+PHASES: Mapping[str, str] = {
+    "setup": "Setup",
+    "initial": "Initial performance",
+    "generation": "Generation and log-probs",
+    "rewards": "Rewards",
+    "advantages": "Advantages",
+    "policy": "Loss: policy",
+    "kl": "Loss: KL penalty",
+    "update": "Loss: total, and update",
+    "after": "Performance after the update",
+    "analysis": "Analysis",
+}
+"""Key in the JSON file → title, in the order of the report."""
+
+RESULT_JSON = "diagnosis.json"
+VERSION = 2  # of the JSON file's form
+
+
+@dataclass
+class DiagnoseArguments(Checked):
+    """What to diagnose, beside the recipe."""
+
+    overfit_single_batch: int = setting(
+        0,
+        "Take this many steps on the prompts of a single batch, with new completions in each; 0 takes "
+        "a single step.",
+        least=0,
+    )
+    compare: str | None = setting(
+        None, "Folder of a run, or of another diagnosis, whose log the step is compared with."
+    )
+    diagnose_heldout_rows: int = setting(
+        200,
+        "Held-out rows to evaluate before and after the step, spread evenly over the tasks.",
+        least=1,
+    )
+
+    def overrides(self) -> dict[str, tuple[str, str]]:
+        """Keys of the recipe that a diagnosis sets: key → its value, and the reason."""
+        steps = str(max(1, self.overfit_single_batch))
+        return {
+            "max_steps": (steps, "as many as are diagnosed"),
+            **read_asset("diagnosis_overrides.yaml"),
+        }
+
+    def log(self) -> list[Mapping[str, Any]]:
+        """The log of what the step is compared with, step by step; empty without one.
+
+        Raises:
+            RookWorldError: The folder has no log of training.
+        """
+        if self.compare is None:
+            return []
+        folder = Path(self.compare)
+        saved = [folder / "trainer_state.json", *folder.glob("checkpoint-*/trainer_state.json")]
+        saved = [path for path in [folder / RESULT_JSON, *saved] if path.is_file()]
+        if not saved:
+            raise RookWorldError(
+                f"compare: {self.compare!r} has no log; give the folder of a run (trainer_state.json) "
+                f"or of a diagnosis ({RESULT_JSON})"
+            )
+        histories = [json.loads(path.read_text())["log_history"] for path in saved]
+        return [log for log in max(histories, key=len) if "loss" in log]
+
+
+def spread_rows(rows: Dataset, most: int) -> Dataset:
+    """At most so many rows, spread evenly over tasks and over each task's rows."""
+    tasks = rows["task"]
+    by_task = [[i for i, name in enumerate(tasks) if name == task] for task in TASKS]
+    present = sorted(filter(None, by_task), key=len)
+    chosen: list[int] = []
+    for turn, indices in enumerate(present):
+        count = min(len(indices), max(1, (most - len(chosen)) // (len(present) - turn)))
+        chosen += [indices[place * len(indices) // count] for place in range(count)]
+    return rows.select(sorted(chosen))
+
+
+def run_diagnosis(
+    trainer: DiagnosedTrainer,
+    recipe: str,
+    more_setup: Mapping[str, Any] | None = None,
+    health: HealthArguments | None = None,
+    compared: Sequence[Mapping[str, Any]] = (),
+) -> Part:
+    """Train, evaluate, and take the first step apart; gives what the JSON file holds.
+
+    Every process has to call it.
+
+    Args:
+        trainer: A new one; its arguments are those of a recipe with `DiagnoseArguments.overrides`.
+        recipe: Name for the report.
+        more_setup: More for the first phase: data, engine, overrides.
+        health: Severities and bounds of the rules.
+        compared: The log of another run, see `DiagnoseArguments.log`.
+    """
+    trainer.train()
+    trainer.evaluate()
+    log_history = [entry for entry in trainer.state.log_history if "loss" in entry]
+    log, later, groups = log_history[0], trainer.one_step_on.get(1.0, {}), by_group(trainer)
+    rows = pd.DataFrame(
+        {**row, "group": place, "task": group["task"]}
+        for place, group in enumerate(groups)
+        for row in group["completions"]
+    )
+    layers = trainer.layers
+    terms = rows[["policy_term", "taught_term", "penalty", "total"]].dropna(axis=1, how="all")
+    record: Part = {
+        "version": VERSION,
+        "recipe": recipe,
+        "setup": {**setup(trainer), **(more_setup or {})},
+        "initial": performance(trainer, 0),
+        "generation": {**generation(rows), "groups_of_texts": groups},
+        "rewards": {
+            **of(log, "reward"),
+            "positive": (rows["reward"] > 0).mean(),
+            "failures": gather_object(trainer.reward_guard.faults),
+        },
+        "advantages": {
+            **of(log, "mean_advantage", "health/advantage", "zero_variance/trained"),
+            "positive": (rows["advantage"] > 0).mean(),
+            "groups": records(
+                rows.groupby(["group", "task"]).agg(
+                    mean=("reward", "mean"),
+                    std=("reward", "std"),
+                    rewards=("reward", list),
+                    advantages=("advantage", list),
+                )
+            ),
+        },
+        "policy": {
+            **of(log, "loss/", "mean_logp", "entropy", "clip_ratio/region"),
+            "one_step_on": of(later, "drift", "entropy", "clip_ratio/region", "gradient/"),
+        },
+        "kl": {
+            **of(log, "loss/kl", "kl"),
+            "one_step_on": {
+                **of(later, "kl", "gradient/kl"),
+                "of_gradient": share_of_gradient(later),
+            },
+        },
+        "update": {
+            **{name: log.get(name) for name in ("loss", "grad_norm", "learning_rate")},
+            "prompts": records(terms.groupby([rows["group"], rows["task"]]).sum()),
+            "layers": records(layers.assign(ratio=layers["update_norm"] / layers["weight_norm"])),
+        },
+        "after": {**performance(trainer, -1), **changes(trainer)},
+        "costs": [{"phase": name, **cost} for name, cost in trainer.costs.items()],
+        "log_history": log_history,
+    }
+    record["analysis"] = {
+        **analysis(trainer, record, health or HealthArguments()),
+        **what_if(trainer, rows),
+        "comparison": comparison(log, compared),
+    }
+    clean: Part = cleaned(record)
+    return clean
+
+
+def of(log: Mapping[str, Any], *starts: str) -> Part:
+    """The numbers of a log whose names start like this."""
+    return {name: value for name, value in log.items() if name.startswith(starts)}
+
+
+def records(frame: pd.DataFrame) -> list[Part]:
+    """A table as records, with its index."""
+    plain = frame if frame.index.name is None and frame.index.nlevels == 1 else frame.reset_index()
+    found: list[Part] = plain.to_dict("records")
+    return found
+
+
+def has_stop(record: Part) -> bool:
+    """Whether a finding says that a run should not start."""
+    return any(found["severity"] == "stop" for found in record["analysis"]["findings"])
+
+
+# --------------------------------------------------------------------------------------------------
+# 1 and 2: setup, initial performance; 9: performance after
+# --------------------------------------------------------------------------------------------------
+def setup(trainer: DiagnosedTrainer) -> Part:
+    """Model, tokenizer, precision, step and gaps, as the trainer has them."""
+    network, tokenizer = trainer.networks()[0], trainer.processing_class
+    weights, modules = list(network.parameters()), network.modules()
+    own = trainer.parts.task_sampling
+    heat = dict.fromkeys(TASKS, trainer.sampling) if own is None else own.samplings
+    return {
+        "model": getattr(network.config, "_name_or_path", "") or type(network).__name__,
+        "parameters": sum(weight.numel() for weight in weights),
+        "trained_parameters": sum(weight.numel() for weight in weights if weight.requires_grad),
+        "active_dropout": sum(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in modules),
+        "tokenizer": f"{len(tokenizer)} tokens, {tokenizer.pad_token} on the {tokenizer.padding_side}",
+        "weights": f"{weights[0].dtype}, mixed precision {trainer.accelerator.mixed_precision}",
+        "device": str(trainer.accelerator.device),
+        "processes": trainer.accelerator.num_processes,
+        "step": {name: getattr(trainer.args, name) for name in _KEYS},
+        "temperature": {task: sampling.temperature for task, sampling in heat.items()},
+        "gaps": dict(trainer.probes),
+    }
+
+
+_KEYS = (
+    *("seed", "learning_rate", "loss_type", "beta", "kl_estimator", "baseline", "scale_rewards"),
+    *("num_generations", "gradient_accumulation_steps", "max_completion_length", "max_grad_norm"),
+)
+
+
+def performance(trainer: DiagnosedTrainer, when: int) -> Part:
+    """Held-out metrics with 95% intervals, and the mean rewards of the batch's own prompts."""
+    results, _ = trainer.heldouts[when]
+    batch = pd.DataFrame(gather_object(records(pd.DataFrame(trainer.performance[when]))))
+    return {
+        "overall": headline(results),
+        "batch_reward": batch.mean().to_dict(),
+        "heldout": [
+            {"metric": name, "share": found.value, "interval": found.interval, "n": found.n}
+            for name, found in results.items()
+            if isinstance(found, Proportion)
+        ],
+    }
+
+
+def changes(trainer: DiagnosedTrainer) -> Part:
+    """The performance after the step against that before, answer by answer and prompt by prompt."""
+    rows = trainer.eval_dataset
+    before, after = (
+        [evaluate_completions([row], [text]) for row, text in zip(rows, texts, strict=True)]
+        for texts in (trainer.heldouts[0][1], trainer.heldouts[-1][1])
+    )
+    paired = []
+    for name in headlines().values():
+        moves = [
+            b[name].value - a[name].value for a, b in zip(before, after, strict=True) if name in a
+        ]
+        fell, rose = sum(move < 0 for move in moves), sum(move > 0 for move in moves)
+        if moves:
+            counts = {"n": len(moves), "became_wrong": fell, "became_right": rose}
+            paired.append({"metric": name, **counts, "p_of_fall": sign_test(fell, rose)})
+    first, last = trainer.performance
+    columns = {"prompt": [row["prompt"] for row in trainer.prompts], **first}
+    mine = pd.DataFrame(columns | {f"{name}_after": column for name, column in last.items()})
+    prompts = pd.DataFrame(gather_object(mine.to_dict("records")))
+    prompts["change"] = change = prompts["sampled_after"] - prompts["sampled"]
+    return {
+        "reward_change": change.mean(),
+        "prompts_that_rose": (change > 0).mean(),
+        "prompts_that_fell": (change < 0).mean(),
+        "paired": paired,
+        "prompts": prompts[[*prompts.columns[1:], "prompt"]].to_dict("records"),
+    }
+
+
+# --------------------------------------------------------------------------------------------------
+# 3 to 5: completions, rewards, advantages
+# --------------------------------------------------------------------------------------------------
+def by_group(trainer: DiagnosedTrainer) -> list[Part]:
+    """The step's prompts with their completions, of all processes."""
+    rows, size = gather_object(trainer.completions), trainer.num_generations
+    groups = [rows[first : first + size] for first in range(0, len(rows), size)]
+    prompts = [group[0]["prompt"] for group in groups]
+    return [
+        {"prompt": prompt, **position(prompt), "completions": group}
+        for prompt, group in zip(prompts, groups, strict=True)
+    ]
+
+
+def position(prompt: str) -> Part:
+    """The task of a prompt, and its position if it can be read."""
+    task = task_of(prompt)
+    try:
+        found = TASKS[task].position(prompt)
+    except NotationError:
+        return {"task": task, "fen": None, "action": None}
+    return {"task": task, "fen": found.fen, "action": found.action or None}
+
+
+def generation(rows: pd.DataFrame) -> Part:
+    """What was sampled, and how far log-probs of sampler, policy and reference differ, in nats."""
+    scored = rows.dropna(subset="policy")
+    sizes = rows.groupby("group").size()
+    alike = rows.groupby("group")["text"].value_counts()
+    return {
+        "completions": len(rows),
+        "taught": int(rows["taught"].sum()),
+        "tokens": int(scored["policy"].map(len).sum()),
+        "ended": rows["ended"].mean(),
+        "pairs_of_one_text": (alike * (alike - 1) / (sizes * (sizes - 1))).sum() / len(sizes),
+        "gap_to_sampler": _gap(scored[scored["taught"] == 0], "sampler"),
+        "gap_to_reference": _gap(scored, "reference"),
+    }
+
+
+def _gap(rows: pd.DataFrame, other: str) -> float:
+    """The largest difference of a token's log-probs; nan if there is nothing to compare."""
+    pairs = rows[["policy", other]].dropna().explode(["policy", other]).astype(float)
+    return float((pairs["policy"] - pairs[other]).abs().max())
+
+
+# --------------------------------------------------------------------------------------------------
+# 10: findings
+# --------------------------------------------------------------------------------------------------
+_OF_A_TREND = ("gradient_clipped",)  # a single step says nothing about it
+_OF_COMPLETIONS = ("unreadable", "truncated", "unscored")  # shares that may be chance
+_OF_GROUPS = ("zero_variance", "zero_variance_most")
+_GRAVER = ("nothing_parses", "gradient_not_finite")  # before a run, reasons not to start it
+_HEALTHY = "healthy: one step with this configuration shows nothing to change"
+_LEVEL: Mapping[Severity, int] = {"stop": 0, "warning": 1, "info": 2}
+_FEWEST_REPETITIONS = 20  # of one batch, before its reward must have risen
+
+
+def analysis(trainer: DiagnosedTrainer, record: Part, health: HealthArguments) -> Part:
+    """What the rules of the health monitor say of the step: verdict, cause, findings.
+
+    A finding that another one explains is its consequence; the verdict names the first cause.
+    """
+    given = health.health_severity if isinstance(health.health_severity, Mapping) else {}
+    health = replace(health, health_severity={**dict.fromkeys(_GRAVER, "stop"), **given})
+    numbers, details = measurements(trainer, record)
+    log = {**record["log_history"][0], **numbers}
+    found = HealthMonitor(health, patience=1).observe(1, log, trainer.args.max_grad_norm, details)
+    sizes = dict.fromkeys(_OF_COMPLETIONS, record["generation"]["completions"])
+    sizes |= dict.fromkeys(_OF_GROUPS, len(record["generation"]["groups_of_texts"]))
+    found = [f for f in found if f.rule not in _OF_A_TREND and not _may_be_chance(f, sizes)]
+    names = {finding.rule for finding in found}
+    causes = {name: cause_of(name, names) for name in names}
+    order = list(RULES)
+    found.sort(key=lambda f: (bool(causes[f.rule]), _LEVEL[f.severity], order.index(f.rule)))
+    first = next((finding for finding in found if finding.severity != "info"), None)
+    return {
+        "verdict": f"{first.rule}: {first.message}" if first else _HEALTHY,
+        "cause": first and first.rule,
+        "keys": list(first.remedy_keys) if first else [],
+        "findings": [{**asdict(f), "consequence_of": causes[f.rule]} for f in found],
+    }
+
+
+def _may_be_chance(finding: Finding, sizes: Mapping[str, int]) -> bool:
+    """Whether a share may be over its bound by chance, in a sample of this size."""
+    n, bound = sizes.get(finding.rule, 0), finding.bound
+    return n > 0 and bound is not None and Proportion(finding.value * n, n).interval[0] <= bound
+
+
+def cause_of(rule: str, found: set[str]) -> str | None:
+    """The first cause of a finding, or None if nothing that was found explains it."""
+    for cause in RULES[rule].causes:
+        if cause in found:
+            return cause_of(cause, found) or cause
+    return None
+
+
+def share_of_gradient(numbers: Mapping[str, float], times: float = 1.0) -> float:
+    """The KL term's share in the sum of the terms' gradient norms, its own multiplied."""
+    kl, whole = times * numbers.get("gradient/kl", 0.0), sum(of(numbers, "gradient/").values())
+    return kl / (whole - numbers.get("gradient/kl", 0.0) + kl or 1.0)
+
+
+def measurements(
+    trainer: DiagnosedTrainer, record: Part
+) -> tuple[dict[str, float], dict[str, str]]:
+    """What a diagnosis alone measures, by the metrics that the rules name; and details for messages."""
+    set_up, layers, log = record["setup"], trainer.layers, record["log_history"][0]
+    gaps, failures, allowed = (
+        set_up["gaps"],
+        record["rewards"]["failures"],
+        trainer.probes["tolerance"],
+    )
+    worst = max(("alone_gap", "sampler_gap", "reference_kl"), key=lambda name: abs(gaps[name]))
+    dead = layers.index[layers["gradient_norm"] == 0].tolist()
+    adapted = hasattr(trainer.networks()[0], "peft_config")
+    rows = record["initial"]["heldout"]
+    formats = {row["metric"]: row["share"] for row in rows if row["metric"].endswith("/format")}
+    n = record["generation"]["completions"]
+    unreadable = Proportion(log["health/unreadable"] * n, n).interval[0]
+    when = "unreadable_when_sampled" if max(formats.values(), default=0) > 0.5 else "unreadable"
+    noted: list[tuple[str, float, str]] = [
+        (
+            "dropout_gap",
+            gaps["repeat_gap"],
+            f"{set_up['active_dropout']} modules of dropout are active",
+        ),
+        ("position_gap", gaps["position_gap"], f"over {allowed:g}"),
+        ("preflight_gap", abs(gaps[worst]), worst),
+    ]
+    noted = [note for note in noted if note[1] > allowed]
+    noted += [("trained", set_up["trained_parameters"] / set_up["parameters"], "")]
+    noted += [("layers_without_gradient", 0 if adapted else len(dead), ", ".join(dead[:4]))]
+    noted += [(when, unreadable, "")]
+    pairs = record["generation"]["pairs_of_one_text"]
+    noted += [("identical_pairs", pairs, ", counted by pairs of completions")]
+    if failures:
+        noted.append(("reward_raised", log["rewards/unscored"], failures[0]))
+    if 1.0 in trainer.one_step_on:
+        later = trainer.one_step_on[1.0]
+        share = max(later.get("kl/share_of_loss", 0.0), share_of_gradient(later))
+        noted += [("drift", later["drift"], "")]
+        noted += [("kl_share", share, " or its gradient, one step later")]
+    rewards = pd.Series([entry.get("reward") for entry in record["log_history"]], dtype=float)
+    if (quarter := len(rewards) // 4) >= _FEWEST_REPETITIONS // 4:
+        rise = rewards[-quarter:].mean() - rewards[:quarter].mean()
+        noted.append(("batch_rise", rise, str(len(rewards))))
+    if len(rewards) == 1:  # one batch learnt by heart may cost held-out answers
+        pair = min(record["after"]["paired"], key=lambda row: row["p_of_fall"])
+        said = "{metric}: {became_wrong} of {n} answers become wrong and {became_right} right"
+        noted.append(("heldout_p", pair["p_of_fall"], said.format(**pair)))
+    numbers = {f"diagnosis/{name}": value for name, value, _ in noted}
+    numbers |= {f"eval_{name}": share for name, share in formats.items()}
+    return numbers, {f"diagnosis/{name}": detail for name, _, detail in noted}
+
+
+# --------------------------------------------------------------------------------------------------
+# 10: what other settings would do, and what another run did
+# --------------------------------------------------------------------------------------------------
+_TIMES = (0.25, 0.5, 1.0, 2.0, 4.0)
+_GROUP_SIZES = (2, 4, 8, 16, 32)
+
+
+def what_if(trainer: DiagnosedTrainer, rows: pd.DataFrame) -> Part:
+    """What another beta, rate, temperature or group size would do, computed from this batch.
+
+    The first two look one step on. Those of the rate took a multiple of the update.
+    """
+    later, beta, rate = trainer.one_step_on, trainer.args.beta, trainer.args.learning_rate
+    seen = ("drift", "kl", "kl/share_of_loss", "clip_ratio/region_mean")
+    rates = [
+        {"learning_rate": rate * k, **{name: found.get(name) for name in seen}}
+        for k, found in sorted(later.items())
+    ]
+    betas = pd.DataFrame({"beta": [beta * k for k in _TIMES]})
+    betas["penalty"] = betas["beta"] * later.get(1.0, {}).get("kl", math.nan)
+    betas["share_of_loss"] = betas["penalty"] / (betas["penalty"] + rows["advantage"].abs().mean())
+    if 1.0 in later:
+        betas["of_gradient"] = [share_of_gradient(later[1.0], k) for k in _TIMES]
+    groups = rows.dropna(subset="reward").groupby("group")["reward"]
+    # A group without spread is as likely as so many equal draws from the group's own rewards.
+    shares, spread = groups.value_counts(normalize=True), groups.std().mean()
+    sizes = pd.DataFrame({"num_generations": _GROUP_SIZES})
+    sizes["without_spread"] = [(shares**k).groupby("group").sum().mean() for k in _GROUP_SIZES]
+    sizes["error_of_group_mean"] = spread / sizes["num_generations"] ** 0.5
+    return {
+        "what_if_beta": records(betas.dropna(subset="penalty")),
+        "what_if_learning_rate": rates,
+        "what_if_temperature": temperatures(trainer),
+        "what_if_group_size": records(sizes),
+    }
+
+
+def temperatures(trainer: DiagnosedTrainer) -> list[Part]:
+    """Entropy, log-prob and expected reward at other temperatures, from completions sampled at this one.
+
+    The reward weighs each completion by how much likelier it is at the other temperature. The effective
+    share says how many of the completions count then: far from this temperature hardly any.
+    """
+    rows = pd.DataFrame(gather_object(trainer.at_temperatures)).dropna(subset="reward")
+    logps = rows.pivot(index="row", columns="times_temperature", values="logp")
+    ratios = logps.sub(logps[1.0], axis=0)
+    weights = (ratios - ratios.max()).map(math.exp)
+    weights /= weights.sum()
+    means = rows.groupby("times_temperature")[["entropy", "logp", "tokens"]].sum()
+    table = means[["entropy", "logp"]].div(means["tokens"], axis=0)
+    table["reward"] = weights.mul(rows.groupby("row")["reward"].first(), axis=0).sum()
+    table["effective_share"] = 1 / (weights**2).sum() / len(weights)
+    return records(table)
+
+
+def comparison(log: Mapping[str, Any], other: Sequence[Mapping[str, Any]]) -> list[Part]:
+    """The step's numbers beside those of another run: its first step, and the mean of its last ten."""
+    if not other:
+        return []
+    theirs = pd.DataFrame(other).select_dtypes("number")
+    table = pd.DataFrame({"here": pd.Series(log), "first": theirs.iloc[0]})
+    table["last_ten"] = theirs.tail(10).mean()
+    return records(table.dropna().drop(["step", "epoch"], errors="ignore").rename_axis("metric"))
+
+
+def cleaned(value: Any) -> Any:
+    """Numbers rounded to six digits, None for one that is not finite; containers recursively.
+
+    >>> cleaned({"a": (1 / 3, float("nan"))})
+    {'a': [0.333333, None]}
+    """
+    if isinstance(value, float):  # numpy's as well
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): cleaned(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [cleaned(item) for item in value]
+    return value

@@ -1,0 +1,224 @@
+"""A diagnosis in the terminal and on disk: its numbers under their own names, and a page with boards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from ..common.errors import IllegalPositionError, RookWorldError
+from ..common.html import render
+from ..common.terminal import printable
+from ..tasks.boards import action_arrows, position_board
+from .phases import PHASES, RESULT_JSON
+
+RESULT_HTML = "diagnosis.html"
+ROWS_SHOWN = 12  # of a table in the terminal, and as many tokens
+TEXT_SHOWN = 36  # characters of a cell in the terminal
+LEAST_WIDTH = 120  # if the output is not a terminal
+
+Part = Mapping[str, Any]
+
+
+# --------------------------------------------------------------------------------------------------
+# What is shown of a phase
+# --------------------------------------------------------------------------------------------------
+def shown(value: Any) -> str:
+    """A value as text: numbers with four digits, a dash for None, lists and mappings item by item.
+
+    >>> shown({"mean": 1 / 3, "rows": [1200, None]})
+    'mean 0.3333, rows 1,200 -'
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{label(name)} {shown(item)}" for name, item in value.items())
+    if isinstance(value, list):
+        between = "\n" if value and isinstance(value[0], str) else " "
+        return between.join(map(shown, value))
+    return str(value)
+
+
+def label(key: str) -> str:
+    """A key in words."""
+    return key.replace("_", " ")
+
+
+def lines(part: Part) -> list[tuple[str, str]]:
+    """A phase's numbers, as pairs of label and text."""
+    return [
+        (label(key), shown(value))
+        for key, value in part.items()
+        if not _is_table(value) and value != []
+    ]
+
+
+def tables(part: Part) -> list[tuple[str, list[str], list[list[str]]]]:
+    """A phase's lists of records, as titles, heads and rows of cells."""
+    return [
+        (
+            label(key),
+            [label(name) for name in value[0]],
+            [[shown(v) for v in r.values()] for r in value],
+        )
+        for key, value in part.items()
+        if _is_table(value) and key not in ("groups_of_texts", "findings")
+    ]
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
+
+
+def findings(part: Part) -> list[tuple[Part, str]]:
+    """The findings that no other one explains, and those that end with exit code 1, each in words."""
+    every = part["findings"]
+    texts = []
+    for finding in every:
+        if finding["consequence_of"] is None or finding["severity"] == "stop":
+            explained = [f["rule"] for f in every if f["consequence_of"] == finding["rule"]]
+            text = finding["message"]
+            if finding["consequence_of"]:
+                text += f" [consequence of {finding['consequence_of']}]"
+            text += f" [keys: {', '.join(finding['remedy_keys'])}]"
+            texts.append(
+                (finding, text + (f" [explains {', '.join(explained)}]" if explained else ""))
+            )
+    return texts
+
+
+def completions(group: Part) -> list[Part]:
+    """A group's completions, the best reward first, each with sums over its tokens."""
+    rows = sorted(group["completions"], key=lambda row: -(row["reward"] or 0.0))
+    names = ("policy_term", "taught_term", "penalty", "total")
+    return [
+        {
+            "completion": row["text"],
+            "reward": row["reward"],
+            "advantage": row["advantage"],
+            **{
+                name: row[name] and sum(row[name])
+                for name in ("sampler", "policy", "reference", "kl")
+            },
+            **{name: row[name] for name in names if row[name] is not None},
+        }
+        for row in rows
+    ]
+
+
+def tokens(row: Part) -> list[Part]:
+    """A completion's tokens with their log-probs, KL, and how the loss pulls at them."""
+    columns = {
+        name: row[name] for name in ("sampler", "policy", "reference", "kl", "pull") if row[name]
+    }
+    return [
+        {"token": token, **{name: column[place] for name, column in columns.items()}}
+        for place, token in enumerate(row["tokens"] or ())
+    ]
+
+
+def one_of_each_task(groups: Sequence[Part]) -> list[int]:
+    """The places of each task's first group."""
+    tasks = [group["task"] for group in groups]
+    return [tasks.index(task) for task in dict.fromkeys(tasks)]
+
+
+# --------------------------------------------------------------------------------------------------
+# The terminal
+# --------------------------------------------------------------------------------------------------
+def print_report(record: Part) -> None:
+    """Print the ten phases, then what they cost."""
+    console = Console(width=None if Console().is_terminal else LEAST_WIDTH)
+    for place, (key, title) in enumerate(PHASES.items(), 1):
+        console.rule(f"[bold]{place}. {title}", align="left")
+        part = record[key]
+        console.print(_table([], [list(line) for line in lines(part)]))
+        for finding, text in findings(part) if key == "analysis" else ():
+            console.print(_text(f"{finding['severity']}: {finding['rule']}: {text}"))
+        found = tables(part)
+        groups = part.get("groups_of_texts", [])
+        for group in (groups[place] for place in one_of_each_task(groups)):
+            best = max(group["completions"], key=lambda row: row["reward"] or 0.0)
+            found += tables(
+                {group["prompt"]: completions(group), "tokens of the best": tokens(best)}
+            )
+        for name, heads, rows in found:
+            console.print(_text(f"\n{name}", style="bold"))
+            console.print(_table(heads, rows[:ROWS_SHOWN]))
+            if len(rows) > ROWS_SHOWN:
+                console.print(f"... and {len(rows) - ROWS_SHOWN} more in {RESULT_JSON}")
+    for name, heads, rows in tables({"costs": record["costs"]}):
+        console.rule(f"[bold]{name}", align="left")
+        console.print(_table(heads, rows))
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(
+        *(Column(_text(head)) for head in heads), show_header=bool(heads), box=None, pad_edge=False
+    )
+    for row in rows:
+        cut = [cell if not heads else cell[:TEXT_SHOWN] for cell in row]
+        table.add_row(*map(_text, cut))
+    return table
+
+
+def _text(text: str, style: str = "") -> Text:
+    """Text as it is written, without rich's markup and with control characters escaped."""
+    return Text(printable(text), style=style)
+
+
+# --------------------------------------------------------------------------------------------------
+# Files
+# --------------------------------------------------------------------------------------------------
+def page(record: Part) -> Markup:
+    """The diagnosis as one self-contained page, readable on a phone; the verdict comes first."""
+    groups = record["generation"]["groups_of_texts"]
+    return render(
+        "diagnosis.html",
+        record=record,
+        titles=PHASES,
+        groups=groups,
+        unfolded=one_of_each_task(groups),
+        board=_board,
+        shown=shown,
+        lines=lines,
+        tables=tables,
+        findings=findings,
+        completions=completions,
+        tokens=tokens,
+    )
+
+
+def _board(group: Part) -> Markup:
+    """The prompt's position, with the action of an environment prompt as an arrow."""
+    try:
+        return Markup(position_board(group["fen"] or "", action_arrows(group["action"])))
+    except IllegalPositionError:
+        return Markup()
+
+
+def write_reports(folder: Path, record: Part) -> list[Path]:
+    """Write the JSON file and the page.
+
+    Raises:
+        RookWorldError: The folder could not be written to.
+    """
+    files = {RESULT_JSON: json.dumps(record, allow_nan=False) + "\n", RESULT_HTML: page(record)}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise RookWorldError(
+            f"output_dir: cannot write to {str(folder)!r} ({error.strerror or error}); give another "
+            "folder"
+        ) from error
+    return [folder / name for name in files]
