@@ -313,7 +313,8 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     def within(self, call: Call) -> Iterator[Call]:
         """Pass extra inputs and outputs through `call` to and from methods that TRL calls in between."""
         before, self.call = self.call, call
-        beta, self.beta = self.beta, 0.0  # TRL adds no KL term of its own: `parts.kl` has it
+        beta: float = self.beta  # type: ignore[has-type]
+        self.beta = 0.0  # TRL adds no KL term of its own: `parts.kl` has it
         try:
             yield call
         finally:
