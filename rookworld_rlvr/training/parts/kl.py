@@ -44,9 +44,8 @@ from .part import Call, Part, arguments_of
 Estimator = Callable[[torch.Tensor], torch.Tensor]
 
 
-LOG_RATIO_BOUND = (
-    20.0  # nats: log-ratios are clamped to plus or minus this, so that `exp` stays finite
-)
+# Log-ratios are clamped to plus or minus so many nats, so that `exp` stays finite.
+LOG_RATIO_BOUND = 20.0
 
 
 KLEstimator = Literal["k1", "k2", "k3", "reverse", "forward", "symmetric"]
