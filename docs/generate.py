@@ -25,7 +25,7 @@ from trl import GRPOConfig, GRPOTrainer, ModelConfig
 from rookworld_rlvr.cli.main import SCRIPTS, first_comment
 from rookworld_rlvr.cli.words import words
 from rookworld_rlvr.common.settings import BOUNDS, Bounds, kinds
-from rookworld_rlvr.evaluation.registry import SUITES
+from rookworld_rlvr.evaluation.registry import SUITES, suite_class
 from rookworld_rlvr.rewards.registry import known_rewards
 from rookworld_rlvr.tasks.registry import TASKS
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
@@ -256,16 +256,16 @@ def metrics() -> str:
 
 def suites() -> str:
     rows = [
-        [code(name), suite.summary, code(suite.headline), str(suite.version)]
-        for name, suite in SUITES.items()
+        [code(suite.name), suite.summary, code(suite.headline), str(suite.version)]
+        for suite in map(suite_class, SUITES)
     ]
     return table(["suite", "what it asks", "headline", "version"], rows)
 
 
 def suite_metrics() -> str:
     rows = [
-        [code(name), code(metric), found.meaning]
-        for name, suite in SUITES.items()
+        [code(suite.name), code(metric), found.meaning]
+        for suite in map(suite_class, SUITES)
         for metric, found in suite.measured().items()
     ]
     return table(["suite", "metric", "what it means"], rows)

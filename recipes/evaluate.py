@@ -32,6 +32,7 @@ from rookworld_rlvr.evaluation.registry import (
     check_training_data,
     keep_apart,
     open_suites,
+    suite_class,
 )
 from rookworld_rlvr.evaluation.results import ModelResults, results_document, results_text
 from rookworld_rlvr.evaluation.suites.policy import PolicySuite
@@ -59,7 +60,7 @@ class EvaluateArguments(SuiteArguments):
     pass_samples: int = setting(
         0,
         "Sampled answers to each item, for pass@k with k up to this number, in the suites "
-        f"{', '.join(name for name, suite in SUITES.items() if suite.one_answer)}: by `decoding`, or "
+        f"{', '.join(name for name in SUITES if suite_class(name).one_answer)}: by `decoding`, or "
         "with decoding: greedy at temperature 1. 0 measures no pass@k.",
         least=0,
     )

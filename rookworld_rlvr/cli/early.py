@@ -102,9 +102,10 @@ def first_line(script: Path, given: Given) -> str:
         recipe, what = usual(packaged, line), f"recipe {default[1]}, as no --config is given"
         if "learning_rate" in packaged.keys() - recipe.keys():
             kept = ", ".join(key for key in NEUTRAL if key in recipe.keys() - line.keys())
+            model = line.get("model_name_or_path", recipe.get("model_name_or_path"))
             what = (
-                f"{line['model_name_or_path']} is not the packaged model and no --config is given, so "
-                f"the keys are TRL's defaults; of the recipe {default[1]} only {kept}"
+                f"no --config is given, so {model} is trained with TRL's defaults; of the recipe "
+                f"{default[1]} only {kept}"
             )
     folder = {**recipe, **line}.get("output_dir")
     has_run = folder and script.stem != "diagnose"  # which writes to a folder of its own

@@ -84,6 +84,10 @@ _REMEDIES = {
 warnings.filterwarnings("ignore", message=r"`(is_)?gradient_checkpointing\w*` is deprecated")
 
 
+# torch says so on every machine without a GPU.
+warnings.filterwarnings("ignore", message=r"'pin_memory' argument is set as true")
+
+
 class _UniqueKeyLoader(yaml.SafeLoader):
     """A YAML loader that refuses duplicate keys; PyYAML would take the last one."""
 

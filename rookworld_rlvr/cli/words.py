@@ -77,7 +77,8 @@ def usual(recipe: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """What applies of the usual recipe, which is used without ``--config``.
 
     Its learning rate and lengths suit the packaged model only, so that any other one is trained with
-    the defaults. A model or data set of one's own has a folder of its own.
+    the defaults. A recipe that makes a new model serves nothing else. A model or data set of one's own
+    has a folder of its own.
 
     Args:
         recipe: The keys of the usual recipe.
@@ -87,12 +88,18 @@ def usual(recipe: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         return recipe
     model = str(given.get("model_name_or_path", PACKAGED_MODEL))
     data = str(given.get("dataset_name", ""))
-    if model == PACKAGED_MODEL and not {"/", "."} & set(data):  # else a file, or on the Hub
+    is_packaged = model == PACKAGED_MODEL and not {"/", "."} & set(
+        data
+    )  # else a file, or on the Hub
+    makes_new = "new_model" in recipe  # what the packaged model was made by
+    if is_packaged and not (makes_new and "model_name_or_path" in given):
         return recipe
     path = Path(data) if model == PACKAGED_MODEL else Path(model).absolute()
     name = path.stem if model == PACKAGED_MODEL else path.name
     if name in shipped_names("recipes") or path == Path("runs", name).absolute():
         name += f"-{Path(recipe['output_dir']).name.partition('_')[0]}"
-    if model != PACKAGED_MODEL:
+    if model != PACKAGED_MODEL or makes_new:
         recipe = {key: recipe[key] for key in NEUTRAL if key in recipe}
+    if makes_new:
+        recipe["model_name_or_path"] = PACKAGED_MODEL
     return {**recipe, "output_dir": f"runs/{name}"}

@@ -273,6 +273,8 @@ def load_data(
         raise RookWorldError(f"{report.overlap} positions are both trained on and held out")
     train = _mix(_with_first_plies(train, args.first_plies_share), args)
     for name, split in (("training", train), ("held-out", heldout)):
+        if not split and args.dataset_name and not (report.read or rows):
+            raise RookWorldError(f"{args.dataset_name!r} holds no rows; give other data")
         if not split:
             held = ", ".join(sorted(report.left_out))
             unjudged = report.unjudgeable.total()
@@ -358,7 +360,7 @@ def _chosen_heldout(
         return None
     own = replace(args, dataset_name=args.eval_dataset_name, max_rows=None)
     file = quarantine_file and quarantine_file.with_suffix(".heldout.jsonl")
-    rows = _read(own, report, file)
+    rows = _read(own, replace(report), file)  # it counts these in, but for `read`
     return _deduplicate([row for row in rows if row["task"] in args.tasks])
 
 

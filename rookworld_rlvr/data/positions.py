@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,9 +14,12 @@ import chess.pgn
 from ..common.errors import NotationError, UnjudgeableError
 from ..tasks import rules
 from ..tasks.registry import TASKS, task_of
-from ..tasks.text import clean
+from ..tasks.text import clean, parse_move
 from ..tasks.types import EnvironmentPrompt
 from .synthesis import prompt_of
+
+# What python-chess logs of a game's errors comes as a row's `fault`.
+logging.getLogger("chess.pgn").setLevel(logging.CRITICAL)
 
 
 def fen_of(text: str) -> str | None:
@@ -86,9 +90,24 @@ def _played(fen: str, action: Any, history: Any) -> tuple[str, tuple[str, ...]]:
     history = history or ([action] if action else [])
     if not all(isinstance(move, str) for move in (action, *history)):
         raise NotationError("action and history must be moves in UCI notation", str(history))
+    if action and history == [action]:
+        history = [action := _uci(fen, action)]
     if history and history[-1] != action:
         raise UnjudgeableError("the last move of the history is not the action", str(history))
     return action, tuple(history)
+
+
+def _uci(fen: str, move: str) -> str:
+    """A move in UCI notation, which may be illegal; in SAN it has to be legal."""
+    try:
+        return parse_move(move)
+    except NotationError as error:
+        try:
+            return rules.board_of(fen).parse_san(move).uci()
+        except ValueError:
+            raise NotationError(
+                "the action is neither UCI nor a legal move in SAN", move
+            ) from error
 
 
 def _may_be_row(text: str) -> bool:
@@ -101,8 +120,8 @@ def asked_of(raw: Mapping[str, Any], tasks: Sequence[str]) -> list[Mapping[str, 
 
     Args:
         raw: A position has a column `fen` and no text of a row, or a FEN or EPD as its `text`. Columns
-            `action` and `history` (UCI) are optional; without an action a legal one is drawn, always
-            the same for a position.
+            `action` (or `move`; UCI, or a legal move in SAN) and `history` (UCI) are optional; without
+            an action a legal one is drawn, always the same for a position.
         tasks: The tasks that make prompts.
 
     Returns:
@@ -122,7 +141,8 @@ def asked_of(raw: Mapping[str, Any], tasks: Sequence[str]) -> list[Mapping[str, 
         if not is_row and isinstance(given, str) and not _may_be_row(given):
             raise NotationError("neither a RookWorld row, a FEN nor an EPD", given)
         return [raw]
-    position = EnvironmentPrompt(fen, *_played(fen, raw.get("action"), raw.get("history")))
+    action = raw.get("action") or raw.get("move")
+    position = EnvironmentPrompt(fen, *_played(fen, action, raw.get("history")))
     prompts = (TASKS[task].ask(position) for task in tasks)
     values = raw.get("action_values")
     return [

@@ -404,8 +404,8 @@ def _loading(name: str) -> Iterator[None]:
         datasets.exceptions.DatasetGenerationError,
     ) as error:
         why = _first_line_not_json(dataset_file(name)) or (
-            f"{error.__cause__ or str(error) or 'no rows'}); check the name, the content and the "
-            "network, or give another file"
+            f"{error.__cause__ or str(error) or 'no rows'}); check the "
+            f"{'content' if dataset_file(name) else 'name and the network'}, or give another file"
         )
         raise RookWorldError(f"cannot load the data set {name!r} ({why}") from error
 

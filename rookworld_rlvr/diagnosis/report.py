@@ -14,14 +14,14 @@ from rich.text import Text
 
 from ..common.errors import IllegalPositionError, RookWorldError
 from ..common.html import render
-from ..common.terminal import printable
+from ..common.terminal import printable, width
 from ..tasks.boards import action_arrows, position_board
 from .phases import PHASES, RESULT_JSON
 
 RESULT_HTML = "diagnosis.html"
 ROWS_SHOWN = 12  # of a table in the terminal, and as many tokens
 TEXT_SHOWN = 36  # characters of a cell in the terminal
-LEAST_WIDTH = 120  # if the output is not a terminal
+MOST_WIDTH = 120  # columns
 
 Part = Mapping[str, Any]
 
@@ -136,7 +136,7 @@ def one_of_each_task(groups: Sequence[Part]) -> list[int]:
 # --------------------------------------------------------------------------------------------------
 def print_report(record: Part) -> None:
     """Print the ten phases, then what they cost."""
-    console = Console(width=None if Console().is_terminal else LEAST_WIDTH)
+    console = Console(width=width(MOST_WIDTH))
     for place, (key, title) in enumerate(PHASES.items(), 1):
         console.rule(f"[bold]{place}. {title}", align="left")
         part = record[key]

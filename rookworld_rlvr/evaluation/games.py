@@ -17,9 +17,6 @@ from ..tasks.policy import parse_policy_answer, write_policy_prompt
 from .answerers import Answerer
 from .suite import Suite
 
-MOST_GAMES = 1_000  # there are some 7,000 held-out positions after `OPENING_PLIES`
-
-
 OPENING_PLIES = 4
 
 

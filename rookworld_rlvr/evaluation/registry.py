@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,39 +20,46 @@ from ..data.sources import Malformed, check_dataset_name, parse_rows
 from ..engine.pool import EngineArguments
 from ..tasks import rules
 from ..tasks.registry import TASKS
-from .games import MOST_GAMES
-from .suite import Suite, SuiteUnavailableError
-from .suites.closed_loop import ClosedLoopSuite
-from .suites.environment import EnvironmentSuite
-from .suites.fill_in import FillInSuite
-from .suites.mate_in_one import MateInOneSuite
-from .suites.openings import OpeningsSuite
-from .suites.policy import PolicySuite
-from .suites.puzzles import PuzzlesSuite
-from .suites.self_play import SelfPlaySuite
-from .suites.versus_stockfish import LEVELS, VersusStockfishSuite
+from .suite import LEVELS, MOST_GAMES, Suite, SuiteUnavailableError
 
-_ARGUMENTS: dict[type[Suite], tuple[str, ...]] = {
-    EnvironmentSuite: ("suite_rows", "suite_seed"),
-    PolicySuite: ("suite_rows", "suite_seed", "policy_dataset_name"),
-    FillInSuite: ("suite_rows", "suite_seed"),
-    OpeningsSuite: ("suite_rows", "suite_seed", "openings_file"),
-    MateInOneSuite: ("suite_rows", "suite_seed"),
-    PuzzlesSuite: ("suite_rows", "suite_seed", "puzzles_file"),
-    SelfPlaySuite: ("suite_games", "game_plies", "suite_seed"),
-    ClosedLoopSuite: ("suite_games", "game_plies", "suite_seed"),
-    VersusStockfishSuite: ("levels", "suite_games", "game_plies", "suite_seed", "engine_args"),
+SUITES: dict[str, tuple[str, ...]] = {
+    "environment": ("suite_rows", "suite_seed"),
+    "policy": ("suite_rows", "suite_seed", "policy_dataset_name"),
+    "fill_in": ("suite_rows", "suite_seed"),
+    "openings": ("suite_rows", "suite_seed", "openings_file"),
+    "mate_in_one": ("suite_rows", "suite_seed"),
+    "puzzles": ("suite_rows", "suite_seed", "puzzles_file"),
+    "self_play": ("suite_games", "game_plies", "suite_seed"),
+    "closed_loop": ("suite_games", "game_plies", "suite_seed"),
+    "versus_stockfish": ("levels", "suite_games", "game_plies", "suite_seed", "engine_args"),
 }
 """Suite → the keys that its constructor takes, in its order."""
 
 
-SUITES: dict[str, type[Suite]] = {suite.name: suite for suite in _ARGUMENTS}
-
-
-SUITE_HEADLINES: dict[str, str] = {
-    name: f"suites/{name}/{suite.headline}" for name, suite in SUITES.items()
+SUITE_HEADLINES = {
+    "environment": "suites/environment/exact",
+    "policy": "suites/policy/best_move",
+    "fill_in": "suites/fill_in/exact",
+    "openings": "suites/openings/position",
+    "mate_in_one": "suites/mate_in_one/mate",
+    "puzzles": "suites/puzzles/first_move",
+    "self_play": "suites/self_play/legal_half_moves",
+    "closed_loop": "suites/closed_loop/right_plies",
+    "versus_stockfish": "suites/versus_stockfish/score",
 }
 """Suite → the name of its headline in training, which may choose the best checkpoint."""
+
+
+_OWN: dict[str, type[Suite]] = {}  # of the user's files
+
+
+def suite_class(name: str) -> type[Suite]:
+    """A suite by its name; it is imported only now, because a training run needs few of them."""
+    if name in _OWN:
+        return _OWN[name]
+    module = import_module(f".suites.{name}", __package__)
+    kind: type[Suite] = getattr(module, f"{name.title().replace('_', '')}Suite")
+    return kind
 
 
 def register_own_suite(name: str) -> None:
@@ -63,7 +71,7 @@ def register_own_suite(name: str) -> None:
         ConfigurationError: It could not be loaded, is not a suite, or its name is taken.
     """
     kind = load_own_class(name, "suites_from", Suite)
-    if kind in _ARGUMENTS:
+    if kind in _OWN.values():
         return
     if kind.name in SUITES:
         raise ConfigurationError(
@@ -78,8 +86,7 @@ def register_own_suite(name: str) -> None:
                 for key in others
             ]
         )
-    _ARGUMENTS[kind] = keys
-    SUITES[kind.name] = kind
+    _OWN[kind.name], SUITES[kind.name] = kind, keys
     SUITE_HEADLINES[kind.name] = f"suites/{kind.name}/{kind.headline}"
 
 
@@ -144,9 +151,8 @@ def open_suites(
     given = {**vars(args), "levels": args.levels(), "engine_args": engine_args}
     suites, left_out = [], {}
     for name in dict.fromkeys(args.suites):
-        suite = SUITES[name]
         try:
-            suites.append(suite(*(given[key] for key in _ARGUMENTS[suite])))
+            suites.append(suite_class(name)(*(given[key] for key in SUITES[name])))
         except SuiteUnavailableError as error:
             left_out[name] = str(error)
     return suites, left_out

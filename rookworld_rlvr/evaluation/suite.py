@@ -13,6 +13,15 @@ from ..common.stats import Estimate, Kind, Paired, estimate, paired
 from .answerers import Answerer, Turns
 from .pass_at_k import kinds, passes
 
+MOST_GAMES = 1_000  # there are some 7,000 held-out positions after `games.OPENING_PLIES`
+
+
+RANDOM_LEVEL = "random"
+
+
+LEVELS = (RANDOM_LEVEL, *map(str, range(6)))
+"""Opponents in ``versus_stockfish``: a random mover, and the engine's skill levels."""
+
 
 class SuiteUnavailableError(RookWorldError):
     """A suite's engine or file is missing here. The suite is left out, and the results say why."""

@@ -105,7 +105,7 @@ def position_of(fen: str | None, moves: Sequence[str]) -> tuple[str, tuple[str, 
         raise RookWorldError(
             f"--fen: {error}; give a position that a game can reach, like {chess.STARTING_FEN!r}"
         ) from error
-    for word in " ".join(moves).split():
+    for word in " ".join(moves).replace(",", " ").split():
         move = re.sub(r"^[0-9]+\.+", "", word)
         if move:
             try:

@@ -121,6 +121,8 @@ class RookWorld:
         Raises:
             RookWorldError: See `analyse`.
         """
+        if isinstance(positions, str):
+            raise RookWorldError(f"positions: {positions!r} is one text; give a list of them")
         prompts = [policy_prompt(position) for position in positions]
         texts = self.complete(prompts, batch_size, progress)
         return [reply_of(text, parse_policy_answer) for text in texts]
@@ -143,6 +145,10 @@ class RookWorld:
         progress: Callable[[int], object] | None = None,
     ) -> list[str]:
         """Greedy completions of prompts, as evaluation decodes them."""
+        if isinstance(prompts, str):
+            raise RookWorldError(f"prompts: {prompts!r} is one text; give a list of them")
+        if not prompts:
+            return []
         return complete(
             self.network,
             self.tokenizer,

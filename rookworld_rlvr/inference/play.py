@@ -241,7 +241,8 @@ def _check_writable(path: Path) -> None:
     folder = path.absolute().parent
     goes = folder.is_dir() and not path.is_dir()
     if not (goes and os.access(path if path.exists() else folder, os.W_OK)):
-        raise RookWorldError(f"--pgn: {str(path)!r} cannot be written; name another file")
+        why = "" if folder.is_dir() else f": there is no folder {str(folder)!r}"
+        raise RookWorldError(f"--pgn: {str(path)!r} cannot be written{why}; name another file")
 
 
 def _keep(game: chess.pgn.Game, path: Path) -> str:

@@ -90,6 +90,15 @@ def own_reward(spec: Mapping[str, Any]) -> Callable[..., Rewards | Awaitable[Rew
             rewards[row] = number
         return rewards
 
+    def checked(inputs: dict[str, Any]) -> dict[str, Any]:
+        try:
+            inspect.signature(asked).bind(**inputs)
+        except TypeError as error:
+            raise RookWorldError(
+                f"the reward {name} cannot be called: {error}; it gets {', '.join(inputs)}"
+            ) from error
+        return inputs
+
     def failed(error: Exception) -> RookWorldError:
         return RookWorldError(f"the reward {name} raised {place_of(error)}")
 
@@ -97,8 +106,9 @@ def own_reward(spec: Mapping[str, Any]) -> Callable[..., Rewards | Awaitable[Rew
         rows = rows_of(prompts)
         if not rows:
             return [None] * len(prompts)
+        inputs = checked(_only(rows, len(prompts), {"prompts": prompts, **columns}))
         try:
-            found = asked(**_only(rows, len(prompts), {"prompts": prompts, **columns}))
+            found = asked(**inputs)
         except Exception as error:  # whatever a user's function raises
             raise failed(error) from error
         return placed(found, rows, len(prompts))
@@ -107,8 +117,9 @@ def own_reward(spec: Mapping[str, Any]) -> Callable[..., Rewards | Awaitable[Rew
         rows = rows_of(prompts)
         if not rows:
             return [None] * len(prompts)
+        inputs = checked(_only(rows, len(prompts), {"prompts": prompts, **columns}))
         try:
-            found = await asked(**_only(rows, len(prompts), {"prompts": prompts, **columns}))
+            found = await asked(**inputs)
         except Exception as error:
             raise failed(error) from error
         return placed(found, rows, len(prompts))

@@ -68,7 +68,9 @@ def board_of(fen: str) -> chess.Board:
         kind = next(
             (kind for flag, kind in _ILLEGAL.items() if status & flag), "an impossible position"
         )
-        raise IllegalPositionError(f"not a legal chess position: {fen!r} ({status!r})", kind)
+        names = (flag.name or "" for flag in chess.Status if status & flag)
+        why = ", ".join(names).lower().replace("_", " ")
+        raise IllegalPositionError(f"not a legal chess position: {fen!r} ({why})", kind)
     return board
 
 

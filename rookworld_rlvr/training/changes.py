@@ -46,8 +46,8 @@ FIXED = {
     *("seed", "data_seed", "shuffle_dataset", "task_mixture", "task_phases"),
     *("labels", "engine_depth"),
     # a judge's pairs
-    *("generator", "train_pairs", "heldout_pairs", "pair_shares", "pair_seed", "smallest_gap"),
-    *("ranked_prompts", "ranked_completions", "ranked_temperature", "ranked_tokens"),
+    *("generator", "train_pairs", "heldout_pairs", "pair_shares", "smallest_gap"),
+    *("ranked_prompts", "ranked_tokens"),
     # what a checkpoint holds the state of
     *("model_init_kwargs", "optim", "optim_args", "optim_target_modules", "advantage_estimator"),
     *("auto_find_batch_size", "fsdp", "fsdp_config", "deepspeed", "parallelism_config"),

@@ -100,7 +100,8 @@ class PreflightCallback(TrainerCallback):
         tolerance = preflight_tolerance(trainer)
         sampler = sampler_tolerance(trainer, tolerance)
         allowed = f"{tolerance:g}" + (f", to vLLM {sampler:g}" if sampler != tolerance else "")
-        said = f"preflight: {parity.describe()} (tolerance {allowed} nats)"
+        resumed = "; the KL is not checked, as the run is resumed" if state.global_step else ""
+        said = f"preflight: {parity.describe()} (tolerance {allowed} nats{resumed})"
         trainer.accelerator.print(wrapped(said))
         # The policy of a resumed run differs from its reference, as it should.
         checked = parity if state.global_step == 0 else replace(parity, reference_kl=0.0)

@@ -77,10 +77,10 @@ def pass_lines(measured: Measured) -> list[str]:
 
 
 def results_table(results: Results) -> str:
-    """Metric, rows, share and 95% Wilson interval, as a Markdown table."""
-    lines = ["| held-out metric | n | share | 95% interval |", "| --- | --- | --- | --- |"]
+    """Metric, rows, share and 95% Wilson interval, as a table."""
+    lines = [f"{'held-out metric':<34} {'n':>6} {'share':>8}  95% interval"]
     lines += [
-        f"| `{name}` | {result.n} | {result.form.format(result.value)} | {interval_text(result)} |"
+        f"{name:<34} {result.n:>6} {result.form.format(result.value):>8}  {interval_text(result)}"
         for name, result in results.items()
     ]
     return "\n".join(lines)

@@ -139,8 +139,10 @@ def _resume_point(wish: str | None, output_dir: Path, resolved: str) -> Path | N
     folder = Path(wish)
     # A run's folder has a log too, but no optimiser state.
     if _is_run(folder) or not folder.is_dir():
+        is_run = f"{wish!r} is a run's folder, not one of its checkpoints"
+        what = is_run if folder.is_dir() else f"no checkpoint in {wish!r}"
         raise RookWorldError(
-            f"resume_from_checkpoint: no checkpoint in {wish!r}; give a folder checkpoint-N, or true "
+            f"resume_from_checkpoint: {what}; give a folder checkpoint-N, or true "
             f"for the last checkpoint in {output_dir}"
         )
     if (fault := damage(folder)) is not None:

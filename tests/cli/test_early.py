@@ -78,9 +78,11 @@ def test_the_first_line_names_recipe_and_folder(
     assert said("--config grpo_mixed").endswith("grpo_mixed.yaml; output in runs/grpo_mixed")
     assert said("--dataset_name rows.jsonl").endswith("output in runs/rows")
     assert said("--model_name_or_path ann/big") == (
-        "ann/big is not the packaged model and no --config is given, so the keys are TRL's defaults; of "
-        "the recipe grpo_nano only rewards, dataset_name, dtype, bf16; output in runs/big"
+        "no --config is given, so ann/big is trained with TRL's defaults; of the recipe grpo_nano only "
+        "rewards, dataset_name, dtype, bf16; output in runs/big"
     )
+    own = first_line(RECIPES / "sft.py", options(["--dataset_name", "rows.jsonl"]))
+    assert own.startswith("no --config is given, so rookworld-nano is trained with TRL's defaults")
     for start in ("runs/grpo_nano", str(tmp_path / "grpo_nano")):
         assert said(f"--model_name_or_path {start}").endswith("output in runs/grpo_nano-grpo")
     assert said("--model_name_or_path runs/big").endswith("output in runs/big-grpo")

@@ -198,7 +198,7 @@ def test_a_held_out_set_of_its_own(tmp_path: Path) -> None:
     data = load_data(arguments)
     assert set(data.heldout["prompt"]) == set(texts[:30])
     assert not {*data.heldout["fen"]} & {*data.train["fen"]}
-    assert data.report.shared >= 30 and data.report.read == 150
+    assert data.report.shared >= 30 and data.report.read == 120
     lines = "\n".join(data.report.lines())
     assert "not trained on, as their positions are in eval_dataset_name" in lines
     assert "warning: only 30 held-out environment rows decide" in lines
@@ -210,6 +210,16 @@ def test_one_odd_game_does_not_refuse_the_others(tmp_path: Path) -> None:
     rows = list(pgn_positions(tmp_path / "games.pgn"))
     assert [row["action"] for row in rows if row["fen"]] == ["e2e4", "d2d4", "d7d5"]
     assert sum(row["fault"] is not None for row in rows) == 2
+
+
+@pytest.mark.parametrize("column", ["action", "move"])
+def test_a_move_may_be_in_san_if_it_is_legal(column: str) -> None:
+    fen = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+    for move, uci in (("Nf3", "g1f3"), ("e2e4", "e2e4"), ("e2e5", "e2e5")):
+        (row,) = asked_of({"fen": fen, column: move}, ["environment"])
+        assert f"+{uci}+" in row["prompt"]
+    with pytest.raises(NotationError, match="neither UCI nor a legal move in SAN"):
+        asked_of({"fen": fen, column: "Nf6+"}, ["environment"])
 
 
 def test_moves_that_come_along_are_moves(tmp_path: Path) -> None:

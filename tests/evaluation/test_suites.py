@@ -26,10 +26,12 @@ from rookworld_rlvr.engine.pool import EngineArguments
 from rookworld_rlvr.evaluation.answerers import LanguageModel, Oracle, RandomMover
 from rookworld_rlvr.evaluation.models import ModelArguments, OracleValues, open_model
 from rookworld_rlvr.evaluation.registry import (
+    SUITE_HEADLINES,
     SUITES,
     SuiteArguments,
     keep_apart,
     open_suites,
+    suite_class,
 )
 from rookworld_rlvr.evaluation.results import ModelResults, results_document, results_text
 from rookworld_rlvr.evaluation.suite import Observations, Suite, SuiteResult, SuiteUnavailableError
@@ -478,7 +480,8 @@ METRICS: Mapping[str, Kind] = {"right": "share", "error": "mean"}
 
 @pytest.mark.parametrize("name", list(SUITES))
 def test_every_suite_says_what_it_is_and_what_its_metrics_mean(name: str) -> None:
-    suite = SUITES[name]
+    suite = suite_class(name)
+    assert suite.name == name and SUITE_HEADLINES[name] == f"suites/{name}/{suite.headline}"
     assert suite.summary.endswith(".") and suite.headline in suite.metrics
     for metric, said in suite.measured().items():
         assert said.meaning.endswith("."), metric

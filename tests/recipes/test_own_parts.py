@@ -141,8 +141,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     TASKS.pop("turn", None)
-    for kind in [kind for kind in suites._ARGUMENTS if kind.name == "starts"]:
-        del suites._ARGUMENTS[kind], suites.SUITES["starts"], suites.SUITE_HEADLINES["starts"]
+    for names in (suites._OWN, suites.SUITES, suites.SUITE_HEADLINES):
+        names.pop("starts", None)
 
 
 @pytest.mark.usefixtures("folder")

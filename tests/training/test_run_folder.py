@@ -156,7 +156,7 @@ def test_a_runs_own_folder_is_no_checkpoint(checkpoint: Path) -> None:
     run = checkpoint.parent
     (run / "resolved_config.yaml").write_text("")
     (run / "trainer_state.json").write_text("{}")  # its whole log, without an optimiser's state
-    with pytest.raises(RookWorldError, match="no checkpoint in"):
+    with pytest.raises(RookWorldError, match="a run's folder, not one of its checkpoints"):
         resume_point(str(run), run, "a: 1")
     assert resume_point("true", run, "a: 1") == checkpoint
 

@@ -25,21 +25,19 @@ from ...inference.prompts import policy_prompt, reply_of
 from ...tasks.policy import parse_policy_answer
 from ..answerers import Answerer
 from ..games import Game, GameSuite, Reply, play_out
-from ..suite import Judged, Metric, Observations, SuiteResult, SuiteUnavailableError
-
-RANDOM_LEVEL = "random"
-
-
-SKILL_LEVELS = range(6)
-
+from ..suite import (
+    RANDOM_LEVEL,
+    Judged,
+    Metric,
+    Observations,
+    SuiteResult,
+    SuiteUnavailableError,
+)
 
 _SKILL = "Skill Level"
 
 
 T = TypeVar("T")
-
-
-LEVELS = (RANDOM_LEVEL, *map(str, SKILL_LEVELS))
 
 
 ELO_SCALE = 400
@@ -49,7 +47,7 @@ ELO_SCALE = 400
 class Pairing:
     """Whom the model plays, and with which pieces."""
 
-    level: str  # of `LEVELS`
+    level: str  # of `suite.LEVELS`
     side: chess.Color  # the model's
 
     @property
@@ -66,7 +64,7 @@ class VersusStockfishSuite(GameSuite):
     A game is a draw if it is cut off, or if python-chess ends it without a mate.
 
     Args:
-        levels: Of `LEVELS`.
+        levels: Of `suite.LEVELS`.
         games: How many at each level.
         plies: Half-moves after which a game is cut off.
         seed: Decides openings and random moves, but not Stockfish's moves, see `SkilledEngine`.
