@@ -104,6 +104,21 @@ def test_another_model_has_neutral_defaults_and_a_folder_of_its_own(
     }  # fmt: skip
 
 
+def test_own_rows_fine_tune_the_packaged_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not mixed into the recipe that makes it from scratch, with its synthetic rows."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.jsonl").write_text("{}")
+    sft = recipe("sft")
+    for words in (["--dataset_name", "mine.jsonl"], ["--model_name_or_path", "rookworld-nano"]):
+        made = StrictParser(sft.GROUPS, sft.RECIPE)
+        groups = made.parse_strictly([*words, "--use_cpu", "--bf16", "false"])
+        found = {key: value for group in groups for key, value in vars(group).items()}
+        assert (found["model_name_or_path"], found["new_model"]) == ("rookworld-nano", None)
+        assert found["synthetic_rows"] == 0 and found["output_dir"] != "runs/sft_nano"
+
+
 def test_a_fault_of_another_kind_waits_for_the_dataclasses() -> None:
     check_early(GRPO, options(["--learning_rate", "-1", "--no_preflight", "--max-steps=3"]))
     with pytest.raises(ConfigurationError, match="1 fault"):

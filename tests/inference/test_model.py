@@ -53,6 +53,10 @@ def test_the_answers_are_those_of_the_evaluation(kind: str, request: pytest.Fixt
     steps = [(a.fen, a.action, a.history[:-1]) for a in asked]
     policy = measured.answers([write_policy_prompt(fen) for fen in fens])
     environment = measured.answers([write_environment_prompt(prompt) for prompt in asked])
+    assert model.analyse_all([]) == model.step_all([]) == model.complete([]) == []
+    for asks in (model.analyse_all, model.complete):
+        with pytest.raises(RookWorldError, match="is one text; give a list"):
+            asks(fens[0])
     assert [reply.text for reply in model.analyse_all(fens)] == policy
     assert [reply.text for reply in model.step_all(steps)] == environment
     for fen, text in zip(fens[:3], policy, strict=False):

@@ -218,8 +218,8 @@ def used(trainer: Any) -> dict[str, Any]:
     found |= {name: getattr(trainer.state, name) for name in steps}
     found["weights"] = trainer.reward_weights.tolist()
     found["sampling"] = [trainer.sampling, trainer.samplings(["P: ", "A: "])]
-    of_a_step = ("nonfinite.norm", "baseline.last", "trainer.current_gradient_accumulation_steps")
-    of_a_step = (*of_a_step, "trainer.beta")  # the last loss's; `coefficient` is what comes
+    of_a_step = {"nonfinite.norm", "baseline.last", "trainer.current_gradient_accumulation_steps"}
+    of_a_step |= {"trainer.beta"}  # the last loss's; `coefficient` is what comes
     of_a_call = ("trainer.checkpoint", "trainer.is_in_train", "trainer.current_flos")
     return {key: value for key, value in found.items() if key not in (*of_a_step, *of_a_call)}
 
