@@ -22,31 +22,30 @@ from ..tasks import rules
 from ..tasks.registry import TASKS
 from .suite import LEVELS, MOST_GAMES, Suite, SuiteUnavailableError
 
-SUITES: dict[str, tuple[str, ...]] = {
-    "environment": ("suite_rows", "suite_seed"),
-    "policy": ("suite_rows", "suite_seed", "policy_dataset_name"),
-    "fill_in": ("suite_rows", "suite_seed"),
-    "openings": ("suite_rows", "suite_seed", "openings_file"),
-    "mate_in_one": ("suite_rows", "suite_seed"),
-    "puzzles": ("suite_rows", "suite_seed", "puzzles_file"),
-    "self_play": ("suite_games", "game_plies", "suite_seed"),
-    "closed_loop": ("suite_games", "game_plies", "suite_seed"),
-    "versus_stockfish": ("levels", "suite_games", "game_plies", "suite_seed", "engine_args"),
-}
+_ROWS = ("suite_rows", "suite_seed")
+
+
+_GAMES = ("suite_games", "game_plies", "suite_seed")
+
+
+_PACKAGED = (  # name, headline, and the keys that the constructor takes, in its order
+    ("environment", "exact", _ROWS),
+    ("policy", "best_move", (*_ROWS, "policy_dataset_name")),
+    ("fill_in", "exact", _ROWS),
+    ("openings", "position", (*_ROWS, "openings_file")),
+    ("mate_in_one", "mate", _ROWS),
+    ("puzzles", "first_move", (*_ROWS, "puzzles_file")),
+    ("self_play", "legal_half_moves", _GAMES),
+    ("closed_loop", "right_plies", _GAMES),
+    ("versus_stockfish", "score", ("levels", *_GAMES, "engine_args")),
+)
+
+
+SUITES: dict[str, tuple[str, ...]] = {name: keys for name, _, keys in _PACKAGED}
 """Suite → the keys that its constructor takes, in its order."""
 
 
-SUITE_HEADLINES = {
-    "environment": "suites/environment/exact",
-    "policy": "suites/policy/best_move",
-    "fill_in": "suites/fill_in/exact",
-    "openings": "suites/openings/position",
-    "mate_in_one": "suites/mate_in_one/mate",
-    "puzzles": "suites/puzzles/first_move",
-    "self_play": "suites/self_play/legal_half_moves",
-    "closed_loop": "suites/closed_loop/right_plies",
-    "versus_stockfish": "suites/versus_stockfish/score",
-}
+SUITE_HEADLINES = {name: f"suites/{name}/{headline}" for name, headline, _ in _PACKAGED}
 """Suite → the name of its headline in training, which may choose the best checkpoint."""
 
 
