@@ -355,6 +355,7 @@ class StrictParser(TrlParser):
             return
         value = getattr(namespace, action.dest)
         kind = self._item_kind(action.dest)
+        kind = str if kind is Any else kind  # names of rewards
         if rest and kind in (int, float, str):  # of `list[int] | str`, argparse takes one word only
             try:
                 value = [kind(word) for word in words]

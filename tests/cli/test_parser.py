@@ -252,6 +252,12 @@ def test_a_list_may_be_given_as_words(tmp_path: Path) -> None:
         groups = parser.StrictParser(grpo.GROUPS, grpo.RECIPE).parse_strictly([*words, *more])
         return next(one.optim_target_modules for one in groups if hasattr(one, "report_to"))
 
+    names = ["environment_exact", "policy_format"]
+    groups = parser.StrictParser(grpo.GROUPS, grpo.RECIPE).parse_strictly(
+        [*words, "--rewards", *names]
+    )
+    (rewards,) = [group.rewards for group in groups if hasattr(group, "rewards")]
+    assert [reward["name"] for reward in rewards] == names
     key = "--optim_target_modules"
     assert modules(key, "attn", "mlp") == ["attn", "mlp"]
     with pytest.raises(ConfigurationError, match="--max_steps takes one value; leave '4' out"):
