@@ -271,10 +271,12 @@ class SourceArguments(Checked):
             return parse_rows(self.raw_rows(), tasks=tasks)
 
         file = dataset_file(self.dataset_name)
-        is_large = file is not None and file.is_file() and file.stat().st_size >= LARGE_FILE
-        if not is_large or not all(map(_is_ours, TASKS.values())):
+        if file is None or not file.is_file() or file.stat().st_size < LARGE_FILE:
             return list(parse())
-        content = hashlib.sha256(file.read_bytes()).hexdigest() if file else ""
+        if not all(map(_is_ours, TASKS.values())):
+            return list(parse())
+        with file.open("rb") as opened:  # it may be larger than the memory
+            content = hashlib.file_digest(opened, "sha256").hexdigest()
         asked = ["parsed", content, self.text_column, self.max_rows, list(tasks)]
         return [_parsed(row) for row in _kept(lambda: map(_keepable, parse()), _PARSED, asked)]
 
