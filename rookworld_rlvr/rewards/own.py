@@ -90,9 +90,12 @@ def own_reward(spec: Mapping[str, Any]) -> Callable[..., Rewards | Awaitable[Rew
             rewards[row] = number
         return rewards
 
-    def checked(inputs: dict[str, Any]) -> dict[str, Any]:
+    signature = inspect.signature(asked)
+
+    def inputs_of(rows: Sequence[int], prompts: Sequence[Any], columns: Any) -> dict[str, Any]:
+        inputs = _only(rows, len(prompts), {"prompts": prompts, **columns})
         try:
-            inspect.signature(asked).bind(**inputs)
+            signature.bind(**inputs)
         except TypeError as error:
             raise RookWorldError(
                 f"the reward {name} cannot be called: {error}; it gets {', '.join(inputs)}"
@@ -106,7 +109,7 @@ def own_reward(spec: Mapping[str, Any]) -> Callable[..., Rewards | Awaitable[Rew
         rows = rows_of(prompts)
         if not rows:
             return [None] * len(prompts)
-        inputs = checked(_only(rows, len(prompts), {"prompts": prompts, **columns}))
+        inputs = inputs_of(rows, prompts, columns)
         try:
             found = asked(**inputs)
         except Exception as error:  # whatever a user's function raises
@@ -117,7 +120,7 @@ def own_reward(spec: Mapping[str, Any]) -> Callable[..., Rewards | Awaitable[Rew
         rows = rows_of(prompts)
         if not rows:
             return [None] * len(prompts)
-        inputs = checked(_only(rows, len(prompts), {"prompts": prompts, **columns}))
+        inputs = inputs_of(rows, prompts, columns)
         try:
             found = await asked(**inputs)
         except Exception as error:
