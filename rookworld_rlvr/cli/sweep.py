@@ -28,7 +28,7 @@ from optuna.trial import FrozenTrial, TrialState
 from ..common.errors import RookWorldError, close_matches
 from ..common.settings import Checked, key_faults, setting
 from ..common.stats import Estimate
-from ..common.terminal import cells, printable
+from ..common.terminal import cells, printable, wrapped
 from ..tasks.metrics import headlines, training_metrics
 from ..training.results import heldout_results
 from ..training.run_folder import RESULTS
@@ -405,13 +405,24 @@ def outcome(trial: FrozenTrial, metric: str) -> str:
 
 
 def best_of(sweep: SweepArguments, study: optuna.Study) -> str:
-    """The best trial: its folder, result and log; empty if none was scored."""
-    if not study.get_trials(states=[TrialState.COMPLETE]):
+    """The best trial: its folder, result and log, and the trials that chance may have put behind it.
+
+    Empty if none was scored.
+    """
+    scored = study.get_trials(states=[TrialState.COMPLETE])
+    if not scored:
         return ""
     metric: Any = sweep.metric
-    folder = folder_of(sweep, study.best_trial)
-    said = f"{outcome(study.best_trial, metric['name'])} (log: {log_of(folder)})"
-    return f"best model: {folder}, {said}"
+    best = study.best_trial
+    folder = folder_of(sweep, best)
+    low, high = best.user_attrs[_INTERVAL]
+    close = [str(t.number) for t in scored if t.number != best.number and low <= t.value <= high]
+    unclear = (
+        f"not clearly better than trial {', '.join(close)}, whose score is in its 95% interval; more "
+        "held-out rows could tell them apart"
+    )
+    lines = [f"best model: {folder}", outcome(best, metric["name"]), f"log: {log_of(folder)}"]
+    return "\n    ".join([*lines, wrapped(unclear, 4)] if close else lines)
 
 
 def minutes(trial: FrozenTrial) -> float:

@@ -82,7 +82,8 @@ class DataReport:
             *(
                 f"{task:<12} train {self.train[task]:>8}   held out {self.heldout[task]:>6}"
                 for task in TASKS
-                if TASKS[task].is_default or self.train[task] + self.heldout[task]
+                if self.train[task] + self.heldout[task]
+                or (TASKS[task].is_default and task not in self.left_out)
             ),
             *_counted("quarantined           ", self.quarantined),
             *(
