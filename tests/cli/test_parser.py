@@ -22,7 +22,9 @@ from rookworld_rlvr.common.errors import ConfigurationError
 from ..conftest import RECIPES, recipe, script
 
 SCRIPT = """
+import contextlib
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -42,15 +44,21 @@ def main(argv):
         raise RookWorldError("planted")
 
 
-def gloo_threads():
-    names = (path.read_text() for path in Path("/proc/self/task").glob("*/comm"))
+def gloo_threads(seconds=0):
+    names = []
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # it ended in between
+            names.append(path.read_text())
+    if seconds > 0 and any("gloo" in name for name in names):  # one takes a moment to end
+        time.sleep(0.1)
+        return gloo_threads(seconds - 0.1)
     return [name for name in names if "gloo" in name]
 
 
 try:
     parser.run_cli(main)
 finally:
-    print(distributed.is_initialized(), gloo_threads())
+    print(distributed.is_initialized(), gloo_threads(5))
 """
 
 
