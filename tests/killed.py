@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from rookworld_rlvr.training.heldout import HeldoutEvaluation
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
 RECIPES = Path(__file__).parents[1] / "recipes"
+LOG = "output.txt"
 SOONEST_S = 0.1  # a phase's supposed length before it has been measured
 PHASES: dict[str, tuple[Any, str]] = {
     "sampling": (RookWorldGRPOTrainer, "_generate"),
@@ -66,20 +68,25 @@ def kills(seed: int, saving: int = 8, each: int = 3) -> list[Kill]:
 
 def run(name: str, argv: Sequence[str], cwd: Path, kill: Kill | None = None) -> tuple[int, str]:
     """Run a script in a process of its own; its exit code (-9 if it was killed) and what it printed."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    log = cwd / "output.txt"
-    process = context.Process(target=_run, args=(name, list(argv), str(cwd), str(log), kill))
-    process.start()
+    process = start(name, argv, cwd, kill)
     process.join(300)
     assert process.exitcode is not None, "the run hangs"
-    return process.exitcode, log.read_text()
+    return process.exitcode, (cwd / LOG).read_bytes().decode()
 
 
-def _run(name: str, argv: list[str], cwd: str, log: str, kill: Kill | None) -> None:
+def start(name: str, argv: Sequence[str], cwd: Path, kill: Kill | None = None) -> BaseProcess:
+    """A script that runs in a process of its own, and prints into `LOG` in its folder."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    process = context.Process(target=_run, args=(name, list(argv), str(cwd), kill))
+    process.start()
+    return process
+
+
+def _run(name: str, argv: list[str], cwd: str, kill: Kill | None) -> None:
     os.chdir(cwd)
     os.environ["XDG_CACHE_HOME"] = str(Path(cwd, "cache"))
-    os.environ["WANDB_MODE"] = "offline"
+    log = Path(cwd, LOG)
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(handle, stream)

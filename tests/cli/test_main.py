@@ -89,6 +89,7 @@ def test_several_processes_are_launched() -> None:
     assert Path(usual[1]).stem in ("cpu", "multi_gpu"), "what this machine has"
 
 
+@pytest.mark.slow
 def test_a_fault_on_two_processes_is_one_message_and_exit_code_2(tmp_path: Path) -> None:
     words = ["grpo", "--accelerate_config", "cpu", "--num_processes", "2", "--learning_rate", "-1"]
     code, _, err = rookworld(*words, cwd=tmp_path)

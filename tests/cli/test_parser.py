@@ -237,13 +237,6 @@ def test_help_gives_no_key_of_ours_to_a_library(capsys: pytest.CaptureFixture[st
     assert "--output_file" in text and "--pass_samples" in text and "transformers" not in text
 
 
-def test_a_log_file_has_no_carriage_returns(tmp_path: Path) -> None:
-    words = [sys.executable, str(RECIPES / "grpo.py"), *SMALL, "--output_dir", "run"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert b"\r" not in done.stdout + done.stderr
-
-
 def test_a_list_may_be_given_as_words(tmp_path: Path) -> None:
     grpo = recipe("grpo")
     words = [

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import sqlite3
-import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 
@@ -22,6 +19,7 @@ from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.synthesis import opening_positions
 from rookworld_rlvr.tasks.registry import TASKS
 
+from .. import killed
 from ..conftest import RECIPES, launch, recipe, script
 
 GRPO = sorted(RECIPES.glob("grpo_*.yaml"))
@@ -44,17 +42,11 @@ def run(name: str, *argv: str, cwd: Path) -> str:
 
 
 def run_apart(name: str, *argv: str, cwd: Path) -> str:
-    """`run` in a process of its own, whose end also ends W&B's."""
-    done = subprocess.run(
-        [sys.executable, str(RECIPES / name), *argv],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=cwd,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout + done.stderr
+    """`run` in a process of its own, whose end also ends W&B's, and whose output is a file."""
+    code, printed = killed.run(name, argv, cwd)
+    assert code == 0, printed[-3000:]
+    assert "\r" not in printed, "a file has whole lines, and no bars"
+    return printed
 
 
 def test_the_set_of_recipes() -> None:

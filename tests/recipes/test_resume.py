@@ -134,6 +134,7 @@ def test_a_changed_key_is_taken_and_recorded_or_refused(folder: Path) -> None:
     assert [row.get("kl/coefficient") for row in logged] == [None, None, 0.5, 0.5]
 
 
+@pytest.mark.slow
 def test_wandb_goes_on_with_the_same_run(folder: Path) -> None:
     code, said = killed.run("grpo.py", SMALL, folder, killed.Kill("update", 3, 0.0))
     assert code == -9, said[-3000:]

@@ -88,6 +88,7 @@ def test_tables_of_completions_have_their_panels(layout: dict[str, Any]) -> None
     assert '"boards"' in tables and '"completions"' in tables
 
 
+@pytest.mark.slow
 def test_without_a_network_the_layout_is_kept_too(tmp_path: Path) -> None:
     # In a process of its own: W&B's library remembers the server and the key that it was given.
     argv = ["--entity=me", "--output_file=here/layout.json"]
