@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 
 import grpo
 
-from rookworld_rlvr.cli.parser import run_cli
+from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.rewards.registry import RewardFunc, get_reward_funcs
 
 

@@ -14,7 +14,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from rookworld_rlvr.cli.parser import StrictParser, run_cli
+from rookworld_rlvr.cli.parser import StrictParser
+from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.files import check_writable, write_json
 from rookworld_rlvr.data.audit import AuditArguments, audit
 from rookworld_rlvr.data.audit_text import advice, table

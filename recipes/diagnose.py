@@ -24,7 +24,8 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from trl import ModelConfig, get_peft_config
 
 from rookworld_rlvr.cli.checks import check_recipe
-from rookworld_rlvr.cli.parser import StrictParser, run_cli
+from rookworld_rlvr.cli.parser import StrictParser
+from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.data.loading import DataArguments, label_heldout, load_data, require_truth
 from rookworld_rlvr.diagnosis.phases import DiagnoseArguments, has_stop, run_diagnosis, spread_rows
 from rookworld_rlvr.diagnosis.report import print_report, write_reports

@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 from accelerate import PartialState
 
-from rookworld_rlvr.cli.parser import StrictParser, run_cli
+from rookworld_rlvr.cli.parser import StrictParser
+from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.common.files import check_writable, write_json
 from rookworld_rlvr.common.machine import machine

@@ -22,11 +22,11 @@ from trl import ModelConfig, get_peft_config
 
 from rookworld_rlvr.cli.checks import check_recipe, require_suites
 from rookworld_rlvr.cli.main import next_commands
-from rookworld_rlvr.cli.output import keep_log
-from rookworld_rlvr.cli.parser import DEFAULTS, StrictParser, run_cli
+from rookworld_rlvr.cli.parser import DEFAULTS, StrictParser
+from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.files import write_json
 from rookworld_rlvr.common.machine import machine
-from rookworld_rlvr.common.terminal import wrapped
+from rookworld_rlvr.common.terminal import keep_log, wrapped
 from rookworld_rlvr.data.loading import (
     DataArguments,
     engine_outlook,

@@ -14,7 +14,8 @@ from pathlib import Path
 from huggingface_hub import HfApi
 
 from rookworld_rlvr.cli.checks import check_prepare_recipe
-from rookworld_rlvr.cli.parser import StrictParser, run_cli
+from rookworld_rlvr.cli.parser import StrictParser
+from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.common.files import check_writable
 from rookworld_rlvr.data.parquet import data_card, read_provenance

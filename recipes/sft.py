@@ -21,11 +21,11 @@ from trl import ModelConfig, SFTTrainer, get_peft_config
 
 from rookworld_rlvr.cli.checks import check_sft_recipe
 from rookworld_rlvr.cli.main import next_commands
-from rookworld_rlvr.cli.output import keep_log
-from rookworld_rlvr.cli.parser import DEFAULTS, StrictParser, run_cli
+from rookworld_rlvr.cli.parser import DEFAULTS, StrictParser
+from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.progress import Progress
 from rookworld_rlvr.common.stats import Proportion
-from rookworld_rlvr.common.terminal import wrapped
+from rookworld_rlvr.common.terminal import keep_log, wrapped
 from rookworld_rlvr.data.loading import DataArguments, load_data, require_answers
 from rookworld_rlvr.data.sources import Row
 from rookworld_rlvr.models import loading

@@ -24,7 +24,8 @@ except ImportError:
     raise SystemExit(2) from None
 
 from rookworld_rlvr.cli.checks import check_recipe
-from rookworld_rlvr.cli.parser import StrictParser, run_cli
+from rookworld_rlvr.cli.parser import StrictParser
+from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.cli.sweep import (
     SweepArguments,
     best_of,

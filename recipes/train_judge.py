@@ -18,9 +18,10 @@ from datasets import Dataset
 from trl import ModelConfig, RewardTrainer
 
 from rookworld_rlvr.cli.checks import check_judge_recipe
-from rookworld_rlvr.cli.output import keep_log
-from rookworld_rlvr.cli.parser import DEFAULTS, StrictParser, run_cli
+from rookworld_rlvr.cli.parser import DEFAULTS, StrictParser
+from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.files import write_json
+from rookworld_rlvr.common.terminal import keep_log
 from rookworld_rlvr.data.judge_pairs import JudgeDataArguments, make_pairs
 from rookworld_rlvr.data.loading import DataArguments, load_data
 from rookworld_rlvr.models import loading

@@ -16,7 +16,7 @@ from typing import Any
 
 from accelerate import PartialState
 
-from rookworld_rlvr.cli.parser import run_cli
+from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.data.loading import DataArguments, LoadedData, load_data
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.judge import Judge, JudgeReward

@@ -24,10 +24,9 @@ from ..common import (
     threads,  # noqa: F401  # for what it starts: before torch is loaded
 )
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
-from ..common.terminal import width, wrapped
+from ..common.terminal import show, width, wrapped
 from ..models.loading import PACKAGED_MODEL
 from .early import check_early, first_line, options
-from .output import show
 from .words import shipped, shipped_names
 
 SCRIPTS = {

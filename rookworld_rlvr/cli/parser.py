@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
-import io
-import logging
 import os
-import signal
-import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import partial
@@ -22,23 +16,13 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 import yaml
 from trl import TrlParser
 
-from ..common import ctrl_c
-from ..common.errors import ConfigurationError, RookWorldError
-from ..common.exhausted import is_disk_full, is_out_of_memory
+from ..common.errors import ConfigurationError
 from ..common.own import own_files
-from ..common.progress import LogBar
 from ..common.settings import Bounds, kinds
-from ..common.terminal import printable, width, wrapped
+from ..common.terminal import show, width, wrapped
 from ..tasks.registry import register_own
 from .main import command_name
-from .output import show
-from .together import Others, say_why
 from .words import find_recipe, named_here, usual
-
-EXIT_BAD_INPUT = 2
-
-
-EXIT_INTERRUPTED = 130
 
 
 def _register_suite(name: str) -> None:
@@ -78,14 +62,6 @@ _REMEDIES = {
     "that per_device_train_batch_size x gradient_accumulation_steps x processes is a multiple of "
     "num_generations"
 }  # for messages of the libraries that have none
-
-
-# TRL 1.16 itself uses these deprecated names, so the user can do nothing about the warning.
-warnings.filterwarnings("ignore", message=r"`(is_)?gradient_checkpointing\w*` is deprecated")
-
-
-# torch says so on every machine without a GPU.
-warnings.filterwarnings("ignore", message=r"'pin_memory' argument is set as true")
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -480,164 +456,3 @@ def _is_plain(value: Any) -> bool:
 def _dump(values: dict[str, Any]) -> str:
     text: str = yaml.safe_dump(values, sort_keys=True, allow_unicode=True) if values else ""
     return text
-
-
-def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
-    """Run a script's `main`; for bad input, print one message without traceback and exit with code 2.
-
-    If `main` raises on one of several processes, all of them end, and the first one says why.
-    """
-    if "torch" in sys.modules:  # a report needs none of it
-        _choose_devices()
-    for name in ("modeling_utils", "trainer", "trainer_utils"):
-        name = f"transformers.{name}"
-        logging.getLogger(name).addFilter(_is_no_false_alarm)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # a log file is read while it grows
-    if "datasets" in sys.modules and not sys.stderr.isatty():
-        _hide_bars()
-    code: Any = 0
-    others = Others.of_this_run()
-    if "resume_from_checkpoint" not in _keys(main):  # training takes Ctrl-C itself, once it begins
-        ctrl_c.unwatch()
-    try:
-        main(sys.argv[1:])
-    except KeyboardInterrupt:
-        code = _say("interrupted", EXIT_INTERRUPTED)
-    except SystemExit as ended:
-        code = ended.code
-    except BrokenPipeError:
-        if "resume_from_checkpoint" in _keys(main):
-            raise  # training does not end because nobody reads what it prints
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # the reader has left: `| head`
-        code = 128 + signal.SIGPIPE
-    except Exception as error:
-        text = str(error) if isinstance(error, RookWorldError) else _exhaustion(error, main)
-        if others is not None:
-            code = _failed(error if text is None else RookWorldError(text), others)
-        elif text is not None:
-            code = _say(text, EXIT_BAD_INPUT)
-        else:
-            raise
-    if others is not None:
-        others.end()
-    _close_process_group()
-    raise SystemExit(code)
-
-
-def _hide_bars() -> None:
-    """Show no progress bars, which would fill a log file."""
-    import datasets
-    import transformers
-    from huggingface_hub.utils.tqdm import disable_progress_bars
-
-    datasets.disable_progress_bars()
-    datasets.arrow_dataset.hf_tqdm = LogBar  # of `Dataset.map`, which may take hours
-    disable_progress_bars()
-    transformers.utils.logging.disable_progress_bar()
-
-
-def _choose_devices() -> None:
-    """Use one GPU without a launcher; transformers would spread the model over all of them."""
-    import torch
-
-    if "LOCAL_RANK" in os.environ:
-        if not torch.accelerator.is_available():
-            # accelerate's launcher does not pass `use_cpu` on to several processes; without it, each
-            # process would run as if it were the only one.
-            os.environ.setdefault("ACCELERATE_USE_CPU", "true")
-        return
-    count = torch.cuda.device_count()
-    if count < 2:
-        return
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    os.environ["CUDA_VISIBLE_DEVICES"] = first
-    print(
-        f"one of {count} GPUs is used; rookworld COMMAND --num_processes {count} uses all of them"
-    )
-
-
-_OF_MEMORY = (
-    "per_device_train_batch_size",
-    "per_device_eval_batch_size",
-    "batch_size",
-    "max_completion_length",
-    "max_length",
-)  # keys that decide how much memory a script needs
-
-
-def _exhaustion(error: BaseException, main: Callable[[Sequence[str]], None]) -> str | None:
-    """What to say if memory or disk has run out; None for other errors."""
-    said = " ".join(str(error).split())[:200] or type(error).__name__
-    known = _keys(main)
-    resume = ""
-    if "resume_from_checkpoint" in known:
-        resume = (
-            ", and run again with --resume_from_checkpoint auto to go on from the last checkpoint"
-        )
-    if is_disk_full(error):
-        return f"the disk is full ({said}); free some space{resume}"
-    if not is_out_of_memory(error):
-        return None
-    keys = " or ".join(key for key in _OF_MEMORY if key in known)
-    if "gradient_accumulation_steps" in known:
-        keys += " (raise gradient_accumulation_steps to keep the size of a step)"
-    return f"out of memory ({said}); lower {keys or 'the amount of work'}{resume}"
-
-
-def _keys(main: Callable[[Sequence[str]], None]) -> set[str]:
-    """A script's keys."""
-    groups: Sequence[type] = getattr(main, "__globals__", {}).get("GROUPS", ())
-    return {item.name for kind in groups for item in dataclasses.fields(kind)}
-
-
-def _say(text: str, code: int) -> int:
-    """Print on one process why a script ends."""
-    if os.environ.get("RANK", "0") == "0":
-        print(f"{command_name()}: {printable(text)}", file=sys.stderr)
-    return code
-
-
-def _failed(error: Exception, others: Others) -> int:
-    """Print why a script ends on several processes: on the first one that fails, once; its exit code."""
-    known = isinstance(error, RookWorldError)
-    code = EXIT_BAD_INPUT if known else 1
-    first = others.told(error, code)
-    if first:
-        say_why(first)
-    elif first is None and known:
-        print(f"{command_name()}: {printable(str(error))}", file=sys.stderr, flush=True)
-    elif first is None:
-        sys.excepthook(type(error), error, error.__traceback__)  # W&B's and torch's too
-    return code
-
-
-def _close_process_group() -> None:
-    """Leave the process group before the interpreter shuts down.
-
-    If a gloo thread releases its last tensor during the shutdown, it aborts the process, and a finished
-    run ends with SIGABRT (PyTorch issue 190489). vLLM leaves its own groups first, which it could not
-    do later.
-    """
-    torch = sys.modules.get("torch")
-    if torch and torch.distributed.is_available() and torch.distributed.is_initialized():
-        gc.collect()  # a trainer has reference cycles, which would keep the group and its threads
-        if engine := sys.modules.get("vllm.distributed"):
-            engine.cleanup_dist_env_and_memory()
-        else:
-            torch.distributed.destroy_process_group()
-
-
-def _is_no_false_alarm(record: logging.LogRecord) -> bool:
-    """Whether a warning is worth showing; three of transformers' are not.
-
-    One is that `generate` got no attention mask, for a batch without padding. One is that a checkpoint
-    lacks the head, when the head is tied to the embedding. And one is that arguments have changed since
-    a checkpoint, which its run says in other words.
-    """
-    text = str(record.msg)
-    if "do not match the ones in the `trainer_state.json`" in text:
-        return False
-    return "passing in an `attention_mask`" not in text and not text.endswith("['lm_head.weight'].")

@@ -1,11 +1,18 @@
-"""Text that comes from outside, such as a model's answer, made safe for a terminal."""
+"""What is printed: text from outside made safe for a terminal, lines of its width, a log beside them."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+LOG = "log.txt"
+
 
 # Control characters without tab and newline, marks that reorder or hide text, and lone surrogates.
 _ACTED_ON = re.compile(
@@ -59,3 +66,36 @@ def cells(head: str, numbers: Iterable[str]) -> list[str]:
         break_on_hyphens=False,
     )
     return text.replace("\0", " ").splitlines()
+
+
+class Logged:
+    """A stream whose text also goes to a file, line by line; everything else is the stream's.
+
+    Args:
+        stream: Where the text goes too.
+        path: The file; what it has stays.
+    """
+
+    def __init__(self, stream: Any, path: Path) -> None:
+        self.stream = stream
+        self._log = path.open("a", buffering=1, encoding="utf-8", errors="backslashreplace")
+
+    def write(self, text: str) -> int:
+        self._log.write(text)
+        return int(self.stream.write(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def keep_log(folder: Path) -> None:
+    """Write what is printed on stdout from now on to `LOG` in a run's folder, too."""
+    sys.stdout = Logged(getattr(sys.stdout, "stream", sys.stdout), folder / LOG)
+
+
+def show(text: str) -> None:
+    """Print a text; no error if the reader, such as `head`, has already stopped reading."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # Python would raise it again when it flushes stdout at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

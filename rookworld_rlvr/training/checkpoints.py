@@ -23,8 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
-from ..common.errors import RookWorldError
-from ..common.exhausted import is_disk_full
+from ..common.errors import RookWorldError, is_disk_full
 from ..common.threads import use_threads
 
 MANIFEST = "manifest.json"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from rookworld_rlvr.cli.parser import run_cli
+from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 
 GROUPS = [RookWorldGRPOConfig]  # as in a recipe's script

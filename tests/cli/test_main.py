@@ -157,7 +157,11 @@ def test_a_reader_that_stops_early_is_no_fault() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [sys.executable, "-c", "from rookworld_rlvr.cli.output import show; show('x' * 100_000)"],
+        [
+            sys.executable,
+            "-c",
+            "from rookworld_rlvr.common.terminal import show; show('x' * 100_000)",
+        ],
         stdout=writer,
         stderr=subprocess.PIPE,
         check=False,

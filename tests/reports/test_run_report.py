@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rookworld_rlvr.cli.parser import run_cli
+from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.common.stats import Proportion
 from rookworld_rlvr.reports.run import RunRecord, page, read_runs

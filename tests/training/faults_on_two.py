@@ -13,7 +13,7 @@ from typing import Any
 
 from accelerate import PartialState
 
-from rookworld_rlvr.cli.parser import run_cli
+from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.training.heldout import HeldoutEvaluation
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 

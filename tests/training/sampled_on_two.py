@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator, PartialState
 
-from rookworld_rlvr.cli.parser import run_cli
+from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import complete
 from rookworld_rlvr.training.sharding import gathered

@@ -22,7 +22,7 @@ from zlib import crc32
 import psutil
 from accelerate import PartialState
 
-from rookworld_rlvr.cli.parser import run_cli
+from rookworld_rlvr.cli.run import run_cli
 
 from ..conftest import recipe
 

@@ -17,7 +17,7 @@ import torch
 from accelerate import PartialState
 from torch.distributed.fsdp import FSDPModule
 
-from rookworld_rlvr.cli.parser import run_cli
+from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.data.loading import DataArguments, LoadedData, load_data
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.training.config import RookWorldGRPOConfig

@@ -17,7 +17,7 @@ import torch
 from datasets import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from rookworld_rlvr.cli.parser import run_cli
+from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rookworld_rlvr.cli.parser import run_cli
+from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.data.loading import DataArguments, load_data
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
