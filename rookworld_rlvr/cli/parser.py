@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import partial
@@ -62,6 +63,17 @@ _REMEDIES = {
     "that per_device_train_batch_size x gradient_accumulation_steps x processes is a multiple of "
     "num_generations"
 }  # for messages of the libraries that have none
+
+
+def _in_words(fault: str) -> str:
+    """A fault that argparse reports, as this package words it.
+
+    >>> _in_words("argument --max_steps/--max-steps: invalid int value: 'ten'")
+    "max_steps: 'ten' is not a whole number"
+    """
+    fault = re.sub(r"^argument --(\w+)[^:]*: ", r"\1: ", fault)
+    fault = re.sub(r"invalid int value: (.*)", r"\1 is not a whole number", fault)
+    return re.sub(r"invalid float value: (.*)", r"\1 is not a number", fault)
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -129,7 +141,7 @@ class StrictParser(TrlParser):
         values = self._read_yaml(path or self.default_config, faults)
         on_line: dict[str, Any] = {}
         for flag, tokens in options:
-            self._read_option(flag, tokens, on_line, faults)
+            self._read_option(flag, tokens, on_line, faults, "command line")
         if path is None:
             values, path = usual(values, on_line), self.default_config
         self.recipe = path.stem if path is not None else ""
@@ -310,24 +322,40 @@ class StrictParser(TrlParser):
             if remote_code_in(key, value):
                 faults.append(f"{path}: {key}: {value!r} {REMOTE_CODE}")
                 continue
-            try:
-                values[key] = self._convert(known[key], value)
-            except (TypeError, ValueError, argparse.ArgumentTypeError) as error:
-                faults.append(f"{path}: {key}: {error}")
+            self._read_value(str(key), value, values, faults, str(path))
         return values
 
+    def _read_value(
+        self, key: str, value: Any, values: dict[str, Any], faults: list[str], where: str
+    ) -> None:
+        """Read a YAML value: as it is if its type is right, else as if its text had been typed.
+
+        PyYAML reads ``1e-6`` as a text, for example.
+        """
+        allowed = {get_origin(kind) or kind for kind in self._kinds(key)}
+        items = value if isinstance(value, list) else [value]
+        is_text = bool(items) and all(isinstance(item, str | int | float) for item in items)
+        is_to_convert = list in allowed if items is value else type(value) not in allowed
+        if value is None and NoneType not in allowed:
+            faults.append(f"{where}: {key}: the value is missing; give one, or leave the key out")
+        elif is_text and is_to_convert:
+            words = [str(item).lower() if isinstance(item, bool) else str(item) for item in items]
+            self._read_option(f"--{key}", words, values, faults, where)
+        else:
+            values[key] = value
+
     def _read_option(
-        self, flag: str, words: list[str], values: dict[str, Any], faults: list[str]
+        self, flag: str, words: list[str], values: dict[str, Any], faults: list[str], where: str
     ) -> None:
         if flag not in self._option_string_actions:
             close = named_here(flag.lstrip("-").replace("-", "_"), self._actions_by_key)
-            faults.append(f"command line: unknown option {flag}{close}")
+            faults.append(f"{where}: unknown option {flag}{close}")
             return
         action = self._option_string_actions[flag]
         try:
             namespace, rest = self.parse_known_args([flag, *words])
         except (TypeError, ValueError, argparse.ArgumentTypeError, SystemExit) as error:
-            faults.append(f"command line: {error}")
+            faults.append(f"{where}: {_in_words(str(error))}")
             return
         value = getattr(namespace, action.dest)
         kind = self._item_kind(action.dest)
@@ -337,32 +365,18 @@ class StrictParser(TrlParser):
                 value = [kind(word) for word in words]
             except ValueError:
                 text = f"{' '.join(words)!r} is not a list of {kind.__name__}"
-                faults.append(f"command line: {flag}: {text}")
+                faults.append(f"{where}: {flag}: {text}")
                 return
         elif rest:
-            faults.append(f"command line: {flag} takes one value; leave {' '.join(rest)!r} out")
+            faults.append(f"{where}: {flag} takes one value; leave {' '.join(rest)!r} out")
             return
-        if (
-            action.nargs in ("+", "*") and action.dest in values
-        ):  # a list may be given in several parts
-            value = [*values[action.dest], *value]
+        if action.nargs in ("+", "*") and action.dest in values:
+            value = [*values[action.dest], *value]  # a list may be given in several parts
         values[action.dest] = value
 
     @property
     def _actions_by_key(self) -> dict[str, argparse.Action]:
         return {action.dest: action for action in reversed(self._actions) if action.dest != "help"}
-
-    def _convert(self, action: argparse.Action, value: Any) -> Any:
-        """A YAML value converted to the key's type; PyYAML reads ``1e-6`` as a text, for example."""
-        if value is None:
-            if NoneType not in self._kinds(action.dest):
-                raise TypeError("the value is missing; give one, or leave the key out")
-            return None
-        if action.nargs in ("+", "*"):
-            if not isinstance(value, list):
-                raise TypeError(f"{value!r} is not a list; write [{value}]")
-            return [self._convert_one(action, item) for item in value]
-        return self._convert_one(action, value)
 
     def _kinds(self, key: str) -> set[Any]:
         """The types that a key's value may have."""
@@ -373,30 +387,6 @@ class StrictParser(TrlParser):
         """The type of the items, if the key's value may be a list."""
         lists = [kind for kind in self._kinds(key) if get_origin(kind) is list]
         return get_args(lists[0])[0] if lists else None
-
-    def _convert_one(self, action: argparse.Action, value: Any) -> Any:
-        kind: Callable[[str], Any] | Any = action.type
-        if isinstance(value, str):
-            try:
-                value = kind(value) if callable(kind) and kind is not dict else value
-            except ValueError as error:
-                if kind not in (int, float):
-                    raise
-                number = "a whole number" if kind is int else "a number"
-                raise TypeError(f"{value!r} is not {number}") from error
-        elif kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        elif kind is int and (isinstance(value, bool) or not isinstance(value, int)):
-            raise TypeError(f"{value!r} is not a whole number")
-        elif kind is float and not isinstance(value, float):
-            raise TypeError(f"{value!r} is not a number")
-        elif getattr(kind, "__name__", "") == "string_to_bool" and not isinstance(value, bool):
-            raise TypeError(f"{value!r} is neither true nor false")
-        if action.choices is not None and value not in action.choices:
-            raise TypeError(
-                f"{value!r} is not valid; choose one of {', '.join(map(str, action.choices))}"
-            )
-        return value
 
     def _take_own(self, values: dict[str, Any], faults: list[str]) -> None:
         """Register the user's own tasks and suites before other keys name them."""
