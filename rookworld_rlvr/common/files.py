@@ -15,7 +15,7 @@ import yaml
 from .errors import RookWorldError
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, key: str = "output_file") -> None:
     """Check that a file can be written, before an hour of work. The folder is made, the file is not.
 
     Raises:
@@ -28,7 +28,7 @@ def check_writable(path: Path) -> None:
         if is_new:
             path.unlink()
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise _unwritable(path, error, key) from error
 
 
 def folder_faults(folder: str, name: str) -> list[str]:
@@ -91,9 +91,9 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
         raise _unwritable(path, error) from error
 
 
-def _unwritable(path: Path, error: OSError) -> RookWorldError:
+def _unwritable(path: Path, error: OSError, key: str = "output_file") -> RookWorldError:
     return RookWorldError(
-        f"output_file: cannot write {str(path)!r} ({error.strerror}); give another path"
+        f"{key}: cannot write {str(path)!r} ({error.strerror}); give another path"
     )
 
 

@@ -27,10 +27,8 @@ from ..tasks.policy import POLICY
 from ..tasks.scoring import Values
 from ..tasks.text import MAX_HISTORY
 from ..tasks.types import MATE_CP, EnvironmentAnswer, PolicyAnswer
-from .arguments import Arguments, start
+from .arguments import Arguments, run, start
 from .prompts import Reply, over, read_legal_move, read_move, read_position
-
-PROGRAM = "rookworld analyse"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -64,20 +62,10 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Answer; the exit code is 2 if the input is bad."""
     args = parser().parse_args(argv)
-    try:
-        _check(args)
-        lines = _simulated(args) if args.environment else _analysed(args)
-        print(printable("\n".join(lines)))
-    except RookWorldError as error:
-        print(f"{PROGRAM}: {printable(str(error))}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"{PROGRAM}: interrupted", file=sys.stderr)
-        return 130
-    return 0
+    return run("analyse", lambda: _answer(args))
 
 
-def _check(args: argparse.Namespace) -> None:
+def _answer(args: argparse.Namespace) -> None:
     faults = []
     if args.environment != (args.move is not None):
         faults.append("--environment and --move need each other; give both or neither")
@@ -87,6 +75,8 @@ def _check(args: argparse.Namespace) -> None:
         faults.append(f"--engine_depth: {args.engine_depth} is below 2; give 2 or more")
     if faults:
         raise ConfigurationError(faults)
+    lines = _simulated(args) if args.environment else _analysed(args)
+    print(printable("\n".join(lines)))
 
 
 def position_of(fen: str | None, moves: Sequence[str]) -> tuple[str, tuple[str, ...]]:
@@ -121,7 +111,7 @@ def position_of(fen: str | None, moves: Sequence[str]) -> tuple[str, tuple[str, 
 def _analysed(args: argparse.Namespace) -> Iterator[str]:
     fen, _ = position_of(args.fen, args.moves)
     if not rules.legal_moves(fen):
-        yield from (*position_lines(fen), f"nothing to analyse: {over(fen)}")
+        yield from (*position_lines(fen), f"nothing to analyse: {over(rules.board_of(fen))}")
         return
     values, engine = _values(args, fen)
     model = start(args.model)
@@ -154,7 +144,7 @@ def position_lines(fen: str) -> Iterator[str]:
         f"{rules.side_to_move(fen).capitalize()} to move{', in check' if board.is_check() else ''}",
         f"{count} legal move{'' if count == 1 else 's'}",
         f"mate in one: {', '.join(mates)}" if mates else "",
-        over(fen),
+        over(board),
     ]
     yield from (fen, "", *board_lines(fen), "", "; ".join(filter(None, facts)), "")
 
@@ -319,12 +309,15 @@ def _plain(value: str | float | bool) -> str:
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
-def board_lines(fen: str, marked: Collection[chess.Square] = ()) -> list[str]:
-    """A FEN's board in Unicode with its coordinates, White below; nine lines of 17 characters.
+def board_lines(
+    fen: str, marked: Collection[chess.Square] = (), below: chess.Color = chess.WHITE
+) -> list[str]:
+    """A FEN's board in Unicode with its coordinates; nine lines of 17 characters.
 
     Args:
         fen: A FEN; it need not be a legal position.
         marked: Squares that get a ``≠``.
+        below: The side at the bottom.
     """
     placement = placement_of(fen)
 
@@ -333,11 +326,12 @@ def board_lines(fen: str, marked: Collection[chess.Square] = ()) -> list[str]:
         piece = "·" if letter == "." else chess.UNICODE_PIECE_SYMBOLS[letter]
         return ("≠" if square in marked else " ") + piece
 
+    up = range(8) if below else range(7, -1, -1)
     ranks = [
-        f"{rank + 1}" + "".join(drawn(chess.square(file, rank)) for file in range(8))
-        for rank in reversed(range(8))
+        f"{rank + 1}" + "".join(drawn(chess.square(file, rank)) for file in up)
+        for rank in reversed(up)
     ]
-    return [*ranks, "  a b c d e f g h"]
+    return [*ranks, "  " + " ".join(chess.FILE_NAMES[file] for file in up)]
 
 
 if __name__ == "__main__":

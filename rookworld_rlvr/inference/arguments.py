@@ -1,15 +1,17 @@
-"""What `analyse`, `play` and `uci` share: options, and a model that is loaded fast and quietly."""
+"""What `analyse`, `play` and `uci` share: options, exit codes, and a model that is loaded quietly."""
 
 from __future__ import annotations
 
 import argparse
 import gc
+import io
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..common.errors import RookWorldError, close_matches
+from ..common.terminal import printable
 from ..models.loading import PACKAGED_MODEL, check_model_name
 
 if TYPE_CHECKING:
@@ -52,6 +54,21 @@ class Arguments(argparse.ArgumentParser):
         """Print one line, without argparse's list of all options."""
         print(f"{self.prog}: {message}", file=sys.stderr)
         raise SystemExit(2)
+
+
+def run(command: str, work: Callable[[], object]) -> int:
+    """Do a command's work; gives its exit code, 2 with one message for bad input."""
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        work()
+    except RookWorldError as error:
+        print(f"rookworld {command}: {printable(str(error))}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
 
 
 def start(name: str) -> RookWorld:

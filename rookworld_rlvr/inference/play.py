@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import io
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -17,12 +15,13 @@ import chess
 import chess.pgn
 
 from ..common.errors import RookWorldError
+from ..common.files import check_writable
 from ..common.terminal import printable
 from ..tasks import rules
 from ..tasks.text import parse_fen
-from . import moves
-from .arguments import Arguments, start
-from .prompts import read_legal_move
+from .analyse import board_lines
+from .arguments import Arguments, run, start
+from .prompts import Candidate, choose, over, read_legal_move
 
 if TYPE_CHECKING:
     from ..tasks.types import PolicyAnswer
@@ -91,7 +90,7 @@ class TerminalGame:
             if outcome := self.board.outcome():
                 if self.board.turn != self.human:
                     self.show()
-                self.end(outcome.result(), outcome.termination.name.lower().replace("_", " "))
+                self.end(outcome.result(), over(self.board))
             elif self.board.turn != self.human:
                 self.answer()
             else:
@@ -105,7 +104,7 @@ class TerminalGame:
 
     def show(self) -> None:
         """Show the board, turned as it is now."""
-        self._say(f"\n{drawn(self.board, self.below)}\n")
+        self._say("\n".join(["", *board_lines(self.board.fen(), below=self.below), ""]))
 
     def flip(self) -> None:
         """Turn the board round."""
@@ -129,7 +128,7 @@ class TerminalGame:
 
     def answer(self) -> None:
         """Let the model move."""
-        choice = moves.choose(self.board, self._analyse(self.board.fen()))
+        choice = choose(self.board, self._analyse(self.board.fen()))
         if choice.fault:
             self.faults[self.board.ply()] = choice.fault
             self._say(f"  ({choice.fault})")
@@ -138,7 +137,7 @@ class TerminalGame:
         self.board.push(choice.move)
         self.show()
 
-    def _evaluated(self, candidate: moves.Candidate) -> str:
+    def _evaluated(self, candidate: Candidate) -> str:
         pawns = "" if candidate.pawns is None else f" {candidate.pawns:+.2f}"
         return f"{self.board.san(candidate.move)}{pawns}"
 
@@ -191,14 +190,6 @@ class TerminalGame:
         return game
 
 
-def drawn(board: chess.Board, below: chess.Color) -> str:
-    """A board in Unicode, with its coordinates."""
-    rows = board.unicode(orientation=below, empty_square="·").splitlines()
-    ranks, files = ("87654321", "a b c d e f g h") if below else ("12345678", "h g f e d c b a")
-    lines = [f"  {rank}  {row}" for rank, row in zip(ranks, rows, strict=True)]
-    return "\n".join([*lines, "", f"     {files}"])
-
-
 # --------------------------------------------------------------------------------------------------
 # The command
 # --------------------------------------------------------------------------------------------------
@@ -229,20 +220,11 @@ def _arguments() -> argparse.Namespace:
 def _start(fen: str) -> chess.Board:
     board = rules.board_of(fen)
     parse_fen(board.fen())
-    if outcome := board.outcome():
-        how = outcome.termination.name.lower().replace("_", " ")
+    if how := over(board):
         raise RookWorldError(
             f"--fen: the game is already over ({how}): {fen!r}; give another position"
         )
     return board
-
-
-def _check_writable(path: Path) -> None:
-    folder = path.absolute().parent
-    goes = folder.is_dir() and not path.is_dir()
-    if not (goes and os.access(path if path.exists() else folder, os.W_OK)):
-        why = "" if folder.is_dir() else f": there is no folder {str(folder)!r}"
-        raise RookWorldError(f"--pgn: {str(path)!r} cannot be written{why}; name another file")
 
 
 def _keep(game: chess.pgn.Game, path: Path) -> str:
@@ -280,7 +262,7 @@ def _interrupt(*_: object) -> NoReturn:
 
 def _play(args: argparse.Namespace) -> None:
     board = _start(args.fen)
-    _check_writable(args.pgn)
+    check_writable(args.pgn, "--pgn")
     print(f"loading {args.model} …", flush=True)
     model = start(args.model)
     name = Path(args.model).name
@@ -288,29 +270,20 @@ def _play(args: argparse.Namespace) -> None:
         board, args.colour == "white", name, lambda fen: model.analyse_all([fen])[0]
     )
     print(f"You are {args.colour} against {name}. Type a move, or help.")
-    with _kept(game, args.pgn):
-        game.play(input)
+    try:
+        with _kept(game, args.pgn):
+            game.play(input)
+    except EOFError:
+        print()
 
 
 def main() -> NoReturn:
     """Play a game; bad input ends it with one message and exit code 2."""
-    for stream in (sys.stdin, sys.stdout):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
     if sys.stdin.isatty():
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  # makes input lines editable; Windows has no readline
-    code = 0
-    try:
-        _play(_arguments())
-    except RookWorldError as error:
-        print(f"rookworld play: {printable(str(error))}", file=sys.stderr)
-        code = 2
-    except EOFError:
-        print()
-    except KeyboardInterrupt:
-        code = 130
-    raise SystemExit(code)
+    args = _arguments()
+    raise SystemExit(run("play", lambda: _play(args)))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""What a model is asked, in the forms in which people give it, and what it replies; no torch."""
+"""What a model is asked, in the forms in which people give it, and the move that it plays; no torch."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -119,7 +121,7 @@ def policy_prompt(asked: Position) -> str:
     """
     position = read_position(asked)
     if not rules.legal_moves(position):
-        raise NotationError(f"nothing to analyse: {over(position)}", position)
+        raise NotationError(f"nothing to analyse: {over(rules.board_of(position))}", position)
     return write_policy_prompt(position)
 
 
@@ -146,7 +148,83 @@ def environment_prompt(asked: Position, move: Move, history: Sequence[Move] = ()
     return write_environment_prompt(EnvironmentPrompt(position, action, told))
 
 
-def over(fen: str) -> str:
+def over(board: chess.Board) -> str:
     """How a game has ended, in a word or two; empty if it goes on."""
-    outcome = rules.board_of(fen).outcome()
+    outcome = board.outcome()
     return "" if outcome is None else outcome.termination.name.lower().replace("_", " ")
+
+
+# --------------------------------------------------------------------------------------------------
+# Replies
+# --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A legal move, and what the model says that it is worth."""
+
+    move: chess.Move
+    pawns: float | None  # from the side to move; None if the model gives no evaluation
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The legal candidates of an answer.
+
+    Args:
+        candidates: Each move once, at least one; the first is played, the others follow by evaluation.
+        fault: Why the first is not the model's best move, a sentence; empty if it is.
+    """
+
+    candidates: tuple[Candidate, ...]
+    fault: str = ""
+
+    @property
+    def move(self) -> chess.Move:
+        """What is played."""
+        return self.candidates[0].move
+
+
+def choose(board: chess.Board, reply: Reply[PolicyAnswer]) -> Choice:
+    """The model's best move; else its best legal candidate; else the first legal move.
+
+    Args:
+        board: The position; it has a legal move.
+        reply: What the model said of it.
+    """
+    if reply.record is None:
+        return no_answer(board, f"the model's answer cannot be read ({reply.fault})")
+    candidates = _candidates(board, reply.record)
+    best = _legal(board, reply.record.best_move)
+    if best is not None:
+        first = [one for one in candidates if one.move == best] or [Candidate(best, None)]
+        others = (one for one in candidates if one.move != best)
+        return Choice((first[0], *others))
+    fault = f"the model's best move {reply.record.best_move} is illegal"
+    if not candidates:
+        return no_answer(board, f"{fault}, and none of its candidates can be played")
+    move = candidates[0].move.uci()
+    return Choice(candidates, f"{fault}; its best legal candidate {move} is played")
+
+
+def no_answer(board: chess.Board, why: str) -> Choice:
+    """The first legal move in python-chess's order, for a model that gives none."""
+    move = next(iter(board.legal_moves))
+    return Choice((Candidate(move, None),), f"{why}; {move.uci()}, the first legal move, is played")
+
+
+def _candidates(board: chess.Board, answer: PolicyAnswer) -> tuple[Candidate, ...]:
+    """The legal moves of `M`, each once, by `E`; equal ones in the model's order."""
+    candidates: dict[chess.Move, Candidate] = {}
+    for text, pawns in itertools.zip_longest(answer.moves, answer.evaluations):
+        move = _legal(board, text) if text else None
+        if move is not None:
+            candidates.setdefault(move, Candidate(move, pawns))
+    return tuple(
+        sorted(candidates.values(), key=lambda one: math.inf if one.pawns is None else -one.pawns)
+    )
+
+
+def _legal(board: chess.Board, text: str) -> chess.Move | None:
+    try:
+        return board.parse_uci(text)
+    except ValueError:  # unreadable and illegal alike
+        return None

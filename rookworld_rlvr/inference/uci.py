@@ -6,7 +6,6 @@ over, or `stop` or `quit` has come. torch is loaded with the model, at the first
 
 from __future__ import annotations
 
-import io
 import itertools
 import math
 import os
@@ -29,8 +28,8 @@ from ..tasks import rules
 from ..tasks.policy import MAX_CANDIDATES
 from ..tasks.text import parse_fen
 from ..tasks.types import MATE_CP, PolicyAnswer
-from . import moves
-from .arguments import Arguments, start
+from .arguments import Arguments, run, start
+from .prompts import Candidate, Choice, choose, no_answer, read_legal_move
 
 if TYPE_CHECKING:
     from .prompts import Reply
@@ -203,9 +202,9 @@ class Engine:
         limit = seconds_for(numbers_of(words), board.turn, self.spins["Move Overhead"])
         self._deadline = math.inf if limit is None else began + limit
         try:
-            choice = moves.choose(board, self._analyse()(board.fen()))
+            choice = choose(board, self._analyse()(board.fen()))
         except Stopped:
-            choice = moves.no_answer(
+            choice = no_answer(
                 board,
                 f"the model has not answered within {1000 * (limit or 0):.0f} ms"
                 if time.monotonic() >= self._deadline
@@ -242,7 +241,7 @@ class Engine:
         ended = any(not _ENDING.isdisjoint(self._words(line)[:1]) for line in self._waiting)
         return ended or time.monotonic() >= self._deadline
 
-    def _report(self, choice: moves.Choice, began: float) -> list[str]:
+    def _report(self, choice: Choice, began: float) -> list[str]:
         """The lines of an answer, the move that is played first."""
         self.answers += 1
         milliseconds = int(1000 * (time.monotonic() - began))
@@ -258,7 +257,7 @@ class Engine:
         return lines
 
 
-def _score(candidate: moves.Candidate) -> str:
+def _score(candidate: Candidate) -> str:
     """In centipawns, kept within those of a mate, as the model's numbers have no bounds."""
     if candidate.pawns is None:
         return ""
@@ -279,13 +278,7 @@ def parse_position(words: Sequence[str]) -> chess.Board:
     fen = " ".join(words[1:end]) if words[0] == "fen" else chess.STARTING_FEN
     board = rules.board_of(fen)
     for text in words[end + 1 :]:
-        try:
-            move = board.parse_uci(text)
-        except ValueError as error:
-            raise RookWorldError(f"illegal move {text!r} ({error})") from error
-        if not move:  # python-chess also reads a null move
-            raise RookWorldError(f"illegal move {text!r}")
-        board.push(move)
+        board.push(read_legal_move(board, text))
     rules.board_of(parse_fen(board.fen()))  # the model must be able to read it
     return board
 
@@ -322,9 +315,6 @@ def _end(code: int) -> NoReturn:
 def main() -> None:
     """Read lines until `quit` or the end of the input."""
     model = Arguments("uci", (__doc__ or "").split("\n")[0]).parse_args().model
-    for stream in (sys.stdin, sys.stdout):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
     lines: SimpleQueue[str | None] = SimpleQueue()
 
     def read() -> None:
@@ -332,16 +322,16 @@ def main() -> None:
             lines.put(line)
         lines.put(None)
 
-    threading.Thread(target=read, daemon=True).start()
-    code = 0
+    def answer() -> None:
+        threading.Thread(target=read, daemon=True).start()
+        try:
+            Engine(model, load, lines, _write).run()
+        except RookWorldError as error:
+            _write(f"info string {' '.join(str(error).split())}\n")
+            raise
+
     try:
-        Engine(model, load, lines, _write).run()
-    except RookWorldError as error:
-        _write(f"info string {' '.join(str(error).split())}\n")
-        print(f"rookworld uci: {error}", file=sys.stderr)
-        code = 2
-    except KeyboardInterrupt:
-        code = 130
+        code = run("uci", answer)
     except Exception:  # `_end` would hide it
         traceback.print_exc()
         code = 1

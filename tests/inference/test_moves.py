@@ -7,7 +7,7 @@ import pytest
 
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.inference.arguments import start
-from rookworld_rlvr.inference.moves import choose
+from rookworld_rlvr.inference.prompts import choose
 
 from .answers import reply
 

@@ -15,7 +15,8 @@ import chess.pgn
 import pytest
 
 from rookworld_rlvr.inference import play
-from rookworld_rlvr.inference.play import TerminalGame, drawn
+from rookworld_rlvr.inference.analyse import board_lines
+from rookworld_rlvr.inference.play import TerminalGame
 
 from .answers import reply
 
@@ -92,7 +93,7 @@ def test_help_moves_and_the_board_from_either_side() -> None:
     )
     assert " e4" in played.text
     assert played.shown[-1] == played.shown[-2] != played.shown[0]
-    white, black = (drawn(chess.Board(), side).splitlines() for side in (True, False))
+    white, black = (board_lines(chess.STARTING_FEN, below=side) for side in (True, False))
     assert white[0].endswith("♜ ♞ ♝ ♛ ♚ ♝ ♞ ♜") and black[0].endswith("♖ ♘ ♗ ♔ ♕ ♗ ♘ ♖")
     assert white[-1].split() == list("abcdefgh") and black[0].split()[0] == "1"
 
@@ -188,8 +189,7 @@ def test_a_game_that_is_broken_off_is_kept(command, tmp_path: Path, at_the_end, 
         ("--fen rubbish", "not a FEN: 'rubbish'"),
         ("--fen 8/8/8/8/8/8/8/8", "not a legal chess position"),
         ("--fen 7k/8/8/8/8/8/8/7K", "--fen: the game is already over (insufficient material)"),
-        ("--pgn nowhere/game.pgn", "--pgn: 'nowhere/game.pgn' cannot be written"),
-        ("--pgn .", "--pgn: '.' cannot be written"),
+        ("--pgn .", "--pgn: cannot write '.' (Is a directory); give another path"),
         ("--colour green", "'green'"),
     ],
 )

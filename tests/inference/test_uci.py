@@ -173,8 +173,8 @@ def test_no_move_where_the_game_is_over(talk: Conversation, fen: str, score: str
         ("fen", "not a FEN"),
         ("fen 8/8/8/8/8/8/8/8 w - - 0 1", "not a legal chess position"),
         ("fen 4k3/8/8/8/8/8/8/4K3 w - - 0 9999999", "counter is not a whole number"),
-        ("startpos moves e2e5", "illegal move 'e2e5'"),
-        ("startpos moves e2e4 0000", "illegal move '0000'"),
+        ("startpos moves e2e5", "'e2e5' cannot be played here (illegal)"),
+        ("startpos moves e2e4 0000", "'0000' cannot be played here (illegal)"),
     ],
 )
 def test_a_bad_position_is_said_and_changes_nothing(
@@ -349,7 +349,7 @@ def test_the_protocol_waits_for_no_library_and_the_model_for_few() -> None:
     code = (
         "import sys\n"
         "heavy = {'torch', 'transformers', 'trl', 'wandb', 'datasets', 'peft'}\n"
-        "from rookworld_rlvr.inference import moves, play, uci\n"
+        "from rookworld_rlvr.inference import play, uci\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
         "uci.load('rookworld-nano', lambda: False)\n"
         "print(sorted(heavy & set(sys.modules)))\n"

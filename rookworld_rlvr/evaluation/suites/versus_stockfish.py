@@ -20,8 +20,7 @@ from accelerate.utils import broadcast_object_list
 from ...common.errors import EngineError
 from ...common.stats import Estimate, Proportion
 from ...engine.pool import EngineArguments, find_engine
-from ...inference.moves import Choice, choose
-from ...inference.prompts import policy_prompt, reply_of
+from ...inference.prompts import Choice, choose, policy_prompt, reply_of
 from ...tasks.policy import parse_policy_answer
 from ..answerers import Answerer
 from ..games import Game, GameSuite, Reply, play_out
@@ -59,7 +58,7 @@ class Pairing:
 class VersusStockfishSuite(GameSuite):
     """Games from openings, each played twice at a level, once with each colour.
 
-    The model plays as in a chess program: `inference.moves.choose` replaces an illegal or unreadable
+    The model plays as in a chess program: `inference.prompts.choose` replaces an illegal or unreadable
     move, as `rookworld uci` does. `strict_score` says what the same games come to if such a move loses.
     A game is a draw if it is cut off, or if python-chess ends it without a mate.
 
