@@ -10,9 +10,11 @@ from typing import Any
 
 from transformers import TrainerState
 
+from ..common.errors import RookWorldError
 from ..common.terminal import wrapped
 from ..data.loading import LoadedData
 from ..engine.truth import PolicyTruth
+from ..rewards.own import checked
 from ..rewards.registry import RewardFunc, get_reward_funcs, known_rewards
 from ..tasks.registry import TASKS
 from ..tasks.task import Task
@@ -88,8 +90,11 @@ def _rewards(
             **columns,
             **of_trainer,
         )
-        numbers = runner.run(found) if inspect.iscoroutine(found) else found
+        values = runner.run(found) if inspect.iscoroutine(found) else found
+        numbers = checked(func.__name__, values, len(batch))
         for cell, number in zip(cells, numbers, strict=True):
+            if isinstance(number, RookWorldError):
+                raise number
             if number is not None:
                 cell.append(f"{func.__name__} {number:.3f}")
                 seen[func.__name__].append(number)

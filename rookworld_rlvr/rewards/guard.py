@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import math
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from ..common.own import place_of
 from ..common.settings import setting
 from ..tasks.registry import task_of
 from ..tasks.text import message_text
-from .own import listed
+from .own import checked, only_rows
 
 logger = logging.getLogger(__name__)
 
@@ -94,23 +93,23 @@ class RewardGuard:
 
         def guarded(**inputs: Any) -> list[float | None]:  # TRL gives keywords only
             call = _Call(name, func, inputs)
-            for piece in call.pieces():
-                with call.asked(piece), time_limit(seconds):
-                    piece.found = func(**piece.inputs)
+            for rows, given in call.pieces():
+                with call.asked(rows), time_limit(seconds):
+                    call.take(rows, func(**given))
             return self._kept(call)
 
         async def guarded_async(**inputs: Any) -> list[float | None]:
             call = _Call(name, func, inputs)
-            for piece in call.pieces():
-                with call.asked(piece):
-                    piece.found = await within(seconds, func(**piece.inputs))
+            for rows, given in call.pieces():
+                with call.asked(rows):
+                    call.take(rows, await within(seconds, func(**given)))
             return self._kept(call)
 
-        found = functools.wraps(func)(guarded_async if is_async_callable(func) else guarded)
-        found.__name__ = name
+        made = functools.wraps(func)(guarded_async if is_async_callable(func) else guarded)
+        made.__name__ = name
         if not _limits_itself(func):
-            self.own[name] = found
-        return found
+            self.own[name] = made
+        return made
 
     def _kept(self, call: _Call) -> list[float | None]:
         """The rewards of a call, after what it logged; its first failure is shown."""
@@ -184,16 +183,6 @@ class RewardTimeoutError(RookWorldError):
     """A reward took longer than `reward_timeout`; the message goes on after the reward's name."""
 
 
-@dataclass(slots=True)
-class _Piece:
-    """A call of a reward function for some of the rows."""
-
-    rows: slice
-    inputs: Mapping[str, Any]
-    found: Any = None
-    error: Exception | None = None
-
-
 class _Call:
     """What TRL's call of a reward comes to, in one call of the function or, if that raises, in several.
 
@@ -207,6 +196,7 @@ class _Call:
     def __init__(self, name: str, func: Any, inputs: Mapping[str, Any]) -> None:
         self.name = name
         self.error: Exception | None = None
+        self._raised: Exception | None = None  # of the latest piece
         self._func = func
         self._inputs = inputs
         self._size = len(inputs["prompts"])
@@ -228,11 +218,10 @@ class _Call:
         known = isinstance(self.error, RookWorldError)
         return str(self.error) if known else f"the reward {self.name} raised {place_of(self.error)}"
 
-    def pieces(self) -> Iterator[_Piece]:
-        """The whole batch; if that raises, the rows of each prompt by themselves."""
-        whole = self._piece(slice(0, self._size))
-        yield whole
-        is_over = whole.error is None or isinstance(whole.error, RewardTimeoutError)
+    def pieces(self) -> Iterator[tuple[slice, dict[str, Any]]]:
+        """Rows and inputs: of the whole batch; if that raises, of each prompt by itself."""
+        yield self._piece(slice(0, self._size))
+        is_over = self._raised is None or isinstance(self._raised, RewardTimeoutError)
         if is_over or _limits_itself(self._func):
             return
         prompts = self._inputs["prompts"]
@@ -242,43 +231,41 @@ class _Call:
             for rows in groups:
                 yield self._piece(slice(rows[0], rows[-1] + 1))
 
-    def _piece(self, rows: slice) -> _Piece:
-        inputs = {
-            key: value[rows] if isinstance(value, list) and len(value) == self._size else value
-            for key, value in self._inputs.items()
-        }
+    def _piece(self, rows: slice) -> tuple[slice, dict[str, Any]]:
+        inputs = dict(self._inputs)
         if "log_extra" in inputs:
             inputs["log_extra"] = partial(self._log_extra, rows)
         if "log_metric" in inputs:
             inputs["log_metric"] = lambda name, value: self._metrics.append((name, value))
-        return _Piece(rows, inputs)
+        return rows, only_rows(range(self._size)[rows], self._size, inputs)
 
     def _log_extra(self, rows: slice, column: str, values: Sequence[Any]) -> None:
         """Keep what a reward logs by completion, in the rows that it was asked for."""
-        if len(values) != rows.stop - rows.start:
+        if len(values) != self._size:
             raise RookWorldError(
                 f"the reward {self.name} logs {len(values)} values of {column!r} for "
-                f"{rows.stop - rows.start} completions; log one for each"
+                f"{self._size} completions; log one for each"
             )
-        self.columns.setdefault(column, [None] * self._size)[rows] = values
+        self.columns.setdefault(column, [None] * self._size)[rows] = values[rows]
 
     @contextmanager
-    def asked(self, piece: _Piece) -> Iterator[None]:
-        """Take what a piece has found; if that fails, note its rows."""
-        rows = range(self._size)[piece.rows]
+    def asked(self, rows: slice) -> Iterator[None]:
+        """Note the rows of a piece if the block raises."""
+        self._raised = None
         try:
             yield
-            numbers = listed(self.name, piece.found, len(rows))
         except Exception as error:  # whatever a user's function raises
-            piece.error = error
-            self._fails(error, rows)
-            return
-        for row, number in zip(rows, numbers, strict=True):
-            if number is not None and not _is_finite(number):
-                said = f"the reward {self.name} returned {number!r}; return finite numbers or None"
-                self._fails(RookWorldError(said), [row])
+            self._raised = error
+            self._fails(error, range(self._size)[rows])
+
+    def take(self, rows: slice, values: Any) -> None:
+        """Take what the function returned for some rows."""
+        count = rows.stop - rows.start
+        for row, number in enumerate(checked(self.name, values, count), rows.start):
+            if isinstance(number, RookWorldError):
+                self._fails(number, [row])
             else:
-                self.rewards[row] = None if number is None else float(number)
+                self.rewards[row] = number
 
     def _fails(self, error: Exception, rows: Iterable[int]) -> None:
         self.error = self.error or error
@@ -298,14 +285,6 @@ class _Call:
 
 def _limits_itself(func: Any) -> bool:
     return getattr(func, "limits_itself", False)
-
-
-def _is_finite(value: Any) -> bool:
-    """Whether a value is a finite number; numbers of NumPy and PyTorch are, texts are not."""
-    try:
-        return not isinstance(value, str | bytes) and math.isfinite(value)
-    except Exception:  # what a user's function returns may raise anything, as a vector does
-        return False
 
 
 class _StopError(BaseException):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import fmean, pstdev
 from typing import Any
 
 import torch
@@ -32,7 +33,6 @@ from ..models import loading
 from ..models.decoding import pad_rows
 from ..models.gpt2 import fuse_gelu
 from ..tasks.registry import is_right, task_of
-from ..tasks.scoring import Values
 from .judge_spec import JudgeSpec
 
 _HEAD = "ForSequenceClassification"
@@ -291,8 +291,12 @@ class JudgeReward:
         judged, together = self._score_together(*asked)
         if log_metric is not None:
             self._log(log_metric, together)
-        found = dict(zip(mine, self._scaled(judged), strict=True))
-        return [found.get(index) for index in range(len(prompts))]
+        rewards = {
+            index: self._scaled(one.score)
+            for index, one in zip(mine, judged, strict=True)
+            if one.score is not None
+        }
+        return [rewards.get(index) for index in range(len(prompts))]
 
     def check_lengths(self, prompts: Iterable[str], max_completion_length: int) -> None:
         """See `Judge.check_lengths`; prompts of tasks that it does not judge are left out."""
@@ -301,19 +305,18 @@ class JudgeReward:
 
     def _score_together(self, *asked: list[Any]) -> tuple[list[_Judged], list[_Judged]]:
         """Results of this process's rows, and of all processes' rows; if one fails, all of them do."""
-        mine: list[_Judged] = []
+        judged: list[_Judged] = []
         failure: Exception | None = None
         try:
-            mine = self._judged(*asked)
+            judged = self._judged(*asked)
         except Exception as error:  # the others wait for this process's scores
             failure = error
-        found = gather_object([(mine, failure and repr(failure))])
+        everywhere = gather_object([(judged, failure and repr(failure))])
         if failure is not None:
             raise failure
-        elsewhere = [text for _, text in found if text is not None]
-        if elsewhere:
+        if elsewhere := [text for _, text in everywhere if text is not None]:
             raise RookWorldError(f"{self.spec.name} failed on another process: {elsewhere[0]}")
-        return mine, [one for judged, _ in found for one in judged]
+        return judged, [one for of_process, _ in everywhere for one in of_process]
 
     def _judged(
         self, prompts: list[str], completions: list[str], column: list[Any]
@@ -321,22 +324,17 @@ class JudgeReward:
         scores = self.judge.scores(prompts, completions)
         values = policy_values(self.truth, prompts, column, [True] * len(prompts))
         return [
-            _Judged(
-                task_of(prompt), prompt + completion, score, _truth(prompt, completion, by_move)
-            )
-            for prompt, completion, score, by_move in zip(
+            _Judged(task_of(prompt), prompt + text, score, is_right(prompt, text, by_move))
+            for prompt, text, score, by_move in zip(
                 prompts, completions, scores, values, strict=True
             )
         ]
 
-    def _scaled(self, judged: Sequence[_Judged]) -> list[float | None]:
-        """Rewards; None for a text without a score."""
-        scores = [one.score for one in judged]
+    def _scaled(self, score: float) -> float:
+        """The reward of a score."""
         if self.spec.scale == "raw":
-            return scores
-        return [  # without overflow
-            None if score is None else 0.5 * (1 + math.tanh(score / 2)) for score in scores
-        ]
+            return score
+        return 0.5 * (1 + math.tanh(score / 2))  # the sigmoid, without overflow
 
     def _log(self, log_metric: Callable[[str, float], None], judged: Sequence[_Judged]) -> None:
         """Log metrics of all processes' rows; nothing for a batch without rows to judge."""
@@ -344,9 +342,9 @@ class JudgeReward:
         numbers = {"too_long": 1 - len(scored) / len(judged)} if judged else {}
         numbers |= _means(scored)
         if len({one.text for one in scored}) > 1:  # scores of one text cannot differ
-            rewards = [reward for reward in self._scaled(scored) if reward is not None]
-            numbers["std"] = _spread([one.score for one in scored if one.score is not None])[1]
-            numbers["reward_std"] = _spread(rewards)[1]
+            scores = [one.score for one in scored if one.score is not None]
+            numbers["std"] = pstdev(scores)
+            numbers["reward_std"] = pstdev(map(self._scaled, scores))
         for task in self.spec.tasks:
             numbers |= _means([one for one in scored if one.task == task], f"_{task}")
         for name, number in numbers.items():
@@ -360,26 +358,13 @@ class _Judged:
     task: str
     text: str
     score: float | None  # None: the text is too long
-    truth: float | None  # 1 if its task's headline metric counts it as right; None: no truth
+    is_right: bool | None  # by its task's headline metric; None: no truth
 
 
 def _means(scored: Sequence[_Judged], suffix: str = "") -> dict[str, float]:
     """Mean score and share right of completions; a key is missing if no completion has a value."""
     sides = {
         "mean": [one.score for one in scored if one.score is not None],
-        "truth": [one.truth for one in scored if one.truth is not None],
+        "truth": [float(one.is_right) for one in scored if one.is_right is not None],
     }
-    return {f"{name}{suffix}": _spread(found)[0] for name, found in sides.items() if found}
-
-
-def _truth(prompt: str, completion: str, values: Values | None) -> float | None:
-    right = is_right(prompt, completion, values)
-    return None if right is None else float(right)
-
-
-def _spread(values: Collection[float]) -> tuple[float, float]:
-    """Mean and population deviation."""
-    if not values:
-        return 0.0, 0.0
-    mean = math.fsum(values) / len(values)
-    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+    return {f"{name}{suffix}": fmean(values) for name, values in sides.items() if values}

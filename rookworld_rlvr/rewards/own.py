@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,8 @@ _GIVEN = ("prompts", "completions")  # by TRL, with the columns of the data
 _OURS = ("name", "weight", "tasks")  # keys of a specification that are not options of the function
 
 
-Rewards = list[float | None]
+Rewards = list[Any]
+"""A number or None for each row, unless the user's function returned something else."""
 
 
 def own_tasks(spec: Mapping[str, Any]) -> tuple[str, ...]:
@@ -70,7 +72,7 @@ def own_faults(spec: Mapping[str, Any]) -> list[str]:
 def own_reward(spec: Mapping[str, Any]) -> Callable[..., Rewards | Awaitable[Rewards]]:
     """A user's reward with its options, called for the rows of its tasks only.
 
-    An exception, and a result that is not a list of numbers, becomes one message.
+    An exception, and a result that is not a list, becomes one message; `checked` looks at the values.
 
     Args:
         spec: ``{"name": ..., "weight": ..., "tasks": [...], **options}``.
@@ -78,54 +80,44 @@ def own_reward(spec: Mapping[str, Any]) -> Callable[..., Rewards | Awaitable[Rew
     func = load_own(spec["name"], "rewards")
     options = {key: value for key, value in spec.items() if key not in _OURS}
     asked = partial(func, **options) if options else func
+    signature = inspect.signature(asked)
     tasks = own_tasks(spec)
     name = spec["name"].rpartition(":")[2]
 
-    def rows_of(prompts: Sequence[Any]) -> list[int]:
-        return [row for row, prompt in enumerate(prompts) if task_of(message_text(prompt)) in tasks]
-
-    def placed(found: Any, rows: Sequence[int], size: int) -> Rewards:
-        rewards: Rewards = [None] * size
-        for row, number in zip(rows, _numbers(name, found, len(rows)), strict=True):
-            rewards[row] = number
-        return rewards
-
-    signature = inspect.signature(asked)
-
-    def inputs_of(rows: Sequence[int], prompts: Sequence[Any], columns: Any) -> dict[str, Any]:
-        inputs = _only(rows, len(prompts), {"prompts": prompts, **columns})
+    def inputs_of(prompts: Sequence[Any], columns: Any) -> tuple[list[int], dict[str, Any]]:
+        """The rows of its tasks, and what the function is called with for them."""
+        rows = [row for row, text in enumerate(prompts) if task_of(message_text(text)) in tasks]
+        inputs = only_rows(rows, len(prompts), {"prompts": prompts, **columns})
         try:
             signature.bind(**inputs)
         except TypeError as error:
             raise RookWorldError(
                 f"the reward {name} cannot be called: {error}; it gets {', '.join(inputs)}"
             ) from error
-        return inputs
+        return rows, inputs
 
-    def failed(error: Exception) -> RookWorldError:
-        return RookWorldError(f"the reward {name} raised {place_of(error)}")
+    @contextmanager
+    def placed_errors() -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # whatever a user's function raises
+            raise RookWorldError(f"the reward {name} raised {place_of(error)}") from error
+
+    def of_all(rows: Sequence[int], values: Any, size: int) -> Rewards:
+        by_row = dict(zip(rows, listed(name, values, len(rows)), strict=True))
+        return [by_row.get(row) for row in range(size)]
 
     def reward(prompts: Sequence[Any], **columns: Any) -> Rewards:
-        rows = rows_of(prompts)
-        if not rows:
-            return [None] * len(prompts)
-        inputs = inputs_of(rows, prompts, columns)
-        try:
-            found = asked(**inputs)
-        except Exception as error:  # whatever a user's function raises
-            raise failed(error) from error
-        return placed(found, rows, len(prompts))
+        rows, inputs = inputs_of(prompts, columns)
+        with placed_errors():
+            values = asked(**inputs) if rows else []
+        return of_all(rows, values, len(prompts))
 
     async def reward_in_time(prompts: Sequence[Any], **columns: Any) -> Rewards:
-        rows = rows_of(prompts)
-        if not rows:
-            return [None] * len(prompts)
-        inputs = inputs_of(rows, prompts, columns)
-        try:
-            found = await asked(**inputs)
-        except Exception as error:
-            raise failed(error) from error
-        return placed(found, rows, len(prompts))
+        rows, inputs = inputs_of(prompts, columns)
+        with placed_errors():
+            values = await asked(**inputs) if rows else []
+        return of_all(rows, values, len(prompts))
 
     calls = (func, getattr(func, "__call__", None))  # noqa: B004  (an object's own)
     made = reward_in_time if any(map(inspect.iscoroutinefunction, calls)) else reward
@@ -135,11 +127,11 @@ def own_reward(spec: Mapping[str, Any]) -> Callable[..., Rewards | Awaitable[Rew
     return made
 
 
-def _only(rows: Sequence[int], size: int, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def only_rows(rows: Sequence[int], size: int, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """What TRL passes for `size` completions, for some of them."""
     if len(rows) == size:
         return dict(inputs)
-    found = {
+    chosen = {
         key: [value[row] for row in rows]
         if isinstance(value, list) and len(value) == size
         else value
@@ -151,39 +143,45 @@ def _only(rows: Sequence[int], size: int, inputs: Mapping[str, Any]) -> dict[str
             by_row = dict(zip(rows, values, strict=True))
             log(column, [by_row.get(row) for row in range(size)])
 
-        found["log_extra"] = log_extra
-    return found
+        chosen["log_extra"] = log_extra
+    return chosen
 
 
-def listed(name: str, found: Any, size: int) -> Sequence[Any]:
+def listed(name: str, values: Any, size: int) -> Sequence[Any]:
     """What a reward returned for `size` completions, as a list of that length.
 
     Raises:
         RookWorldError: It is not a list, array or tensor, or it has another length.
     """
-    found = found.tolist() if hasattr(found, "tolist") else found  # NumPy, PyTorch
-    if not isinstance(found, Sequence) or isinstance(found, str) or len(found) != size:
-        said = f"{len(found)} rewards" if isinstance(found, Sequence) else "no list"
+    values = values.tolist() if hasattr(values, "tolist") else values  # NumPy, PyTorch
+    if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != size:
+        said = f"{len(values)} rewards" if isinstance(values, Sequence) else "no list"
         raise RookWorldError(
             f"the reward {name} returned {said} for {size} completions; return one number or None for "
             "each"
         )
-    return found
+    return values
 
 
-def _numbers(name: str, found: Any, size: int) -> Rewards:
+def checked(name: str, values: Any, size: int) -> list[float | RookWorldError | None]:
+    """What a reward returned: for each row a number, None, or what is wrong with the value.
+
+    Raises:
+        RookWorldError: See `listed`.
+    """
+    return [
+        RookWorldError(f"the reward {name} returned {value!r}; return finite numbers or None")
+        if value is not None and not _is_finite(value)
+        else value
+        if value is None
+        else float(value)
+        for value in listed(name, values, size)
+    ]
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether a value is a finite number; numbers of NumPy and PyTorch are, texts are not."""
     try:
-        numbers = [
-            None if number is None else float(number) for number in listed(name, found, size)
-        ]
-    except (TypeError, ValueError) as error:
-        if isinstance(error, RookWorldError):
-            raise
-        raise RookWorldError(
-            f"the reward {name} returned something that is not a number: {error}"
-        ) from error
-    if any(number is not None and math.isinf(number) for number in numbers):
-        raise RookWorldError(
-            f"the reward {name} returned an infinite number; return finite numbers or None"
-        )
-    return numbers
+        return not isinstance(value, str | bytes) and math.isfinite(value)
+    except Exception:  # what a user's function returns may raise anything, as a vector does
+        return False

@@ -211,13 +211,15 @@ def _component_means(
     reward: Reward, tasks: Sequence[str], scores: Sequence[Score | None]
 ) -> dict[str, float]:
     """The mean of every component that went into a reward, ``<task>_<component>``."""
-    found = {}
-    for task in reward.tasks:
-        mine = [s for s, its in zip(scores, tasks, strict=True) if its == task and s is not None]
-        for component in mine[0] if mine else ():
-            mean = math.fsum(score[component] for score in mine) / len(mine)
-            found[f"{task}_{component}"] = mean
-    return found
+    by_task = {
+        task: [s for s, of in zip(scores, tasks, strict=True) if of == task and s is not None]
+        for task in reward.tasks
+    }
+    return {
+        f"{task}_{component}": math.fsum(score[component] for score in known) / len(known)
+        for task, known in by_task.items()
+        for component in (known[0] if known else ())
+    }
 
 
 def _reward_func(spec: Spec, truth: PolicyTruth) -> RewardFunc:

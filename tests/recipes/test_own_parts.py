@@ -16,6 +16,7 @@ from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.loading import DataArguments, load_data
 from rookworld_rlvr.evaluation import registry as suites
 from rookworld_rlvr.models import loading
+from rookworld_rlvr.rewards.own import checked
 from rookworld_rlvr.rewards.registry import check_reward_specs, get_reward_funcs
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.registry import TASKS
@@ -222,8 +223,8 @@ def test_arrays_are_taken_and_infinity_is_not() -> None:
     (wants,) = get_reward_funcs([{"name": "more:wants"}])
     with pytest.raises(RookWorldError, match=r"'answer'; it gets prompts, completions, fen"):
         wants(prompts=[ENVIRONMENT], completions=["a"], fen=["8/8"])
-    with pytest.raises(RookWorldError, match="an infinite number"):
-        inf(prompts=[ENVIRONMENT], completions=["a"])
+    (fault,) = checked("inf", inf(prompts=[ENVIRONMENT], completions=["a"]), 1)
+    assert "returned inf; return finite numbers or None" in str(fault)
 
 
 @pytest.mark.usefixtures("folder")

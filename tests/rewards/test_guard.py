@@ -15,14 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
+from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.rewards.guard import (
     RewardFaultArguments,
     RewardGuard,
     RewardTimeoutError,
     time_limit,
 )
-from rookworld_rlvr.training.config import RookWorldGRPOConfig
 
 PROMPTS = ["a"] * 4 + ["b"] * 4 + ["c"] * 4
 COMPLETIONS = [f"{prompt}{turn % 4}" for turn, prompt in enumerate(PROMPTS)]
@@ -101,18 +100,11 @@ def test_what_is_no_number_costs_its_row(bad: Any) -> None:
     assert Scored(reward).lost == [5]
 
 
-def test_tensors_are_lists_of_numbers() -> None:
-    def reward(completions: list[str], **_: Any) -> torch.Tensor:
-        return torch.ones(len(completions))
-
-    assert Scored(reward, limit=0.0).rewards.sum() == 12
-
-
 def test_a_wrong_number_of_values_costs_the_rows_of_that_prompt() -> None:
-    def skipping(completions: list[str], **_: Any) -> list[float]:
-        return [1.0 for text in completions if text != "c0"]
+    def skipping(completions: list[str], **_: Any) -> torch.Tensor:
+        return torch.tensor([1.0 for text in completions if text != "c0"])
 
-    assert Scored(skipping).lost == [*C]
+    assert Scored(skipping).lost == [*C], "tensors are lists of numbers"
 
 
 def test_above_the_limit_the_first_failure_is_the_message() -> None:
@@ -194,8 +186,8 @@ def test_a_reward_that_hangs_is_ended_and_not_asked_again() -> None:
         calls.append(len(completions))
         try:
             time.sleep(600)
-        except Exception:  # as careless as users' functions are
-            return [0.0] * len(completions)
+        except BaseException as error:  # as careless as users' functions are
+            raise KeyError("translated") from error
         return []
 
     before = signal.getsignal(signal.SIGALRM)
@@ -205,20 +197,6 @@ def test_a_reward_that_hangs_is_ended_and_not_asked_again() -> None:
     said = r"the reward hanging was still in test_guard.py, line \d+ after 0.05 s"
     with pytest.raises(RookWorldError, match=said):
         Scored(hanging, timeout=0.05, limit=0.5)
-
-
-def test_a_late_error_is_not_asked_again_either() -> None:
-    calls = []
-
-    def translating(completions: list[str], **_: Any) -> list[float]:
-        calls.append(len(completions))
-        try:
-            time.sleep(600)
-        except BaseException as error:
-            raise KeyError("translated") from error
-        return []
-
-    assert Scored(translating, timeout=0.05).lost == [*range(12)] and calls == [12]
 
 
 def test_an_asynchronous_reward_that_hangs_is_ended() -> None:
@@ -271,13 +249,6 @@ def test_a_time_limit_outside_of_the_main_thread_is_refused() -> None:
     thread.start()
     thread.join()
     assert said == ["was not asked: reward_timeout works in the main thread only; set it to null"]
-
-
-def test_faults_of_the_keys_are_named() -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        RookWorldGRPOConfig(rewards=[{"name": "graduated"}], reward_timeout=0, unscored_limit=1.5)
-    for key in ("reward_timeout: 0", "unscored_limit: 1.5"):
-        assert key in str(caught.value)
 
 
 # --------------------------------------------------------------------------------------------------

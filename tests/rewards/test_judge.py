@@ -19,20 +19,14 @@ from trl import ModelConfig, RewardTrainer
 
 from rookworld_rlvr.cli.checks import check_recipe
 from rookworld_rlvr.common.errors import RookWorldError
-from rookworld_rlvr.data.loading import DataArguments, load_data
+from rookworld_rlvr.data.loading import DataArguments
 from rookworld_rlvr.engine.truth import PolicyTruth
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.judge import Judge, JudgeReward, load_judge
 from rookworld_rlvr.rewards.judge_spec import JudgeSpec, judge_spec
-from rookworld_rlvr.rewards.registry import (
-    check_reward_specs,
-    get_reward_funcs,
-    tasks_of,
-)
+from rookworld_rlvr.rewards.registry import check_reward_specs, get_reward_funcs, tasks_of
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, RookWorldRewardConfig
 from rookworld_rlvr.training.glossary import dashboard_key, explain
-from rookworld_rlvr.training.health.monitor import HealthCallback
-from rookworld_rlvr.training.health.rules import HealthArguments
 
 from ..conftest import REPOSITORY, recipe, tiny_judge
 
@@ -303,20 +297,16 @@ def test_a_batch_s_numbers_by_hand() -> None:
     assert "judge/judge/std" not in logged, "one text has one score: no judge is to blame"
 
 
-def test_the_truth_is_of_the_rows_that_were_scored() -> None:
+def test_rows_without_a_score_or_a_truth_count_in_no_mean() -> None:
     logged: dict[str, float] = {}
-    reward = JudgeReward(JudgeSpec("judge", "x"), Fixed([2.0, None, None], [None]))  # type: ignore[arg-type]
+    batches = [2.0, None, None], [None], [1.0, 3.0, 8.0]
+    reward = JudgeReward(JudgeSpec("judge", "x"), Fixed(*batches))  # type: ignore[arg-type]
     reward([PROMPT] * 3, ["no", RIGHT, RIGHT], log_metric=logged.__setitem__)
     assert logged["judge/judge/mean"] == 2 and logged["judge/judge/truth"] == 0
     assert logged["judge/judge/too_long"] == pytest.approx(2 / 3)
     logged.clear()
     reward([PROMPT], [RIGHT], log_metric=logged.__setitem__)
     assert logged == {"judge/judge/too_long": 1.0}
-
-
-def test_each_task_has_its_own_numbers() -> None:
-    logged: dict[str, float] = {}
-    reward = JudgeReward(JudgeSpec("judge", "x"), Fixed([1.0, 3.0, 8.0]))  # type: ignore[arg-type]
     reward([PROMPT, PROMPT, POLICY], [RIGHT, "no", "no"], log_metric=logged.__setitem__)
     numbers = {key.removeprefix("judge/judge/"): number for key, number in logged.items()}
     assert (numbers["mean"], numbers["mean_environment"], numbers["mean_policy"]) == (4, 2, 8)
@@ -336,13 +326,9 @@ def test_policy_answers_are_measured_against_the_engine_s_values(
     reward([POLICY, PROMPT], [ANSWER, RIGHT], log_metric=logged.__setitem__)
     assert logged["judge/judge/truth_policy"] == truth
     assert logged["judge/judge/truth_environment"] == 1
-
-
-def test_policy_answers_are_measured_against_stored_values(folder: str) -> None:
-    logged: dict[str, float] = {}
-    stored = [{"move": move, "cp": cp} for move, cp in Asked("h2h4").by_move().items()]
+    stored = [{"move": move, "cp": cp} for move, cp in Asked(best).by_move().items()]
     reward_of(folder)([POLICY], [ANSWER], action_values=[stored], log_metric=logged.__setitem__)
-    assert logged["judge/judge/truth_policy"] == 1
+    assert logged["judge/judge/truth_policy"] == truth
 
 
 # --------------------------------------------------------------------------------------------------
@@ -446,44 +432,17 @@ def test_a_judge_stays_as_it_is_while_the_policy_learns(
     assert log["judge/judge_a/truth"] == 0, "random text is never right"
 
 
-def test_a_constant_judge_teaches_nothing_and_is_named(
-    judged: Callable[..., Any], tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
-    network = tiny_judge(tokenizer)
-    network.score.weight.data.zero_()
-    trainer, _ = judged(
-        network, max_steps=2, eval_steps=10, save_strategy="no", load_best_model_at_end=False
-    )
-    trainer.add_callback(HealthCallback(HealthArguments()))
-    trainer.train()
-    assert set(trainer._logs["advantages"]) == {0.0}
-    steps = [log for log in trainer.state.log_history if "grad_norm" in log]
-    assert [log["loss"] for log in steps] == [0.0, 0.0] == [log["grad_norm"] for log in steps]
-    lines = (tmp_path / "run" / "health.jsonl").read_text().splitlines()
-    (found,) = [found for found in map(json.loads, lines) if found["rule"] == "judge_constant"]
-    assert found["step"] <= 10 and "the judge judge_a gives" in found["message"]
-
-
-@pytest.mark.parametrize(
-    ("name", "judge", "task"),
-    [
-        ("grpo_judge", "runs/judge_nano", "environment"),
-        ("grpo_fill_in_judge", "runs/judge_fill_in", "fill_in"),
-    ],
-)
 def test_with_a_judge_alone_what_can_be_verified_is_measured_still(
-    name: str,
-    judge: str,
-    task: str,
     tmp_path: Path,
     folder: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    judge, task = "runs/judge_fill_in", "fill_in"
     monkeypatch.chdir(tmp_path)
     GPT2ForSequenceClassification.from_pretrained(folder).save_pretrained(judge)
     loading.load_tokenizer(folder).save_pretrained(judge)
-    path = REPOSITORY / "recipes" / f"{name}.yaml"
+    path = REPOSITORY / "recipes" / "grpo_fill_in_judge.yaml"
     assert judge in path.read_text()
     recipe("grpo").main(
         [
@@ -500,44 +459,3 @@ def test_with_a_judge_alone_what_can_be_verified_is_measured_still(
     logs = json.loads(Path("run/trainer_state.json").read_text())["log_history"]
     assert any("rewards/judge/mean" in log and "judge/judge/truth" in log for log in logs)
     assert f"{task}/exact" in json.loads(Path("run/results.json").read_text())["heldout"]
-
-
-class PlantedBlindSpot:
-    """Likes an answer that names an en passant square, which after a first double step is wrong."""
-
-    def scores(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
-        return [float(" - " not in completion) for completion in completions]
-
-
-@pytest.mark.slow
-def test_a_policy_that_finds_the_blind_spot_is_reported(
-    make_trainer: Callable[..., Any], tokenizer: PreTrainedTokenizerBase, tmp_path: Path
-) -> None:
-    args = DataArguments(
-        tasks=["environment"],
-        synthetic_rows=600,
-        synthetic_shares={"double_steps": 1.0},
-        synthetic_opening_plies=4,
-        max_rows=1,
-    )
-    trainer = make_trainer(
-        loading.load_model(loading.PACKAGED_MODEL),
-        tokenizer,
-        train_dataset=load_data(args).train,
-        reward_funcs=[JudgeReward(JudgeSpec("judge", "x"), PlantedBlindSpot())],  # type: ignore[arg-type]
-        rewards=[{"name": "judge", "model": "x"}],
-        per_device_train_batch_size=64,
-        num_generations=8,
-        max_completion_length=64,
-        learning_rate=1e-4,
-        max_steps=16,
-        logging_steps=1,
-        eval_steps=16,
-        save_strategy="no",
-        load_best_model_at_end=False,
-    )
-    trainer.add_callback(HealthCallback(HealthArguments()))
-    trainer.train()
-    lines = (tmp_path / "run" / "health.jsonl").read_text().splitlines()
-    found = [item for item in map(json.loads, lines) if item["rule"] == "judge_against_truth"]
-    assert found and "the score of judge for environment answers has risen" in found[0]["message"]

@@ -14,8 +14,6 @@ from rookworld_rlvr.rewards.registry import (
     known_rewards,
     tasks_of,
 )
-from rookworld_rlvr.tasks.registry import TASKS, score_row
-from rookworld_rlvr.tasks.scoring import values_by_move
 
 from ..engines import POSITIONS, FakeLabeller, engine_arguments
 
@@ -62,19 +60,6 @@ FILL_IN_ONLY = sorted(name for name in NAMES if "fill_in" in name)
 ENVIRONMENT_ONLY = sorted(NAMES - {"graduated"} - {*POLICY_ONLY, *FILL_IN_ONLY})
 
 
-def environment_rewards(name: str, completions: list[str], **options: Any) -> list[float | None]:
-    (reward,) = get_reward_funcs([{"name": name, **options}])
-    return reward(prompts=[ENVIRONMENT_PROMPT] * len(completions), completions=completions)
-
-
-def policy_rewards(name: str, completions: list[str], **options: Any) -> list[float | None]:
-    (reward,) = get_reward_funcs([{"name": name, **options}])
-    n = len(completions)
-    return reward(
-        prompts=[POLICY_PROMPT] * n, completions=completions, action_values=[ACTION_VALUES] * n
-    )
-
-
 # --------------------------------------------------------------------------------------------------
 # Numbers
 # --------------------------------------------------------------------------------------------------
@@ -95,11 +80,6 @@ ENVIRONMENT_NUMBERS: list[tuple[str, list[float]]] = [
     ("graduated", [1, 0.8, 0.6, 0.6, -0.3]),  # 9, 8, 7 and 5 fields of 9
     ("asymmetric", [1, -2 / 59, 0.6 + 0.4 / 3, -5 / 58, -1]),  # edits by characters of the FEN
 ]
-
-
-@pytest.mark.parametrize(("name", "numbers"), ENVIRONMENT_NUMBERS)
-def test_environment_numbers(name: str, numbers: list[float]) -> None:
-    assert environment_rewards(name, ENVIRONMENT_COMPLETIONS) == pytest.approx(numbers, abs=1e-6)
 
 
 # Perfect; two moves, one misjudged by a pawn, the lesser chosen; an illegal line; unreadable.
@@ -126,11 +106,6 @@ POLICY_NUMBERS: list[tuple[str, list[float]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "numbers"), POLICY_NUMBERS)
-def test_policy_numbers(name: str, numbers: list[float]) -> None:
-    assert policy_rewards(name, POLICY_COMPLETIONS) == pytest.approx(numbers, abs=1e-6)
-
-
 # 1. e4 right; a square too short; another move; unreadable.
 FILL_IN_COMPLETIONS = [" e2e4<|endoftext|>", "e2e3", "d7d5", "e4"]
 FILL_IN_NUMBERS: list[tuple[str, list[float]]] = [
@@ -140,35 +115,39 @@ FILL_IN_NUMBERS: list[tuple[str, list[float]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "numbers"), FILL_IN_NUMBERS)
-def test_fill_in_numbers(name: str, numbers: list[float]) -> None:
-    (reward,) = get_reward_funcs([{"name": name}])
-    prompts = [FILL_IN_PROMPT] * len(FILL_IN_COMPLETIONS)
-    assert reward(prompts=prompts, completions=FILL_IN_COMPLETIONS) == pytest.approx(numbers)
+ENVIRONMENT = (ENVIRONMENT_PROMPT, ENVIRONMENT_COMPLETIONS)
+POLICY = (POLICY_PROMPT, POLICY_COMPLETIONS)
+FILL_IN = (FILL_IN_PROMPT, FILL_IN_COMPLETIONS)
+SHAPINGS: list[tuple[dict[str, Any], list[float]]] = [
+    ({"shaping": "graduated"}, [1, 0.8, 0.6, 0.6, -0.3]),
+    # 0.2 + 0.8 * share of nine fields
+    ({"shaping": "linear"}, [1, 0.911111, 0.822222, 0.644444, -0.3]),
+    ({"shaping": "binary"}, [1, 0, 0, 0, -0.3]),
+    ({"shaping": "continuous"}, [1, 0.929600, 0.893333, 0.758335, -0.3]),
+    ({"thresholds": [0.6, 0.75]}, [1, 0.8, 0.8, 0.4, -0.3]),
+]
+
+
+@pytest.mark.parametrize(
+    ("asked", "spec", "numbers"),
+    [
+        *((ENVIRONMENT, {"name": name}, numbers) for name, numbers in ENVIRONMENT_NUMBERS),
+        *((POLICY, {"name": name}, numbers) for name, numbers in POLICY_NUMBERS),
+        *((FILL_IN, {"name": name}, numbers) for name, numbers in FILL_IN_NUMBERS),
+        *((ENVIRONMENT, {"name": "graduated", **spec}, numbers) for spec, numbers in SHAPINGS),
+    ],
+)
+def test_numbers(asked: tuple[str, list[str]], spec: Any, numbers: list[float]) -> None:
+    prompt, completions = asked
+    (reward,) = get_reward_funcs([spec])
+    count = len(completions)
+    found = reward([prompt] * count, completions, action_values=[ACTION_VALUES] * count)
+    assert found == pytest.approx(numbers, abs=1e-6)
 
 
 def test_every_reward_has_numbers_here() -> None:
     numbers = ENVIRONMENT_NUMBERS + POLICY_NUMBERS + FILL_IN_NUMBERS
     assert {name for name, _ in numbers} == NAMES
-
-
-@pytest.mark.parametrize(
-    ("shaping", "numbers"),
-    [
-        ("graduated", [1, 0.8, 0.6, 0.6, -0.3]),
-        ("linear", [1, 0.911111, 0.822222, 0.644444, -0.3]),  # 0.2 + 0.8 * share of nine fields
-        ("binary", [1, 0, 0, 0, -0.3]),
-        ("continuous", [1, 0.929600, 0.893333, 0.758335, -0.3]),
-    ],
-)
-def test_the_option_shaping_reaches_the_number(shaping: str, numbers: list[float]) -> None:
-    rewards = environment_rewards("graduated", ENVIRONMENT_COMPLETIONS, shaping=shaping)
-    assert rewards == pytest.approx(numbers, abs=1e-6)
-
-
-def test_the_option_thresholds_reaches_the_number() -> None:
-    rewards = environment_rewards("graduated", ENVIRONMENT_COMPLETIONS, thresholds=[0.6, 0.75])
-    assert rewards == [1, 0.8, 0.8, 0.4, -0.3]
 
 
 def test_the_best_move_is_the_engines_and_not_the_data_sets() -> None:
@@ -252,12 +231,6 @@ def test_a_composite_reward_logs_the_means_of_its_components_by_task() -> None:
     assert logged["rewards/graduated/policy_legality"] == pytest.approx((1 + 1 / 3) / 2)
 
 
-def test_batches_of_unequal_lengths_are_no_batch() -> None:
-    (reward,) = get_reward_funcs([{"name": "environment_exact"}])
-    with pytest.raises(ValueError, match=r"shorter|longer"):
-        reward(prompts=[ENVIRONMENT_PROMPT] * 2, completions=[""])
-
-
 # --------------------------------------------------------------------------------------------------
 # Truth by the engine
 # --------------------------------------------------------------------------------------------------
@@ -280,19 +253,6 @@ def test_the_engine_is_asked_once_for_all_policy_rows_of_a_batch() -> None:
     assert labeller.calls == [[*POSITIONS[:3], START]]
     # e1d1 comes first by the alphabet, so it is worth most; in the second it is Black's turn.
     assert numbers == [None, 1.0, 0.0, 1.0, 1.0]
-
-
-def test_an_environment_reward_asks_no_engine() -> None:
-    labeller = FakeLabeller()
-    truth = truth_by(labeller)
-    for reward in get_reward_funcs([{"name": name} for name in ENVIRONMENT_ONLY], truth):
-        assert reward(
-            prompts=[ENVIRONMENT_PROMPT, POLICY_PROMPT],
-            completions=[ENVIRONMENT_COMPLETIONS[0], PERFECT],
-        ) == [1.0, None]
-    (both,) = get_reward_funcs([{"name": "graduated"}], truth)
-    assert both(prompts=[ENVIRONMENT_PROMPT], completions=["e2e4"]) == [-0.3]
-    assert labeller.calls == []
 
 
 def test_stored_or_engine_asks_for_the_rows_without_values() -> None:
@@ -393,16 +353,6 @@ def test_an_empty_batch_has_no_rewards() -> None:
         assert reward(prompts=[], completions=[]) == []
 
 
-def test_score_row_serves_every_task_by_the_prompt() -> None:
-    environment = score_row(ENVIRONMENT_PROMPT, f"{NAMED}+0.001+0+0")
-    policy = score_row(POLICY_PROMPT, PERFECT, values_by_move(ACTION_VALUES))
-    assert environment is not None and environment["fields"] == pytest.approx(8 / 9)
-    fill_in = score_row(FILL_IN_PROMPT, " e2e4")
-    assert policy is not None and policy["best_move_hit"] == 1.0
-    assert fill_in is not None and fill_in["exact"] == 1.0
-    assert score_row(POLICY_PROMPT, PERFECT) is None
-
-
 # --------------------------------------------------------------------------------------------------
 # The registry
 # --------------------------------------------------------------------------------------------------
@@ -432,17 +382,6 @@ def test_every_reward_says_its_range_and_meaning(name: str) -> None:
         assert low <= min(found) < max(found) <= high == 1
 
 
-def test_a_task_says_what_each_of_its_rewards_means() -> None:
-    for task in TASKS.values():
-        assert set(task.meanings) == set(task.rewards)
-
-
-def test_rewards_come_in_the_order_given_and_carry_their_names() -> None:
-    names = ["graduated", "policy_format", "environment_exact"]
-    rewards = get_reward_funcs([{"name": name} for name in names])
-    assert [reward.__name__ for reward in rewards] == names
-
-
 def test_tasks_of_a_list_of_rewards() -> None:
     assert tasks_of([{"name": name} for name in POLICY_ONLY]) == {"policy"}
     assert tasks_of([{"name": name} for name in ENVIRONMENT_ONLY]) == {"environment"}
@@ -451,24 +390,10 @@ def test_tasks_of_a_list_of_rewards() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "close"),
-    [
-        ("policy_formt", "policy_format"),
-        ("enviroment_exact", "environment_exact"),
-        ("asymetric", "asymmetric"),
-        ("Graduated", "graduated"),
-    ],
-)
-def test_an_unknown_name_lists_its_close_matches(name: str, close: str) -> None:
-    (fault,) = check_reward_specs([{"name": name}])
-    assert repr(name) in fault
-    assert "did you mean" in fault
-    assert close in fault
-
-
-@pytest.mark.parametrize(
     ("spec", "words"),
     [
+        ({"name": "policy_formt"}, ["'policy_formt'", "did you mean policy_format"]),
+        ({"name": "Graduated"}, ["'Graduated'", "did you mean graduated"]),
         ({"name": "graduated", "shapin": "linear"}, ["'shapin'", "did you mean shaping"]),
         ({"name": "graduated", "shaping": "cubic"}, ["'cubic'", "graduated", "linear", "binary"]),
         ({"name": "graduated", "thresholds": [0.9, 0.5]}, ["[0.9, 0.5]", "the smaller first"]),
