@@ -25,7 +25,7 @@ from trl import GRPOConfig, GRPOTrainer, ModelConfig
 from rookworld_rlvr.cli.main import SCRIPTS, first_comment
 from rookworld_rlvr.cli.words import words
 from rookworld_rlvr.common.settings import BOUNDS, Bounds, kinds
-from rookworld_rlvr.evaluation.registry import SUITES, suite_class
+from rookworld_rlvr.evaluation.registry import SUITE_HEADLINES, suite_class
 from rookworld_rlvr.rewards.registry import known_rewards
 from rookworld_rlvr.tasks.registry import TASKS
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
@@ -257,7 +257,7 @@ def metrics() -> str:
 def suites() -> str:
     rows = [
         [code(suite.name), suite.summary, code(suite.headline), str(suite.version)]
-        for suite in map(suite_class, SUITES)
+        for suite in map(suite_class, SUITE_HEADLINES)
     ]
     return table(["suite", "what it asks", "headline", "version"], rows)
 
@@ -265,7 +265,7 @@ def suites() -> str:
 def suite_metrics() -> str:
     rows = [
         [code(suite.name), code(metric), found.meaning]
-        for suite in map(suite_class, SUITES)
+        for suite in map(suite_class, SUITE_HEADLINES)
         for metric, found in suite.measured().items()
     ]
     return table(["suite", "metric", "what it means"], rows)

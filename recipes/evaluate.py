@@ -27,15 +27,9 @@ from rookworld_rlvr.common.machine import machine
 from rookworld_rlvr.common.settings import each, setting
 from rookworld_rlvr.engine.pool import EngineArguments
 from rookworld_rlvr.evaluation.models import ModelArguments, OracleValues, open_model
-from rookworld_rlvr.evaluation.registry import (
-    SUITES,
-    SuiteArguments,
-    check_training_data,
-    keep_apart,
-    open_suites,
-    suite_class,
-)
+from rookworld_rlvr.evaluation.registry import SUITE_HEADLINES, SuiteArguments, open_suites
 from rookworld_rlvr.evaluation.results import ModelResults, results_document, results_text
+from rookworld_rlvr.evaluation.suite import PromptSuite, check_training_data, keep_apart
 from rookworld_rlvr.evaluation.suites.policy import PolicySuite
 from rookworld_rlvr.tasks.scoring import Values
 
@@ -46,8 +40,8 @@ class EvaluateArguments(SuiteArguments):
 
     suites: list[str] = setting(
         ["environment", "policy"],
-        f"The evaluation suites to run: {', '.join(SUITES)}.",
-        among=SUITES,
+        f"The evaluation suites to run: {', '.join(SUITE_HEADLINES)}.",
+        among=SUITE_HEADLINES,
         of="suite",
         filled=True,
         remedy="give some, such as environment and policy",
@@ -60,9 +54,9 @@ class EvaluateArguments(SuiteArguments):
     )
     pass_samples: int = setting(
         0,
-        "Sampled answers to each item, for pass@k with k up to this number, in the suites "
-        f"{', '.join(name for name in SUITES if suite_class(name).one_answer)}: by `decoding`, or "
-        "with decoding: greedy at temperature 1. 0 measures no pass@k.",
+        "Sampled answers to each item, for pass@k with k up to this number, in the suites whose items "
+        "are prompts with one answer: by `decoding`, or with decoding: greedy at temperature 1. 0 "
+        "measures no pass@k.",
         least=0,
     )
     output_file: str = setting("", "The JSON file for the results; none by default.")
@@ -87,7 +81,8 @@ def main(argv: Sequence[str]) -> None:
     if not suites:
         raise ConfigurationError([f"suites: {name}: {why}" for name, why in left_out.items()])
     for suite in suites:
-        suite.pass_samples = args.pass_samples
+        if isinstance(suite, PromptSuite):
+            suite.pass_samples = args.pass_samples
     proofs = [keep_apart(suites, name) for name in args.training_data]
     for proof in proofs:
         state.print(

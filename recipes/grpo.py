@@ -36,7 +36,6 @@ from rookworld_rlvr.data.loading import (
 )
 from rookworld_rlvr.engine.truth import LabelArguments, PolicyTruth
 from rookworld_rlvr.evaluation.registry import SuiteArguments, open_suites
-from rookworld_rlvr.evaluation.results import results_document, results_text
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.judge_spec import judges_of
 from rookworld_rlvr.rewards.registry import get_reward_funcs
@@ -217,6 +216,8 @@ def main(argv: Sequence[str]) -> None:
         )
         if suites:
             start = model_args.model_name_or_path
+            from rookworld_rlvr.evaluation.results import results_document, results_text
+
             results = trainer.heldout.suites_before_and_after(start, left_out)
             write_json(output_dir / EVALUATION, results_document(results, [], machine()))
             print(results_text(results))

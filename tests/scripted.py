@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rookworld_rlvr.engine.labeller import Labeller
 from rookworld_rlvr.engine.pool import EngineArguments
-from rookworld_rlvr.evaluation.answerers import Answerer, Oracle
+from rookworld_rlvr.evaluation.answerers import Answerer
+from rookworld_rlvr.evaluation.models import Oracle
 from rookworld_rlvr.tasks.policy import parse_policy_prompt, write_policy_answer
 from rookworld_rlvr.tasks.registry import task_of
 from rookworld_rlvr.tasks.types import PolicyAnswer

@@ -1,9 +1,8 @@
-"""Who answers prompts: a language model, an oracle that is always right, a random legal mover."""
+"""Who answers prompts: a language model, whose prompts the processes of a distributed run share."""
 
 from __future__ import annotations
 
 import math
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -11,17 +10,11 @@ from typing import Any, TypeVar
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from ..common.errors import RookWorldError
 from ..common.progress import Progress
 from ..models.decoding import GREEDY, PLAIN, Decoding
-from ..tasks.registry import TASKS, task_of
-from ..tasks.scoring import Values
-from ..tasks.task import Task
-
-ORACLE, RANDOM_MOVER = "oracle", "random"
 
 Asked = TypeVar("Asked")
-Found = TypeVar("Found")
+Answer = TypeVar("Answer")
 
 
 class Answerer(ABC):
@@ -69,21 +62,16 @@ class LanguageModel(Answerer):
         name: As results name it; for a policy in training, the run's name.
         complete: Decodes one completion for each prompt on this process, such as
             `models.decoding.complete`; it takes `progress`, and for `samples` also `decoding`.
-        decoding: How `complete` chooses tokens.
-        sampling: How the tokens of `samples` are chosen.
+        decoding: How `complete` chooses tokens; if greedily, `samples` are drawn at temperature 1.
     """
 
     def __init__(
-        self,
-        name: str,
-        complete: Callable[..., list[str]],
-        decoding: Decoding = GREEDY,
-        sampling: Decoding = PLAIN,
+        self, name: str, complete: Callable[..., list[str]], decoding: Decoding = GREEDY
     ) -> None:
         self.name = name
         self.decoding = decoding.as_dict()
         self.complete = complete
-        self._sampling = sampling
+        self._sampling = decoding if decoding.temperature else PLAIN
 
     @property
     def sampling(self) -> Mapping[str, Any]:
@@ -92,27 +80,29 @@ class LanguageModel(Answerer):
 
     def answers(self, prompts: Sequence[str]) -> list[str]:
         """See `Answerer`; a prompt that appears several times is decoded once."""
-        unique = list(dict.fromkeys(prompts))
-        answers = dict(zip(unique, shared(unique, self.complete, self._title), strict=True))
-        return [answers[prompt] for prompt in prompts]
+        return self._answered(prompts, self.complete, self._title)
 
     def samples(
         self, prompts: Sequence[str], count: int, decoding: Decoding | None = None
     ) -> list[list[str]]:
         """See `Answerer`."""
 
-        def draw(mine: Sequence[str], progress: Callable[[int], object]) -> list[list[str]]:
+        def draw(share: Sequence[str], progress: Callable[[int], object]) -> list[list[str]]:
             texts = self.complete(
-                [prompt for prompt in mine for _ in range(count)],
+                [prompt for prompt in share for _ in range(count)],
                 decoding=decoding or self._sampling,
                 progress=progress,
             )
             return [texts[at : at + count] for at in range(0, len(texts), count)]
 
+        return self._answered(prompts, draw, f"{self._title}, sampled", each=count)
+
+    def _answered(
+        self, prompts: Sequence[str], answer: Callable[..., list[Answer]], title: str, each: int = 1
+    ) -> list[Answer]:
         unique = list(dict.fromkeys(prompts))
-        title = f"{self._title}, sampled"
-        drawn = dict(zip(unique, shared(unique, draw, title, each=count), strict=True))
-        return [drawn[prompt] for prompt in prompts]
+        answers = dict(zip(unique, shared(unique, answer, title, each), strict=True))
+        return [answers[prompt] for prompt in prompts]
 
     @property
     def _title(self) -> str:
@@ -120,8 +110,8 @@ class LanguageModel(Answerer):
 
 
 def shared(
-    items: Sequence[Asked], answer: Callable[..., list[Found]], title: str, each: int = 1
-) -> list[Found]:
+    items: Sequence[Asked], answer: Callable[..., list[Answer]], title: str, each: int = 1
+) -> list[Answer]:
     """Let every process answer a share of the items, such as prompts, and return all answers on each.
 
     All shares have the same size, so some items may be answered twice. Under FSDP all processes take
@@ -144,99 +134,5 @@ def shared(
         answers = answer([items[index] for index in share], progress=progress.update)
     if world == 1:
         return answers
-    found = dict(gather_object(list(zip(share, answers, strict=True))))
-    return [found[index] for index in range(len(items))]
-
-
-class Oracle(Answerer):
-    """Always right: python-chess for environment and fill-in, the engine's values for the policy.
-
-    Args:
-        values: Gives the values of all legal moves of each position; None if they are not known.
-    """
-
-    name = ORACLE
-
-    def __init__(self, values: Callable[[Sequence[str]], list[Values | None]]) -> None:
-        self.decoding = {"name": "none"}
-        self._values = values
-
-    def answers(self, prompts: Sequence[str]) -> list[str]:
-        """See `Answerer`.
-
-        Raises:
-            RookWorldError: A position's values are not known, or nothing fits a masked record.
-        """
-        tasks = [TASKS[task_of(prompt)] for prompt in prompts]
-        fens = [
-            task.position(prompt).fen
-            for task, prompt in zip(tasks, prompts, strict=True)
-            if task.needs_values
-        ]
-        values = dict(zip(fens, self._values(fens), strict=True)) if fens else {}
-        return [_truth(*pair, values) for pair in zip(tasks, prompts, strict=True)]
-
-
-def _truth(task: Task, prompt: str, known: Mapping[str, Values | None]) -> str:
-    fen = task.position(prompt).fen if task.needs_values else None
-    truth = task.truth(prompt, None if fen is None else known[fen])
-    if truth is None:
-        what = f"values of the moves in {fen!r}; install an engine, or" if fen else "answer;"
-        raise RookWorldError(f"model_name_or_path: the oracle has no {what} leave the oracle out")
-    return truth
-
-
-class RandomMover(Answerer):
-    """Answers by chance: random legal moves, all of them evaluated as 0, see `Task.guess`.
-
-    Args:
-        seed: Seed and prompt alone decide an answer.
-    """
-
-    name = RANDOM_MOVER
-
-    def __init__(self, seed: int = 0) -> None:
-        self.decoding = {"name": "random", "seed": seed}
-        self._seed = seed
-
-    def answers(self, prompts: Sequence[str]) -> list[str]:
-        """See `Answerer`."""
-        return [_guess(prompt, f"{self._seed}") for prompt in prompts]
-
-    def samples(
-        self, prompts: Sequence[str], count: int, decoding: Decoding | None = None
-    ) -> list[list[str]]:
-        """See `Answerer`."""
-        turns = [f"{self._seed} {turn}" for turn in range(count)]
-        return [[_guess(prompt, turn) for turn in turns] for prompt in prompts]
-
-
-def _guess(prompt: str, seed: str) -> str:
-    return TASKS[task_of(prompt)].guess(prompt, random.Random(f"{seed} {prompt}"))
-
-
-class Turns(Answerer):
-    """Answers with each prompt's sample of the current turn; all samples are drawn at the first turn.
-
-    Args:
-        model: Who is asked.
-        count: Samples of each prompt.
-
-    Attributes:
-        turn: From 0 to `count` - 1.
-    """
-
-    def __init__(self, model: Answerer, count: int) -> None:
-        self.name = model.name
-        self.decoding = model.sampling
-        self.turn = 0
-        self._model, self._count = model, count
-        self._drawn: dict[str, list[str]] = {}
-
-    def answers(self, prompts: Sequence[str]) -> list[str]:
-        """See `Answerer`."""
-        new = [prompt for prompt in dict.fromkeys(prompts) if prompt not in self._drawn]
-        if new:
-            samples = self._model.samples(new, self._count)
-            self._drawn |= dict(zip(new, samples, strict=True))
-        return [self._drawn[prompt][self.turn] for prompt in prompts]
+    by_index = dict(gather_object(list(zip(share, answers, strict=True))))
+    return [by_index[index] for index in range(len(items))]

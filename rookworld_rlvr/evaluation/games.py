@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import chess
@@ -15,115 +16,16 @@ from ..data.loading import HELDOUT_SHARE, is_held_out
 from ..tasks import rules
 from ..tasks.policy import parse_policy_answer, write_policy_prompt
 from .answerers import Answerer
-from .suite import Suite
+from .suite import Judged, Suite
 
 OPENING_PLIES = 4
+MOST_PLIES = 200  # half-moves after which a game is cut off
 
 
 Ending = Literal["rules", "illegal", "unreadable", "capped", "stopped"]
 """Why a game is over: by the rules as python-chess ends it, without a claim (checkmate, stalemate,
 insufficient material, 75 moves, fivefold repetition); by an illegal or unreadable move; because it was
-cut off at the limit of half-moves; or because a suite stopped it, see `Reply`."""
-
-
-@dataclass(slots=True)
-class Game:
-    """A game, under way or over.
-
-    Args:
-        name: The suite's item.
-        board: Its position, with the moves since the start of the game.
-        half_moves: Legal moves since the suite's starting position, of both sides.
-        ending: None while it is under way.
-    """
-
-    name: str
-    board: chess.Board
-    half_moves: int = 0
-    ending: Ending | None = None
-
-    def take(self, reply: Reply, most: int) -> None:
-        """Play a move, or end the game if the reply has none.
-
-        Args:
-            reply: Of the side to move.
-            most: Half-moves after which the game is cut off.
-        """
-        if reply.move is None:
-            self.ending = "illegal" if reply.readable else "unreadable"
-            return
-        self.board.push(reply.move)
-        self.half_moves += 1
-        if self.board.is_game_over():
-            self.ending = "rules"
-        elif self.half_moves == most:
-            self.ending = "capped"
-        elif reply.is_last:
-            self.ending = "stopped"
-
-
-def play_out(
-    games: Sequence[Game],
-    replies: Callable[[list[Game]], list[Reply]],
-    most: int,
-    title: str = "games",
-) -> None:
-    """Play all games to their ends, one ply of all running games at a time.
-
-    Args:
-        games: Changed in place.
-        replies: Gives the move of the side to move in each game.
-        most: Half-moves after which a game is cut off.
-        title: Of a progress bar.
-    """
-    # A game that ends early counts as played to the limit.
-    with Progress(title, len(games) * most, "half-moves at most") as progress:
-        while running := [game for game in games if game.ending is None]:
-            for game, reply in zip(running, replies(running), strict=True):
-                game.take(reply, most)
-            left = sum(most - game.half_moves for game in games if game.ending is None)
-            progress.update(len(games) * most - left - progress.done)
-
-
-def openings(count: int, seed: int) -> list[chess.Board]:
-    """Different positions of the held-out tenth, after four random plies, with their moves."""
-    found: dict[str, chess.Board] = {}
-    stream = synthesis.opening_games(seed, OPENING_PLIES)
-    while len(found) < count:
-        board = next(stream)
-        if is_held_out(board.fen(), HELDOUT_SHARE):
-            found.setdefault(rules.position_key(board.fen()), board)
-    return list(found.values())
-
-
-class GameSuite(Suite[chess.Board]):
-    """A suite whose items are games.
-
-    Args:
-        games: How many.
-        plies: Half-moves after which a game is cut off.
-        seed: Decides the starting positions.
-    """
-
-    def __init__(self, games: int, plies: int, seed: int) -> None:
-        notes = {
-            "positions": f"Games from held-out positions after {OPENING_PLIES} random plies.",
-            "game_plies": plies,
-        }
-        super().__init__(self.starts(games, seed), seed, notes)
-        self.plies = plies
-
-    def starts(self, games: int, seed: int) -> dict[str, chess.Board]:
-        """Where each game starts, by its name."""
-        return {board.fen(): board for board in openings(games, seed)}
-
-    def positions(self) -> dict[str, str]:
-        """See `Suite`."""
-        return {name: board.fen() for name, board in self.items.items()}
-
-    def games(self) -> list[Game]:
-        """New games, one for each item."""
-        return [Game(name, board.copy()) for name, board in self.items.items()]
+cut off; or because a suite stopped it, see `Reply`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,15 +43,102 @@ class Reply:
     is_last: bool = False
 
 
+@dataclass(slots=True)
+class Game:
+    """A game, under way or over.
+
+    Args:
+        name: The suite's item.
+        board: Its position, with the moves since the start of the game.
+        half_moves: Legal moves since the suite's starting position, of both sides.
+        ending: None while it is under way.
+        errors: What a suite notes of the model's answers.
+    """
+
+    name: str
+    board: chess.Board
+    half_moves: int = 0
+    ending: Ending | None = None
+    errors: list[str] = field(default_factory=list)
+
+    def take(self, reply: Reply) -> None:
+        """Play the move of the side to move, or end the game if the reply has none."""
+        if reply.move is None:
+            self.ending = "illegal" if reply.readable else "unreadable"
+            return
+        self.board.push(reply.move)
+        self.half_moves += 1
+        if self.board.is_game_over():
+            self.ending = "rules"
+        elif self.half_moves == MOST_PLIES:
+            self.ending = "capped"
+        elif reply.is_last:
+            self.ending = "stopped"
+
+
+def openings(count: int, seed: int) -> list[chess.Board]:
+    """Different positions of the held-out tenth, after four random plies, with their moves."""
+    boards: dict[str, chess.Board] = {}
+    stream = synthesis.opening_games(seed, OPENING_PLIES)
+    while len(boards) < count:
+        board = next(stream)
+        if is_held_out(board.fen(), HELDOUT_SHARE):
+            boards.setdefault(rules.position_key(board.fen()), board)
+    return list(boards.values())
+
+
+class GameSuite(Suite[chess.Board]):
+    """A suite whose items are games from held-out openings.
+
+    Args:
+        suite_games: How many.
+        suite_seed: Decides the starting positions.
+    """
+
+    about = f"Games from held-out positions after {OPENING_PLIES} random plies."
+
+    def __init__(self, suite_games: int, suite_seed: int) -> None:
+        super().__init__(self.starts(suite_games, suite_seed), suite_seed)
+
+    def starts(self, games: int, seed: int) -> dict[str, chess.Board]:
+        """Where each game starts, by its name."""
+        return {board.fen(): board for board in openings(games, seed)}
+
+    def positions(self) -> dict[str, str]:
+        """See `Suite`."""
+        return {name: board.fen() for name, board in self.items.items()}
+
+    def judged(self, model: Answerer) -> Iterator[Judged]:
+        """See `Suite`; plays all games to their ends, one ply of all running games at a time."""
+        games = [Game(name, board.copy()) for name, board in self.items.items()]
+        title = f"{model.name}: {self.name}"
+        # A game that ends early counts as played to the limit.
+        with Progress(title, len(games) * MOST_PLIES, "half-moves at most") as progress:
+            while running := [game for game in games if game.ending is None]:
+                for game, reply in zip(running, self.replies(model, running), strict=True):
+                    game.take(reply)
+                left = sum(MOST_PLIES - game.half_moves for game in games if game.ending is None)
+                progress.update(len(games) * MOST_PLIES - left - progress.done)
+        for game in games:
+            yield game.name, self.judge(game), ()
+
+    def replies(self, model: Answerer, running: Sequence[Game]) -> list[Reply]:
+        """The moves of the sides to move, by default the model's for both."""
+        return ask_moves(model, [game.board for game in running])
+
+    @staticmethod
+    @abstractmethod
+    def judge(game: Game) -> dict[str, float]:
+        """The suite's metrics for one game that is over."""
+
+
 def ask_moves(model: Answerer, boards: Sequence[chess.Board]) -> list[Reply]:
     """What a model plays in each position, all of them asked at once.
 
     Args:
         model: Answers policy prompts.
-        boards: `N` positions, none of them over.
+        boards: `N` positions, at least one, none of them over.
     """
-    if not boards:
-        return []
     prompts = [write_policy_prompt(board.fen()) for board in boards]
     return [
         read_reply(board, completion)

@@ -1,23 +1,29 @@
-"""Models under test by name: packaged, a folder, a Hub id, `oracle` or `random`."""
+"""Models under test by name: packaged, a folder, a Hub id, `oracle` (always right) or `random`."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 import torch
 from accelerate import PartialState
 
+from ..common.errors import RookWorldError
 from ..common.progress import Progress
 from ..common.settings import Checked, setting
 from ..engine.labeller import Labeller
 from ..engine.pool import EngineArguments
 from ..models import loading
-from ..models.decoding import ANSWER_TOKENS, GREEDY, PLAIN, ROOKWORLD, Decoding, complete
+from ..models.decoding import ANSWER_TOKENS, GREEDY, ROOKWORLD, Decoding, complete
+from ..tasks.registry import TASKS, task_of
 from ..tasks.scoring import Values
-from .answerers import ORACLE, RANDOM_MOVER, Answerer, LanguageModel, Oracle, RandomMover
+from ..tasks.task import Task
+from .answerers import Answerer, LanguageModel
+
+ORACLE, RANDOM_MOVER = "oracle", "random"
 
 
 def _model_faults(names: Sequence[str], where: str) -> list[str]:
@@ -47,22 +53,8 @@ class ModelArguments(Checked):
         "How tokens are chosen: greedy, or sampled at temperature 0.6 and top-k 5, as in RookWorld's "
         "own scripts.",
     )
-    decoding_seed: int = setting(
-        0, "Seed of sampling; a sampled answer depends only on this seed and the prompt."
-    )
     batch_size: int = setting(64, "Prompts that a process decodes at once.", least=1)
     max_new_tokens: int = setting(ANSWER_TOKENS, "Largest number of tokens in an answer.", least=1)
-
-    def chosen_decoding(self) -> Decoding:
-        """How tokens are chosen."""
-        if self.decoding == "greedy":
-            return GREEDY
-        return replace(ROOKWORLD, seed=self.decoding_seed)
-
-    def chosen_sampling(self) -> Decoding:
-        """How tokens are chosen for pass@k."""
-        decoding = self.chosen_decoding()
-        return decoding if decoding.temperature else replace(PLAIN, seed=self.decoding_seed)
 
 
 class OracleValues:
@@ -90,11 +82,75 @@ class OracleValues:
         if missing:
             self._labeller = self._labeller or Labeller(self._engine_args)
             with Progress("values for the oracle", len(missing), "positions") as progress:
-                found = self._labeller.values(missing, progress.update)
-            for fen, values in zip(missing, found, strict=True):
+                answers = self._labeller.values(missing, progress.update)
+            for fen, values in zip(missing, answers, strict=True):
                 if values is not None:
                     self._known[fen] = values.by_move()
         return [self._known.get(fen) for fen in fens]
+
+
+class Oracle(Answerer):
+    """Always right: python-chess for environment and fill-in, the engine's values for the policy.
+
+    Args:
+        values: Gives the values of all legal moves of each position; None if they are not known.
+    """
+
+    name = ORACLE
+
+    def __init__(self, values: Callable[[Sequence[str]], list[Values | None]]) -> None:
+        self.decoding = {"name": "none"}
+        self._values = values
+
+    def answers(self, prompts: Sequence[str]) -> list[str]:
+        """See `Answerer`.
+
+        Raises:
+            RookWorldError: A position's values are not known, or nothing fits a masked record.
+        """
+        tasks = [TASKS[task_of(prompt)] for prompt in prompts]
+        fens = [
+            task.position(prompt).fen
+            for task, prompt in zip(tasks, prompts, strict=True)
+            if task.needs_values
+        ]
+        values = dict(zip(fens, self._values(fens), strict=True)) if fens else {}
+        return [_truth(*pair, values) for pair in zip(tasks, prompts, strict=True)]
+
+
+def _truth(task: Task, prompt: str, known: Mapping[str, Values | None]) -> str:
+    fen = task.position(prompt).fen if task.needs_values else None
+    truth = task.truth(prompt, None if fen is None else known[fen])
+    if truth is None:
+        what = f"values of the moves in {fen!r}; install an engine, or" if fen else "answer;"
+        raise RookWorldError(f"model_name_or_path: the oracle has no {what} leave the oracle out")
+    return truth
+
+
+class RandomMover(Answerer):
+    """Answers by chance: random legal moves, all of them evaluated as 0, see `Task.guess`.
+
+    The prompt alone decides an answer.
+    """
+
+    name = RANDOM_MOVER
+
+    def __init__(self) -> None:
+        self.decoding = {"name": "random"}
+
+    def answers(self, prompts: Sequence[str]) -> list[str]:
+        """See `Answerer`."""
+        return [_guess(prompt, "0") for prompt in prompts]
+
+    def samples(
+        self, prompts: Sequence[str], count: int, decoding: Decoding | None = None
+    ) -> list[list[str]]:
+        """See `Answerer`."""
+        return [[_guess(prompt, f"0 {turn}") for turn in range(count)] for prompt in prompts]
+
+
+def _guess(prompt: str, seed: str) -> str:
+    return TASKS[task_of(prompt)].guess(prompt, random.Random(f"{seed} {prompt}"))
 
 
 def open_model(
@@ -115,14 +171,14 @@ def open_model(
     if name == ORACLE:
         return Oracle(values)
     if name == RANDOM_MOVER:
-        return RandomMover(args.decoding_seed)
+        return RandomMover()
     state = PartialState()
     with state.local_main_process_first():  # the others find it in the cache
         model = loading.load_model(
             name, revision=args.model_revision, dtype=getattr(torch, args.dtype)
         )
         tokenizer = loading.load_tokenizer(name, revision=args.model_revision)
-    decoding = args.chosen_decoding()
+    decoding = ROOKWORLD if args.decoding == "sampled" else GREEDY
     decode = partial(
         complete,
         model.to(state.device).eval(),
@@ -131,4 +187,4 @@ def open_model(
         batch_size=args.batch_size,
         max_new_tokens=args.max_new_tokens,
     )
-    return LanguageModel(name, decode, decoding, args.chosen_sampling())
+    return LanguageModel(name, decode, decoding)

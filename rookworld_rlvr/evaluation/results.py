@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..common.stats import Estimate, Paired
 from ..common.terminal import width, wrapped
-from .goals import WHOSE, goal_rows
-from .registry import SUITE_HEADLINES, Proof
-from .suite import SuiteResult
+from .registry import SUITE_HEADLINES
+
+if TYPE_CHECKING:
+    from .suite import Proof, SuiteResult
 
 SCHEMA_VERSION = 1
 
@@ -110,7 +111,6 @@ def results_text(results: Sequence[ModelResults]) -> str:
             how = decoding_text(result.notes["pass_decoding"])
             lines.append(f"  pass@k: {result.notes['pass_samples']} answers an item, {how}")
         lines += _tables(name, result, first, others)
-        lines += _ties(name, first, others)
         lines += _goals(name, [first, *others])
     for name, reason in first.left_out.items():
         lines += ["", f"{name}: left out: {reason}"]
@@ -173,21 +173,6 @@ def _summary(results: Sequence[ModelResults]) -> list[str]:
     return lines
 
 
-def _ties(name: str, first: ModelResults, others: Sequence[ModelResults]) -> list[str]:
-    """A sentence for each model that no metric of the suite tells apart from the first."""
-    result = first.suites[name]
-    changes = {
-        short_name(other.model): result.compare(other.suites[name])
-        for other in others
-        if name in other.suites
-    }
-    return [
-        f"  {model} and {short_name(first.model)} are tied: chance alone may explain every difference"
-        for model, found in changes.items()
-        if found and all(change.is_tie for change in found.values())
-    ]
-
-
 def _goals(name: str, models: Sequence[ModelResults]) -> list[str]:
     """The goals that the suite measures, with a line for each model."""
     having = [model for model in models if name in model.suites]
@@ -234,3 +219,56 @@ def _change(value: Paired | None) -> str:
     if value is None:
         return ""
     return f" {value.difference:+.3f}{'' if value.is_tie else '*'}"
+
+
+# --------------------------------------------------------------------------------------------------
+# Goals
+# --------------------------------------------------------------------------------------------------
+WHOSE = "Goals that the author of RookWorld-LM-124M set for that model"
+
+
+GOALS = (
+    ("openings", "position", "openings of the file", 0.8),
+    ("openings", "position/ply_1", "first moves of the file", 0.8),
+    ("heldout", "policy/best_move", "best move", 0.3),
+    ("policy", "best_move", "best move", 0.3),
+    ("heldout", "environment/state", "next state", 0.999),
+    ("environment", "next_state_exact", "next state", 0.999),
+    ("policy", "legal", "legal moves", 0.99),
+)
+"""The suite, or ``heldout``, the metric, what is to be right, and the share that is to be reached."""
+
+
+def goal_rows(
+    of: str, results: Sequence[Mapping[str, Estimate]], notes: Collection[str] = ()
+) -> list[list[str]]:
+    """A row for each goal that some result has a metric of: the goal, the metric, a cell per result.
+
+    Args:
+        of: ``heldout`` or a suite's name.
+        results: Estimates by metric, for each model.
+        notes: Names of the notes in the suite's result; those of `openings` are goals of a file's.
+
+    >>> goal_rows("policy", [{"legal": Estimate(0.95, 0.93, 0.97, 500)}])
+    [['legal moves, at least 99%', 'legal', '95.0% [93.0, 97.0], not reached']]
+    """
+    if of == "openings" and "file" not in notes:
+        return []
+    return [
+        [
+            f"{what}, at least {100 * least:g}%",
+            metric,
+            *(_cell(least, result.get(metric)) for result in results),
+        ]
+        for place, metric, what, least in GOALS
+        if place == of and any(metric in result for result in results)
+    ]
+
+
+def _cell(least: float, value: Estimate | None) -> str:
+    if value is None:
+        return "-"
+    shares = "{:.1f}% [{:.1f}, {:.1f}]".format(
+        *(100 * n for n in (value.value, value.low, value.high))
+    )
+    return f"{shares}, {'reached' if value.value >= least else 'not reached'}"

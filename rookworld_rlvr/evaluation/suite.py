@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import chain
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
-from ..common.errors import RookWorldError
+import yaml
+
+from ..common.errors import ConfigurationError, RookWorldError
 from ..common.stats import Estimate, Kind, Paired, estimate, paired
-from .answerers import Answerer, Turns
+from ..data.loading import DataArguments, is_held_out
+from ..data.sources import Malformed, check_dataset_name, parse_rows
+from ..tasks import rules
+from ..tasks.registry import TASKS
+from .answerers import Answerer
 from .pass_at_k import kinds, passes
-
-MOST_GAMES = 1_000  # there are some 7,000 held-out positions after `games.OPENING_PLIES`
-
-
-RANDOM_LEVEL = "random"
-
-
-LEVELS = (RANDOM_LEVEL, *map(str, range(6)))
-"""Opponents in ``versus_stockfish``: a random mover, and the engine's skill levels."""
 
 
 class SuiteUnavailableError(RookWorldError):
@@ -96,17 +95,17 @@ class SuiteResult:
     def metrics(self) -> dict[str, Estimate]:
         """Each metric's value and interval, the groups behind their metric."""
         observed = self.observations
-        found = {
+        of_items = {
             name: estimate(observed.kind(name), list(observed.values[name].values()))
             for name in observed.names()
         }
-        return {**found, **self.estimates}
+        return {**of_items, **self.estimates}
 
     def compare(self, other: SuiteResult) -> dict[str, Paired]:
         """How `other` differs from this one, metric by metric, on the items of both."""
-        mine, theirs = self.observations.values, other.observations.values
+        theirs = other.observations.values
         results = {
-            name: paired(self.observations.kind(name), mine[name], theirs[name])
+            name: paired(self.observations.kind(name), self.observations.values[name], theirs[name])
             for name in self.observations.names()
             if name in theirs
         }
@@ -150,9 +149,8 @@ class Suite(ABC, Generic[Item]):
         metrics: What it measures, by name; a kind alone, such as ``"share"``, leaves the meaning out.
         headline: The metric that says most; the higher, the better.
         grouped: The metrics that are split by group.
-        one_answer: Whether an item is one prompt with one answer, so that pass@k of `headline`, a share,
-            can be measured; games have none.
-        pass_samples: Samples of each item for pass@k, if the suite has `one_answer`; 0 measures none.
+        groups: Of items, in the order in which results have them.
+        pass_samples: Samples of each item for pass@k of the headline, in a `PromptSuite`; 0 for none.
         about: What the positions are, in a line, and what to compare a run's held-out rows with; the
             note `positions` of results.
     """
@@ -163,7 +161,7 @@ class Suite(ABC, Generic[Item]):
     metrics: ClassVar[Mapping[str, Metric | Kind]]
     headline: ClassVar[str]
     grouped: ClassVar[Collection[str]] = ()
-    one_answer: ClassVar[bool] = False
+    groups: Iterable[str] = ()
     about: ClassVar[str] = ""
     pass_samples: int = 0
 
@@ -190,10 +188,6 @@ class Suite(ABC, Generic[Item]):
     def judged(self, model: Answerer) -> Iterable[Judged]:
         """Ask a model about all items, and judge what it says."""
 
-    def groups(self) -> Iterable[str]:
-        """The groups in the order in which results have them."""
-        return ()
-
     def leave_out(self, items: Iterable[str]) -> None:
         """Drop items, because their positions are in a training set."""
         for item in items:
@@ -201,14 +195,14 @@ class Suite(ABC, Generic[Item]):
 
     def run(self, model: Answerer) -> SuiteResult:
         """Ask a model, and collect the values of its answers."""
-        samples = self.pass_samples if self.one_answer else 0
+        samples = self.pass_samples
         known = {name: metric.kind for name, metric in self.measured().items()}
-        seen = Observations({**known, **kinds(samples)}, self.groups())
+        seen = Observations({**known, **kinds(samples)}, self.groups)
         model.asked_by = self.name
         for item, values, groups in self.judged(model):
             for metric, value in values.items():
                 seen.add(item, metric, value, groups if metric in self.grouped else ())
-        for item, right in self._right(model, samples).items():
+        for item, right in self.right_samples(model).items():
             for metric, value in passes(right, samples).items():
                 seen.add(item, metric, value)
         sampled = {"pass_samples": samples, "pass_decoding": dict(model.sampling)}
@@ -217,11 +211,117 @@ class Suite(ABC, Generic[Item]):
             self.version, len(self.items), self.seed, model.decoding, seen, notes=notes
         )
 
-    def _right(self, model: Answerer, samples: int) -> dict[str, int]:
-        """How many samples of each item are right by the headline; empty without samples."""
-        right: dict[str, int] = {}
-        turns = Turns(model, samples)
-        for turns.turn in range(samples):
-            for item, values, _ in self.judged(turns):
-                right[item] = right.get(item, 0) + (values[self.headline] == 1)
-        return right
+    def right_samples(self, model: Answerer) -> dict[str, int]:
+        """How many of `pass_samples` answers to each item are right by the headline."""
+        return {}
+
+
+class PromptSuite(Suite[Item]):
+    """A suite whose items are one prompt each, with one answer, so that pass@k can be measured."""
+
+    def prompts(self) -> list[str]:
+        """What is asked, item by item; by default the items' names."""
+        return list(self.items)
+
+    @staticmethod
+    @abstractmethod
+    def judge(item: Any, completion: str) -> dict[str, float]:
+        """The suite's metrics for one answer, those that apply to it."""
+
+    def groups_of(self, name: str) -> Iterable[str]:
+        """The groups that an item belongs to, by its name."""
+        return ()
+
+    def judged(self, model: Answerer) -> Iterator[Judged]:
+        """See `Suite`."""
+        completions = model.answers(self.prompts())
+        for (name, item), completion in zip(self.items.items(), completions, strict=True):
+            yield name, self.judge(item, completion), self.groups_of(name)
+
+    def right_samples(self, model: Answerer) -> dict[str, int]:
+        """See `Suite`; the headline is a share."""
+        if not self.pass_samples:
+            return {}
+        drawn = model.samples(self.prompts(), self.pass_samples)
+        return {
+            name: sum(self.judge(item, text)[self.headline] == 1 for text in texts)
+            for (name, item), texts in zip(self.items.items(), drawn, strict=True)
+        }
+
+
+# --------------------------------------------------------------------------------------------------
+# Test positions and training sets
+# --------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The result of searching a training set for test positions.
+
+    Args:
+        training_data: Its name.
+        rows: How many of its rows are trained on.
+        left_out: By suite, how many items were left out because their positions are trained on.
+    """
+
+    training_data: str
+    rows: int
+    left_out: Mapping[str, int]
+
+
+def keep_apart(suites: Sequence[Suite], name: str) -> Proof:
+    """Leave out of each suite the items whose positions a training set holds.
+
+    Args:
+        suites: Changed in place.
+        name: A data set, all of which is trained on but the default held-out share; or a recipe (a
+            ``.yaml`` file), which is read with its own keys, synthetic rows included.
+
+    Raises:
+        RookWorldError: The data set could not be read.
+    """
+    keys = {
+        suite: {item: rules.position_key(fen) for item, fen in suite.positions().items()}
+        for suite in suites
+    }
+    tested = {key for of_suite in keys.values() for key in of_suite.values()}
+    rows, shared = 0, set[str]()
+    for fen in _trained_positions(_data_arguments(name)):
+        rows += 1
+        shared |= tested & {rules.position_key(fen)}
+    left_out = {}
+    for suite, of_suite in keys.items():
+        trained = [item for item, key in of_suite.items() if key in shared]
+        suite.leave_out(trained)
+        left_out[suite.name] = len(trained)
+    return Proof(name, rows, left_out)
+
+
+def check_training_data(name: str, key: str = "training_data") -> list[str]:
+    """What is wrong with a name for `keep_apart`, found without reading rows."""
+    if Path(name).suffix not in (".yaml", ".yml"):
+        return check_dataset_name(name, key)
+    try:
+        _data_arguments(name)
+    except ConfigurationError as error:
+        return [f"{key}: {name}: {fault}" for fault in error.faults]
+    return []
+
+
+def _data_arguments(name: str) -> DataArguments:
+    if Path(name).suffix not in (".yaml", ".yml"):
+        return DataArguments(dataset_name=name, tasks=list(TASKS))
+    try:
+        content: Any = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigurationError([f"could not be read ({' '.join(str(error).split())})"]) from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(["must hold a mapping of keys to values"])
+    known = {item.name for item in fields(DataArguments)}
+    return DataArguments(**{key: value for key, value in content.items() if key in known})
+
+
+def _trained_positions(args: DataArguments) -> Iterator[str]:
+    for row in chain(parse_rows(args.raw_rows(), tasks=args.tasks), args.made_rows()):
+        if isinstance(row, Malformed) or row["task"] not in args.tasks:
+            continue
+        if not is_held_out(row["fen"], args.heldout_share):
+            yield row["fen"]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset
 from transformers import Trainer
@@ -18,8 +18,6 @@ from ..common.progress import quiet
 from ..common.stats import Estimate, Kind, estimate
 from ..evaluation.answerers import LanguageModel, shared
 from ..evaluation.pass_at_k import RightCounts, write_counts
-from ..evaluation.results import ModelResults
-from ..evaluation.suite import Suite, SuiteResult
 from ..models.decoding import GREEDY, Decoding, complete
 from ..tasks.metrics import Results, evaluate_completions, headline
 from .heldout_samples import PassArguments, pass_settings, sample_heldout
@@ -27,6 +25,10 @@ from .parts.part import arguments_of
 from .results import OWN_REWARDS, write_proportions
 from .run_folder import ANSWERS_BEFORE, HELDOUT_BEFORE, HELDOUT_PASS, write_answers
 from .sharding import gathered, gathers_at_each_forward
+
+if TYPE_CHECKING:
+    from ..evaluation.results import ModelResults
+    from ..evaluation.suite import Suite, SuiteResult
 
 
 class HeldoutEvaluation:
@@ -194,6 +196,8 @@ class HeldoutEvaluation:
             start: The starting model's name.
             left_out: The suites that were left out, with the reason.
         """
+        from ..evaluation.results import ModelResults
+
         measured = ((start, self.suites_before), (self.folder, self.suite_results))
         return [ModelResults(str(name), r, left_out) for name, r in measured if r is not None]
 

@@ -41,7 +41,7 @@ SMALL: dict[str, list[str]] = {
     "grpo": [*NANO, *TRAINING, *GROUPS],
     "sft": TRAINING,
     "diagnose": [*NANO, *TRAINING, *GROUPS, "--diagnose_heldout_rows", "4"],
-    "evaluate": "--suite_rows 4 --suite_games 1 --game_plies 6".split(),
+    "evaluate": "--suite_rows 4 --suite_games 1".split(),
     "judge": [*TRAINING, *"--train_pairs 40 --heldout_pairs 20 --ranked_prompts 2".split()],
     "audit": ["--max_rows", "200"],
     "prepare": ["--max_rows", "4", "--engine_depth", "2", "--synthetic_rows", "4"],

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rookworld_rlvr.common.stats import Proportion
-from rookworld_rlvr.evaluation.answerers import RandomMover, Turns
+from rookworld_rlvr.evaluation.models import RandomMover
 from rookworld_rlvr.evaluation.pass_at_k import (
     RightCounts,
     ks,
@@ -18,7 +18,7 @@ from rookworld_rlvr.evaluation.pass_at_k import (
     read_counts,
     write_counts,
 )
-from rookworld_rlvr.evaluation.registry import SUITES, suite_class
+from rookworld_rlvr.evaluation.suites.fill_in import FillInSuite
 
 from ..conftest import script
 
@@ -99,22 +99,16 @@ def test_counts_are_written_and_read(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------
 # Suites
 # --------------------------------------------------------------------------------------------------
-def test_suites_of_one_answer_an_item_take_samples() -> None:
-    asked = {name for name in SUITES if suite_class(name).one_answer}
-    assert asked == {"environment", "policy", "fill_in", "mate_in_one", "openings"}
-    kinds = (suite_class(name) for name in asked)
-    assert all(kind.measured()[kind.headline].kind == "share" for kind in kinds)
-
-
 def test_the_samples_of_a_suite_are_counted_item_by_item() -> None:
-    suite = suite_class("fill_in")(24, 0)  # type: ignore[call-arg, arg-type]
-    plain = suite.run(RandomMover(0))
+    suite = FillInSuite(24, 0)
+    plain = suite.run(RandomMover())
     suite.pass_samples = 8
-    found = suite.run(RandomMover(0))
-    turns, right = Turns(RandomMover(0), 8), dict.fromkeys(suite.items, 0)
-    for turns.turn in range(8):
-        for item, judged, _ in suite.judged(turns):
-            right[item] += int(judged["exact"])
+    found = suite.run(RandomMover())
+    samples = RandomMover().samples(list(suite.items), 8)
+    right = {
+        item: sum(suite.judge(row, text)["exact"] for text in texts)
+        for (item, row), texts in zip(suite.items.items(), samples, strict=True)
+    }
     values = found.observations.values
     assert values["pass@1"] == {item: count / 8 for item, count in right.items()}
     assert values["pass@8"] == {item: float(count > 0) for item, count in right.items()}
@@ -125,26 +119,14 @@ def test_the_samples_of_a_suite_are_counted_item_by_item() -> None:
     assert set(found.compare(found)) >= {"pass@1", "pass@8"}
 
 
-NANO = ["--suites", "environment", "self_play", "--suite_rows", "60", "--suite_games", "1"]
-NANO += ["--game_plies", "4", "--output_file", "results.json"]
-
-
 def test_evaluate_reports_pass_at_k_beside_the_greedy_numbers(tmp_path: Path) -> None:
-    results = {}
-    for name, words in {
-        "off": [],
-        "sampled": ["--pass_samples", "4"],
-    }.items():
-        done = script("evaluate.py", *NANO, *words, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr[-3000:]
-        results[name] = json.loads((tmp_path / "results.json").read_text())["suites"]
-        assert ("pass@4" in done.stdout) == (name != "off")
-    off, sampled = (results[name]["environment"] for name in ("off", "sampled"))
-    assert "pass_samples" not in off["notes"]
-    greedy = {n: v for n, v in sampled["metrics"].items() if not n.startswith("pass@")}
-    assert greedy == off["metrics"]
+    words = "--suites environment --suite_rows 40 --pass_samples 4"
+    done = script("evaluate.py", *words.split(), "--output_file", "results.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "pass@4" in done.stdout
+    results = json.loads((tmp_path / "results.json").read_text())["suites"]
+    sampled = results["environment"]
     passes = [sampled["metrics"][f"pass@{k}"]["value"] for k in (1, 2, 4)]
     assert passes == sorted(passes) and passes[0] < passes[-1], "different answers were drawn"
     decoding = {"name": "sampled", "temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}
     assert sampled["notes"]["pass_decoding"] == decoding
-    assert results["sampled"]["self_play"] == results["off"]["self_play"], "games are played once"

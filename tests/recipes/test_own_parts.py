@@ -142,7 +142,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     yield tmp_path
     TASKS.pop("turn", None)
-    for names in (suites._OWN, suites.SUITES, suites.SUITE_HEADLINES):
+    for names in (suites._OWN, suites.SUITE_HEADLINES):
         names.pop("starts", None)
 
 

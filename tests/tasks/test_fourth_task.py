@@ -17,7 +17,7 @@ from rookworld_rlvr.data.audit import AuditArguments, audit
 from rookworld_rlvr.data.loading import DataArguments, LoadedData, load_data, require_truth
 from rookworld_rlvr.data.synthesis import environment_prompts, environment_row
 from rookworld_rlvr.diagnosis.phases import position
-from rookworld_rlvr.evaluation.answerers import Oracle
+from rookworld_rlvr.evaluation.models import Oracle
 from rookworld_rlvr.rewards.registry import get_reward_funcs, known_rewards, tasks_of
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.metrics import evaluate_completions, training_metrics

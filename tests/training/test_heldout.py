@@ -56,7 +56,7 @@ def test_final_weights_that_were_measured_are_not_measured_again(
         save_steps=1,
         load_best_model_at_end=keeps_best,
     )
-    trainer.heldout.suites = [EnvironmentSuite(16, seed=0)]
+    trainer.heldout.suites = [EnvironmentSuite(16, 0)]
     trainer.train()
     measured = {
         log["step"]: log["eval_overall"]

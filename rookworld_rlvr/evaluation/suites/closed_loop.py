@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -12,16 +12,23 @@ from ...tasks import rules
 from ...tasks.environment import parse_environment_answer, write_environment_prompt
 from ...tasks.types import EnvironmentAnswer, EnvironmentPrompt
 from ..answerers import Answerer
-from ..games import Game, GameSuite, Reply, ask_moves, play_out
-from ..suite import Judged, Metric
+from ..games import Game, GameSuite, Reply
+from ..suite import Metric
 
-MOVE_ERRORS = ("illegal_move", "unreadable_move")
-
-
+MOVE_ERRORS = {
+    "illegal_move": "an illegal move",
+    "unreadable_move": "an unreadable policy answer",
+}
+STATE_ERRORS = {
+    "unreadable_state": "an unreadable environment answer",
+    "board": "a state with a wrong square; one state may have several errors",
+    "side": "a state with the wrong side to move",
+    "castling": "a state with wrong castling rights",
+    "en_passant": "a state with a wrong en passant square",
+    "clocks": "a state with a wrong halfmove clock or move number",
+    "outcome": "a wrong reward or flag",
+}
 _FEN_FIELDS = ("board", "side", "castling", "en_passant", "clocks", "clocks")
-
-
-STATE_ERRORS = ("unreadable_state", *dict.fromkeys(_FEN_FIELDS), "outcome")
 
 
 class ClosedLoopSuite(GameSuite):
@@ -41,63 +48,46 @@ class ClosedLoopSuite(GameSuite):
             "Plies before the first error, of move or state; all plies of a game without an error.",
         ),
         "finished": Metric("share", "The game ended by the rules, without an error."),
-        "capped": Metric("share", "The game was cut off at `game_plies` plies, without an error."),
+        "capped": Metric("share", "The game was cut off at 200 plies, without an error."),
         "state_error": Metric(
             "share",
             "The simulated state, reward or flags differed from python-chess's, or could not be read.",
         ),
-        "illegal_move": Metric("share", "The game stopped at an illegal move."),
-        "unreadable_move": Metric("share", "The game stopped at an unreadable policy answer."),
-        "unreadable_state": Metric(
-            "share", "The game stopped at an unreadable environment answer."
-        ),
-        "board": Metric(
-            "share",
-            "The game stopped at a state with a wrong square; one state may have several errors.",
-        ),
-        "side": Metric("share", "The game stopped at a state with the wrong side to move."),
-        "castling": Metric("share", "The game stopped at a state with wrong castling rights."),
-        "en_passant": Metric(
-            "share", "The game stopped at a state with a wrong en passant square."
-        ),
-        "clocks": Metric(
-            "share", "The game stopped at a state with a wrong halfmove clock or move number."
-        ),
-        "outcome": Metric("share", "The game stopped at a wrong reward or flag."),
+        **{
+            name: Metric("share", f"The game stopped at {what}.")
+            for name, what in (MOVE_ERRORS | STATE_ERRORS).items()
+        },
     }
 
-    def judged(self, model: Answerer) -> Iterator[Judged]:
-        """See `Suite`."""
-        games = self.games()
-        errors: dict[str, set[str]] = {game.name: set() for game in games}
-        play_out(
-            games,
-            lambda running: _replies(model, running, errors),
-            self.plies,
-            f"{model.name}: {self.name}",
-        )
-        for game in games:
-            yield game.name, judge(game, errors[game.name]), ()
+    def replies(self, model: Answerer, running: Sequence[Game]) -> list[Reply]:
+        """Ask for all moves, then for the states after them; a wrong state stops its game."""
+        replies = super().replies(model, running)
+        asked: list[tuple[Game, EnvironmentPrompt]] = []
+        for game, reply in zip(running, replies, strict=True):
+            if reply.move is None:
+                game.errors.append("illegal_move" if reply.readable else "unreadable_move")
+            else:
+                asked.append((game, prompt_of(game.board, reply.move.uci())))
+        prompts = [write_environment_prompt(prompt) for _, prompt in asked]
+        states = model.answers(prompts) if prompts else []
+        for (game, prompt), state in zip(asked, states, strict=True):
+            game.errors += state_errors(rules.transition(prompt.fen, prompt.action), state)
+        return [
+            replace(reply, is_last=bool(game.errors))
+            for game, reply in zip(running, replies, strict=True)
+        ]
 
-
-def _replies(
-    model: Answerer, running: Sequence[Game], errors: Mapping[str, set[str]]
-) -> list[Reply]:
-    """Ask for all moves, then for the states after them; a wrong state stops its game."""
-    replies = ask_moves(model, [game.board for game in running])
-    asked: dict[str, EnvironmentPrompt] = {}
-    for game, reply in zip(running, replies, strict=True):
-        if reply.move is None:
-            errors[game.name].add("illegal_move" if reply.readable else "unreadable_move")
-        else:
-            asked[game.name] = prompt_of(game.board, reply.move.uci())
-    states = model.answers(list(map(write_environment_prompt, asked.values()))) if asked else []
-    for (name, prompt), state in zip(asked.items(), states, strict=True):
-        errors[name].update(state_errors(rules.transition(prompt.fen, prompt.action), state))
-    return [
-        replace(reply, is_last=bool(errors[game.name]))
-        for game, reply in zip(running, replies, strict=True)
-    ]
+    @staticmethod
+    def judge(game: Game) -> dict[str, float]:
+        """See `GameSuite`."""
+        state_error = any(name in STATE_ERRORS for name in game.errors)
+        return {
+            "right_plies": game.half_moves - state_error,
+            "finished": game.ending == "rules" and not game.errors,
+            "capped": game.ending == "capped" and not game.errors,
+            "state_error": state_error,
+            **{name: name in game.errors for name in (*MOVE_ERRORS, *STATE_ERRORS)},
+        }
 
 
 def state_errors(truth: EnvironmentAnswer, completion: str) -> set[str]:
@@ -107,24 +97,7 @@ def state_errors(truth: EnvironmentAnswer, completion: str) -> set[str]:
     except NotationError:
         return {"unreadable_state"}
     fields = zip(_FEN_FIELDS, answer.fen.split(" "), truth.fen.split(" "), strict=True)
-    errors = {name for name, mine, right in fields if mine != right}
+    errors = {name for name, said, right in fields if said != right}
     if replace(answer, fen=truth.fen) != truth:
         errors.add("outcome")
     return errors
-
-
-def judge(game: Game, errors: Collection[str]) -> dict[str, float]:
-    """The suite's metrics for one game that is over.
-
-    Args:
-        game: Over.
-        errors: Those that stopped it, of `MOVE_ERRORS` and `STATE_ERRORS`.
-    """
-    state_error = any(name in errors for name in STATE_ERRORS)
-    return {
-        "right_plies": game.half_moves - state_error,
-        "finished": game.ending == "rules" and not errors,
-        "capped": game.ending == "capped" and not errors,
-        "state_error": state_error,
-        **{name: name in errors for name in (*MOVE_ERRORS, *STATE_ERRORS)},
-    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import chess
@@ -14,8 +14,7 @@ from ...tasks import rules
 from ...tasks.environment import ENVIRONMENT, parse_environment_answer, score_environment
 from ...tasks.text import expand_placement
 from ...tasks.types import EnvironmentPrompt
-from ..answerers import Answerer
-from ..suite import Judged, Metric, Suite
+from ..suite import Metric, PromptSuite
 
 DATASET = "rookworld-evaluation"
 
@@ -43,19 +42,18 @@ LAST_MOVES = "moves_31_on"
 KINDS = ("castling", "en_passant", "promotion", "capture", "check", "mate", "quiet", "illegal")
 
 
-class EnvironmentSuite(Suite[EnvironmentPrompt]):
+class EnvironmentSuite(PromptSuite[EnvironmentPrompt]):
     """Packaged prompts of all kinds, their positions from the held-out tenth.
 
     Args:
-        rows: The largest number of prompts.
-        seed: Decides which.
+        suite_rows: The largest number of prompts.
+        suite_seed: Decides which.
     """
 
     name = "environment"
     summary = "Simulates one move, on held-out positions of whole games."
     version = 2
     headline = "exact"
-    one_answer = True
     metrics: ClassVar[Mapping[str, Metric]] = {
         "invalid": Metric("share", "The answer cannot be read."),
         "exact": Metric(
@@ -85,49 +83,45 @@ class EnvironmentSuite(Suite[EnvironmentPrompt]):
         f"exact/{OPENINGS}: fewer than {OPENING_PLIES} plies played."
     )
 
-    def __init__(self, rows: int, seed: int) -> None:
-        super().__init__(_prompts(rows, seed), seed)
+    groups = (OPENINGS, *MOVES, LAST_MOVES, *KINDS)
+
+    def __init__(self, suite_rows: int, suite_seed: int) -> None:
+        super().__init__(_prompts(suite_rows, suite_seed), suite_seed)
 
     def positions(self) -> dict[str, str]:
         """See `Suite`."""
         return {item: prompt.fen for item, prompt in self.items.items()}
 
-    def groups(self) -> Iterable[str]:
-        """See `Suite`."""
-        return (OPENINGS, *MOVES, LAST_MOVES, *KINDS)
+    def groups_of(self, name: str) -> list[str]:
+        """See `PromptSuite`."""
+        item = self.items[name]
+        return [*_opening(item), _moves(item.fen), *kinds(item.fen, item.action)]
 
-    def judged(self, model: Answerer) -> Iterator[Judged]:
-        """See `Suite`."""
-        completions = model.answers(list(self.items))
-        for (item, prompt), completion in zip(self.items.items(), completions, strict=True):
-            groups = [*_opening(prompt), _moves(prompt.fen), *kinds(prompt.fen, prompt.action)]
-            yield item, judge(prompt, completion), groups
-
-
-def judge(prompt: EnvironmentPrompt, completion: str) -> dict[str, float]:
-    """The suite's metrics for one answer; `reward_mae` only if it can be read."""
-    score = score_environment(prompt.fen, prompt.action, completion)
-    found = {
-        "invalid": 1 - score["format"],
-        "exact": score["exact"],
-        "next_state_exact": float(score["state"] == 1),
-        "position": score["position"],
-        "levenshtein": score["closeness"],
-        **dict.fromkeys(("squares", "reward", "terminated", "truncated"), 0.0),
-    }
-    if not score["format"]:
-        return found
-    answer = parse_environment_answer(completion)
-    truth = rules.transition(prompt.fen, prompt.action)
-    boards = (expand_placement(fen.split(" ")[0]) for fen in (answer.fen, truth.fen))
-    return {
-        **found,
-        "squares": sum(map(str.__eq__, *boards)) / 64,
-        "reward": float(answer.reward == truth.reward),
-        "reward_mae": abs(answer.reward - truth.reward),
-        "terminated": float(answer.terminated == truth.terminated),
-        "truncated": float(answer.truncated == truth.truncated),
-    }
+    @staticmethod
+    def judge(item: EnvironmentPrompt, completion: str) -> dict[str, float]:
+        """See `PromptSuite`; `reward_mae` only if the answer can be read."""
+        score = score_environment(item.fen, item.action, completion)
+        values = {
+            "invalid": 1 - score["format"],
+            "exact": score["exact"],
+            "next_state_exact": float(score["state"] == 1),
+            "position": score["position"],
+            "levenshtein": score["closeness"],
+            **dict.fromkeys(("squares", "reward", "terminated", "truncated"), 0.0),
+        }
+        if not score["format"]:
+            return values
+        answer = parse_environment_answer(completion)
+        truth = rules.transition(item.fen, item.action)
+        boards = (expand_placement(fen.split(" ")[0]) for fen in (answer.fen, truth.fen))
+        return {
+            **values,
+            "squares": sum(map(str.__eq__, *boards)) / 64,
+            "reward": float(answer.reward == truth.reward),
+            "reward_mae": abs(answer.reward - truth.reward),
+            "terminated": float(answer.terminated == truth.terminated),
+            "truncated": float(answer.truncated == truth.truncated),
+        }
 
 
 def kinds(fen: str, action: str) -> list[str]:
@@ -142,16 +136,16 @@ def kinds(fen: str, action: str) -> list[str]:
         return ["illegal"]
     if not move:
         return ["illegal"]
-    found = {
+    kinds = {
         "castling": board.is_castling(move),
         "en_passant": board.is_en_passant(move),
         "promotion": move.promotion is not None,
         "capture": board.is_capture(move),
     }
     board.push(move)
-    found["mate"] = board.is_checkmate()
-    found["check"] = board.is_check() and not found["mate"]
-    return [name for name, applies in found.items() if applies] or ["quiet"]
+    kinds["mate"] = board.is_checkmate()
+    kinds["check"] = board.is_check() and not kinds["mate"]
+    return [name for name, applies in kinds.items() if applies] or ["quiet"]
 
 
 def _opening(prompt: EnvironmentPrompt) -> list[str]:

@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 from ...data.sources import Row
 from ...data.synthesis import fill_in_row
 from ...tasks.fill_in import score_fill_in
 from ...tasks.fill_in_text import parse_fill_in_prompt
-from ...tasks.types import FILL_IN_FIELDS, EnvironmentPrompt, FillInField, FillInPrompt
-from ..answerers import Answerer
-from ..suite import Judged, Metric, Suite
+from ...tasks.types import FILL_IN_FIELDS, EnvironmentPrompt, FillInField
+from ..suite import Metric, PromptSuite
 from .environment import heldout_prompts
 
 
-class FillInSuite(Suite[Row]):
+class FillInSuite(PromptSuite[Row]):
     """Records of the packaged environment prompts, each field hidden equally often.
 
     Their positions are those of the suite `environment`, from the held-out tenth.
 
     Args:
-        rows: The largest number of records.
-        seed: Decides which, and what is hidden.
+        suite_rows: The largest number of records.
+        suite_seed: Decides which, and what is hidden.
     """
 
     name = "fill_in"
     summary = "Restores what is hidden in a record; every answer that fits the rest is right."
     version = 1
     headline = "exact"
-    one_answer = True
     metrics: ClassVar[Mapping[str, Metric]] = {
         "invalid": Metric("share", "The answer does not have the form of the hidden field."),
         "exact": Metric("share", "The answer fits the rest of the record."),
@@ -44,32 +42,28 @@ class FillInSuite(Suite[Row]):
         "may be openings, and hide fields unequally."
     )
 
-    def __init__(self, rows: int, seed: int) -> None:
-        super().__init__(dict(_items(rows, seed)), seed)
+    groups = FILL_IN_FIELDS
+
+    def __init__(self, suite_rows: int, suite_seed: int) -> None:
+        super().__init__(dict(_items(suite_rows, suite_seed)), suite_seed)
 
     def positions(self) -> dict[str, str]:
         """See `Suite`."""
         return {item: row["fen"] for item, row in self.items.items()}
 
-    def groups(self) -> Iterable[str]:
-        """See `Suite`."""
-        return FILL_IN_FIELDS
+    def groups_of(self, name: str) -> list[str]:
+        """See `PromptSuite`."""
+        return [parse_fill_in_prompt(name).field]
 
-    def judged(self, model: Answerer) -> Iterator[Judged]:
-        """See `Suite`."""
-        for item, completion in zip(self.items, model.answers(list(self.items)), strict=True):
-            prompt = parse_fill_in_prompt(item)
-            yield item, judge(prompt, completion), [prompt.field]
-
-
-def judge(prompt: FillInPrompt, completion: str) -> dict[str, float]:
-    """The suite's metrics for one answer."""
-    score = score_fill_in(prompt, completion)
-    return {
-        "invalid": 1 - score["format"],
-        "exact": score["exact"],
-        "similarity": score["similarity"],
-    }
+    @staticmethod
+    def judge(item: Row, completion: str) -> dict[str, float]:
+        """See `PromptSuite`."""
+        score = score_fill_in(parse_fill_in_prompt(item["prompt"]), completion)
+        return {
+            "invalid": 1 - score["format"],
+            "exact": score["exact"],
+            "similarity": score["similarity"],
+        }
 
 
 # --------------------------------------------------------------------------------------------------

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 from ...data import synthesis
 from ...data.loading import HELDOUT_SHARE, is_held_out
 from ...tasks import rules
-from ..answerers import Answerer
-from ..games import Reply, ask_moves
-from ..suite import Judged, Metric, Suite
+from ...tasks.policy import write_policy_prompt
+from ..games import read_reply
+from ..suite import Metric, PromptSuite
 
 
-class MateInOneSuite(Suite[str]):
+class MateInOneSuite(PromptSuite[str]):
     """Positions made from a seed: half are from games, half small endgames, all from the held-out tenth.
 
     Args:
-        rows: The number of positions.
-        seed: Decides which.
+        suite_rows: The number of positions.
+        suite_seed: Decides which.
     """
 
     name = "mate_in_one"
     summary = "Finds a mate in one, in positions made from a seed."
     version = 1
     headline = "mate"
-    one_answer = True
     metrics: ClassVar[Mapping[str, Metric]] = {
         "invalid": Metric("share", "The answer cannot be read."),
         "legal": Metric("share", "`B` is a legal move."),
@@ -34,39 +33,40 @@ class MateInOneSuite(Suite[str]):
     grouped = ("mate",)  # by side to move
     about = "Positions with a mate in one, of random games and small endgames; no openings."
 
-    def __init__(self, rows: int, seed: int) -> None:
-        super().__init__(_made(rows, seed), seed)
+    groups = rules.SIDES
+
+    def __init__(self, suite_rows: int, suite_seed: int) -> None:
+        super().__init__(_made(suite_rows, suite_seed), suite_seed)
 
     def positions(self) -> dict[str, str]:
         """See `Suite`."""
         return dict(self.items)
 
-    def groups(self) -> Iterable[str]:
-        """See `Suite`."""
-        return rules.SIDES
+    def prompts(self) -> list[str]:
+        """See `PromptSuite`."""
+        return [write_policy_prompt(fen) for fen in self.items]
 
-    def judged(self, model: Answerer) -> Iterator[Judged]:
-        """See `Suite`."""
-        replies = ask_moves(model, [rules.board_of(fen) for fen in self.items])
-        for fen, reply in zip(self.items, replies, strict=True):
-            yield fen, judge(fen, reply), [rules.side_to_move(fen)]
+    def groups_of(self, name: str) -> list[str]:
+        """See `PromptSuite`."""
+        return [rules.side_to_move(name)]
 
-
-def judge(fen: str, reply: Reply) -> dict[str, float]:
-    """The suite's metrics for one answer."""
-    move = reply.move.uci() if reply.move else None
-    return {
-        "invalid": float(not reply.readable),
-        "legal": float(move is not None),
-        "mate": float(move in rules.mating_moves(fen)),
-    }
+    @staticmethod
+    def judge(item: str, completion: str) -> dict[str, float]:
+        """See `PromptSuite`."""
+        reply = read_reply(rules.board_of(item), completion)
+        move = reply.move.uci() if reply.move else None
+        return {
+            "invalid": float(not reply.readable),
+            "legal": float(move is not None),
+            "mate": float(move in rules.mating_moves(item)),
+        }
 
 
 def _made(rows: int, seed: int) -> dict[str, str]:
     """Positions, each by its FEN."""
     stream = synthesis.mate_in_one_positions(seed, lambda fen: is_held_out(fen, HELDOUT_SHARE))
-    found: dict[str, str] = {}
-    while len(found) < rows:
+    fens: dict[str, str] = {}
+    while len(fens) < rows:
         fen = next(stream)
-        found.setdefault(rules.position_key(fen), fen)
-    return {fen: fen for fen in found.values()}
+        fens.setdefault(rules.position_key(fen), fen)
+    return {fen: fen for fen in fens.values()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,8 +17,8 @@ from ...tasks import rules
 from ...tasks.environment import parse_environment_prompt, write_environment_prompt
 from ...tasks.types import EnvironmentPrompt
 from ..answerers import Answerer
-from ..suite import Judged, Metric, Suite, SuiteUnavailableError
-from .environment import EnvironmentSuite, heldout_prompts, judge
+from ..suite import Judged, Metric, PromptSuite, SuiteUnavailableError
+from .environment import EnvironmentSuite, heldout_prompts
 
 PLIES = {"ply_1": 1, "plies_2_to_5": 5, "plies_6_to_10": 10}  # group -> last of its half-moves
 
@@ -29,21 +29,15 @@ LATER_PLIES = "plies_11_on"
 JUDGED = ("invalid", "exact", "position")  # metrics of the suite environment
 
 
-SAMPLED = "sampled_"  # before the metrics of sampled answers
-
-
-_FILE = "give a JSON list of objects with prompt"
-
-
-class OpeningsSuite(Suite[EnvironmentPrompt]):
+class OpeningsSuite(PromptSuite[EnvironmentPrompt]):
     """Openings from a file; without one, the twenty first moves and packaged held-out openings.
 
     The rules say what is right; `expected_fen` and `move_num` of a file are not read.
 
     Args:
-        rows: The largest number of prompts.
-        seed: Decides which, and what is sampled.
-        file: A JSON list of objects with `prompt` (``A: state+action+history+``).
+        suite_rows: The largest number of prompts.
+        suite_seed: Decides which, and what is sampled.
+        openings_file: A JSON list of objects with `prompt` (``A: state+action+history+``).
 
     Raises:
         SuiteUnavailableError: The file could not be read, or holds no such prompt.
@@ -56,7 +50,6 @@ class OpeningsSuite(Suite[EnvironmentPrompt]):
     )
     version = 1
     headline = "position"
-    one_answer = True
     metrics: ClassVar[Mapping[str, Metric]] = {
         **{name: EnvironmentSuite.metrics[name] for name in JUDGED},
         "sampled_invalid": Metric("share", "As `invalid`, for the sampled answer."),
@@ -71,30 +64,41 @@ class OpeningsSuite(Suite[EnvironmentPrompt]):
         "10."
     )
 
-    def __init__(self, rows: int, seed: int, file: str | None = None) -> None:
-        found, notes = _packaged(rows, seed) if file is None else _read(Path(file), rows, seed)
-        self._sampling = replace(ROOKWORLD, seed=seed)
-        super().__init__(found, seed, {**notes, "sampled": self._sampling.as_dict()})
+    groups = (*PLIES, LATER_PLIES)
+
+    def __init__(self, suite_rows: int, suite_seed: int, openings_file: str | None = None) -> None:
+        notes: dict[str, Any] = {}
+        if openings_file is None:
+            prompts = _packaged(suite_rows, suite_seed)
+        else:
+            prompts, notes = _read(Path(openings_file), suite_rows, suite_seed)
+        self._sampling = replace(ROOKWORLD, seed=suite_seed)
+        super().__init__(prompts, suite_seed, {**notes, "sampled": self._sampling.as_dict()})
 
     def positions(self) -> dict[str, str]:
         """See `Suite`."""
         return {item: prompt.fen for item, prompt in self.items.items()}
 
-    def groups(self) -> Iterable[str]:
-        """See `Suite`."""
-        return (*PLIES, LATER_PLIES)
+    def prompts(self) -> list[str]:
+        """See `PromptSuite`."""
+        return [write_environment_prompt(prompt) for prompt in self.items.values()]
+
+    def groups_of(self, name: str) -> list[str]:
+        """See `PromptSuite`."""
+        return [ply_group(_ply(self.items[name]))]
+
+    @staticmethod
+    def judge(item: EnvironmentPrompt, completion: str) -> dict[str, float]:
+        """See `PromptSuite`."""
+        values = EnvironmentSuite.judge(item, completion)
+        return {name: values[name] for name in JUDGED}
 
     def judged(self, model: Answerer) -> Iterator[Judged]:
-        """See `Suite`."""
-        prompts = [write_environment_prompt(prompt) for prompt in self.items.values()]
-        greedy = model.answers(prompts)
-        sampled = model.samples(prompts, 1, self._sampling)
-        answered = zip(self.items.items(), greedy, sampled, strict=True)
-        for (item, prompt), completion, (drawn,) in answered:
-            found, more = judge(prompt, completion), judge(prompt, drawn)
-            values = {name: found[name] for name in JUDGED}
-            values |= {f"{SAMPLED}{name}": more[name] for name in JUDGED}
-            yield item, values, [ply_group(_ply(prompt))]
+        """See `Suite`; each prompt is answered once more, sampled."""
+        sampled = model.samples(self.prompts(), 1, self._sampling)
+        for (name, values, groups), (text,) in zip(super().judged(model), sampled, strict=True):
+            more = self.judge(self.items[name], text)
+            yield name, {**values, **{f"sampled_{key}": more[key] for key in JUDGED}}, groups
 
 
 def ply_group(ply: int) -> str:
@@ -113,10 +117,7 @@ def _ply(prompt: EnvironmentPrompt) -> int:
 # --------------------------------------------------------------------------------------------------
 # Items
 # --------------------------------------------------------------------------------------------------
-Items = tuple[dict[str, EnvironmentPrompt], dict[str, Any]]  # by name, and notes
-
-
-def _packaged(rows: int, seed: int) -> Items:
+def _packaged(rows: int, seed: int) -> dict[str, EnvironmentPrompt]:
     start = chess.Board()
     first = [EnvironmentPrompt(start.fen(), m.uci(), (m.uci(),)) for m in start.legal_moves]
     others = [
@@ -126,41 +127,43 @@ def _packaged(rows: int, seed: int) -> Items:
     ]
     random.Random(seed).shuffle(others)
     chosen = [*first, *others][:rows]
-    return {write_environment_prompt(prompt): prompt for prompt in chosen}, {}
+    return {write_environment_prompt(prompt): prompt for prompt in chosen}
 
 
 def _is_illegal(prompt: EnvironmentPrompt) -> bool:
     return rules.transition(prompt.fen, prompt.action).truncated
 
 
-def _read(path: Path, rows: int, seed: int) -> Items:
-    """The prompts of a file by ``row 17``, counted from 1; rows without a readable one are counted."""
-    content = _content(path)
-    prompts = {f"row {number}": _prompt(row) for number, row in enumerate(content, start=1)}
-    found = {name: prompt for name, prompt in prompts.items() if prompt is not None}
-    if not found:
-        raise SuiteUnavailableError(f"openings_file: {str(path)!r} holds no prompt; {_FILE}")
-    unread = len(prompts) - len(found)
+def _read(path: Path, rows: int, seed: int) -> tuple[dict[str, EnvironmentPrompt], dict[str, Any]]:
+    """The prompts of a file by ``row 17``, counted from 1, and notes; unreadable rows are counted."""
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _refused(path, f"could not be read ({error})") from error
+    if not isinstance(content, list):
+        raise _refused(path, "is not a list")
+    prompts = {
+        f"row {number}": prompt
+        for number, row in enumerate(content, start=1)
+        if (prompt := _prompt(row)) is not None
+    }
+    if not prompts:
+        raise _refused(path, "holds no prompt")
+    unread = len(content) - len(prompts)
     words = f"; no readable prompt in {unread}" if unread else ""
     notes = {
         "positions": f"Openings of {path.name}, {len(content)} rows{words}.",
         "file": path.name,
         "unreadable": unread,
     }
-    chosen = set(random.Random(seed).sample(sorted(found), min(rows, len(found))))
-    return {item: found[item] for item in found if item in chosen}, notes
+    chosen = set(random.Random(seed).sample(sorted(prompts), min(rows, len(prompts))))
+    return {item: prompt for item, prompt in prompts.items() if item in chosen}, notes
 
 
-def _content(path: Path) -> list[Any]:
-    try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SuiteUnavailableError(
-            f"openings_file: {str(path)!r} could not be read ({error}); {_FILE}"
-        ) from error
-    if not isinstance(content, list):
-        raise SuiteUnavailableError(f"openings_file: {str(path)!r} is not a list; {_FILE}")
-    return content
+def _refused(path: Path, why: str) -> SuiteUnavailableError:
+    return SuiteUnavailableError(
+        f"openings_file: {str(path)!r} {why}; give a JSON list of objects with prompt"
+    )
 
 
 def _prompt(row: Any) -> EnvironmentPrompt | None:

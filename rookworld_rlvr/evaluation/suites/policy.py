@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, ClassVar
 
@@ -21,8 +21,7 @@ from ...tasks.policy import (
 )
 from ...tasks.scoring import Values, values_by_move
 from ...tasks.types import PolicyAnswer
-from ..answerers import Answerer
-from ..suite import Judged, Metric, Suite, SuiteUnavailableError
+from ..suite import Metric, PromptSuite
 
 MOST_CP = 1_000  # limit of a centipawn loss, as on lichess.org: a mate is not worth 1,000 pawns
 
@@ -30,20 +29,18 @@ MOST_CP = 1_000  # limit of a centipawn loss, as on lichess.org: a mate is not w
 DECIDED_CP = 50  # the sign of a smaller value says little
 
 
-class PolicySuite(Suite[Values]):
+class PolicySuite(PromptSuite[Values]):
     """Positions with the values of all legal moves, a third of them from each phase of the game.
 
     Args:
-        rows: The largest number of positions.
-        seed: Decides which.
-        dataset_name: A data set whose held-out rows with `action_values` are taken instead.
+        suite_rows: The largest number of positions.
+        suite_seed: Decides which.
     """
 
     name = "policy"
     summary = "Analyses a position, judged by the engine's values of all legal moves."
     version = 1
     headline = "best_move"
-    one_answer = True
     metrics: ClassVar[Mapping[str, Metric]] = {
         "invalid": Metric("share", "The answer cannot be read."),
         "legal": Metric("share", "`B` is a legal move."),
@@ -82,65 +79,51 @@ class PolicySuite(Suite[Values]):
         "with best_move/opening."
     )
 
-    def __init__(self, rows: int, seed: int, dataset_name: str | None = None) -> None:
-        names = [dataset_name] if dataset_name else list(PACKAGED_DATA)
-        known: dict[str, Values] = {}
-        for name in names:
-            known |= _packaged_values(name) if name in PACKAGED_DATA else _heldout_values(name)
-        if not known:
-            raise SuiteUnavailableError(
-                f"no held-out policy row of {dataset_name!r} has action_values; label it with "
-                "rookworld prepare"
-            )
-        sources = {values_line(dataset_file(name)) or "unknown" for name in names}
-        notes: dict[str, Any] = {"values": sorted(sources)}
-        if dataset_name:
-            notes["positions"] = (
-                f"Held-out positions of {dataset_name}, spread over the phases as evenly as possible."
-            )
-        super().__init__(_balanced(known, rows, seed), seed, notes)
+    groups = (*rules.SIDES, *rules.PHASES)
+
+    def __init__(self, suite_rows: int, suite_seed: int) -> None:
+        sources = {values_line(dataset_file(name)) or "unknown" for name in PACKAGED_DATA}
+        items = _balanced(_heldout_values(), suite_rows, suite_seed)
+        super().__init__(items, suite_seed, {"values": sorted(sources)})
 
     def positions(self) -> dict[str, str]:
         """See `Suite`."""
         return {fen: fen for fen in self.items}
 
-    def groups(self) -> Iterable[str]:
-        """See `Suite`."""
-        return (*rules.SIDES, *rules.PHASES)
+    def prompts(self) -> list[str]:
+        """See `PromptSuite`."""
+        return [write_policy_prompt(fen) for fen in self.items]
 
-    def judged(self, model: Answerer) -> Iterator[Judged]:
-        """See `Suite`."""
-        prompts = [write_policy_prompt(fen) for fen in self.items]
-        completions = model.answers(prompts)
-        for (fen, values), completion in zip(self.items.items(), completions, strict=True):
-            yield fen, judge(values, completion), [rules.side_to_move(fen), rules.phase(fen)]
+    def groups_of(self, name: str) -> list[str]:
+        """See `PromptSuite`."""
+        return [rules.side_to_move(name), rules.phase(name)]
 
+    @staticmethod
+    def judge(item: Values, completion: str) -> dict[str, float]:
+        """See `PromptSuite`.
 
-def judge(values: Values, completion: str) -> dict[str, float]:
-    """The suite's metrics for one answer, those that apply to it.
-
-    Args:
-        values: Centipawns from the side to move by move, for every legal move.
-        completion: What the model wrote.
-    """
-    score = score_policy(values, completion)
-    found = {
-        "invalid": 1 - score["format"],
-        "best_move": score["best_move_hit"],
-        "top_5_overlap": score["candidates"],
-        "consistency": score["consistency"],
-        **dict.fromkeys(("legal", "candidates_legal"), 0.0),
-    }
-    if not score["format"]:
-        return found
-    answer = parse_policy_answer(completion)
-    return {
-        **found,
-        "legal": float(answer.best_move in values),
-        "candidates_legal": sum(move in values for move in answer.moves) / len(answer.moves),
-        **_losses(values, answer.best_move),
-        **_evaluation_errors(values, answer),
-    }
+        Args:
+            item: Centipawns from the side to move by move, for every legal move.
+            completion: What the model wrote.
+        """
+        score = score_policy(item, completion)
+        values = {
+            "invalid": 1 - score["format"],
+            "best_move": score["best_move_hit"],
+            "top_5_overlap": score["candidates"],
+            "consistency": score["consistency"],
+            **dict.fromkeys(("legal", "candidates_legal"), 0.0),
+        }
+        if not score["format"]:
+            return values
+        answer = parse_policy_answer(completion)
+        return {
+            **values,
+            "legal": float(answer.best_move in item),
+            "candidates_legal": sum(move in item for move in answer.moves) / len(answer.moves),
+            **_losses(item, answer.best_move),
+            **_evaluation_errors(item, answer),
+        }
 
 
 def _losses(values: Values, move: str) -> dict[str, float]:
@@ -161,36 +144,35 @@ def _evaluation_errors(values: Values, answer: PolicyAnswer) -> dict[str, float]
         if move in values
     ]
     decided = [pair for pair in pairs if abs(pair[1]) >= DECIDED_CP]
-    found = {}
+    errors = {}
     if pairs:
-        found["evaluation_mae"] = sum(abs(_held(a) - _held(b)) for a, b in pairs) / 100 / len(pairs)
+        differences = [abs(_clamped(a) - _clamped(b)) for a, b in pairs]
+        errors["evaluation_mae"] = sum(differences) / 100 / len(pairs)
     if decided:
         right = sum(math.copysign(1, a) == math.copysign(1, b) for a, b in decided if a)
-        found["evaluation_sign"] = right / len(decided)
-    return found
+        errors["evaluation_sign"] = right / len(decided)
+    return errors
 
 
-def _held(cp: float) -> float:
+def _clamped(cp: float) -> float:
     return max(-MOST_CP, min(MOST_CP, cp))
 
 
 # --------------------------------------------------------------------------------------------------
 # Positions
 # --------------------------------------------------------------------------------------------------
-def _heldout_values(name: str) -> Mapping[str, Values]:
-    """Values of the held-out positions of a data set, by FEN."""
-    found: dict[str, Values] = {}
-    rows: Any = parse_rows(SourceArguments(dataset_name=name).raw_rows())
-    for row in rows:
-        if not isinstance(row, dict) or row["task"] != POLICY.name:
-            continue  # loading the data reports malformed rows
-        values = values_by_move(row["action_values"])
-        if values and is_held_out(row["fen"], HELDOUT_SHARE):
-            found[row["fen"]] = values
-    return found
-
-
-_packaged_values = cache(_heldout_values)  # other data sets are files that may change
+@cache
+def _heldout_values() -> Mapping[str, Values]:
+    """Values of the held-out positions of the packaged data, by FEN."""
+    values: dict[str, Values] = {}
+    for name in PACKAGED_DATA:
+        rows: Any = parse_rows(SourceArguments(dataset_name=name).raw_rows())
+        for row in rows:
+            if row["task"] != POLICY.name or not is_held_out(row["fen"], HELDOUT_SHARE):
+                continue
+            if by_move := values_by_move(row["action_values"]):
+                values[row["fen"]] = by_move
+    return values
 
 
 def _balanced(known: Mapping[str, Values], rows: int, seed: int) -> dict[str, Values]:

@@ -64,9 +64,9 @@ class PuzzlesSuite(Suite[Puzzle]):
     lichess.org, only the file's move is right, but any move that mates is right too and ends the line.
 
     Args:
-        rows: The largest number of puzzles.
-        seed: Decides which.
-        file: Lichess's puzzle database, plain or compressed.
+        suite_rows: The largest number of puzzles.
+        suite_seed: Decides which.
+        puzzles_file: Lichess's puzzle database, plain or compressed.
 
     Raises:
         SuiteUnavailableError: No file was given, or it could not be read.
@@ -87,20 +87,17 @@ class PuzzlesSuite(Suite[Puzzle]):
     grouped = ("first_move", "whole_line")  # by rating and the sample's most common themes
     about = "Positions of puzzles from people's games, at any move."
 
-    def __init__(self, rows: int, seed: int, file: str | None) -> None:
-        if file is None:
+    def __init__(self, suite_rows: int, suite_seed: int, puzzles_file: str | None) -> None:
+        if puzzles_file is None:
             raise SuiteUnavailableError(f"no puzzles are packaged; {_WHAT_TO_GIVE}")
-        puzzles, malformed = read_puzzles(file, rows, seed)
-        notes = {"file": file, "malformed": malformed}
-        super().__init__({puzzle.name: puzzle for puzzle in puzzles}, seed, notes)
+        puzzles, malformed = read_puzzles(puzzles_file, suite_rows, suite_seed)
+        notes = {"file": puzzles_file, "malformed": malformed}
+        super().__init__({puzzle.name: puzzle for puzzle in puzzles}, suite_seed, notes)
+        self.groups = (*(name for _, name in BANDS), TOP_BAND, *common_themes(puzzles))
 
     def positions(self) -> dict[str, str]:
         """See `Suite`; those of the first moves."""
         return {name: puzzle.fen for name, puzzle in self.items.items()}
-
-    def groups(self) -> Iterable[str]:
-        """See `Suite`."""
-        return (*(name for _, name in BANDS), TOP_BAND, *common_themes(self.items.values()))
 
     def judged(self, model: Answerer) -> Iterator[Judged]:
         """See `Suite`."""
@@ -113,9 +110,9 @@ class PuzzlesSuite(Suite[Puzzle]):
 
 def solve(model: Answerer, puzzles: Sequence[Puzzle]) -> list[dict[str, float]]:
     """The suite's metrics of each puzzle; a round asks for a move of all that are still right."""
-    found: list[dict[str, float]] = [{} for _ in puzzles]
+    solved: list[dict[str, float]] = [{} for _ in puzzles]
     boards = (rules.board_of(puzzle.fen) for puzzle in puzzles)
-    running = list(zip(puzzles, boards, found, strict=True))
+    running = list(zip(puzzles, boards, solved, strict=True))
     while running:
         replies = ask_moves(model, [board for _, board, _ in running])
         going_on = []
@@ -133,7 +130,7 @@ def solve(model: Answerer, puzzles: Sequence[Puzzle]) -> list[dict[str, float]]:
             else:
                 values["whole_line"] = float(right)
         running = going_on
-    return found
+    return solved
 
 
 def is_right(board: chess.Board, move: chess.Move, wanted: chess.Move) -> bool:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
-from ..answerers import Answerer
-from ..games import Game, GameSuite, ask_moves, play_out
-from ..suite import Judged, Metric
+from ..games import Game, GameSuite
+from ..suite import Metric
 
 
 class SelfPlaySuite(GameSuite):
@@ -31,32 +30,18 @@ class SelfPlaySuite(GameSuite):
             "end of the game.",
         ),
         "finished": Metric("share", "The game ended by the rules."),
-        "capped": Metric(
-            "share", "The game was cut off at `game_plies` half-moves, all of them legal."
-        ),
+        "capped": Metric("share", "The game was cut off at 200 half-moves, all of them legal."),
         "illegal_end": Metric("share", "The game ended with an illegal move."),
         "unreadable_end": Metric("share", "The game ended with an answer that cannot be read."),
     }
 
-    def judged(self, model: Answerer) -> Iterator[Judged]:
-        """See `Suite`."""
-        games = self.games()
-        play_out(
-            games,
-            lambda running: ask_moves(model, [game.board for game in running]),
-            self.plies,
-            f"{model.name}: {self.name}",
-        )
-        for game in games:
-            yield game.name, judge(game), ()
-
-
-def judge(game: Game) -> dict[str, float]:
-    """The suite's metrics for one game that is over."""
-    return {
-        "legal_half_moves": game.half_moves,
-        "finished": game.ending == "rules",
-        "capped": game.ending == "capped",
-        "illegal_end": game.ending == "illegal",
-        "unreadable_end": game.ending == "unreadable",
-    }
+    @staticmethod
+    def judge(game: Game) -> dict[str, float]:
+        """See `GameSuite`."""
+        return {
+            "legal_half_moves": game.half_moves,
+            "finished": game.ending == "rules",
+            "capped": game.ending == "capped",
+            "illegal_end": game.ending == "illegal",
+            "unreadable_end": game.ending == "unreadable",
+        }

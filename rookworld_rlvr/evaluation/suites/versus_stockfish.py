@@ -1,14 +1,10 @@
-"""Suite `versus_stockfish`: games against Stockfish's skill levels, or a random mover."""
+"""Suite `versus_stockfish`: games against Stockfish at its lowest skill level."""
 
 from __future__ import annotations
 
-import asyncio
 import math
-import random
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from subprocess import DEVNULL
 from typing import Any, ClassVar, TypeVar
 
@@ -23,64 +19,39 @@ from ...engine.pool import EngineArguments, find_engine
 from ...inference.prompts import Choice, choose, policy_prompt, reply_of
 from ...tasks.policy import parse_policy_answer
 from ..answerers import Answerer
-from ..games import Game, GameSuite, Reply, play_out
-from ..suite import (
-    RANDOM_LEVEL,
-    Judged,
-    Metric,
-    Observations,
-    SuiteResult,
-    SuiteUnavailableError,
-)
+from ..games import Game, GameSuite, Reply
+from ..suite import Metric, SuiteResult, SuiteUnavailableError
 
-_SKILL = "Skill Level"
-
+ELO_SCALE = 400
+_LEVEL = "Skill Level"
 
 T = TypeVar("T")
 
 
-ELO_SCALE = 400
-
-
-@dataclass(frozen=True, slots=True)
-class Pairing:
-    """Whom the model plays, and with which pieces."""
-
-    level: str  # of `suite.LEVELS`
-    side: chess.Color  # the model's
-
-    @property
-    def group(self) -> str:
-        """The level, as results name it."""
-        return self.level if self.level == RANDOM_LEVEL else f"stockfish_{self.level}"
-
-
 class VersusStockfishSuite(GameSuite):
-    """Games from openings, each played twice at a level, once with each colour.
+    """Games from openings, each opening played twice, once with each colour.
 
     The model plays as in a chess program: `inference.prompts.choose` replaces an illegal or unreadable
     move, as `rookworld uci` does. `strict_score` says what the same games come to if such a move loses.
     A game is a draw if it is cut off, or if python-chess ends it without a mate.
 
     Args:
-        levels: Of `suite.LEVELS`.
-        games: How many at each level.
-        plies: Half-moves after which a game is cut off.
-        seed: Decides openings and random moves, but not Stockfish's moves, see `SkilledEngine`.
+        suite_games: How many.
+        suite_seed: Decides openings, but not Stockfish's moves, see `SkilledEngine`.
         engine_args: Which engine.
 
     Raises:
-        SuiteUnavailableError: A level needs an engine, and none was found.
+        SuiteUnavailableError: No engine was found, or it has no skill levels.
     """
 
     name = "versus_stockfish"
-    summary = "Plays Stockfish's skill levels 0 to 5, or a random mover (`versus_levels`)."
+    summary = "Plays Stockfish at its lowest skill level, 0."
     version = 2
     headline = "score"
     metrics: ClassVar[Mapping[str, Metric]] = {
         "score": Metric("mean", "1 for a win, 0.5 for a draw, 0 for a loss."),
         "elo_difference": Metric(
-            "mean", "Elo rating of the model less the opponent's, from the score; by level only."
+            "mean", "Elo rating of the model less the opponent's, from the score."
         ),
         "win": Metric("share", "The model mates."),
         "draw": Metric("share", "Neither side mates; a game that is cut off counts."),
@@ -91,161 +62,97 @@ class VersusStockfishSuite(GameSuite):
             "mean", "Illegal and unreadable moves of the model in a game; each is replaced."
         ),
         "illegal_share": Metric("mean", "The same as a share of the model's moves in the game."),
-        "capped": Metric("share", "The game was cut off at `game_plies` half-moves."),
+        "capped": Metric("share", "The game was cut off at 200 half-moves."),
         "half_moves": Metric("mean", "Legal moves of both sides since the starting position."),
     }
-    grouped = tuple(metrics)  # by level
 
-    def __init__(
-        self,
-        levels: Sequence[str],
-        games: int,
-        plies: int,
-        seed: int,
-        engine_args: EngineArguments,
-    ) -> None:
-        self._levels = levels
-        self._pairings: dict[str, Pairing] = {}
-        super().__init__(games, plies, seed)
-        self._engine_args = None
-        if set(levels) - {RANDOM_LEVEL}:
-            try:
-                with SkilledEngine(engine_args) as engine:
-                    self._engine_args = engine_args
-                    self.notes["engine"] = f"{engine.name}, depth 1 + level; it chooses by chance"
-            except EngineError as error:
-                raise SuiteUnavailableError(
-                    f"{error}; or set versus_levels: {RANDOM_LEVEL}, which needs no engine"
-                ) from error
+    def __init__(self, suite_games: int, suite_seed: int, engine_args: EngineArguments) -> None:
+        super().__init__(suite_games, suite_seed)
+        self._engine_args = engine_args
+        try:
+            with SkilledEngine(engine_args) as engine:
+                self.notes["engine"] = f"{engine.name}, depth 1; it chooses by chance"
+        except EngineError as error:
+            raise SuiteUnavailableError(str(error)) from error
 
     def starts(self, games: int, seed: int) -> dict[str, chess.Board]:
         """See `GameSuite`; both games of a pair start at the same board."""
-        boards = list(super().starts(math.ceil(games / 2), seed).values())
-        found = {}
-        for level in self._levels:
-            for number in range(games):
-                pairing = Pairing(level, side=number % 2 == 0)
-                board = boards[number // 2]
-                name = f"{pairing.group} {chess.COLOR_NAMES[pairing.side]} {board.fen()}"
-                found[name], self._pairings[name] = board, pairing
-        return found
+        boards = super().starts(math.ceil(games / 2), seed)
+        names = [f"{side} {fen}" for fen in boards for side in ("white", "black")]
+        return {name: boards[name.split(" ", 1)[1]] for name in names[:games]}
 
-    def groups(self) -> list[str]:
-        """See `Suite`; the levels."""
-        return list(dict.fromkeys(pairing.group for pairing in self._pairings.values()))
-
-    def judged(self, model: Answerer) -> Iterator[Judged]:
-        """See `Suite`.
+    def run(self, model: Answerer) -> SuiteResult:
+        """See `Suite`; scores have intervals that hold for few games, and a rating is added.
 
         Raises:
             EngineError: See `SkilledEngine`.
         """
-        games = self.games()
-        replaced: Counter[str] = Counter()
-        with SkilledEngine(self._engine_args) if self._engine_args else nullcontext() as engine:
-            play_out(
-                games,
-                lambda running: self._replies(model, engine, running, replaced),
-                self.plies,
-                f"{model.name}: {self.name}",
-            )
-        for game in games:
-            pairing = self._pairings[game.name]
-            yield game.name, judge(game, pairing.side, replaced[game.name]), [pairing.group]
-
-    def run(self, model: Answerer) -> SuiteResult:
-        """See `Suite`; adds ratings, which are not a mean over games."""
-        result = super().run(model)
-        estimates, notes = _ratings(result.observations, self.groups())
-        return replace(result, estimates=estimates, notes={**notes, **self.notes})
-
-    def _replies(
-        self,
-        model: Answerer,
-        engine: SkilledEngine | None,
-        running: Sequence[Game],
-        replaced: Counter[str],
-    ) -> list[Reply]:
-        pairings = [self._pairings[game.name] for game in running]
-        mine, skilled = {}, {}
-        replies: dict[str, Reply] = {}
-        for game, pairing in zip(running, pairings, strict=True):
-            if game.board.turn == pairing.side:
-                mine[game.name] = game.board
-            elif pairing.level == RANDOM_LEVEL:
-                replies[game.name] = Reply(True, random_move(game.board, self.seed))
+        with SkilledEngine(self._engine_args) as self._engine:
+            result = super().run(model)
+        values = result.observations.values
+        estimates: dict[str, Estimate] = {
+            name: score_estimate(list(values[name].values()))
+            for name in ("score", "strict_score")
+            if name in values
+        }
+        notes = dict(result.notes)
+        if score := estimates.get("score"):
+            if rating := elo_difference(score):
+                estimates["elo_difference"] = rating
             else:
-                skilled[game.name] = (int(pairing.level), game.board)
-        for name, choice in zip(mine, ask_choices(model, list(mine.values())), strict=True):
-            replies[name] = Reply(True, choice.move)
-            replaced[name] += bool(choice.fault)
-        if engine is not None:
-            moves = engine.moves(list(skilled.values()))
-            replies |= zip(skilled, (Reply(True, move) for move in moves), strict=True)
-        return [replies[game.name] for game in running]
+                notes["elo_difference"] = f"a score of {score.value:g} has no finite Elo difference"
+        return replace(result, estimates=estimates, notes=notes)
+
+    def replies(self, model: Answerer, running: Sequence[Game]) -> list[Reply]:
+        """See `GameSuite`; those of the model and of Stockfish."""
+        asked = [game for game in running if game.board.turn == _side(game)]
+        others = [game for game in running if game.board.turn != _side(game)]
+        moves: dict[str, chess.Move] = {}
+        for game, choice in zip(asked, ask_choices(model, asked), strict=True):
+            moves[game.name] = choice.move
+            game.errors += [choice.fault] if choice.fault else []
+        answers = self._engine.moves([game.board for game in others]) if others else []
+        moves |= {game.name: move for game, move in zip(others, answers, strict=True)}
+        return [Reply(True, moves[game.name]) for game in running]
+
+    @staticmethod
+    def judge(game: Game) -> dict[str, float]:
+        """See `GameSuite`."""
+        outcome = game.board.outcome()
+        winner = outcome.winner if outcome else None
+        score = 0.5 if winner is None else float(winner == _side(game))
+        began = game.board.turn ^ (game.half_moves % 2 == 1)  # who made the first of the moves
+        moves = (game.half_moves + (began == _side(game))) // 2
+        return {
+            "score": score,
+            "win": float(score == 1),
+            "draw": float(score == 0.5),
+            "strict_score": 0.0 if game.errors else score,
+            "illegal_moves": len(game.errors),
+            "illegal_share": len(game.errors) / max(1, moves),
+            "capped": float(game.ending == "capped"),
+            "half_moves": game.half_moves,
+        }
 
 
-def ask_choices(model: Answerer, boards: Sequence[chess.Board]) -> list[Choice]:
+def _side(game: Game) -> chess.Color:
+    """The model's."""
+    return game.name.startswith("white")
+
+
+def ask_choices(model: Answerer, games: Sequence[Game]) -> list[Choice]:
     """What `rookworld uci` would play with a model's answers, all of them asked at once."""
-    prompts = [policy_prompt(board) for board in boards]
+    prompts = [policy_prompt(game.board) for game in games]
     answers = model.answers(prompts) if prompts else []
     return [
-        choose(board, reply_of(answer, parse_policy_answer))
-        for board, answer in zip(boards, answers, strict=True)
+        choose(game.board, reply_of(answer, parse_policy_answer))
+        for game, answer in zip(games, answers, strict=True)
     ]
-
-
-def judge(game: Game, side: chess.Color, replaced: int) -> dict[str, float]:
-    """The suite's metrics for one game that is over.
-
-    Args:
-        game: Over.
-        side: The model's.
-        replaced: How many of its moves were illegal or unreadable.
-    """
-    outcome = game.board.outcome()
-    winner = outcome.winner if outcome else None
-    score = 0.5 if winner is None else float(winner == side)
-    began = game.board.turn ^ (game.half_moves % 2 == 1)  # who made the first of the moves
-    moves = (game.half_moves + (began == side)) // 2
-    return {
-        "score": score,
-        "win": float(score == 1),
-        "draw": float(score == 0.5),
-        "strict_score": 0.0 if replaced else score,
-        "illegal_moves": replaced,
-        "illegal_share": replaced / max(1, moves),
-        "capped": float(game.ending == "capped"),
-        "half_moves": game.half_moves,
-    }
 
 
 # --------------------------------------------------------------------------------------------------
 # Scores and ratings
 # --------------------------------------------------------------------------------------------------
-def _ratings(
-    seen: Observations, groups: Sequence[str]
-) -> tuple[dict[str, Estimate], dict[str, Any]]:
-    """Scores with intervals that hold for few games, Elo differences, and why some are missing."""
-    estimates = {
-        name: score_estimate(list(seen.values[name].values()))
-        for metric in ("score", "strict_score")
-        for name in (metric, *(f"{metric}/{group}" for group in groups))
-        if name in seen.values
-    }
-    missing = {}
-    for group in groups:
-        score = estimates.get(f"score/{group}")
-        if score is None:
-            continue
-        rating = elo_difference(score)
-        if rating is None:
-            missing[group] = f"a score of {score.value:g} has no finite Elo difference"
-        else:
-            estimates[f"elo_difference/{group}"] = rating
-    return estimates, {"elo_difference": missing} if missing else {}
-
-
 def score_estimate(scores: Sequence[float]) -> Estimate:
     """The mean of scores with its Wilson interval, in which a draw is half a win.
 
@@ -276,15 +183,10 @@ def elo_difference(score: Estimate) -> Estimate | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Opponents
+# The opponent
 # --------------------------------------------------------------------------------------------------
-def random_move(board: chess.Board, seed: int) -> chess.Move:
-    """A random legal move, decided by seed and position; `RandomMover` chooses differently."""
-    return random.Random(f"opponent {seed} {board.fen()}").choice(list(board.legal_moves))
-
-
 class SkilledEngine:
-    """Stockfish at its skill levels, started once, by the main process; a context manager.
+    """Stockfish at skill level 0, started once, by the main process; a context manager.
 
     At level `n`, Stockfish chooses among its best four moves of depth 1 + `n`, so searches go to that
     depth. The weaker the level, the more chance decides. The time is its seed, so a second game differs
@@ -307,15 +209,13 @@ class SkilledEngine:
         self._engine: chess.engine.SimpleEngine | None = None
         self.name = from_main(self._start)
 
-    def moves(self, asked: Sequence[tuple[int, chess.Board]]) -> list[chess.Move]:
-        """A move for each level and position; the same on every process.
+    def moves(self, boards: Sequence[chess.Board]) -> list[chess.Move]:
+        """A move in each position; the same on every process.
 
         Raises:
             EngineError: The engine died, hangs, or gives no move.
         """
-        if not asked:
-            return []
-        return from_main(lambda: [self._move(level, board) for level, board in asked])
+        return from_main(lambda: [self._move(board) for board in boards])
 
     def close(self) -> None:
         """End the engine's process."""
@@ -328,35 +228,28 @@ class SkilledEngine:
             # A process group of its own: Ctrl-C is for the program that asks.
             engine = chess.engine.SimpleEngine.popen_uci(path, stderr=DEVNULL, setpgrp=True)
             self._engine = engine
-            wanted = {"Threads": 1, "Hash": self._args.engine_hash_mb}
+            wanted = {"Threads": 1, "Hash": self._args.engine_hash_mb, _LEVEL: 0}
             engine.configure({key: value for key, value in wanted.items() if key in engine.options})
         except (TimeoutError, OSError, chess.engine.EngineError) as error:
             self.close()
             raise EngineError(
                 f"{path!r} does not run here as a UCI engine ({str(error) or 'no answer'}); give another"
             ) from error
-        if _SKILL not in engine.options:
+        if _LEVEL not in engine.options:
             self.close()
-            raise EngineError(f"{path!r} has no option {_SKILL!r}; give Stockfish")
+            raise EngineError(f"{path!r} has no option {_LEVEL!r}; give Stockfish")
         return str(engine.id.get("name", "unnamed engine"))
 
-    def _move(self, level: int, board: chess.Board) -> chess.Move:
+    def _move(self, board: chess.Board) -> chess.Move:
         assert self._engine is not None  # this is the main process
-        protocol = self._engine.protocol
-        search = protocol.play(
-            board,
-            chess.engine.Limit(depth=1 + level),
-            game=object(),  # a new one, so that the engine forgets the last
-            options={_SKILL: level},
-        )
-        # Not `SimpleEngine.play`, which waits for ever if the limit is not a time.
-        future = asyncio.run_coroutine_threadsafe(search, protocol.loop)
+        # A time, which depth 1 never needs: without one, `play` would wait for ever.
+        limit = chess.engine.Limit(depth=1, time=self._args.engine_timeout)
         try:
-            move = future.result(self._args.engine_timeout).move
+            # A new game, so that the engine forgets the last position.
+            move = self._engine.play(board, limit, game=object()).move
         except TimeoutError as error:
-            limit = self._args.engine_timeout
             raise EngineError(
-                f"no move within {limit:g} s at {board.fen()!r}; give another engine, or a larger "
+                f"no move within {limit.time:g} s at {board.fen()!r}; give another engine, or a larger "
                 "engine_timeout"
             ) from error
         except chess.engine.EngineError as error:
@@ -378,13 +271,13 @@ def from_main(ask: Callable[[], T]) -> T:
     Raises:
         EngineError: On every process, if `ask` raised it; the others would wait for ever.
     """
-    found: list[Any] = [None, None]
+    outcome: list[Any] = [None, None]
     if PartialState().is_main_process:
         try:
-            found[0] = ask()
+            outcome[0] = ask()
         except EngineError as error:
-            found[1] = str(error)
-    answer, failure = broadcast_object_list(found)
+            outcome[1] = str(error)
+    answer, failure = broadcast_object_list(outcome)
     if failure is not None:
         raise EngineError(failure)
     return answer

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from ...common.files import read_asset
 from ...common.html import name, render
 from ...common.stats import Proportion, newcombe
-from ...evaluation.goals import WHOSE, goal_rows
+from ...evaluation.results import WHOSE, goal_rows
 from ...tasks.metrics import headline, headlines
 from ...tasks.registry import TASKS
 from ...training.changes import stretches

@@ -9,8 +9,7 @@ from markupsafe import Markup
 
 from ...common.html import name, render
 from ...common.stats import Estimate
-from ...evaluation.goals import WHOSE, goal_rows
-from ...evaluation.results import SCHEMA_VERSION, decoding_text
+from ...evaluation.results import SCHEMA_VERSION, WHOSE, decoding_text, goal_rows
 from .published import published
 from .record import RunRecord
 

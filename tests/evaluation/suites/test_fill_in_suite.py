@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import chess
 import pytest
 
-from rookworld_rlvr.data.loading import (
-    HELDOUT_SHARE,
-    DataArguments,
-    LoadedData,
-    is_held_out,
-    load_data,
-)
-from rookworld_rlvr.evaluation.answerers import Oracle
-from rookworld_rlvr.evaluation.registry import keep_apart
-from rookworld_rlvr.evaluation.suites.fill_in import FillInSuite, judge
+from rookworld_rlvr.data.loading import HELDOUT_SHARE, DataArguments, is_held_out, load_data
+from rookworld_rlvr.evaluation.suites.fill_in import FillInSuite
 from rookworld_rlvr.tasks import fill_in_truth
 from rookworld_rlvr.tasks.fill_in_text import parse_fill_in_prompt
 from rookworld_rlvr.tasks.metrics import evaluate_completions, headline
@@ -38,24 +27,6 @@ CAPTURE = (
     "F: 4k3/8/8/3p4/4P3/8/8/4K3 w - - [MASK] 30+e4d5+e4d5+"
     "4k3/8/8/3P4/8/8/8/4K3 b - - 0 30+0.001+0+0+"
 )
-
-
-@pytest.fixture(scope="module")
-def suite() -> FillInSuite:
-    return FillInSuite(300, seed=0)
-
-
-@pytest.fixture(scope="module")
-def data() -> LoadedData:
-    return load_data(
-        DataArguments(
-            dataset_name="",
-            tasks=["fill_in"],
-            synthetic_fill_in_rows=1_500,
-            synthetic_opening_plies=8,
-            synthetic_shares={"openings": 1.0},
-        )
-    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -86,7 +57,7 @@ def data() -> LoadedData:
 def test_metrics_by_hand(
     prompt: str, completion: str, invalid: float, exact: float, similarity: float
 ) -> None:
-    found = judge(parse_fill_in_prompt(prompt), completion)
+    found = FillInSuite.judge({"prompt": prompt}, completion)
     expected = {"invalid": invalid, "exact": exact, "similarity": similarity}
     assert found == pytest.approx(expected, abs=1e-12)
 
@@ -94,8 +65,8 @@ def test_metrics_by_hand(
 # --------------------------------------------------------------------------------------------------
 # Items
 # --------------------------------------------------------------------------------------------------
-def test_items_are_held_out_records_each_field_as_often(suite: FillInSuite) -> None:
-    fens = suite.positions()
+def test_items_are_held_out_records_each_field_as_often() -> None:
+    fens = FillInSuite(300, 0).positions()
     prompts = [parse_fill_in_prompt(item) for item in fens]
     assert Counter(prompt.field for prompt in prompts) == dict.fromkeys(FILL_IN_FIELDS, 30)
     assert all(is_held_out(fen, HELDOUT_SHARE) for fen in fens.values())
@@ -114,37 +85,17 @@ def whole(prompt: FillInPrompt, fen: str) -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The ceiling and chance
-# --------------------------------------------------------------------------------------------------
-def nobody(fens: Sequence[str]) -> list[Any]:
-    raise AssertionError(f"nobody was to ask for {fens}")
-
-
-def test_the_oracle_is_right_in_all(suite: FillInSuite) -> None:
-    found = {name: value.value for name, value in suite.run(Oracle(nobody)).metrics().items()}
-    assert found.pop("invalid") == 0
-    assert set(found) == {"exact", "similarity", *(f"exact/{field}" for field in FILL_IN_FIELDS)}
-    assert set(found.values()) == {1.0}
-
-
-# --------------------------------------------------------------------------------------------------
-# Training sets
-# --------------------------------------------------------------------------------------------------
-
-
-def test_the_packaged_rows_hold_no_test_position(tmp_path: Path) -> None:
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("dataset_name: rookworld-nano-fill-in\ntasks: [fill_in]\nmax_rows: 2000\n")
-    proof = keep_apart([FillInSuite(100, 0)], str(recipe))
-    assert proof.left_out == {"fill_in": 0}
-    assert proof.rows > 1_500
-
-
-# --------------------------------------------------------------------------------------------------
 # Held-out metrics
 # --------------------------------------------------------------------------------------------------
-def test_held_out_rows_are_counted_by_field(data: LoadedData) -> None:
-    rows = data.heldout
+def test_held_out_rows_are_counted_by_field() -> None:
+    args = DataArguments(
+        dataset_name="",
+        tasks=["fill_in"],
+        synthetic_fill_in_rows=1_500,
+        synthetic_opening_plies=8,
+        synthetic_shares={"openings": 1.0},
+    )
+    rows = load_data(args).heldout
     fields = Counter(parse_fill_in_prompt(prompt).field for prompt in rows["prompt"])
     right = evaluate_completions(rows, [TASKS[row["task"]].reference(row) for row in rows])
     assert {result.value for result in right.values()} == {1.0}

@@ -16,12 +16,15 @@ from rookworld_rlvr.common.stats import Estimate
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, is_held_out
 from rookworld_rlvr.engine.pool import EngineArguments
 from rookworld_rlvr.evaluation import games
-from rookworld_rlvr.evaluation.answerers import RandomMover
 from rookworld_rlvr.evaluation.games import Game, Reply, openings
-from rookworld_rlvr.evaluation.models import ModelArguments, OracleValues, open_model
-from rookworld_rlvr.evaluation.registry import SuiteArguments, keep_apart, open_suites
-from rookworld_rlvr.evaluation.suite import SuiteResult
-from rookworld_rlvr.evaluation.suites import versus_stockfish
+from rookworld_rlvr.evaluation.models import (
+    ModelArguments,
+    OracleValues,
+    RandomMover,
+    open_model,
+)
+from rookworld_rlvr.evaluation.registry import SuiteArguments, open_suites
+from rookworld_rlvr.evaluation.suite import SuiteResult, keep_apart
 from rookworld_rlvr.evaluation.suites.closed_loop import ClosedLoopSuite, state_errors
 from rookworld_rlvr.evaluation.suites.self_play import SelfPlaySuite
 from rookworld_rlvr.evaluation.suites.versus_stockfish import (
@@ -58,10 +61,11 @@ def fen_after(*moves: str) -> str:
 
 @pytest.fixture
 def start_from(monkeypatch: pytest.MonkeyPatch) -> Start:
-    """Have a suite's games start from boards of the test."""
+    """Have a suite's games start from boards of the test, and end after some half-moves."""
 
-    def start_from(*boards: chess.Board) -> None:
+    def start_from(*boards: chess.Board, most: int = 3) -> None:
         monkeypatch.setattr(games, "openings", lambda count, seed: list(boards[:count]))
+        monkeypatch.setattr(games, "MOST_PLIES", most)
 
     return start_from
 
@@ -87,25 +91,25 @@ def test_openings_are_held_out_and_reached_by_their_moves() -> None:
     assert [board.fen() for board in openings(20, seed=1)] != [b.fen() for b in boards[:20]]
 
 
-def test_the_packaged_training_set_holds_no_starting_position() -> None:
-    suites = [
-        SelfPlaySuite(30, 10, 0),
-        ClosedLoopSuite(30, 10, 0),
-        VersusStockfishSuite(["random"], 30, 10, 0, NO_ENGINE),
-    ]
+def test_the_packaged_training_set_holds_no_starting_position(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(games, "MOST_PLIES", 10)
+    suites = [SelfPlaySuite(30, 0), ClosedLoopSuite(30, 0)]
     left_out = keep_apart(suites, "rookworld-nano-openings").left_out
-    assert left_out == {"self_play": 0, "closed_loop": 0, "versus_stockfish": 0}
+    assert left_out == {"self_play": 0, "closed_loop": 0}
     for suite in suites:
         assert len(suite.positions()) == 30
         suite.leave_out(list(suite.positions())[:28])
         assert suite.run(RandomMover()).n == 2 == len(suite.positions())
 
 
-def test_why_a_game_ends() -> None:
-    def ended(board: chess.Board, *replies: Reply, most: int = 9) -> tuple[str | None, int]:
+def test_why_a_game_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(board: chess.Board, *replies: Reply, most: int = 99) -> tuple[str | None, int]:
+        monkeypatch.setattr(games, "MOST_PLIES", most)
         game = Game("game", board)
         for reply in replies:
-            game.take(reply, most)
+            game.take(reply)
         return game.ending, game.half_moves
 
     def played(*moves: str) -> list[Reply]:
@@ -119,7 +123,7 @@ def test_why_a_game_ends() -> None:
     mate_at_the_cap = ended(game_after("f3", "e5"), *played("g2g4", "d8h4"), most=2)
     assert mate_at_the_cap == ("rules", 2)
     there_and_back = ["g1f3", "g8f6", "f3g1", "f6g8"] * 4  # the start for the fifth time
-    assert ended(chess.Board(), *played(*there_and_back), most=99) == ("rules", 16)
+    assert ended(chess.Board(), *played(*there_and_back)) == ("rules", 16)
     stalemate = chess.Board("7k/5Q2/8/6K1/8/8/8/8 w - - 0 1")
     assert ended(stalemate, *played("g5g6")) == ("rules", 1)
 
@@ -152,7 +156,7 @@ SELF_PLAY_STARTS = (
 def test_self_play_by_hand(start_from: Start) -> None:
     start_from(*SELF_PLAY_STARTS)
     model = Scripted(SELF_PLAY)
-    result = SelfPlaySuite(4, 3, 0).run(model)
+    result = SelfPlaySuite(4, 0).run(model)
     assert values(result) == {
         "legal_half_moves": (2 + 1 + 0 + 3) / 4,
         "finished": 1 / 4,
@@ -161,7 +165,7 @@ def test_self_play_by_hand(start_from: Start) -> None:
         "unreadable_end": 1 / 4,
     }
     assert [len(call) for call in model.calls] == [4, 3, 1], "one call a ply for all games"
-    assert result.n == 4 and result.notes["game_plies"] == 3
+    assert result.n == 4
 
 
 # --------------------------------------------------------------------------------------------------
@@ -218,7 +222,7 @@ def test_closed_loop_by_hand(start_from: Start) -> None:
         fen_after("g3", "g6", "Bg2", "Bg7"): "g1f3",
     }
     model = Scripted(moves, states_with_errors)
-    result = ClosedLoopSuite(7, 3, 0).run(model)
+    result = ClosedLoopSuite(7, 0).run(model)
     assert values(result) == pytest.approx(
         {
             # Fool's mate 2, illegal 1, unreadable 0, Nc6 1, d4 0, h4 0, cut off 3.
@@ -246,24 +250,11 @@ def test_an_error_in_the_last_state_is_no_finish(start_from: Start) -> None:
     start_from(game_after("f3", "e5", "g4"))
     moves = {fen_after("f3", "e5", "g4"): "d8h4"}
     mate = fen_after("f3", "e5", "g4", "Qh4#")
-    wrong = ClosedLoopSuite(1, 9, 0).run(Scripted(moves, lambda _: f"{mate}+0.001+0+0"))
+    wrong = ClosedLoopSuite(1, 0).run(Scripted(moves, lambda _: f"{mate}+0.001+0+0"))
     found = values(wrong)
     assert (found["finished"], found["outcome"], found["right_plies"]) == (0, 1, 0)
-    right = values(ClosedLoopSuite(1, 9, 0).run(Scripted(moves, lambda _: f"{mate}+1.0+1+0")))
+    right = values(ClosedLoopSuite(1, 0).run(Scripted(moves, lambda _: f"{mate}+1.0+1+0")))
     assert (right["finished"], right["state_error"], right["right_plies"]) == (1, 0, 1)
-
-
-def test_chance_simulates_the_move_that_was_made_once_in_the_number_of_moves() -> None:
-    """The random mover's answer to `A:` is that of a random move, which need not be its own."""
-    suite = ClosedLoopSuite(300, 1, 0)
-    found = suite.run(RandomMover()).metrics()
-    chances = [1 / chess.Board(fen).legal_moves.count() for fen in suite.positions().values()]
-    variance = sum(p * (1 - p) for p in chances) / len(chances) ** 2
-    right = 1 - found["state_error"].value
-    assert abs(right - sum(chances) / len(chances)) < 4 * variance**0.5
-    assert found["right_plies"].value == pytest.approx(right)
-    assert found["board"].value == found["state_error"].value, "another move, another board"
-    assert found["illegal_move"].value == found["unreadable_state"].value == 0
 
 
 # --------------------------------------------------------------------------------------------------
@@ -278,10 +269,9 @@ def test_versus_by_hand(start_from: Start, monkeypatch: pytest.MonkeyPatch) -> N
         fen_after("e4", "e5", "Nf3", "Nc6"): "f1c4",
         fen_after("e4", "e5", "Nh3"): "b8c6",
     }
+    monkeypatch.setattr(SkilledEngine, "_start", lambda engine: "Fish")
     monkeypatch.setattr(
-        versus_stockfish,
-        "random_move",
-        lambda board, seed: chess.Move.from_uci(opponent[board.fen()]),
+        SkilledEngine, "_move", lambda engine, board: chess.Move.from_uci(opponent[board.fen()])
     )
     # From the first opening it is mated as White, and mates as Black; from the second it errs as
     # White, where the first legal move is played instead, and both games are cut off.
@@ -294,8 +284,8 @@ def test_versus_by_hand(start_from: Start, monkeypatch: pytest.MonkeyPatch) -> N
             fen_after("e4", "e5", "Nf3"): "b8c6",
         }
     )
-    result = VersusStockfishSuite(["random"], 4, 3, 0, NO_ENGINE).run(model)
-    expected = {
+    result = VersusStockfishSuite(4, 0, NO_ENGINE).run(model)
+    assert values(result) == {
         "score": (0 + 1 + 0.5 + 0.5) / 4,
         "win": 1 / 4,
         "draw": 2 / 4,
@@ -304,23 +294,16 @@ def test_versus_by_hand(start_from: Start, monkeypatch: pytest.MonkeyPatch) -> N
         "illegal_share": 1 / 2 / 4,
         "capped": 2 / 4,
         "half_moves": (2 + 2 + 3 + 3) / 4,
+        "elo_difference": 0,
     }
-    found = values(result)
-    assert {name: found[name] for name in expected} == expected
-    assert {name: found[f"{name}/random"] for name in expected} == expected
-    scores = {
-        " ".join(name.split(" ")[1:3]): score
-        for name, score in result.observations.values["score"].items()
-    }
-    first, second = (fen_after(*moves).split(" ")[0] for moves in (("f3", "e5"), ("e4", "e5")))
-    assert scores == {
+    first, second = (fen_after(*moves) for moves in (("f3", "e5"), ("e4", "e5")))
+    assert result.observations.values["score"] == {
         f"white {first}": 0,
         f"black {first}": 1,
         f"white {second}": 0.5,
         f"black {second}": 0.5,
     }
-    assert found["elo_difference/random"] == 0
-    score = result.metrics()["strict_score/random"]
+    score = result.metrics()["strict_score"]
     # Wilson's interval of 1.5 of 4, by hand: (0.85518 ± 0.67501) / 1.96036.
     assert (score.low, score.high, score.n) == pytest.approx((0.0919, 0.7806, 4), abs=1e-4)
     assert [len(call) for call in model.calls] == [2, 2, 1], "one call a ply, of what is its turn"
@@ -344,52 +327,24 @@ def test_a_score_without_a_finite_difference_says_so() -> None:
     lost = score_estimate([0.0] * 20)
     assert (lost.value, lost.low) == (0, 0)
     assert lost.high == pytest.approx(0.1611, abs=1e-4), "Wilson's, as tabulated for 0 of 20"
-    fen = openings(1, 0)[0].fen()
-    result = VersusStockfishSuite(["random"], 1, 1, 0, NO_ENGINE).run(Scripted({fen: GARBAGE}))
-    found = values(result)
-    assert found["illegal_moves/random"] == found["illegal_share/random"] == 1
-    assert (found["score/random"], found["strict_score/random"]) == (0.5, 0), "it is cut off"
 
 
-def test_stockfish_plays_at_several_levels(stockfish: str) -> None:
-    suite = VersusStockfishSuite(["0", "random", "5"], 2, 16, 0, engine_arguments(stockfish))
-    result = suite.run(RandomMover())
-    found = result.metrics()
-    groups = [name.split("/")[1] for name in found if name.startswith("win/")]
-    assert groups == ["stockfish_0", "random", "stockfish_5"]
-    assert found["illegal_moves"].value == 0 and result.n == 6 == found["score"].n
-    assert all(0 < found[f"half_moves/{group}"].value <= 16 for group in groups)
+def test_stockfish_is_asked_at_a_level_and_a_depth(
+    stockfish: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(games, "MOST_PLIES", 16)
+    program = f"#!/bin/sh\ntee -a {tmp_path / 'heard'} | {stockfish}\n"
+    arguments = engine_arguments(script(tmp_path, program), engine_hash_mb=2)
+    result = VersusStockfishSuite(2, 0, arguments).run(RandomMover())
+    metrics = result.metrics()
+    assert metrics["illegal_moves"].value == 0 and result.n == 2 == metrics["score"].n
+    assert 0 < metrics["half_moves"].value <= 16
     assert result.notes["engine"].startswith("Stockfish")
-    assert "by chance" in result.notes["engine"]
-
-
-def test_stockfish_is_asked_at_a_level_and_a_depth(stockfish: str, tmp_path: Path) -> None:
-    program = f"#!/bin/sh\ntee {tmp_path / 'heard'} | {stockfish}\n"
-    board = chess.Board()
-    with SkilledEngine(engine_arguments(script(tmp_path, program), engine_hash_mb=2)) as engine:
-        engine.moves([(0, board), (5, board)])
     heard = (tmp_path / "heard").read_text().splitlines()
-    asked = [line for line in heard if line.startswith(("setoption name Skill", "go", "ucinew"))]
-    assert asked[:6] == [
-        "setoption name Skill Level value 0",
-        "ucinewgame",
-        "go depth 1",
-        "setoption name Skill Level value 5",
-        "ucinewgame",
-        "go depth 6",
-    ]
+    assert {line for line in heard if line.startswith("go")} == {"go depth 1 movetime 20000"}
+    assert heard.count("ucinewgame") >= 8, "it forgets each position"
+    assert "setoption name Skill Level value 0" in heard
     assert "setoption name Hash value 2" in heard
-
-
-def test_without_an_engine_the_suite_is_left_out() -> None:
-    arguments = SuiteArguments(suites=["versus_stockfish"], suite_games=2)
-    suites, left_out = open_suites(arguments, NO_ENGINE)
-    assert not suites
-    assert "engine_path: no program '/no/engine'" in left_out["versus_stockfish"]
-    assert "versus_levels: random" in left_out["versus_stockfish"]
-    arguments = SuiteArguments(suites=["versus_stockfish"], suite_games=2, versus_levels=["random"])
-    suites, left_out = open_suites(arguments, NO_ENGINE)
-    assert [suite.name for suite in suites] == ["versus_stockfish"] and not left_out
 
 
 def script(folder: Path, program: str) -> str:
@@ -416,15 +371,16 @@ done
     [
         (PLAIN_ENGINE, "no option 'Skill Level'; give Stockfish"),
         ("#!/bin/sh\nexit 1\n", "does not run here as a UCI engine (engine process died"),
+        (None, "engine_path: no program '/no/engine'"),
     ],
 )
 def test_an_engine_without_levels_leaves_the_suite_out(
-    program: str, reason: str, tmp_path: Path
+    program: str | None, reason: str, tmp_path: Path
 ) -> None:
     arguments = SuiteArguments(suites=["versus_stockfish"], suite_games=2)
-    engine_args = EngineArguments(engine_path=script(tmp_path, program))
-    _, left_out = open_suites(arguments, engine_args)
-    assert reason in left_out["versus_stockfish"]
+    path = script(tmp_path, program) if program else "/no/engine"
+    suites, left_out = open_suites(arguments, EngineArguments(engine_path=path))
+    assert not suites and reason in left_out["versus_stockfish"]
 
 
 @pytest.mark.parametrize(
@@ -435,59 +391,49 @@ def test_an_engine_that_fails_ends_the_run_with_the_reason(
 ) -> None:
     path = misbehaving(tmp_path, stockfish, deed, when="count > 2")
     arguments = engine_arguments(path, engine_timeout=1.0)
-    suite = VersusStockfishSuite(["0"], 2, 20, 0, arguments)
+    suite = VersusStockfishSuite(2, 0, arguments)
     with pytest.raises(EngineError, match=reason):
         suite.run(RandomMover())
 
 
 # --------------------------------------------------------------------------------------------------
-# All of them
+# Two processes
 # --------------------------------------------------------------------------------------------------
-
-
 def launch_two(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     script = str(REPOSITORY / "recipes" / "evaluate.py")
     return launch(script, "--output_file", "results.json", *words, cwd=folder)
 
 
 @pytest.mark.slow
-def test_two_processes_answer_and_play_as_one_does(tmp_path: Path, stockfish: str) -> None:
-    engine = misbehaving(tmp_path, stockfish, "dies", when="False")
-    names = ["environment", "fill_in", "mate_in_one", "self_play", "closed_loop"]
-    names += ["versus_stockfish"]
-    words = f"--suite_rows 5 --suite_games 3 --game_plies 8 --suite_seed {SURE} --max_new_tokens 70"
-    done = launch_two(
-        tmp_path,
-        *("--suites", *names, *words.split(), "--versus_levels", "random", "0"),
-        *("--engine_path", engine),
-    )
+def test_two_processes_answer_and_play_as_one_does(tmp_path: Path) -> None:
+    names = ["environment", "fill_in", "mate_in_one", "closed_loop"]
+    words = f"--suite_rows 5 --suite_games 3 --suite_seed {SURE} --max_new_tokens 70"
+    done = launch_two(tmp_path, "--suites", *names, *words.split())
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("environment (version") == 1, "printed once"
     document = json.loads((tmp_path / "results.json").read_text())
     assert document["provenance"]["versions"]["trl"]
-    found = document["suites"]
-    assert found.keys() == set(names)
-    # One engine to be looked at and one to play, both of the main process.
-    assert len((tmp_path / "pids").read_text().split()) == 2
-    arguments = SuiteArguments(
-        names,
-        suite_rows=5,
-        suite_games=3,
-        game_plies=8,
-        suite_seed=SURE,
-        versus_levels=["random"],
-    )
+    assert document["suites"].keys() == set(names)
+    arguments = SuiteArguments(names, suite_rows=5, suite_games=3, suite_seed=SURE)
     model = open_model(
         "rookworld-nano", ModelArguments(max_new_tokens=70), OracleValues({}, NO_ENGINE)
     )
     for suite in open_suites(arguments, NO_ENGINE)[0]:
-        metrics = suite.run(model).metrics()
-        assert found[suite.name]["n"] > 0 and metrics
-        for name, value in metrics.items():
-            if suite.name != "versus_stockfish" or name.endswith("/random"):
-                expected = {k: None if v != v else v for k, v in asdict(value).items()}  # nan
-                assert found[suite.name]["metrics"][name] == expected, name
-    assert found["versus_stockfish"]["metrics"]["score/stockfish_0"]["n"] == 3
+        for name, value in suite.run(model).metrics().items():
+            expected = {k: None if v != v else v for k, v in asdict(value).items()}  # nan
+            assert document["suites"][suite.name]["metrics"][name] == expected, name
+
+
+@pytest.mark.slow
+def test_two_processes_share_one_engine(tmp_path: Path, stockfish: str) -> None:
+    engine = misbehaving(tmp_path, stockfish, "dies", when="False")
+    words = "--suites versus_stockfish --suite_games 2 --model_name_or_path random --engine_path"
+    done = launch_two(tmp_path, *words.split(), engine)
+    assert done.returncode == 0, done.stderr[-3000:]
+    # One engine to be looked at and one to play, both of the main process.
+    assert len((tmp_path / "pids").read_text().split()) == 2
+    result = json.loads((tmp_path / "results.json").read_text())["suites"]["versus_stockfish"]
+    assert result["metrics"]["score"]["n"] == 2
 
 
 def test_an_engine_that_fails_ends_both_processes(tmp_path: Path, stockfish: str) -> None:

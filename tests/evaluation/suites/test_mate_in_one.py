@@ -6,8 +6,7 @@ import chess
 import pytest
 
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, is_held_out
-from rookworld_rlvr.evaluation.games import read_reply
-from rookworld_rlvr.evaluation.suites.mate_in_one import MateInOneSuite, judge
+from rookworld_rlvr.evaluation.suites.mate_in_one import MateInOneSuite
 from rookworld_rlvr.tasks import rules
 
 from ...scripted import GARBAGE, oracle, policy_text, shallow
@@ -27,8 +26,7 @@ TWO_ROOKS = "6k1/5ppp/8/8/8/8/8/RR4K1 w - - 0 1"  # a1a8 and b1b8
     ],
 )
 def test_any_mate_counts_as_one(completion: str, expected: dict[str, float]) -> None:
-    reply = read_reply(chess.Board(TWO_ROOKS), completion)
-    assert judge(TWO_ROOKS, reply) == expected
+    assert MateInOneSuite.judge(TWO_ROOKS, completion) == expected
 
 
 @pytest.mark.parametrize("move", ["e1c1", "e1a1", "e1d2"])
@@ -36,8 +34,7 @@ def test_a_mate_by_castling_counts_however_it_is_written(move: str) -> None:
     """Ed. Lasker against Thomas, London 1912: 18. Kd2 mates, and so would have 18. O-O-O."""
     fen = "rn3r2/pbppq1p1/1p2pN2/8/3P2NP/6P1/PPP1BP1R/R3K1k1 w Q - 5 18"
     assert set(rules.mating_moves(fen)) == {"e1c1", "e1d2"}
-    reply = read_reply(chess.Board(fen), policy_text(move))
-    assert judge(fen, reply)["mate"] == 1
+    assert MateInOneSuite.judge(fen, policy_text(move))["mate"] == 1
 
 
 def mates_by_hand(fen: str, uci: str) -> bool:
@@ -51,7 +48,7 @@ def mates_by_hand(fen: str, uci: str) -> bool:
 # --------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def made() -> MateInOneSuite:
-    return MateInOneSuite(60, seed=0)
+    return MateInOneSuite(60, 0)
 
 
 def test_positions_made_are_held_out_mates_of_games_and_endgames(made: MateInOneSuite) -> None:
@@ -67,8 +64,8 @@ def test_positions_made_are_held_out_mates_of_games_and_endgames(made: MateInOne
     assert max(pieces[1::2]) <= 8, "each second one is a small endgame"
     assert sum(count > 8 for count in pieces[::2]) >= 20, "the others come from games"
     assert {chess.Board(fen).turn for fen in fens} == {True, False}
-    again = list(MateInOneSuite(4, seed=0).positions().values())
-    assert again == fens[:4] != list(MateInOneSuite(4, seed=1).positions().values())
+    again = list(MateInOneSuite(4, 0).positions().values())
+    assert again == fens[:4] != list(MateInOneSuite(4, 1).positions().values())
 
 
 def test_the_oracle_always_mates(made: MateInOneSuite, stockfish: str) -> None:

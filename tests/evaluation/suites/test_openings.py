@@ -11,9 +11,9 @@ from typing import Any
 import chess
 import pytest
 
-from rookworld_rlvr.evaluation.answerers import Answerer, Oracle, RandomMover
-from rookworld_rlvr.evaluation.goals import goal_rows
-from rookworld_rlvr.evaluation.results import ModelResults, results_text
+from rookworld_rlvr.evaluation.answerers import Answerer
+from rookworld_rlvr.evaluation.models import Oracle, RandomMover
+from rookworld_rlvr.evaluation.results import ModelResults, goal_rows, results_text
 from rookworld_rlvr.evaluation.suite import SuiteUnavailableError
 from rookworld_rlvr.evaluation.suites.openings import OpeningsSuite
 from rookworld_rlvr.models.decoding import Decoding
@@ -66,7 +66,7 @@ def values(suite: OpeningsSuite, model: Answerer) -> dict[str, float]:
 
 
 def test_packaged_openings_are_first_moves_and_held_out_games() -> None:
-    suite = OpeningsSuite(500, seed=0)
+    suite = OpeningsSuite(500, 0)
     plies = Counter(chess.Board(fen).ply() + 1 for fen in suite.positions().values())
     assert plies[1] == 20 and set(plies) == set(range(1, 11)) and plies.total() == 500
     first = {p.action for p in suite.items.values() if p.fen == chess.STARTING_FEN}
@@ -79,10 +79,8 @@ def test_packaged_openings_are_first_moves_and_held_out_games() -> None:
         assert prompt.history[-1] == prompt.action and chess.Move.from_uci(prompt.action) in (
             board.legal_moves
         )
-    found = values(suite, Oracle(lambda fens: []))
-    assert {value for name, value in found.items() if "invalid" not in name} == {1.0}
     assert values(suite, RandomMover())["position"] < 0.3
-    small = OpeningsSuite(60, seed=0)
+    small = OpeningsSuite(60, 0)
     assert small.items.items() < suite.items.items()
 
 
