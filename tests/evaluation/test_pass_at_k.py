@@ -20,7 +20,7 @@ from rookworld_rlvr.evaluation.pass_at_k import (
 )
 from rookworld_rlvr.evaluation.suites.fill_in import FillInSuite
 
-from ..conftest import script
+from ..conftest import recipe
 
 
 # --------------------------------------------------------------------------------------------------
@@ -119,13 +119,14 @@ def test_the_samples_of_a_suite_are_counted_item_by_item() -> None:
     assert set(found.compare(found)) >= {"pass@1", "pass@8"}
 
 
-def test_evaluate_reports_pass_at_k_beside_the_greedy_numbers(tmp_path: Path) -> None:
-    words = "--suites environment --suite_rows 40 --pass_samples 4"
-    done = script("evaluate.py", *words.split(), "--output_file", "results.json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "pass@4" in done.stdout
-    results = json.loads((tmp_path / "results.json").read_text())["suites"]
-    sampled = results["environment"]
+def test_evaluate_reports_pass_at_k_beside_the_greedy_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "results.json"
+    words = f"--suites environment --suite_rows 40 --pass_samples 4 --output_file {path}"
+    recipe("evaluate").main(words.split())
+    assert "pass@4" in capsys.readouterr().out
+    sampled = json.loads(path.read_text())["suites"]["environment"]
     passes = [sampled["metrics"][f"pass@{k}"]["value"] for k in (1, 2, 4)]
     assert passes == sorted(passes) and passes[0] < passes[-1], "different answers were drawn"
     decoding = {"name": "sampled", "temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": 0}

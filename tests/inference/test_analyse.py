@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import chess
 import pytest
 
@@ -186,26 +182,3 @@ def test_only_what_is_wrong_is_marked() -> None:
     assert wrong.count("≠♙") == 2 and wrong.count("≠·") == 2
     unread = simulation_lines(chess.STARTING_FEN, "e2e4", "m", Reply("rubbish", None, "no fields"))
     assert "≠" not in (text := "\n".join(unread)) and "m wrote: rubbish" in text
-
-
-# --------------------------------------------------------------------------------------------------
-# The command
-# --------------------------------------------------------------------------------------------------
-def test_nothing_that_only_training_needs_is_imported(tmp_path: Path) -> None:
-    code = """
-import sys
-from rookworld_rlvr.inference.analyse import main
-main(["--no_engine"])
-print("imported:", sorted({"trl", "wandb", "datasets", "peft"} & set(sys.modules)))
-"""
-    (tmp_path / "chess.py").write_text("raise RuntimeError('a file of the user')")
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.stdout.endswith("imported: []\n"), done.stderr
-    assert "best move of rookworld-nano: e4" in done.stdout
-    assert not done.stderr

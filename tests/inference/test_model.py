@@ -47,9 +47,9 @@ def test_the_answers_are_those_of_the_evaluation(kind: str, request: pytest.Fixt
     name = "rookworld-nano" if kind == "packaged" else request.getfixturevalue(kind)
     model = RookWorld.from_pretrained(name, device="cpu")
     measured = open_model(name, ModelArguments(model_name_or_path=[name]), lambda fens: [])
-    fens = [fen for fen in islice(opening_positions(7, 10), 12) if rules.legal_moves(fen)]
+    fens = [fen for fen in islice(opening_positions(7, 10), 5) if rules.legal_moves(fen)]
     made = environment_prompts(3)  # some moves are unreadable, which only `complete` can ask about
-    asked = list(islice((a for a in made if all(map(_is_uci, (a.action, *a.history)))), 12))
+    asked = list(islice((a for a in made if all(map(_is_uci, (a.action, *a.history)))), 5))
     steps = [(a.fen, a.action, a.history[:-1]) for a in asked]
     policy = measured.answers([write_policy_prompt(fen) for fen in fens])
     environment = measured.answers([write_environment_prompt(prompt) for prompt in asked])

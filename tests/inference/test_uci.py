@@ -329,7 +329,7 @@ def test_a_game_against_stockfish_within_its_clock(stockfish: str) -> None:
     ):
         ours.ping()
         theirs.configure({"Skill Level": 0})
-        for _ in itertools.takewhile(lambda _: not board.is_game_over(), range(120)):
+        for _ in itertools.takewhile(lambda _: not board.is_game_over(), range(40)):
             if board.turn:
                 began = time.monotonic()
                 limit = chess.engine.Limit(white_clock=clock, black_clock=60)
