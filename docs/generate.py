@@ -266,7 +266,7 @@ def suite_metrics() -> str:
     rows = [
         [code(suite.name), code(metric), found.meaning]
         for suite in map(suite_class, SUITE_HEADLINES)
-        for metric, found in suite.measured().items()
+        for metric, found in suite.metrics.items()
     ]
     return table(["suite", "metric", "what it means"], rows)
 

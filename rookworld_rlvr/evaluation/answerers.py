@@ -23,18 +23,14 @@ class Answerer(ABC):
     Attributes:
         name: As results name it.
         decoding: How it chooses its tokens, for the record.
-        sampling: How it chooses those of `samples`, for the record.
+        sampling: How it chooses those of `samples`, if otherwise.
         asked_by: The suite that asks, for a progress bar.
     """
 
     asked_by: str = ""
     name: str
     decoding: Mapping[str, Any]
-
-    @property
-    def sampling(self) -> Mapping[str, Any]:
-        """See the class."""
-        return self.decoding
+    sampling: Mapping[str, Any] | None = None
 
     @abstractmethod
     def answers(self, prompts: Sequence[str]) -> list[str]:
@@ -72,11 +68,7 @@ class LanguageModel(Answerer):
         self.decoding = decoding.as_dict()
         self.complete = complete
         self._sampling = decoding if decoding.temperature else PLAIN
-
-    @property
-    def sampling(self) -> Mapping[str, Any]:
-        """See `Answerer`."""
-        return self._sampling.as_dict()
+        self.sampling = self._sampling.as_dict()
 
     def answers(self, prompts: Sequence[str]) -> list[str]:
         """See `Answerer`; a prompt that appears several times is decoded once."""

@@ -146,7 +146,7 @@ class Suite(ABC, Generic[Item]):
         name: Of the suite, as `--suites` takes it.
         version: Raised with every change of items, prompts or scoring.
         summary: What it asks and measures, in one sentence.
-        metrics: What it measures, by name; a kind alone, such as ``"share"``, leaves the meaning out.
+        metrics: What it measures, by name.
         headline: The metric that says most; the higher, the better.
         grouped: The metrics that are split by group.
         groups: Of items, in the order in which results have them.
@@ -158,7 +158,7 @@ class Suite(ABC, Generic[Item]):
     name: ClassVar[str]
     version: ClassVar[int]
     summary: ClassVar[str] = ""
-    metrics: ClassVar[Mapping[str, Metric | Kind]]
+    metrics: ClassVar[Mapping[str, Metric]]
     headline: ClassVar[str]
     grouped: ClassVar[Collection[str]] = ()
     groups: Iterable[str] = ()
@@ -171,14 +171,6 @@ class Suite(ABC, Generic[Item]):
         self.items = dict(items)
         self.seed = seed
         self.notes = {**({"positions": self.about} if self.about else {}), **(notes or {})}
-
-    @classmethod
-    def measured(cls) -> dict[str, Metric]:
-        """Its metrics by name, each with its kind and its meaning."""
-        return {
-            name: metric if isinstance(metric, Metric) else Metric(metric)
-            for name, metric in cls.metrics.items()
-        }
 
     @abstractmethod
     def positions(self) -> dict[str, str]:
@@ -196,7 +188,7 @@ class Suite(ABC, Generic[Item]):
     def run(self, model: Answerer) -> SuiteResult:
         """Ask a model, and collect the values of its answers."""
         samples = self.pass_samples
-        known = {name: metric.kind for name, metric in self.measured().items()}
+        known = {name: metric.kind for name, metric in self.metrics.items()}
         seen = Observations({**known, **kinds(samples)}, self.groups)
         model.asked_by = self.name
         for item, values, groups in self.judged(model):
@@ -205,7 +197,7 @@ class Suite(ABC, Generic[Item]):
         for item, right in self.right_samples(model).items():
             for metric, value in passes(right, samples).items():
                 seen.add(item, metric, value)
-        sampled = {"pass_samples": samples, "pass_decoding": dict(model.sampling)}
+        sampled = {"pass_samples": samples, "pass_decoding": dict(model.sampling or model.decoding)}
         notes = {**self.notes, **(sampled if samples else {})}
         return SuiteResult(
             self.version, len(self.items), self.seed, model.decoding, seen, notes=notes

@@ -409,11 +409,11 @@ def test_every_suite_says_what_it_is_and_what_its_metrics_mean(name: str) -> Non
     suite = suite_class(name)
     assert suite.name == name and SUITE_HEADLINES[name] == f"suites/{name}/{suite.headline}"
     assert suite.summary.endswith(".") and suite.headline in suite.metrics
-    for metric, said in suite.measured().items():
+    for metric, said in suite.metrics.items():
         assert said.meaning.endswith("."), metric
     assert set(suite.grouped) <= set(suite.metrics)
     if issubclass(suite, PromptSuite):  # for pass@k
-        assert suite.measured()[suite.headline].kind == "share"
+        assert suite.metrics[suite.headline].kind == "share"
 
 
 def test_observations_refuse_what_is_none() -> None:

@@ -110,7 +110,7 @@ class Half(Task):
 '''
 
 SUITE = '''
-from rookworld_rlvr.evaluation.suite import Suite
+from rookworld_rlvr.evaluation.suite import Metric, Suite
 
 
 class Starts(Suite):
@@ -118,7 +118,7 @@ class Starts(Suite):
 
     name = "starts"
     version = 1
-    metrics = {"readable": "share"}
+    metrics = {"readable": Metric("share")}
     headline = "readable"
 
     def __init__(self, suite_rows, suite_seed):

@@ -118,7 +118,9 @@ def solve(model: Answerer, puzzles: Sequence[Puzzle]) -> list[dict[str, float]]:
         going_on = []
         for (puzzle, board, values), reply in zip(running, replies, strict=True):
             rest = puzzle.line[len(board.move_stack) :]
-            right = reply.move is not None and is_right(board, reply.move, rest[0])
+            right = reply.move is not None and (
+                reply.move == rest[0] or rules.gives_mate(board, reply.move)
+            )
             if not board.move_stack:
                 values["invalid"] = float(not reply.readable)
                 values["legal"] = float(reply.move is not None)
@@ -131,11 +133,6 @@ def solve(model: Answerer, puzzles: Sequence[Puzzle]) -> list[dict[str, float]]:
                 values["whole_line"] = float(right)
         running = going_on
     return solved
-
-
-def is_right(board: chess.Board, move: chess.Move, wanted: chess.Move) -> bool:
-    """Whether a legal move is the one that is wanted, or mates."""
-    return move == wanted or rules.gives_mate(board, move)
 
 
 def band(rating: int) -> str:
