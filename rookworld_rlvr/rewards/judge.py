@@ -91,8 +91,7 @@ class Judge:
                 if not math.isfinite(score):
                     text = prompts[place] + completions[place]
                     raise RookWorldError(
-                        f"{self.name} gives the score {score} to {text!r}; set dtype: float32, or give "
-                        "another model"
+                        f"{self.name} gives the score {score} to {text!r}; give another model"
                     )
                 found[place] = score
         return found
@@ -183,7 +182,7 @@ def load_judge(spec: JudgeSpec) -> Judge:
     """
     try:
         network = _load_network(spec)
-        tokenizer = _load_tokenizer(spec, network)
+        tokenizer = _load_tokenizer(spec.model, network)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = str(error)
         if not isinstance(error, RookWorldError):
@@ -214,7 +213,7 @@ def _load_network(spec: JudgeSpec) -> PreTrainedModel:
     ):
         network, info = AutoModelForSequenceClassification.from_pretrained(
             path,
-            dtype=spec.dtype,
+            dtype="float32",
             output_loading_info=True,
             use_safetensors=True,
             trust_remote_code=False,
@@ -227,8 +226,7 @@ def _load_network(spec: JudgeSpec) -> PreTrainedModel:
     return network
 
 
-def _load_tokenizer(spec: JudgeSpec, network: PreTrainedModel) -> PreTrainedTokenizerBase:
-    name = spec.tokenizer or spec.model
+def _load_tokenizer(name: str, network: PreTrainedModel) -> PreTrainedTokenizerBase:
     tokenizer = loading.load_tokenizer(name, must_end=False)
     known, size = max(tokenizer.get_vocab().values()), network.get_input_embeddings().num_embeddings
     if known >= size:

@@ -25,16 +25,7 @@ class JudgeSpec:
         filled=True,
         remedy="give a folder (rookworld judge makes one) or a Hub id",
     )
-    tokenizer: str | None = setting(
-        None,
-        "Folder or Hub id of its tokenizer; None takes the model's.",
-        filled=True,
-        remedy="give a folder or Hub id",
-    )
     batch_size: int = setting(64, "Texts scored in one forward pass.", least=1)
-    dtype: Literal["float32", "bfloat16", "float16"] = setting(
-        "float32", "Precision of its weights and forward passes; the policy's does not matter."
-    )
     scale: Literal["raw", "sigmoid"] = setting(
         "raw", "How a score becomes the reward: raw leaves it as it is; sigmoid maps it to [0, 1]."
     )

@@ -99,7 +99,6 @@ def test_all_faults_of_an_entry_are_reported_and_nothing_is_loaded() -> None:
         "weight": math.inf,
         "modle": "x",
         "batch_size": 0,
-        "dtype": "float23",
         "scale": "sigmod",
         "tasks": ["policies"],
     }
@@ -109,7 +108,6 @@ def test_all_faults_of_an_entry_are_reported_and_nothing_is_loaded() -> None:
         "no option 'modle'; did you mean model?",
         "judge_small: model: missing; give a folder",
         "judge_small: batch_size: 0 is too small",
-        "judge_small: dtype: 'float23' is not a valid value; did you mean float",
         "judge_small: scale: 'sigmod' is not a valid value; did you mean sigmoid?",
         "judge_small: tasks: 'policies' is not a valid task; did you mean policy?",
     ):
@@ -169,13 +167,10 @@ def test_the_end_token_moves_nothing_where_it_is_the_padding_and_is_scored_where
     assert other.scores([PROMPT] * 3, completions)[:2] == pytest.approx([scored] * 2, abs=1e-5)
 
 
-def test_a_tokenizer_without_an_end_token_ends_nothing(tmp_path: Path, folder: str) -> None:
+def test_a_tokenizer_without_an_end_token_ends_nothing(folder: str) -> None:
     tokenizer = loading.load_tokenizer(folder)
     tokenizer.eos_token = None
-    tokenizer.save_pretrained(tmp_path)
-    assert loading.load_tokenizer(str(tmp_path), must_end=False).eos_token is None
-    judge = load_judge(JudgeSpec("judge", folder, tokenizer=str(tmp_path)))
-    judge.network.config.pad_token_id = 7  # so that an end token would be scored
+    judge = Judge(tiny_judge(tokenizer, pad_token_id=7), tokenizer)  # an end token would be scored
     ids = tokenizer(PROMPT + RIGHT)["input_ids"]
     found, _ = judge.scores([PROMPT] * 2, [RIGHT, "no"])
     assert found == pytest.approx(score_alone(judge.network, ids), abs=1e-5)
@@ -249,14 +244,13 @@ def test_a_score_that_is_no_number_names_the_judge(tokenizer: PreTrainedTokenize
 
 
 def test_it_keeps_its_own_precision(folder: str) -> None:
-    reward = reward_of(folder, dtype="bfloat16")
-    assert {parameter.dtype for parameter in reward.judge.network.parameters()} == {torch.bfloat16}
-    exact = reward_of(folder)
+    reward = reward_of(folder)
+    exact = rewards_of(reward, 1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = rewards_of(exact, 1)
-    # float32 rounds by some 1e-7, bfloat16 by some 1e-3.
-    assert inside == pytest.approx(rewards_of(exact, 1), abs=1e-5)
-    assert inside != pytest.approx(rewards_of(reward, 1), abs=1e-4)
+        # float32 rounds by some 1e-7, bfloat16 by some 1e-3.
+        assert rewards_of(reward, 1) == pytest.approx(exact, abs=1e-5)
+    reward.judge.network.to(torch.bfloat16)
+    assert rewards_of(reward, 1) != pytest.approx(exact, abs=1e-4)
 
 
 def test_rows_of_other_tasks_get_none(folder: str) -> None:
@@ -335,7 +329,7 @@ def test_policy_answers_are_measured_against_the_engine_s_values(
 # What is refused
 # --------------------------------------------------------------------------------------------------
 def test_what_is_no_judge_is_refused_with_what_was_found(
-    tmp_path: Path, folder: str, tokenizer: PreTrainedTokenizerBase
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     def saved(name: str, network: Any, with_tokenizer: bool = True) -> str:
         network.save_pretrained(tmp_path / name)
@@ -370,7 +364,6 @@ def test_what_is_no_judge_is_refused_with_what_was_found(
         ) as caught:
             load_judge(JudgeSpec("judge_a", model))
         assert words in str(caught.value) and repr(model) in str(caught.value)
-    assert load_judge(JudgeSpec("judge", silent, tokenizer=folder)).scores([PROMPT], [RIGHT])
 
 
 def test_a_run_is_refused_before_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
