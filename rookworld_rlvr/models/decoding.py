@@ -76,47 +76,20 @@ ROOKWORLD = Decoding("sampled", temperature=0.6, top_k=5)  # as in RookWorld's o
 
 
 def complete(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str],
-    *,
-    max_new_tokens: int,
-    decoding: Decoding = GREEDY,
-    batch_size: int = 64,
-    by_generate: bool = False,
-    progress: Callable[[int], object] | None = None,
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], **how: Any
 ) -> list[str]:
     """Decode one completion for each prompt, without special tokens.
-
-    In fp32 a completion, greedy or sampled, does not depend on its batch or on its place in the batch.
-    A prompt that appears several times is sampled anew each time.
 
     Args:
         model: In evaluation mode or without dropout.
         tokenizer: Its pad token may be its end-of-text token.
         prompts: `N` texts.
-        max_new_tokens: Largest number of tokens in a completion; less if the model has fewer positions.
-        decoding: How tokens are chosen.
-        batch_size: Prompts decoded at once.
-        by_generate: See `decode`.
-        progress: Called with the number of prompts of each batch that is done.
+        how: See `complete_ids`.
 
     Returns:
         `N` texts in the order of `prompts`.
-
-    Raises:
-        RookWorldError: A prompt fills the model's table of positions.
     """
-    ids = complete_ids(
-        model,
-        tokenizer,
-        prompts,
-        max_new_tokens=max_new_tokens,
-        decoding=decoding,
-        batch_size=batch_size,
-        by_generate=by_generate,
-        progress=progress,
-    )
+    ids = complete_ids(model, tokenizer, prompts, **how)
     texts: list[str] = tokenizer.batch_decode(ids, skip_special_tokens=True)
     return texts
 
@@ -132,30 +105,39 @@ def complete_ids(
     by_generate: bool = False,
     progress: Callable[[int], object] | None = None,
 ) -> list[list[int]]:
-    """The token ids of `complete`'s completions, with the end of text that ended each."""
+    """The token ids of one completion for each prompt, with the end of text that ended it.
+
+    In fp32 a completion, greedy or sampled, does not depend on its batch or on its place in the batch.
+    A prompt that appears several times is sampled anew each time.
+
+    Args:
+        model: In evaluation mode or without dropout.
+        tokenizer: Its pad token may be its end-of-text token.
+        prompts: `N` texts.
+        max_new_tokens: Largest number of tokens in a completion; less if the model has fewer positions.
+        decoding: How tokens are chosen.
+        batch_size: Prompts decoded at once.
+        by_generate: See `decode`.
+        progress: Called with the number of prompts of each batch that is done.
+
+    Raises:
+        RookWorldError: A prompt fills the model's table of positions.
+    """
     encoded = [tokenizer(prompt)["input_ids"] for prompt in prompts]
-    rows = [
-        Sampling(
-            decoding.temperature,
-            decoding.top_p,
-            decoding.top_k,
-            min(max_new_tokens, _room(model, len(tokens))),
-        )
-        for tokens in encoded
-    ]
+    lengths = [min(max_new_tokens, _room(model, len(tokens))) for tokens in encoded]
+    how = (decoding.temperature, decoding.top_p, decoding.top_k)
     options = GenerationConfig(
         max_new_tokens=max_new_tokens,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    seeds = _seeds(prompts, decoding.seed)
     return decode(
         model,
         encoded,
-        rows,
+        [Sampling(*how, length) for length in lengths],
         options,
         by_generate=by_generate,
-        seeds=seeds if decoding.temperature else None,
+        seeds=_seeds(prompts, decoding.seed) if decoding.temperature else None,
         batch_size=batch_size,
         progress=progress,
     ).ids
