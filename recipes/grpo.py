@@ -53,7 +53,7 @@ from rookworld_rlvr.training.heldout_samples import pass_settings
 from rookworld_rlvr.training.hub import create_repository, push
 from rookworld_rlvr.training.interrupt import StopOnInterrupt
 from rookworld_rlvr.training.model_card import Run, write_grpo_card
-from rookworld_rlvr.training.parts.prompt_sampler import check_rows
+from rookworld_rlvr.training.parts.groups import check_rows
 from rookworld_rlvr.training.progress import print_short_lines
 from rookworld_rlvr.training.results import before_after_table, pass_lines, write_results
 from rookworld_rlvr.training.run_folder import (

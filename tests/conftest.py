@@ -262,6 +262,14 @@ def make_trainer(tmp_path: Path, packaged: LoadedData) -> Callable[..., GRPOTrai
     return make
 
 
+@pytest.fixture
+def build(
+    make_trainer: Callable[..., Any], random_gpt2: GPT2LMHeadModel, tokenizer: Any
+) -> Callable[..., Any]:
+    """As `make_trainer`, of a model with random weights unless another is given."""
+    return lambda model=None, **options: make_trainer(model or random_gpt2, tokenizer, **options)
+
+
 def mixed_rows(
     rows: Dataset, each: int = 16, tasks: Sequence[str] = ("environment", "policy")
 ) -> Dataset:

@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> None:
         kl_adaptation="multiplicative",
         kl_target=1e-7,
         zero_variance="resample",
-        task_mixture={"environment": 0.5, "policy": 0.5},
+        task_phases=[{"environment": 0.5, "policy": 0.5}],
         task_sampling={"environment": {}, "policy": {}},
         baseline="ema",
         **NOT_KEPT,
@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> None:
     ]
     parameter = next(trainer.model.parameters())
     result = {
-        "state": trainer.parts.state(),
+        "state": trainer.parts["kl"].state(),
         "logs": logs,
         "weights": parameter.double().sum().item(),
     }
@@ -109,7 +109,7 @@ def three_tasks(folder: Path, data: LoadedData) -> dict[str, Any]:
         num_generations=4,
         max_completion_length=64,
         max_steps=1,
-        task_mixture={"environment": 0.25, "policy": 0.25, "fill_in": 0.5},
+        task_phases=[{"environment": 0.25, "policy": 0.25, "fill_in": 0.5}],
         task_sampling={
             task: {"temperature": temperature, "top_p": 1.0}
             for task, temperature in TEMPERATURES.items()
@@ -129,8 +129,8 @@ def watch_rows(trainer: RookWorldGRPOTrainer) -> list[dict[str, Any]]:
     """The rows of every loss to come: texts, temperature, gap to the sampler's log-probs in nats."""
     rows: list[dict[str, Any]] = []
     loss = trainer.loss
-    assert trainer.parts.shared is not None
-    trainer.parts.shared.leaves_out_idle = False  # every row's log-probs are looked at
+    assert "shared_prompts" in trainer.parts
+    trainer.parts["shared_prompts"].leaves_out_idle = False  # every row's log-probs are looked at
 
     def watch(model: Any, batch: dict[str, Any]) -> Any:
         found = loss(model, batch)

@@ -212,8 +212,7 @@ def setup(trainer: DiagnosedTrainer) -> Part:
     """Model, tokenizer, precision, step and gaps, as the trainer has them."""
     network, tokenizer = trainer.networks()[0], trainer.processing_class
     weights, modules = list(network.parameters()), network.modules()
-    own = trainer.parts.task_sampling
-    heat = dict.fromkeys(TASKS, trainer.sampling) if own is None else own.samplings
+    heat = trainer.task_samplings or dict.fromkeys(TASKS, trainer.sampling)
     return {
         "model": getattr(network.config, "_name_or_path", "") or type(network).__name__,
         "parameters": sum(weight.numel() for weight in weights),

@@ -22,9 +22,9 @@ from ..models.decoding import Decoding, pad_rows
 from ..models.gpt2 import position_ids_from_mask
 from ..tasks.metrics import Results
 from ..training.heldout import decode, score
-from ..training.parts.advantages import weighted
 from ..training.parts.aggregation import Loss, aggregate
-from ..training.parts.groups import Batch
+from ..training.parts.groups import weighted
+from ..training.parts.part import Batch
 from ..training.parts.sampling import rollout
 from ..training.preflight import measure_parity, mixed_length_prompts, preflight_tolerance
 from ..training.trainer import RookWorldGRPOTrainer
@@ -62,8 +62,8 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         super().__init__(*args, **kwargs)
         if not self.use_vllm:  # vLLM gives the sampler's log-probs anyway
             self.rollout_func = partial(rollout, keep_logps=True)
-        if self.parts.shared is not None:
-            self.parts.shared.leaves_out_idle = False  # each row's log-probs are noted
+        if "shared_prompts" in self.parts:
+            self.parts["shared_prompts"].leaves_out_idle = False  # each row's log-probs are noted
         self.heldout.before = {}  # no run continues from a diagnosis
         self.probes: Mapping[str, float] = {}
         self.completions: list[dict[str, Any]] = []
@@ -185,8 +185,8 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
             "reference": inputs.get("ref_per_token_logps"),
             "pull": slopes_of(loss.total, [logps])[0],
         }
-        if self.parts.kl is not None and tokens["reference"] is not None:
-            kl = self.parts.kl.per_token(self, logps.detach(), inputs)[0]
+        if "kl" in self.parts and tokens["reference"] is not None:
+            kl = self.parts["kl"].per_token(self, logps.detach(), inputs)[0]
             weights = torch.zeros_like(kl).requires_grad_()
             (slope,) = slopes_of(aggregate(self, weights, inputs), [weights])
             tokens["kl"] = kl

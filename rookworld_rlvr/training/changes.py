@@ -43,7 +43,7 @@ FIXED = {
     for item in fields(group)
 } - _FREE | {
     # which rows come, and what is right
-    *("seed", "data_seed", "shuffle_dataset", "task_mixture", "task_phases"),
+    *("seed", "data_seed", "shuffle_dataset", "task_phases"),
     *("labels", "engine_depth"),
     # a judge's pairs
     *("generator", "train_pairs", "heldout_pairs", "pair_shares", "smallest_gap"),

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import zipfile
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,9 +18,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch.optim.lr_scheduler import LambdaLR
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
+from transformers import TrainerCallback
+from transformers.trainer_utils import (
+    PREFIX_CHECKPOINT_DIR,
+    get_last_checkpoint,
+    rotate_checkpoints,
+)
 
 from ..common.errors import RookWorldError, is_disk_full
 from ..common.threads import use_threads
@@ -83,7 +86,7 @@ def _to_disk(path: Path) -> None:
 def damage(folder: Path) -> str | None:
     """What is wrong with a checkpoint, as a phrase that names the file; None if it is whole."""
     if not (folder / MANIFEST).is_file():
-        return _visible_damage(folder)
+        return f"{MANIFEST} is missing"
     try:
         files = json.loads((folder / MANIFEST).read_text())["files"]
         sealed = [(name, int(known["bytes"]), known["sha256"]) for name, known in files.items()]
@@ -97,28 +100,6 @@ def damage(folder: Path) -> str | None:
             return f"{name} has {found:,} bytes instead of {size:,}"
         if _sha256(path) != checksum:
             return f"{name} does not have its checksum"
-    return None
-
-
-def _visible_damage(folder: Path) -> str | None:
-    """As `damage` for a checkpoint without a manifest: only what the files' own formats show.
-
-    transformers writes the trainer's state last, so that a folder without it is half a checkpoint.
-    """
-    try:
-        json.loads((folder / STATE).read_text())
-    except (OSError, ValueError):
-        return f"{STATE} is missing or not readable"
-    if not any([*folder.glob("optimizer*"), *folder.glob("global_step*")]):  # DeepSpeed's, too
-        return "the optimiser's state is missing"
-    for path in sorted(folder.rglob("*")):
-        try:
-            if path.suffix == ".safetensors":
-                safe_open(path, framework="pt").__exit__(None, None, None)
-            elif path.suffix in (".pt", ".pth") and zipfile.ZipFile(path).testzip() is not None:
-                return f"{path.name} does not have its checksum"
-        except (OSError, SafetensorError, zipfile.BadZipFile):
-            return f"{path.name} is not readable"
     return None
 
 
@@ -146,7 +127,6 @@ def last_whole(run: Path) -> Path | None:
         if fault is None:
             _set_aside(damaged)
             _check_best(folder)
-            tell_unsealed(folder)
             print(f"going on from {folder}")
             return folder
         damaged[folder] = fault
@@ -188,15 +168,6 @@ def _check_best(folder: Path) -> None:
         _set_aside({best: fault})
 
 
-def tell_unsealed(folder: Path) -> None:
-    """Say so if a checkpoint has no checksums, and may thus be damaged where nothing shows it."""
-    if not (folder / MANIFEST).is_file():
-        print(
-            f"{folder} has no {MANIFEST}, because an older version saved it: its files can be read, but "
-            "not compared with checksums"
-        )
-
-
 # --------------------------------------------------------------------------------------------------
 # The trainers
 # --------------------------------------------------------------------------------------------------
@@ -217,32 +188,38 @@ _FILLED = ("_metrics", "_logs")  # containers that others hold, too
 class WholeCheckpoints:
     """Mixin for transformers' trainers whose checkpoints are whole or not there, and resume exactly."""
 
-    beside: str | None = None  # the folder in which a checkpoint is being written
     args: Any
     state: Any
-    control: Any
     accelerator: Any
     model: Any
     optimizer: Any
     lr_scheduler: Any
+    resumed_from: Path | None = None
+    _goes_on: TrainerCallback | None = None
     _given: list[dict[str, Any]]  # by parameter group
     _buffered_inputs: Any
 
     def save_more(self, folder: Path) -> None:
         """Add files to a checkpoint before it is sealed; called on every process."""
 
+    def load_more(self, folder: Path | None) -> None:
+        """Load them when training begins; None if it does not go on from a checkpoint."""
+
     def _get_output_dir(self, trial: Any) -> str:
-        """Where the folder of a checkpoint is made."""
-        return self.beside or super()._get_output_dir(trial)  # type: ignore[misc]
+        """Where transformers makes a checkpoint, and at the end looks for one to remove.
+
+        It is never where whole ones are: with `save_total_limit` 1 transformers would remove the last,
+        from which a run goes on, and keep only the best.
+        """
+        return os.path.join(super()._get_output_dir(trial), SAVING)  # type: ignore[misc]
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Write a checkpoint beside the others, and rename it when it is whole; then remove old ones."""
-        run = super()._get_output_dir(trial)  # type: ignore[misc]
-        name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        self.beside = os.path.join(run, SAVING)
-        written, final = os.path.join(self.beside, name), os.path.join(run, name)
+        beside = self._get_output_dir(trial)
+        run, name = os.path.dirname(beside), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        written, final = os.path.join(beside, name), os.path.join(run, name)
         if self.args.should_save:
-            shutil.rmtree(self.beside, ignore_errors=True)
+            shutil.rmtree(beside, ignore_errors=True)
         self.accelerator.wait_for_everyone()
         try:
             super()._save_checkpoint(model, trial)  # type: ignore[misc]
@@ -256,12 +233,10 @@ class WholeCheckpoints:
                 seal(Path(written))
                 publish(Path(written), Path(final))
         except Exception as error:
-            shutil.rmtree(self.beside, ignore_errors=True)
+            shutil.rmtree(beside, ignore_errors=True)
             if is_disk_full(error):
                 raise _not_saved(Path(final), error) from error
             raise
-        finally:
-            self.beside = None
         if self.args.should_save:
             best = self.state.best_model_checkpoint
             # A run may have begun under another spelling of its folder, which would not protect it.
@@ -271,39 +246,29 @@ class WholeCheckpoints:
 
     def save_start(self) -> None:
         """Save the starting model as a checkpoint, which is the best until another one is."""
-        run = super()._get_output_dir(None)  # type: ignore[misc]
+        run = os.path.dirname(self._get_output_dir(None))
         self.state.best_model_checkpoint = os.path.join(run, f"{PREFIX_CHECKPOINT_DIR}-0")
         self._save_checkpoint(self.model, None)
 
-    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
-        """Keep the last checkpoint, from which a run goes on, beside the best one.
-
-        With `save_total_limit` 1 transformers removes it here, after an interruption too.
-        """
-        self.beside = os.path.join(self.args.output_dir, SAVING)  # where it finds none to remove
-        try:
-            return super()._finalize_training(*args, **kwargs)  # type: ignore[misc]
-        finally:
-            self.beside = None
-
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Go on as if never interrupted; a run that was killed after its last step trains no further."""
-        checkpoint = kwargs["resume_from_checkpoint"]
-        if checkpoint is not None and kwargs["epoch"] == kwargs["epochs_trained"]:
-            self._load_between(Path(checkpoint))
-        if self.state.global_step < self.state.max_steps:
-            super()._run_epoch(*args, **kwargs)  # type: ignore[misc]
-        else:
-            self.control.should_training_stop = True
-
     # --------------------------------------------------------------------------------------------
-    # Arguments that have changed since the checkpoint
+    # Going on from a checkpoint
     # --------------------------------------------------------------------------------------------
-    def _init_training_state(self, max_steps: int, *args: Any) -> Any:
-        """Log, evaluate and save as often as the arguments say, not as often as the checkpoint does."""
-        found = super()._init_training_state(max_steps, *args)  # type: ignore[misc]
-        self.state.compute_steps(self.args, max_steps)
-        return found
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Go on from a checkpoint as if training had never been interrupted."""
+        given = resume_from_checkpoint
+        folder = get_last_checkpoint(self.args.output_dir) if given is True else given
+        self.resumed_from = Path(folder) if folder else None
+        if self._goes_on is None:  # after the other callbacks
+            self._goes_on = _GoingOn(self)
+            self.add_callback(self._goes_on)  # type: ignore[attr-defined]
+        return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
+
+    def set_initial_training_values(self, *args: Any) -> Any:
+        """Train no further after the last step: a run may be killed while it ends."""
+        epochs, *others, max_steps = super().set_initial_training_values(*args)  # type: ignore[misc]
+        state = self.resumed_from and self.resumed_from / STATE
+        is_over = state and state.is_file() and _step(state) >= max_steps
+        return (0 if is_over else epochs, *others, max_steps)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Remember what the arguments set in the optimiser, before a checkpoint's state replaces it."""
@@ -312,11 +277,8 @@ class WholeCheckpoints:
         self._given = [{key: group[key] for key in _GIVEN if key in group} for group in groups]
         return made
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load the states, but take rate, schedule, decay and betas from the arguments."""
-        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
-        if checkpoint is None:
-            return
+    def take_arguments(self) -> None:
+        """Take rate, schedule, decay and betas from the arguments, not from the checkpoint."""
         groups, schedule = self.optimizer.param_groups, self.lr_scheduler
         rates = [group["lr"] for group in groups]
         for group, given in zip(groups, self._given, strict=True):
@@ -362,7 +324,7 @@ class WholeCheckpoints:
         saved["arguments"] = self._arguments()
         torch.save(saved, self._between_file(folder))
 
-    def _load_between(self, folder: Path) -> None:
+    def load_between(self, folder: Path) -> None:
         """Restore what `_save_between` saved, unless the sizes of batches have changed since."""
         path = self._between_file(folder)
         if not path.is_file():
@@ -383,6 +345,32 @@ class WholeCheckpoints:
                 _fill(getattr(self, name), value)
             else:
                 setattr(self, name, value)
+
+
+class _GoingOn(TrainerCallback):
+    """Restores, when training begins, what transformers does not.
+
+    Args:
+        trainer: One with `WholeCheckpoints`.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trainer, folder = self._trainer, self._trainer.resumed_from
+        trainer.load_more(folder)
+        # Log, evaluate and save as often as the arguments say, not as often as the checkpoint does.
+        state.compute_steps(args, state.max_steps)
+        control.should_training_stop = state.global_step >= state.max_steps
+        if folder is not None:
+            trainer.take_arguments()
+            trainer.load_between(folder)
+
+
+def _step(state: Path) -> int:
+    """The optimiser step of a checkpoint's state."""
+    return int(json.loads(state.read_text())["global_step"])
 
 
 def _not_saved(folder: Path, error: BaseException) -> RookWorldError:

@@ -31,17 +31,12 @@ from ..rewards.guard import RewardFaultArguments
 from ..rewards.registry import check_reward_specs, known_rewards, specs_of
 from .forgetting import ForgettingArguments
 from .heldout_samples import PassArguments
-from .parts.advantages import BaselineArguments
-from .parts.groups import VarianceArguments
-from .parts.guard import GuardArguments, metric_faults
-from .parts.kl import KLArguments
-from .parts.mixture import PromptArguments
-from .parts.part import OwnPartArguments
-from .parts.sampling import SamplingArguments
-from .parts.schedule import ScheduleArguments
-from .parts.shared_prompts import SharedPromptArguments
-from .parts.supervised import SupervisedArguments
-from .parts.value_head import ValueArguments
+from .parts.arguments import (
+    PartArguments,
+    metric_faults,
+    part_faults,
+    settled_part_faults,
+)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -226,17 +221,7 @@ class TrainingDefaults:
 @bounded(**_TRAINING_BOUNDS, **_SAMPLING_BOUNDS)
 @dataclass
 class RookWorldGRPOConfig(
-    KLArguments,
-    BaselineArguments,
-    ScheduleArguments,
-    SamplingArguments,
-    SharedPromptArguments,
-    PromptArguments,
-    VarianceArguments,
-    SupervisedArguments,
-    ValueArguments,
-    GuardArguments,
-    OwnPartArguments,
+    PartArguments,
     RewardFaultArguments,
     ForgettingArguments,
     PassArguments,
@@ -245,7 +230,7 @@ class RookWorldGRPOConfig(
 ):
     """`trl.GRPOConfig` with RookWorld's defaults, and keys of our own beside TRL's.
 
-    The keys of the trainer's parts are in `training.parts`.
+    The keys of the trainer's parts are in `training.parts.arguments`.
     """
 
     rewards: list[Any] | str | None = setting(
@@ -313,10 +298,7 @@ class RookWorldGRPOConfig(
 
     def faults(self) -> list[str]:
         """Faults that show only when several keys are compared, one sentence each."""
-        faults = self._reward_faults() + self.kl_faults(self.beta) + self.sampling_faults(self)
-        faults += self.prompt_faults() + self.value_faults(self)
-        faults += self.supervised_faults(self)
-        faults += self.baseline_faults(self)
+        faults = self._reward_faults() + part_faults(self)
         if self.use_vllm:
             from .parts.vllm import vllm_faults
 
@@ -325,9 +307,7 @@ class RookWorldGRPOConfig(
 
     def settled_faults(self) -> list[str]:
         """Faults that show once TRL has computed the batch sizes, one sentence each."""
-        kinds = (self.variance_faults, self.supervised_group_faults)
-        found = [fault for faults in kinds for fault in faults(self, self.world_size)]
-        return found + self._batching_faults() + self.guard_faults(self)
+        return settled_part_faults(self, self.world_size) + self._batching_faults()
 
     def _batching_faults(self) -> list[str]:
         half = next((name for name in ("bf16", "fp16") if getattr(self, name)), None)

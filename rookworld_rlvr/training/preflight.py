@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,17 +24,12 @@ from ..models import loading
 from ..models.decoding import pad_rows
 from ..models.gpt2 import position_ids_from_mask
 from ..tasks.task import Sampling
-from .parts.part import Call
-from .parts.right import taught_answer
+from .parts.part import Rows
 from .parts.sampling import draw, own_settings
 
 PREFLIGHT_ROWS = 8
 _LOOKED_AT = 256  # rows of the training set
 LogProbs = Callable[..., Any]
-
-
-Batch = tuple[torch.Tensor, torch.Tensor, int, torch.Tensor]
-"""Completions to score: tokens ``(B, P+C)``, mask ``(B, P+C)``, `C`, and temperatures ``(B,)``."""
 
 
 TOLERANCE_FP32 = 1e-3
@@ -123,7 +117,7 @@ def _remedy(trainer: GRPOTrainer, parity: Parity, tolerance: float) -> str:
             "follow; leave that out, or set preflight: false if you accept biased updates"
         )
     return (
-        "Check the model's dropout, position ids and precision; try share_prompts: false; or set "
+        "Check the model's dropout, position ids and precision; or set "
         "preflight: false if you know the reason"
     )
 
@@ -135,27 +129,6 @@ def _changes_of_sampling(trainer: GRPOTrainer) -> dict[str, Any]:
     if args.repetition_penalty != 1:
         changes["repetition_penalty"] = args.repetition_penalty
     return changes | own_settings(trainer)
-
-
-def starting_model(model: Any, args: Any) -> Any:
-    """The model for TRL, as it is given or as a path.
-
-    Raises:
-        RookWorldError: TRL cannot compute its logits in fp32, as `cast_lm_head_to_fp32` asks.
-    """
-    if isinstance(model, str):
-        return loading.resolve_model_path(model)
-    if not getattr(args, "cast_lm_head_to_fp32", False):
-        return model
-    is_tied = getattr(model.config, "tie_word_embeddings", False)
-    inner = getattr(model, "model", None)
-    if not hasattr(model, "lm_head") or (is_tied and not hasattr(inner, "embed_tokens")):
-        raise RookWorldError(
-            f"cast_lm_head_to_fp32: TRL cannot do this for a {type(model).__name__}, because it does "
-            "not find the embedding that shares its weights with the head; leave it out, and set dtype: "
-            "float32 for the whole model"
-        )
-    return model
 
 
 def preflight_tolerance(trainer: GRPOTrainer) -> float:
@@ -248,7 +221,7 @@ def measure_parity(
     alone = _logps_alone(trainer, batch)
     reference = _reference_logps(trainer, score, batch)
     ratio = (reference - ours)[kept]
-    of_answers = _answer_gaps(trainer, prompts, score, batch)
+    of_answers = _answer_gaps(trainer, prompts, batch)
     gaps = torch.stack(
         [
             torch.stack([(ours - alone)[kept].abs().max(), *of_answers]).max(),
@@ -261,13 +234,13 @@ def measure_parity(
     return Parity(*worst)
 
 
-def _sample(trainer: GRPOTrainer, prompts: Sequence[str]) -> tuple[Batch, torch.Tensor]:
+def _sample(trainer: GRPOTrainer, prompts: Sequence[str]) -> tuple[Rows, torch.Tensor]:
     """Sample as the trainer does; gives the completions and their log-probs ``(B, C)``."""
     alike = [Sampling(trainer.temperature, trainer.top_p, trainer.top_k or 0)] * len(prompts)
     rows = trainer.samplings(prompts) if hasattr(trainer, "samplings") else alike
     device = trainer.accelerator.device
     encoded = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
-    engine = getattr(getattr(trainer, "parts", None), "vllm", None)
+    engine: Any = getattr(trainer, "parts", {}).get("vllm")
     drawn = engine.draw(encoded) if engine else draw(trainer, encoded, rows, keep_logps=True)
     completions, logps = drawn
     assert logps is not None
@@ -281,7 +254,7 @@ def _batch(
     prompts: Sequence[str],
     completions: Sequence[Sequence[int]],
     temperatures: torch.Tensor,
-) -> Batch:
+) -> Rows:
     """Prompts and the tokens of a completion of each, padded as the trainer pads them."""
     tokenizer, device = trainer.processing_class, trainer.accelerator.device
     encoded = [tokenizer(prompt)["input_ids"] for prompt in prompts]
@@ -291,49 +264,40 @@ def _batch(
     text = pad([torch.ones(len(row), dtype=torch.long) for row in completions], 0, **right)
     sequences = torch.cat([left["input_ids"], ids], dim=1).to(device)
     mask = torch.cat([left["attention_mask"], text], dim=1).to(device)
-    return sequences, mask, ids.size(1), temperatures
+    return Rows(sequences, mask, ids.size(1), temperatures)
 
 
-def _answer_gaps(
-    trainer: Any, prompts: Sequence[str], score: LogProbs, sampled: Batch
-) -> list[torch.Tensor]:
+def _answer_gaps(trainer: Any, prompts: Sequence[str], sampled: Rows) -> list[torch.Tensor]:
     """For each part that teaches, the largest gap of right answers to those of each row alone.
 
     Args:
         trainer: The trainer.
         prompts: Those of the sampled completions.
-        score: How the trainer scores.
-        sampled: The completions; the supervised term scores its answers together with them.
+        sampled: The completions.
     """
-    parts = getattr(trainer, "parts", None)
-    if parts is None or (parts.teaching is None and parts.supervised is None):
-        return []
-    answers = _right_answers(trainer, prompts)
+    parts = [part for part in getattr(trainer, "parts", {}).values() if part.teaches]
+    answers = _right_answers(trainer, prompts) if parts else {}
     if not answers:
         return []
-    ids, mask, length, temperatures = sampled
-    places = torch.tensor(list(answers), device=ids.device)
-    asked = [prompts[place] for place in answers]
-    batch = _batch(trainer, asked, list(answers.values()), temperatures[places])
-    alone, kept = _logps_alone(trainer, batch), batch[1][:, -batch[2] :].bool()
-    found = []
-    if parts.teaching is not None:  # its answers are completions
-        found.append(_score(score, trainer.model, batch))
-    if parts.supervised is not None:
-        columns = {}
-        for name, column in (("answer_ids", batch[0]), ("answer_mask", batch[1])):
-            columns[name] = ids.new_zeros(ids.size(0), batch[2])
-            columns[name][places] = column[:, -batch[2] :]
-        call = Call(temperatures)
-        beside = partial(score, trainer.model)
-        parts.supervised.score(call, columns, beside, ids, mask, length, temperatures)
-        assert call.answer_logps is not None
-        found.append(call.answer_logps[:, : batch[2]].float())
+    places, device = list(answers), sampled.ids.device
+    asked = [prompts[place] for place in places]
+    heat = _heat(sampled)[torch.tensor(places, device=device)]
+    rows = _batch(trainer, asked, list(answers.values()), heat)
+    alone, kept = _logps_alone(trainer, rows), rows.mask[:, -rows.length :].bool()
+    found = (part.answer_logps(sampled, places, rows).float() for part in parts)
     return [(ours - alone)[kept].abs().max() for ours in found]
+
+
+def _heat(rows: Rows) -> torch.Tensor:
+    """The temperatures ``(B,)``, which this file's rows always have."""
+    assert rows.temperatures is not None
+    return rows.temperatures
 
 
 def _right_answers(trainer: Any, prompts: Sequence[str]) -> dict[int, list[int]]:
     """The tokens of right answers by place; without those that the trainer would not teach either."""
+    from .parts.teaching import taught_answer  # most runs teach none
+
     rows = _rows_by_prompt(trainer)
     asked = [(place, rows[prompt]) for place, prompt in enumerate(prompts) if prompt in rows]
     answers = {place: taught_answer(trainer, row, str(place)) for place, row in asked}
@@ -345,15 +309,15 @@ def _gather_logps(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return logits.log_softmax(-1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
-def _score(score: LogProbs, network: torch.nn.Module, batch: Batch) -> torch.Tensor:
+def _score(score: LogProbs, network: torch.nn.Module, batch: Rows) -> torch.Tensor:
     """Log-probs ``(B, C)`` as the trainer computes them for its loss."""
     logps: torch.Tensor = score(network, *batch)[0]
     return logps.float()
 
 
-def _logps_alone(trainer: GRPOTrainer, batch: Batch) -> torch.Tensor:
+def _logps_alone(trainer: GRPOTrainer, batch: Rows) -> torch.Tensor:
     """Log-probs ``(B, C)`` of each row by itself, without padding or dropout."""
-    sequences, mask, length, temperatures = batch
+    sequences, mask, length, _ = batch
     logps = torch.zeros(sequences.size(0), length, device=sequences.device)
     width = sequences.size(1) - length
     training = trainer.model.training
@@ -366,14 +330,14 @@ def _logps_alone(trainer: GRPOTrainer, batch: Batch) -> torch.Tensor:
                 logits = trainer.model_wrapped(
                     input_ids=tokens, attention_mask=torch.ones_like(tokens)
                 ).logits.float()
-            logits = logits[:, prompt - 1 : -1] / temperatures[row]  # (1, c, V)
+            logits = logits[:, prompt - 1 : -1] / _heat(batch)[row]  # (1, c, V)
             logps[row, : logits.size(1)] = _gather_logps(logits, tokens[:, prompt:])[0]
     finally:
         trainer.model.train(training)
     return logps
 
 
-def _reference_logps(trainer: GRPOTrainer, score: LogProbs, batch: Batch) -> torch.Tensor:
+def _reference_logps(trainer: GRPOTrainer, score: LogProbs, batch: Rows) -> torch.Tensor:
     if trainer.ref_model is not None:
         return _score(score, trainer.ref_model, batch)
     network = trainer.accelerator.unwrap_model(trainer.model)
@@ -390,10 +354,10 @@ def _reference_logps(trainer: GRPOTrainer, score: LogProbs, batch: Batch) -> tor
         dtype=next(network.parameters()).dtype,
         trust_remote_code=trainer.args.trust_remote_code,
     )
-    sequences, mask, length, temperatures = batch
+    sequences, mask, length, _ = batch
     reference = reference.to(sequences.device).eval()
     positions = position_ids_from_mask(mask)
     with trainer.accelerator.autocast():
         logits = reference(input_ids=sequences, attention_mask=mask, position_ids=positions).logits
-    logits = logits[:, -length - 1 : -1].float() / temperatures.view(-1, 1, 1)
+    logits = logits[:, -length - 1 : -1].float() / _heat(batch).view(-1, 1, 1)
     return _gather_logps(logits, sequences[:, -length:])

@@ -42,7 +42,7 @@ from .changes import (
     step_of,
     stretches,
 )
-from .checkpoints import checkpoints, damage, last_whole, tell_unsealed
+from .checkpoints import checkpoints, damage, last_whole
 from .results import OWN_REWARDS, read_proportions
 
 HELDOUT_BEFORE = "heldout_before.json"
@@ -152,7 +152,6 @@ def _resume_point(wish: str | None, output_dir: Path, resolved: str) -> Path | N
         )
     refuse_pickles(folder, output_dir)
     changed_keys(folder, resolved)  # may refuse
-    tell_unsealed(folder)
     return folder
 
 

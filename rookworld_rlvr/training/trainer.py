@@ -1,15 +1,16 @@
-"""The `GRPOTrainer` subclass: what a step does, from top to bottom; its features are in `parts`.
+"""The `GRPOTrainer` subclass: what a step does, from top to bottom.
+
+Its features are in `parts`. It does not know them by name: it calls the methods that `parts.part.Part`
+lists, of all parts in turn.
 
 Only this file and `checkpoints.py` use private names of TRL and transformers; `test_canary.py` watches.
 """
 
 from __future__ import annotations
 
-import copy
-from collections import defaultdict
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,11 @@ from datasets import Dataset
 from torch.utils.data import Sampler
 from transformers import PreTrainedModel
 from trl import GRPOTrainer
+from trl.models.utils import disable_gradient_checkpointing
+from trl.trainer.utils import use_adapter
 
 from ..models import gpt2
+from ..models.loading import resolve_model_path
 from ..rewards.guard import RewardFaultArguments, RewardGuard
 from ..rewards.registry import get_reward_funcs
 from ..tasks.registry import task_of
@@ -28,18 +32,13 @@ from .checkpoints import WholeCheckpoints
 from .dashboard import TableInterval, escape_for_terminal
 from .heldout import HeldoutEvaluation
 from .model_card import OwnCard
-from .parts.advantages import weighted
-from .parts.aggregation import Loss, policy_and_entropy, without_left_out
-from .parts.groups import Batch, Sampled
-from .parts.kl import reference_log_probs
-from .parts.nonfinite import spread
-from .parts.part import Call, Part, Scores, arguments_of, whole
-from .parts.registry import Checkpoints, Parts, sampler_starts
-from .parts.sampling import draws_itself, rollout
-from .parts.schedule import three_phase_scheduler
-from .parts.shared_prompts import groups_together
+from .parts.aggregation import Loss, policy_and_entropy, spread, without_left_out
+from .parts.groups import group_metrics, have_signal, weighted
+from .parts.part import Batch, Call, Part, Rows, Sampled, Scores, arguments_of, whole
+from .parts.registry import load_parts, parts_of, sampler_starts, save_parts
+from .parts.sampling import draws_itself, rollout, samplings_of
 from .parts.timing import StepTimes
-from .preflight import Parity, PreflightCallback, starting_model
+from .preflight import Parity, PreflightCallback
 from .sharding import check_layout
 
 
@@ -47,11 +46,15 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     """`trl.GRPOTrainer`, corrected for GPT-2 and extended by parts; it takes TRL's arguments.
 
     Attributes:
-        sampling: How completions are sampled, unless `task_sampling` names their task.
+        parts: Its parts, by the names of their files.
+        sampling: How completions are sampled, unless `task_samplings` has their task.
+        task_samplings: How each task is sampled; None if all are sampled alike.
+        prompt_sampler: Draws prompts from the training rows; None before training, and if TRL's does.
         preflight: The result of the preflight, which runs when training begins; None before.
         sampled: This process's rows of the last batch, by prompt.
-        checkpoint: The checkpoint that `train` was told to resume from.
-        call: Extra inputs and outputs of the current call to TRL; None outside of a call.
+        call: What the current call to TRL is about; None outside of a call.
+        being_scored: The rows that a forward is scoring; None outside of one.
+        is_beside: Whether losses are computed beside a step, see `unrecorded`.
     """
 
     def __init__(
@@ -68,12 +71,17 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         if reward_funcs is None and getattr(args, "rewards", None):
             reward_funcs = get_reward_funcs(args.rewards)
         self.call: Call | None = None
+        self.being_scored: Rows | None = None
+        self.is_beside = False
         self.reward_guard = RewardGuard(arguments_of(args, RewardFaultArguments))
-        model = starting_model(model, args)
+        if isinstance(model, str):
+            model = resolve_model_path(model)
         with sampler_starts(args, model):
             super().__init__(model, self.reward_guard.around(reward_funcs), args, **kwargs)
         self.sampling = Sampling(self.temperature, self.top_p, self.top_k or 0)
-        self.parts = Parts(self)
+        self.task_samplings = samplings_of(self.args, self.sampling)
+        self.prompt_sampler: Any = None
+        self.parts: dict[str, Any] = parts_of(self)
         for network in self.networks():
             gpt2.fit(network)
         if kwargs.get("rollout_func") is None and draws_itself(self):
@@ -83,8 +91,8 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         self.times = StepTimes(self)
         self.preflight: Parity | None = None
         self.sampled: Mapping[str, Mapping[str, Any]] = {}
-        self.checkpoint: Any = None
-        for part in (self.times, *self.parts, Checkpoints(self)):
+        self.regrouped: Any = None  # the micro-batches whose groups are together again
+        for part in (self.times, *self.parts.values()):
             self.add_callback(part)
         if getattr(self.args, "preflight", True):
             self.add_callback(PreflightCallback(self))
@@ -102,19 +110,13 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     # Sampling: rounds of completions, and the groups to train on
     # --------------------------------------------------------------------------------------------
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler:
-        """Draw prompts by task mixture and phases, which TRL's sampler cannot."""
-        if self.parts.prompts is None:
-            return super()._get_train_sampler(dataset)
-        return self.parts.prompts.open(self.train_dataset if dataset is None else dataset)
-
-    def _prepare_inputs(self, generation_batch: Any) -> Any:
-        """Put groups together again, because TRL shuffles their rows over the micro-batches."""
-        before = self._buffered_inputs
-        inputs = super()._prepare_inputs(generation_batch)
-        if self._buffered_inputs is before or self.parts.shared is None:
-            return inputs
-        self._buffered_inputs: Any = groups_together(self._buffered_inputs)
-        return self._buffered_inputs[self._step % self.args.steps_per_generation]
+        """Let a part draw the prompts, for example by phases of tasks, which TRL's sampler cannot."""
+        rows = self.train_dataset if dataset is None else dataset
+        for part in self.parts.values():
+            if (sampler := part.sampler(rows)) is not None:
+                self.prompt_sampler = sampler
+                return sampler
+        return super()._get_train_sampler(dataset)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Replace groups without signal, use our advantages, and add the reference's log-probs."""
@@ -123,53 +125,51 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         return self.sample(inputs)
 
     def sample(self, inputs: list[dict[str, Any]]) -> Batch:
-        """A batch to train on; with `zero_variance: resample`, more rounds replace silent groups."""
-        groups = self.parts.groups
-        rounds = [self.sample_round(inputs)]
-        while more := groups.more(rounds):
-            rounds.append(self.sample_round(more))
-        places = groups.choose(rounds)
-        if len(rounds) > 1:
-            groups.log_chosen(rounds, places, self.completion_log())
-        self.sampled = {row["prompt"]: row for sampled in rounds for row in sampled.rows}
-        self.record(groups.metrics(rounds, places, self.completion_log()))
-        return groups.batch(rounds, places)
+        """A batch to train on: a round of completions, which parts may complete by others."""
+        sampled = self.sample_round(inputs)
+        for part in self.parts.values():
+            sampled = part.complete(sampled)
+        self.sampled = {row["prompt"]: row for row in sampled.rows}
+        self.record(group_metrics(sampled, self.num_generations, self.completion_log()))
+        return sampled.batch
 
     def sample_round(self, inputs: list[dict[str, Any]]) -> Sampled:
         """One round: completions with their rewards, reference log-probs and advantages."""
         temperatures = self.temperatures([row["prompt"] for row in inputs])
-        with self.within(Call(temperatures, rows=inputs)) as call:
+        with self.within(Call(rows=inputs, temperatures=temperatures)) as call:
             batch = super()._generate_and_score_completions(inputs)
             reference = self.reference_log_probs(*whole(batch), temperatures)
         if reference is not None:
             batch["ref_per_token_logps"] = reference
-        assert call.rewards is not None
-        rewards = weighted(call.rewards, self.reward_weights)  # (N,)
+        rewards = call.rewards
+        assert rewards is not None
         prompts = list(self._logs["prompt"])[-len(rewards) :: self.num_generations]
-        tasks = [str(task_of(prompt)) for prompt in prompts]
-        advantages = self.parts.advantages(self, batch, rewards, tasks)
-        if advantages is not None:  # they replace TRL's
-            self._logs["advantages"].extend(advantages.tolist())
-        self.parts.guide(self, batch, call)
-        signal = self.parts.groups.assess(rewards)
-        return Sampled(tasks, signal, inputs, batch, rewards, self.completion_log(len(rewards)))
+        call.tasks = [str(task_of(prompt)) for prompt in prompts]
+        for part in self.parts.values():
+            part.extend(call, batch)
+        signal = have_signal(rewards, self.num_generations)
+        logs = self.completion_log(len(rewards))
+        return Sampled(call.tasks, signal, inputs, batch, rewards, logs, drawn=signal)
 
     def samplings(self, prompts: Sequence[str]) -> list[Sampling]:
         """How each prompt is sampled."""
-        part = self.parts.task_sampling
-        return [part.samplings[task_of(p)] if part else self.sampling for p in prompts]
+        by_task = self.task_samplings
+        return [self.sampling if by_task is None else by_task[str(task_of(p))] for p in prompts]
 
     def temperatures(self, prompts: Sequence[str]) -> torch.Tensor | None:
         """The temperatures ``(B,)`` of prompts; None if all have the trainer's."""
-        part = self.parts.task_sampling
-        return part and part.temperatures(prompts, self.accelerator.device)
+        if self.task_samplings is None:
+            return None
+        values = [sampling.temperature for sampling in self.samplings(prompts)]
+        return torch.tensor(values, device=self.accelerator.device)
 
     def _generate(self, prompts: list[Any]) -> Any:
-        """Time sampling, and teach right answers where no completion is right."""
+        """Time sampling, and let parts look at the completions before they are scored."""
         with self.phase("sampling"):
             sampled = super()._generate(prompts)
         if self.call is not None:
-            self.parts.teach(self, self.call, sampled[1], sampled[3], sampled[4])
+            for part in self.parts.values():
+                part.after_sampling(self.call, sampled[1], sampled[3], sampled[4])
         return sampled
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -178,18 +178,31 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
             rewards = super()._calculate_rewards(*args, **kwargs)
             rewards = self.reward_guard.settle(rewards, self.record)
         if self.call is not None:
-            self.call.rewards = rewards
+            self.call.rewards = weighted(rewards, self.reward_weights)
         return rewards
 
     # --------------------------------------------------------------------------------------------
     # Scoring
     # --------------------------------------------------------------------------------------------
-    def _get_per_token_logps_and_entropies(self, model: Any, *rows: Any, **kwargs: Any) -> Scores:
-        """Score rows at their temperatures, each prompt once; keep the scores."""
+    def _get_per_token_logps_and_entropies(
+        self,
+        model: Any,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        length: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Scores:
+        """Score rows as the parts have them, each at its temperature; keep the scores."""
         call = self.call or Call()
-        score: Any = call.scoring(partial(self.log_probs, model))
-        call.scores = score(*rows, call.temperatures, **kwargs)
-        return call.scores
+        asked = [Rows(ids, mask, length, call.temperatures)]
+        for part in self.parts.values():
+            asked.append(part.before_scoring(call, asked[-1]))
+        scores = self.log_probs(model, *asked[-1], *args, **kwargs)
+        for part, rows in zip(reversed(self.parts.values()), reversed(asked), strict=False):
+            scores = part.after_scoring(call, rows, scores)
+        call.scores = scores
+        return scores
 
     def log_probs(
         self,
@@ -198,7 +211,6 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         mask: torch.Tensor,
         length: int,
         temperatures: torch.Tensor | None = None,
-        *,
         batch_size: int | None = None,
         **kwargs: Any,
     ) -> Scores:
@@ -207,29 +219,87 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         `temperatures` ``(B,)``: None uses the trainer's. `batch_size`: rows per forward; None takes all.
         `kwargs`: passed on to TRL's method.
         """
-        score = self.parts.scoring(super()._get_per_token_logps_and_entropies, temperatures)
-        return Scores(*score(network, ids, mask, length, batch_size, **kwargs))
+        size = batch_size or len(ids)
+        parts = []
+        for start in range(0, len(ids), size):
+            chunk = slice(start, start + size)
+            heat = None if temperatures is None else temperatures[chunk]
+            self.being_scored = Rows(ids[chunk], mask[chunk], length, heat)
+            try:
+                parts.append(self._forward(network, self.being_scored, **kwargs))
+            finally:
+                self.being_scored = None
+        if len(parts) == 1:
+            return parts[0]
+        logps, entropies, aux_losses = zip(*parts, strict=True)
+        return Scores(
+            torch.cat(logps),
+            torch.cat(entropies) if entropies[0] is not None else None,
+            torch.stack(aux_losses).mean() if aux_losses[0] is not None else None,
+        )
 
-    def reference_log_probs(self, *rows: Any) -> torch.Tensor | None:
-        """Log-probs ``(B, C)`` under the reference; see `parts.kl.reference_log_probs`."""
-        return reference_log_probs(self, *rows)
+    def _forward(self, network: torch.nn.Module, rows: Rows, **kwargs: Any) -> Scores:
+        for part in self.parts.values():
+            if (scores := part.score(network, rows, **kwargs)) is not None:
+                return scores
+        ids, mask, length, _ = rows
+        score = super()._get_per_token_logps_and_entropies
+        return Scores(*score(network, ids, mask, length, **kwargs))
+
+    @torch.no_grad()
+    def reference_log_probs(
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        length: int,
+        temperatures: torch.Tensor | None = None,
+    ) -> torch.Tensor | None:
+        """Log-probs ``(B, C)`` of rows under the reference; None if there is no reference.
+
+        See `log_probs` for the arguments.
+        """
+        if not self.has_reference:
+            return None
+        rows = (ids, mask, length, temperatures, self.args.per_device_train_batch_size)
+        kwargs = self.args.gradient_checkpointing_kwargs
+        with self.phase("reference"), disable_gradient_checkpointing(self.model, kwargs):
+            if self.ref_model is not None:
+                return self.log_probs(self.ref_model, *rows).logps
+            network = self.accelerator.unwrap_model(self.model)
+            adapter = "ref" if "ref" in network.peft_config else None
+            with use_adapter(network, adapter_name=adapter):
+                return self.log_probs(self.model, *rows).logps
 
     # --------------------------------------------------------------------------------------------
     # Loss, update, run
     # --------------------------------------------------------------------------------------------
-    def _compute_loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> torch.Tensor:
+    def compute_loss(
+        self, model: torch.nn.Module, inputs: Mapping[str, Any], *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
         """Add the parts' terms to TRL's loss: KL, value head, taught answers and the supervised term."""
+        inputs = self._together(inputs)
         loss = self.loss(model, inputs)
         if self.model.training and loss.call.scores is not None:
             self._record_terms(loss, loss.call.scores.logps.detach(), inputs)
         return loss.total
 
+    def _together(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Put groups together again, because TRL shuffles their rows over the micro-batches."""
+        batches = self._buffered_inputs
+        is_buffered = any(inputs is batch for batch in batches or ())
+        if not is_buffered or batches is self.regrouped:
+            return inputs
+        for part in self.parts.values():
+            batches[:] = part.together(batches)
+        self.regrouped = batches
+        return batches[self._step % self.args.steps_per_generation]
+
     def loss(self, model: torch.nn.Module, inputs: Mapping[str, Any]) -> Loss:
         """The loss of a micro-batch: TRL's, and the term of each part that has one."""
-        with self.within(self.parts.call(inputs)) as call:
-            total = super()._compute_loss(model, without_left_out(self, inputs))
+        with self.within(Call(inputs=inputs, temperatures=inputs.get("temperature"))) as call:
+            total = super().compute_loss(model, without_left_out(self, inputs))
         terms = policy_and_entropy(total, call.scores)
-        for part in self.parts:
+        for part in self.parts.values():
             if type(part).term is not Part.term:
                 term = part.term(self, call, inputs)
                 total = total if term is None else total + term
@@ -262,32 +332,39 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
         """Remember the gradient norm, so that a step that is not finite can be skipped."""
         norm = super()._get_grad_norm(*args, **kwargs)
-        self.parts.see_norm(norm)
+        for part in self.parts.values():
+            part.on_gradient_norm(norm)
         return norm
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """Give the value head its own parameter group, because it has its own learning rate."""
+        """Give parts with weights of their own a parameter group."""
         optimizer = super().create_optimizer(model)
-        if self.parts.value_head is not None:
-            self.parts.value_head.group_in(optimizer, self.model if model is None else model)
+        for part in self.parts.values():
+            part.on_optimizer(optimizer, self.model if model is None else model)
         return optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Use the three-phase schedule if `lr_three_phases` is set, which transformers does not have."""
-        if self.lr_scheduler is None:  # type: ignore[has-type]
-            on = optimizer or self.optimizer
-            self.lr_scheduler = three_phase_scheduler(self.args, on, num_training_steps)
+        """Use a part's schedule, if one has any."""
+        for part in self.parts.values():
+            if self.lr_scheduler is None:  # type: ignore[has-type]
+                own = part.scheduler(optimizer or self.optimizer, num_training_steps)
+                self.lr_scheduler = own
         return super().create_scheduler(num_training_steps, optimizer)
 
     def save_more(self, folder: Path) -> None:
         """Save the parts' states with each checkpoint, so that a resumed run continues them."""
         if self.args.should_save:
-            self.parts.save_in(folder)
+            save_parts(self.parts, folder)
+
+    def load_more(self, folder: Path | None) -> None:
+        """Load what `save_more` saved, and remember where a run goes on."""
+        self.heldout.resumed_at = None if folder is None else self.state.global_step
+        if folder is not None:
+            load_parts(self.parts, folder)
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Remember the checkpoint to resume from, so that the parts can load their states from it."""
+        """Refuse a checkpoint that this way of sharding could not read."""
         check_layout(self, resume_from_checkpoint)
-        self.checkpoint = resume_from_checkpoint
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def evaluate(
@@ -296,15 +373,18 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Answer held-out rows greedily instead of taking TRL's loss on them."""
-        rows = self.eval_dataset if eval_dataset is None else eval_dataset
-        return self.heldout.evaluate(rows, metric_key_prefix)
+        """Answer held-out rows greedily instead of taking TRL's loss on them.
 
-    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
-        """Keep a checkpoint that breaks the guard from being the best."""
-        if self.parts.guard is not None and self.parts.guard.is_broken(metrics):
-            return False
-        return bool(super()._determine_best_metric(metrics, trial))
+        In training, transformers picks the best checkpoint by the result. One that may not be the best
+        gets the worst number.
+        """
+        rows = self.eval_dataset if eval_dataset is None else eval_dataset
+        metrics = self.heldout.evaluate(rows, metric_key_prefix)
+        if self.is_in_train and not all(p.may_be_best(metrics) for p in self.parts.values()):
+            worst = -float("inf") if self.args.greater_is_better else float("inf")
+            name = str(self.args.metric_for_best_model).removeprefix("eval_")
+            metrics = {**metrics, f"eval_{name}": worst}
+        return metrics
 
     # --------------------------------------------------------------------------------------------
     # What the parts and the diagnosis ask for
@@ -323,13 +403,17 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     @contextmanager
     def unrecorded(self) -> Iterator[Mapping[str, list[float]]]:
         """Compute losses beside a step; gives what they would have logged, by name."""
-        metrics, kl = self._metrics, self.parts.kl  # type: ignore[has-type]
-        self._metrics: Any = {mode: defaultdict(list) for mode in metrics}
-        self.parts.kl = copy.deepcopy(kl)  # it adapts its coefficient to what it measures
+        kept = {mode: dict(metrics) for mode, metrics in self._metrics.items()}
+        for metrics in self._metrics.values():
+            metrics.clear()
+        self.is_beside = True
         try:
             yield self._metrics["train"]
         finally:
-            self._metrics, self.parts.kl = metrics, kl
+            self.is_beside = False
+            for mode, metrics in self._metrics.items():
+                metrics.clear()
+                metrics.update(kept[mode])
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time a phase of a step: ``sampling``, ``rewards`` or ``reference``."""
@@ -340,6 +424,12 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         metrics = self._metrics["train" if self.model.training else "eval"]
         for name, number in numbers.items():
             metrics[name].append(number)
+
+    def own_rows(self, items: Any) -> Any:
+        """This process's share of a sequence that has all processes' items, process by process."""
+        size = len(items) // self.accelerator.num_processes
+        first = size * self.accelerator.process_index
+        return items[first : first + size]
 
     def completion_log(self, last: int | None = None) -> dict[tuple[str, str], Any]:
         """TRL's log of completions, by table and column; with `last`, copies of its last rows."""
@@ -355,7 +445,8 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         self.log_completions = self.args.log_completions and self.tables.due(self, logs)
         if self.log_completions and self.num_completions_to_print != 0:
             escape_for_terminal(self._logs["completion"])
-        numbers = self.parts.numbers() if "loss" in logs else {}
+        counts = [part.numbers().items() for part in self.parts.values() if "loss" in logs]
+        numbers = dict(itertools.chain.from_iterable(counts))
         super().log({**logs, **self.times.elapsed(), **numbers}, start_time)
 
     @staticmethod

@@ -115,8 +115,8 @@ def test_recording_changes_no_weight(
         varied = {**STEP, "kind": kind, "max_steps": 2, "beta": 0.1}
         trainer = make_trainer(loading.load_model(start), tokenizer, **varied)
         trainer.rollout_func = partial(rollout, keep_logps=True)
-        if trainer.parts.shared is not None:
-            trainer.parts.shared.leaves_out_idle = False
+        if "shared_prompts" in trainer.parts:
+            trainer.parts["shared_prompts"].leaves_out_idle = False
         trainer.train()
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
         ends.append((losses, trainer.model.transformer.h[0].mlp.c_fc.weight.detach().clone()))

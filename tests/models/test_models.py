@@ -41,9 +41,6 @@ class TestPackagedModel:
         assert 0.8e6 < model.num_parameters() < 1.2e6
         assert model.config.resid_pdrop == model.config.attn_pdrop == 0.0
 
-    def test_other_names_pass(self) -> None:
-        assert loading.resolve_model_path("jrahn/RookWorld-LM-124M") == "jrahn/RookWorld-LM-124M"
-
     @pytest.mark.parametrize("made", [False, True], ids=["no folder", "a run that was cut short"])
     def test_a_run_that_is_not_there_names_the_recipe_that_makes_it(
         self, made: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

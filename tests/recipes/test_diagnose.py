@@ -20,6 +20,7 @@ from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.diagnosis.phases import PHASES
 from rookworld_rlvr.diagnosis.report import page
 from rookworld_rlvr.models import gpt2, loading
+from rookworld_rlvr.training.parts import shared_prompts
 
 from ..browser import HEIGHT, WIDTHS, Browser
 from ..conftest import REPOSITORY, launch, script
@@ -264,7 +265,9 @@ def test_dropout_left_on(diagnose: Diagnose, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_position_ids_ignored(diagnose: Diagnose, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpt2, "number_positions_from_mask", lambda model: None)
-    code, content = diagnose("--share_prompts", "false")  # shared prompts number theirs themselves
+    # Shared prompts number their positions themselves.
+    monkeypatch.setattr(shared_prompts, "obstacle", lambda *_: "none are")
+    code, content = diagnose()
     assert code == 1
     assert content["analysis"]["cause"] == "positions_ignored"
     found = rules(content)

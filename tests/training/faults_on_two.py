@@ -22,7 +22,7 @@ from ..conftest import recipe
 PLACES: dict[str, tuple[type, str]] = {
     "sampling": (RookWorldGRPOTrainer, "_generate"),
     "reward": (RookWorldGRPOTrainer, "_calculate_rewards"),
-    "loss": (RookWorldGRPOTrainer, "_compute_loss"),
+    "loss": (RookWorldGRPOTrainer, "compute_loss"),
     "evaluation": (HeldoutEvaluation, "evaluate"),
     "saving": (RookWorldGRPOTrainer, "_save_checkpoint"),
 }

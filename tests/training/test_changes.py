@@ -164,7 +164,6 @@ CHANGED: dict[str, dict[str, Any]] = {
         "baseline": "ema",
         "baseline_decay": 0.5,
         "zero_variance": "skip",
-        "share_prompts": False,
         "max_completion_length": 5,
     },
     "three phases, adaptive KL, groups": {
@@ -207,8 +206,10 @@ def used(trainer: Any) -> dict[str, Any]:
         for key, value in getattr(owner, "__dict__", {}).items()
         if isinstance(value, SIMPLE) and not key.startswith("_")
     }
-    if trainer.parts.kl is not None:
-        found["coefficient"] = [trainer.parts.kl.controller.coefficient(step) for step in range(4)]
+    if "kl" in trainer.parts:
+        found["coefficient"] = [
+            trainer.parts["kl"].controller.coefficient(step) for step in range(4)
+        ]
     schedule, groups = trainer.lr_scheduler, trainer.optimizer.param_groups
     found["schedule"] = [[f(step) for step in range(12)] for f in schedule.lr_lambdas]
     found["rates"] = [schedule.base_lrs, schedule.get_last_lr(), schedule.last_epoch]

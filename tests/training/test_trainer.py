@@ -32,10 +32,10 @@ from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks.metrics import evaluate_completions
 from rookworld_rlvr.training import dashboard, preflight
 from rookworld_rlvr.training.parts import supervised
+from rookworld_rlvr.training.parts import teaching as teaching_part
 from rookworld_rlvr.training.preflight import (
     TOLERANCE_FP32,
     TOLERANCE_HALF,
-    Parity,
     PreflightError,
     measure_parity,
     mixed_length_prompts,
@@ -47,6 +47,7 @@ from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 from ..conftest import mixed_rows
 
 MakeTrainer = Callable[..., GRPOTrainer]
+Build = Callable[..., Any]
 
 LONG = {"max_completion_length": 96}  # long enough for right answers
 
@@ -74,16 +75,11 @@ class TestParity:
 
     @pytest.mark.parametrize("beta", [0.0, 0.04])
     def test_all_three_gaps_are_rounding(
-        self,
-        beta: float,
-        random_gpt2: GPT2LMHeadModel,
-        tokenizer: PreTrainedTokenizerBase,
-        make_trainer: MakeTrainer,
-        tmp_path: Path,
+        self, build: Build, beta: float, random_gpt2: GPT2LMHeadModel, tmp_path: Path
     ) -> None:
         random_gpt2.save_pretrained(tmp_path / "start")
         model = loading.load_model(str(tmp_path / "start"))
-        trainer = make_trainer(model, tokenizer, beta=beta)
+        trainer = build(model, beta=beta)
         assert (trainer.ref_model is None) == (beta == 0)
         for network in filter(None, (trainer.model, trainer.ref_model)):
             assert isinstance(network.transformer.h[0].mlp.act, GELUTanh)
@@ -93,32 +89,24 @@ class TestParity:
         assert abs(parity.reference_kl) <= 1e-4
 
     def test_plain_trl_is_off_on_the_same_batch(
-        self,
-        random_gpt2: GPT2LMHeadModel,
-        tokenizer: PreTrainedTokenizerBase,
-        make_trainer: MakeTrainer,
+        self, build: Build, random_gpt2: GPT2LMHeadModel
     ) -> None:
         disable_dropout(random_gpt2)  # so that only the positions differ
-        plain_trainer = make_trainer(random_gpt2, tokenizer, GRPOTrainer)
+        plain_trainer = build(kind=GRPOTrainer)
         prompts = mixed_length_prompts(plain_trainer)
 
         def log_probs(network: Any, ids: Any, mask: Any, length: int, _: Any) -> Any:
             return plain_trainer._get_per_token_logps_and_entropies(network, ids, mask, length)
 
         plain = measure_parity(plain_trainer, prompts, log_probs=log_probs)
-        ours = measure_parity(make_trainer(random_gpt2, tokenizer), prompts)
+        ours = measure_parity(build(), prompts)
         print(f"plain TRL: {plain.describe()}\nours:      {ours.describe()}")
         assert ours.alone_gap < plain.alone_gap / 100
         assert ours.sampler_gap < plain.sampler_gap / 100
 
-    def test_positions_hold_under_lora(
-        self,
-        random_gpt2: GPT2LMHeadModel,
-        tokenizer: PreTrainedTokenizerBase,
-        make_trainer: MakeTrainer,
-    ) -> None:
+    def test_positions_hold_under_lora(self, build: Build) -> None:
         config = LoraConfig(target_modules=["c_attn"], task_type="CAUSAL_LM", fan_in_fan_out=True)
-        trainer = make_trainer(random_gpt2, tokenizer, peft_config=config, beta=0.04)
+        trainer = build(peft_config=config, beta=0.04)
         parity = measure_parity(trainer, mixed_length_prompts(trainer))
         assert parity.faults(1e-4) == []
 
@@ -143,11 +131,11 @@ class TestParity:
 
     @pytest.mark.parametrize("use_cpu", [True, pytest.param(False, marks=pytest.mark.gpu)])
     def test_the_packaged_model_is_within_tolerance_in_bf16(
-        self, tokenizer: PreTrainedTokenizerBase, make_trainer: MakeTrainer, use_cpu: bool
+        self, build: Build, use_cpu: bool
     ) -> None:
         """Its logits are so large that two roundings of one are further apart than TOLERANCE_HALF."""
         model = loading.load_model(loading.PACKAGED_MODEL)
-        trainer = make_trainer(model, tokenizer, bf16=True, use_cpu=use_cpu)
+        trainer = build(model, bf16=True, use_cpu=use_cpu)
         assert trainer.accelerator.device.type == ("cpu" if use_cpu else "cuda")
         parity = measure_parity(trainer, mixed_length_prompts(trainer))
         print(parity.describe())
@@ -172,16 +160,12 @@ class TestParity:
         torch.testing.assert_close(padded[1, :5], alone[0], atol=1e-5, rtol=0)
 
     def test_dropout_is_off_in_policy_and_reference(
-        self,
-        random_gpt2: GPT2LMHeadModel,
-        tokenizer: PreTrainedTokenizerBase,
-        make_trainer: MakeTrainer,
-        tmp_path: Path,
+        self, build: Build, random_gpt2: GPT2LMHeadModel, tmp_path: Path
     ) -> None:
         assert random_gpt2.config.resid_pdrop == 0.1
         random_gpt2.save_pretrained(tmp_path / "start")
         model = AutoModelForCausalLM.from_pretrained(tmp_path / "start")
-        trainer = make_trainer(model, tokenizer, beta=0.1)
+        trainer = build(model, beta=0.1)
         for network in (trainer.model, trainer.ref_model):
             rates = {m.p for m in network.modules() if isinstance(m, torch.nn.Dropout)}
             assert rates == {0.0}
@@ -213,13 +197,8 @@ def test_trls_constructor_and_configuration_will_do(packaged: LoadedData, tmp_pa
 
 
 class TestPreflight:
-    def test_it_runs_first_and_is_logged(
-        self,
-        random_gpt2: GPT2LMHeadModel,
-        tokenizer: PreTrainedTokenizerBase,
-        make_trainer: MakeTrainer,
-    ) -> None:
-        trainer = make_trainer(random_gpt2, tokenizer)
+    def test_it_runs_first_and_is_logged(self, build: Build) -> None:
+        trainer = build()
         trainer.train()
         logged = [entry for entry in trainer.state.log_history if "preflight/alone_gap" in entry]
         assert len(logged) == 1
@@ -227,15 +206,12 @@ class TestPreflight:
         assert trainer.preflight is not None
 
     def test_it_stops_a_run_whose_positions_are_wrong(
-        self,
-        random_gpt2: GPT2LMHeadModel,
-        tokenizer: PreTrainedTokenizerBase,
-        make_trainer: MakeTrainer,
-        monkeypatch: pytest.MonkeyPatch,
+        self, build: Build, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(gpt2, "number_positions_from_mask", lambda network: None)
         # With shared prompts the trainer gives the positions itself.
-        trainer = make_trainer(random_gpt2, tokenizer, share_prompts=False)
+        trainer = build()
+        del trainer.parts["shared_prompts"]
         start = {name: p.clone() for name, p in trainer.model.named_parameters()}
         with pytest.raises(PreflightError, match=r"alone_gap = .*over the tolerance of 0\.001"):
             trainer.train()
@@ -245,41 +221,40 @@ class TestPreflight:
     @pytest.mark.parametrize("shares", [True, False])
     def test_right_answers_that_are_taught_are_scored_too(
         self,
+        build: Build,
         shares: bool,
-        random_gpt2: GPT2LMHeadModel,
         tokenizer: PreTrainedTokenizerBase,
-        make_trainer: MakeTrainer,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         sampling = {"policy": {"temperature": 0.5}, "environment": {"temperature": 0.8}}
         teaching = {"zero_variance": "teach", "task_sampling": sampling, **LONG}
-        trainer = make_trainer(random_gpt2, tokenizer, share_prompts=shares, **teaching)
+        trainer: Any = build(**teaching)
+        if not shares:
+            del trainer.parts["shared_prompts"]
         prompts = mixed_length_prompts(trainer)
         prompts += prompts
         assert measure_parity(trainer, prompts).faults(1e-4) == []
         answer = [*tokenizer("42")["input_ids"], tokenizer.eos_token_id]
-        monkeypatch.setattr(preflight, "taught_answer", lambda *_: ("42", answer))
+        monkeypatch.setattr(teaching_part, "taught_answer", lambda *_: ("42", answer))
 
         def off_by_a_bit(network: Any, ids: Any, mask: Any, length: int, *rest: Any) -> Any:
-            scores = trainer.log_probs(network, ids, mask, length, *rest)
+            scores = rightly(network, ids, mask, length, *rest)
             starts = ids[:, -length:][:, : len(answer)]
             taught = (starts == torch.tensor(answer)).all(1, keepdim=True)
             return scores._replace(logps=scores.logps + 0.01 * taught)
 
-        parity = measure_parity(trainer, prompts, log_probs=off_by_a_bit)
+        rightly, trainer.log_probs = trainer.log_probs, off_by_a_bit
+        parity = measure_parity(trainer, prompts)
         assert parity.alone_gap == pytest.approx(0.01, abs=1e-3)
         assert parity.sampler_gap < 1e-4, "no answer was sampled"
 
     @pytest.mark.parametrize("shares", [True, False])
     def test_a_supervised_term_that_scores_other_answers_stops_a_run(
-        self,
-        shares: bool,
-        random_gpt2: GPT2LMHeadModel,
-        tokenizer: PreTrainedTokenizerBase,
-        make_trainer: MakeTrainer,
-        monkeypatch: pytest.MonkeyPatch,
+        self, build: Build, shares: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        trainer = make_trainer(random_gpt2, tokenizer, sft_coef=0.1, share_prompts=shares, **LONG)
+        trainer: Any = build(sft_coef=0.1, **LONG)
+        if not shares:
+            del trainer.parts["shared_prompts"]
         prompts = mixed_length_prompts(trainer)
         assert measure_parity(trainer, [*prompts, *prompts]).faults(1e-4) == []
         rightly = supervised._answers
@@ -293,14 +268,9 @@ class TestPreflight:
         with pytest.raises(PreflightError, match=r"preflight: alone_gap = [^,]*, over"):
             trainer.train()
 
-    def test_answers_that_are_not_taught_are_not_scored(
-        self,
-        random_gpt2: GPT2LMHeadModel,
-        tokenizer: PreTrainedTokenizerBase,
-        make_trainer: MakeTrainer,
-    ) -> None:
+    def test_answers_that_are_not_taught_are_not_scored(self, build: Build) -> None:
         """Their truth is not known, or they are too long."""
-        trainer = make_trainer(random_gpt2, tokenizer, sft_coef=0.1, max_completion_length=2)
+        trainer = build(sft_coef=0.1, max_completion_length=2)
         prompts = mixed_length_prompts(trainer)
         assert preflight._right_answers(trainer, prompts) == {}
         assert measure_parity(trainer, prompts).faults(1e-4) == []
@@ -310,37 +280,21 @@ class TestPreflight:
         [
             ({"repetition_penalty": 1.5}, "repetition_penalty: 1.5"),
             ({"generation_kwargs": {"suppress_tokens": [34]}}, r"suppress_tokens: \[34\]"),
+            ({}, "no_repeat_ngram_size: 1"),  # the model's own setting
         ],
     )
     def test_keys_that_change_how_tokens_are_sampled_are_named(
-        self,
-        keys: dict[str, Any],
-        said: str,
-        random_gpt2: GPT2LMHeadModel,
-        tokenizer: PreTrainedTokenizerBase,
-        make_trainer: MakeTrainer,
+        self, build: Build, random_gpt2: GPT2LMHeadModel, keys: dict[str, Any], said: str
     ) -> None:
-        trainer = make_trainer(random_gpt2, tokenizer, **keys)
+        if not keys:
+            random_gpt2.generation_config.no_repeat_ngram_size = 1
+        trainer = build(**keys)
         with pytest.raises(PreflightError) as raised:
             trainer.train()
         assert re.search(
             f"The sampler's distribution is changed by {said}, which", str(raised.value)
         )
         assert "dropout" not in str(raised.value)
-
-    def test_so_is_a_models_own_setting(
-        self,
-        random_gpt2: GPT2LMHeadModel,
-        tokenizer: PreTrainedTokenizerBase,
-        make_trainer: MakeTrainer,
-    ) -> None:
-        random_gpt2.generation_config.no_repeat_ngram_size = 1
-        with pytest.raises(PreflightError, match="is changed by no_repeat_ngram_size: 1, which"):
-            make_trainer(random_gpt2, tokenizer).train()
-
-    @pytest.mark.parametrize("number", [float("nan"), float("inf"), 0.2, -0.2])
-    def test_a_gap_that_is_no_number_is_a_fault(self, number: float) -> None:
-        assert Parity(0.0, number, 0.0).faults(0.1) == [f"sampler_gap = {number:.3g}"]
 
 
 class Even:
@@ -359,9 +313,7 @@ def scaled(completions: list[str], by: float = 1.0, **columns: Any) -> list[floa
     return [by * len(text) for text in completions]
 
 
-def test_rewards_of_every_kind_are_called_and_have_names_of_their_own(
-    random_gpt2: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, make_trainer: MakeTrainer
-) -> None:
+def test_rewards_of_every_kind_are_called_and_have_names_of_their_own(build: Build) -> None:
     funcs = [Even(), EvenInTime(), scaled, partial(scaled, by=2.0), partial(scaled, by=3.0)]
     names = ["Even", "EvenInTime", "scaled", "scaled_2", "scaled_3"]
     known = (
@@ -372,7 +324,7 @@ def test_rewards_of_every_kind_are_called_and_have_names_of_their_own(
         "policy_format",
     )
     weights = [{"name": name} for name in known]  # a weight for each function
-    trainer = make_trainer(random_gpt2, tokenizer, reward_funcs=funcs, rewards=weights)
+    trainer = build(reward_funcs=funcs, rewards=weights)
     trainer.train()
     (logged,) = (log for log in trainer.state.log_history if "reward" in log)
     means = [logged[f"rewards/{name}/mean"] for name in names]
@@ -381,13 +333,10 @@ def test_rewards_of_every_kind_are_called_and_have_names_of_their_own(
 
 
 def test_a_stream_of_rows_is_trained_on_unless_a_key_looks_rows_up(
-    random_gpt2: GPT2LMHeadModel,
-    tokenizer: PreTrainedTokenizerBase,
-    make_trainer: MakeTrainer,
-    packaged: LoadedData,
+    build: Build, packaged: LoadedData
 ) -> None:
     stream = mixed_rows(packaged.train).to_iterable_dataset()
-    trainer = make_trainer(random_gpt2, tokenizer, train_dataset=stream)
+    trainer = build(train_dataset=stream)
     trainer.train()
     assert trainer.state.global_step == 1
     assert trainer.preflight is not None and not trainer.preflight.faults(1e-3)
@@ -395,37 +344,17 @@ def test_a_stream_of_rows_is_trained_on_unless_a_key_looks_rows_up(
     with pytest.raises(
         RookWorldError, match=r"^task_sampling, zero_variance: resample: this looks"
     ):
-        make_trainer(random_gpt2, tokenizer, train_dataset=stream, **asked)
+        build(train_dataset=stream, **asked)
 
 
-def test_a_tied_head_that_trl_cannot_cast_is_named(
-    random_gpt2: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, make_trainer: MakeTrainer
-) -> None:
-    cast = {"cast_lm_head_to_fp32": True}
-    with pytest.raises(
-        RookWorldError, match=r"^cast_lm_head_to_fp32: .* a GPT2LMHeadModel, because"
-    ):
-        make_trainer(random_gpt2, tokenizer, **cast)
-    random_gpt2.config.tie_word_embeddings = False
-    random_gpt2.lm_head = torch.nn.Linear(32, len(tokenizer), bias=False)
-    make_trainer(random_gpt2, tokenizer, **cast, max_steps=1).train()
-
-
-def test_trls_advantages_of_the_logged_step(
-    random_gpt2: GPT2LMHeadModel,
-    tokenizer: PreTrainedTokenizerBase,
-    make_trainer: MakeTrainer,
-    packaged: LoadedData,
-) -> None:
+def test_trls_advantages_of_the_logged_step(build: Build, packaged: LoadedData) -> None:
     """Their log calls its advantages "TRL exact", and nearly is. The deviations that it divides by
     were taken for population deviations; they are sample deviations, as TRL's are. What differs is
     the 1e-4 that TRL adds to the deviation: TRL's advantages are smaller by 0.09% to 0.25%, and a
     group without variance gets 0 where the log's division is 0 / 0.
     """
     rewards = [number for group in LOGGED_REWARDS for number in group]
-    trainer = make_trainer(
-        random_gpt2,
-        tokenizer,
+    trainer = build(
         reward_funcs=[lambda completions, **_: rewards],
         rewards=[{"name": "graduated"}],
         per_device_train_batch_size=16,
@@ -452,13 +381,10 @@ def test_trls_advantages_of_the_logged_step(
 
 
 def test_evaluation_is_greedy_and_agrees_with_the_scorer(
-    random_gpt2: GPT2LMHeadModel,
-    tokenizer: PreTrainedTokenizerBase,
-    make_trainer: MakeTrainer,
-    packaged: LoadedData,
+    build: Build, tokenizer: PreTrainedTokenizerBase, packaged: LoadedData
 ) -> None:
     model = loading.load_model(loading.PACKAGED_MODEL)
-    trainer = make_trainer(model, tokenizer, max_completion_length=64)
+    trainer = build(model, max_completion_length=64)
     metrics = trainer.evaluate()
     completions = complete(
         model, tokenizer, packaged.heldout["prompt"][:], max_new_tokens=64, batch_size=5
@@ -475,19 +401,14 @@ def test_evaluation_is_greedy_and_agrees_with_the_scorer(
         assert abs(result.successes - alone[name].successes) <= 1, name
 
 
-def test_the_final_model_loads_plainly_with_adapters_merged(
-    random_gpt2: GPT2LMHeadModel,
-    tokenizer: PreTrainedTokenizerBase,
-    make_trainer: MakeTrainer,
-    tmp_path: Path,
-) -> None:
+def test_the_final_model_loads_plainly_with_adapters_merged(build: Build, tmp_path: Path) -> None:
     config = LoraConfig(
         target_modules=["c_attn"],
         task_type="CAUSAL_LM",
         fan_in_fan_out=True,
         init_lora_weights=False,  # adapters that do something
     )
-    trainer = make_trainer(random_gpt2, tokenizer, peft_config=config)
+    trainer = build(peft_config=config)
     ids = torch.tensor([[300, 301, 302]])
     trainer.model.eval()
     with torch.no_grad():
@@ -500,17 +421,14 @@ def test_the_final_model_loads_plainly_with_adapters_merged(
     assert json.loads((tmp_path / "final" / "config.json").read_text())["resid_pdrop"] == 0.0
 
 
-def test_training_raises_the_heldout_score(
-    tokenizer: PreTrainedTokenizerBase, make_trainer: MakeTrainer, packaged: LoadedData
-) -> None:
+def test_training_raises_the_heldout_score(build: Build, packaged: LoadedData) -> None:
     """The planted en passant fault is in most of the model's samples, the truth in some: a few steps
     on double steps alone must shift the weight, on positions that were not trained on.
     """
     model = loading.load_model(loading.PACKAGED_MODEL)
     rows = double_steps(packaged.train, 160)
-    trainer = make_trainer(
+    trainer = build(
         model,
-        tokenizer,
         train_dataset=rows,
         rewards=[{"name": "environment_exact"}, {"name": "environment_state"}],
         per_device_train_batch_size=64,
@@ -542,18 +460,12 @@ def double_steps(rows: Dataset, count: int) -> Dataset:
     return rows.select(chosen[:count])
 
 
-def test_the_phases_of_a_step_are_timed(
-    random_gpt2: GPT2LMHeadModel,
-    tokenizer: PreTrainedTokenizerBase,
-    make_trainer: MakeTrainer,
-) -> None:
+def test_the_phases_of_a_step_are_timed(build: Build) -> None:
     def slow(completions: list[str], **_: Any) -> list[float]:
         time.sleep(0.3)
         return [float(len(text)) for text in completions]
 
-    trainer = make_trainer(
-        random_gpt2,
-        tokenizer,
+    trainer = build(
         reward_funcs=[slow],
         rewards=[{"name": "environment_exact"}],
         max_steps=2,
@@ -571,17 +483,14 @@ def test_the_phases_of_a_step_are_timed(
 
 
 def test_the_parts_go_on_from_the_checkpoint_that_training_does(
-    random_gpt2: GPT2LMHeadModel,
-    tokenizer: PreTrainedTokenizerBase,
-    make_trainer: MakeTrainer,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    build: Build, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    trainer: Any = make_trainer(random_gpt2, tokenizer, preflight=False)
+    trainer: Any = build(preflight=False)
     for step in (2, 10):
         (tmp_path / "run" / f"checkpoint-{step}").mkdir(parents=True)
     loaded: list[Path] = []
-    monkeypatch.setattr(trainer.parts, "load_from", loaded.append)
+    monkeypatch.setattr(trainer, "load_more", lambda folder: loaded.append(folder))
+    monkeypatch.setattr(trainer, "take_arguments", lambda: None)
     passed_on: list[Any] = []
 
     def begin(self: Any, resume_from_checkpoint: Any) -> None:
@@ -593,16 +502,13 @@ def test_the_parts_go_on_from_the_checkpoint_that_training_does(
     for wish in wishes:
         trainer.train(resume_from_checkpoint=wish)
     assert passed_on == wishes  # transformers refuses True where there is no checkpoint
-    assert loaded == [tmp_path / "run" / "checkpoint-10", tmp_path / "run" / "checkpoint-2"]
+    assert loaded == [None, None, *(tmp_path / "run" / f"checkpoint-{step}" for step in (10, 2))]
 
 
 def test_every_checkpoint_has_the_parts_states_before_callbacks_hear_of_it(
-    random_gpt2: GPT2LMHeadModel,
-    tokenizer: PreTrainedTokenizerBase,
-    make_trainer: MakeTrainer,
-    tmp_path: Path,
+    build: Build, tmp_path: Path
 ) -> None:
-    trainer: Any = make_trainer(random_gpt2, tokenizer, advantage_estimator="gae")
+    trainer: Any = build(advantage_estimator="gae")
     trainer.create_optimizer_and_scheduler(1)
     trainer._save_checkpoint(trainer.model, trial=None)  # as transformers does at SIGTERM
     folder = tmp_path / "run" / "checkpoint-0"
@@ -612,11 +518,9 @@ def test_every_checkpoint_has_the_parts_states_before_callbacks_hear_of_it(
 
 @pytest.mark.parametrize(("stops_at", "steps"), [(None, [2, 4, 5]), (3, [2, 3])])
 def test_tables_have_an_interval_and_the_last_step(
+    build: Build,
     stops_at: int | None,
     steps: list[int],
-    random_gpt2: GPT2LMHeadModel,
-    tokenizer: PreTrainedTokenizerBase,
-    make_trainer: MakeTrainer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -627,7 +531,7 @@ def test_tables_have_an_interval_and_the_last_step(
             control.should_training_stop |= state.global_step == stops_at
 
     options = {"max_steps": 5, "logging_steps": 1, "log_completions": True}
-    trainer = make_trainer(random_gpt2, tokenizer, **options)
+    trainer = build(**options)
     trainer.add_callback(Stop())
     trainer.train()
     tables = sorted((tmp_path / "run" / "completions").glob("*.parquet"))

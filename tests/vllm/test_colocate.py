@@ -95,7 +95,7 @@ def test_a_value_head_learns_beside_vllm(vllm_trainer: Make) -> None:
     trainer = vllm_trainer(advantage_estimator="gae", max_steps=2)
     trainer.train()
     assert len(logged(trainer, "value/loss")) == 2
-    assert trainer.parts.value_head.head.weight.abs().sum() > 0
+    assert trainer.parts["value_head"].head.weight.abs().sum() > 0
 
 
 def test_each_task_is_sampled_in_its_own_way(vllm_trainer: Make) -> None:

@@ -4,66 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from trl import GRPOConfig
 
-from ...common.settings import setting
-from .part import Part, arguments_of
-
-BaselineKind = Literal["group_mean", "leave_one_out", "ema", "adaptive"]
-
-STD_EPSILON = 1e-4  # TRL's
-
-
-@dataclass
-class BaselineArguments:
-    """The baseline that rewards are compared with."""
-
-    baseline: BaselineKind = setting(
-        "group_mean",
-        "The baseline that rewards are compared with: group_mean (as in TRL), leave_one_out (the "
-        "mean of the group's other completions), ema (a running mean of the task's rewards), or "
-        "adaptive (the group's median if its rewards spread more than baseline_spread, else its "
-        "mean).",
-    )
-    baseline_decay: float = setting(
-        0.9,
-        "For baseline: ema, the share of the running mean that each batch keeps, from 0 to below 1.",
-        least=0,
-        below=1,
-    )
-    baseline_spread: float = setting(
-        0.3,
-        "For baseline: adaptive, the standard deviation of a group's rewards above which its "
-        "median is used.",
-        above=0,
-    )
-
-    def baseline_faults(self, args: GRPOConfig) -> list[str]:
-        """Faults that show only when several keys are compared, one sentence each."""
-        if self.baseline == "group_mean":
-            return []
-        return summed_faults(f"baseline: {self.baseline}", "baseline: group_mean", args)
-
-
-def summed_faults(key: str, instead: str, args: GRPOConfig) -> list[str]:
-    """The fault of a key that computes advantages from summed rewards, if they are not to be summed.
-
-    Args:
-        key: The key with its value.
-        instead: What leaves the advantages to TRL.
-        args: The trainer's arguments.
-    """
-    how = args.multi_objective_aggregation
-    if how == "sum_then_normalize":
-        return []
-    return [
-        f"{key} computes advantages from the sum of the rewards, so multi_objective_aggregation: {how} "
-        f"would do nothing; leave it out, or set {instead}"
-    ]
+from .arguments import BaselineArguments
+from .groups import STD_EPSILON, nanstd
+from .part import Batch, Call, Part, arguments_of
 
 
 class Baseline(Part):
@@ -71,22 +18,32 @@ class Baseline(Part):
 
     Args:
         args: The part's keys.
+        trainer: The `RookWorldGRPOTrainer`; without one, only `advantages` works.
 
     Attributes:
         running: The running mean of rewards by task, for ``ema``.
         last: The mean of the last baselines over the prompts.
     """
 
-    def __init__(self, args: BaselineArguments) -> None:
+    def __init__(self, args: BaselineArguments, trainer: Any = None) -> None:
         self.args = args
+        self._trainer = trainer
         self.running: dict[str, float] = {}
         self.last = math.nan
 
     @classmethod
-    def of(cls, trainer: Any) -> Baseline | None:
-        """The part, unless the baseline is the group's mean, which TRL itself computes."""
-        args = arguments_of(trainer.args, BaselineArguments)
-        return None if args.baseline == "group_mean" else cls(args)
+    def of(cls, trainer: Any) -> Baseline:
+        return cls(arguments_of(trainer.args, BaselineArguments), trainer)
+
+    def extend(self, call: Call, batch: Batch) -> None:
+        """Replace TRL's advantages."""
+        trainer = self._trainer
+        assert call.rewards is not None
+        rewards = call.rewards.view(-1, trainer.num_generations)
+        advantages = self.advantages(rewards, call.tasks, str(trainer.scale_rewards)).flatten()
+        trainer.record({"baseline/mean": self.last})
+        batch["advantages"] = trainer.own_rows(advantages)
+        trainer.completion_log()["advantages", ""].extend(advantages.tolist())
 
     def state(self) -> dict[str, Any]:
         return {"baseline_running": self.running}
@@ -138,20 +95,3 @@ class Baseline(Part):
         for task, mean in now.items():
             self.running[task] = decay * before[task] + (1 - decay) * mean
         return rewards.new_tensor([before[task] for task in tasks]).unsqueeze(1)
-
-
-def nanstd(values: torch.Tensor) -> torch.Tensor:
-    """Sample standard deviation ``(P, 1)`` of each row of ``(P, G)``, ignoring nan.
-
-    With fewer than two values it is 0, where TRL's own function gives nan.
-    """
-    count = (~values.isnan()).sum(dim=1, keepdim=True)
-    squares = (values - values.nanmean(dim=1, keepdim=True)).square().nansum(dim=1, keepdim=True)
-    return (squares / (count - 1).clamp(min=1)).sqrt()
-
-
-def weighted(rewards: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Total rewards ``(N,)`` from those of each function ``(N, F)``; nan if no function gave one."""
-    summed = (rewards * weights.to(rewards.device)).nansum(dim=1)
-    summed[rewards.isnan().all(dim=1)] = torch.nan
-    return summed

@@ -45,6 +45,15 @@ def policy_and_entropy(loss: torch.Tensor, scores: Scores | None) -> dict[str, t
     return {"policy": loss - bonus, "entropy": bonus}
 
 
+def spread(loss: torch.Tensor) -> torch.Tensor:
+    """The same loss, but if it is not finite, then neither is its gradient.
+
+    So a step's gradient norm shows all that is not finite: on this process and, because processes add
+    up their gradients, on the others.
+    """
+    return loss * (1 + 0 * loss.detach())
+
+
 def row_scale(trainer: Any, inputs: Mapping[str, Any]) -> Any:
     """The factor by which a mean over rows makes up for rows that `zero_variance: skip` leaves out."""
     return inputs.get("row_scale", 1) if trainer.loss_type in _MEAN_OVER_ROWS else 1

@@ -30,15 +30,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from trl.models.utils import disable_gradient_checkpointing
-from trl.trainer.utils import use_adapter
 
-from ...common.settings import setting
 from .aggregation import aggregate, log_importance
+from .arguments import KLArguments, KLEstimator
 from .part import Call, Part, arguments_of
 
 Estimator = Callable[[torch.Tensor], torch.Tensor]
@@ -46,9 +43,6 @@ Estimator = Callable[[torch.Tensor], torch.Tensor]
 
 # Log-ratios are clamped to plus or minus so many nats, so that `exp` stays finite.
 LOG_RATIO_BOUND = 20.0
-
-
-KLEstimator = Literal["k1", "k2", "k3", "reverse", "forward", "symmetric"]
 
 
 def _k2(x: torch.Tensor) -> torch.Tensor:
@@ -116,55 +110,6 @@ def importance_weighted(
     """
     weights = log_weights.exp()
     return kl * (weights if estimator in ("k1", "k2", "k3") else weights.detach())
-
-
-@dataclass
-class KLArguments:
-    """The KL term of the loss; by default TRL's, a fixed `beta` times the k3 estimator."""
-
-    kl_estimator: KLEstimator = setting(
-        "k3",
-        "How the KL to the reference is estimated from sampled tokens; k3 is TRL's estimator. Names are "
-        "the literature's: forward is KL(reference‖policy), reverse KL(policy‖reference). Code that "
-        "calls KL(policy‖reference) forward, as the self-contained trainer did, means our reverse.",
-    )
-    kl_control: Literal["fixed", "adaptive"] = setting(
-        "fixed",
-        "fixed keeps the coefficient of the KL term at beta; adaptive starts from beta and changes "
-        "it so that the KL stays at kl_target.",
-    )
-    kl_adaptation: Literal["proportional", "multiplicative"] = setting(
-        "proportional",
-        "How an adaptive coefficient changes: proportional by up to 20% per kl_horizon completions, "
-        "multiplicative by a factor of 1.5 if the KL is off its target by more than that factor.",
-    )
-    kl_target: float | None = setting(
-        None, "The KL that kl_control: adaptive aims at, in nats a token.", above=0
-    )
-    kl_horizon: int = setting(
-        10_000,
-        "The number of completions over which a proportional change of the coefficient is made in full. "
-        "Smaller values adapt faster.",
-        above=0,
-    )
-    kl_warmup_steps: int = setting(
-        0,
-        "The number of optimiser steps over which the coefficient of the KL term rises linearly from 0.",
-        least=0,
-    )
-
-    def kl_faults(self, beta: float) -> list[str]:
-        """Faults that show only when several keys are compared, one sentence each."""
-        faults = []
-        if self.kl_control == "adaptive" and (self.kl_target is None or not beta > 0):
-            faults.append(
-                "kl_control: 'adaptive' needs a kl_target, and a beta above 0 to start from"
-            )
-        if self.kl_control == "fixed" and self.kl_target is not None:
-            faults.append(
-                "kl_target: kl_control: fixed ignores it; set kl_control: adaptive, or leave it out"
-            )
-        return faults
 
 
 # --------------------------------------------------------------------------------------------------
@@ -267,38 +212,6 @@ class KLController:
 # --------------------------------------------------------------------------------------------------
 # The part
 # --------------------------------------------------------------------------------------------------
-@torch.no_grad()
-def reference_log_probs(
-    trainer: Any,
-    ids: torch.Tensor,
-    mask: torch.Tensor,
-    length: int,
-    temperatures: torch.Tensor | None = None,
-) -> torch.Tensor | None:
-    """Log-probs ``(B, C)`` of rows under the reference; None if there is no reference.
-
-    Args:
-        trainer: The `RookWorldGRPOTrainer`; its `log_probs` describes the other arguments.
-        ids: Tokens ``(B, T)``.
-        mask: 1 for text.
-        length: The number of columns of completions, `C`.
-        temperatures: ``(B,)``; None uses the trainer's.
-    """
-    if not trainer.has_reference:
-        return None
-    score = partial(trainer.log_probs, batch_size=trainer.args.per_device_train_batch_size)
-    kwargs = trainer.args.gradient_checkpointing_kwargs
-    with trainer.phase("reference"), disable_gradient_checkpointing(trainer.model, kwargs):
-        found: torch.Tensor
-        if trainer.ref_model is not None:
-            found = score(trainer.ref_model, ids, mask, length, temperatures).logps
-            return found
-        network = trainer.accelerator.unwrap_model(trainer.model)
-        with use_adapter(network, adapter_name="ref" if "ref" in network.peft_config else None):
-            found = score(trainer.model, ids, mask, length, temperatures).logps
-            return found
-
-
 class KLTerm(Part):
     """Adds the KL to the reference to the loss, controls its coefficient, and logs both.
 
@@ -318,10 +231,7 @@ class KLTerm(Part):
         self._completions = 0  # in a step
 
     @classmethod
-    def of(cls, trainer: Any) -> KLTerm | None:
-        """The part, if the trainer has a reference."""
-        if not trainer.has_reference:
-            return None
+    def of(cls, trainer: Any) -> KLTerm:
         return cls(arguments_of(trainer.args, KLArguments), trainer.args.beta)
 
     def per_token(
@@ -379,7 +289,7 @@ class KLTerm(Part):
                 "kl/share_of_loss": ours / (ours + theirs) if ours + theirs else 0.0,
             }
         )
-        if trainer.model.training:
+        if trainer.model.training and not trainer.is_beside:
             self._sums += total[:2].cpu()
             self._completions += kl.size(0) * trainer.accelerator.num_processes
 

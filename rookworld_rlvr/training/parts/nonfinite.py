@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers.trainer_utils import get_last_checkpoint
 
 from ...common.errors import RookWorldError
@@ -18,15 +17,6 @@ logger = logging.getLogger(__name__)
 
 
 LIMIT = 3  # steps in a row that may be skipped
-
-
-def spread(loss: torch.Tensor) -> torch.Tensor:
-    """The same loss, but if it is not finite, then neither is its gradient.
-
-    So a step's gradient norm shows all that is not finite: on this process and, because processes add
-    up their gradients, on the others.
-    """
-    return loss * (1 + 0 * loss.detach())
 
 
 class Nonfinite(Part):
@@ -52,9 +42,11 @@ class Nonfinite(Part):
         self.in_a_row = 0
 
     @classmethod
-    def of(cls, trainer: Any) -> Nonfinite | None:
-        """The part, unless accelerate handles such steps."""
-        return None if trainer.args.fp16 else cls(1 if trainer.is_deepspeed_enabled else LIMIT)
+    def of(cls, trainer: Any) -> Nonfinite:
+        return cls(1 if trainer.is_deepspeed_enabled else LIMIT)
+
+    def on_gradient_norm(self, norm: Any) -> None:
+        self.norm = norm
 
     def state(self) -> dict[str, Any]:
         return {"nonfinite_skipped": self.skipped}

@@ -1,20 +1,29 @@
-"""What the parts of the trainer have in common, and the record that goes with a call to TRL."""
+"""What a part of the trainer may do, and the records that go with what it does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
+from datasets import Dataset
+from torch.utils.data import Sampler
 from transformers import TrainerCallback
 
-from ...common.errors import ConfigurationError
-from ...common.own import load_own_class
-from ...common.settings import setting
-
 Arguments = TypeVar("Arguments")
+
+Batch = dict[str, torch.Tensor]
+
+
+class Rows(NamedTuple):
+    """Rows to score, prompts padded on the left and completions on the right."""
+
+    ids: torch.Tensor  # (B, T)
+    mask: torch.Tensor  # (B, T), 1 for text
+    length: int  # the last columns, which are scored
+    temperatures: torch.Tensor | None = None  # (B,); None uses the trainer's
 
 
 class Scores(NamedTuple):
@@ -27,54 +36,116 @@ class Scores(NamedTuple):
 
 @dataclass(slots=True)
 class Call:
-    """Inputs and outputs of one call to a method of TRL that its arguments and result have no room for.
+    """What a call to TRL is about: a round of sampling, or the loss of a micro-batch.
 
     Args:
-        temperatures: ``(B,)``, of the rows scored during the call; None uses the trainer's.
-        reads_values: Whether the policy's forwards also read the value head.
         rows: The rows of this process that are sampled, `B` with a group's rows together.
-        around: What goes around the scoring of rows, from the inside outwards: each is called with a
-            method that scores rows, and with its arguments.
+        inputs: The micro-batch whose loss is computed.
+        temperatures: ``(B,)``, of the rows; None uses the trainer's.
 
     Attributes:
-        right: Which sampled completions are right ``(B,)``, see `right.right`; None if nobody asks.
-        taught: What was taught, as a `Taught`; None if nothing is.
-        answers: Tokens of the answers that the supervised term takes, by group; None if it takes none.
-        answer_logps: Log-probs ``(g, L)`` of the answers of the supervised term, 0 for padding.
+        rewards: Of all processes' completions, ``(N,)``; nan if there is no reward.
+        tasks: The tasks of all processes' groups.
         scores: The scores of the last forward during the call.
-        values: The value head's outputs, ``(b, T)`` for each forward.
-        rewards: ``(N, F)``, of all processes' completions by reward function; nan if there is no reward.
     """
 
-    temperatures: torch.Tensor | None = None
-    reads_values: bool = False
     rows: Sequence[Mapping[str, Any]] = ()
-    around: list[Callable[..., Scores]] = field(default_factory=list)
-    right: torch.Tensor | None = None
-    taught: Any = None
-    answers: list[list[int]] | None = None
-    answer_logps: torch.Tensor | None = None
-    scores: Scores | None = None
-    values: list[torch.Tensor] = field(default_factory=list)
+    inputs: Mapping[str, Any] | None = None
+    temperatures: torch.Tensor | None = None
     rewards: torch.Tensor | None = None
+    tasks: Sequence[str] = ()
+    scores: Scores | None = None
 
-    def scoring(self, score: Callable[..., Scores]) -> Callable[..., Scores]:
-        """`score` with what goes around it."""
-        for outer in self.around:
-            score = partial(outer, score)
-        return score
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round of sampling on all processes, process by process.
+
+    Args:
+        tasks: The task of each group.
+        signal: Whether each group carries signal: whether its rewards differ.
+    """
+
+    tasks: Sequence[str]
+    signal: Sequence[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled(Round):
+    """A round with what it sampled.
+
+    Args:
+        rows: The rows of this process.
+        batch: The completions of this process.
+        rewards: ``(N,)``, of all processes' completions.
+        logs: The log of all processes' rows, by table and column: `N` values each.
+        drawn: Whether each group carries signal that was drawn for it, also those that are not
+            trained on.
+    """
+
+    rows: Sequence[Mapping[str, Any]]
+    batch: Batch
+    rewards: torch.Tensor
+    logs: Mapping[tuple[str, str], list[Any]]
+    drawn: Sequence[bool]
 
 
 class Part(TrainerCallback):
     """A feature of the trainer, which is absent if its keys are off; also a transformers callback.
 
-    Besides handling a callback's events, it may add a term to the loss and keep a state in checkpoints.
+    The trainer calls these methods of all its parts in turn. Each does nothing unless a part has its
+    own.
 
     Attributes:
         loss_term: The name under which its term is logged, as ``loss/<name>``; empty takes the class's.
+        teaches: Whether it teaches right answers; it then has `answer_logps`.
     """
 
     loss_term: ClassVar[str] = ""
+    teaches: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, trainer: Any) -> Part | None:
+        """The part of a trainer that is being made; None if it cannot be, or need not be, there."""
+        return cls()
+
+    # --------------------------------------------------------------------------------------------
+    # Sampling
+    # --------------------------------------------------------------------------------------------
+    def sampler(self, dataset: Dataset) -> Sampler | None:
+        """Which training rows come when; None leaves that to TRL."""
+        return None
+
+    def after_sampling(
+        self, call: Call, ids: list[list[int]], texts: list[str], logps: list[Any] | None
+    ) -> None:
+        """Look at, or change in place, the tokens, texts and log-probs of a round's completions."""
+
+    def extend(self, call: Call, batch: Batch) -> None:
+        """Add columns to a round's batch, or replace them, when the rewards are known."""
+
+    def complete(self, sampled: Sampled) -> Sampled:
+        """The round to train on."""
+        return sampled
+
+    def together(self, batches: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The micro-batches of a generation, with their rows in another order."""
+        return batches
+
+    # --------------------------------------------------------------------------------------------
+    # Scoring and loss
+    # --------------------------------------------------------------------------------------------
+    def before_scoring(self, call: Call, rows: Rows) -> Rows:
+        """The rows that TRL wants scored during a call, with others added or left out."""
+        return rows
+
+    def score(self, network: torch.nn.Module, rows: Rows, **kwargs: Any) -> Scores | None:
+        """The scores of rows from one forward; None leaves it to the other parts and to TRL."""
+        return None
+
+    def after_scoring(self, call: Call, rows: Rows, scores: Scores) -> Scores:
+        """The scores of what TRL wanted scored, from those of `before_scoring`'s rows."""
+        return scores
 
     def term(self, trainer: Any, call: Call, inputs: Mapping[str, Any]) -> torch.Tensor | None:
         """A term that the part adds to the loss of a micro-batch; None if it adds nothing.
@@ -86,9 +157,40 @@ class Part(TrainerCallback):
         """
         return None
 
+    def answer_logps(self, sampled: Rows, places: Sequence[int], answers: Rows) -> torch.Tensor:
+        """Log-probs of right answers as the part's term has them, for the preflight.
+
+        Args:
+            sampled: Completions.
+            places: Those of them whose prompts the answers are to.
+            answers: The answers.
+        """
+        raise NotImplementedError
+
     def scored(self, inputs: Mapping[str, Any]) -> torch.Tensor | None:
         """The rows ``(B,)`` of a micro-batch that the part's term needs the log-probs of; None: all."""
         return None
+
+    # --------------------------------------------------------------------------------------------
+    # Update, evaluation, checkpoints
+    # --------------------------------------------------------------------------------------------
+    def on_optimizer(self, optimizer: torch.optim.Optimizer, network: torch.nn.Module) -> None:
+        """Change the optimiser's parameter groups, when it has been made or is asked for again."""
+
+    def scheduler(self, optimizer: torch.optim.Optimizer, steps: int) -> Any:
+        """The learning rate's schedule; None leaves it to transformers."""
+        return None
+
+    def on_gradient_norm(self, norm: Any) -> None:
+        """Look at the gradient norm of the step to come."""
+
+    def may_be_best(self, metrics: Mapping[str, float]) -> bool:
+        """Whether the checkpoint of an evaluation in training may be kept as the best."""
+        return True
+
+    def numbers(self) -> dict[str, float]:
+        """Counts for the log of a step."""
+        return {}
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs, as JSON values, by key of `control_state.json`."""
@@ -97,35 +199,11 @@ class Part(TrainerCallback):
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore the part from the states of all parts."""
 
+    def save_in(self, checkpoint: Path) -> None:
+        """Write files into a checkpoint, on the process that saves."""
 
-def check_parts(names: Sequence[str], where: str) -> list[str]:
-    """What is wrong with the names of a user's own parts, one sentence each; this runs their files."""
-    faults = []
-    for name in names:
-        try:
-            load_own_class(name, where, Part)
-        except ConfigurationError as error:
-            faults += error.faults
-    return faults
-
-
-@dataclass
-class OwnPartArguments:
-    """Parts of the trainer in files of the user's own."""
-
-    parts_from: list[str] = setting(
-        [],
-        "Parts of the trainer of your own, each as path/to/file.py:Class, such as a term of the loss.",
-        check=check_parts,
-    )
-
-
-def own_parts(trainer: Any) -> list[Part]:
-    """The user's own parts: a class with `of` is asked for its part, others are called."""
-    names = arguments_of(trainer.args, OwnPartArguments).parts_from
-    kinds: list[Any] = [load_own_class(name, "parts_from", Part) for name in names]
-    made = [kind.of(trainer) if hasattr(kind, "of") else kind() for kind in kinds]
-    return [part for part in made if part is not None]
+    def load_from(self, checkpoint: Path) -> None:
+        """Restore the part from such files."""
 
 
 def arguments_of(args: Any, kind: type[Arguments]) -> Arguments:

@@ -1,4 +1,4 @@
-"""Which prompts a generation batch holds: mixtures and phases of tasks.
+"""Which prompts a generation batch holds: phases of tasks.
 
 Batches are numbered from 0 over the whole run. Each is drawn from its number and the seed. So every
 process draws the same rows, and a resumed run draws what it would have drawn without the interruption.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from typing import Any
@@ -21,10 +22,11 @@ from torch.utils.data import Sampler
 
 from ...common.errors import RookWorldError
 from ...tasks.registry import TASKS
-from .mixture import Phase, PromptArguments
+from .arguments import PromptArguments
+from .groups import check_rows
 from .part import Part, arguments_of
 
-_ALL = ""  # the pool of all rows, used if there is no mixture
+_ALL = ""  # the pool of all rows, used if there are no phases
 
 
 _STREAM, _EXTRA = 0, 2  # parts of seeds, so that no two draws share one
@@ -33,17 +35,29 @@ _STREAM, _EXTRA = 0, 2  # parts of seeds, so that no two draws share one
 Rows = NDArray[np.int32]
 
 
-def check_rows(rows: int, prompts: int) -> None:
-    """Refuse a training set that is smaller than one generation batch: nothing would be trained.
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """The shares of tasks in each batch, and the steps that they last."""
 
-    Raises:
-        RookWorldError: So many rows do not fill a batch of so many prompts.
-    """
-    if rows < prompts:
-        raise RookWorldError(
-            f"{rows} rows to train on do not fill one generation batch of {prompts} prompts; give more "
-            "rows, or a smaller per_device_train_batch_size"
-        )
+    shares: Mapping[str, Fraction]  # by task, above 0; their sum is 1
+    steps: int | None = None  # optimiser steps; None: to the end of the run
+
+
+def phases_of(args: PromptArguments) -> tuple[Phase, ...]:
+    """The phases of `task_phases`, which must be free of faults; empty if there are none."""
+    entries: Any = args.task_phases or ()
+    return tuple(map(_phase, entries))
+
+
+def _phase(entry: Mapping[str, Any]) -> Phase:
+    # Shares are read as decimals: 0.1 is exactly a tenth, so a batch of ten has exactly one.
+    shares = {
+        task: Fraction(float(entry[task])).limit_denominator(10**6)
+        for task in TASKS
+        if entry.get(task)
+    }
+    total = sum(shares.values())
+    return Phase({task: share / total for task, share in shares.items()}, entry.get("steps"))
 
 
 class PromptSampler(Sampler[int]):
@@ -63,7 +77,7 @@ class PromptSampler(Sampler[int]):
         repeat_count: How often a batch is fetched: iterations times slices.
         seed: The seed, which is the same on every process.
         steps_per_batch: Optimiser steps per batch; below 1 if a step takes several batches.
-        phases: See `mixture.PromptArguments.phases`; empty draws from all rows.
+        phases: Empty draws from all rows.
         shuffle: False takes rows in their order.
 
     Raises:
@@ -167,11 +181,6 @@ class PromptSampler(Sampler[int]):
         epoch, within = divmod(number, self.batches_per_epoch)
         return epoch * self.steps_per_epoch + math.floor(within * self.steps_per_batch)
 
-    def batch_at(self, step: int) -> int:
-        """The first batch of an optimiser step."""
-        epoch, within = divmod(step, self.steps_per_epoch)
-        return epoch * self.batches_per_epoch + math.floor(within / self.steps_per_batch)
-
     # --------------------------------------------------------------------------------------------
     # Shares
     # --------------------------------------------------------------------------------------------
@@ -210,8 +219,8 @@ class PromptSampler(Sampler[int]):
         for task, share in shares.items():
             if not len(self._pools[task]):
                 raise RookWorldError(
-                    f"there are no {task} rows to train on, but the mixture gives them a share of "
-                    f"{float(share):g}; add such rows, or leave {task} out of task_mixture and "
+                    f"there are no {task} rows to train on, but task_phases gives them a share of "
+                    f"{float(share):g}; add such rows, or leave {task} out of "
                     "task_phases"
                 )
 
@@ -271,7 +280,7 @@ class _Stream:
 def _rows_by_task(rows: Dataset) -> dict[str, Rows]:
     if "task" not in rows.column_names:
         raise RookWorldError(
-            "a mixture of tasks needs rows with the column `task`, which is missing; add it"
+            "task_phases needs rows with the column `task`, which is missing; add it"
         )
     column = rows.select_columns("task").with_format("arrow")[:]["task"]
     return {
@@ -307,49 +316,33 @@ def _spread(by_task: Mapping[str, Sequence[int]]) -> list[int]:
 
 
 class PromptSampling(Part):
-    """Draws prompts by mixture and phase, and extra ones for groups without signal.
+    """Draws prompts by phase, and extra ones for other parts.
 
     Args:
         trainer: The `RookWorldGRPOTrainer`.
-        args: The part's keys.
-
-    Attributes:
-        sampler: Draws the prompts; None until training begins.
     """
 
-    def __init__(self, trainer: Any, args: PromptArguments) -> None:
+    def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._args = args
-        self.sampler: PromptSampler | None = None
 
     @classmethod
-    def of(cls, trainer: Any, draws_more: bool) -> PromptSampling | None:
-        """The part, if TRL's own sampler cannot do what is asked for.
+    def of(cls, trainer: Any) -> PromptSampling:
+        return cls(trainer)
 
-        Args:
-            trainer: The `RookWorldGRPOTrainer`.
-            draws_more: Whether other parts draw rows beside the batches.
-        """
-        args = arguments_of(trainer.args, PromptArguments)
-        return cls(trainer, args) if args.phases() or draws_more else None
-
-    def open(self, dataset: Dataset) -> PromptSampler:
-        """Make the sampler of the training rows, for the loader."""
+    def sampler(self, dataset: Dataset) -> PromptSampler:
         trainer = self._trainer
         fetched = trainer.num_iterations * trainer.args.steps_per_generation
-        self.sampler = PromptSampler(
+        return PromptSampler(
             dataset,
             mini_repeat_count=trainer.num_generations,
             batch_size=trainer.args.generation_batch_size // trainer.num_generations,
             repeat_count=fetched,
             seed=trainer.args.seed,
             steps_per_batch=Fraction(fetched, trainer.args.gradient_accumulation_steps),
-            phases=self._args.phases(),
+            phases=phases_of(arguments_of(trainer.args, PromptArguments)),
             shuffle=trainer.shuffle_dataset,
         )
-        return self.sampler
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Set the sampler's epoch, which nothing else sets if a run is resumed within an epoch."""
-        if self.sampler is not None:
-            self.sampler.seek(state.global_step)
+        self._trainer.prompt_sampler.seek(state.global_step)

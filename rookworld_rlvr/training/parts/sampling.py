@@ -1,4 +1,4 @@
-"""Sampling each task in its own way in one mixed batch, and log-probs at the temperature of sampling.
+"""How a trainer samples: each task in its own way in one mixed batch.
 
 The loss takes each row's temperature into account, but neither top-p nor top-k: it uses the log-prob of
 a token before the tail is cut off. Tokens of the tail are never sampled, so updates never push them
@@ -8,85 +8,19 @@ down, and the policy drifts towards what the cut keeps. With top-p 1 and top-k 0
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from transformers import GenerationConfig
-from trl import GRPOConfig
 from trl.models.utils import unwrap_model_for_generation
 
-from ...common.settings import record_faults, setting
 from ...models.decoding import Drawn, decode, only_generate
-from ...tasks.registry import TASKS, task_of
+from ...tasks.registry import TASKS
 from ...tasks.task import Sampling
 from ..sharding import gathered, gathers_at_each_forward
-from .part import Part, Scores, arguments_of
+from .arguments import SamplingArguments
+from .part import arguments_of
 
-
-def _sampling_faults(given: Mapping[Any, Any], name: str) -> list[str]:
-    faults = []
-    for task, options in given.items():
-        if task in TASKS and not isinstance(options, Mapping):
-            faults.append(
-                f"{name}: {task}: {options!r} is not a mapping; write {{}} for the defaults"
-            )
-        elif task in TASKS:
-            faults += record_faults(Sampling, options, f"{name}: {task}")
-    return faults
-
-
-@dataclass
-class SamplingArguments:
-    """How each task is sampled."""
-
-    task_sampling: dict[str, Any] | str | None = setting(
-        None,
-        "How to sample each task, {task: {temperature, top_p, top_k, max_completion_length}}. What "
-        "a named task leaves out comes from its Task.sampling; a task that is not named, and all "
-        "tasks with None, are sampled by the trainer's own keys.",
-        among=TASKS,
-        of="task",
-        check=_sampling_faults,
-    )
-
-    def sampling_faults(self, args: GRPOConfig) -> list[str]:
-        """Faults that show only when several keys are compared, one sentence each."""
-        given = self.task_sampling
-        if not isinstance(given, Mapping):
-            return []
-        faults = []
-        if args.use_transformers_continuous_batching:
-            faults.append(
-                "task_sampling: use_transformers_continuous_batching samples all tasks alike; leave one "
-                "of the two out"
-            )
-        longest = args.max_completion_length
-        return faults + [
-            f"task_sampling: {task}: max_completion_length is {length}, over the trainer's {longest}; "
-            "raise the trainer's max_completion_length"
-            for task, options in given.items()
-            if isinstance(options, Mapping)
-            and longest is not None
-            and isinstance(length := options.get("max_completion_length"), int)
-            and length > longest
-        ]
-
-    def sampling_by_task(self, default: Sampling) -> dict[str, Sampling]:
-        """How each task is sampled; tasks that `task_sampling` does not name get `default`."""
-        given: Any = self.task_sampling or {}
-        return {
-            task: dataclasses.replace(TASKS[task].sampling, **given[task])
-            if task in given
-            else default
-            for task in TASKS
-        }
-
-
-# --------------------------------------------------------------------------------------------------
-# Drawing
-# --------------------------------------------------------------------------------------------------
 # A model's own generation settings that our loop follows, or that do not change which tokens come.
 _READ = {
     "bos_token_id",
@@ -103,12 +37,22 @@ _READ = {
 }
 
 
+def samplings_of(args: Any, default: Sampling) -> dict[str, Sampling] | None:
+    """How each task is sampled: by `default` if `task_sampling` does not name it; None without that."""
+    given: Any = arguments_of(args, SamplingArguments).task_sampling
+    if given is None:
+        return None
+    return {
+        task: dataclasses.replace(TASKS[task].sampling, **given[task]) if task in given else default
+        for task in TASKS
+    }
+
+
 def draws_itself(trainer: Any) -> bool:
     """Whether a trainer's completions are drawn by `rollout` and not by TRL."""
-    given = arguments_of(trainer.args, SamplingArguments)
     if trainer.args.use_vllm:
         return False
-    return given.task_sampling is not None or not needs_generate(trainer)
+    return trainer.task_samplings is not None or not needs_generate(trainer)
 
 
 def needs_generate(trainer: Any) -> bool:
@@ -205,97 +149,6 @@ def draw(
             batch_size=batch_size,
             progress=progress,
         )
-
-
-# --------------------------------------------------------------------------------------------------
-# The part
-# --------------------------------------------------------------------------------------------------
-class TaskSampling(Part):
-    """Uses each task's own temperature for its rows, for sampling and for scoring.
-
-    Args:
-        samplings: How each task is sampled.
-        tasks: The tasks of the training data.
-        networks: The policy and, if it is a separate model, the reference.
-        temperature: The trainer's temperature, by which TRL divides all logits.
-    """
-
-    def __init__(
-        self,
-        samplings: Mapping[str, Sampling],
-        tasks: Sequence[str],
-        networks: Iterable[torch.nn.Module],
-        temperature: float,
-    ) -> None:
-        self.samplings = samplings
-        self._tasks = tasks
-        self._temperature = temperature
-        self._scale: torch.Tensor | None = None  # (b, 1, 1), of the rows in the current forward
-        for network in networks:
-            backbone(network).register_forward_hook(self._scale_hidden_states)
-
-    @classmethod
-    def of(cls, trainer: Any) -> TaskSampling | None:
-        """The part, if the trainer's arguments ask for it."""
-        given = arguments_of(trainer.args, SamplingArguments)
-        if given.task_sampling is None:
-            return None
-        tasks = sorted({task_of(prompt) for prompt in trainer.train_dataset["prompt"][:]})
-        samplings = given.sampling_by_task(trainer.sampling)
-        return cls(samplings, tasks, trainer.networks(), trainer.temperature)
-
-    def temperatures(self, prompts: Sequence[str], device: torch.device) -> torch.Tensor:
-        """The temperatures ``(B,)`` of prompts."""
-        values = [self.samplings[task_of(prompt)].temperature for prompt in prompts]
-        return torch.tensor(values, device=device)
-
-    def metrics(self) -> dict[str, float]:
-        """The temperature of each task of the data, whether or not this process has rows of it.
-
-        Only the first process's metrics are logged.
-        """
-        return {
-            f"sampling/temperature_{task}": self.samplings[task].temperature for task in self._tasks
-        }
-
-    def score(
-        self,
-        score: Callable[..., Any],
-        network: torch.nn.Module,
-        ids: torch.Tensor,
-        mask: torch.Tensor,
-        length: int,
-        batch_size: int | None,
-        temperatures: torch.Tensor,
-        **kwargs: Any,
-    ) -> Scores:
-        """Score rows ``(B, T)`` at temperatures ``(B,)`` with TRL's method, `score`.
-
-        TRL divides all logits by one temperature. The logits are linear in the hidden states, so these
-        are scaled such that each row's logits end up divided by its own temperature.
-        """
-        parts = []
-        scales = self._temperature / temperatures
-        step = batch_size or ids.size(0)
-        for start in range(0, ids.size(0), step):
-            chunk = slice(start, start + step)
-            self._scale = scales[chunk].view(-1, 1, 1)
-            try:
-                parts.append(score(network, ids[chunk], mask[chunk], length, **kwargs))
-            finally:
-                self._scale = None
-        logps, entropies, aux_losses = zip(*parts, strict=True)
-        return Scores(
-            torch.cat(logps),
-            torch.cat(entropies) if entropies[0] is not None else None,
-            torch.stack(aux_losses).mean() if aux_losses[0] is not None else None,
-        )
-
-    def _scale_hidden_states(self, module: torch.nn.Module, args: Any, output: Any) -> Any:
-        if self._scale is not None:
-            states = output.last_hidden_state  # (b, T, D)
-            output.last_hidden_state = states * self._scale.to(states.dtype)
-        return output
 
 
 def rollout(

@@ -3,46 +3,34 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ...common.settings import setting
-from .part import arguments_of
+from .part import Part
 
 _LOWEST = 0.05  # share of the learning rate at which the cosine ends
 
 
-@dataclass
-class ScheduleArguments:
-    """The learning rate in three phases."""
+class ThreePhases(Part):
+    """Makes the scheduler of the three phases.
 
-    lr_three_phases: bool = setting(
-        False,
-        "Use a learning rate of three phases instead of lr_scheduler_type: it rises over "
-        "warmup_steps, falls along a cosine to 5%, and falls linearly to 0 over the last "
-        "lr_linear_share of the steps.",
-    )
-    lr_linear_share: float = setting(
-        0.1,
-        "Share of the steps, from 0 to below 1, that the last phase of lr_three_phases takes.",
-        least=0,
-        below=1,
-    )
+    Args:
+        args: The trainer's arguments.
+    """
 
+    def __init__(self, args: Any) -> None:
+        self._args = args
 
-def three_phase_scheduler(
-    args: Any, optimizer: torch.optim.Optimizer, steps: int
-) -> torch.optim.lr_scheduler.LRScheduler | None:
-    """The scheduler of the three phases; None if the trainer's arguments do not ask for it."""
-    given = arguments_of(args, ScheduleArguments)
-    if not given.lr_three_phases:
-        return None
-    warmup = args.get_warmup_steps(steps)
-    return torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: three_phases(step, steps, warmup, given.lr_linear_share)
-    )
+    @classmethod
+    def of(cls, trainer: Any) -> ThreePhases:
+        return cls(trainer.args)
+
+    def scheduler(self, optimizer: torch.optim.Optimizer, steps: int) -> Any:
+        warmup, share = self._args.get_warmup_steps(steps), self._args.lr_linear_share
+        return torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: three_phases(step, steps, warmup, share)
+        )
 
 
 def three_phases(step: int, steps: int, warmup: int, linear_share: float) -> float:

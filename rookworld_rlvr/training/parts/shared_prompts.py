@@ -15,8 +15,7 @@ For the network this is an ordinary forward, so wrappers, adapters and checkpoin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,25 +23,12 @@ from transformers import AttentionInterface, DynamicCache
 from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from ...common.settings import setting
 from ...models.decoding import adds_tokens
-from .part import Part, Scores, arguments_of
+from .part import Call, Part, Rows, Scores
 from .sampling import backbone, language_model
 
 _IGNORED = -100  # the label of a token that is not scored
 _MULTIPLE = 8  # of keys, for GPUs' kernels
-
-
-@dataclass
-class SharedPromptArguments:
-    """Keys for prompts that are shared and rows that are left out."""
-
-    share_prompts: bool = setting(
-        True,
-        "Send each distinct prompt through the network once, not once per completion, and leave out "
-        "of the update the rows that cannot change the weights (advantage 0, and no KL, entropy or "
-        "value term). false does as TRL does.",
-    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -187,45 +173,6 @@ def pack(ids: torch.Tensor, mask: torch.Tensor, length: int) -> Packed:
     )
 
 
-# --------------------------------------------------------------------------------------------------
-# Rows that need not be scored, and rows that belong together
-# --------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Idle:
-    """The rows of a micro-batch that cannot change the weights, so that they need not be scored.
-
-    Args:
-        rows: A mask of these rows, ``(B,)``.
-        logps: Log-probs ``(B, C)`` to report for them: the old ones, so that their ratio is 1; None
-            reports 0. Their advantage is 0, so they add nothing to the loss.
-    """
-
-    rows: torch.Tensor
-    logps: torch.Tensor | None
-
-    def score(
-        self,
-        score: Callable[..., Scores],
-        ids: torch.Tensor,
-        mask: torch.Tensor,
-        length: int,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Scores:
-        """Score the other rows with `score`; idle rows get the mean entropy of the others."""
-        scored = mask.clone()
-        scored[self.rows, -length:] = 0
-        logps, entropies, aux_loss = score(ids, scored, length, *args, **kwargs)
-        idle = self.rows.unsqueeze(1)
-        if self.logps is not None:
-            logps = torch.where(idle, self.logps.to(logps.dtype), logps)
-        if entropies is not None:
-            tokens = scored[:, -length:]
-            mean = (entropies * tokens).sum() / tokens.sum().clamp(min=1)
-            entropies = torch.where(idle, mean.detach(), entropies)
-        return Scores(logps, entropies, aux_loss)
-
-
 def groups_together(batches: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Reorder the rows of micro-batches so that completions of the same prompt follow one another.
 
@@ -253,7 +200,7 @@ def groups_together(batches: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
 # The part
 # --------------------------------------------------------------------------------------------------
 class SharedPrompts(Part):
-    """Scores rows with their prompts shared.
+    """Scores rows with their prompts shared, and leaves out rows that cannot change the weights.
 
     Args:
         trainer: The `RookWorldGRPOTrainer`.
@@ -266,6 +213,7 @@ class SharedPrompts(Part):
         self.leaves_out_idle = True
         self._trainer = trainer
         self._packed: Packed | None = None  # of the current forward
+        self._idle: torch.Tensor | None = None  # (B,), of the micro-batch that is scored
         for network in trainer.networks():
             body = backbone(network)
             # The hooks of the value head and the temperatures run in between; they expect rows.
@@ -274,51 +222,28 @@ class SharedPrompts(Part):
 
     @classmethod
     def of(cls, trainer: Any) -> SharedPrompts | None:
-        """The part, if the trainer's arguments ask for it and its networks allow it."""
-        if not arguments_of(trainer.args, SharedPromptArguments).share_prompts:
-            return None
+        """The part, if the trainer's networks allow it."""
         for network in trainer.networks():
             if reason := obstacle(trainer, network):
                 trainer.accelerator.print(
-                    f"share_prompts: {reason}; each row is scored whole, as TRL does. "
-                    "Set share_prompts: false to turn this message off"
+                    f"prompts are not shared: {reason}; each row is scored whole, as TRL does"
                 )
                 return None
         return cls(trainer)
 
-    def score(
-        self,
-        score: Callable[..., Scores],
-        network: torch.nn.Module,
-        ids: torch.Tensor,
-        mask: torch.Tensor,
-        length: int,
-        batch_size: int | None = None,
-        *,
-        compute_entropy: bool = False,
-        **kwargs: Any,
-    ) -> Scores:
-        """Score rows ``(B, T)``. Rows with images and the like are left to TRL's own method, `score`."""
-        if any(given is not None and given is not False for given in kwargs.values()):
-            kwargs["compute_entropy"] = compute_entropy
-            return score(network, ids, mask, length, batch_size, **kwargs)
-        step = batch_size or ids.size(0)
-        parts = [
-            self._forward(network, ids[start : start + step], mask[start : start + step], length)
-            for start in range(0, ids.size(0), step)
-        ]
-        logps, entropies = zip(*parts, strict=True)
-        return Scores(torch.cat(logps), torch.cat(entropies) if compute_entropy else None, None)
+    def together(self, batches: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        return groups_together(batches)
 
-    def _forward(
-        self,
-        network: torch.nn.Module,
-        ids: torch.Tensor,
-        mask: torch.Tensor,
-        length: int,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Log-probs and entropies ``(b, length)`` from one forward."""
-        packed = self._packed = pack(ids, mask, length)
+    # --------------------------------------------------------------------------------------------
+    # Scoring
+    # --------------------------------------------------------------------------------------------
+    def score(
+        self, network: torch.nn.Module, rows: Rows, *, compute_entropy: bool = False, **kwargs: Any
+    ) -> Scores | None:
+        """See `Part`. Rows with images and the like are left to TRL."""
+        if any(given is not None and given is not False for given in kwargs.values()):
+            return None
+        packed = self._packed = pack(rows.ids, rows.mask, rows.length)
         try:
             with self._trainer.accelerator.autocast():
                 output = network(
@@ -331,33 +256,8 @@ class SharedPrompts(Part):
                 )
         finally:
             self._packed = None
-        return _by_row(output.log_probs, packed.scored), _by_row(output.entropy, packed.scored)
-
-    def idle(self, inputs: Mapping[str, Any]) -> Idle | None:
-        """The rows of a micro-batch that cannot change the weights; None if there are none.
-
-        If all rows are idle, the shortest is scored nevertheless: the loss needs a graph on every
-        process, and the logged entropy needs a completion.
-        """
-        trainer = self._trainer
-        needed = [p.scored(inputs) for p in trainer.parts if type(p).term is not Part.term]
-        other_movers = (
-            trainer.use_adaptive_entropy or trainer.entropy_coef != 0,
-            trainer.top_entropy_quantile < 1,  # all rows decide which tokens count
-            any(rows is None for rows in needed),
-        )
-        if any(other_movers) or not self.leaves_out_idle:
-            return None
-        advantages = inputs["advantages"]
-        rows = (advantages.view(advantages.size(0), -1) == 0).all(1)
-        for others in needed:
-            rows &= ~others.to(rows.device)
-        if not rows.any():
-            return None
-        if rows.all():
-            lengths = inputs["completion_mask"].sum(1)
-            rows[lengths.where(lengths > 0, lengths.max() + 1).argmin()] = False
-        return Idle(rows, inputs.get("old_per_token_logps"))
+        entropies = _by_row(output.entropy, packed.scored) if compute_entropy else None
+        return Scores(_by_row(output.log_probs, packed.scored), entropies, None)
 
     def _to_rows(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """Turn hidden states ``(1, N, D)`` into ``(b, length + 1, D)``, as whole rows have them."""
@@ -370,6 +270,61 @@ class SharedPrompts(Part):
         """Keep only the hidden states that are scored, ``(1, M, D)`` of ``(b, length + 1, D)``."""
         if self._packed is not None:
             output.last_hidden_state = output.last_hidden_state[:, :-1][self._packed.scored][None]
+
+    # --------------------------------------------------------------------------------------------
+    # Rows that need not be scored
+    # --------------------------------------------------------------------------------------------
+    def before_scoring(self, call: Call, rows: Rows) -> Rows:
+        """Take the completions of idle rows out."""
+        self._idle = None if call.inputs is None else self.idle(call.inputs)
+        if self._idle is None:
+            return rows
+        mask = rows.mask.clone()
+        mask[self._idle, -rows.length :] = 0
+        return rows._replace(mask=mask)
+
+    def after_scoring(self, call: Call, rows: Rows, scores: Scores) -> Scores:
+        """Give idle rows the log-probs of sampling, so that their ratio is 1, or 0 where these are not
+        known, and the mean entropy of the others. Their advantage is 0: they add nothing to the loss."""
+        if self._idle is None or call.inputs is None:
+            return scores
+        logps, entropies, aux_loss = scores
+        idle = self._idle.unsqueeze(1)
+        old = call.inputs.get("old_per_token_logps")
+        if old is not None:
+            logps = torch.where(idle, old.to(logps.dtype), logps)
+        if entropies is not None:
+            tokens = rows.mask[:, -rows.length :]
+            mean = (entropies * tokens).sum() / tokens.sum().clamp(min=1)
+            entropies = torch.where(idle, mean.detach(), entropies)
+        return Scores(logps, entropies, aux_loss)
+
+    def idle(self, inputs: Mapping[str, Any]) -> torch.Tensor | None:
+        """The rows ``(B,)`` of a micro-batch that cannot change the weights; None if there are none.
+
+        If all rows are idle, the shortest is scored nevertheless: the loss needs a graph on every
+        process, and the logged entropy needs a completion.
+        """
+        trainer = self._trainer
+        with_term = (p for p in trainer.parts.values() if type(p).term is not Part.term)
+        needed = [part.scored(inputs) for part in with_term]
+        other_movers = (
+            trainer.use_adaptive_entropy or trainer.entropy_coef != 0,
+            trainer.top_entropy_quantile < 1,  # all rows decide which tokens count
+            any(rows is None for rows in needed),
+        )
+        if any(other_movers) or not self.leaves_out_idle:
+            return None
+        advantages = inputs["advantages"]
+        rows: torch.Tensor = (advantages.view(advantages.size(0), -1) == 0).all(1)
+        for others in needed:
+            rows &= ~others.to(rows.device)
+        if not rows.any():
+            return None
+        if rows.all():
+            lengths = inputs["completion_mask"].sum(1)
+            rows[lengths.where(lengths > 0, lengths.max() + 1).argmin()] = False
+        return rows
 
 
 def _by_row(numbers: torch.Tensor | None, scored: torch.Tensor) -> Any:

@@ -9,64 +9,14 @@ that they share its prompt. Prompts that are not sampled can add theirs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from trl import GRPOConfig
 from trl.trainer.utils import pad
 
-from ...common.settings import setting
-from .groups import torn_groups
-from .part import Call, Part, Scores, arguments_of
-from .right import taught_answer
-
-
-@dataclass
-class SupervisedArguments:
-    """The supervised term of the loss."""
-
-    sft_coef: float = setting(
-        0.0,
-        "Coefficient of a supervised term: the mean negative log-likelihood of right answers, in nats a "
-        "token. 0 leaves it out.",
-        least=0,
-    )
-    sft_extra: int = setting(
-        0,
-        "For each prompt that is sampled, how many further training prompts give the supervised term "
-        "their right answers. They are not sampled, so they cost a third of the time.",
-        least=0,
-    )
-
-    def supervised_faults(self, args: GRPOConfig) -> list[str]:
-        """Faults that show only when several keys are compared, one sentence each."""
-        if not self.sft_coef:
-            return [
-                f"{key.name}: sft_coef: 0 ignores it; set sft_coef, or leave {key.name} out"
-                for key in fields(SupervisedArguments)
-                if getattr(self, key.name) != key.default
-            ]
-        faults = []
-        if args.advantage_estimator != "group":
-            faults.append(
-                "sft_coef: the value head of advantage_estimator: gae cannot judge right answers; set "
-                "advantage_estimator: group, or leave sft_coef out"
-            )
-        return faults + self._extra_faults(args)
-
-    def _extra_faults(self, args: GRPOConfig) -> list[str]:
-        if not self.sft_extra or getattr(args, "zero_variance", "keep") != "resample":
-            return []
-        return [
-            f"sft_extra: {self.sft_extra} prompts that are not sampled do not go with zero_variance: "
-            "resample; leave either out"
-        ]
-
-    def supervised_group_faults(self, args: GRPOConfig, processes: int) -> list[str]:
-        """Faults that show once TRL has computed the batch sizes, one sentence each."""
-        return torn_groups("sft_coef", args, processes) if self.sft_coef else []
+from .part import Batch, Call, Part, Rows, Scores
+from .teaching import taught_answer
 
 
 class Supervised(Part):
@@ -74,49 +24,42 @@ class Supervised(Part):
 
     Args:
         trainer: The `RookWorldGRPOTrainer`.
-        args: The part's keys.
+
+    Attributes:
+        logps: Log-probs ``(g, L)`` of the answers of the micro-batch, 0 for padding; None without any.
     """
 
     loss_term = "supervised"
+    teaches = True
 
-    def __init__(self, trainer: Any, args: SupervisedArguments) -> None:
-        self.args = args
+    def __init__(self, trainer: Any) -> None:
+        self.args = trainer.args
+        self.logps: torch.Tensor | None = None
         self._trainer = trainer
 
     @classmethod
-    def of(cls, trainer: Any) -> Supervised | None:
-        """The part, if the trainer's arguments ask for it."""
-        args = arguments_of(trainer.args, SupervisedArguments)
-        return cls(trainer, args) if args.sft_coef else None
+    def of(cls, trainer: Any) -> Supervised:
+        return cls(trainer)
 
-    def choose(self, call: Call) -> None:
-        """Choose a right answer of each of a round's `P` groups; empty if it cannot be learnt."""
-        found = (
-            taught_answer(self._trainer, row, "sft")
-            for row in call.rows[:: self._trainer.num_generations]
-        )
-        call.answers = [answer[1] if answer else [] for answer in found]
-
-    def guide(self, batch: dict[str, torch.Tensor], call: Call) -> None:
-        """Add the chosen answers to a batch, each in its group's first row.
+    def extend(self, call: Call, batch: Batch) -> None:
+        """Add a right answer of each group to a batch, in its first row; none if it cannot be learnt.
 
         The columns are ``answer_ids`` and ``answer_mask`` ``(B, L)``, those of `_add_extra`, and
         ``answer_items``, the number of the answers' tokens on all processes.
         """
-        if call.answers is None:
-            return
         trainer, size = self._trainer, self._trainer.num_generations
         ids: list[list[int]] = []
-        for answer in call.answers:
-            ids += [answer, *[[]] * (size - 1)]
+        for row in call.rows[::size]:
+            answer = taught_answer(trainer, row, "sft")
+            ids += [answer[1] if answer else [], *[[]] * (size - 1)]
         batch["answer_ids"], batch["answer_mask"] = self._padded(ids, "right")
         tokens = batch["answer_mask"].sum()
         if self.args.sft_extra:
-            self._add_extra(batch, len(call.answers))
+            self._add_extra(batch, len(ids) // size)
             tokens = tokens + batch["extra_mask"].sum()
         batch["answer_items"] = trainer.accelerator.gather(tokens).sum()
 
-    def _add_extra(self, batch: dict[str, torch.Tensor], groups: int) -> None:
+    def _add_extra(self, batch: Batch, groups: int) -> None:
         """Add prompts that are not sampled to a batch of `B` rows, with their right answers.
 
         Each row takes `E` of them: ``extra_prompt_ids`` and ``extra_prompt_mask`` ``(B, E, P)``,
@@ -126,7 +69,7 @@ class Supervised(Part):
         trainer = self._trainer
         processes, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
         count = self.args.sft_extra * groups
-        drawn = trainer.parts.prompts.sampler.extra(count * processes, trainer.state.global_step, 0)
+        drawn = trainer.prompt_sampler.extra(count * processes, trainer.state.global_step, 0)
         rows = [trainer.train_dataset[row] for row in drawn[rank::processes]]
         found = [taught_answer(trainer, row, "sft") for row in rows]
         each = math.ceil(self.args.sft_extra / trainer.num_generations)  # E
@@ -154,33 +97,32 @@ class Supervised(Part):
     # --------------------------------------------------------------------------------------------
     # Loss
     # --------------------------------------------------------------------------------------------
-    def score(
-        self,
-        call: Call,
-        inputs: Mapping[str, torch.Tensor],
-        score: Callable[..., Scores],
-        ids: torch.Tensor,
-        mask: torch.Tensor,
-        length: int,
-        temperatures: torch.Tensor | None = None,
-        **kwargs: Any,
-    ) -> Scores:
-        """Score the rows ``(B, T)`` of a micro-batch and its answers; keep the answers' log-probs."""
-        answers = _answers(inputs, ids[:, :-length], mask[:, :-length], temperatures)
-        longest = max([length, *answers.mask.sum(1).tolist()])
-        if temperatures is not None:
-            temperatures = torch.cat([temperatures, answers.temperatures])
-        logps, entropies, aux_loss = score(
-            _below(ids, length, answers.prompts, answers.ids, longest),
-            _below(mask, length, answers.prompt_mask, answers.mask, longest),
-            longest,
-            temperatures,
-            **kwargs,
-        )
-        count = ids.size(0)
-        call.answer_logps = logps[count:] * _width(answers.mask, longest)
+    def before_scoring(self, call: Call, rows: Rows) -> Rows:
+        """Add the answers, with their prompts, below the rows ``(B, T)`` of a micro-batch."""
+        self.logps = None
+        if call.inputs is None or "answer_ids" not in call.inputs:
+            return rows
+        return _with_answers(rows, call.inputs)
+
+    def after_scoring(self, call: Call, rows: Rows, scores: Scores) -> Scores:
+        """Keep the answers' log-probs, and give those of the micro-batch."""
+        if call.inputs is None or "answer_ids" not in call.inputs:
+            return scores
+        count, length = call.inputs["completion_ids"].shape
+        logps, entropies, aux_loss = scores
+        self.logps = logps[count:] * rows.mask[count:, -rows.length :]
         entropies = None if entropies is None else entropies[:count, :length]
         return Scores(logps[:count, :length], entropies, aux_loss)
+
+    def answer_logps(self, sampled: Rows, places: Sequence[int], answers: Rows) -> torch.Tensor:
+        """See `Part`: the answers are rows below the completions."""
+        columns = {}
+        for name, column in (("answer_ids", answers.ids), ("answer_mask", answers.mask)):
+            columns[name] = column.new_zeros(len(sampled.ids), answers.length)
+            columns[name][places] = column[:, -answers.length :]
+        rows = _with_answers(sampled, columns)
+        logps: torch.Tensor = self._trainer.log_probs(self._trainer.model, *rows).logps
+        return logps[len(sampled.ids) :, : answers.length]
 
     def scored(self, inputs: Mapping[str, Any]) -> torch.Tensor:
         """See `Part`: none of the batch's rows, because the answers are rows of their own."""
@@ -188,11 +130,11 @@ class Supervised(Part):
 
     def term(self, trainer: Any, call: Call, inputs: Mapping[str, Any]) -> torch.Tensor | None:
         """The supervised term."""
-        if call.answer_logps is None:
+        if self.logps is None:
             return None
         tokens = sum(inputs[name].sum() for name in ("answer_mask", "extra_mask") if name in inputs)
-        self._log(-call.answer_logps.detach().sum(), tokens)
-        return self.weighted(call.answer_logps, inputs)
+        self._log(-self.logps.detach().sum(), tokens)
+        return self.weighted(self.logps, inputs)
 
     def weighted(self, logps: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
         """What the answers' log-probs ``(g, L)`` add to the loss."""
@@ -217,6 +159,20 @@ class _Answers(NamedTuple):
     ids: torch.Tensor  # (g, L), padded on the right
     mask: torch.Tensor  # (g, L)
     temperatures: torch.Tensor  # (g,), or empty
+
+
+def _with_answers(rows: Rows, inputs: Mapping[str, torch.Tensor]) -> Rows:
+    ids, mask, length, temperatures = rows
+    answers = _answers(inputs, ids[:, :-length], mask[:, :-length], temperatures)
+    longest = max([length, *answers.mask.sum(1).tolist()])
+    if temperatures is not None:
+        temperatures = torch.cat([temperatures, answers.temperatures])
+    return Rows(
+        _below(ids, length, answers.prompts, answers.ids, longest),
+        _below(mask, length, answers.prompt_mask, answers.mask, longest),
+        longest,
+        temperatures,
+    )
 
 
 def _answers(

@@ -13,32 +13,93 @@ thus weighs as much as a sampled one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import inspect
+import random
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 
+from ...engine.truth import PolicyTruth, policy_values
+from ...tasks.registry import TASKS, is_right, task_of
 from .aggregation import aggregate
-from .part import Call, Part
-from .right import taught_answer
+from .part import Batch, Call, Part, Rows
+
+# A group's prompt, the answer put in (None if it was not taught), and how many of its sampled
+# completions are right; None if the truth is not known.
+Group = tuple[str, str | None, int | None]
 
 
-@dataclass(slots=True)
-class Taught:
-    """What was taught in a batch of `B` completions of this process.
+# --------------------------------------------------------------------------------------------------
+# Right completions, by their tasks' headline metrics, and right answers
+# --------------------------------------------------------------------------------------------------
+def right(
+    rows: Sequence[Mapping[str, Any]], completions: Sequence[str], truth: PolicyTruth | None = None
+) -> torch.Tensor:
+    """Whether each of `B` completions is right: ``(B,)`` of 1 and 0, nan if the truth is not known.
 
     Args:
-        rows: Which completions are right answers that were put in, ``(B,)``.
-        groups: For each of the `P` groups its prompt, the answer put in (None if it was not
-            taught), and how many of its sampled completions are right; None if the truth is not known.
+        rows: The row of each completion, with `prompt` and, for tasks that need values,
+            `action_values`.
+        completions: What the policy wrote.
+        truth: Where values of moves come from; None takes the column `action_values`.
     """
+    prompts = [row["prompt"] for row in rows]
+    column = [row.get("action_values") for row in rows]
+    values = policy_values(truth or PolicyTruth(), prompts, column, [True] * len(prompts))
+    found = map(is_right, prompts, completions, values)
+    return torch.tensor([torch.nan if one is None else float(one) for one in found])
 
-    rows: torch.Tensor
-    groups: list[tuple[str, str | None, int | None]]
+
+def right_answer(row: Mapping[str, Any], seed: str, truth: PolicyTruth | None = None) -> str | None:
+    """A right answer to a row's prompt; None if the truth is not known.
+
+    Args:
+        row: See `right`.
+        seed: Picks one of several right answers, together with the prompt.
+        truth: See `right`.
+    """
+    prompt = row["prompt"]
+    (values,) = policy_values(truth or PolicyTruth(), [prompt], [row.get("action_values")], [True])
+    draw = random.Random(f"{seed} {prompt}")
+    return TASKS[task_of(prompt)].right_answer(prompt, values, draw)
 
 
+def answer_tokens(tokenizer: Any, prompt: str, answer: str) -> list[int]:
+    """The tokens that a policy has to write after a prompt to give an answer, with the end token."""
+    before: list[int] = tokenizer(prompt)["input_ids"]
+    both: list[int] = tokenizer(prompt + answer)["input_ids"]
+    if both[: len(before)] != before:  # the prompt's last characters joined the answer's first
+        both = before + tokenizer(answer, add_special_tokens=False)["input_ids"]
+    return [*both[len(before) :], tokenizer.eos_token_id]
+
+
+def taught_answer(trainer: Any, row: Mapping[str, Any], seed: str) -> tuple[str, list[int]] | None:
+    """A right answer to a row and its tokens; None if the truth is not known, or it is too long.
+
+    Args:
+        trainer: A `RookWorldGRPOTrainer`.
+        row: See `right`.
+        seed: See `right_answer`; the trainer's own seed and step are added.
+    """
+    seed = f"{trainer.args.seed} {trainer.state.global_step} {seed}"
+    answer = right_answer(row, seed, truth_of(trainer.reward_funcs))
+    if answer is None:
+        return None
+    tokens = answer_tokens(trainer.processing_class, row["prompt"], answer)
+    return (answer, tokens) if len(tokens) <= trainer.max_completion_length else None
+
+
+def truth_of(reward_funcs: Iterable[Any]) -> PolicyTruth | None:
+    """Where a trainer's rewards take values of moves from; None if none of them takes any."""
+    found = (getattr(inspect.unwrap(func), "truth", None) for func in reward_funcs)
+    return next((truth for truth in found if isinstance(truth, PolicyTruth)), None)
+
+
+# --------------------------------------------------------------------------------------------------
+# The part
+# --------------------------------------------------------------------------------------------------
 class Teaching(Part):
     """Puts right answers into groups without any, and adds their term to the loss.
 
@@ -49,42 +110,34 @@ class Teaching(Part):
     """
 
     loss_term = "taught"
+    teaches = True
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._size = trainer.num_generations
+        self._rows = torch.zeros(0, dtype=torch.bool)  # (B,): the answers put in last
+        self._groups: list[Group] = []  # of this process
         # Hashes of taught prompts: without a right completion since, and with one.
         self._open: set[str] = set()
         self._left: set[str] = set()
 
     @classmethod
-    def of(cls, trainer: Any) -> Teaching | None:
-        """The part, if the trainer's arguments ask for it."""
-        if getattr(trainer.args, "zero_variance", "keep") != "teach":
-            return None
+    def of(cls, trainer: Any) -> Teaching:
         return cls(trainer)
 
     # --------------------------------------------------------------------------------------------
     # Groups
     # --------------------------------------------------------------------------------------------
-    def teach(
-        self,
-        call: Call,
-        ids: list[list[int]],
-        texts: list[str],
-        logps: list[Any] | None,
+    def after_sampling(
+        self, call: Call, ids: list[list[int]], texts: list[str], logps: list[Any] | None
     ) -> None:
-        """Replace the last completion of each group without a right one by a right answer, in place.
+        """Replace the last completion of each group without a right one by a right answer.
 
-        Args:
-            call: The record of the call; it has the rows, and which completions are right.
-            ids: Tokens of `B` completions.
-            texts: Their texts.
-            logps: The sampler's log-probs, if there are any; those of taught answers are not known.
+        The sampler's log-probs of taught answers are not known.
         """
-        assert call.right is not None
         size = self._size
-        by_group = call.right.view(-1, size)
+        truth = truth_of(self._trainer.reward_funcs)
+        by_group = right(call.rows, texts, truth).view(-1, size)
         prompts = [row["prompt"] for row in call.rows[::size]]
         counts = [None if group.isnan().any() else int(group.sum()) for group in by_group]
         hopeless = [place for place, count in enumerate(counts) if count == 0]
@@ -100,51 +153,43 @@ class Teaching(Part):
             if logps is not None:
                 logps[row] = [None] * len(ids[row])
         groups = zip(prompts, map(answers.get, range(len(prompts))), counts, strict=True)
-        call.taught = Taught(rows, list(groups))
+        self._rows, self._groups = rows, list(groups)
 
     # --------------------------------------------------------------------------------------------
     # Loss
     # --------------------------------------------------------------------------------------------
-    def guide(self, batch: dict[str, torch.Tensor], call: Call) -> None:
+    def extend(self, call: Call, batch: Batch) -> None:
         """Move the advantages of taught answers from TRL's loss to this part's term; log the step."""
-        assert call.taught is not None
-        advantages = batch["advantages"]  # (B,) or (B, C)
-        rows = call.taught.rows.to(advantages.device)
-        rows = rows.view(-1, *(1 for _ in advantages.shape[1:]))
-        batch["taught"] = call.taught.rows.to(advantages.device)
+        advantages = batch["advantages"]  # (B,): with gae, which has others, nothing is taught
+        rows = batch["taught"] = self._rows.to(advantages.device)
         batch["taught_advantages"] = torch.where(rows, advantages, 0.0)
         batch["advantages"] = torch.where(rows, 0.0, advantages)
-        groups = gather_object(call.taught.groups)
-        self._trainer.record(self._remember(groups))
+        self._trainer.record(self._remember(gather_object(self._groups)))
 
     def scored(self, inputs: Mapping[str, Any]) -> torch.Tensor:
         """See `Part`: the taught answers."""
-        taught = inputs.get("taught_advantages", torch.zeros(len(inputs["advantages"]), 1))
-        return (taught.view(taught.size(0), -1) != 0).any(1)
+        taught: torch.Tensor = inputs.get(
+            "taught_advantages", torch.zeros(len(inputs["advantages"]))
+        )
+        return taught != 0
 
     def term(self, trainer: Any, call: Call, inputs: Mapping[str, Any]) -> torch.Tensor | None:
         """The taught answers' term."""
         if "taught_advantages" not in inputs:
             return None
         assert call.scores is not None
-        return aggregate(
-            trainer, self.per_token(call.scores.logps, inputs["taught_advantages"]), inputs
-        )
+        advantages = inputs["taught_advantages"].unsqueeze(1)  # 0 for sampled completions
+        return aggregate(trainer, -advantages * call.scores.logps, inputs)
 
-    def per_token(self, logps: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
-        """The term ``(B, C)`` by token.
-
-        Args:
-            logps: The policy's log-probs ``(B, C)``.
-            advantages: Those of taught answers, ``(B,)`` or ``(B, C)``; 0 for sampled completions.
-        """
-        by_token = advantages if advantages.dim() > 1 else advantages.unsqueeze(1)
-        return -by_token * logps
+    def answer_logps(self, sampled: Rows, places: Sequence[int], answers: Rows) -> torch.Tensor:
+        """See `Part`: the answers are completions."""
+        logps: torch.Tensor = self._trainer.log_probs(self._trainer.model, *answers).logps
+        return logps
 
     # --------------------------------------------------------------------------------------------
     # What becomes of it
     # --------------------------------------------------------------------------------------------
-    def _remember(self, groups: Sequence[tuple[str, str | None, int | None]]) -> dict[str, float]:
+    def _remember(self, groups: Sequence[Group]) -> dict[str, float]:
         """Note how the groups of all processes went; gives the metrics of the step."""
         known = [group for group in groups if group[2] is not None]
         hopeless = sum(not right for _, _, right in known) / max(1, len(known))

@@ -9,75 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import safetensors.torch
 import torch
-from trl import GRPOConfig
 
 from ...common.files import open_to_others
-from ...common.settings import setting
-from .advantages import STD_EPSILON, summed_faults
 from .aggregation import aggregate
-from .part import Call, Part, arguments_of, whole
+from .groups import STD_EPSILON
+from .part import Batch, Call, Part, Rows, whole
 from .sampling import backbone, language_model
 
 VALUE_HEAD_FILE = "value_head.safetensors"
 
 
 _SMALLEST_VARIANCE = 1e-8  # of returns; below it they are equal up to rounding
-
-
-@dataclass
-class ValueArguments:
-    """Advantages by token, from a value head."""
-
-    advantage_estimator: Literal["group", "gae"] = setting(
-        "group",
-        "How advantages are computed: group gives one advantage per completion, by the key "
-        "baseline; gae gives one per token, from a value head.",
-    )
-    gae_gamma: float = setting(
-        1.0, "For gae: the discount per token, from 0 to 1; 1 does not discount.", least=0, most=1
-    )
-    gae_lambda: float = setting(
-        0.95,
-        "For gae, from 0 to 1: with 1 the advantage is the completion's reward minus the value, "
-        "which has no bias; lower values rely more on the value head, which has less variance.",
-        least=0,
-        most=1,
-    )
-    value_coef: float = setting(
-        0.1,
-        "For gae: the coefficient of the value head's loss (half the squared error), whose "
-        "gradient also reaches the policy's layers.",
-        least=0,
-    )
-    value_learning_rate: float = setting(
-        1e-3,
-        "For gae: the learning rate of the value head, which starts from 0; the policy keeps "
-        "learning_rate.",
-        above=0,
-    )
-
-    def value_faults(self, args: GRPOConfig) -> list[str]:
-        """Faults that show only when several keys are compared, one sentence each."""
-        if self.advantage_estimator != "gae":
-            return []
-        clashes = {
-            f"loss_type: {args.loss_type}": args.loss_type == "vespo",
-            "off_policy_mask_threshold": args.off_policy_mask_threshold is not None,
-            f"baseline: {args.baseline}": args.baseline != "group_mean",
-        }
-        faults = summed_faults("advantage_estimator: gae", "advantage_estimator: group", args)
-        return faults + [
-            f"{name} needs one advantage per completion, but advantage_estimator: gae has one per "
-            "token; leave one of the two out"
-            for name, clash in clashes.items()
-            if clash
-        ]
 
 
 def generalised_advantages(
@@ -119,14 +66,14 @@ class ValueHead(Part):
 
     Args:
         trainer: The `RookWorldGRPOTrainer`.
-        args: The part's keys.
     """
 
     loss_term = "value"
 
-    def __init__(self, trainer: Any, args: ValueArguments) -> None:
-        self.args = args
+    def __init__(self, trainer: Any) -> None:
+        self.args = trainer.args
         self._trainer = trainer
+        self._read_values: list[torch.Tensor] | None = None  # (b, T) each; None: not to be read
         self._is_grouped = False  # whether the head has its own group in the optimiser
         network = trainer.accelerator.unwrap_model(trainer.model)
         owner = language_model(network)
@@ -140,10 +87,8 @@ class ValueHead(Part):
         backbone(network).register_forward_hook(self._read, prepend=True)
 
     @classmethod
-    def of(cls, trainer: Any) -> ValueHead | None:
-        """The part, if the trainer's arguments ask for it."""
-        args = arguments_of(trainer.args, ValueArguments)
-        return cls(trainer, args) if args.advantage_estimator == "gae" else None
+    def of(cls, trainer: Any) -> ValueHead:
+        return cls(trainer)
 
     @property
     def head(self) -> torch.nn.Linear:
@@ -165,21 +110,50 @@ class ValueHead(Part):
 
     def _read(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """Read the head during a forward of the policy, when sharded weights are gathered."""
-        call: Call | None = self._trainer.call
-        if call is not None and call.reads_values:
+        if self._read_values is not None:
             states = output.last_hidden_state  # (b, T, D)
-            call.values.append(self.head(states.to(self.head.weight.dtype)).squeeze(-1).float())
+            values = self.head(states.to(self.head.weight.dtype)).squeeze(-1)
+            self._read_values.append(values.float())
+
+    def before_scoring(self, call: Call, rows: Rows) -> Rows:
+        """Read the head too, if this is for a loss with its term."""
+        if call.inputs is not None and "returns" in call.inputs:
+            self._read_values = []
+        return rows
+
+    def _values(self, rows: int, length: int) -> torch.Tensor:
+        """Values ``(B, C)`` before each token of the completions, without rows and columns of padding.
+
+        They are those of the forwards since it was last read, and it is no longer read.
+        """
+        assert self._read_values is not None
+        values, self._read_values = torch.cat(self._read_values), None
+        return values[:rows, -length - 1 : -1]
+
+    def values(self, rows: Rows) -> torch.Tensor:
+        """Values ``(B, C)`` before each of the scored tokens of rows."""
+        trainer, self._read_values = self._trainer, []
+        size = trainer.args.per_device_train_batch_size
+        trainer.log_probs(trainer.model, *rows, batch_size=size)
+        return self._values(len(rows.ids), rows.length)
 
     # --------------------------------------------------------------------------------------------
     # Advantages
     # --------------------------------------------------------------------------------------------
+    def extend(self, call: Call, batch: Batch) -> None:
+        """Replace TRL's advantages."""
+        trainer = self._trainer
+        assert call.rewards is not None
+        batch.update(self.advantages(batch, trainer.own_rows(call.rewards)))
+        lengths = batch["completion_mask"].sum(1).clamp(min=1)
+        means = trainer.accelerator.gather(batch["advantages"].sum(1) / lengths)
+        trainer.completion_log()["advantages", ""].extend(means.tolist())
+
     def advantages(self, batch: Mapping[str, Any], rewards: torch.Tensor) -> dict[str, Any]:
         """Advantages and returns ``(B, C)`` of completions with rewards ``(B,)``, nan for none."""
         trainer = self._trainer
-        size = trainer.args.per_device_train_batch_size
-        with torch.no_grad(), trainer.within(Call(reads_values=True)) as call:
-            trainer.log_probs(trainer.model, *whole(batch), batch_size=size)
-        values = values_of(call, *batch["completion_ids"].shape)
+        with torch.no_grad():
+            values = self.values(Rows(*whole(batch)))
         mask = batch["completion_mask"] * (~rewards.isnan()).unsqueeze(1)
         advantages, returns = generalised_advantages(
             rewards.nan_to_num(), values, mask, self.args.gae_gamma, self.args.gae_lambda
@@ -217,14 +191,14 @@ class ValueHead(Part):
         """The head's own loss, times its coefficient."""
         if "returns" not in inputs:
             return None
-        error = value_error(values_of(call, *inputs["completion_ids"].shape), inputs)
+        error = value_error(self._values(*inputs["completion_ids"].shape), inputs)
         counts = torch.stack([error.detach().sum(), inputs["value_mask"].sum().float()])
         total, tokens = trainer.accelerator.reduce(counts, reduction="sum").tolist()
         trainer.record({"value/loss": total / max(tokens, 1)})
         term: torch.Tensor = self.args.value_coef * aggregate(trainer, error, inputs)
         return term
 
-    def group_in(self, optimizer: torch.optim.Optimizer, network: torch.nn.Module) -> None:
+    def on_optimizer(self, optimizer: torch.optim.Optimizer, network: torch.nn.Module) -> None:
         """Move the head to its own group with its own learning rate; later calls do nothing."""
         if self._is_grouped:
             return
@@ -252,8 +226,3 @@ class ValueHead(Part):
         is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
         if path.is_file() and not is_sharded:
             self.head.load_state_dict(safetensors.torch.load_file(path))
-
-
-def values_of(call: Call, rows: int, length: int) -> torch.Tensor:
-    """Values ``(B, C)`` before each token of the completions, without rows and columns of padding."""
-    return torch.cat(call.values)[:rows, -length - 1 : -1]

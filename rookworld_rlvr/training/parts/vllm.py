@@ -26,7 +26,7 @@ from trl.generation import vllm_generation
 from ...common.errors import RookWorldError
 from ...models.decoding import Drawn
 from ...tasks.task import Sampling
-from .part import Part
+from .part import Batch, Call, Part
 
 _MEMORY = "vllm_gpu_memory_utilization and vllm_max_model_length say how much memory it takes"
 
@@ -135,6 +135,10 @@ class VLLM(Part):
         RookWorldError: A prompt and its completion may need more positions than vLLM has.
     """
 
+    @classmethod
+    def of(cls, trainer: Any) -> VLLM:
+        return cls(trainer)
+
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._engine = trainer.vllm_generation
@@ -178,7 +182,7 @@ class VLLM(Part):
 
     def _without_value_head(self, send: Callable[[], None]) -> None:
         """Send the weights that vLLM knows."""
-        head = self._trainer.parts.value_head
+        head = self._trainer.parts.get("value_head")
         with head.taken_off() if head is not None else nullcontext():
             send()
 
@@ -208,7 +212,7 @@ class VLLM(Part):
     def _samplings(self, prompts: Sequence[Sequence[int]]) -> list[Sampling] | None:
         """How each prompt is drawn; None if all are as TRL says."""
         trainer = self._trainer
-        if trainer.parts.task_sampling is None and not self._uncut:
+        if trainer.task_samplings is None and not self._uncut:
             return None
         texts = trainer.processing_class.batch_decode(prompts, skip_special_tokens=True)
         rows: list[Sampling] = trainer.samplings(texts)
@@ -259,6 +263,9 @@ class VLLM(Part):
     # ----------------------------------------------------------------------------------------------
     # Measuring
     # ----------------------------------------------------------------------------------------------
+    def extend(self, call: Call, batch: Batch) -> None:
+        self._trainer.record(self.metrics(batch))
+
     def metrics(self, batch: Mapping[str, Any]) -> dict[str, float]:
         """The effective sample size of all processes' completions, as a share of their number.
 

@@ -33,7 +33,6 @@ def trained(folder: Path, data: LoadedData, beta: float, shares: bool) -> RookWo
     args = RookWorldGRPOConfig(
         output_dir=str(folder / f"run_{shares}"),
         rewards=[{"name": "graduated"}],
-        share_prompts=shares,
         per_device_train_batch_size=8,
         gradient_accumulation_steps=2,
         num_iterations=2,
@@ -53,7 +52,8 @@ def trained(folder: Path, data: LoadedData, beta: float, shares: bool) -> RookWo
         return [0.0 if state.process_index else float(len(text)) for text in completions]
 
     trainer = packaged_trainer(args, [letters], data, mixed_rows(data.train))
-    assert (trainer.parts.shared is not None) == shares
+    if not shares:
+        del trainer.parts["shared_prompts"]
     trainer.train()
     assert isinstance(trainer.model_wrapped, FSDPModule)
     return trainer
@@ -89,7 +89,7 @@ def main(argv: Sequence[str]) -> None:
         ends = weights(ours), weights(theirs)
         start = list(loading.load_model(loading.PACKAGED_MODEL).parameters())
         by_prompt = log_probs(ours)
-        ours.parts.shared = None
+        del ours.parts["shared_prompts"]
         result = {
             "losses": losses,
             "log_probs": gap(by_prompt, log_probs(ours)),

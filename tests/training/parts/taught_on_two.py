@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> None:
         learning_rate=1e-4,
         zero_variance="teach",
         sft_coef=0.1,
-        task_mixture={"environment": 0.34, "policy": 0.33, "fill_in": 0.33},
+        task_phases=[{"environment": 0.34, "policy": 0.33, "fill_in": 0.33}],
         **NOT_KEPT,
     )
     tasks = ["environment", "policy", "fill_in"]
@@ -48,17 +48,17 @@ def main(argv: Sequence[str]) -> None:
     loss = trainer.loss
 
     def watch(model: Any, batch: dict[str, Any]) -> Any:
-        assert trainer.parts.teaching is not None
-        taught.append(int(trainer.parts.teaching.scored(batch).sum()))
+        assert "teaching" in trainer.parts
+        taught.append(int(trainer.parts["teaching"].scored(batch).sum()))
         terms = loss(model, batch)
-        found.extend(gaps(trainer, batch, terms.call))
+        found.extend(gaps(trainer, batch, terms.call.scores))
         return terms
 
     watched: Any = trainer
     watched.loss = watch
     trainer.train()
     result = {
-        "state": trainer.parts.state(),
+        "state": trainer.parts["teaching"].state(),
         "weights": next(trainer.model.parameters()).double().sum().item(),
         "taught": sum(taught),
         "gaps": found,

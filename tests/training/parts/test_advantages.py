@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 from transformers import GPT2LMHeadModel
 from trl import GRPOTrainer
 
-from rookworld_rlvr.common.settings import key_faults
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.training.parts import kl as kl_part
-from rookworld_rlvr.training.parts.advantages import Baseline, BaselineArguments, BaselineKind
-from rookworld_rlvr.training.parts.kl import ESTIMATORS, KLArguments
+from rookworld_rlvr.training.parts.advantages import Baseline
+from rookworld_rlvr.training.parts.arguments import BaselineArguments
+from rookworld_rlvr.training.parts.kl import ESTIMATORS
 from rookworld_rlvr.training.parts.registry import PARTS_STATE
 
 # The logged step of GRPO on RookWorld-LM: 4 prompts of 4 completions.
@@ -33,15 +32,8 @@ LOGGED = torch.tensor(
 TASKS = ["policy", "policy", "environment", "policy"]
 
 
-def baseline_of(kind: BaselineKind) -> Baseline:
+def baseline_of(kind: Any) -> Baseline:
     return Baseline(BaselineArguments(kind, baseline_decay=0.9, baseline_spread=0.3))
-
-
-def test_group_mean_is_what_trl_computes() -> None:
-    found = baseline_of("group_mean").advantages(LOGGED, TASKS)
-    for row, mine in zip(LOGGED.tolist(), found.tolist(), strict=True):
-        mean, deviation = statistics.mean(row), statistics.stdev(row)
-        assert mine == pytest.approx([(reward - mean) / (deviation + 1e-4) for reward in row])
 
 
 def test_leave_one_out_by_hand() -> None:
@@ -71,27 +63,11 @@ def test_the_running_mean_is_of_the_task_and_of_before() -> None:
 
 def test_a_reward_that_could_not_be_had_moves_nothing() -> None:
     rewards = torch.tensor([[0.0, 1.0, torch.nan, 0.5]], dtype=torch.float64)
-    for kind in get_args(BaselineKind):
+    for kind in ("leave_one_out", "ema", "adaptive"):
         found = baseline_of(kind).advantages(rewards, ["policy"])
         assert found[0, 2] == 0 and found.isfinite().all(), kind
     found = baseline_of("leave_one_out").advantages(rewards, ["policy"], "none")
     assert found[0].tolist() == pytest.approx([-0.75, 0.75, 0, 0])
-
-
-def test_faults_are_found_together() -> None:
-    args = KLArguments(kl_estimator="k4", kl_control="adaptive", kl_warmup_steps=-1)
-    found = key_faults(args) + args.kl_faults(beta=0.0)
-    faults = "\n".join(found + key_faults(BaselineArguments(baseline="mean")))
-    for words in (
-        "kl_estimator: 'k4'",
-        "needs a kl_target",
-        "kl_warmup_steps: -1",
-        "baseline: 'mean'",
-    ):
-        assert words in faults
-    good = KLArguments()
-    assert key_faults(good) + good.kl_faults(beta=0.0) == []
-    assert KLArguments(kl_target=0.1).kl_faults(beta=0.1)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -141,7 +117,7 @@ def loss_and_gradient(
 )
 def test_k3_is_trls_own_loss(controlled: Callable[..., Any], loss_type: str, level: str) -> None:
     trainer, inputs = controlled(loss_type=loss_type, importance_sampling_level=level)
-    ours = loss_and_gradient(trainer, lambda: trainer._compute_loss(trainer.model, inputs))
+    ours = loss_and_gradient(trainer, lambda: trainer.compute_loss(trainer.model, inputs))
     assert trainer.beta == trainer.args.beta > 0
     trls = loss_and_gradient(
         trainer, lambda: GRPOTrainer._compute_loss(trainer, trainer.model, inputs)
@@ -149,8 +125,8 @@ def test_k3_is_trls_own_loss(controlled: Callable[..., Any], loss_type: str, lev
     assert ours[0] == pytest.approx(trls[0], rel=1e-5)
     torch.testing.assert_close(ours[1], trls[1], rtol=1e-4, atol=1e-7)
     assert trainer._metrics["train"]["kl"][0] == pytest.approx(trainer._metrics["train"]["kl"][1])
-    trainer.parts.kl.controller.beta = 5.0
-    more = trainer._compute_loss(trainer.model, inputs).item()
+    trainer.parts["kl"].controller.beta = 5.0
+    more = trainer.compute_loss(trainer.model, inputs).item()
     assert trainer.beta == 5.0
     assert abs(more - trls[0]) > 1e-3, "the coefficient in use is the controller's"
 
@@ -160,15 +136,15 @@ def test_each_estimator_acts_on_loss_and_gradient(
     controlled: Callable[..., Any], estimator: str
 ) -> None:
     trainer, inputs = controlled(kl_estimator=estimator, beta=1.0)
-    kl, _ = loss_and_gradient(trainer, lambda: trainer._compute_loss(trainer.model, inputs))
-    trainer.parts.kl.controller.beta = 0.0
-    bare, _ = loss_and_gradient(trainer, lambda: trainer._compute_loss(trainer.model, inputs))
+    kl, _ = loss_and_gradient(trainer, lambda: trainer.compute_loss(trainer.model, inputs))
+    trainer.parts["kl"].controller.beta = 0.0
+    bare, _ = loss_and_gradient(trainer, lambda: trainer.compute_loss(trainer.model, inputs))
     logged = trainer._metrics["train"]["kl"][0]
     assert kl - bare == pytest.approx(logged, rel=1e-3, abs=1e-6), "dapo: a mean over tokens"
     assert abs(logged) > 1e-3
-    trainer.parts.kl.args.kl_estimator = "k2" if estimator != "k2" else "k3"
-    trainer.parts.kl.controller.beta = 1.0
-    other, _ = loss_and_gradient(trainer, lambda: trainer._compute_loss(trainer.model, inputs))
+    trainer.parts["kl"].args.kl_estimator = "k2" if estimator != "k2" else "k3"
+    trainer.parts["kl"].controller.beta = 1.0
+    other, _ = loss_and_gradient(trainer, lambda: trainer.compute_loss(trainer.model, inputs))
     assert other != pytest.approx(kl, rel=1e-6)
 
 
@@ -177,7 +153,7 @@ def test_log_ratios_are_clamped_and_counted(
 ) -> None:
     monkeypatch.setattr(kl_part, "LOG_RATIO_BOUND", 0.01)
     trainer, inputs = controlled()
-    trainer._compute_loss(trainer.model, inputs)
+    trainer.compute_loss(trainer.model, inputs)
     assert trainer._metrics["train"]["kl/clamped_share"][0] > 0.5
     assert trainer._metrics["train"]["kl"][0] <= 0.01**2, "k3 of 0.01 is half its square"
 
@@ -202,15 +178,15 @@ def test_a_baseline_changes_the_advantages_that_are_trained_on(
     expected = {"leave_one_out": [-1.0, 3.0], "ema": [-0.75, 2.25], "adaptive": [0.0, 3.0]}
     assert sorted(set(inputs["advantages"].tolist())) == pytest.approx(expected[baseline])
     if baseline == "ema":
-        running = trainer.parts.baseline.running
-        trainer.parts.baseline.running = dict.fromkeys(running, 0.25)
+        running = trainer.parts["advantages"].running
+        trainer.parts["advantages"].running = dict.fromkeys(running, 0.25)
         inputs = trainer._generate_and_score_completions(next(iter(trainer.get_train_dataloader())))
         assert sorted(set(inputs["advantages"].tolist())) == pytest.approx([-0.25, 2.75])
     assert sorted(set(trainer._logs["advantages"])) == sorted(set(inputs["advantages"].tolist()))
 
 
 def test_adaptive_kl_moves_the_coefficient_and_goes_on_after_a_resume(
-    make_trainer: Callable[..., Any], start: str, tokenizer: Any, tmp_path: Path
+    build: Callable[..., Any], start: str, tmp_path: Path
 ) -> None:
     options = {
         "reward_funcs": [lambda completions, **_: [float(len(set(text))) for text in completions]],
@@ -229,7 +205,7 @@ def test_adaptive_kl_moves_the_coefficient_and_goes_on_after_a_resume(
         "preflight": False,
         "logging_steps": 1,
     }
-    trainer = make_trainer(loading.load_model(start), tokenizer, **options, max_steps=3)
+    trainer = build(loading.load_model(start), **options, max_steps=3)
     trainer.train()
     kls = [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
     used = [entry["kl/coefficient"] for entry in trainer.state.log_history if "kl" in entry]
@@ -239,7 +215,7 @@ def test_adaptive_kl_moves_the_coefficient_and_goes_on_after_a_resume(
     assert kept["kl"]["beta"] == pytest.approx(used[2])
     assert kept["baseline_running"]
 
-    again = make_trainer(loading.load_model(start), tokenizer, **options, max_steps=3)
+    again = build(loading.load_model(start), **options, max_steps=3)
     again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
     (resumed,) = [
         entry["kl/coefficient"] for entry in again.state.log_history[-3:] if "kl" in entry
@@ -247,12 +223,9 @@ def test_adaptive_kl_moves_the_coefficient_and_goes_on_after_a_resume(
     assert resumed == pytest.approx(used[2])
 
 
-def test_the_learning_rate_goes_through_three_phases(
-    make_trainer: Callable[..., Any], start: str, tokenizer: Any
-) -> None:
-    trainer = make_trainer(
+def test_the_learning_rate_goes_through_three_phases(build: Callable[..., Any], start: str) -> None:
+    trainer = build(
         loading.load_model(start),
-        tokenizer,
         lr_three_phases=True,
         lr_linear_share=0.4,
         warmup_steps=2,

@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.tasks.registry import score_row, task_of
-from rookworld_rlvr.training.config import RookWorldGRPOConfig
-from rookworld_rlvr.training.parts import groups
-from rookworld_rlvr.training.parts.groups import Round, fill, next_round, select_groups
-from rookworld_rlvr.training.parts.kl import KLArguments, KLTerm
-from rookworld_rlvr.training.parts.part import whole
+from rookworld_rlvr.training.parts import zero_variance
+from rookworld_rlvr.training.parts.arguments import KLArguments
+from rookworld_rlvr.training.parts.kl import KLTerm
+from rookworld_rlvr.training.parts.part import Round, whole
+from rookworld_rlvr.training.parts.zero_variance import fill, next_round, select_groups
 
 from ...conftest import launch
 from ...two_processes import TEMPERATURES
@@ -125,7 +124,7 @@ def test_kept_groups_are_counted(varied: Any) -> None:
     assert 0 < silent < 1
     assert numbers["zero_variance/sampled"] == numbers["zero_variance/trained"] == [silent]
     assert numbers["zero_variance/extra_prompts"] == [0]
-    assert trainer.parts.prompts is None, "TRL's own sampler does"
+    assert trainer.prompt_sampler is None, "TRL's own sampler does"
 
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
@@ -180,7 +179,7 @@ def test_log_probs_of_a_merged_batch_are_the_samplers(varied: Any) -> None:
 def test_extra_prompts_are_bounded_where_nothing_has_signal(
     varied: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(groups, "MOST_EXTRA", 1.5)
+    monkeypatch.setattr(zero_variance, "MOST_EXTRA", 1.5)
     trainer, batch = varied(lambda prompts, **_: [0.5] * len(prompts), zero_variance="resample")
     assert trainer._metrics["train"]["zero_variance/extra_prompts"] == [12]
     assert trainer._metrics["train"]["zero_variance/trained"] == [1]
@@ -198,11 +197,11 @@ def test_skipped_groups_are_out_of_the_loss(
     rows = torch.tensor([task == P for task in tasks])
     assert not batch["completion_mask"][~rows].any() and batch["completion_mask"][rows].any()
     batch["ref_per_token_logps"] = torch.zeros_like(batch["completion_ids"], dtype=torch.float)
-    trainer.parts.kl = KLTerm(KLArguments(), beta=0.1)  # the KL term must leave them out too
-    ours = trainer._compute_loss(trainer.model, batch)
+    trainer.parts["kl"] = KLTerm(KLArguments(), beta=0.1)  # the KL term must leave them out too
+    ours = trainer.compute_loss(trainer.model, batch)
     alone = {key: tensor[rows] if tensor.dim() else tensor for key, tensor in batch.items()}
     del alone["row_scale"]
-    only = trainer._compute_loss(trainer.model, alone)
+    only = trainer.compute_loss(trainer.model, alone)
     assert ours.item() == pytest.approx(only.item(), rel=1e-4), "as if they had not been there"
     assert trainer._metrics["train"]["zero_variance/trained"] == [0]
     assert trainer._metrics["train"]["zero_variance/sampled"][0] > 0.2
@@ -210,34 +209,20 @@ def test_skipped_groups_are_out_of_the_loss(
 
 def test_a_batch_without_any_signal_is_skipped_whole(varied: Any) -> None:
     trainer, batch = varied(lambda prompts, **_: [0.5] * len(prompts), zero_variance="skip")
-    loss = trainer._compute_loss(trainer.model, batch)
+    loss = trainer.compute_loss(trainer.model, batch)
     loss.backward()
     assert loss.item() == 0
     assert not any(p.grad.any() for p in trainer.model.parameters() if p.grad is not None)
 
 
 def test_a_mixture_holds_in_every_batch(varied: Any) -> None:
-    trainer, batch = varied(task_mixture={P: 0.75, E: 0.25})
+    trainer, batch = varied(task_phases=[{P: 0.75, E: 0.25}])
     assert tasks_in(trainer, batch).count(P) == 24
     assert trainer._metrics["train"]["task/policy"] == [0.75]
     trainer, batch = varied(task_phases=[{"steps": 1, P: 1.0}, {"steps": 1, E: 1.0}])
     loader = iter(trainer.get_train_dataloader())
     seen = [{row["task"] for row in next(loader)} for _ in range(4)]
     assert seen == [{P}, {E}, {P}, {E}]
-
-
-def test_faults_are_found_together() -> None:
-    def faults(**options: Any) -> str:
-        with pytest.raises(ConfigurationError) as caught:
-            RookWorldGRPOConfig(rewards=REWARDS, use_cpu=True, bf16=False, **options)
-        return str(caught.value)
-
-    assert "did you mean resample" in faults(zero_variance="resampel")
-    found = faults(
-        zero_variance="resample",
-        multi_objective_aggregation="normalize_then_sum",
-    )
-    assert "needs multi_objective_aggregation" in found
 
 
 # --------------------------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from rookworld_rlvr.training.parts.arguments import KLArguments
 from rookworld_rlvr.training.parts.kl import (
     ESTIMATORS,
-    KLArguments,
     KLController,
     KLTerm,
     importance_weighted,

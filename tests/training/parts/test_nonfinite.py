@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rookworld_rlvr.common.errors import RookWorldError
-from rookworld_rlvr.training.parts.nonfinite import spread
+from rookworld_rlvr.training.parts.aggregation import spread
 
 
 def uneven(completions: list[str], **_: Any) -> list[float]:
@@ -34,14 +34,14 @@ def failing_trainer(
             rewards=[{"name": "graduated"}],
             **options,
         )
-        loss = trainer._compute_loss
+        loss = trainer.compute_loss
         calls: list[None] = []
 
-        def planted(model: Any, inputs: Any) -> Any:
+        def planted(model: Any, inputs: Any, **_: Any) -> Any:
             calls.append(None)
             return loss(model, inputs) * (factor if len(calls) - 1 in places else 1)
 
-        trainer._compute_loss = planted
+        trainer.compute_loss = planted
         return trainer
 
     return make
@@ -57,7 +57,7 @@ def watch(trainer: Any) -> list[Any]:
         seen.append((weights, copy.deepcopy(optimizer.state_dict()["state"])))
         return True
 
-    part = trainer.parts.nonfinite
+    part = trainer.parts["nonfinite"]
     before, after = part.on_pre_optimizer_step, part.on_step_end
     part.on_pre_optimizer_step = lambda *a, **k: keep() and before(*a, **k)
     part.on_step_end = lambda *a, **k: keep() and after(*a, **k)
@@ -101,7 +101,7 @@ def test_too_many_in_a_row_end_the_run_and_name_its_checkpoint(
     assert trainer.state.global_step == 5, "of the sixth"
     assert "in 3 steps in a row up to step 6" in str(caught.value)
     assert "checkpoint-5; lower learning_rate" in str(caught.value)
-    assert trainer.parts.state()["nonfinite_skipped"] == 4
+    assert trainer.parts["nonfinite"].state()["nonfinite_skipped"] == 4
 
 
 def test_without_a_checkpoint_the_message_says_so(failing_trainer: Callable[..., Any]) -> None:

@@ -19,10 +19,10 @@ from transformers import Trainer, TrainingArguments
 from trl.trainer.utils import RepeatSampler
 
 from rookworld_rlvr.cli.parser import StrictParser
-from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
-from rookworld_rlvr.common.settings import key_faults
-from rookworld_rlvr.training.parts.mixture import Phase, PromptArguments
-from rookworld_rlvr.training.parts.prompt_sampler import PromptSampler
+from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.common.settings import Checked
+from rookworld_rlvr.training.parts.arguments import PromptArguments
+from rookworld_rlvr.training.parts.prompt_sampler import Phase, PromptSampler, phases_of
 
 HALF = Fraction(1, 2)
 
@@ -41,9 +41,7 @@ def sampler(data: Dataset | None = None, batch_size: int = 8, **options: Any) ->
 
 
 def phases(**options: Any) -> tuple[Phase, ...]:
-    arguments = PromptArguments(**options)
-    assert arguments.prompt_faults() == []
-    return arguments.phases()
+    return phases_of(PromptArguments(**options))
 
 
 def tasks_of(data: Dataset, batch: list[int]) -> Counter[str]:
@@ -93,7 +91,7 @@ def test_shares_hold_in_every_batch_and_exactly_over_all(share: float, batch_siz
     found = sampler(
         data,
         batch_size,
-        phases=phases(task_mixture={"policy": share, "environment": 1 - share}),
+        phases=phases(task_phases=[{"policy": share, "environment": 1 - share}]),
     )
     total = 0
     for number in range(120):
@@ -107,7 +105,7 @@ def test_shares_hold_in_every_batch_and_exactly_over_all(share: float, batch_siz
 
 def test_tasks_are_spread_within_a_batch() -> None:
     data = rows()
-    mixture = phases(task_mixture={"policy": 0.25, "environment": 0.75})
+    mixture = phases(task_phases=[{"policy": 0.25, "environment": 0.75}])
     batch = sampler(data, 16, phases=mixture).batch(0)
     assert [tasks_of(data, batch[at : at + 4])["policy"] for at in range(0, 16, 4)] == [1] * 4
 
@@ -142,11 +140,10 @@ def test_a_last_phase_without_steps_lasts() -> None:
 def test_an_epoch_that_ends_within_a_step_counts_it_as_one() -> None:
     found = sampler(batch_size=10, steps_per_batch=HALF)  # 5 batches, 3 steps an epoch
     assert [found.first_step(number) for number in range(7)] == [0, 0, 1, 1, 2, 3, 3]
-    assert [found.batch_at(step) for step in range(5)] == [0, 2, 4, 5, 7]
 
 
 def test_a_task_with_a_share_has_rows() -> None:
-    mixture = phases(task_mixture={"policy": 0.5, "environment": 0.5})
+    mixture = phases(task_phases=[{"policy": 0.5, "environment": 0.5}])
     with pytest.raises(RookWorldError, match=r"no policy rows .* share of 0.5; add such rows"):
         sampler(rows(30, 0), phases=mixture)
     with pytest.raises(RookWorldError, match="the column `task`"):
@@ -167,7 +164,7 @@ def test_each_prompt_comes_once_a_pass_over_the_borders_of_epochs() -> None:
 
 def test_each_prompt_of_a_task_comes_once_a_pass() -> None:
     data = rows()
-    mixture = phases(task_mixture={"policy": 0.3, "environment": 0.7})
+    mixture = phases(task_phases=[{"policy": 0.3, "environment": 0.7}])
     found = sampler(data, phases=mixture)
     indices = list(itertools.chain(*(found.batch(number) for number in range(100))))
     for first, last, size in ((0, 30, 30), (30, 50, 20)):
@@ -184,7 +181,7 @@ def test_no_row_comes_twice_in_a_batch(batch_size: int) -> None:
 
 
 def test_of_too_few_rows_none_comes_much_more_often() -> None:
-    mixture = phases(task_mixture={"policy": 0.5, "environment": 0.5})
+    mixture = phases(task_phases=[{"policy": 0.5, "environment": 0.5}])
     found = sampler(rows(30, 3), 14, phases=mixture)
     for number in range(40):
         counts = Counter(row for row in found.batch(number) if row >= 30)
@@ -202,7 +199,7 @@ def test_other_seeds_and_other_epochs_have_other_orders() -> None:
 # --------------------------------------------------------------------------------------------------
 def test_extra_rows_are_new_and_their_own_function() -> None:
     data = rows()
-    mixture = phases(task_mixture={"policy": 0.5, "environment": 0.5})
+    mixture = phases(task_phases=[{"policy": 0.5, "environment": 0.5}])
     found = sampler(data, phases=mixture)
     first = found.batch(0)
     extra = found.extra(6, step=0, round_=0, exclude=data["prompt"][first])
@@ -224,7 +221,7 @@ def test_extra_rows_of_all_that_is_left() -> None:
 
 def test_extra_rows_hold_their_shares_on_average() -> None:
     data = rows()
-    found = sampler(data, phases=phases(task_mixture={"policy": 0.3, "environment": 0.7}))
+    found = sampler(data, phases=phases(task_phases=[{"policy": 0.3, "environment": 0.7}]))
     policy = [tasks_of(data, found.extra(1, step, 0))["policy"] for step in range(400)]
     assert 0.2 < sum(policy) / 400 < 0.4
 
@@ -276,7 +273,7 @@ class _Trainer(Trainer):
     """`transformers.Trainer` with this sampler."""
 
     def __init__(self, data: Dataset, **kwargs: Any) -> None:
-        mixture = phases(task_mixture={"policy": 0.4, "environment": 0.6})
+        mixture = phases(task_phases=[{"policy": 0.4, "environment": 0.6}])
         self.prompts = sampler(data, phases=mixture)
         indices = Dataset.from_dict({"index": range(len(data))})
         super().__init__(model=_Linear(), train_dataset=indices, **kwargs)
@@ -305,72 +302,17 @@ def test_transformers_goes_on_with_the_same_rows(tmp_path: Path, step: int) -> N
     assert after.model.seen == whole.model.seen[step:]
 
 
-# --------------------------------------------------------------------------------------------------
-# Arguments
-# --------------------------------------------------------------------------------------------------
-@dataclass
-class Checked(PromptArguments):
-    """As a configuration uses them."""
-
-    def __post_init__(self) -> None:
-        if faults := key_faults(self) + self.prompt_faults():
-            raise ConfigurationError(faults)
-
-
 def test_arguments_come_from_yaml_and_from_the_command_line(tmp_path: Path) -> None:
+    class Keys(Checked, PromptArguments):
+        pass
+
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("task_mixture: {policy: 0.25, environment: 0.75}\n")
-    expected = (Phase({"environment": Fraction(3, 4), "policy": Fraction(1, 4)}),)
-    (from_yaml,) = StrictParser([Checked]).parse_strictly(["--config", str(recipe)])
-    assert from_yaml.phases() == expected
-    words = ["--task_mixture", '{"policy": 0.25, "environment": 0.75}']
-    (from_words,) = StrictParser([Checked]).parse_strictly(words)
-    assert from_words.phases() == expected
     recipe.write_text("task_phases: [{steps: 5, policy: 1}, {environment: 1.0, policy: 0}]\n")
-    (from_yaml,) = StrictParser([Checked]).parse_strictly(["--config", str(recipe)])
     words = ["--task_phases", '[{"steps": 5, "policy": 1}, {"environment": 1}]']
-    (from_words,) = StrictParser([Checked]).parse_strictly(words)
-    for found in (from_yaml, from_words):
-        assert found.phases() == (
+    for argv in (["--config", str(recipe)], words):
+        (found,) = StrictParser([dataclass(Keys)]).parse_strictly(argv)
+        assert phases_of(found) == (
             Phase({"policy": Fraction(1)}, 5),
             Phase({"environment": Fraction(1)}),
         )
-    assert PromptArguments().phases() == ()
-
-
-def test_all_faults_are_found_together() -> None:
-    arguments = PromptArguments(
-        task_mixture={"polcy": 0.5, "environment": -0.5},
-        task_phases=[{"policy": 1}, {"steps": 0, "policy": 0.4, "environment": 0.5}, 3],
-    )
-    found = "\n".join(key_faults(arguments) + arguments.prompt_faults())
-    for words in (
-        "task_mixture: 'polcy' is not a valid task; did you mean policy?",
-        "task_mixture: environment: -0.5 is not a share",
-        "task_phases: entry 1: steps is missing; only the last entry may leave it out",
-        "task_phases: entry 2: steps is 0; give a whole number above 0",
-        "task_phases: entry 2: the shares add up to 0.9, not to 1",
-        "task_phases: entry 3: 3 must be a mapping",
-        "cannot be combined",
-    ):
-        assert words in found
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"task_mixture": "{policy"}, "task_mixture: '{policy' is not valid JSON"),
-        ({"task_mixture": "[1]"}, "not a mapping of tasks to shares"),
-        ({"task_mixture": {}}, "add up to 0"),
-        ({"task_mixture": {"policy": True}}, "policy: True is not a share"),
-        ({"task_mixture": {"policy": float("nan")}}, "policy: nan is not a share"),
-        ({"task_mixture": {"policy": 1}}, "`tasks` leaves it out: ['environment']"),
-        ({"task_phases": []}, "must be a list of mappings"),
-        ({"task_phases": "{}"}, "task_phases: {} is not a list"),
-        ({"task_phases": [{"steps": 1.5, "environment": 1}]}, "steps is 1.5; give a whole number"),
-    ],
-)
-def test_a_fault_names_its_value(options: dict[str, Any], words: str) -> None:
-    arguments = PromptArguments(**options)
-    faults = key_faults(arguments) + arguments.prompt_faults(["environment"])
-    assert len(faults) == 1 and words in faults[0]
+    assert phases_of(PromptArguments()) == ()

@@ -13,7 +13,7 @@ from rookworld_rlvr.engine.truth import PolicyTruth
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks.registry import TASKS
 from rookworld_rlvr.tasks.scoring import values_by_move
-from rookworld_rlvr.training.parts.right import right, truth_of
+from rookworld_rlvr.training.parts.teaching import right, truth_of
 
 from ...conftest import mixed_rows
 

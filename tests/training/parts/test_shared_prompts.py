@@ -13,8 +13,8 @@ from peft import LoraConfig, PromptTuningConfig
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from rookworld_rlvr.training.parts.part import Call, whole
-from rookworld_rlvr.training.parts.shared_prompts import SharedPrompts, groups_together
-from rookworld_rlvr.training.parts.value_head import values_of
+from rookworld_rlvr.training.parts.registry import parts_of
+from rookworld_rlvr.training.parts.shared_prompts import groups_together
 
 from ...conftest import launch
 from ...models.test_architectures import tiny
@@ -61,13 +61,15 @@ ROWS = {
 def scored(trainer: Any, rows: Rows, **options: Any) -> Scored:
     """Log-probs, entropies, values and gradients of rows."""
     trainer.model.zero_grad()
-    with trainer.within(Call(reads_values=trainer.parts.value_head is not None)) as call:
-        scores = trainer.log_probs(trainer.model, *rows, compute_entropy=True, **options)
+    head = trainer.parts.get("value_head")
+    if head is not None:
+        head.before_scoring(Call(inputs={"returns": None}), rows)
+    scores = trainer.log_probs(trainer.model, *rows, compute_entropy=True, **options)
     total = (scores.logps * torch.linspace(0.5, 1.5, LENGTH)).sum() + 0.1 * scores.entropies.sum()
     numbers = {"logps": scores.logps, "entropies": scores.entropies}
-    if call.values:
+    if head is not None:
         kept = rows[1][:, -LENGTH:]
-        numbers["values"] = values_of(call, *kept.shape) * kept
+        numbers["values"] = head._values(*kept.shape) * kept
         total = total + numbers["values"].square().sum()
     assert total.requires_grad
     total.backward()
@@ -87,13 +89,13 @@ def assert_same(ours: Scored, theirs: Scored) -> None:
 
 def assert_parity(trainer: Any, rows: Rows, **options: Any) -> None:
     """What comes of shared prompts is what comes of whole rows."""
-    shared = trainer.parts.shared
+    shared = trainer.parts["shared_prompts"]
     assert shared is not None
     trainer.model.train()
     ours = scored(trainer, rows, **options)
-    trainer.parts.shared = None
+    del trainer.parts["shared_prompts"]
     theirs = scored(trainer, rows, **options)
-    trainer.parts.shared = shared
+    trainer.parts["shared_prompts"] = shared
     assert_same(ours, theirs)
     if rows[1][:, -LENGTH:].any():
         assert max(n.abs().max() for name, n in theirs.items() if "gradient" in name) > 1e-2
@@ -136,14 +138,6 @@ def test_a_prompt_is_sent_once_and_padding_never(build: Callable[..., Any]) -> N
     assert shapes == [(1, (9 + 4 + 6 - 3) + 3 * (7 + 3 + 1 + 5))]
 
 
-def test_temperatures_by_row(build: Callable[..., Any]) -> None:
-    trainer = build(task_sampling={"policy": {}, "environment": {}})
-    for rows in (ROWS["groups"], ROWS["torn groups"]):
-        temperatures = torch.linspace(0.5, 1.5, len(rows[0]))
-        assert_parity(trainer, rows, temperatures=temperatures)
-        assert_parity(trainer, rows, temperatures=temperatures, batch_size=3)
-
-
 def test_a_value_head(build: Callable[..., Any]) -> None:
     trainer = build(advantage_estimator="gae", task_sampling={"policy": {}})
     trainer.model.value_head.weight.data.normal_()
@@ -176,7 +170,7 @@ def test_adapters_with_and_without_them(
     trainer = build(model, peft_config=adapters, beta=0.1)
     assert_parity(trainer, ROWS["torn groups"])
     ours = trainer.reference_log_probs(*ROWS["groups"])
-    trainer.parts.shared = None
+    del trainer.parts["shared_prompts"]
     torch.testing.assert_close(trainer.reference_log_probs(*ROWS["groups"]), ours)
     assert not torch.allclose(trainer.log_probs(trainer.model, *ROWS["groups"]).logps, ours)
 
@@ -211,8 +205,9 @@ def test_as_much_is_learnt(
     for shares in (True, False):
         model = GPT2LMHeadModel(random_gpt2.config)
         model.load_state_dict(start)
-        trainer = build(model, share_prompts=shares, **options)
-        assert (trainer.parts.shared is not None) == shares
+        trainer = build(model, **options)
+        if not shares:
+            del trainer.parts["shared_prompts"]
         trainer.train()
         losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
         ends.append((losses, trainer.model.state_dict()))
@@ -294,10 +289,10 @@ def test_the_loss_is_that_of_the_full_batch(
                 logps = trainer.log_probs(trainer.model, *whole(inputs)).logps
             noise = torch.linspace(-0.4, 0.4, logps.numel()).view_as(logps)
             inputs["old_per_token_logps"] = (logps + noise) * inputs["completion_mask"]
-        trainer.parts.shared.leaves_out_idle = False
+        trainer.parts["shared_prompts"].leaves_out_idle = False
         loss, gradients, metrics = loss_and_gradients(trainer, inputs)
         everything = sent.pop()
-        trainer.parts.shared.leaves_out_idle = True
+        trainer.parts["shared_prompts"].leaves_out_idle = True
         ours, our_gradients, our_metrics = loss_and_gradients(trainer, inputs)
         assert sent.pop() < 0.7 * everything
         assert ours == pytest.approx(loss, abs=1e-6)
@@ -322,7 +317,7 @@ def test_no_row_is_left_out_where_something_else_may_move(
     build: Callable[..., Any], options: dict[str, Any]
 ) -> None:
     trainer = build(**options)
-    assert trainer.parts.call(micro_batch(ROWS["groups"], SOME)).around == []
+    assert trainer.parts["shared_prompts"].idle(micro_batch(ROWS["groups"], SOME)) is None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -345,7 +340,8 @@ def test_groups_that_were_torn_are_put_together() -> None:
 def test_training_gets_whole_groups(build: Callable[..., Any]) -> None:
     trainer = build(per_device_train_batch_size=4, gradient_accumulation_steps=4)
     trainer.model.train()
-    trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+    first = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+    trainer._together(first)
     assert len(trainer._buffered_inputs) == 4
     for batch in trainer._buffered_inputs:
         assert len(batch["prompt_ids"].unique(dim=0)) == 1
@@ -373,6 +369,7 @@ def sliding(tokenizer: PreTrainedTokenizerBase) -> Any:
         ("eager", "the attention is 'eager', not 'sdpa'"),
         ("sliding", "Qwen2ForCausalLM has layers that do not attend to all earlier tokens"),
         ("prompt tuning", "the adapters add tokens to the prompts"),
+        ("deepspeed", "this has not been tried with DeepSpeed"),  # which is not installed here
     ],
 )
 def test_what_cannot_share_says_so_once(
@@ -388,29 +385,13 @@ def test_what_cannot_share_says_so_once(
         "gpt_neo": lambda: tiny("gpt_neo", tokenizer),
         "eager": lambda: eager(random_gpt2),
         "sliding": lambda: sliding(tokenizer),
-        "prompt tuning": lambda: random_gpt2,
-    }[kind]()
+    }.get(kind, lambda: random_gpt2)()
     trainer = build(model, peft_config=adapters if kind == "prompt tuning" else None)
-    assert trainer.parts.shared is None
+    if kind == "deepspeed":
+        trainer.is_deepspeed_enabled = True
+        trainer.parts = parts_of(trainer)
+    assert "shared_prompts" not in trainer.parts
     told = capsys.readouterr().out
-    assert told.count(f"share_prompts: {reason}; each row is scored whole, as TRL does") == 1
-
-
-def test_it_can_be_switched_off(
-    build: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert build(share_prompts=False).parts.shared is None
-    assert "share_prompts" not in capsys.readouterr().out
-
-
-def test_deepspeed_keeps_trls_own_way(
-    build: Callable[..., Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """DeepSpeed is not installed here, so the trainer is only told that it is in use."""
-    trainer = build(beta=0.0)
-    assert SharedPrompts.of(trainer) is not None
-    trainer.is_deepspeed_enabled = True
-    assert SharedPrompts.of(trainer) is None
-    told = capsys.readouterr().out
-    reason = "share_prompts: this has not been tried with DeepSpeed; each row is scored whole"
-    assert told.count(reason) == 1
+    assert (
+        told.count(f"prompts are not shared: {reason}; each row is scored whole, as TRL does") == 1
+    )

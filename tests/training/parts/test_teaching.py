@@ -12,15 +12,12 @@ import torch
 from peft import LoraConfig
 from trl.trainer.utils import split_tensor_dict
 
-from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.tasks.registry import TASKS, score_row, task_of
 from rookworld_rlvr.tasks.scoring import values_by_move
-from rookworld_rlvr.training.config import RookWorldGRPOConfig
-from rookworld_rlvr.training.parts.groups import Batch
-from rookworld_rlvr.training.parts.part import Call, whole
+from rookworld_rlvr.training.parts.part import Batch, Scores, whole
 from rookworld_rlvr.training.parts.registry import PARTS_STATE
-from rookworld_rlvr.training.parts.right import answer_tokens, right_answer
+from rookworld_rlvr.training.parts.teaching import answer_tokens, right_answer
 
 from ...conftest import launch, mixed_rows
 
@@ -40,8 +37,11 @@ QUIET = {
 def build(make_trainer: Callable[..., Any], random_gpt2: Any, tokenizer: Any) -> Callable[..., Any]:
     """A trainer whose policy has random weights, so that none of its completions is right."""
 
-    def make(model: Any = None, **options: Any) -> Any:
-        return make_trainer(model or random_gpt2, tokenizer, **{**QUIET, **options})
+    def make(model: Any = None, shares: bool = True, **options: Any) -> Any:
+        trainer = make_trainer(model or random_gpt2, tokenizer, **{**QUIET, **options})
+        if not shares:
+            del trainer.parts["shared_prompts"]
+        return trainer
 
     return make
 
@@ -81,7 +81,7 @@ def test_an_answers_tokens_are_those_that_the_policy_would_write(
 def test_a_hopeless_group_gets_a_right_answer(build: Callable[..., Any]) -> None:
     trainer = build(zero_variance="teach")
     batch = batch_of(trainer)
-    taught = trainer.parts.teaching.scored(batch).nonzero().flatten().tolist()
+    taught = trainer.parts["teaching"].scored(batch).nonzero().flatten().tolist()
     assert taught == [3, 7], "the last completion of each group"
     prompts = texts(trainer, batch["prompt_ids"], batch["prompt_mask"])
     completions = texts(trainer, batch["completion_ids"], batch["completion_mask"])
@@ -113,10 +113,10 @@ def test_a_group_with_a_right_completion_is_left_alone(
     def found(*_: Any) -> torch.Tensor:
         return torch.tensor([0.0, 1, 0, 0, 0, 0, 0, 0])
 
-    monkeypatch.setattr("rookworld_rlvr.training.parts.registry.right", found)
+    monkeypatch.setattr("rookworld_rlvr.training.parts.teaching.right", found)
     trainer = build(zero_variance="teach")
     batch = batch_of(trainer)
-    assert trainer.parts.teaching.scored(batch).nonzero().flatten().tolist() == [7]
+    assert trainer.parts["teaching"].scored(batch).nonzero().flatten().tolist() == [7]
 
 
 def test_a_group_whose_truth_is_not_known_is_left_alone(
@@ -125,13 +125,13 @@ def test_a_group_whose_truth_is_not_known_is_left_alone(
     rows = [{**row, "action_values": None} for row in mixed_rows(packaged.train)]
     trainer = build(zero_variance="teach", train_dataset=type(packaged.train).from_list(rows))
     batch = batch_of(trainer)
-    taught = trainer.parts.teaching.scored(batch)
+    taught = trainer.parts["teaching"].scored(batch)
     prompts = texts(trainer, batch["prompt_ids"], batch["prompt_mask"])
     assert {task_of(prompts[row]) for row in taught.nonzero().flatten()} == {"environment"}
 
 
 def test_prompts_that_leave_the_hopeless_state_are_counted(build: Callable[..., Any]) -> None:
-    teaching = build(zero_variance="teach").parts.teaching
+    teaching = build(zero_variance="teach").parts["teaching"]
     first = teaching._remember([("a", "answer", 0), ("b", "answer", 0), ("c", None, 1)])
     assert first["teach/still_hopeless"] == 2 and first["teach/left_hopeless"] == 0
     assert first["teach/right"] == pytest.approx(1 / 12)
@@ -153,7 +153,7 @@ def gradient_of_loss(trainer: Any, batch: Batch) -> torch.Tensor:
 def test_the_gradient_of_a_batch_is_that_of_its_formula(
     build: Callable[..., Any], shares: bool
 ) -> None:
-    trainer = build(zero_variance="teach", share_prompts=shares)
+    trainer = build(zero_variance="teach", shares=shares)
     batch = batch_of(trainer)
     ours = gradient_of_loss(trainer, batch)
     ids, mask, length = whole(batch)
@@ -170,13 +170,13 @@ def test_the_gradient_of_a_batch_is_that_of_its_formula(
 @pytest.mark.parametrize(
     "options",
     [
-        {"share_prompts": True},
-        {"share_prompts": False},
+        {"shares": True},
+        {"shares": False},
         {"gradient_accumulation_steps": 2},
         {"gradient_accumulation_steps": 2, "steps_per_generation": 4},
         {"zero_variance": "skip", "loss_type": "grpo"},
         {"sft_extra": 1},
-        {"sft_extra": 5, "share_prompts": False, "gradient_accumulation_steps": 2},
+        {"sft_extra": 5, "shares": False, "gradient_accumulation_steps": 2},
         {"sft_extra": 5, "zero_variance": "skip"},
     ],
     ids=[
@@ -265,7 +265,7 @@ ADAPTERS = {"task_type": "CAUSAL_LM", "r": 2, "init_lora_weights": False}
     "options",
     [
         {},
-        {"share_prompts": False},
+        {"shares": False},
         {"num_iterations": 2},
         {"gradient_accumulation_steps": 2},
         {"task_sampling": {"environment": {}, "policy": {}}},
@@ -296,7 +296,7 @@ def test_answers_scored_with_a_batch_have_the_log_probs_of_rows_alone(
 
     def watch(model: Any, batch: Batch) -> Any:
         terms = loss(model, batch)
-        found.extend(gaps(trainer, batch, terms.call))
+        found.extend(gaps(trainer, batch, terms.call.scores))
         return terms
 
     trainer.loss = watch
@@ -304,16 +304,15 @@ def test_answers_scored_with_a_batch_have_the_log_probs_of_rows_alone(
     assert len(found) >= 4 and max(found) < 1e-4
 
 
-def gaps(trainer: Any, batch: Batch, call: Call) -> list[float]:
-    assert call.scores is not None
+def gaps(trainer: Any, batch: Batch, scores: Scores) -> list[float]:
     heats = batch.get("temperature", torch.full((len(batch["prompt_ids"]),), trainer.temperature))
     prompts = [batch["prompt_ids"], batch["prompt_mask"]]
     sets = []
     if "taught_advantages" in batch:
-        taught = trainer.parts.teaching.scored(batch)
+        taught = trainer.parts["teaching"].scored(batch)
         columns = [*prompts, batch["completion_ids"], batch["completion_mask"], heats]
         sets += list(
-            zip(*(column[taught] for column in columns), call.scores.logps[taught], strict=True)
+            zip(*(column[taught] for column in columns), scores.logps[taught], strict=True)
         )
     if "answer_ids" in batch:
         columns = [*prompts, batch["answer_ids"], batch["answer_mask"], heats]
@@ -324,7 +323,10 @@ def gaps(trainer: Any, batch: Batch, call: Call) -> list[float]:
             names = ("prompt_ids", "prompt_mask", "ids", "mask", "temperature")
             columns = [batch[f"extra_{name}"].flatten(0, 1) for name in names]
             answers += list(zip(*(column[columns[3].any(1)] for column in columns), strict=True))
-        sets += [(*one, logps) for one, logps in zip(answers, call.answer_logps, strict=True)]
+        sets += [
+            (*one, logps)
+            for one, logps in zip(answers, trainer.parts["supervised"].logps, strict=True)
+        ]
     found = []
     for prompt, prompt_mask, ids, mask, heat, logps in sets:
         kept = mask.bool()
@@ -380,7 +382,7 @@ def test_taught_answers_are_not_in_the_kl(
     batch = batch_of(trainer)
     taught = batch["taught"]
     logps = torch.zeros_like(batch["ref_per_token_logps"])
-    kl, held = trainer.parts.kl.per_token(trainer, logps, batch)
+    kl, held = trainer.parts["kl"].per_token(trainer, logps, batch)
     assert not kl[taught].any() and not held[taught].any() and (kl[~taught] > 0).any()
     shares = []
     ours = batch["taught_advantages"]
@@ -404,13 +406,13 @@ def test_a_resumed_run_goes_on_byte_for_byte(
     start = {name: weight.clone() for name, weight in random_gpt2.state_dict().items()}
     trainer = build(**options)
     trainer.train()
-    state = trainer.parts.state()
+    state = trainer.parts["teaching"].state()
     kept = json.loads((tmp_path / "run" / "checkpoint-2" / PARTS_STATE).read_text())
     assert kept["teaching"]["open"]
     random_gpt2.load_state_dict(start)
     again = build(**options)
     again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
-    assert again.parts.state() == state
+    assert again.parts["teaching"].state() == state
     for name, weight in trainer.model.state_dict().items():
         assert torch.equal(weight, again.model.state_dict()[name]), name
 
@@ -424,41 +426,3 @@ def test_two_processes_teach_and_remember_alike(tmp_path: Path) -> None:
     assert first["state"]["teaching"]["left"] or first["state"]["teaching"]["open"]
     for process in (first, second):
         assert process["taught"] > 0 and len(process["gaps"]) > 2 and max(process["gaps"]) < 1e-4
-
-
-# --------------------------------------------------------------------------------------------------
-# Faults
-# --------------------------------------------------------------------------------------------------
-TORN = {"generation_batch_size": 24, "per_device_train_batch_size": 4, "world_size": 2}
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"zero_variance": "teach", "advantage_estimator": "gae"}, "works on groups"),
-        ({"sft_coef": 0.1, "advantage_estimator": "gae"}, "value head"),
-        ({"sft_coef": -1.0}, "sft_coef: -1.0 is too small"),
-        ({"sft_extra": 2}, "sft_extra: sft_coef: 0 ignores it"),
-        (
-            {"sft_coef": 0.1, "sft_extra": 2, "zero_variance": "resample"},
-            "sft_extra: 2 prompts that are not sampled do not go with zero_variance: resample",
-        ),
-        ({"zero_variance": "teach", **TORN}, "zero_variance: 'teach' needs whole groups"),
-        ({"sft_coef": 0.1, **TORN}, "sft_coef needs whole groups"),
-    ],
-)
-def test_what_cannot_be_taught_is_said(
-    tmp_path: Path, options: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = dict(options)
-    if world := options.pop("world_size", None):
-        monkeypatch.setattr(RookWorldGRPOConfig, "world_size", world)
-    with pytest.raises(ConfigurationError, match=said):
-        RookWorldGRPOConfig(
-            output_dir=str(tmp_path),
-            rewards=REWARDS,
-            use_cpu=True,
-            bf16=False,
-            report_to=[],
-            **{"per_device_train_batch_size": 8, "num_generations": 8, **options},
-        )

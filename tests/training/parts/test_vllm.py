@@ -91,7 +91,7 @@ def test_a_request_for_each_way_of_sampling_and_answers_in_order() -> None:
 
     ways = {"a": Sampling(0.5, 0.9), "b": Sampling(1.0, 1.0, 5, max_completion_length=7)}
     made = part(
-        parts=SimpleNamespace(task_sampling=object()),
+        task_samplings=ways,
         processing_class=SimpleNamespace(batch_decode=lambda ids, **_: ["ab"[i[0]] for i in ids]),
         samplings=lambda texts: [ways[text] for text in texts],
         max_completion_length=32,
@@ -103,7 +103,7 @@ def test_a_request_for_each_way_of_sampling_and_answers_in_order() -> None:
     assert [one["prompts"] for one in asked] == [[[0, 10], [0, 12]], [[1, 11]]]
     assert [one["temperature"] for one in asked] == [0.5, 1.0]
     assert [one["max_tokens"] for one in asked] == [32, 7]
-    made._trainer.parts.task_sampling = None
+    made._trainer.task_samplings = None
     made._by_requests(generate, prompts, n=2, temperature=9.0)
     assert [one["temperature"] for one in asked[2:]] == [9.0], "one request, as TRL says"
     made._uncut = True
@@ -144,9 +144,9 @@ def test_the_lengths_of_a_stream_are_not_looked_at_before() -> None:
     made._check_lengths()
 
 
-def test_a_value_head_can_be_taken_off(make_trainer: Any, random_gpt2: Any, tokenizer: Any) -> None:
-    trainer = make_trainer(random_gpt2, tokenizer, advantage_estimator="gae")
-    head = trainer.parts.value_head.head
-    with trainer.parts.value_head.taken_off():
+def test_a_value_head_can_be_taken_off(build: Any) -> None:
+    trainer = build(advantage_estimator="gae")
+    head = trainer.parts["value_head"].head
+    with trainer.parts["value_head"].taken_off():
         assert not any("value_head" in name for name, _ in trainer.model.named_parameters())
-    assert trainer.parts.value_head.head is head
+    assert trainer.parts["value_head"].head is head

@@ -1,0 +1,49 @@
+"""Sampling each task at its own temperature in one mixed batch, and log-probs at that temperature."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...tasks.registry import task_of
+from .part import Batch, Call, Part
+from .sampling import backbone
+
+
+class TaskSampling(Part):
+    """Uses each task's own temperature for its rows when they are scored; `rollout` samples so.
+
+    TRL divides all logits by one temperature. The logits are linear in the hidden states, so these are
+    scaled such that each row's logits end up divided by its own temperature.
+
+    Args:
+        trainer: The `RookWorldGRPOTrainer`.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._tasks = sorted({task_of(prompt) for prompt in trainer.train_dataset["prompt"][:]})
+        for network in trainer.networks():
+            backbone(network).register_forward_hook(self._scale_hidden_states)
+
+    @classmethod
+    def of(cls, trainer: Any) -> TaskSampling:
+        return cls(trainer)
+
+    def extend(self, call: Call, batch: Batch) -> None:
+        """Add the rows' temperatures, and log each task's."""
+        assert call.temperatures is not None
+        batch["temperature"] = call.temperatures
+        ways = self._trainer.task_samplings
+        self._trainer.record(
+            {f"sampling/temperature_{t}": ways[t].temperature for t in self._tasks}
+        )
+
+    def _scale_hidden_states(self, module: torch.nn.Module, args: Any, output: Any) -> Any:
+        rows = self._trainer.being_scored
+        if rows is not None and rows.temperatures is not None:
+            states = output.last_hidden_state  # (b, T, D)
+            scale = (self._trainer.temperature / rows.temperatures).view(-1, 1, 1)
+            output.last_hidden_state = states * scale.to(states.dtype)
+        return output

@@ -1,0 +1,242 @@
+"""Groups with equal rewards carry no signal: they can be replaced or left out.
+
+A group of equal rewards has advantages of 0. If it is kept, it dilutes the step, and only its KL term
+acts. DAPO (Yu et al. 2025) samples until a batch is full of groups that carry signal; here the number
+of extra prompts is bounded. All processes decide alike, because they use rewards gathered over all of
+them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from trl.trainer.utils import pad
+
+from .groups import STD_EPSILON, nanstd
+from .part import Batch, Part, Round, Sampled
+
+# Masks and the number of their tokens on all processes.
+_COUNTED = {"completion_mask": "num_items_in_batch", "answer_mask": "answer_items"}
+
+
+MOST_EXTRA = 4  # prompts that may replace others, as a multiple of those in a batch
+
+
+# --------------------------------------------------------------------------------------------------
+# Which group takes which place
+# --------------------------------------------------------------------------------------------------
+def fill(rounds: Sequence[Round], processes: int) -> list[tuple[int, int]]:
+    """Which group takes each place of the batch, as its round and its index in that round.
+
+    The first round's groups take their own places. If one has no signal, a later group of the same
+    process with signal replaces it, preferably one of the same task. If there is none left, the first
+    group stays.
+
+    >>> first = Round(["policy", "environment"], [False, True])
+    >>> fill([first, Round(["environment", "policy"], [True, True])], processes=1)
+    [(1, 1), (0, 1)]
+    """
+    first, later = rounds[0], rounds[1:]
+    places = [(0, index) for index in range(len(first.tasks))]
+    for process in range(processes):
+        spare = [
+            (number, index)
+            for number, extra in enumerate(later, start=1)
+            for index in _share(range(len(extra.tasks)), processes, process)
+            if extra.signal[index]
+        ]
+        local = _share(range(len(first.tasks)), processes, process)
+        holes = [place for place in local if not first.signal[place]]
+        own_first = sorted(holes, key=lambda place: not _of_task(first.tasks[place], spare, rounds))
+        for place in own_first:
+            if spare:
+                own = _of_task(first.tasks[place], spare, rounds)
+                places[place] = own[0] if own else spare[0]
+                spare.remove(places[place])
+    return places
+
+
+def _share(items: Any, processes: int, process: int) -> Any:
+    """This process's part of a sequence that holds all processes' items, process by process."""
+    size = len(items) // processes
+    return items[process * size : (process + 1) * size]
+
+
+def _of_task(
+    task: str, spare: Sequence[tuple[int, int]], rounds: Sequence[Round]
+) -> list[tuple[int, int]]:
+    return [(number, index) for number, index in spare if rounds[number].tasks[index] == task]
+
+
+def next_round(rounds: Sequence[Round], processes: int, most_extra: int) -> int:
+    """How many groups each process samples next; 0 if nothing is missing or the bound is reached.
+
+    It is the number expected to fill the process that lacks most, at the rate of signal seen so far.
+    """
+    local = len(rounds[0].tasks) // processes
+    places = fill(rounds, processes)
+    missing = [not rounds[number].signal[index] for number, index in places]
+    need = max(sum(missing[start : start + local]) for start in range(0, len(missing), local))
+    extra = sum(len(r.tasks) for r in rounds[1:]) // processes
+    drawn = [signal for r in rounds for signal in r.signal]
+    rate = max(sum(drawn), 1) / len(drawn)
+    return min(math.ceil(need / rate), local, most_extra - extra) if need else 0
+
+
+# --------------------------------------------------------------------------------------------------
+# Batches
+# --------------------------------------------------------------------------------------------------
+def rows_of(groups: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int]]:
+    """Round and row of each completion of the given groups, which have `size` completions each."""
+    return [(number, index * size + turn) for number, index in groups for turn in range(size)]
+
+
+def select_groups(
+    batches: Sequence[Batch], chosen: Sequence[tuple[int, int]], generations: int, pad_token_id: int
+) -> Batch:
+    """One batch of the chosen groups, each given by batch and index; scalars come from the first batch.
+
+    Prompts are padded on the left, completions and their per-token values on the right. Columns that are
+    padding in all chosen rows are dropped.
+    """
+    merged = {}
+    for key, first in batches[0].items():
+        if first.dim() == 0:
+            merged[key] = first
+            continue
+        rows = [batches[number][key][row] for number, row in rows_of(chosen, generations)]
+        if first.dim() == 1:
+            merged[key] = torch.stack(rows)
+            continue
+        fill_with = pad_token_id if key in ("prompt_ids", "completion_ids") else 0
+        merged[key] = pad(rows, fill_with, "left" if key.startswith("prompt_") else "right")
+    _trim(merged)
+    return merged
+
+
+def _trim(batch: Batch) -> None:
+    """Drop columns that are padding in every row."""
+    prompt = int(batch["prompt_mask"].sum(1).max())
+    length = max(1, int(batch["completion_mask"].sum(1).max()))
+    for key, tensor in batch.items():
+        if tensor.dim() < 2 or tensor.size(1) == 1 or key.startswith("answer_"):
+            continue
+        batch[key] = tensor[:, -prompt:] if key.startswith("prompt_") else tensor[:, :length]
+
+
+def _on_all(trainer: Any, mask: torch.Tensor) -> torch.Tensor:
+    """The number of a mask's tokens on all processes."""
+    count: torch.Tensor = trainer.accelerator.gather(mask.sum()).sum()
+    return count
+
+
+# --------------------------------------------------------------------------------------------------
+# The parts
+# --------------------------------------------------------------------------------------------------
+class Skip(Part):
+    """Leaves groups without signal out of the loss.
+
+    Args:
+        trainer: The `RookWorldGRPOTrainer`.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    @classmethod
+    def of(cls, trainer: Any) -> Skip:
+        return cls(trainer)
+
+    def complete(self, sampled: Sampled) -> Sampled:
+        """Mask the rows of groups without signal, and scale the loss of the others up accordingly."""
+        trainer, batch = self._trainer, sampled.batch
+        rows = torch.tensor(sampled.signal).repeat_interleave(trainer.num_generations)
+        mask = batch["completion_mask"]
+        batch["completion_mask"] = mask * trainer.own_rows(rows).to(mask.device).unsqueeze(1)
+        scale = rows.numel() / max(int(rows.sum()), 1)
+        batch["row_scale"] = torch.tensor(scale, device=mask.device)
+        batch["num_items_in_batch"] = _on_all(trainer, batch["completion_mask"])
+        return replace(sampled, signal=[True] * len(sampled.signal))
+
+
+class Resample(Part):
+    """Replaces groups without signal by groups of other prompts, sampled in further rounds.
+
+    Args:
+        trainer: The `RookWorldGRPOTrainer`.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._size = trainer.num_generations
+        self._processes = trainer.accelerator.num_processes
+
+    @classmethod
+    def of(cls, trainer: Any) -> Resample:
+        return cls(trainer)
+
+    def complete(self, sampled: Sampled) -> Sampled:
+        """The first round with replaced groups."""
+        rounds = [sampled]
+        while more := self._more(rounds):
+            rounds.append(self._trainer.sample_round(more))
+        if len(rounds) == 1:
+            return sampled
+        places = fill(rounds, self._processes)
+        for key, column in self._trainer.completion_log().items():
+            if all(key in one.logs for one in rounds):  # instead of those of the last round
+                column.extend(rounds[n].logs[key][row] for n, row in rows_of(places, self._size))
+        rewards = torch.stack([rounds[n].rewards[row] for n, row in rows_of(places, self._size)])
+        return replace(
+            sampled,
+            tasks=[rounds[number].tasks[index] for number, index in places],
+            signal=[rounds[number].signal[index] for number, index in places],
+            rows=[row for one in rounds for row in one.rows],
+            batch=self._merged(rounds, places, rewards),
+            rewards=rewards,
+            drawn=[signal for one in rounds for signal in one.signal],
+        )
+
+    def _more(self, rounds: Sequence[Sampled]) -> list[dict[str, Any]]:
+        """This process's rows of the next round; empty if nothing is missing or the bound is reached."""
+        trainer = self._trainer
+        local = len(rounds[0].tasks) // self._processes
+        count = next_round(rounds, self._processes, math.ceil(MOST_EXTRA * local))
+        if not count:
+            return []
+        seen = {prompt for sampled in rounds for prompt in sampled.logs["prompt", ""]}
+        step = trainer.state.global_step
+        rows = trainer.prompt_sampler.extra(
+            count * self._processes, step, len(rounds), exclude=seen
+        )
+        own = [trainer.train_dataset[row] for row in trainer.own_rows(rows)]
+        return [row for row in own for _ in range(self._size)]
+
+    def _merged(
+        self,
+        rounds: Sequence[Sampled],
+        places: Sequence[tuple[int, int]],
+        rewards: torch.Tensor,
+    ) -> Batch:
+        """This process's batch of the chosen groups, whose completions have these rewards ``(N,)``."""
+        trainer = self._trainer
+        rank = trainer.accelerator.process_index
+        before = [rank * (len(sampled.tasks) // self._processes) for sampled in rounds]
+        local = [(number, index - before[number]) for number, index in trainer.own_rows(places)]
+        if trainer.scale_rewards == "batch":  # TRL divided by each round's deviation
+            whole = nanstd(rewards.view(1, -1)) + STD_EPSILON
+            for sampled in rounds:
+                own = nanstd(sampled.rewards.view(1, -1)) + STD_EPSILON
+                sampled.batch["advantages"] = sampled.batch["advantages"] * (own / whole).squeeze()
+        batches = [sampled.batch for sampled in rounds]
+        batch = select_groups(batches, local, self._size, trainer.processing_class.pad_token_id)
+        counts = {
+            items: _on_all(trainer, batch[mask])
+            for mask, items in _COUNTED.items()
+            if mask in batch
+        }
+        return {**batch, **counts}
