@@ -362,7 +362,8 @@ class _GoingOn(TrainerCallback):
         trainer.load_more(folder)
         # Log, evaluate and save as often as the arguments say, not as often as the checkpoint does.
         state.compute_steps(args, state.max_steps)
-        control.should_training_stop = state.global_step >= state.max_steps
+        if state.global_step >= state.max_steps:
+            control.should_training_stop = True
         if folder is not None:
             trainer.take_arguments()
             trainer.load_between(folder)

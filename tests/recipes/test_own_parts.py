@@ -381,7 +381,7 @@ def test_a_part_of_one_s_own_adds_its_term(
         trainer.train()
         losses.append(next(log["loss"] for log in trainer.state.log_history if "loss" in log))
     assert losses[1] - losses[0] == pytest.approx(7, abs=1e-4)
-    assert trainer.parts.state()["seven"] == 7
+    assert trainer.parts["my_part.py:Seven"].state() == {"seven": 7}
 
 
 def test_a_suite_of_one_s_own_is_run(folder: Path) -> None:

@@ -202,7 +202,7 @@ def used(trainer: Any) -> dict[str, Any]:
     """What a trainer goes by after one step, as far as it is numbers and words."""
     found: dict[str, Any] = {
         f"{name}.{key}": value
-        for name, owner in {"trainer": trainer, **vars(trainer.parts)}.items()
+        for name, owner in {"trainer": trainer, **trainer.parts}.items()
         for key, value in getattr(owner, "__dict__", {}).items()
         if isinstance(value, SIMPLE) and not key.startswith("_")
     }
@@ -219,9 +219,9 @@ def used(trainer: Any) -> dict[str, Any]:
     found |= {name: getattr(trainer.state, name) for name in steps}
     found["weights"] = trainer.reward_weights.tolist()
     found["sampling"] = [trainer.sampling, trainer.samplings(["P: ", "A: "])]
-    of_a_step = {"nonfinite.norm", "baseline.last", "trainer.current_gradient_accumulation_steps"}
+    of_a_step = {"nonfinite.norm", "advantages.last", "trainer.current_gradient_accumulation_steps"}
     of_a_step |= {"trainer.beta"}  # the last loss's; `coefficient` is what comes
-    of_a_call = ("trainer.checkpoint", "trainer.is_in_train", "trainer.current_flos")
+    of_a_call = ("trainer.is_in_train", "trainer.current_flos")
     return {key: value for key, value in found.items() if key not in (*of_a_step, *of_a_call)}
 
 

@@ -13,7 +13,6 @@ from peft import LoraConfig
 
 from rookworld_rlvr.tasks.registry import TASKS, task_of
 from rookworld_rlvr.tasks.task import Sampling
-from rookworld_rlvr.training.parts.part import whole
 from rookworld_rlvr.training.parts.sampling import rollout
 from rookworld_rlvr.training.preflight import measure_parity, mixed_length_prompts
 
@@ -78,16 +77,6 @@ def test_without_it_all_rows_have_the_trainers_temperature(sampled: Any) -> None
     trainer, batch = sampled(temperature=0.7)
     assert "temperature" not in batch
     assert gaps(trainer, batch).max() < 1e-4
-
-
-def test_log_probs_in_chunks_are_those_of_the_whole(sampled: Any) -> None:
-    trainer, batch = sampled(task_sampling=BOTH)
-    rows = (*whole(batch), batch["temperature"])
-    with torch.no_grad():
-        at_once = trainer.log_probs(trainer.model, *rows, compute_entropy=True)
-        parts = trainer.log_probs(trainer.model, *rows, batch_size=3, compute_entropy=True)
-    for one, other in zip(at_once[:2], parts[:2], strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
 def test_each_task_has_its_own_length_and_tail(sampled: Any) -> None:
