@@ -6,6 +6,7 @@ imports. Only the files carry over from one run to the next.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import multiprocessing
@@ -94,7 +95,10 @@ def _run(name: str, argv: list[str], cwd: str, kill: Kill | None) -> None:
         _arm(kill)
     sys.argv = [str(RECIPES / name), *argv]
     sys.path.insert(0, str(RECIPES))
-    runpy.run_path(str(RECIPES / name), run_name="__main__")
+    try:
+        runpy.run_path(str(RECIPES / name), run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()  # which multiprocessing leaves out; W&B's end is one
 
 
 def _arm(kill: Kill) -> None:
