@@ -6,7 +6,6 @@ imports. Only the files carry over from one run to the next.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import json
 import multiprocessing
@@ -98,7 +97,8 @@ def _run(name: str, argv: list[str], cwd: str, kill: Kill | None) -> None:
     try:
         runpy.run_path(str(RECIPES / name), run_name="__main__")
     finally:
-        atexit._run_exitfuncs()  # which multiprocessing leaves out; W&B's end is one
+        if sys.modules["wandb"].run is not None:  # multiprocessing leaves the end of a process out
+            sys.modules["wandb"].finish()
 
 
 def _arm(kill: Kill) -> None:
