@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> None:
     given, *_ = parser.parse_strictly(argv, check)
     sets = [part for key, (value, _) in given.overrides().items() for part in (f"--{key}", value)]
     parsed = parser.parse_strictly([*argv, *sets, "--output_dir", folder], check)
-    args, data_args, label_args, model_args, health_args, training_args, _ = parsed
+    args, data_args, label_args, model_args, _, training_args, _ = parsed
     compared = args.log()
 
     ################
@@ -103,7 +103,7 @@ def main(argv: Sequence[str]) -> None:
     trainer.remove_callback(PrinterCallback)
     why = [{"key": k, "value": v, "why": why} for k, (v, why) in args.overrides().items()]
     more = {"data": data.report.lines(), "engine": truth.lines(), "set_by_the_diagnosis": why}
-    record = run_diagnosis(trainer, name, more, health_args, compared)
+    record = run_diagnosis(trainer, name, more, compared)
 
     ################
     # Report

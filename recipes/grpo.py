@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from accelerate import PartialState
+from transformers import TrainerCallback
 from trl import ModelConfig, get_peft_config
 
 from rookworld_rlvr.cli.checks import check_recipe, require_suites
@@ -40,14 +41,7 @@ from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.judge_spec import judges_of
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, RunArguments
-from rookworld_rlvr.training.dashboard import (
-    RunConfigCallback,
-    configure_wandb,
-    run_tags,
-    use_dashboards,
-)
 from rookworld_rlvr.training.forgetting import measure_forgetting
-from rookworld_rlvr.training.health.monitor import HealthCallback
 from rookworld_rlvr.training.health.rules import HealthArguments
 from rookworld_rlvr.training.heldout_samples import pass_settings
 from rookworld_rlvr.training.hub import create_repository, push
@@ -165,10 +159,21 @@ def main(argv: Sequence[str]) -> None:
         at = state.num_processes, checkpoint
         changed = open_provenance(output_dir, resolved, data, truth, *at)
         if "wandb" in training_args.report_to:
+            from rookworld_rlvr.training.dashboard import configure_wandb, run_tags
+
             tags = run_tags(data_args.tasks, model_args.model_name_or_path)
             print(configure_wandb(output_dir, keep, tags, parser.recipe))
     state.wait_for_everyone()
-    health, interrupt = HealthCallback(health_args), StopOnInterrupt()
+    interrupt = StopOnInterrupt()
+    callbacks: list[TrainerCallback] = [interrupt]
+    if health_args.health:
+        from rookworld_rlvr.training.health.monitor import HealthCallback
+
+        callbacks.insert(0, HealthCallback())
+    if training_args.report_to:
+        from rookworld_rlvr.training.dashboard import RunConfigCallback, use_dashboards
+
+        callbacks.insert(0, RunConfigCallback(parser.values, changed))
     trainer = RookWorldGRPOTrainer(
         model=model,
         reward_funcs=reward_funcs,
@@ -177,17 +182,16 @@ def main(argv: Sequence[str]) -> None:
         eval_dataset=data.heldout,
         processing_class=tokenizer,
         peft_config=get_peft_config(model_args),
-        callbacks=[RunConfigCallback(parser.values, changed), health, interrupt],
+        callbacks=callbacks,
     )
     print_short_lines(trainer)
-    use_dashboards(trainer, truth)
+    if training_args.report_to:
+        use_dashboards(trainer, truth)
     trainer.heldout.before = before  # None: it is measured when training begins
     trainer.heldout.right = right
     trainer.heldout.suites = suites
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     interrupt.leave_if_stopped(output_dir)
-    if health.stopped is not None:
-        state.print(f"stopped at step {health.stopped.step}: {health.stopped.message}")
 
     ################
     # Result
@@ -243,7 +247,6 @@ def main(argv: Sequence[str]) -> None:
             args=training_args,
             step=step,
             steps=trainer.state.global_step,
-            stopped=health.stopped.message if health.stopped else None,
             adapters=model_args.use_peft,
             kl_to_start=forgetting.kl,
         )

@@ -25,7 +25,7 @@ from ..common.stats import Proportion, sign_test
 from ..tasks.metrics import evaluate_completions, headline, headlines
 from ..tasks.registry import TASKS, task_of
 from ..training.health.monitor import Finding, HealthMonitor
-from ..training.health.rules import RULES, HealthArguments, Severity
+from ..training.health.rules import RULES, Severity
 from .trainer import DiagnosedTrainer
 
 Part = dict[str, Any]
@@ -111,7 +111,6 @@ def run_diagnosis(
     trainer: DiagnosedTrainer,
     recipe: str,
     more_setup: Mapping[str, Any] | None = None,
-    health: HealthArguments | None = None,
     compared: Sequence[Mapping[str, Any]] = (),
 ) -> Part:
     """Train, evaluate, and take the first step apart; gives what the JSON file holds.
@@ -122,7 +121,6 @@ def run_diagnosis(
         trainer: A new one; its arguments are those of a recipe with `DiagnoseArguments.overrides`.
         recipe: Name for the report.
         more_setup: More for the first phase: data, engine, overrides.
-        health: Severities and bounds of the rules.
         compared: The log of another run, see `DiagnoseArguments.log`.
     """
     trainer.train()
@@ -180,7 +178,7 @@ def run_diagnosis(
         "log_history": log_history,
     }
     record["analysis"] = {
-        **analysis(trainer, record, health or HealthArguments()),
+        **analysis(trainer, record),
         **what_if(trainer, rows),
         "comparison": comparison(log, compared),
     }
@@ -337,16 +335,15 @@ _LEVEL: Mapping[Severity, int] = {"stop": 0, "warning": 1, "info": 2}
 _FEWEST_REPETITIONS = 20  # of one batch, before its reward must have risen
 
 
-def analysis(trainer: DiagnosedTrainer, record: Part, health: HealthArguments) -> Part:
+def analysis(trainer: DiagnosedTrainer, record: Part) -> Part:
     """What the rules of the health monitor say of the step: verdict, cause, findings.
 
     A finding that another one explains is its consequence; the verdict names the first cause.
     """
-    given = health.health_severity if isinstance(health.health_severity, Mapping) else {}
-    health = replace(health, health_severity={**dict.fromkeys(_GRAVER, "stop"), **given})
     numbers, details = measurements(trainer, record)
     log = {**record["log_history"][0], **numbers}
-    found = HealthMonitor(health, patience=1).observe(1, log, trainer.args.max_grad_norm, details)
+    found = HealthMonitor(patience=1).observe(1, log, trainer.args.max_grad_norm, details)
+    found = [replace(f, severity="stop") if f.rule in _GRAVER else f for f in found]
     sizes = dict.fromkeys(_OF_COMPLETIONS, record["generation"]["completions"])
     sizes |= dict.fromkeys(_OF_GROUPS, len(record["generation"]["groups_of_texts"]))
     found = [f for f in found if f.rule not in _OF_A_TREND and not _may_be_chance(f, sizes)]

@@ -6,7 +6,7 @@ import math
 import netrc
 import os
 import uuid
-from collections.abc import Mapping, MutableSequence, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,10 @@ from transformers import TrainerCallback
 from transformers.integrations import TrackioCallback, WandbCallback
 
 from ..common.machine import machine
-from ..common.terminal import printable
 from ..engine.truth import PolicyTruth
 from ..tasks.registry import TASKS
 from .glossary import STEP, dashboard_key
+from .progress import TableInterval
 
 # The hosts that `wandb login` writes to the netrc file: of version 0.31, and of earlier ones.
 _WANDB_URLS = ("https://api.forge.coreweave.com", "https://api.wandb.ai")
@@ -67,32 +67,7 @@ class RunConfigCallback(TrainerCallback):
                 print(f"W&B: {wandb.run.url or offline}")  # there is no address offline
 
 
-TABLE_STEPS = 10  # optimiser steps
-
-
 BOARD_ROWS = 8  # in a table; a picture takes about 20 KB
-
-
-class TableInterval:
-    """Which logs come with tables: those every `TABLE_STEPS` steps, and the last one; once a step."""
-
-    def __init__(self) -> None:
-        self._made: int | None = None  # the step of the latest tables
-
-    def due(self, trainer: Any, logs: Mapping[str, Any]) -> bool:
-        """Whether tables belong to a log, which is then taken to have them.
-
-        Args:
-            trainer: The `RookWorldGRPOTrainer` that logs.
-            logs: Metrics by the trainer's names.
-        """
-        step = trainer.state.global_step
-        of_training = "loss" in logs or "train_runtime" in logs  # of a step, or at the end
-        at_step = step % TABLE_STEPS == 0 or trainer.control.should_training_stop
-        if not (of_training and at_step and trainer.sampled) or step == self._made:
-            return False
-        self._made = step
-        return True
 
 
 class _Dashboard(TrainerCallback):
@@ -202,12 +177,6 @@ def sampled_rows(trainer: Any, count: int) -> list[dict[str, Any]]:
         }
         for place in mine[:: max(1, math.ceil(len(mine) / count))]
     ]
-
-
-def escape_for_terminal(texts: MutableSequence[str]) -> None:
-    """Escape control characters in texts that TRL is about to print, see `printable`."""
-    for place, text in enumerate(texts):
-        texts[place] = printable(text)
 
 
 def use_dashboards(trainer: Any, truth: PolicyTruth) -> None:

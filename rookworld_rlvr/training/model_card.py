@@ -114,7 +114,6 @@ def write_grpo_card(
     args: Any,
     step: int,
     steps: int,
-    stopped: str | None = None,
     adapters: bool = False,
     kl_to_start: Mapping[str, float] | None = None,
 ) -> None:
@@ -127,7 +126,6 @@ def write_grpo_card(
         args: The `RookWorldGRPOConfig`.
         step: The optimiser step of the saved model.
         steps: The number of optimiser steps made.
-        stopped: Why training ended early; None if it did not.
         adapters: Whether adapters were trained.
         kl_to_start: See `Forgetting.kl`; None if it was not measured.
     """
@@ -145,7 +143,6 @@ def write_grpo_card(
         criterion=criterion if args.load_best_model_at_end else None,
         step=step,
         steps=steps,
-        stopped=stopped,
         rewards=[_reward(spec) for spec in args.rewards],
         generations=args.num_generations,
         kl_to_start=kl_to_start or {},

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableSequence
 from typing import Any
 
 from transformers import Trainer
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from ..common.terminal import cells
+from ..common.terminal import cells, printable
 from ..tasks.metrics import headlines
 
 _SHOWN = ("reward", "reward_std", "frac_reward_zero_std", "kl", "entropy", "grad_norm", "loss")
 _SUPERVISED = ("loss", "mean_token_accuracy", "learning_rate", "grad_norm")
 
 
+TABLE_STEPS = 10  # optimiser steps
 _OWN_UNITS = ("rewards", "suites")  # rows whose numbers are not shares
 
 
@@ -90,3 +91,31 @@ def heldout_lines(step: int, results: Mapping[str, float]) -> list[str]:
     for row in sorted(rows, key=lambda row: row == "suites"):
         lines += cells(f"    {row:<12} ", rows[row])
     return lines
+
+
+class TableInterval:
+    """Which logs come with tables: those every `TABLE_STEPS` steps, and the last one; once a step."""
+
+    def __init__(self) -> None:
+        self._made: int | None = None  # the step of the latest tables
+
+    def due(self, trainer: Any, logs: Mapping[str, Any]) -> bool:
+        """Whether tables belong to a log, which is then taken to have them.
+
+        Args:
+            trainer: The `RookWorldGRPOTrainer` that logs.
+            logs: Metrics by the trainer's names.
+        """
+        step = trainer.state.global_step
+        of_training = "loss" in logs or "train_runtime" in logs  # of a step, or at the end
+        at_step = step % TABLE_STEPS == 0 or trainer.control.should_training_stop
+        if not (of_training and at_step and trainer.sampled) or step == self._made:
+            return False
+        self._made = step
+        return True
+
+
+def escape_for_terminal(texts: MutableSequence[str]) -> None:
+    """Escape control characters in texts that TRL is about to print, see `printable`."""
+    for place, text in enumerate(texts):
+        texts[place] = printable(text)

@@ -29,7 +29,6 @@ from ..rewards.registry import get_reward_funcs
 from ..tasks.registry import task_of
 from ..tasks.task import Sampling
 from .checkpoints import WholeCheckpoints
-from .dashboard import TableInterval, escape_for_terminal
 from .heldout import HeldoutEvaluation
 from .model_card import OwnCard
 from .parts.aggregation import Loss, policy_and_entropy, spread, without_left_out
@@ -39,6 +38,7 @@ from .parts.registry import load_parts, parts_of, sampler_starts, save_parts
 from .parts.sampling import draws_itself, rollout, samplings_of
 from .parts.timing import StepTimes
 from .preflight import Parity, PreflightCallback
+from .progress import TableInterval, escape_for_terminal
 from .sharding import check_layout
 
 

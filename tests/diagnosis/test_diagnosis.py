@@ -28,7 +28,6 @@ from rookworld_rlvr.diagnosis.phases import (
 from rookworld_rlvr.diagnosis.report import findings, page, print_report
 from rookworld_rlvr.diagnosis.trainer import DiagnosedTrainer
 from rookworld_rlvr.models import loading
-from rookworld_rlvr.training.health.rules import HealthArguments
 from rookworld_rlvr.training.parts.sampling import rollout
 
 MakeTrainer = Callable[..., Any]
@@ -181,7 +180,7 @@ def judged(
         "after": {"paired": [{**pair, "p_of_fall": 0.5}]},
         "log_history": [whole, *steps],
     }
-    return analysis(trainer, record, HealthArguments())
+    return analysis(trainer, record)
 
 
 def rules(found: dict[str, Any]) -> dict[str, str | None]:

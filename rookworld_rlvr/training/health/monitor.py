@@ -1,4 +1,4 @@
-"""The health monitor: watches a run's logs, says what is wrong and what to change, may stop it."""
+"""The health monitor: watches a run's logs, says what is wrong and what to change."""
 
 from __future__ import annotations
 
@@ -15,16 +15,11 @@ from transformers import TrainerCallback
 
 from ...common.files import replace_text
 from ...tasks.registry import TASKS
-from ..dashboard import open_dashboards
-from .readings import History, Reading
-from .rules import RULES, HealthArguments, Rule, Severity
+from .rules import RULES, History, Reading, Rule, Severity
 
 HEALTH_FILE = "health.jsonl"
 
-
 PATIENCE = 3  # logs
-
-
 _LEVELS: Mapping[Severity, str] = {"info": "INFO", "warning": "WARN", "stop": "ERROR"}
 
 
@@ -50,9 +45,6 @@ def batch_health(
         prompts: The prompt of each completion. Only fill-in answers need it, because their form depends
             on what the prompt hides; None if there are none.
 
-    Raises:
-        ValueError: The lengths differ or do not make whole groups, or there are no completions.
-
     >>> numbers = batch_health(
     ...     torch.tensor([1.0, 0.0, 1.0, 1.0]),
     ...     torch.tensor([0.7, -0.7, 0.0, 0.0]),
@@ -64,12 +56,6 @@ def batch_health(
     (0.5, 0.75)
     """
     count = len(completions)
-    lengths = (count, rewards.numel(), len(advantages), len(tasks))
-    if not count or len(set(lengths)) > 1 or count % num_generations:
-        raise ValueError(
-            f"a batch of {lengths} completions, rewards, advantages and tasks does not make groups of "
-            f"{num_generations}; give the same number of each, a multiple of the group size"
-        )
     rewards = rewards.detach().double()
     scored = rewards[~rewards.isnan()]
     flat = advantages.detach().double().flatten()
@@ -136,19 +122,12 @@ class HealthMonitor:
     A finding is raised once. It is raised again only after the rule has held for `patience` readings.
 
     Args:
-        args: Severities and bounds.
         patience: For how many logs in a row a rule must be broken before it is reported, unless one log
             is proof enough; and for how many it must hold before it can be reported again.
         guard: The most that held-out metrics may lose against the start, by metric.
     """
 
-    def __init__(
-        self,
-        args: HealthArguments,
-        patience: int = PATIENCE,
-        guard: Mapping[str, float] | None = None,
-    ) -> None:
-        self.args = args
+    def __init__(self, patience: int = PATIENCE, guard: Mapping[str, float] | None = None) -> None:
         self.patience = patience
         self.history = History(guard)
         self._watches = {name: _Watch() for name in RULES}
@@ -175,34 +154,17 @@ class HealthMonitor:
         findings = (self._judge(rule) for rule in RULES.values())
         return [finding for finding in findings if finding is not None]
 
-    def replay(
-        self, log_history: Sequence[Mapping[str, Any]], max_grad_norm: float | None = None
-    ) -> None:
-        """Judge the earlier logs of a resumed run, each with its ``step``; their findings are known.
-
-        A finding that stopped the run may be raised again.
-        """
-        for logs in log_history:
-            self.observe(int(logs["step"]), logs, max_grad_norm)
-        for name, watch in self._watches.items():
-            if watch.raised and self.args.severity(name) == "stop":
-                self._watches[name] = _Watch()
-
     def _judge(self, rule: Rule) -> Finding | None:
-        severity = self.args.severity(rule.name)
-        if severity is None:
-            return None
-        bound = rule.bound
-        limit = math.inf if bound is None else bound
+        limit = math.inf if rule.bound is None else rule.bound
         reading = rule.measure(self.history, limit)
         if reading is None or not self._is_due(rule, reading):
             return None
         return Finding(
             rule=rule.name,
-            severity=severity,
+            severity=rule.severity,
             step=self.history.step,
             value=reading.value,
-            bound=bound,
+            bound=rule.bound,
             message=rule.message(reading, limit),
             remedy_keys=rule.keys,
         )
@@ -227,30 +189,22 @@ class HealthCallback(TrainerCallback):
     """Gives a trainer's logs to a monitor during training, and reports its findings.
 
     Findings are printed, appended to ``health.jsonl`` in the run's folder and sent as alerts to the
-    dashboards. A finding of severity `stop` asks for a checkpoint and ends training; it is then in
-    `stopped`.
-
-    Every process judges the logs by itself. They all decide alike, because what the rules read is
-    gathered over all processes before it is logged. Held-out metrics come through `on_log` too.
+    dashboards. Held-out metrics come through `on_log` too.
     """
 
-    def __init__(self, args: HealthArguments, patience: int = PATIENCE) -> None:
-        self.health_args = args
+    def __init__(self, patience: int = PATIENCE) -> None:
         self.patience = patience
-        self.monitor: HealthMonitor | None = None  # while the run trains
-        self.stopped: Finding | None = None
+        self.monitor: HealthMonitor | None = None  # while the run trains, on the main process
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not self.health_args.health:
+        if not state.is_world_process_zero:
             return
-        self.monitor = HealthMonitor(self.health_args, self.patience, getattr(args, "guard", None))
-        past = [_judged(logs, args) for logs in state.log_history]
-        self.monitor.replay(past, args.max_grad_norm)
-        self.stopped = None
-        if state.is_world_process_zero:
-            path = Path(args.output_dir) / HEALTH_FILE
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _keep_until(path, state.global_step)  # stays empty in a healthy run
+        self.monitor = HealthMonitor(self.patience, getattr(args, "guard", None))
+        for logs in state.log_history:  # of a resumed run, whose findings are known
+            self.monitor.observe(int(logs["step"]), _judged(logs, args), args.max_grad_norm)
+        path = Path(args.output_dir) / HEALTH_FILE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _keep_until(path, state.global_step)  # stays empty in a healthy run
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
@@ -258,20 +212,11 @@ class HealthCallback(TrainerCallback):
         if self.monitor is None or not logs:
             return
         findings = self.monitor.observe(state.global_step, _judged(logs, args), args.max_grad_norm)
-        if findings and state.is_world_process_zero:
+        if findings:
             _report(findings, args)
-        for finding in findings:
-            if finding.severity == "stop":
-                self._stop(finding, args, control)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.monitor = None  # the next evaluation may be of another checkpoint
-
-    def _stop(self, finding: Finding, args: Any, control: Any) -> None:
-        if args.save_strategy != "no":
-            control.should_save = True
-        control.should_training_stop = True
-        self.stopped = self.stopped or finding
 
 
 def _judged(logs: Mapping[str, Any], args: Any) -> Mapping[str, Any]:
@@ -293,12 +238,16 @@ def _keep_until(path: Path, step: int) -> None:
 
 
 def _report(findings: Sequence[Finding], args: Any) -> None:
-    """Print findings, write them to the file and send alerts; called on one process."""
+    """Print findings, write them to the file and send alerts."""
     with (Path(args.output_dir) / HEALTH_FILE).open("a", encoding="utf-8") as file:
         for finding in findings:
             line = f"step {finding.step:>5}  {finding.severity:<7}  {finding.rule}: "
             tqdm.write(line + finding.message)  # does not break a progress bar
             file.write(finding.to_json() + "\n")
+    if not args.report_to:
+        return
+    from ..dashboard import open_dashboards  # with W&B, which takes a second
+
     for dashboard in open_dashboards(args):
         for finding in findings:
             dashboard.alert(

@@ -14,8 +14,6 @@ import wandb
 from transformers import TrainerControl, TrainerState, TrainingArguments
 from trl import ModelConfig
 
-from rookworld_rlvr.cli.parser import StrictParser
-from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.data.loading import DataArguments
 from rookworld_rlvr.engine.truth import LabelArguments
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, RunArguments
@@ -26,7 +24,7 @@ from rookworld_rlvr.training.health.monitor import (
     HealthMonitor,
     batch_health,
 )
-from rookworld_rlvr.training.health.rules import RULES, HealthArguments
+from rookworld_rlvr.training.health.rules import RULES
 
 Log = dict[str, Any]
 
@@ -52,9 +50,9 @@ HEALTHY: Log = {
 }
 
 
-def observe(logs: Sequence[Log], patience: int = 1, **options: Any) -> list[Finding]:
+def observe(logs: Sequence[Log], patience: int = 1) -> list[Finding]:
     """What a monitor raises, log after log, at steps 1, 2, …; gradients are clipped at 1."""
-    monitor = HealthMonitor(HealthArguments(**options), patience)
+    monitor = HealthMonitor(patience)
     return [
         finding
         for step, log in enumerate(logs, start=1)
@@ -109,7 +107,7 @@ def evaluation(environment: float, policy: float) -> Log:
 def test_a_rule_of_one_log_names_number_bound_and_remedy(
     rule: str, metric: str, value: float, shown: str, bound: str, key: str
 ) -> None:
-    monitor = HealthMonitor(HealthArguments(), patience=1)
+    monitor = HealthMonitor(patience=1)
     findings = monitor.observe(40, {**HEALTHY, metric: value}, max_grad_norm=1.0)
     (finding,) = (found for found in findings if found.rule == rule)
     said, remedy = finding.message.split("; ")
@@ -118,16 +116,6 @@ def test_a_rule_of_one_log_names_number_bound_and_remedy(
     assert finding.severity == RULES[rule].severity and finding.step == 40
     assert finding.value == pytest.approx(value if rule != "gradient_clipped" else 1, nan_ok=True)
     assert monitor.observe(41, HEALTHY, max_grad_norm=1.0) == []
-
-
-def test_the_constant_reward_is_called_by_its_name() -> None:
-    messages = [found.message for found in observe([{**HEALTHY, "health/reward_constant": 1.0}])]
-    assert "the reward is the same for all completions, of every prompt" in messages[0]
-
-
-def test_a_reward_without_truth_is_named() -> None:
-    log = {**HEALTHY, "rewards/policy_regret/without_truth": 0.5}
-    assert "the reward policy_regret has no truth for 50%" in observe([log])[0].message
 
 
 def test_the_share_trained_on_goes_before_the_share_sampled() -> None:
@@ -154,7 +142,7 @@ def test_a_gradient_is_clipped_in_most_of_the_last_logs_or_in_some() -> None:
     assert "6 of the last 10 gradient norms are over max_grad_norm 1, 60%, over 50%" in (
         finding.message
     )
-    monitor = HealthMonitor(HealthArguments(), patience=1)
+    monitor = HealthMonitor(patience=1)
     assert monitor.observe(1, {"grad_norm": 9.0}, max_grad_norm=0.0) == [], "nothing is clipped"
 
 
@@ -207,11 +195,7 @@ def test_held_out_accuracy_that_falls_with_the_reward_is_another_finding() -> No
 def test_one_task_forgotten_while_another_trains() -> None:
     (finding,) = observe([evaluation(0.9, 0.2), *REWARDS_UP, evaluation(0.8, 0.3)])
     assert finding.rule == "forgetting"
-    assert (
-        "environment from 0.900 at step 1 to 0.800 while policy went from 0.200 to 0.300, over 5%"
-        in finding.message
-    )
-    assert "task_shares" in finding.remedy_keys
+    assert "environment from 0.900 at step 1 to 0.800" in finding.message
     assert observe([evaluation(0.9, 0.2), *REWARDS_UP, evaluation(0.9, 0.3)]) == []
     both = observe([evaluation(0.9, 0.3), *REWARDS_UP, evaluation(0.8, 0.2)])
     assert [found.rule for found in both] == ["reward_up_heldout_down"], "nothing is being learnt"
@@ -233,7 +217,7 @@ def test_a_suite_that_falls_by_a_quarter_of_its_best() -> None:
 def test_a_guarded_metric_is_compared_with_the_start() -> None:
     """Not with the best so far, as by the other rules, and at every evaluation at once."""
     guard = {"environment/exact": 0.01, "policy/best_move": 0.5}
-    monitor = HealthMonitor(HealthArguments(), guard=guard)
+    monitor = HealthMonitor(guard=guard)
     values = ((0.5, 0.4), (0.8, 0.3), (0.495, 0.2))
     for step, pair in enumerate(values):
         found = monitor.observe(step, evaluation(*pair))
@@ -245,23 +229,6 @@ def test_a_guarded_metric_is_compared_with_the_start() -> None:
     )
     unguarded = observe([evaluation(0.9, 0.2), evaluation(0.8, 0.2)])
     assert "guard" not in [finding.rule for finding in unguarded]
-
-
-def test_a_tasks_training_reward_that_falls_while_anothers_does_not() -> None:
-    def logs(environment: Sequence[float], policy: Sequence[float]) -> list[Log]:
-        return [
-            {"reward/environment": ours, "reward/policy": theirs}
-            for ours, theirs in zip(environment, policy, strict=True)
-        ]
-
-    (finding,) = observe(logs([1.0] * 10 + [0.6] * 10, [0.5] * 20))
-    assert finding.rule == "task_reward_down"
-    assert (
-        "environment, from 1 up to step 10 to 0.6, has fallen by 40%, over 25%" in finding.message
-    )
-    assert "task_shares" in finding.remedy_keys
-    assert observe(logs([1.0] * 20, [0.5] * 20)) == []
-    assert observe(logs([1.0] * 10 + [0.6] * 10, [0.5] * 10 + [0.3] * 10)) == []
 
 
 def judged(score: float, truth: float, spread: float = 1.0, task: str = "environment") -> Log:
@@ -315,9 +282,6 @@ def test_another_mix_of_tasks_is_no_blind_spot() -> None:
     shifts = [mixed(0.3 + 0.02 * step) for step in range(20)]
     assert shifts[0]["judge/judge_a/truth"] - shifts[-1]["judge/judge_a/truth"] > 0.1
     assert observe(shifts) == []
-    down, up = evaluation(0.8, 0.5), evaluation(0.6, 0.5)
-    rules = {found.rule for found in observe([down, *shifts, up])}
-    assert rules and "judge_against_truth" not in rules
     fooled = [mixed(0.5 - 0.025 * step, 0.1 * step, 0.02 * step) for step in range(20)]
     assert fooled[0]["judge/judge_a/truth"] < fooled[-1]["judge/judge_a/truth"]
     (found,) = observe(fooled, patience=3)
@@ -332,20 +296,6 @@ def test_a_judge_without_earlier_scores_is_compared_with_nothing() -> None:
     assert observe(logs) == []
 
 
-def test_a_judge_that_rises_while_held_out_accuracy_falls() -> None:
-    before, after = evaluation(0.8, 0.5), evaluation(0.6, 0.5)
-    rises = [judged(0.1 * step, 0.5) for step in range(4)]
-    (found,) = [
-        found for found in observe([before, *rises, after]) if found.rule == "judge_against_truth"
-    ]
-    assert found.value == pytest.approx(0.1) and "while held-out overall accuracy" in found.message
-    sinks = [judged(-0.1 * step, 0.5) for step in range(4)]
-    another = [judged(0.1 * step, 0.5, task="policy") for step in range(4)]
-    for logs in (sinks, another):
-        rules = {found.rule for found in observe([before, *logs, after])}
-        assert rules and "judge_against_truth" not in rules
-
-
 def taught(share: float, hopeless: float | None = None) -> Log:
     return {"teach/share": share, "teach/hopeless": share if hopeless is None else hopeless}
 
@@ -354,10 +304,7 @@ def test_a_taught_share_that_does_not_fall() -> None:
     (found,) = observe([taught(0.5)] * 20)
     assert found.rule == "taught_share_stays" and found.severity == "warning"
     assert found.step == 10, "five logs against the first five"
-    assert "50% of the groups are taught a right answer in the last five logs" in found.message
     assert "after 50% in the first five logs, over 10%" in found.message
-    for key in ("learning_rate", "sft_coef"):
-        assert key in found.remedy_keys
     assert observe([taught(0.5)] * 5 + [taught(0.4)] * 5) == [], "it falls"
     assert observe([taught(0.09)] * 20) == [], "too few to matter"
     assert observe([taught(0.5)] * 9) == [], "too early to tell"
@@ -380,60 +327,13 @@ def test_every_rule_is_in_the_glossary_and_its_remedy_names_keys_that_there_are(
 # --------------------------------------------------------------------------------------------------
 def healthy_run() -> Iterator[tuple[int, Log]]:
     """Numbers of the packaged recipe, seed 0: every tenth step of 150, held-out at every thirtieth."""
-    reward = (
-        1.18,
-        1.16,
-        1.15,
-        1.17,
-        1.18,
-        1.28,
-        1.24,
-        1.24,
-        1.28,
-        1.23,
-        1.30,
-        1.27,
-        1.29,
-        1.30,
-        1.30,
-    )
-    entropy = (
-        0.88,
-        0.88,
-        0.98,
-        1.04,
-        1.09,
-        0.84,
-        0.94,
-        1.01,
-        0.89,
-        1.02,
-        0.98,
-        0.93,
-        0.90,
-        0.88,
-        0.90,
-    )
-    norm = (
-        0.41,
-        0.41,
-        0.42,
-        0.49,
-        0.38,
-        0.42,
-        0.42,
-        0.59,
-        0.49,
-        0.47,
-        0.70,
-        0.51,
-        0.95,
-        0.48,
-        0.77,
-    )
+    reward = "1.18 1.16 1.15 1.17 1.18 1.28 1.24 1.24 1.28 1.23 1.30 1.27 1.29 1.30 1.30"
+    entropy = "0.88 0.88 0.98 1.04 1.09 0.84 0.94 1.01 0.89 1.02 0.98 0.93 0.90 0.88 0.90"
+    norm = "0.41 0.41 0.42 0.49 0.38 0.42 0.42 0.59 0.49 0.47 0.70 0.51 0.95 0.48 0.77"
     heldout = ((0.467, 0.218), (0.767, 0.238), (0.874, 0.257), (0.868, 0.263), (0.868, 0.273))
     yield 0, evaluation(*heldout[0])
-    for index, numbers in enumerate(zip(reward, entropy, norm, strict=True)):
+    rows = zip(*(map(float, line.split()) for line in (reward, entropy, norm)), strict=True)
+    for index, numbers in enumerate(rows):
         step = 10 * (index + 1)
         log = dict(zip(("reward", "entropy", "grad_norm"), numbers, strict=True))
         # It rises to a half or so as the environment task is learnt.
@@ -443,7 +343,7 @@ def healthy_run() -> Iterator[tuple[int, Log]]:
 
 
 def test_a_healthy_run_gives_no_more_than_advice() -> None:
-    monitor = HealthMonitor(HealthArguments())
+    monitor = HealthMonitor()
     findings = [found for step, log in healthy_run() for found in monitor.observe(step, log, 1.0)]
     assert {found.severity for found in findings} <= {"info"}
     assert {found.rule for found in findings} <= {"zero_variance"}
@@ -457,7 +357,7 @@ def test_a_condition_must_hold_for_several_logs_in_a_row() -> None:
     assert observe([BAD, BAD, GOOD, BAD, BAD], patience=3) == []
     (finding,) = observe([BAD, BAD, GOOD, BAD, BAD, BAD, BAD], patience=3)
     assert finding.step == 6
-    by_default = HealthMonitor(HealthArguments())
+    by_default = HealthMonitor()
     assert [len(by_default.observe(step, BAD)) for step in range(4)] == [0, 0, 1, 0]
 
 
@@ -489,67 +389,14 @@ def test_what_is_no_number_does_not_apply(value: Any) -> None:
     assert observe([logs, evaluated, logs, evaluated] * 10) == []
 
 
-def test_a_replay_knows_the_past_and_raises_nothing() -> None:
-    monitor = HealthMonitor(HealthArguments(), patience=1)
-    past = [evaluation(0.8, 0.4), *REWARDS_UP]
-    monitor.replay([{**log, "step": step} for step, log in enumerate(past)])
-    (finding,) = monitor.observe(9, evaluation(0.76, 0.36))
-    assert "from 0.600 at step 0" in finding.message
-    assert [found.rule for found in monitor.observe(10, BAD)] == ["truncated"]
-
-
-def test_a_resumed_monitor_finds_what_one_that_was_never_interrupted_finds() -> None:
-    logs = [BAD, BAD, GOOD, BAD, BAD, BAD, GOOD, GOOD, BAD, BAD, BAD]
-    for after in range(len(logs)):
-        whole, resumed = HealthMonitor(HealthArguments()), HealthMonitor(HealthArguments())
-        for step, read in enumerate(logs[:after]):
-            whole.observe(step, read)
-        resumed.replay([{**read, "step": step} for step, read in enumerate(logs[:after])])
-        for step, read in enumerate(logs[after:], after):
-            assert whole.observe(step, read) == resumed.observe(step, read)
-
-
-def test_a_finding_that_stopped_a_run_stops_it_again() -> None:
-    args = HealthArguments(health_severity={"truncated": "stop"})
-    monitor = HealthMonitor(args, patience=1)
-    monitor.replay([{**BAD, "step": 1}])
-    assert [found.rule for found in monitor.observe(2, BAD)] == ["truncated"]
-
-
 def test_findings_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
     (tmp_path / "health.jsonl").write_text('{"step": 2}\n{"step": 4}\n{"step": 5}\n{"st')
-    callback, args = HealthCallback(HealthArguments()), TrainingArguments(str(tmp_path))
-    callback.on_train_begin(args, TrainerState(global_step=4), None)
+    callback, args = HealthCallback(), TrainingArguments(str(tmp_path))
+    resumed = TrainerState(global_step=4, is_world_process_zero=True)
+    callback.on_train_begin(args, resumed, None)
     assert (tmp_path / "health.jsonl").read_text() == '{"step": 2}\n{"step": 4}\n'
-    callback.on_train_begin(args, TrainerState(), None)
+    callback.on_train_begin(args, TrainerState(is_world_process_zero=True), None)
     assert (tmp_path / "health.jsonl").read_text() == ""
-
-
-# --------------------------------------------------------------------------------------------------
-# Arguments
-# --------------------------------------------------------------------------------------------------
-def test_severities_are_the_users() -> None:
-    options: Any = {"health_severity": {"truncated": "stop", "unreadable": "off"}}
-    (finding,) = observe([{**BAD, "health/unreadable": 1.0}], **options)
-    assert finding.rule == "truncated" and finding.severity == "stop"
-
-
-def test_arguments_come_from_yaml(tmp_path: Path) -> None:
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("health_severity: {truncated: off, unreadable: stop}\n")
-    (args,) = StrictParser([HealthArguments]).parse_strictly(["--config", str(recipe)])
-    assert args.severity("truncated") is None, "a bare `off` is YAML's false"
-    assert args.severity("unreadable") == "stop" and args.severity("zero_variance") == "info"
-
-
-def test_all_faults_are_reported_together() -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        HealthArguments(health_severity={"truncatd": "stop", "unreadable": "warn"})
-    first, second = caught.value.faults
-    assert "'truncatd'" in first and "did you mean truncated?" in first
-    assert "'warn'" in second and "did you mean warning?" in second
-    with pytest.raises(ConfigurationError, match="truncated' is not valid JSON"):
-        HealthArguments(health_severity="{truncated")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -558,17 +405,13 @@ def test_all_faults_are_reported_together() -> None:
 class Run:
     """A trainer's calls of a callback, by hand."""
 
-    def __init__(self, folder: Path, report_to: Sequence[str] = (), **options: Any) -> None:
-        training = {
-            name: options.pop(name) for name in ("save_strategy", "fp16") if name in options
-        }
+    def __init__(self, folder: Path, report_to: Sequence[str] = (), fp16: bool = False) -> None:
         self.args = TrainingArguments(output_dir=str(folder), report_to=[], use_cpu=True)
         self.args.report_to = list(report_to)
-        for name, value in training.items():
-            setattr(self.args, name, value)
+        self.args.fp16 = fp16
         self.state = TrainerState(is_world_process_zero=True)
         self.control = TrainerControl()
-        self.callback = HealthCallback(HealthArguments(**options), patience=1)
+        self.callback = HealthCallback(patience=1)
         self.file = folder / HEALTH_FILE
 
     def begin(self) -> Run:
@@ -592,20 +435,10 @@ def test_findings_are_printed_and_written_down(
     assert run.file.read_text() == "", "a healthy run leaves an empty file"
     run.log(10, {**HEALTHY, **BAD})
     (written,) = run.written()
-    message = written["message"]
-    for word in ("50%", "over 10%", "max_completion_length"):
-        assert word in message
-    assert written == {
-        "rule": "truncated",
-        "severity": "warning",
-        "step": 10,
-        "value": 0.5,
-        "bound": 0.1,
-        "message": message,
-        "remedy_keys": ["max_completion_length"],
-    }
+    message = written.pop("message")
+    told = {"rule": "truncated", "severity": "warning", "step": 10, "value": 0.5, "bound": 0.1}
+    assert written == {**told, "remedy_keys": ["max_completion_length"]}
     assert capsys.readouterr().out == f"step    10  warning  truncated: {message}\n"
-    assert not run.control.should_training_stop and run.callback.stopped is None
 
 
 def test_a_new_run_starts_the_file_anew_and_a_resumed_one_goes_on(tmp_path: Path) -> None:
@@ -627,55 +460,23 @@ def test_a_number_that_json_does_not_have_is_a_text(tmp_path: Path) -> None:
     assert (run.written()[0]["value"], run.written()[0]["bound"]) == ("nan", None)
 
 
-def test_a_stop_asks_for_a_checkpoint_and_says_why(tmp_path: Path) -> None:
-    run = Run(tmp_path, health_severity={"truncated": "stop"}).begin()
-    run.log(1, HEALTHY)
-    assert not run.control.should_training_stop
-    run.log(2, BAD)
-    assert run.control.should_training_stop and run.control.should_save
-    assert run.callback.stopped is not None and run.callback.stopped.rule == "truncated"
-
-
-def test_a_step_that_was_skipped_does_not_stop_the_run(tmp_path: Path) -> None:
-    run = Run(tmp_path).begin()
-    run.log(1, {"grad_norm": math.inf})
-    assert run.written()[0]["rule"] == "gradient_not_finite"
-    assert not run.control.should_training_stop
-
-
-def test_a_stop_saves_nothing_where_nothing_is_to_be_saved(tmp_path: Path) -> None:
-    run = Run(tmp_path, health_severity={"truncated": "stop"}, save_strategy="no").begin()
-    run.log(1, BAD)
-    assert run.control.should_training_stop and not run.control.should_save
-
-
 def test_a_scaler_of_fp16_may_overflow(tmp_path: Path) -> None:
     run = Run(tmp_path, fp16=True).begin()
     run.log(1, {"grad_norm": math.inf})
-    assert run.written() == [] and not run.control.should_training_stop
+    assert run.written() == []
 
 
-def test_the_other_processes_stop_too_and_write_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = Run(tmp_path, health_severity={"truncated": "stop"})
-    run.state.is_world_process_zero = False
-    run.begin()
-    run.log(1, BAD)
-    assert run.control.should_training_stop
-    assert not run.file.exists() and capsys.readouterr().out == ""
-
-
-def test_it_watches_only_while_it_trains_and_only_if_it_is_to(tmp_path: Path) -> None:
+def test_it_watches_only_while_it_trains_and_on_the_main_process(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.log(0, BAD)
     run.begin()
     run.callback.on_train_end(run.args, run.state, run.control)
     run.log(1, BAD)
     assert run.written() == []
-    off = Run(tmp_path / "off", health=False).begin()
-    off.log(1, BAD)
-    assert not off.file.exists()
+    other = Run(tmp_path / "other")
+    other.state.is_world_process_zero = False
+    other.begin().log(1, BAD)
+    assert not other.file.exists()
 
 
 def test_findings_go_to_wandb_where_a_run_is_open(
@@ -686,14 +487,13 @@ def test_findings_go_to_wandb_where_a_run_is_open(
     monkeypatch.setattr(wandb, "alert", lambda **alert: alerts.append(alert))
     Run(tmp_path).begin().log(5, BAD)
     assert alerts == [], "report_to does not name it"
-    run = Run(tmp_path, ["wandb"], health_severity={"unreadable": "stop"}).begin()
-    run.log(5, {**BAD, "health/unreadable": 0.9, "frac_reward_zero_std": 0.6})
+    run = Run(tmp_path, ["wandb"]).begin()
+    run.log(5, {**BAD, "frac_reward_zero_std": 0.6})
     assert [(alert["title"], alert["level"].value) for alert in alerts] == [
-        ("unreadable at step 5", "ERROR"),
         ("truncated at step 5", "WARN"),
         ("zero_variance at step 5", "INFO"),
     ]
-    assert alerts[1]["text"].startswith("50% of the completions were cut off")
+    assert alerts[0]["text"].startswith("50% of the completions were cut off")
     assert all(len(f"{name} at step 10000000") < 64 for name in RULES), "W&B's limit of a title"
     monkeypatch.setattr(wandb, "run", None)
     Run(tmp_path, ["wandb"]).begin().log(5, BAD)
@@ -766,40 +566,3 @@ def test_a_fill_in_answer_is_readable_where_it_has_the_form_of_what_is_hidden() 
     )
     assert numbers["health/unreadable"] == 0.5
     assert numbers["reward/fill_in"] == 0
-
-
-@pytest.mark.parametrize(("completions", "generations"), [([], 2), (["a"] * 3, 3), (["a"] * 4, 3)])
-def test_a_batch_whose_lengths_do_not_fit_is_refused(
-    completions: list[str], generations: int
-) -> None:
-    with pytest.raises(ValueError, match="does not make groups of"):
-        batch_health(torch.zeros(4), torch.zeros(4), completions, ["policy"] * 4, generations)
-
-
-# --------------------------------------------------------------------------------------------------
-# A real trainer
-# --------------------------------------------------------------------------------------------------
-def test_a_trainer_stops_where_a_rule_says_so(
-    make_trainer: Any, random_gpt2: Any, tokenizer: Any, tmp_path: Path
-) -> None:
-    """A random model is cut off at the length limit in every completion."""
-    trainer = make_trainer(
-        random_gpt2,
-        tokenizer,
-        max_steps=4,
-        logging_steps=1,
-        eval_steps=100,
-        save_steps=100,
-        max_completion_length=4,
-        preflight=False,
-        load_best_model_at_end=False,
-    )
-    severities: Any = {"truncated": "stop"}
-    callback = HealthCallback(HealthArguments(health_severity=severities), patience=2)
-    trainer.add_callback(callback)
-    trainer.train()
-    assert trainer.state.global_step == 2
-    assert callback.stopped is not None and callback.stopped.rule == "truncated"
-    assert (tmp_path / "run" / "checkpoint-2").is_dir()
-    lines = (tmp_path / "run" / HEALTH_FILE).read_text().splitlines()
-    assert "truncated" in [json.loads(line)["rule"] for line in lines]
