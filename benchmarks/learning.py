@@ -42,7 +42,7 @@ from rookworld_rlvr.evaluation.pass_at_k import RightCounts
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import complete, complete_ids
 from rookworld_rlvr.tasks.metrics import evaluate_completions
-from rookworld_rlvr.training.forgetting import answer_kls
+from rookworld_rlvr.training.measurements import answer_kls
 from rookworld_rlvr.training.parts.teaching import right
 
 RECIPES = REPOSITORY / "recipes"

@@ -41,15 +41,18 @@ from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.judge_spec import judges_of
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, RunArguments
-from rookworld_rlvr.training.forgetting import measure_forgetting
 from rookworld_rlvr.training.health.rules import HealthArguments
-from rookworld_rlvr.training.heldout_samples import pass_settings
-from rookworld_rlvr.training.hub import create_repository, push
 from rookworld_rlvr.training.interrupt import StopOnInterrupt
 from rookworld_rlvr.training.model_card import Run, write_grpo_card
 from rookworld_rlvr.training.parts.groups import check_rows
 from rookworld_rlvr.training.progress import print_short_lines
-from rookworld_rlvr.training.results import before_after_table, pass_lines, write_results
+from rookworld_rlvr.training.results import (
+    KL_TO_START,
+    before_after_table,
+    kl_words,
+    pass_lines,
+    write_results,
+)
 from rookworld_rlvr.training.run_folder import (
     ANSWERS_AFTER,
     EVALUATION,
@@ -64,7 +67,6 @@ from rookworld_rlvr.training.run_folder import (
     quarantine_path,
     resume_point,
     save_final,
-    starting_counts,
     starting_point,
     write_answers,
 )
@@ -108,7 +110,12 @@ def main(argv: Sequence[str]) -> None:
         return
     checkpoint = resume_point(training_args.resume_from_checkpoint, output_dir, resolved)
     quarantine = quarantine_path(output_dir)
-    repository = create_repository(training_args) if state.is_main_process else None
+    repository = None
+    if training_args.push_to_hub and state.is_main_process:
+        from rookworld_rlvr.reports.run import page, read_runs
+        from rookworld_rlvr.training.hub import create_repository, push
+
+        repository = create_repository(training_args)
     with state.main_process_first():
         data = load_data(
             data_args,
@@ -129,8 +136,14 @@ def main(argv: Sequence[str]) -> None:
     for line in (*truth.lines(), *ahead):
         state.print(line)
     before = starting_point(output_dir, checkpoint, data.heldout)
-    right = starting_counts(output_dir, checkpoint, pass_settings(training_args))
+    keep = goes_on(output_dir, checkpoint)
+    if (
+        training_args.pass_samples or data.others
+    ):  # loaded now, so that no import can fail at the end
+        from rookworld_rlvr.training.measurements import measure_others, starting_counts
     suites, left_out = open_suites(suite_args, label_args)
+    if suites:
+        from rookworld_rlvr.evaluation.results import results_document, results_text
     for name, reason in left_out.items():
         state.print(f"suite {name} is left out: {reason}")
     require_suites(training_args, left_out)
@@ -151,7 +164,6 @@ def main(argv: Sequence[str]) -> None:
     ################
     # Training
     ################
-    keep = goes_on(output_dir, checkpoint)
     changed: list[str] = []
     if state.is_main_process:
         open_folder(output_dir, keep, resolved, quarantine)
@@ -188,7 +200,8 @@ def main(argv: Sequence[str]) -> None:
     if training_args.report_to:
         use_dashboards(trainer, truth)
     trainer.heldout.before = before  # None: it is measured when training begins
-    trainer.heldout.right = right
+    if training_args.pass_samples and keep:
+        trainer.heldout.right = starting_counts(training_args)
     trainer.heldout.suites = suites
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     interrupt.leave_if_stopped(output_dir)
@@ -199,12 +212,13 @@ def main(argv: Sequence[str]) -> None:
     trainer.save_state()
     save_final(trainer, output_dir)  # first: what follows may fail, such as for lack of memory
     step = trainer.heldout.run_final()
-    load_start = partial(loading.load_start, model_args, trust)
-    forgetting = measure_forgetting(trainer, data, load_start)
+    kl_to_start = {}
+    if data.others:
+        load_start = partial(loading.load_start, model_args, trust)
+        kl_to_start = measure_others(trainer, data, load_start)
     trainer.save_state()  # again, with what was logged since
     assert trainer.heldout.before is not None  # eval_on_start cannot be switched off
-    before = {**trainer.heldout.before, **forgetting.before}
-    after = {**trainer.heldout.results, **forgetting.after}
+    before, after = trainer.heldout.before, trainer.heldout.results
     if trainer.accelerator.is_main_process:
         write_answers(output_dir / ANSWERS_AFTER, data.heldout, trainer.heldout.completions)
         close_provenance(output_dir, started, model.num_parameters())
@@ -216,12 +230,10 @@ def main(argv: Sequence[str]) -> None:
             preflight=asdict(trainer.preflight) if trainer.preflight else {},
             best_step=step,
             steps=trainer.state.global_step,
-            **({"kl_to_start": forgetting.kl} if forgetting.kl else {}),
+            **({"kl_to_start": kl_to_start} if kl_to_start else {}),
         )
         if suites:
             start = model_args.model_name_or_path
-            from rookworld_rlvr.evaluation.results import results_document, results_text
-
             results = trainer.heldout.suites_before_and_after(start, left_out)
             write_json(output_dir / EVALUATION, results_document(results, [], machine()))
             print(results_text(results))
@@ -248,19 +260,17 @@ def main(argv: Sequence[str]) -> None:
             step=step,
             steps=trainer.state.global_step,
             adapters=model_args.use_peft,
-            kl_to_start=forgetting.kl,
+            kl_to_start=kl_to_start,
         )
         print(before_after_table(before, after))
-        if forgetting.kl:
-            print(forgetting.describe())
+        if kl_to_start:
+            print(f"{KL_TO_START}: {kl_words(kl_to_start)}")
         for line in pass_lines(trainer.heldout.right):
             print(line)
         is_start = training_args.guard and not step
         why = ": the starting model, as no evaluated checkpoint kept the guard" if is_start else ""
         print(f"\nmodel: {output_dir} (step {step} of {trainer.state.global_step}{why})\n")
         if repository is not None:
-            from rookworld_rlvr.reports.run import page, read_runs
-
             report = page(read_runs([str(output_dir)]))
             (output_dir / REPORT).write_text(report, "utf-8", errors="backslashreplace")
             print(push(repository, output_dir, training_args), end="\n\n")

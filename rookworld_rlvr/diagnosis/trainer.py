@@ -21,7 +21,7 @@ from ..common.machine import peak_memory
 from ..models.decoding import Decoding, pad_rows
 from ..models.gpt2 import position_ids_from_mask
 from ..tasks.metrics import Results
-from ..training.heldout import decode, score
+from ..training.answering import decode, score
 from ..training.parts.aggregation import Loss, aggregate
 from ..training.parts.groups import weighted
 from ..training.parts.part import Batch

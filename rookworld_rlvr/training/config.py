@@ -29,8 +29,6 @@ from ..common.settings import (
 )
 from ..rewards.guard import RewardFaultArguments
 from ..rewards.registry import check_reward_specs, known_rewards, specs_of
-from .forgetting import ForgettingArguments
-from .heldout_samples import PassArguments
 from .parts.arguments import (
     PartArguments,
     metric_faults,
@@ -50,6 +48,25 @@ class RunArguments:
         False,
         "Print the counts of the data, for GRPO also three scored rows of each task, and the keys that "
         "differ from the defaults, then exit without training. No model is loaded, except judges.",
+    )
+
+
+@dataclass
+class MeasurementArguments:
+    """What is measured on held-out rows beside accuracy."""
+
+    pass_samples: int = setting(
+        0,
+        "Sampled answers to each held-out row, for pass@k with k up to this number, before training and "
+        "with the final weights; 64 is usual. 0 measures no pass@k.",
+        least=0,
+    )
+    other_task_rows: int = setting(
+        200,
+        "Largest number of held-out rows of each task that is in the data but not in `tasks`. At the "
+        "end, the starting and the final model answer them, and the KL between both is taken, also on "
+        "as many rows of each trained task; 0 measures none of it.",
+        least=0,
     )
 
 
@@ -223,8 +240,7 @@ class TrainingDefaults:
 class RookWorldGRPOConfig(
     PartArguments,
     RewardFaultArguments,
-    ForgettingArguments,
-    PassArguments,
+    MeasurementArguments,
     TrainingDefaults,
     GRPOConfig,
 ):

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset
 from transformers import Trainer
-from trl.models.utils import unwrap_model_for_generation
 
 from ..common.progress import quiet
 from ..common.stats import Estimate, Kind, estimate
 from ..evaluation.answerers import LanguageModel, shared
-from ..evaluation.pass_at_k import RightCounts, write_counts
-from ..models.decoding import GREEDY, Decoding, complete
 from ..tasks.metrics import Results, evaluate_completions, headline
-from .heldout_samples import PassArguments, pass_settings, sample_heldout
-from .parts.part import arguments_of
+from .answering import decode, score
 from .results import OWN_REWARDS, write_proportions
-from .run_folder import ANSWERS_BEFORE, HELDOUT_BEFORE, HELDOUT_PASS, write_answers
-from .sharding import gathered, gathers_at_each_forward
+from .run_folder import ANSWERS_BEFORE, HELDOUT_BEFORE, write_answers
 
 if TYPE_CHECKING:
+    from ..evaluation.pass_at_k import RightCounts
     from ..evaluation.results import ModelResults
     from ..evaluation.suite import Suite, SuiteResult
 
@@ -148,12 +142,14 @@ class HeldoutEvaluation:
     def _sample(self, rows: Dataset, when: str) -> dict[str, float]:
         """pass@k of the weights that answered last; nothing if `pass_samples` is 0."""
         args = self.trainer.args
-        if not arguments_of(args, PassArguments).pass_samples:
+        if not getattr(args, "pass_samples", 0):
             return {}
+        from .measurements import keep_counts, sample_heldout
+
         with quiet(bool(args.disable_tqdm)):
             self.right[when] = sample_heldout(self.trainer, rows, self.completions)
         if self.trainer.accelerator.is_main_process:
-            write_counts(Path(self.folder) / HELDOUT_PASS, pass_settings(args), self.right)
+            keep_counts(args, self.right)
         return {
             f"pass/{task}/{name}": estimate.value
             for task, counts in self.right[when].items()
@@ -200,67 +196,3 @@ class HeldoutEvaluation:
 
         measured = ((start, self.suites_before), (self.folder, self.suite_results))
         return [ModelResults(str(name), r, left_out) for name, r in measured if r is not None]
-
-
-def score(
-    trainer: Any,
-    func: Callable[..., Any],
-    answered: Sequence[tuple[Mapping[str, Any], str]],
-    progress: Callable[[int], object],
-) -> list[float | None]:
-    """A reward's numbers for rows and answers to them, on this process; nothing of it is logged."""
-    numbers: list[float | None] = []
-    size = trainer.args.per_device_eval_batch_size
-    for batch in (answered[first : first + size] for first in range(0, len(answered), size)):
-        texts = [text for _, text in batch]
-        found = func(
-            prompts=[row["prompt"] for row, _ in batch],
-            completions=texts,
-            completion_ids=trainer.processing_class(text=texts)["input_ids"],
-            trainer_state=trainer.state,
-            log_extra=lambda column, values: None,
-            log_metric=lambda name, value: None,
-            **{
-                key: [row[key] for row, _ in batch]
-                for key in batch[0][0]
-                if key not in ("prompt", "completion")
-            },
-        )
-        if inspect.iscoroutine(found):
-            found = asyncio.run_coroutine_threadsafe(found, trainer.async_loop).result()
-        numbers += found
-        progress(len(batch))
-    return numbers
-
-
-def decode(
-    trainer: Any,
-    prompts: Sequence[str],
-    progress: Callable[[int], object] | None = None,
-    decoding: Decoding = GREEDY,
-) -> list[str]:
-    """Answer prompts with a trainer's policy, greedily by default, on this process; see `complete`."""
-    training = trainer.model.training
-    trainer.model.eval()
-    try:
-        with (
-            unwrap_model_for_generation(
-                trainer.model_wrapped,
-                trainer.accelerator,
-                gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
-            ) as network,
-            gathered(trainer),
-            trainer.accelerator.autocast(),
-        ):
-            return complete(
-                network,
-                trainer.processing_class,
-                prompts,
-                max_new_tokens=trainer.max_completion_length,
-                decoding=decoding,
-                batch_size=trainer.args.per_device_eval_batch_size,
-                by_generate=gathers_at_each_forward(trainer),
-                progress=progress,
-            )
-    finally:
-        trainer.model.train(training)

@@ -24,6 +24,7 @@ from ..data.sources import PACKAGED_DATA, dataset_file
 from ..models.loading import PACKAGED_MODEL, resolve_model_path
 from ..tasks.metrics import Results, headlines
 from ..tasks.registry import TASKS
+from .results import kl_words
 from .run_folder import CARD, open_weights
 
 LICENCE = "gpl-3.0"  # the licence of this package, its data and its model
@@ -127,7 +128,7 @@ def write_grpo_card(
         step: The optimiser step of the saved model.
         steps: The number of optimiser steps made.
         adapters: Whether adapters were trained.
-        kl_to_start: See `Forgetting.kl`; None if it was not measured.
+        kl_to_start: See `measurements.measure_others`; None if it was not measured.
     """
     metric = args.metric_for_best_model
     averaged = [f"`{name}`" for name in headlines().values() if name in after]
@@ -145,7 +146,7 @@ def write_grpo_card(
         steps=steps,
         rewards=[_reward(spec) for spec in args.rewards],
         generations=args.num_generations,
-        kl_to_start=kl_to_start or {},
+        kl_to_start=kl_words(kl_to_start or {}),
         answer_tokens=args.max_completion_length,
         adapters=adapters,
     )

@@ -26,7 +26,6 @@ from ..common.files import open_to_others, replace_text, unwritable
 from ..common.machine import machine
 from ..data.loading import LoadedData
 from ..engine.truth import PolicyTruth
-from ..evaluation.pass_at_k import RightCounts, read_counts
 from ..models.loading import pickled
 from ..tasks.coverage import coverage, note, noted, widened
 from ..tasks.metrics import Results, evaluate_completions
@@ -306,37 +305,6 @@ def starting_point(output_dir: Path, checkpoint: Path | None, heldout: Dataset) 
             "resume it with its own data settings, or start in another output_dir"
         )
     return before
-
-
-def starting_counts(
-    output_dir: Path, checkpoint: Path | None, settings: Mapping[str, Any]
-) -> dict[str, Mapping[str, RightCounts]]:
-    """The counts for pass@k from before the first step of a resumed run; empty for a new run.
-
-    Args:
-        output_dir: The run's folder.
-        checkpoint: The checkpoint to resume from.
-        settings: The keys on which pass@k depends, see `heldout_samples.pass_settings`.
-
-    Raises:
-        RookWorldError: They were measured with other settings, or could not be read.
-    """
-    path = output_dir / HELDOUT_PASS
-    if not settings["pass_samples"] or not goes_on(output_dir, checkpoint) or not path.is_file():
-        return {}
-    try:
-        earlier, measured = read_counts(path)
-    except (OSError, ValueError) as error:
-        raise RookWorldError(
-            f"{path} could not be read ({error}); start in another output_dir"
-        ) from error
-    if other := [name for name in settings if earlier.get(name) != settings[name]]:
-        told = ", ".join(f"{name}: {earlier.get(name)}" for name in other)
-        raise RookWorldError(
-            f"the run in {output_dir} measured pass@k before training with {told}; resume it with that, "
-            "set pass_samples: 0, or start in another output_dir"
-        )
-    return {"before": measured["before"]} if "before" in measured else {}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Run by two processes: what is measured at a run's end, of a policy and of another starting model.
 
 ``process<rank>.json`` holds the KL to that model and its held-out results, what comes of a start that
-the second process alone cannot load, and this process's samples of a prompt that both were given.
+the second process alone cannot load, and how many of its sampled answers are right.
 
 accelerate launch --cpu --num_processes 2 --module tests.training.measured_on_two FOLDER
 """
@@ -19,15 +19,11 @@ from transformers import GPT2LMHeadModel
 
 from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.errors import RookWorldError
-from rookworld_rlvr.data.loading import DataArguments, LoadedData, load_data
+from rookworld_rlvr.data.loading import DataArguments, load_data
 from rookworld_rlvr.models import loading
-from rookworld_rlvr.models.decoding import Drawn
 from rookworld_rlvr.rewards.registry import get_reward_funcs
-from rookworld_rlvr.training import heldout_samples
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
-from rookworld_rlvr.training.forgetting import measure_forgetting
-from rookworld_rlvr.training.heldout_samples import sample_heldout
-from rookworld_rlvr.training.parts.sampling import draw
+from rookworld_rlvr.training.measurements import measure_others, sample_heldout
 
 from ..conftest import ON_CPU, mixed_rows, packaged_trainer
 
@@ -58,7 +54,10 @@ def measure(folder: Path) -> dict[str, Any]:
     data = load_data(DataArguments(tasks=["environment"], heldout_rows=6), other_task_rows=7)
     rows = mixed_rows(data.train, tasks=["environment"])
     trainer = packaged_trainer(args, get_reward_funcs(REWARDS), data, rows)
-    found = measure_forgetting(trainer, data, other_start)
+    kl = measure_others(trainer, data, other_start)
+    heldout = trainer.heldout
+    rows = data.heldout
+    counts = sample_heldout(trainer, rows, [""] * len(rows))
 
     def gone_on_one() -> Any:
         if args.process_index == 1:
@@ -66,30 +65,12 @@ def measure(folder: Path) -> dict[str, Any]:
         return other_start()
 
     return {
-        "kl": dict(found.kl),
-        "before": {name: result.value for name, result in found.before.items()},
-        "after": {name: result.value for name, result in found.after.items()},
-        "gone": dict(measure_forgetting(trainer, data, gone_on_one).kl),
-        "samples": samples(trainer, data),
+        "kl": kl,
+        "before": {name: result.value for name, result in (heldout.before or {}).items()},
+        "after": {name: result.value for name, result in heldout.results.items()},
+        "gone": measure_others(trainer, data, gone_on_one),
+        "right": {task: found.right for task, found in counts.items()},
     }
-
-
-def samples(trainer: Any, data: LoadedData) -> list[list[int]]:
-    """This process's samples of one row, as tokens: with a single row, every process gets it."""
-    drawn: list[list[int]] = []
-
-    def watched(*args: Any, **kwargs: Any) -> Drawn:
-        found = draw(*args, **kwargs)
-        drawn.extend(found.ids)
-        return found
-
-    patched: Any = heldout_samples
-    patched.draw = watched
-    try:
-        sample_heldout(trainer, data.heldout.select([0]), [""])
-    finally:
-        patched.draw = draw
-    return drawn
 
 
 def main(argv: Sequence[str]) -> None:

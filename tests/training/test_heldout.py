@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from rookworld_rlvr.evaluation.suites.environment import EnvironmentSuite
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import complete
-from rookworld_rlvr.training import heldout
+from rookworld_rlvr.training import answering
 
 from ..conftest import script
 
@@ -32,7 +32,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         counts.append(len(prompts))
         return complete(network, tokenizer, prompts, **options)
 
-    monkeypatch.setattr(heldout, "complete", counted)
+    monkeypatch.setattr(answering, "complete", counted)
     return counts
 
 

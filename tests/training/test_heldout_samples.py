@@ -11,8 +11,8 @@ import pytest
 
 from rookworld_rlvr.evaluation.pass_at_k import read_counts
 from rookworld_rlvr.reports.run import page, read_runs
-from rookworld_rlvr.training import heldout
-from rookworld_rlvr.training.heldout_samples import evenly, sample_heldout
+from rookworld_rlvr.training import measurements
+from rookworld_rlvr.training.measurements import evenly, sample_heldout
 
 from ..conftest import REPOSITORY, launch, script
 
@@ -113,7 +113,7 @@ def test_a_resumed_run_does_not_measure_its_start_again(
         calls.append(trainer.state.global_step)
         return sample_heldout(trainer, *args)
 
-    monkeypatch.setattr(heldout, "sample_heldout", counted)
+    monkeypatch.setattr(measurements, "sample_heldout", counted)
     shutil.copytree(runs / "passes" / "run", tmp_path / "run")
     whole = runs / "passes" / "run"
     shutil.rmtree(tmp_path / "run" / "checkpoint-4")

@@ -18,7 +18,7 @@ from peft import LoraConfig
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.tasks.registry import task_of
 from rookworld_rlvr.training.glossary import dashboard_key, explain
-from rookworld_rlvr.training.heldout_samples import sample_heldout
+from rookworld_rlvr.training.measurements import sample_heldout
 from rookworld_rlvr.training.preflight import measure_parity, mixed_length_prompts
 
 from ..conftest import RECIPES, REPOSITORY

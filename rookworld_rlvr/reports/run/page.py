@@ -14,7 +14,7 @@ from ...evaluation.results import WHOSE, goal_rows
 from ...tasks.metrics import headline, headlines
 from ...tasks.registry import TASKS
 from ...training.changes import stretches
-from ...training.results import OWN_REWARDS, change_text, interval_text
+from ...training.results import OWN_REWARDS, change_text, interval_text, kl_words
 from . import answers, passes, suites
 from .curves import heldout_plots, training_plots
 from .plots import COLOURS, Dot, intervals
@@ -227,6 +227,7 @@ def _before_after(runs: Sequence[RunRecord]) -> dict[str, Any]:
         "published": published,
         "change_text": change_text,
         "interval_text": interval_text,
+        "kl_words": kl_words,
         "goals": goal_rows(
             "heldout",
             [

@@ -1,0 +1,85 @@
+"""A trainer's policy answers prompts, and rewards score the answers: held out, at the end, in a diagnosis."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from trl.models.utils import unwrap_model_for_generation
+
+from ..models.decoding import GREEDY, Decoding, complete
+from .sharding import gathered, gathers_at_each_forward
+
+
+def score(
+    trainer: Any,
+    func: Callable[..., Any],
+    answered: Sequence[tuple[Mapping[str, Any], str]],
+    progress: Callable[[int], object],
+) -> list[float | None]:
+    """A reward's numbers for rows and answers to them, on this process; nothing of it is logged."""
+    numbers: list[float | None] = []
+    size = trainer.args.per_device_eval_batch_size
+    for batch in (answered[first : first + size] for first in range(0, len(answered), size)):
+        texts = [text for _, text in batch]
+        found = func(
+            prompts=[row["prompt"] for row, _ in batch],
+            completions=texts,
+            completion_ids=trainer.processing_class(text=texts)["input_ids"],
+            trainer_state=trainer.state,
+            log_extra=lambda column, values: None,
+            log_metric=lambda name, value: None,
+            **{
+                key: [row[key] for row, _ in batch]
+                for key in batch[0][0]
+                if key not in ("prompt", "completion")
+            },
+        )
+        if inspect.iscoroutine(found):
+            found = asyncio.run_coroutine_threadsafe(found, trainer.async_loop).result()
+        numbers += found
+        progress(len(batch))
+    return numbers
+
+
+def decode(
+    trainer: Any,
+    prompts: Sequence[str],
+    progress: Callable[[int], object] | None = None,
+    decoding: Decoding = GREEDY,
+) -> list[str]:
+    """Answer prompts with a trainer's policy, greedily by default, on this process; see `complete`."""
+    with answering(trainer) as network:
+        return complete(
+            network,
+            trainer.processing_class,
+            prompts,
+            max_new_tokens=trainer.max_completion_length,
+            decoding=decoding,
+            batch_size=trainer.args.per_device_eval_batch_size,
+            by_generate=gathers_at_each_forward(trainer),
+            progress=progress,
+        )
+
+
+@contextmanager
+def answering(trainer: Any) -> Iterator[Any]:
+    """The policy's network in evaluation mode, whole on each process, under the run's autocast."""
+    training = trainer.model.training
+    trainer.model.eval()
+    try:
+        with (
+            unwrap_model_for_generation(
+                trainer.model_wrapped,
+                trainer.accelerator,
+                gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
+            ) as network,
+            gathered(trainer),
+            trainer.accelerator.autocast(),
+        ):
+            yield network
+    finally:
+        trainer.model.train(training)
