@@ -27,7 +27,7 @@ from rookworld_rlvr.cli.checks import check_recipe
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.data.loading import DataArguments, label_heldout, load_data, require_truth
-from rookworld_rlvr.diagnosis.phases import DiagnoseArguments, has_stop, run_diagnosis, spread_rows
+from rookworld_rlvr.diagnosis.phases import DiagnoseArguments, run_diagnosis, spread_rows
 from rookworld_rlvr.diagnosis.report import print_report, write_reports
 from rookworld_rlvr.diagnosis.trainer import DiagnosedTrainer
 from rookworld_rlvr.engine.truth import LabelArguments, PolicyTruth
@@ -113,7 +113,8 @@ def main(argv: Sequence[str]) -> None:
         for path in write_reports(Path(folder), record):
             print(path)
     state.wait_for_everyone()
-    raise SystemExit(int(has_stop(record)))
+    stops = [f for f in record["analysis"]["findings"] if f["severity"] == "stop"]
+    raise SystemExit(int(bool(stops)))
 
 
 def check(args: DiagnoseArguments | None, *others: Any) -> list[str]:

@@ -18,12 +18,12 @@ import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
 
-from ..common.errors import NotationError, RookWorldError
+from ..common.errors import RookWorldError
 from ..common.files import read_asset
 from ..common.settings import Checked, setting
 from ..common.stats import Proportion, sign_test
 from ..tasks.metrics import evaluate_completions, headline, headlines
-from ..tasks.registry import TASKS, task_of
+from ..tasks.registry import TASKS
 from ..training.health.monitor import Finding, HealthMonitor
 from ..training.health.rules import RULES, Severity
 from .trainer import DiagnosedTrainer
@@ -144,6 +144,7 @@ def run_diagnosis(
             **of(log, "reward"),
             "positive": (rows["reward"] > 0).mean(),
             "failures": gather_object(trainer.reward_guard.faults),
+            "note": constant_rewards(rows),
         },
         "advantages": {
             **of(log, "mean_advantage", "health/advantage", "zero_variance/trained"),
@@ -186,6 +187,20 @@ def run_diagnosis(
     return clean
 
 
+def constant_rewards(rows: pd.DataFrame) -> str:
+    """Which single rewards are the same for every completion that they score, while others vary.
+
+    >>> constant_rewards(pd.DataFrame({"rewards": [{"a": 1, "b": 0, "c": None}, {"a": 1, "b": 1}]}))
+    'the same for every completion of the batch, so they teach nothing here: a'
+    """
+    columns = pd.DataFrame(rows["rewards"].tolist())
+    values = columns.nunique()
+    constant = values.index[(values == 1) & (columns.count() > 1)].tolist()
+    if not constant or values.max() == 1:
+        return ""
+    return f"the same for every completion of the batch, so they teach nothing here: {', '.join(constant)}"
+
+
 def of(log: Mapping[str, Any], *starts: str) -> Part:
     """The numbers of a log whose names start like this."""
     return {name: value for name, value in log.items() if name.startswith(starts)}
@@ -196,11 +211,6 @@ def records(frame: pd.DataFrame) -> list[Part]:
     plain = frame if frame.index.name is None and frame.index.nlevels == 1 else frame.reset_index()
     found: list[Part] = plain.to_dict("records")
     return found
-
-
-def has_stop(record: Part) -> bool:
-    """Whether a finding says that a run should not start."""
-    return any(found["severity"] == "stop" for found in record["analysis"]["findings"])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -284,21 +294,8 @@ def by_group(trainer: DiagnosedTrainer) -> list[Part]:
     """The step's prompts with their completions, of all processes."""
     rows, size = gather_object(trainer.completions), trainer.num_generations
     groups = [rows[first : first + size] for first in range(0, len(rows), size)]
-    prompts = [group[0]["prompt"] for group in groups]
-    return [
-        {"prompt": prompt, **position(prompt), "completions": group}
-        for prompt, group in zip(prompts, groups, strict=True)
-    ]
-
-
-def position(prompt: str) -> Part:
-    """The task of a prompt, and its position if it can be read."""
-    task = task_of(prompt)
-    try:
-        found = TASKS[task].position(prompt)
-    except NotationError:
-        return {"task": task, "fen": None, "action": None}
-    return {"task": task, "fen": found.fen, "action": found.action or None}
+    shared = ("task", "prompt", "fen", "action")
+    return [{**{name: group[0][name] for name in shared}, "completions": group} for group in groups]
 
 
 def generation(rows: pd.DataFrame) -> Part:
@@ -349,8 +346,8 @@ def analysis(trainer: DiagnosedTrainer, record: Part) -> Part:
     found = [f for f in found if f.rule not in _OF_A_TREND and not _may_be_chance(f, sizes)]
     names = {finding.rule for finding in found}
     causes = {name: cause_of(name, names) for name in names}
-    order = list(RULES)
-    found.sort(key=lambda f: (bool(causes[f.rule]), _LEVEL[f.severity], order.index(f.rule)))
+    # Findings come in the order of the rules.
+    found.sort(key=lambda f: (bool(causes[f.rule]), _LEVEL[f.severity]))
     first = next((finding for finding in found if finding.severity != "info"), None)
     return {
         "verdict": f"{first.rule}: {first.message}" if first else _HEALTHY,
@@ -368,10 +365,8 @@ def _may_be_chance(finding: Finding, sizes: Mapping[str, int]) -> bool:
 
 def cause_of(rule: str, found: set[str]) -> str | None:
     """The first cause of a finding, or None if nothing that was found explains it."""
-    for cause in RULES[rule].causes:
-        if cause in found:
-            return cause_of(cause, found) or cause
-    return None
+    cause = next((cause for cause in RULES[rule].causes if cause in found), None)
+    return cause and (cause_of(cause, found) or cause)
 
 
 def share_of_gradient(numbers: Mapping[str, float], times: float = 1.0) -> float:
@@ -384,53 +379,46 @@ def measurements(
     trainer: DiagnosedTrainer, record: Part
 ) -> tuple[dict[str, float], dict[str, str]]:
     """What a diagnosis alone measures, by the metrics that the rules name; and details for messages."""
-    set_up, layers, log = record["setup"], trainer.layers, record["log_history"][0]
-    gaps, failures, allowed = (
-        set_up["gaps"],
-        record["rewards"]["failures"],
-        trainer.probes["tolerance"],
-    )
+    set_up, sampled, log = record["setup"], record["generation"], record["log_history"][0]
+    gaps, allowed = trainer.probes, trainer.probes["tolerance"]
     worst = max(("alone_gap", "sampler_gap", "reference_kl"), key=lambda name: abs(gaps[name]))
-    dead = layers.index[layers["gradient_norm"] == 0].tolist()
+    dead = trainer.layers.index[trainer.layers["gradient_norm"] == 0].tolist()
     adapted = hasattr(trainer.networks()[0], "peft_config")
     rows = record["initial"]["heldout"]
     formats = {row["metric"]: row["share"] for row in rows if row["metric"].endswith("/format")}
-    n = record["generation"]["completions"]
+    n = sampled["completions"]
     unreadable = Proportion(log["health/unreadable"] * n, n).interval[0]
     when = "unreadable_when_sampled" if max(formats.values(), default=0) > 0.5 else "unreadable"
-    noted: list[tuple[str, float, str]] = [
-        (
-            "dropout_gap",
-            gaps["repeat_gap"],
-            f"{set_up['active_dropout']} modules of dropout are active",
-        ),
-        ("position_gap", gaps["position_gap"], f"over {allowed:g}"),
-        ("preflight_gap", abs(gaps[worst]), worst),
-    ]
-    noted = [note for note in noted if note[1] > allowed]
-    noted += [("trained", set_up["trained_parameters"] / set_up["parameters"], "")]
-    noted += [("layers_without_gradient", 0 if adapted else len(dead), ", ".join(dead[:4]))]
-    noted += [(when, unreadable, "")]
-    pairs = record["generation"]["pairs_of_one_text"]
-    noted += [("identical_pairs", pairs, ", counted by pairs of completions")]
-    if failures:
-        noted.append(("reward_raised", log["rewards/unscored"], failures[0]))
-    if 1.0 in trainer.one_step_on:
-        later = trainer.one_step_on[1.0]
+    noted: dict[str, tuple[float, str]] = {
+        "active_dropout": (set_up["active_dropout"], ""),
+        "trained": (set_up["trained_parameters"] / set_up["parameters"], ""),
+        "layers_without_gradient": (0 if adapted else len(dead), ", ".join(dead[:4])),
+        when: (unreadable, ""),
+        "identical_pairs": (sampled["pairs_of_one_text"], ", counted by pairs of completions"),
+    }
+    if gaps["position_gap"] > allowed:
+        noted["position_gap"] = (gaps["position_gap"], f"over {allowed:g}")
+    if abs(gaps[worst]) > allowed:
+        noted["preflight_gap"] = (abs(gaps[worst]), worst)
+    if failures := record["rewards"]["failures"]:
+        noted["reward_raised"] = (log["rewards/unscored"], failures[0])
+    if later := trainer.one_step_on.get(1.0):
         share = max(later.get("kl/share_of_loss", 0.0), share_of_gradient(later))
-        noted += [("drift", later["drift"], "")]
-        noted += [("kl_share", share, " or its gradient, one step later")]
-    rewards = pd.Series([entry.get("reward") for entry in record["log_history"]], dtype=float)
+        noted |= {
+            "drift": (later["drift"], ""),
+            "kl_share": (share, " or its gradient, one step later"),
+        }
+    rewards = [entry.get("reward", math.nan) for entry in record["log_history"]]
     if (quarter := len(rewards) // 4) >= _FEWEST_REPETITIONS // 4:
-        rise = rewards[-quarter:].mean() - rewards[:quarter].mean()
-        noted.append(("batch_rise", rise, str(len(rewards))))
+        rise = (sum(rewards[-quarter:]) - sum(rewards[:quarter])) / quarter
+        noted["batch_rise"] = (rise, str(len(rewards)))
     if len(rewards) == 1:  # one batch learnt by heart may cost held-out answers
         pair = min(record["after"]["paired"], key=lambda row: row["p_of_fall"])
         said = "{metric}: {became_wrong} of {n} answers become wrong and {became_right} right"
-        noted.append(("heldout_p", pair["p_of_fall"], said.format(**pair)))
-    numbers = {f"diagnosis/{name}": value for name, value, _ in noted}
+        noted["heldout_p"] = (pair["p_of_fall"], said.format(**pair))
+    numbers = {f"diagnosis/{name}": value for name, (value, _) in noted.items()}
     numbers |= {f"eval_{name}": share for name, share in formats.items()}
-    return numbers, {f"diagnosis/{name}": detail for name, _, detail in noted}
+    return numbers, {f"diagnosis/{name}": detail for name, (_, detail) in noted.items()}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def lines(part: Part) -> list[tuple[str, str]]:
     return [
         (label(key), shown(value))
         for key, value in part.items()
-        if not _is_table(value) and value != []
+        if not _is_table(value) and value not in ([], "")
     ]
 
 
@@ -200,7 +200,7 @@ def page(record: Part) -> Markup:
 def _board(group: Part) -> Markup:
     """The prompt's position, with the action of an environment prompt as an arrow."""
     try:
-        return Markup(position_board(group["fen"] or "", action_arrows(group["action"])))
+        return Markup(position_board(group["fen"] or "", action_arrows(group["action"] or None)))
     except IllegalPositionError:
         return Markup()
 

@@ -129,7 +129,8 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         rows = zip(prompts, texts, zip(*columns, strict=True), totals.tolist(), strict=True)
         for prompt, text, rewards, total in rows:
             by_name = dict(zip(self.reward_func_names, rewards, strict=True))
-            row = {"prompt": prompt, "text": text, "rewards": by_name, "reward": total}
+            row = {name: self.sampled[prompt][name] for name in ("task", "prompt", "fen", "action")}
+            row |= {"text": text, "rewards": by_name, "reward": total}
             self.completions.append({**dict.fromkeys(COLUMNS), **row})
         self.prompts += [self.sampled[prompt] for prompt in prompts[:: self.num_generations]]
         with self.phase("batch before"):
@@ -329,7 +330,7 @@ class StepNotes(TrainerCallback):  # type: ignore[misc]
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self.before: dict[str, torch.Tensor] = {}
-        self.slopes: dict[str, torch.Tensor | None] = {}
+        self.gradients: dict[str, float] = {}  # norms
 
     def _parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         return list(self.trainer.accelerator.unwrap_model(self.trainer.model).named_parameters())
@@ -342,7 +343,7 @@ class StepNotes(TrainerCallback):  # type: ignore[misc]
         if state.global_step == 0:
             for name, weight in self._parameters():
                 self.before[name] = full(weight)
-                self.slopes[name] = None if weight.grad is None else full(weight.grad)
+                self.gradients[name] = 0.0 if weight.grad is None else norm(full(weight.grad))
             with self.trainer.phase("diagnosis"):
                 self.trainer.look_at_temperatures()
 
@@ -353,17 +354,16 @@ class StepNotes(TrainerCallback):  # type: ignore[misc]
             {
                 "layer": layer_of(name),
                 "parameters": weight.numel(),
-                "gradient_norm": norm(self.slopes[name]),
+                "gradient_norm": self.gradients[name],
                 "weight_norm": norm(self.before[name]),
                 "update_norm": norm(full(weight) - self.before[name]),
             }
             for name, weight in self._parameters()
         )
-        norms = [name for name in table if name.endswith("_norm")]
+        norms = ["gradient_norm", "weight_norm", "update_norm"]
         table[norms] **= 2
         self.trainer.layers = table.groupby("layer", sort=False).sum()
         self.trainer.layers[norms] **= 0.5
-        self.slopes.clear()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer = self.trainer
@@ -389,61 +389,36 @@ class StepNotes(TrainerCallback):  # type: ignore[misc]
         self.before.clear()
 
 
-def norm(tensor: torch.Tensor | None) -> float:
-    """Euclidean norm; 0 for None, nan or inf if one of the numbers is."""
-    return 0.0 if tensor is None else tensor.double().norm().item()
+def norm(tensor: torch.Tensor) -> float:
+    """Euclidean norm; nan or inf if one of the numbers is."""
+    return tensor.double().norm().item()
 
 
-# --------------------------------------------------------------------------------------------------
-# Probes
-# --------------------------------------------------------------------------------------------------
 @torch.no_grad()
 def probe(trainer: RookWorldGRPOTrainer) -> dict[str, float]:
     """Measure the policy before the step, in nats, to explain a gap in parity.
 
-    The result holds the preflight's numbers and tolerance, and two differences: the largest between two
-    forwards of one batch in training mode, and the largest that the mask's position ids make to a
-    padded batch. Both are at temperature 1, because a low temperature would multiply rounding errors.
+    The result holds the preflight's numbers and tolerance, and the largest difference that the mask's
+    position ids make to a padded batch; 0 if they are used anyway.
     """
     prompts = mixed_length_prompts(trainer)
     rows = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
     device, training = trainer.accelerator.device, trainer.model.training
-
-    def padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-        batch = pad_rows(rows, trainer.processing_class.pad_token_id)
-        return batch["input_ids"].to(device), batch["attention_mask"].to(device)
-
-    def scores() -> torch.Tensor:
-        length = min(map(len, rows)) - 1
-        return trainer.log_probs(trainer.model, *padded(rows), length).logps.float()
-
+    padded = pad_rows([rows[0], rows[-1]], trainer.processing_class.pad_token_id)
+    batch = {name: padded[name].to(device) for name in ("input_ids", "attention_mask")}
+    text = batch["attention_mask"].bool()
     try:
         trainer.model.train()
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             parity = measure_parity(trainer, prompts)
-            repeat_gap = _gap(scores(), scores())
         trainer.model.eval()
-        position_gap = _position_gap(trainer, *padded([rows[0], rows[-1]]))
+        with trainer.accelerator.autocast():
+            free, numbered = (
+                trainer.model_wrapped(**batch, **more).logits.float().log_softmax(-1)[text]
+                for more in ({}, {"position_ids": position_ids_from_mask(batch["attention_mask"])})
+            )
     finally:
         trainer.model.train(training)
-    return {
-        **asdict(parity),
-        "position_gap": position_gap,
-        "repeat_gap": min(1.0, trainer.temperature) * repeat_gap,
-        "tolerance": preflight_tolerance(trainer),
-    }
-
-
-def _position_gap(trainer: Any, ids: torch.Tensor, mask: torch.Tensor) -> float:
-    """How far log-probs move when the mask's position ids are given; 0 if they were used anyway."""
-    positions = position_ids_from_mask(mask)
-    batch = {"input_ids": ids, "attention_mask": mask}
-    with trainer.accelerator.autocast():
-        free = trainer.model_wrapped(**batch).logits.float().log_softmax(-1)
-        given = trainer.model_wrapped(**batch, position_ids=positions).logits.float()
-    text = mask.bool()
-    return _gap(free[text], given.log_softmax(-1)[text])
-
-
-def _gap(first: torch.Tensor, second: torch.Tensor) -> float:
-    return (first - second).abs().max().item()
+    position_gap = (free - numbered).abs().max().item()
+    tolerance = preflight_tolerance(trainer)
+    return {**asdict(parity), "position_gap": position_gap, "tolerance": tolerance}

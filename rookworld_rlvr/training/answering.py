@@ -1,4 +1,4 @@
-"""A trainer's policy answers prompts, and rewards score the answers: held out, at the end, in a diagnosis."""
+"""A trainer's policy answers prompts beside training, and its rewards score the answers."""
 
 from __future__ import annotations
 

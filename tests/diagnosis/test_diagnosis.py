@@ -162,7 +162,7 @@ def judged(
     **log: float,
 ) -> dict[str, Any]:
     """The analysis of a healthy step of 32 completions of 4 prompts, with some numbers replaced."""
-    names = ("alone_gap", "sampler_gap", "reference_kl", "position_gap", "repeat_gap")
+    names = ("alone_gap", "sampler_gap", "reference_kl", "position_gap")
     pair = {"metric": "policy/best_move", "n": 60, "became_wrong": 3, "became_right": 2}
     trainer: Any = type("Trainer", (), {})()
     trainer.probes = {**dict.fromkeys(names, 1e-6), "tolerance": 1e-3, **(gaps or {})}

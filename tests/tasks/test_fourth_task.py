@@ -16,7 +16,6 @@ from rookworld_rlvr.common.errors import ConfigurationError, NotationError
 from rookworld_rlvr.data.audit import AuditArguments, audit
 from rookworld_rlvr.data.loading import DataArguments, LoadedData, load_data, require_truth
 from rookworld_rlvr.data.synthesis import environment_prompts, environment_row
-from rookworld_rlvr.diagnosis.phases import position
 from rookworld_rlvr.evaluation.models import Oracle
 from rookworld_rlvr.rewards.registry import get_reward_funcs, known_rewards, tasks_of
 from rookworld_rlvr.tasks import rules
@@ -154,7 +153,6 @@ def test_what_reads_all_tasks_reads_it(loaded: LoadedData, tmp_path: Path) -> No
     assert text.count("legal_moves_exact 1.000") == 3
     assert text.count("legal_moves_exact 0.000") == 6  # wrong, and unreadable
     assert any(line.startswith("legal_moves  train") for line in loaded.report.lines())
-    assert position(f"N: {START}") == {"task": "legal_moves", "fen": START, "action": None}
     assert TASKS["legal_moves"].board(rows[0], " 20").startswith("<svg")
     counted = audit(AuditArguments(dataset_name=str(tmp_path / "rows.jsonl")))["rows"]
     assert (counted["white"]["legal_moves"], counted["black"]["legal_moves"]) == (20, 0)
