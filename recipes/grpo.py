@@ -47,17 +47,17 @@ from rookworld_rlvr.training.model_card import Run, write_grpo_card
 from rookworld_rlvr.training.parts.groups import check_rows
 from rookworld_rlvr.training.progress import print_short_lines
 from rookworld_rlvr.training.results import (
+    ANSWERS_AFTER,
+    EVALUATION,
     KL_TO_START,
+    REPORT,
+    RESULTS,
     before_after_table,
     kl_words,
     pass_lines,
     write_results,
 )
 from rookworld_rlvr.training.run_folder import (
-    ANSWERS_AFTER,
-    EVALUATION,
-    REPORT,
-    RESULTS,
     close_provenance,
     finished,
     goes_on,

@@ -30,8 +30,7 @@ from ..common.settings import Checked, key_faults, setting
 from ..common.stats import Estimate
 from ..common.terminal import cells, printable, wrapped
 from ..tasks.metrics import headlines, training_metrics
-from ..training.results import heldout_results
-from ..training.run_folder import RESULTS
+from ..training.results import RESULTS, heldout_results
 from .words import shipped
 
 METHODS = ("grid", "random", "bayes")

@@ -198,7 +198,8 @@ def constant_rewards(rows: pd.DataFrame) -> str:
     constant = values.index[(values == 1) & (columns.count() > 1)].tolist()
     if not constant or values.max() == 1:
         return ""
-    return f"the same for every completion of the batch, so they teach nothing here: {', '.join(constant)}"
+    which = ", ".join(constant)
+    return f"the same for every completion of the batch, so they teach nothing here: {which}"
 
 
 def of(log: Mapping[str, Any], *starts: str) -> Part:

@@ -17,12 +17,7 @@ from ..data.loading import DataArguments
 from ..evaluation.registry import SuiteArguments
 from .checkpoints import STATE
 from .config import NewModelArguments
-
-RESOLVED_CONFIG = "resolved_config.yaml"
-
-
-PROVENANCE = "provenance.json"
-
+from .results import PROVENANCE, RESOLVED_CONFIG
 
 Changes = Mapping[
     str, Sequence[Any]
@@ -208,4 +203,6 @@ def words(value: Any) -> str:
         return f"{value['name']} x {words(value.get('weight', 1))}{more}"
     if isinstance(value, float):
         return f"{value:g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {words(item)}" for key, item in value.items()) or "none"
     return "none" if value is None else str(value)

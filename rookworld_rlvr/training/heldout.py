@@ -16,8 +16,8 @@ from ..common.stats import Estimate, Kind, estimate
 from ..evaluation.answerers import LanguageModel, shared
 from ..tasks.metrics import Results, evaluate_completions, headline
 from .answering import decode, score
-from .results import OWN_REWARDS, write_proportions
-from .run_folder import ANSWERS_BEFORE, HELDOUT_BEFORE, write_answers
+from .results import ANSWERS_BEFORE, HELDOUT_BEFORE, OWN_REWARDS, write_proportions
+from .run_folder import write_answers
 
 if TYPE_CHECKING:
     from ..evaluation.pass_at_k import RightCounts

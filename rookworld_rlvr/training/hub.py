@@ -11,8 +11,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
 from ..common.errors import RookWorldError
-from .changes import PROVENANCE, RESOLVED_CONFIG
-from .run_folder import ADAPTER, CARD, REPORT, RESULTS
+from .results import ADAPTER, CARD, PROVENANCE, REPORT, RESOLVED_CONFIG, RESULTS
 
 _MODEL = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json")
 

@@ -29,7 +29,7 @@ from ..tasks.metrics import evaluate_completions
 from ..tasks.registry import TASKS, is_right
 from ..tasks.scoring import values_by_move
 from .answering import answering, decode
-from .run_folder import HELDOUT_PASS
+from .results import HELDOUT_PASS
 from .sharding import is_sharded
 
 PASS_ROWS = 200  # of each task, always the same ones

@@ -24,8 +24,8 @@ from ..data.sources import PACKAGED_DATA, dataset_file
 from ..models.loading import PACKAGED_MODEL, resolve_model_path
 from ..tasks.metrics import Results, headlines
 from ..tasks.registry import TASKS
-from .results import kl_words
-from .run_folder import CARD, open_weights
+from .results import CARD, kl_words
+from .run_folder import open_weights
 
 LICENCE = "gpl-3.0"  # the licence of this package, its data and its model
 

@@ -14,6 +14,19 @@ from ..common.stats import Estimate, Proportion, newcombe
 from ..evaluation.pass_at_k import GREEDY_SHARE, Measured, pass_summary
 from ..tasks.metrics import Results, headline, headlines
 
+# Files of a run's folder.
+RESOLVED_CONFIG = "resolved_config.yaml"
+PROVENANCE = "provenance.json"
+HELDOUT_BEFORE = "heldout_before.json"
+HELDOUT_PASS = "heldout_pass.json"  # counts of right samples, before and after training
+ANSWERS_BEFORE = "heldout_answers_before.jsonl"
+ANSWERS_AFTER = "heldout_answers_after.jsonl"
+RESULTS = "results.json"
+EVALUATION = "evaluation.json"  # the suites' results
+CARD = "README.md"
+REPORT = "report.html"
+ADAPTER = "adapter"  # the subfolder with a run's adapters
+
 OWN_REWARDS = "rewards/"
 """What the names of the means of a user's own rewards begin with."""
 

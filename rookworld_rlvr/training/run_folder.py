@@ -31,53 +31,22 @@ from ..tasks.coverage import coverage, note, noted, widened
 from ..tasks.metrics import Results, evaluate_completions
 from ..tasks.registry import score_row
 from ..tasks.scoring import values_by_move
-from .changes import (
+from .checkpoints import checkpoints, damage, last_whole
+from .results import (
+    ADAPTER,
+    CARD,
+    HELDOUT_BEFORE,
+    OWN_REWARDS,
     PROVENANCE,
     RESOLVED_CONFIG,
-    changed_keys,
-    changed_words,
-    differences,
-    sessions_of,
-    step_of,
-    stretches,
+    read_proportions,
 )
-from .checkpoints import checkpoints, damage, last_whole
-from .results import OWN_REWARDS, read_proportions
-
-HELDOUT_BEFORE = "heldout_before.json"
-
-
-HELDOUT_PASS = "heldout_pass.json"  # counts of right samples, before and after training
-
-
-ANSWERS_BEFORE = "heldout_answers_before.jsonl"
-
-
-ANSWERS_AFTER = "heldout_answers_after.jsonl"
-
-
-RESULTS = "results.json"
-
-
-EVALUATION = "evaluation.json"  # the suites' results
-
-
-CARD = "README.md"
-
-
-REPORT = "report.html"
-
-
-ADAPTER = "adapter"  # the subfolder with a run's adapters
-
 
 _NO = ("false", "no", "none")
-
-
 _LAST = ("true", "yes", "last")
-
-
 _AUTO = "auto"
+# Shards of weights and optimiser that torch and DeepSpeed read with the whole of pickle.
+_PICKLED_SHARDS = ("*/.metadata", "global_step*")
 
 
 def resume_point(wish: str | None, output_dir: Path, resolved: str) -> Path | None:
@@ -115,6 +84,8 @@ def _decided_by_main(decide: Callable[[], Any]) -> Any:
 def _resume_point(wish: str | None, output_dir: Path, resolved: str) -> Path | None:
     if wish is None or wish.lower() in _NO:
         return None
+    from .changes import changed_keys, changed_words
+
     if wish.lower() == _AUTO and is_finished(output_dir):
         other = changed_words(_differences(output_dir, resolved))
         print(
@@ -187,11 +158,9 @@ def _finished(wish: str | None, output_dir: Path, resolved: str) -> str | None:
 
 
 def _differences(output_dir: Path, resolved: str) -> dict[str, list[Any]]:
+    from .changes import differences
+
     return differences((output_dir / RESOLVED_CONFIG).read_text(encoding="utf-8"), resolved)
-
-
-# Shards of weights and optimiser that torch and DeepSpeed read with the whole of pickle.
-_PICKLED_SHARDS = ("*/.metadata", "global_step*")
 
 
 def refuse_pickles(checkpoint: Path, output_dir: Path) -> None:
@@ -356,27 +325,33 @@ def open_provenance(
         What changed in the run's configuration, see `changes.stretches`.
     """
     source = truth.labeller.source if truth is not None and truth.labeller is not None else None
-    changed = {} if resumed_from is None else changed_keys(resumed_from, resolved)
     session = {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(sys.argv),
         "processes": processes,
         "resumed_from": str(resumed_from) if resumed_from is not None else None,
-        "from_step": step_of(resumed_from),
-        "changed": changed,
+        "from_step": 0,
+        "changed": {},
         "data": {item.name: getattr(data.report, item.name) for item in fields(data.report)},
         "labels": None if truth is None else truth.labels,
         "engine": None if source is None else asdict(source),
         **machine(),
     }
-    earlier = [] if resumed_from is None else sessions_of(resumed_from.parent)
-    sessions = [*earlier, session]
+    sessions, history = [session], []
+    if resumed_from is not None:
+        from .changes import changed_keys, sessions_of, step_of, stretches
+
+        session |= {
+            "from_step": step_of(resumed_from),
+            "changed": changed_keys(resumed_from, resolved),
+        }
+        sessions = [*sessions_of(resumed_from.parent), session]
+        history = stretches(sessions)
+        for line in stretches([session]):
+            print(line)
     _write_json(output_dir / PROVENANCE, {"schema_version": 1, "sessions": sessions})
-    history = stretches(sessions)
     comments = "".join(f"# {line}\n" for line in history)
     replace_text(output_dir / RESOLVED_CONFIG, comments + resolved)
-    if changed:
-        print(stretches([session])[0])
     return history
 
 

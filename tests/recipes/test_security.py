@@ -27,8 +27,8 @@ from rookworld_rlvr.diagnosis.trainer import DiagnosedTrainer
 from rookworld_rlvr.inference import analyse
 from rookworld_rlvr.inference.model import RookWorld
 from rookworld_rlvr.reports.run import page, read_runs
-from rookworld_rlvr.training.changes import RESOLVED_CONFIG
 from rookworld_rlvr.training.checkpoints import MANIFEST
+from rookworld_rlvr.training.results import RESOLVED_CONFIG
 from rookworld_rlvr.training.run_folder import open_weights, resume_point
 
 from ..browser import Browser

@@ -18,10 +18,9 @@ from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.common.stats import Proportion
 from rookworld_rlvr.reports.run import RunRecord, page, read_runs
-from rookworld_rlvr.reports.run.answers import change, changes, choose, errors
-from rookworld_rlvr.reports.run.plots import Dot, Series, intervals, plot
-from rookworld_rlvr.reports.run.published import PUBLISHED, comparable
-from rookworld_rlvr.reports.run.record import AnswerPair
+from rookworld_rlvr.reports.run.page import comparable
+from rookworld_rlvr.reports.run.plots import Series, plot
+from rookworld_rlvr.reports.run.record import AnswerPair, change, changes, choose, errors
 
 from ..browser import HEIGHT, WIDTHS, Browser, colour, painted
 from ..conftest import recipe
@@ -32,49 +31,26 @@ SMALL = """
     --logging_steps 1 --use_cpu --report_to none --beta 0.01 --seed 3
 """.split()
 
+SUITE = {"version": 1, "n": 500, "seed": 0, "decoding": {"name": "greedy", "max_new_tokens": 64}}
+EXACT = {"value": 0.5, "low": 0.4, "high": 0.6, "n": 500}
+BY_MOVE = {"value": 0.25, "low": 0.1, "high": 0.4, "n": 20}
+PAIRED = {"difference": 0.2, "low": 0.1, "high": 0.3, "p": 0.001, "test": "mcnemar", "n": 500}
 EVALUATION = {
     "schema_version": 1,
     "model": "rookworld-nano",
     "suites": {
         "environment": {
-            "version": 1,
-            "n": 500,
-            "seed": 0,
-            "decoding": {"name": "greedy", "max_new_tokens": 64},
-            "metrics": {
-                "next_state_exact": {"value": 0.5, "low": 0.4, "high": 0.6, "n": 500},
-                "next_state_exact/move_1": {"value": 0.25, "low": 0.1, "high": 0.4, "n": 20},
-            },
+            **SUITE,
+            "metrics": {"next_state_exact": EXACT, "next_state_exact/move_1": BY_MOVE},
         }
     },
     "left_out": {"puzzles": "no file: give --puzzles_file"},
     "compared": [
         {
             "model": "runs/grpo_nano",
-            "suites": {
-                "environment": {
-                    "version": 1,
-                    "n": 500,
-                    "seed": 0,
-                    "decoding": {"name": "greedy"},
-                    "metrics": {
-                        "next_state_exact": {"value": 0.7, "low": 0.65, "high": 0.75, "n": 500}
-                    },
-                }
-            },
+            "suites": {"environment": {**SUITE, "metrics": {"next_state_exact": EXACT}}},
             "left_out": {},
-            "paired": {
-                "environment": {
-                    "next_state_exact": {
-                        "difference": 0.2,
-                        "low": 0.1,
-                        "high": 0.3,
-                        "p": 0.001,
-                        "test": "mcnemar",
-                        "n": 500,
-                    }
-                }
-            },
+            "paired": {"environment": {"next_state_exact": PAIRED}},
         }
     ],
     "provenance": {},
@@ -201,15 +177,6 @@ def test_a_ring_marks_the_saved_weights() -> None:
         assert "ring" not in plot("share", [Series("run", [(0, 0.0), (10, 1.0)], chosen=chosen)])
 
 
-def test_intervals_are_drawn_from_low_to_high() -> None:
-    drawn = intervals("shares", [("exact", [Dot("run", 0.5, 0.25, 0.75, hollow=True)])])
-    grid = [float(x) for x in re.findall(r'class="grid" x1="([^"]*)"', drawn)]  # every quarter
-    (ends,) = re.findall(r'class="s0" x1="([^"]*)" x2="([^"]*)"', drawn)
-    assert [float(x) for x in ends] == [grid[1], grid[3]]
-    assert re.findall(r'cx="([^"]*)"', drawn) == [str(grid[2])]
-    assert "exact, run, before: 50% [25%, 75%]" in drawn
-
-
 # --------------------------------------------------------------------------------------------------
 # Answers and published numbers
 # --------------------------------------------------------------------------------------------------
@@ -298,10 +265,9 @@ def test_what_changed_is_counted_row_by_row() -> None:
 
 
 def test_only_what_counts_the_same_is_compared() -> None:
-    assert {n.value for n in comparable("environment:next_state_exact")} == {0.999, 0.9961}
+    assert {n["value"] for n in comparable("environment:next_state_exact")} == {0.999, 0.9961}
     for metric in ("heldout:policy/best_move", "policy:best_move", "mate_in_one:mate"):
         assert comparable(metric) == [], metric
-    assert all(number.remark and number.source[1].startswith("https://") for number in PUBLISHED)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -330,7 +296,7 @@ def test_the_page_asks_for_nothing(one: Path) -> None:
 def test_the_page_tells_the_run(one: Path) -> None:
     drawn = one.read_text()
     (run,) = read_runs([str(one.parent)])
-    for words in ("trl 1.16", "--seed 3", "957,184", "rookworld-nano-openings", "12 policy"):
+    for words in ("trl 1.16", "--seed 3", "957184", "rookworld-nano-openings", "policy 12"):
         assert words in drawn, words
     for name, result in run.after.items():
         low, high = result.interval
@@ -391,12 +357,17 @@ def test_what_a_model_wrote_is_no_markup(runs: Path) -> None:
     assert "&lt;script&gt;" in drawn
 
 
-def test_several_runs_side_by_side(runs: Path) -> None:
-    drawn = page(read_runs([str(runs / "first"), str(runs / "resumed")]))
+def test_several_runs_side_by_side(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "both.html"
+    folders = [word for name in ("first", "resumed") for word in ("--run", str(runs / name))]
+    assert report(monkeypatch, *folders, "--output_file", str(out)) == 0
+    drawn = out.read_text()
     assert '<th scope="col">first</th><th scope="col">resumed</th>' in drawn
     assert "Keys that differ between the runs" in drawn
     assert '<code class="name">max_<wbr>steps</code></th><td>2</td><td>4</td>' in drawn
-    assert drawn.count("first</li>") >= 15, "a legend under every plot"
+    assert drawn.count("first</li>") >= 14, "a legend under every plot"
 
 
 def test_runs_of_one_name_keep_apart(runs: Path, tmp_path: Path) -> None:
@@ -420,7 +391,6 @@ def test_a_killed_run_gives_what_there_is(killed: Path) -> None:
     assert "heldout_answers_after.jsonl" in said
     drawn = page([run])
     assert "did not finish; logged up to step 1" in drawn
-    assert "1 session(s) that did not finish" not in drawn, "nothing is known of any"
     assert drawn.count('class="band') == 9
 
 
@@ -447,19 +417,6 @@ def test_what_is_no_run_is_one_message(
     error = capsys.readouterr().err
     assert reason in error and "give the output_dir" in error
     assert "Traceback" not in error and len(error.splitlines()) <= 2
-
-
-def test_the_recipe_writes_the_page(
-    runs: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    out = tmp_path / "both.html"
-    folders = [word for name in ("first", "resumed") for word in ("--run", str(runs / name))]
-    assert report(monkeypatch, *folders, "--output_file", str(out)) == 0
-    assert str(out) in capsys.readouterr().out
-    assert "Report on first, resumed" in out.read_text()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -493,7 +450,7 @@ def test_plots_and_boards_are_seen(browser: Browser, one: Path, width: int, sche
     paper = colour(browser.ask("return getComputedStyle(document.body).backgroundColor"))
     assert (sum(paper) < 150) == (scheme == "dark")
     plots, boards = browser.boxes(".plot > svg"), browser.boxes(".board > svg")
-    assert len(plots) >= 18 and len(boards) >= 8
+    assert len(plots) >= 17 and len(boards) >= 8
     for box in plots:
         assert box[2] >= 250 and box[3] >= 120
         assert box[0] >= 0 and box[0] + box[2] <= width
@@ -547,7 +504,7 @@ def test_several_runs_fit_on_a_phone(browser: Browser, runs: Path, tmp_path: Pat
     browser.open(path, 390)
     assert browser.overflow() <= 0
     keys = ".legend line"
-    assert len(browser.boxes(keys)) >= 30
+    assert len(browser.boxes(keys)) >= 28
     strokes = f"return [...document.querySelectorAll('{keys}')].map(e=>getComputedStyle(e).stroke)"
     assert len(set(browser.ask(strokes))) == 2
 

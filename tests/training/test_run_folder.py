@@ -17,9 +17,8 @@ from rookworld_rlvr.tasks.coverage import coverage, noted
 from rookworld_rlvr.tasks.metrics import evaluate_completions
 from rookworld_rlvr.tasks.registry import TASKS
 from rookworld_rlvr.training.checkpoints import seal
-from rookworld_rlvr.training.results import write_proportions
+from rookworld_rlvr.training.results import HELDOUT_BEFORE, write_proportions
 from rookworld_rlvr.training.run_folder import (
-    HELDOUT_BEFORE,
     close_provenance,
     finished,
     foreign_faults,

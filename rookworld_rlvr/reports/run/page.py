@@ -9,25 +9,21 @@ from markupsafe import Markup
 
 from ...common.files import read_asset
 from ...common.html import name, render
-from ...common.stats import Proportion, newcombe
-from ...evaluation.results import WHOSE, goal_rows
+from ...common.stats import Estimate, Paired, Proportion, newcombe
+from ...evaluation.pass_at_k import GREEDY_SHARE, RightCounts, ks
+from ...evaluation.results import SCHEMA_VERSION, WHOSE, decoding_text, goal_rows
 from ...tasks.metrics import headline, headlines
 from ...tasks.registry import TASKS
-from ...training.changes import stretches
-from ...training.results import OWN_REWARDS, change_text, interval_text, kl_words
-from . import answers, passes, suites
-from .curves import heldout_plots, training_plots
-from .plots import COLOURS, Dot, intervals
-from .published import PUBLISHED, published
-from .record import Answer, RunRecord
+from ...training.changes import stretches, words
+from ...training.results import change_text, interval_text, kl_words
+from .plots import COLOURS, Series, heldout_plots, plot, training_plots
+from .record import Answer, Change, Choice, RunRecord, changes, choose, errors, quality
 
 MOST_RUNS = COLOURS
-
-
 _BOARD_BYTES = 3_000_000  # of all the boards: with the plots the page stays under 5 MB
+_PUBLISHED = read_asset("published.yaml")  # numbers that others have published
 
-
-Row = Sequence[str]  # cells: plain text, or HTML as `Markup`
+Model = Mapping[str, Any]
 
 
 def page(runs: Sequence[RunRecord]) -> str:
@@ -37,38 +33,38 @@ def page(runs: Sequence[RunRecord]) -> str:
         runs: At least one, at most `MOST_RUNS`, with different names.
     """
     with_answers = [run for run in runs if run.answers]
-    changes = {run.name: answers.changes(run.answers) for run in with_answers}
+    changed = {run.name: changes(run.answers) for run in with_answers}
     return render(
         "run_report.html",
         runs=runs,
         names=[run.name for run in runs],
-        sentence=lambda run: _sentence(run, changes.get(run.name, {})),
-        tone=lambda run: _tone(run, changes.get(run.name, {})),
-        paired=[(run.name, _paired(changes[run.name])) for run in with_answers],
-        changes=changes,
+        sentence=lambda run: _sentence(run, changed.get(run.name, {})),
+        tone=lambda run: _tone(run, changed.get(run.name, {})),
+        paired=[(run.name, _paired(changed[run.name])) for run in with_answers],
+        changes=changed,
         probability=_probability,
-        errors=[(run.name, answers.errors(run.answers)) for run in with_answers],
+        errors=[(run.name, errors(run.answers)) for run in with_answers],
         **_setup(runs),
         **_before_after(runs),
         heldout_plots=heldout_plots(runs),
         training_plots=list(training_plots(runs)) if any(run.history for run in runs) else [],
-        quality=answers.quality,
+        quality=quality,
         qualities={
-            name: task.quality_words
-            for name, task in TASKS.items()
-            if any(pair.after["task"] == name for run in runs for pair in run.answers)
+            task: TASKS[task].quality_words
+            for task in dict.fromkeys(pair.after["task"] for run in runs for pair in run.answers)
+            if task in TASKS
         },
         boards=[(run.name, list(_boards(run, len(with_answers)))) for run in with_answers],
         gaps=_gaps,
-        suites=suites.section(runs),
-        passes=passes.section(runs),
+        suites=suites(runs),
+        passes=passes(runs),
     )
 
 
 # --------------------------------------------------------------------------------------------------
 # What was run
 # --------------------------------------------------------------------------------------------------
-def _is_tie(run: RunRecord, changes: Mapping[str, answers.Change]) -> bool:
+def _is_tie(run: RunRecord, changes: Mapping[str, Change]) -> bool:
     """Whether no headline has changed by more than chance may explain."""
     for metric in headlines().values():
         if metric in changes:
@@ -83,7 +79,7 @@ def _is_tie(run: RunRecord, changes: Mapping[str, answers.Change]) -> bool:
     return True
 
 
-def _sentence(run: RunRecord, changes: Mapping[str, answers.Change]) -> str:
+def _sentence(run: RunRecord, changes: Mapping[str, Change]) -> str:
     """How a run went, in one line."""
     loud = [f for f in run.health or () if f["severity"] != "info"]
     alarms = f"; {len(loud)} health warning{'' if len(loud) == 1 else 's'}" if loud else ""
@@ -106,7 +102,7 @@ def _sentence(run: RunRecord, changes: Mapping[str, answers.Change]) -> str:
     )
 
 
-def _tone(run: RunRecord, changes: Mapping[str, answers.Change]) -> str:
+def _tone(run: RunRecord, changes: Mapping[str, Change]) -> str:
     """The colour of the line: ``stop``, ``warning``, ``tie``, or nothing for a gain."""
     severities = {finding["severity"] for finding in run.health or ()}
     if "stop" in severities:
@@ -117,7 +113,7 @@ def _tone(run: RunRecord, changes: Mapping[str, answers.Change]) -> str:
     return "tie" if _is_tie(run, changes) else ""
 
 
-def _paired(changes: Mapping[str, answers.Change]) -> str:
+def _paired(changes: Mapping[str, Change]) -> str:
     """What the exact test says of the headlines, in one line."""
     return "; ".join(
         f"{metric} {change.gained} gained, {change.lost} lost ({_probability(change.p)})"
@@ -136,77 +132,28 @@ def _probability(p: float) -> str:
 
 
 def _setup(runs: Sequence[RunRecord]) -> dict[str, Any]:
-    def of(key: str) -> Row:
-        return [name(key), *(_config(run, key) for run in runs)]
+    def of(key: str) -> list[str]:
+        return [name(key), *(words(run.config[key]) if key in run.config else "-" for run in runs)]
 
     shown = read_asset("run_report.yaml")
-    sessions = list(map(_provenance, runs))
-    told = [[key, *(session.get(key, "-") for session in sessions)] for key in shown["provenance"]]
+    facts = list(map(_provenance, runs))
+    known = [[key, *(words(fact[key]) for fact in facts)] for key in facts[0]]
     whole = [of(key) for key in sorted({key for run in runs for key in run.config})]
     return {
-        "setup": [*map(of, shown["configured"]), *told],
+        "setup": [*map(of, shown["configured"]), *known],
         "whole": whole,
         "differing": [row for row in whole if len(set(row[1:])) > 1],
     }
 
 
-def _config(run: RunRecord, key: str) -> str:
-    value = run.config.get(key)
-    if key == "rewards" and isinstance(value, list):
-        return Markup("<br>").join(map(_reward, value))
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return "-" if value is None else str(value)
-
-
-def _reward(reward: Mapping[str, Any]) -> str:
-    options = {key: value for key, value in reward.items() if key not in ("name", "weight")}
-    words = "".join(f", {key} {value}" for key, value in options.items())
-    return f"{reward['name']} x {reward.get('weight', 1)}{words}"
-
-
-def _provenance(run: RunRecord) -> Mapping[str, str]:
+def _provenance(run: RunRecord) -> Mapping[str, Any]:
     """Facts of a run's last session, and the duration of all its sessions."""
-    if not run.sessions:
-        return {}
-    session = run.sessions[-1]
-    data, engine = session["data"], session.get("engine")
-    train, heldout = (
-        " + ".join(f"{n:,} {task}" for task, n in data[split].items())
-        for split in ("train", "heldout")
-    )
-    parameters, devices = session.get("parameters"), ", ".join(session["devices"])
+    last = run.sessions[-1] if run.sessions else {}
     return {
-        "parameters": "-" if parameters is None else f"{parameters:,}",
-        "rows": f"{train} for training; {heldout} held out; "
-        f"{sum(data['quarantined'].values()):,} quarantined; "
-        f"{sum(data.get('unjudgeable', {}).values()):,} not judgeable; "
-        f"{data['duplicates']:,} duplicates dropped; {data['overlap']} positions in both splits",
-        "values of moves": f"asked in training: {engine['engine']}, {engine['limit']}"
-        if engine
-        else data.get("values") or "-",
-        "command": session["command"],
-        "started": session["started"],
-        "duration": _duration(run.sessions),
-        "resumed from": session["resumed_from"] or "-",
-        "changed when resumed": Markup("<br>").join(stretches(run.sessions)) or "-",
-        "machine": f"{session['processes']} process(es), {session['cores']} CPU cores, "
-        f"{session['threads']} threads, {devices or 'no GPU'}; {session['platform']}",
-        "Python": session["python"],
-        "versions": ", ".join(map(" ".join, session["versions"].items())),
-        "commit": session["commit"] or "-",
+        **{key: last.get(key) for key in read_asset("run_report.yaml")["provenance"]},
+        "seconds of each session": [session.get("seconds") for session in run.sessions],
+        "changed when resumed": stretches(run.sessions),
     }
-
-
-def _duration(sessions: Sequence[Mapping[str, Any]]) -> str:
-    """The duration of all sessions; it is not known of one that was killed."""
-    known = [session["seconds"] for session in sessions if "seconds" in session]
-    if not known:
-        return "-"
-    killed = len(sessions) - len(known)
-    more = f", and {killed} session(s) that did not finish" if killed else ""
-    minutes, seconds = divmod(round(sum(known)), 60)
-    return f"{minutes} min {seconds} s{more}"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -215,12 +162,8 @@ def _duration(sessions: Sequence[Mapping[str, Any]]) -> str:
 def _before_after(runs: Sequence[RunRecord]) -> dict[str, Any]:
     told = [run for run in runs if run.before]
     metrics = list(dict.fromkeys(metric for run in told for metric in run.before))
-    dots = [
-        (metric, [dot for run in told for dot in _dots(metric, run, runs)])
-        for metric in metrics
-        if not metric.startswith(OWN_REWARDS)
-    ]
     held = {f"heldout:{metric}" for metric in metrics}
+    numbers = _PUBLISHED["numbers"]
     return {
         "told": told,
         "metrics": {m: [run.rows[m] for run in told if m in run.rows] for m in metrics},
@@ -228,39 +171,52 @@ def _before_after(runs: Sequence[RunRecord]) -> dict[str, Any]:
         "change_text": change_text,
         "interval_text": interval_text,
         "kl_words": kl_words,
-        "goals": goal_rows(
-            "heldout",
-            [
-                {
-                    m: found.estimate
-                    for m, found in run.after.items()
-                    if isinstance(found, Proportion)
-                }
-                for run in told
-            ],
-        ),
+        "goals": goal_rows("heldout", [_shares(run) for run in told]),
         "whose": WHOSE,
-        "dots": intervals("Held-out shares: ring before, dot after", dots),
-        "agreeing": [number for number in PUBLISHED if held & {*number.metrics}],
-        "others": [number for number in PUBLISHED if not number.metrics],
+        "agreeing": [number for number in numbers if held & {*number.get("metrics", ())}],
+        "others": [number for number in numbers if "metrics" not in number],
+        "sources": _PUBLISHED["sources"],
+        "number_words": _number_words,
     }
 
 
-def _dots(metric: str, run: RunRecord, runs: Sequence[RunRecord]) -> list[Dot]:
-    return [
-        Dot(run.name, result.value, *result.interval, runs.index(run), hollow=words == "before")
-        for words, results in (("before", run.before), ("after", run.after))
-        if (result := results.get(metric)) is not None
-    ]
+def _shares(run: RunRecord) -> dict[str, Estimate]:
+    return {m: found.estimate for m, found in run.after.items() if isinstance(found, Proportion)}
+
+
+def comparable(metric: str) -> list[Mapping[str, Any]]:
+    """The published numbers with the same definition as one of our metrics.
+
+    Args:
+        metric: ``heldout:<metric>`` or ``<suite>:<metric>``.
+
+    >>> [number["value"] for number in comparable("heldout:environment/state")]
+    [0.999, 0.9961]
+    """
+    return [n for n in _PUBLISHED["numbers"] if metric in n.get("metrics", ())]
+
+
+def published(metric: str) -> Markup:
+    """These numbers with their sources; a dash if there are none."""
+    form = Markup('{} <small class="source">{}</small>')
+    sources = _PUBLISHED["sources"]
+    found = [form.format(_number_words(n), sources[n["source"]][0]) for n in comparable(metric)]
+    return Markup("<br>").join(found) or Markup("-")
+
+
+def _number_words(number: Mapping[str, Any]) -> str:
+    """A published number as text, a share in per cent."""
+    value = number["value"]
+    return f"{100 * value:.4g}%" if value <= 1 else f"{value:g}"
 
 
 # --------------------------------------------------------------------------------------------------
 # Answers
 # --------------------------------------------------------------------------------------------------
-def _boards(run: RunRecord, runs: int) -> Iterator[tuple[answers.Choice, list[Any]]]:
+def _boards(run: RunRecord, runs: int) -> Iterator[tuple[Choice, list[Any]]]:
     """A run's answers; the last ones go without a board once its part of the page is full."""
     left = _BOARD_BYTES // runs
-    for choice in answers.choose(run.answers, 3 if runs == 1 else 2 if runs < 4 else 1):
+    for choice in choose(run.answers, 3 if runs == 1 else 2 if runs < 4 else 1):
         drawn = []
         for pair in choice.pairs:
             sides = [("before", pair.before), ("after", pair.after)]
@@ -290,3 +246,161 @@ def _gaps(run: RunRecord) -> Mapping[str, float]:
         if metric.startswith("preflight/")
     }
     return run.results.get("preflight") or logged
+
+
+# --------------------------------------------------------------------------------------------------
+# Suites: ``evaluation.json``
+# --------------------------------------------------------------------------------------------------
+_ESTIMATE = Markup("<b>{value:.4g}</b> <small>{bounds}, n {n}</small>")
+_PAIRED = Markup("<b>{difference:+.4g}</b> <small>{bounds}, p {p:.2g} ({test})</small>")
+_BOUNDS = {_ESTIMATE: "[{low:.4g}, {high:.4g}]", _PAIRED: "[{low:+.4g}, {high:+.4g}]"}
+
+
+def suites(runs: Sequence[RunRecord]) -> Markup:
+    """A table for each suite and run; empty if no folder has an ``evaluation.json``."""
+    told = [(run.name, run.evaluation) for run in runs if run.evaluation is not None]
+    return render(
+        "run_suites.html", whose=WHOSE, told=[(run, _evaluation(content)) for run, content in told]
+    )
+
+
+def _evaluation(content: Mapping[str, Any]) -> dict[str, Any]:
+    found = content.get("schema_version")
+    if found != SCHEMA_VERSION:
+        return {"unread": f"has schema version {found}; this report reads version {SCHEMA_VERSION}"}
+    models = [content, *content.get("compared", ())]
+    left_out = [
+        f"{model['model']}, {suite}: {reason}"
+        for model in models
+        for suite, reason in model["left_out"].items()
+    ]
+    return {"suites": list(_suites(models)), "left_out": left_out}
+
+
+def _suites(models: Sequence[Model]) -> Iterator[dict[str, Any]]:
+    """A column for each model; the parts of a metric, such as kinds of moves, come separately."""
+    for suite in dict.fromkeys(suite for model in models for suite in model["suites"]):
+        having = [model for model in models if suite in model["suites"]]
+        results = [model["suites"][suite] for model in having]
+        first, heads = results[0], ["metric"]
+        for model in having:
+            heads += [model["model"]] + (["change"] if suite in model.get("paired", {}) else [])
+        rows = {m: _row(suite, m, having) for result in results for m in result["metrics"]}
+        yield {
+            "name": suite,
+            "caption": f"{suite}, version {first['version']}, {first['n']} rows, seed "
+            f"{first['seed']}, {decoding_text(first['decoding'])}",
+            "heads": [*heads, "published"],
+            "wholes": [row for metric, row in rows.items() if "/" not in metric],
+            "parts": [row for metric, row in rows.items() if "/" in metric],
+            "goals": goal_rows(suite, list(map(_estimates, results)), first.get("notes", {})),
+            "models": [model["model"] for model in having],
+        }
+
+
+def _estimates(result: Mapping[str, Any]) -> dict[str, Estimate]:
+    return {metric: Estimate(**value) for metric, value in result["metrics"].items()}
+
+
+def _row(suite: str, metric: str, models: Sequence[Model]) -> list[Markup]:
+    cells = [name(metric)]
+    for model in models:
+        cells.append(_filled(_ESTIMATE, model["suites"][suite]["metrics"].get(metric)))
+        if suite in model.get("paired", {}):
+            cells.append(_filled(_PAIRED, model["paired"][suite].get(metric)))
+    return [*cells, published(f"{suite}:{metric}")]
+
+
+def _filled(form: Markup, value: Mapping[str, Any] | None) -> Markup:
+    if value is None:
+        return Markup("-")
+    few = "n too small for an interval"
+    bounds = few if value["low"] is None else _BOUNDS[form].format(**value)
+    return form.format(**value, bounds=bounds)
+
+
+# --------------------------------------------------------------------------------------------------
+# pass@k
+# --------------------------------------------------------------------------------------------------
+_SHARE = Markup("<b>{:.1%}</b> <small>[{:.1f}, {:.1f}]</small>")
+_CHANGE = Markup("<b>{:+.1f}</b> <small>[{:+.1f}, {:+.1f}]</small>")
+
+
+def passes(runs: Sequence[RunRecord]) -> Markup:
+    """Plots and tables; empty if no run measured pass@k."""
+    told = [run for run in runs if run.right]
+    measured = [counts for run in told for found in run.right.values() for counts in found.items()]
+    if not measured:
+        return Markup()
+    tasks = [task for task in TASKS if any(task == name for name, _ in measured)]
+    steps = {
+        float(place): f"k {k}"
+        for _, counts in measured
+        for place, k in enumerate(ks(counts.samples))
+    }
+    return render(
+        "run_passes.html",
+        plots=[plot(task, _lines(task, runs), is_share=True, steps=steps) for task in tasks],
+        is_open=len(told) == 1,
+        tables=[table for task in tasks for run in told for table in _tables(task, run, len(runs))],
+    )
+
+
+def _lines(task: str, runs: Sequence[RunRecord]) -> list[Series]:
+    """The starts, each once, then every run's end."""
+    starts: list[tuple[str, RightCounts]] = []
+    ends = []
+    for place, run in enumerate(runs):
+        before, after = (run.right.get(when, {}).get(task) for when in ("before", "after"))
+        if before is not None and all(before != other for _, other in starts):
+            starts.append((run.name, before))
+        if after is not None:
+            label = "after" if len(runs) == 1 else f"{run.name}, after"
+            ends.append(_line(label, after, place))
+    named = len(starts) > 1
+    return [
+        _line(f"{name}, before" if named else "before", counts, COLOURS - 1 - place)
+        for place, (name, counts) in enumerate(starts)
+    ] + ends
+
+
+def _line(label: str, counts: RightCounts, colour: int) -> Series:
+    found = counts.estimates()
+    curve = [found[f"pass@{k}"] for k in ks(counts.samples)]
+    points = [(float(place), value.value) for place, value in enumerate(curve)]
+    band = [value.interval for value in curve]
+    return Series(label, points, band, colour, apart=[(0.0, found[GREEDY_SHARE].value)])
+
+
+def _tables(task: str, run: RunRecord, runs: int) -> Iterator[dict[str, Any]]:
+    before, after = (run.right.get(when, {}).get(task) for when in ("before", "after"))
+    counts = after or before
+    if counts is None:
+        return
+    sides = [found.estimates() if found else {} for found in (before, after)]
+    changes = before.compare(after) if before and after else {}
+    yield {
+        "caption": f"{f'{run.name}, ' if runs > 1 else ''}{task}: {len(counts.right)} held-out rows, "
+        f"{counts.samples} samples each",
+        "rows": [
+            [
+                name,
+                *(_share(side.get(name)) for side in sides),
+                _points(changes, name),
+            ]
+            for name in counts.estimates()
+        ],
+    }
+
+
+def _share(value: Estimate | None) -> Markup:
+    if value is None:
+        return Markup("-")
+    return _SHARE.format(value.value, 100 * value.low, 100 * value.high)
+
+
+def _points(changes: Mapping[str, Paired], name: str) -> Markup:
+    if name not in changes:
+        return Markup("-")
+    found = changes[name]
+    return _CHANGE.format(*(100 * number for number in (found.difference, found.low, found.high)))

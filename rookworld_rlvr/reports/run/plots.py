@@ -1,4 +1,4 @@
-"""Curves with bands and dots with intervals, as SVG that takes its colours from the page.
+"""Which curves a report draws, and how: lines with bands, as SVG that takes its colours from the page.
 
 matplotlib's SVG of these curves is some fifty times as large, and plotly needs four megabytes of
 JavaScript; a line, a band and two axes need neither.
@@ -7,7 +7,7 @@ JavaScript; a line, a band and two axes need neither.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
@@ -15,38 +15,23 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
+from ...common.files import read_asset
 from ...common.html import render
+from ...common.stats import Proportion
+from ...tasks.metrics import headlines, training_metrics
+from ...training.glossary import dashboard_key, explain
+from ...training.results import OWN_REWARDS
+from .record import RunRecord
 
 Point = tuple[float, float]  # step and value
-
-
 Scale = Callable[[float], float]  # to pixels
 
-
 COLOURS = 8  # of the page's style, `--c0` to `--c7`
-
-
 _WIDTH, _HEIGHT = 380, 200
-
-
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 8, 24
-
-
-_WIDTH_OF_INTERVALS, _NAMES, _VALUES, _OF_A_DOT = 460, 150, 60, 17
-
-
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 370, 8, 176  # of the plot's area
 _MOST_POINTS = 240  # of a line; more would not be visible at this width
-
-
 _MOST_MARKS = 300  # with a value to hover over, in all lines of a plot together
-
-
-_DASHES = (
-    "",
-    "7 3",
-    "2 3",
-    "9 3 2 3",
-)  # with the colours, so that colour alone never tells lines apart
+_DASHES = ("", "7 3", "2 3", "9 3 2 3")  # so that colour alone never tells lines apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +40,7 @@ class Series:
 
     Args:
         label: In the legend, plain text.
-        points: By step, or by `k` on an `Axis` of its own.
+        points: By step.
         band: Lower and upper bound of each point; empty for a line without a band.
         colour: Place among the page's colours.
         chosen: The step whose weights were saved, marked by a ring; None if it is not known.
@@ -70,49 +55,12 @@ class Series:
     apart: Sequence[Point] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """The horizontal axis of a plot.
-
-    Args:
-        name: Of what is on it.
-        doubling: Whether each doubling takes the same room, with a tick for each power of two.
-    """
-
-    name: str = "step"
-    doubling: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Dot:
-    """A value with its interval, in a row of `intervals`.
-
-    Args:
-        label: Whose value it is, plain text.
-        value: In [0, 1].
-        low: Lower end of the interval.
-        high: Upper end of the interval.
-        colour: Place among the page's colours.
-        hollow: Drawn as a ring, for a value before training.
-    """
-
-    label: str
-    value: float
-    low: float
-    high: float
-    colour: int = 0
-    hollow: bool = False
-
-
-# --------------------------------------------------------------------------------------------------
-# Curves
-# --------------------------------------------------------------------------------------------------
 def plot(
     title: str,
     series: Sequence[Series],
     note: str = "",
     is_share: bool = False,
-    axis: Axis = Axis(),
+    steps: Mapping[float, str] | None = None,
 ) -> Markup:
     """Lines over steps, with their bands; empty if there are no points.
 
@@ -121,41 +69,46 @@ def plot(
         series: Drawn in their order; points that are not finite are left out, and counted below.
         note: Shown under the plot, plain text.
         is_share: Whether values are shares, which are written in per cent.
-        axis: What the points are by.
+        steps: What some steps are called, for an axis that is not of steps.
     """
     drawn = [line for line in map(_finite, series) if line.points]
     if not drawn:
         return Markup()
-    steps = [step for line in drawn for step, _ in line.points]
-    heights = [value for line in drawn for _, value in line.points]
+    places = [step for line in drawn for step, _ in line.points]
+    heights = [value for line in drawn for _, value in (*line.points, *line.apart)]
     heights += [bound for line in drawn for pair in line.band for bound in pair]
-    heights += [value for line in drawn for _, value in line.apart]
-    first, last = min(steps), max(steps)
+    first, last = min(places), max(places)
     ticks = _ticks(min(heights), max(heights))
     if is_share:  # a constant has room on both sides, but no share is outside of [0, 1]
         ticks = [tick for tick in ticks if 0 <= tick <= 1]
-    x = _scale(first, last, _LEFT, _WIDTH - _RIGHT, axis.doubling)
-    y = _scale(ticks[0], ticks[-1], _HEIGHT - _BOTTOM, _TOP)
-    form = _percent if is_share else _number
-    labels = _labels(first, last, axis.doubling)
+    x = _scale(first, last, _LEFT, _RIGHT)
+    y = _scale(ticks[0], ticks[-1], _BOTTOM, _TOP)
+    form = "{:.3g}%" if is_share else "{:.3g}"
+
+    def worded(value: float) -> str:
+        return form.format(100 * value if is_share else value)
+
+    def named(step: float) -> str:
+        return f"step {step:.0f}" if steps is None else steps[step]
+
+    shown = sorted({first, (first + last) / 2, last} if steps is None else set(places))
     chosen = sorted({c for line in drawn if (c := line.chosen) is not None and first <= c <= last})
     lost = sum(len(line.points) for line in series) - sum(len(line.points) for line in drawn)
-    notes = [note, f"{lost} values that are not finite are left out." if lost else ""]
+    most = max(8, _MOST_MARKS // len(drawn))
     return render(
         "plot.html",
         title=title,
-        lines=[_drawn(line, x, y, form, max(8, _MOST_MARKS // len(drawn))) for line in drawn],
-        ticks=[(y(tick), form(tick)) for tick in ticks],
+        lines=[_drawn(line, x, y, worded, named, most) for line in drawn],
+        ticks=[(y(tick), worded(tick)) for tick in ticks],
         chosen=[(x(step), step) for step in chosen],
-        steps=[(x(step), step, at) for step, at in labels if first < last or at == "middle"],
-        note=" ".join(filter(None, notes)),
-        axis=axis.name,
+        steps=[(x(step), named(step).removeprefix("step ")) for step in shown],
+        note=f"{note} {lost} values that are not finite are left out." if lost else note,
         width=_WIDTH,
         height=_HEIGHT,
         left=_LEFT,
-        right=_WIDTH - _RIGHT,
+        right=_RIGHT,
         top=_TOP,
-        bottom=_HEIGHT - _BOTTOM,
+        bottom=_BOTTOM,
     )
 
 
@@ -165,29 +118,10 @@ def _finite(line: Series) -> Series:
     return replace(line, points=[line.points[place] for place in kept], band=band)
 
 
-def _labels(first: float, last: float, doubling: bool) -> list[tuple[float, str]]:
-    """Where the horizontal axis has numbers, and how each is aligned to its place."""
-    if not doubling:
-        return [(first, "start"), ((first + last) / 2, "middle"), (last, "end")]
-    between = (2.0**power for power in range(64) if first < 2**power <= last / 1.5)
-    return [(first, "middle"), *((k, "middle") for k in between), (last, "end")]
-
-
-def _scale(low: float, high: float, start: float, end: float, doubling: bool = False) -> Scale:
-    """From [low, high] to pixels; an empty range lies in the middle.
-
-    Args:
-        low: Above 0 if `doubling`.
-        high: At least `low`.
-        start: Of the pixels.
-        end: Of the pixels.
-        doubling: See `Axis`.
-    """
+def _scale(low: float, high: float, start: float, end: float) -> Scale:
+    """From [low, high] to pixels; an empty range lies in the middle."""
     if low == high:
         return lambda value: (start + end) / 2
-    if doubling:
-        span = math.log2(high / low)
-        return lambda value: start + (end - start) * math.log2(value / low) / span
     return lambda value: start + (end - start) * (value - low) / (high - low)
 
 
@@ -207,46 +141,38 @@ def _ticks(low: float, high: float) -> list[float]:
     return [round(place * step, 12) for place in range(first, last + 1)]
 
 
-def _number(value: float) -> str:
-    return f"{value:.3g}"
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.3g}%"
-
-
 def _drawn(
-    line: Series, x: Scale, y: Scale, form: Callable[[float], str], most: int
+    line: Series,
+    x: Scale,
+    y: Scale,
+    worded: Callable[[float], str],
+    named: Callable[[float], str],
+    most: int,
 ) -> dict[str, Any]:
     """A line in pixels, with at most so many marks that show their value under the mouse."""
-    bounds = list(zip(line.points, line.band, strict=True)) if line.band else []
-    upper = [(step, high) for (step, _), (_, high) in bounds]
-    lower = [(step, low) for (step, _), (low, _) in bounds]
+    steps, values = map(list, zip(*line.points, strict=True))
+    highs = list(zip(steps, (high for _, high in line.band), strict=False))
+    lows = list(zip(steps, (low for low, _ in line.band), strict=False))
     marks = _thinned(line.points, most)
+    rings = [(x(step), y(value), f"greedy: {worded(value)}") for step, value in line.apart]
+    if line.chosen is not None and steps[0] <= line.chosen <= steps[-1]:
+        height = float(np.interp(line.chosen, steps, values))  # between two points if need be
+        rings.append((x(line.chosen), y(height), "saved weights"))
+
+    def path(points: Sequence[Point]) -> str:
+        return " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in points)
+
     return {
         "label": line.label,
         "colour": line.colour % COLOURS,
         "dash": _DASHES[line.colour % len(_DASHES)],
-        "ends": f"{form(line.points[0][1])} to {form(line.points[-1][1])}",
-        "path": _path(_thinned(line.points, _MOST_POINTS), x, y),
-        "band": _path([*upper, *reversed(lower)], x, y),
-        "marks": [(x(step), y(value), step, form(value)) for step, value in marks],
-        "ring": _ring(line, x, y),
-        "apart": [(x(step), y(value), form(value)) for step, value in line.apart],
+        "ends": f"{worded(values[0])} to {worded(values[-1])}",
+        "path": path(_thinned(line.points, _MOST_POINTS)),
+        "band": path([*highs, *reversed(lows)]),
+        "marks": [(x(step), y(value), named(step), worded(value)) for step, value in marks],
+        "rings": rings,
         "radius": 2.5 if len(marks) <= 30 else 1.2,
     }
-
-
-def _ring(line: Series, x: Scale, y: Scale) -> tuple[float, float] | None:
-    """Where a line is at the step of the saved weights, between two of its points if need be."""
-    steps, values = map(list, zip(*line.points, strict=True))
-    if line.chosen is None or not steps[0] <= line.chosen <= steps[-1]:
-        return None
-    return x(line.chosen), y(float(np.interp(line.chosen, steps, values)))
-
-
-def _path(points: Sequence[Point], x: Scale, y: Scale) -> str:
-    return " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in points)
 
 
 def _thinned(points: Sequence[Point], most: int) -> list[Point]:
@@ -257,40 +183,93 @@ def _thinned(points: Sequence[Point], most: int) -> list[Point]:
     kept: list[Point] = []
     for first in range(0, len(points), size):
         stretch = points[first : first + size]
-        extremes = {min(stretch, key=itemgetter(1)), max(stretch, key=itemgetter(1))}
-        kept += sorted(extremes)
+        kept += sorted({min(stretch, key=itemgetter(1)), max(stretch, key=itemgetter(1))})
     return kept
 
 
 # --------------------------------------------------------------------------------------------------
-# Intervals
+# Which curves
 # --------------------------------------------------------------------------------------------------
-def intervals(title: str, rows: Sequence[tuple[str, Sequence[Dot]]]) -> Markup:
-    """Shares with their intervals, one row for each metric; empty without rows.
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Metrics that share a plot.
 
     Args:
-        title: Plain text.
-        rows: Name of a metric, and its dots from top to bottom.
+        title: Of the plot.
+        metrics: Names in the trainer's log; what comes after a ``*`` may be anything.
+        is_share: Whether the values are shares.
+        absent: A sentence that says why a run may lack them; empty if every run has them.
     """
-    if not rows:
-        return Markup()
-    x = _scale(0.0, 1.0, _NAMES, _WIDTH_OF_INTERVALS - _VALUES)
-    keys = dict.fromkeys((dot.label, dot.colour) for _, dots in rows for dot in dots)
-    placed, y = [], 4.0
-    for name, dots in rows:
-        heights = [y + _OF_A_DOT * (place + 0.5) for place in range(len(dots))]
-        middle = y + _OF_A_DOT * len(dots) / 2
-        placed.append((name, middle, list(zip(dots, heights, strict=True))))
-        y += _OF_A_DOT * len(dots) + 8
-    return render(
-        "intervals.html",
-        title=title,
-        rows=placed,
-        ticks=[(x(tick), _percent(tick)) for tick in (0, 0.25, 0.5, 0.75, 1)],
-        keys=[{"label": label, "colour": colour, "dash": ""} for label, colour in keys],
-        width=_WIDTH_OF_INTERVALS,
-        values=_WIDTH_OF_INTERVALS,
-        bottom=y,
-        x=x,
-        form=_percent,
-    )
+
+    title: str
+    metrics: Sequence[str]
+    is_share: bool = False
+    absent: str = ""
+
+    def names(self, runs: Sequence[RunRecord]) -> dict[str, str]:
+        """The metrics that were logged, in the order of `metrics` → what a legend calls them."""
+        logged = sorted({name for run in runs for logs in run.history for name in logs})
+        found = {}
+        for metric in self.metrics:
+            start, star, end = metric.partition("*")
+            for name in logged:
+                if star and name.startswith(start) and name.endswith(end):
+                    found[name] = name.removeprefix(start).removesuffix(end)
+                elif name == metric:
+                    found[name] = "all" if name == "reward" else name
+        return found
+
+
+PANELS = [Panel(**panel) for panel in read_asset("run_report.yaml")["panels"]]
+
+
+def heldout_plots(runs: Sequence[RunRecord]) -> list[Markup]:
+    """Held-out shares over steps, one plot a metric, with the 95% Wilson interval of their rows.
+
+    The mean of the headlines comes first, then the headlines.
+    """
+    plots = []
+    first = ["overall", *headlines().values()]
+    own = [metric for run in runs for metric in run.rows if metric.startswith(OWN_REWARDS)]
+    for metric in dict.fromkeys([*first, *own, *training_metrics()]):
+        lines = []
+        for place, run in enumerate(runs):
+            points = run.points(f"eval_{metric}")
+            rows = 0 if metric in own else run.rows.get(metric, 0)
+            band = [Proportion(round(v * rows), rows).interval for _, v in points] if rows else ()
+            lines.append(Series(run.name, points, band, place, run.best_step))
+        note = "A mean of shares, which has no band. " if metric == "overall" else ""
+        note += _meaning(f"eval_{metric}")
+        plots.append(plot(metric, lines, note, is_share=metric not in own))
+    return list(filter(None, plots))
+
+
+def training_plots(runs: Sequence[RunRecord]) -> Iterator[Markup]:
+    """The panels: a plot each for one run; for several runs, a plot for each metric."""
+    for panel in PANELS:
+        alike: dict[Any, list[str]] = {}  # lines with the same values would hide each other
+        names = panel.names(runs)
+        for name in names:
+            alike.setdefault(repr([run.points(name) for run in runs]), []).append(name)
+        labels = {group[0]: " = ".join(map(names.get, group)) for group in alike.values()}  # type: ignore[arg-type]
+        if not labels and panel.absent:
+            yield Markup('<p class="note">{}</p>').format(panel.absent)
+        elif len(runs) == 1:
+            lines = [
+                Series(label, runs[0].points(name), (), place, runs[0].best_step)
+                for place, (name, label) in enumerate(labels.items())
+            ]
+            yield plot(panel.title, lines, is_share=panel.is_share)
+        else:
+            for name, label in labels.items():
+                title = panel.title if len(labels) == 1 else f"{panel.title}: {label}"
+                lines = [
+                    Series(run.name, run.points(name), (), place, run.best_step)
+                    for place, run in enumerate(runs)
+                ]
+                yield plot(title, lines, _meaning(name), panel.is_share)
+
+
+def _meaning(name: str) -> str:
+    metric = explain(dashboard_key(name))
+    return metric.meaning if metric is not None else ""

@@ -3,42 +3,43 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from ...common.errors import RookWorldError
+from ...common.stats import mcnemar
 from ...evaluation.pass_at_k import RightCounts, read_counts
-from ...tasks.metrics import Results
-from ...training.changes import PROVENANCE, RESOLVED_CONFIG
+from ...tasks.metrics import Results, hits
+from ...tasks.registry import TASKS
+from ...training.checkpoints import checkpoints
 from ...training.health.monitor import HEALTH_FILE
-from ...training.results import heldout_results, read_proportions
-from ...training.run_folder import (
+from ...training.results import (
     ANSWERS_AFTER,
     ANSWERS_BEFORE,
     EVALUATION,
     HELDOUT_BEFORE,
     HELDOUT_PASS,
+    PROVENANCE,
+    RESOLVED_CONFIG,
     RESULTS,
+    heldout_results,
+    read_proportions,
 )
 
 _STATE = "trainer_state.json"
-
-
 Logs = Mapping[str, Any]
+Answer = Mapping[str, Any]  # the keys that `run_folder.write_answers` gives
 
 
-Answer = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerPair:
+class AnswerPair(NamedTuple):
     """A held-out row that was answered before and after training."""
 
-    before: Answer  # the keys that `run_folder.write_answers` gives
+    before: Answer
     after: Answer
 
 
@@ -183,18 +184,13 @@ def _read_history(run: RunRecord, folder: Path) -> None:
     """Read the log at the run's root, or for a run that was killed, that of its last checkpoint."""
     path = folder / _STATE
     if not path.is_file():
-        last = max(folder.glob(f"checkpoint-*/{_STATE}"), key=_checkpoint_step, default=None)
-        if last is None:
+        saved = [state for last in checkpoints(folder)[-1:] for state in last.glob(_STATE)]
+        if not saved:
             run.missing.append("There is no checkpoint and no log, so there are no curves.")
             return
-        path = last
+        path = saved[0]
         run.missing.append(f"The curves end with {path.parent.name}, the last one saved.")
     run.history = _read(run, path, {}).get("log_history", ())
-
-
-def _checkpoint_step(path: Path) -> int:
-    digits = path.parent.name.removeprefix("checkpoint-")
-    return int(digits) if digits.isdigit() else -1
 
 
 def _read_results(run: RunRecord, folder: Path) -> None:
@@ -221,3 +217,118 @@ def _read_answers(run: RunRecord, folder: Path) -> None:
         run.missing.append("The answers before and after belong to different rows.")
         return
     run.answers = [AnswerPair(*pair) for pair in zip(before, after, strict=True)]
+
+
+# --------------------------------------------------------------------------------------------------
+# Answers before and after training
+# --------------------------------------------------------------------------------------------------
+class Change(NamedTuple):
+    """Held-out rows whose answers became right or wrong, for one metric."""
+
+    gained: int  # wrong before, right after
+    lost: int  # right before, wrong after
+
+    @property
+    def p(self) -> float:
+        """McNemar's exact two-sided test on the rows that changed."""
+        return mcnemar(self.lost, self.gained)
+
+
+class Errors(NamedTuple):
+    """Errors of one task's held-out answers; an answer may have several kinds."""
+
+    task: str
+    rows: int  # that have a score
+    kinds: dict[str, tuple[int, int]]  # kind → rows before, and after; the most frequent first
+
+
+class Choice(NamedTuple):
+    """Answers of one kind, the clearest example first."""
+
+    task: str
+    title: str
+    pairs: Sequence[AnswerPair]
+
+
+def changes(pairs: Sequence[AnswerPair]) -> dict[str, Change]:
+    """Metric → how many of its rows became right and wrong; both answers need a score."""
+    before, after = _sides(_scored(pairs))
+    old, new = (hits(after, [answer["score"] for answer in side]) for side in (before, after))
+    return {
+        metric: Change(
+            gained=sum(now[place] > was for place, was in old[metric].items()),
+            lost=sum(now[place] < was for place, was in old[metric].items()),
+        )
+        for metric, now in new.items()
+    }
+
+
+def errors(pairs: Sequence[AnswerPair]) -> list[Errors]:
+    """Errors by task and kind, see `Task.errors`."""
+    found = []
+    for name, task in TASKS.items():
+        mine = [pair for pair in _scored(pairs) if pair.after["task"] == name]
+        before, after = (
+            Counter(
+                kind
+                for answer in side
+                for kind in task.errors(answer["prompt"], answer["completion"], answer["values"])
+            )
+            for side in _sides(mine)
+        )
+        order = sorted(before | after, key=lambda kind: (-max(before[kind], after[kind]), kind))
+        if mine:
+            found.append(
+                Errors(name, len(mine), {kind: (before[kind], after[kind]) for kind in order})
+            )
+    return found
+
+
+def _scored(pairs: Sequence[AnswerPair]) -> list[AnswerPair]:
+    """The pairs with two scores, of known tasks."""
+    return [
+        pair
+        for pair in pairs
+        if pair.after["task"] in TASKS and None not in (pair.before["score"], pair.after["score"])
+    ]
+
+
+def _sides(pairs: Sequence[AnswerPair]) -> tuple[list[Answer], list[Answer]]:
+    return [before for before, _ in pairs], [after for _, after in pairs]
+
+
+def choose(pairs: Sequence[AnswerPair], count: int) -> list[Choice]:
+    """The answers to show, no row twice: most gained, most lost, worst, best.
+
+    Rows of equal quality keep their order; a row that was not scored is left out.
+
+    Args:
+        pairs: Of all tasks.
+        count: Of each kind.
+    """
+    choices = []
+    for task in TASKS:
+        mine = [p for p in pairs if p.after["task"] == task and p.after["score"] is not None]
+        orders = {
+            "most gained": sorted((p for p in mine if change(p) > 0), key=change, reverse=True),
+            "most lost": sorted((p for p in mine if change(p) < 0), key=change),
+            "worst": sorted(mine, key=lambda pair: quality(pair.after)),
+            "best": sorted(mine, key=lambda pair: quality(pair.after), reverse=True),
+        }
+        seen: list[AnswerPair] = []
+        for title, order in orders.items():
+            chosen = [pair for pair in order if pair not in seen][:count]
+            seen += chosen
+            if chosen:
+                choices.append(Choice(task, title, chosen))
+    return choices
+
+
+def quality(answer: Answer) -> float:
+    """How good an answer is, in [0, 1], see `Task.quality`."""
+    return TASKS[answer["task"]].quality(answer["score"])
+
+
+def change(pair: AnswerPair) -> float:
+    """How much better training has made an answer, in [-1, 1]."""
+    return quality(pair.after) - quality(pair.before)
