@@ -54,7 +54,6 @@ from rookworld_rlvr.training.results import (
     RESULTS,
     before_after_table,
     kl_words,
-    pass_lines,
     write_results,
 )
 from rookworld_rlvr.training.run_folder import (
@@ -140,7 +139,12 @@ def main(argv: Sequence[str]) -> None:
     if (
         training_args.pass_samples or data.others
     ):  # loaded now, so that no import can fail at the end
-        from rookworld_rlvr.training.measurements import measure_others, starting_counts
+        from rookworld_rlvr.evaluation.pass_at_k import pass_summary
+        from rookworld_rlvr.training.measurements import (
+            measure_others,
+            pass_lines,
+            starting_counts,
+        )
     suites, left_out = open_suites(suite_args, label_args)
     if suites:
         from rookworld_rlvr.evaluation.results import results_document, results_text
@@ -226,11 +230,11 @@ def main(argv: Sequence[str]) -> None:
             output_dir / RESULTS,
             before,
             after,
-            trainer.heldout.right,
             preflight=asdict(trainer.preflight) if trainer.preflight else {},
             best_step=step,
             steps=trainer.state.global_step,
             **({"kl_to_start": kl_to_start} if kl_to_start else {}),
+            **({"pass": pass_summary(trainer.heldout.right)} if trainer.heldout.right else {}),
         )
         if suites:
             start = model_args.model_name_or_path
@@ -265,7 +269,7 @@ def main(argv: Sequence[str]) -> None:
         print(before_after_table(before, after))
         if kl_to_start:
             print(f"{KL_TO_START}: {kl_words(kl_to_start)}")
-        for line in pass_lines(trainer.heldout.right):
+        for line in pass_lines(trainer.heldout.right) if trainer.heldout.right else ():
             print(line)
         is_start = training_args.guard and not step
         why = ": the starting model, as no evaluated checkpoint kept the guard" if is_start else ""

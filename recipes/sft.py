@@ -39,9 +39,9 @@ from rookworld_rlvr.training.config import NewModelArguments, RookWorldSFTConfig
 from rookworld_rlvr.training.dashboard import RunConfigCallback, configure_wandb, run_tags
 from rookworld_rlvr.training.hub import create_repository, push
 from rookworld_rlvr.training.interrupt import StopOnInterrupt
-from rookworld_rlvr.training.model_card import OwnCard, Run, write_sft_card
-from rookworld_rlvr.training.progress import print_short_lines
-from rookworld_rlvr.training.results import before_after_table, results_table
+from rookworld_rlvr.training.model_card import OwnCard, Run, write_model_card
+from rookworld_rlvr.training.progress import heldout_lines, print_short_lines
+from rookworld_rlvr.training.results import before_after_table
 from rookworld_rlvr.training.run_folder import (
     finished,
     goes_on,
@@ -146,7 +146,9 @@ def train(argv: Sequence[str], change: Callable[[Row], Row] | None = None) -> Pa
             before = _measure(loading.load_start(model_args, trust), trainer, data.heldout)
         network = loading.load_model(str(output_dir), trust_remote_code=trust)
         after = _measure(network, trainer, data.heldout)
-        print(before_after_table(before, after) if before else results_table(after))
+        shares = {name: result.value for name, result in after.items()}
+        lines = heldout_lines(trainer.state.global_step, shares)
+        print(before_after_table(before, after) if before else "\n".join(lines))
         run = Run(
             command="sft",
             argv=argv,
@@ -162,11 +164,11 @@ def train(argv: Sequence[str], change: Callable[[Row], Row] | None = None) -> Pa
             changed=changed,
             repository=repository,
         )
-        write_sft_card(
+        write_model_card(
             run,
             before,
             after,
-            args=sft_args,
+            tags=["sft"],
             answer_tokens=ANSWER_TOKENS,
             adapters=model_args.use_peft,
         )

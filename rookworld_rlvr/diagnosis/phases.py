@@ -26,6 +26,7 @@ from ..tasks.metrics import evaluate_completions, headline, headlines
 from ..tasks.registry import TASKS
 from ..training.health.monitor import Finding, HealthMonitor
 from ..training.health.rules import RULES, Severity
+from ..training.measurements import evenly
 from .trainer import DiagnosedTrainer
 
 Part = dict[str, Any]
@@ -83,9 +84,8 @@ class DiagnoseArguments(Checked):
         """
         if self.compare is None:
             return []
-        folder = Path(self.compare)
-        saved = [folder / "trainer_state.json", *folder.glob("checkpoint-*/trainer_state.json")]
-        saved = [path for path in [folder / RESULT_JSON, *saved] if path.is_file()]
+        names = (RESULT_JSON, "trainer_state.json", "checkpoint-*/trainer_state.json")
+        saved = [path for name in names for path in Path(self.compare).glob(name)]
         if not saved:
             raise RookWorldError(
                 f"compare: {self.compare!r} has no log; give the folder of a run (trainer_state.json) "
@@ -102,8 +102,7 @@ def spread_rows(rows: Dataset, most: int) -> Dataset:
     present = sorted(filter(None, by_task), key=len)
     chosen: list[int] = []
     for turn, indices in enumerate(present):
-        count = min(len(indices), max(1, (most - len(chosen)) // (len(present) - turn)))
-        chosen += [indices[place * len(indices) // count] for place in range(count)]
+        chosen += evenly(indices, max(1, (most - len(chosen)) // (len(present) - turn)))
     return rows.select(sorted(chosen))
 
 

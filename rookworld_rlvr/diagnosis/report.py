@@ -13,6 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ..common.errors import IllegalPositionError, RookWorldError
+from ..common.files import unwritable
 from ..common.html import render
 from ..common.terminal import printable, width
 from ..tasks.boards import action_arrows, position_board
@@ -217,8 +218,5 @@ def write_reports(folder: Path, record: Part) -> list[Path]:
         for name, text in files.items():
             (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
-        raise RookWorldError(
-            f"output_dir: cannot write to {str(folder)!r} ({error.strerror or error}); give another "
-            "folder"
-        ) from error
+        raise RookWorldError(unwritable("output_dir", folder, error)) from error
     return [folder / name for name in files]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
@@ -14,34 +13,18 @@ from ..common.errors import RookWorldError
 from .results import ADAPTER, CARD, PROVENANCE, REPORT, RESOLVED_CONFIG, RESULTS
 
 _MODEL = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json")
-
-
 _TOKENIZER = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.jinja",
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.*", "merges.txt", "*.jinja"),
 )
-
-
 _RECORDS = (CARD, RESOLVED_CONFIG, RESULTS, PROVENANCE, REPORT, "judge_report.json")
 
 
-@dataclass(frozen=True, slots=True)
-class Upload:
-    """Files of one folder to upload, without its subfolders.
-
-    Args:
-        folder: The folder on this machine.
-        target: The folder in the repository; ``.`` is its root.
-        files: Patterns of the files' names.
-    """
+class Upload(NamedTuple):
+    """Files of one folder to upload, without its subfolders."""
 
     folder: Path
-    target: str
-    files: tuple[str, ...]
+    files: tuple[str, ...]  # patterns of their names
 
 
 def create_repository(args: Any) -> str | None:
@@ -94,7 +77,6 @@ def push(repository: str, folder: Path, args: Any) -> str:
             api.upload_folder(
                 repo_id=repository,
                 folder_path=part.folder,
-                path_in_repo=None if part.target == "." else part.target,
                 allow_patterns=list(part.files),
                 ignore_patterns=["*/*"],
                 revision=args.hub_revision,
@@ -110,17 +92,17 @@ def push(repository: str, folder: Path, args: Any) -> str:
 
 
 def uploads(folder: Path) -> list[Upload]:
-    """Which files of a run's folder go where; adapters are uploaded in place of the whole model."""
+    """Which files of a run are uploaded; adapters in place of the whole model."""
     if not (folder / ADAPTER).is_dir():
-        return [Upload(folder, ".", _MODEL + _TOKENIZER + _RECORDS)]
+        return [Upload(folder, _MODEL + _TOKENIZER + _RECORDS)]
     return [
-        Upload(folder / ADAPTER, ".", ("adapter_config.json", "adapter_model.safetensors")),
-        Upload(folder, ".", _TOKENIZER + _RECORDS),
+        Upload(folder / ADAPTER, ("adapter_config.json", "adapter_model.safetensors")),
+        Upload(folder, _TOKENIZER + _RECORDS),
     ]
 
 
 def _by_hand(repository: str, part: Upload, args: Any) -> str:
-    words = ["hf", "upload", repository, str(part.folder), part.target]
+    words = ["hf", "upload", repository, str(part.folder), "."]
     words += [word for pattern in part.files for word in ("--include", pattern)]
     words += ["--exclude", "*/*"]
     words += ["--revision", args.hub_revision] if args.hub_revision else []

@@ -23,7 +23,7 @@ from ..common.errors import RookWorldError
 from ..common.progress import quiet
 from ..data.loading import LoadedData, first_of_each_task
 from ..evaluation.answerers import LanguageModel, shared
-from ..evaluation.pass_at_k import Measured, RightCounts, read_counts, write_counts
+from ..evaluation.pass_at_k import GREEDY_SHARE, Measured, RightCounts, read_counts, write_counts
 from ..models.decoding import ANSWER_TOKENS, Decoding, complete, complete_ids
 from ..tasks.metrics import evaluate_completions
 from ..tasks.registry import TASKS, is_right
@@ -125,6 +125,26 @@ def starting_counts(args: Any) -> dict[str, Mapping[str, RightCounts]]:
             "with that, set pass_samples: 0, or start in another output_dir"
         )
     return {"before": measured["before"]} if "before" in measured else {}
+
+
+def pass_lines(measured: Measured) -> list[str]:
+    """A line for each task: greedy, pass@1 and pass@k at the largest k, before and after training."""
+    before, after = measured.get("before", {}), measured.get("after", {})
+    lines = []
+    for task, counts in after.items():
+        old = before[task].estimates() if task in before else {}
+        new, top = counts.estimates(), f"pass@{counts.samples}"
+        shares = [
+            f"{name} {f'{old[name].value:.1%} -> ' if old else ''}{new[name].value:.1%}"
+            for name in dict.fromkeys((GREEDY_SHARE, "pass@1", top))
+        ]
+        change = ""
+        if old:
+            found = before[task].compare(counts)[top]
+            points = [100 * number for number in (found.difference, found.low, found.high)]
+            change = " ({:+.1f} points [{:+.1f}, {:+.1f}])".format(*points)
+        lines.append(f"{task}, {len(counts.right)} prompts: {'; '.join(shares)}{change}")
+    return lines
 
 
 # --------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import re
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,6 @@ from .results import CARD, kl_words
 from .run_folder import open_weights
 
 LICENCE = "gpl-3.0"  # the licence of this package, its data and its model
-
-
 _VERSIONS = ("torch", "transformers", "trl", "rookworld-rlvr")
 
 
@@ -130,55 +129,54 @@ def write_grpo_card(
         adapters: Whether adapters were trained.
         kl_to_start: See `measurements.measure_others`; None if it was not measured.
     """
-    metric = args.metric_for_best_model
-    averaged = [f"`{name}`" for name in headlines().values() if name in after]
-    if metric == "overall":
-        criterion = f"{'mean of ' if len(averaged) > 1 else ''}{' and '.join(averaged)}"
-    else:
-        criterion = f"`{metric}`"
-    _write(
+    averaged = [name for name in headlines().values() if name in after]
+    chosen_by = [args.metric_for_best_model]
+    if chosen_by == ["overall"]:
+        chosen_by = averaged
+    named = " and ".join(f"`{name}`" for name in chosen_by)
+    criterion = f"mean of {named}" if len(chosen_by) > 1 else named
+    write_model_card(
         run,
-        _data(run, _shares(run, after), ["grpo", "rlvr"], adapters and run.repository is not None),
-        before=before,
-        after=after,
+        before,
+        after,
+        tags=["grpo", "rlvr"],
+        answer_tokens=args.max_completion_length,
+        adapters=adapters,
         criterion=criterion if args.load_best_model_at_end else None,
         step=step,
         steps=steps,
         rewards=[_reward(spec) for spec in args.rewards],
         generations=args.num_generations,
         kl_to_start=kl_words(kl_to_start or {}),
-        answer_tokens=args.max_completion_length,
-        adapters=adapters,
     )
 
 
-def write_sft_card(
+def write_model_card(
     run: Run,
     before: Results,
     after: Results,
     *,
-    args: Any,
+    tags: Sequence[str],
     answer_tokens: int,
     adapters: bool = False,
+    **values: Any,
 ) -> None:
-    """Write the card of a supervised run.
+    """Write the card of a language model.
 
     Args:
         run: The run.
         before: Held-out results of the starting model; empty for a model from scratch.
         after: Held-out results of the saved model.
-        args: The `RookWorldSFTConfig`.
+        tags: For the Hub.
         answer_tokens: The largest number of tokens in an answer.
         adapters: Whether adapters were trained.
+        values: What else the kind's template names.
     """
-    _write(
-        run,
-        _data(run, _shares(run, after), ["sft"], adapters and run.repository is not None),
-        before=before,
-        after=after,
-        answer_tokens=answer_tokens,
-        adapters=adapters,
-    )
+    shares = {name: found.value for name, found in after.items()}
+    values |= {"before": before, "after": after}
+    values |= {"answer_tokens": answer_tokens, "adapters": adapters}
+    library = "peft" if adapters and run.repository else "transformers"
+    _write(run, shares, tags, "text-generation", library, **values)
 
 
 def write_judge_card(
@@ -193,44 +191,47 @@ def write_judge_card(
         example: A held-out prompt and an answer to it.
     """
     pairs = {"all": report["pairs"], **report["pairs"]["by_kind"]}
-    shares = [
-        _share(run, "text-classification", f"pairs/{kind}", found["accuracy"])
-        for kind, found in pairs.items()
-    ]
-    data = _data(run, shares, ["reward-model"], False, "text-classification")
-    _write(run, data, results=report_text, example=example)
+    shares = {f"pairs/{kind}": found["accuracy"] for kind, found in pairs.items()}
+    kind = "text-classification"
+    _write(run, shares, ["reward-model"], kind, results=report_text, example=example)
 
 
 # --------------------------------------------------------------------------------------------------
 # Metadata
 # --------------------------------------------------------------------------------------------------
-def _data(
+def _write(
     run: Run,
-    results: list[EvalResult],
+    shares: Mapping[str, float],
     tags: Sequence[str],
-    is_adapter: bool,
-    pipeline: str = "text-generation",
-) -> ModelCardData:
-    """The header. Models and data sets that are not on the Hub are named in the text only."""
-    return ModelCardData(
+    kind: str,
+    library: str = "transformers",
+    **values: Any,
+) -> None:
+    """Write header and text. What is not on the Hub is named in the text only."""
+    name = _public(run.dataset) or "synthetic rows"
+    data = ModelCardData(
         **_licence(run),
         base_model=run.base if run.base and _is_on_hub(run.base) else None,
         datasets=[run.dataset] if _is_hub_dataset(run.dataset) else None,
-        library_name="peft" if is_adapter else "transformers",
-        pipeline_tag=pipeline,
+        library_name=library,
+        pipeline_tag=kind,
         tags=["chess", "rookworld", *tags, "trl"],
         model_name=run.name,
-        eval_results=results,
+        eval_results=[
+            EvalResult(kind, name, name, metric, value, dataset_split="held-out")
+            for metric, value in shares.items()
+        ],
     )
-
-
-def _shares(run: Run, results: Results) -> list[EvalResult]:
-    return [_share(run, "text-generation", name, found.value) for name, found in results.items()]
-
-
-def _share(run: Run, kind: str, metric: str, value: float) -> EvalResult:
-    name = _public(run.dataset) or "synthetic rows"
-    return EvalResult(kind, name, name, metric, value, dataset_split="held-out")
+    body = render(
+        f"{run.command}_card.md",
+        run=run,
+        licence=data.license_name or data.license,
+        version=__version__,
+        **_sources(run),
+        **_made(run),
+        **values,
+    )
+    ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}\n").save(run.folder / CARD)
 
 
 def _is_on_hub(name: str) -> bool:
@@ -247,39 +248,20 @@ def _licence(run: Run) -> dict[str, Any]:
     if run.base is None:
         return {"license": LICENCE} if run.dataset in ("", *PACKAGED_DATA) else {}
     card = Path(resolve_model_path(run.base)) / CARD
+    found: Any = {}
     if card.is_file():
         found = ModelCard.load(card, ignore_metadata_errors=True).data
     elif _is_on_hub(run.base):
-        found = _hub_data(run.base)
-    else:
-        return {}
+        # Whatever the HTTP library raises; the card then says that it is not known.
+        with suppress(Exception):
+            found = HfApi().model_info(run.base, timeout=10).card_data or {}
     keys = ("license", "license_name", "license_link")
     return {key: found.get(key) for key in keys if found.get(key)}
-
-
-def _hub_data(name: str) -> ModelCardData:
-    try:
-        return HfApi().model_info(name, timeout=10).card_data or ModelCardData()
-    except Exception:  # whatever the HTTP library raises; the card then says that it is not known
-        return ModelCardData()
 
 
 # --------------------------------------------------------------------------------------------------
 # Text
 # --------------------------------------------------------------------------------------------------
-def _write(run: Run, data: ModelCardData, **values: Any) -> None:
-    body = render(
-        f"{run.command}_card.md",
-        run=run,
-        licence=data.license_name or data.license,
-        version=__version__,
-        **_sources(run),
-        **_made(run),
-        **values,
-    )
-    ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}\n").save(run.folder / CARD)
-
-
 def _sources(run: Run) -> dict[str, Any]:
     """Where the model and its rows come from, and example prompts."""
     report = run.data.report

@@ -6,12 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import astuple
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from ..common.files import replace_text
 from ..common.stats import Estimate, Proportion, newcombe
-from ..evaluation.pass_at_k import GREEDY_SHARE, Measured, pass_summary
 from ..tasks.metrics import Results, headline, headlines
 
 # Files of a run's folder.
@@ -30,7 +28,7 @@ ADAPTER = "adapter"  # the subfolder with a run's adapters
 OWN_REWARDS = "rewards/"
 """What the names of the means of a user's own rewards begin with."""
 
-KL_TO_START = "KL to the starting model on held-out rows, nats a token; other/ was not trained"
+KL_TO_START = "KL to the starting model, nats a token"
 
 
 def kl_words(kls: Mapping[str, float]) -> str:
@@ -44,16 +42,18 @@ def kl_words(kls: Mapping[str, float]) -> str:
 
 def before_after_table(before: Results, after: Results) -> str:
     """Metric, before, after, change, and the 95% intervals, as text; shares change in points."""
-    width = max(24, *(len(name) + 1 for name in after))
-    head = f"{'held-out metric':<{width}}{'n':>5}{'before':>7}{'after':>7}{'change':>7}"
-    lines = [f"{head}  95% intervals before, after"]
+    lines = [f"{'held-out metric':<24}{'n':>5}{'before':>7}{'after':>7}{'change':>7}"]
+    lines[0] += "  95% intervals before, after"
     lines.append("-" * len(lines[0]))
     for name in measured_twice(before, after):
         old, new = before[name], after[name]
         first, then = (result.form.format(result.value) for result in (old, new))
         was, now = (interval_text(result).replace("%", "") for result in (old, new))
+        if len(name) > 23:  # on a line of its own, so that the table fits into 80 columns
+            lines.append(name)
+            name = ""
         lines.append(
-            f"{name:<{width}}{new.n:>5}{first:>7}{then:>7}{change_text(old, new):>7}  {was:<13} {now}"
+            f"{name:<24}{new.n:>5}{first:>7}{then:>7}{change_text(old, new):>7}  {was:<13} {now}"
         )
     lines += tie_lines(before, after)
     if headline(after) < headline(before):
@@ -80,44 +80,13 @@ def tie_lines(before: Results, after: Results) -> list[str]:
     return ["", *lines] if lines else []
 
 
-def pass_lines(measured: Measured) -> list[str]:
-    """A line for each task: greedy, pass@1 and pass@k at the largest k, before and after training."""
-    before, after = measured.get("before", {}), measured.get("after", {})
-    lines = []
-    for task, counts in after.items():
-        old = before[task].estimates() if task in before else {}
-        new, top = counts.estimates(), f"pass@{counts.samples}"
-        shares = [
-            f"{name} {f'{old[name].value:.1%} -> ' if old else ''}{new[name].value:.1%}"
-            for name in dict.fromkeys((GREEDY_SHARE, "pass@1", top))
-        ]
-        change = ""
-        if old:
-            found = before[task].compare(counts)[top]
-            points = [100 * number for number in (found.difference, found.low, found.high)]
-            change = " ({:+.1f} points [{:+.1f}, {:+.1f}])".format(*points)
-        lines.append(f"{task}, {len(counts.right)} prompts: {'; '.join(shares)}{change}")
-    return lines
-
-
-def results_table(results: Results) -> str:
-    """Metric, rows, share and 95% Wilson interval, as a table."""
-    lines = [f"{'held-out metric':<34} {'n':>6} {'share':>8}  95% interval"]
-    lines += [
-        f"{name:<34} {result.n:>6} {result.form.format(result.value):>8}  {interval_text(result)}"
-        for name, result in results.items()
-    ]
-    return "\n".join(lines)
-
-
 def write_results(
     path: Path,
     before: Results,
     after: Results,
-    right: Measured = MappingProxyType({}),
     **extra: Any,
 ) -> None:
-    """Write the table's numbers as JSON, with pass@k if it was measured, and other numbers."""
+    """Write the table's numbers as JSON, and other numbers."""
     results = {
         name: {
             "before": before[name].value,
@@ -128,8 +97,7 @@ def write_results(
         }
         for name in measured_twice(before, after)
     }
-    sampled = {"pass": pass_summary(right)} if right else {}
-    replace_text(path, json.dumps({"heldout": results, **sampled, **extra}, indent=2) + "\n")
+    replace_text(path, json.dumps({"heldout": results, **extra}, indent=2) + "\n")
 
 
 def heldout_results(content: Mapping[str, Any], when: str) -> dict[str, Proportion | Estimate]:

@@ -18,23 +18,6 @@ from rookworld_rlvr.training.results import (
 )
 
 
-@pytest.mark.parametrize(
-    ("successes", "n", "low", "high"),
-    [  # Wilson 95% intervals as R's prop.test(..., correct = FALSE) gives them
-        (0, 10, 0.0, 0.2775),
-        (5, 10, 0.2366, 0.7634),
-        (150, 200, 0.6857, 0.8049),
-        (10, 10, 0.7225, 1.0),
-    ],
-)
-def test_wilson_interval(successes: int, n: int, low: float, high: float) -> None:
-    assert Proportion(successes, n).interval == pytest.approx((low, high), abs=1e-4)
-
-
-def test_no_trials_know_nothing() -> None:
-    assert Proportion(0, 0).interval == (0.0, 1.0)
-
-
 def test_references_are_right_and_broken_variants_wrong(packaged: LoadedData) -> None:
     rows = packaged.heldout
     right = evaluate_completions(rows, [TASKS[row["task"]].reference(row) for row in rows])
@@ -71,7 +54,10 @@ def test_table_and_results_file(tmp_path: Path) -> None:
     (row,) = (line for line in table.splitlines() if line.startswith("environment/exact"))
     assert row.split()[1:5] == ["100", "50.0%", "75.0%", "+25.0"]
     assert row.endswith("[40.4, 59.6]  [65.7, 82.5]")
-    assert all(len(line) <= 80 for line in table.splitlines())
+    others = {f"other/policy/best_move_{side}": Proportion(9, 10) for side in ("white", "black")}
+    long = before_after_table({**before, **others}, {**after, **others})
+    assert all(len(line) <= 80 for line in [*table.splitlines(), *long.splitlines()])
+    assert "other/policy/best_move_white\n" in long
     assert "No checkpoint is better" not in table and "tie" not in table
     # By hand from the intervals above: 25 -+ (9.3^2 + 9.6^2)^0.5 excludes 0, +1 of 100 does not.
     one_more = {"environment/exact": Proportion(51, 100)}

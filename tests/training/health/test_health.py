@@ -123,95 +123,99 @@ def test_the_share_trained_on_goes_before_the_share_sampled() -> None:
     assert observe([log]) == []
 
 
-def test_without_a_kl_term_its_rules_do_not_apply() -> None:
-    assert observe([{**HEALTHY, "kl/share_of_loss": 0.0, "kl/coefficient": 0.0}]) == []
-    without = {name: value for name, value in HEALTHY.items() if not name.startswith("kl/")}
-    assert observe([without]) == []
-
-
-def test_in_the_first_step_the_policy_is_the_reference() -> None:
-    log = {"kl/share_of_loss": 0.0, "kl/coefficient": 0.05}
-    assert [found.step for found in observe([log, log])] == [2]
-
-
-def test_a_gradient_is_clipped_in_most_of_the_last_logs_or_in_some() -> None:
-    norms = [2.0, 0.5, 0.5, 2.0, 0.5, 0.5]
-    logs = [{"grad_norm": norm} for norm in norms]
-    assert observe(logs, patience=3) == []
-    (finding,) = observe(logs + [{"grad_norm": 2.0}] * 6, patience=3)
-    assert "6 of the last 10 gradient norms are over max_grad_norm 1, 60%, over 50%" in (
-        finding.message
-    )
-    monitor = HealthMonitor(patience=1)
-    assert monitor.observe(1, {"grad_norm": 9.0}, max_grad_norm=0.0) == [], "nothing is clipped"
-
-
-def test_entropy_that_halves_within_ten_logs_is_raised_and_a_slow_fall_is_not() -> None:
-    def logs(entropies: Sequence[float]) -> list[Log]:
-        return [{"entropy": entropy} for entropy in entropies]
-
-    fast = [1.0] * 8 + [0.4, 0.3, 0.3]
-    (finding,) = observe(logs(fast), patience=3)
-    assert finding.rule == "entropy_falling" and finding.step == 11
-    assert "fallen by 70% within ten logs, from 1 to 0.3 nats a token, over 50%" in finding.message
-    assert "learning_rate" in finding.remedy_keys
-    assert observe(logs([0.95**n for n in range(60)]), patience=3) == []
-    assert observe(logs([1.0, 0.1, 0.1]), patience=1) == [], "no trend yet"
-
-
 REWARDS_UP = [{"reward": 1.0}, {"reward": 1.1}, {"reward": 1.2}, {"reward": 1.3}]
+REWARDS_DOWN = REWARDS_UP[::-1]
+KL = {"kl/share_of_loss": 0.0, "kl/coefficient": 0.05}
 
 
-def test_reward_up_while_held_out_accuracy_falls() -> None:
-    start = evaluation(0.8, 0.4)
-    (finding,) = observe([start, *REWARDS_UP, evaluation(0.76, 0.36)])
-    assert finding.rule == "reward_up_heldout_down"
-    assert (
-        "fallen by 4%, from 0.600 at step 1 to 0.560 while the training reward rose by 0.2, over 3%"
-        in finding.message
-    )
-    assert "learning_rate" in finding.remedy_keys
-    assert observe([start, *REWARDS_UP, evaluation(0.9, 0.4)]) == []
-    assert observe([start, *REWARDS_UP, evaluation(0.79, 0.39)]) == [], "within the noise"
+def entropies(values: Sequence[float]) -> list[Log]:
+    return [{"entropy": value} for value in values]
 
 
-def test_held_out_accuracy_is_compared_with_the_best_before() -> None:
-    logs = [evaluation(0.5, 0.4), evaluation(0.8, 0.4), *REWARDS_UP, evaluation(0.72, 0.38)]
-    (finding,) = observe(logs)
-    assert "from 0.600 at step 2 to 0.550" in finding.message
+def suites(*values: float) -> list[Log]:
+    other = {"eval_suites/policy/best_move": 0.3}
+    return [{"eval_suites/self_play/legal_half_moves": value, **other} for value in values]
 
 
-def test_held_out_accuracy_that_falls_with_the_reward_is_another_finding() -> None:
-    logs = [evaluation(0.8, 0.4), *reversed(REWARDS_UP), evaluation(0.76, 0.36)]
-    (finding,) = observe(logs)
-    assert finding.rule == "heldout_down"
-    assert "fallen by 4%, from 0.600 at step 1 to 0.560, over 3%" in finding.message
-    assert "beta" in finding.remedy_keys
-    assert observe([evaluation(0.8, 0.4), *reversed(REWARDS_UP), evaluation(0.8, 0.4)]) == []
-    (unknown,) = observe([evaluation(0.8, 0.4), evaluation(0.76, 0.36)])
-    assert unknown.rule == "heldout_down", "without rewards between there is no trend to know"
+def norms(*values: float) -> list[Log]:
+    return [{"grad_norm": value} for value in values]
 
 
-def test_one_task_forgotten_while_another_trains() -> None:
-    (finding,) = observe([evaluation(0.9, 0.2), *REWARDS_UP, evaluation(0.8, 0.3)])
-    assert finding.rule == "forgetting"
-    assert "environment from 0.900 at step 1 to 0.800" in finding.message
-    assert observe([evaluation(0.9, 0.2), *REWARDS_UP, evaluation(0.9, 0.3)]) == []
-    both = observe([evaluation(0.9, 0.3), *REWARDS_UP, evaluation(0.8, 0.2)])
-    assert [found.rule for found in both] == ["reward_up_heldout_down"], "nothing is being learnt"
+# Of the logs: which rule is raised, for at least `patience` of them, and what its message says.
+HISTORIES: list[tuple[list[Log], int, str | None, str]] = [
+    ([{**HEALTHY, "kl/share_of_loss": 0.0, "kl/coefficient": 0.0}], 1, None, "no KL term"),
+    ([KL], 1, None, "in the first step the policy is the reference"),
+    ([KL, KL], 1, "kl_share_low", "0% of the loss, below 10%"),
+    (norms(2.0, 0.5, 0.5, 2.0, 0.5, 0.5), 3, None, "some are clipped"),
+    (
+        norms(2.0, 0.5, 0.5, 2.0, 0.5, 0.5, *[2.0] * 6),
+        3,
+        "gradient_clipped",
+        "6 of the last 10 gradient norms are over max_grad_norm 1, 60%, over 50%",
+    ),
+    (
+        entropies([1.0] * 8 + [0.4, 0.3, 0.3]),
+        3,
+        "entropy_falling",
+        "fallen by 70% within ten logs, from 1 to 0.3 nats a token, over 50%",
+    ),
+    (entropies([0.95**n for n in range(60)]), 3, None, "a slow fall"),
+    (entropies([1.0, 0.1, 0.1]), 1, None, "no trend yet"),
+    (
+        [evaluation(0.8, 0.4), *REWARDS_UP, evaluation(0.76, 0.36)],
+        1,
+        "reward_up_heldout_down",
+        "by 4%, from 0.600 at step 1 to 0.560 while the training reward rose by 0.2, over 3%",
+    ),
+    ([evaluation(0.8, 0.4), *REWARDS_UP, evaluation(0.9, 0.4)], 1, None, "it rises"),
+    ([evaluation(0.8, 0.4), *REWARDS_UP, evaluation(0.79, 0.39)], 1, None, "within the noise"),
+    (
+        [evaluation(0.5, 0.4), evaluation(0.8, 0.4), *REWARDS_UP, evaluation(0.72, 0.38)],
+        1,
+        "reward_up_heldout_down",
+        "from 0.600 at step 2 to 0.550",
+    ),
+    (
+        [evaluation(0.8, 0.4), *REWARDS_DOWN, evaluation(0.76, 0.36)],
+        1,
+        "heldout_down",
+        "fallen by 4%, from 0.600 at step 1 to 0.560, over 3%",
+    ),
+    ([evaluation(0.8, 0.4), *REWARDS_DOWN, evaluation(0.8, 0.4)], 1, None, "it stays"),
+    ([evaluation(0.8, 0.4), evaluation(0.76, 0.36)], 1, "heldout_down", "without rewards between"),
+    (
+        [evaluation(0.9, 0.2), *REWARDS_UP, evaluation(0.8, 0.3)],
+        1,
+        "forgetting",
+        "environment from 0.900 at step 1 to 0.800 while policy went from 0.200 to 0.300, over 5%",
+    ),
+    ([evaluation(0.9, 0.2), *REWARDS_UP, evaluation(0.9, 0.3)], 1, None, "nothing is forgotten"),
+    (
+        [evaluation(0.9, 0.3), *REWARDS_UP, evaluation(0.8, 0.2)],
+        1,
+        "reward_up_heldout_down",
+        "fallen by 10%",
+    ),
+    (
+        suites(20.0, 24.0, 17.0),
+        1,
+        "suite_down",
+        "fallen by 29.2%, self_play from 24 at step 2 to 17, over 25%",
+    ),
+    (suites(20.0, 24.0, 18.5), 1, None, "within the noise"),
+]
 
 
-def test_a_suite_that_falls_by_a_quarter_of_its_best() -> None:
-    def logs(*values: float) -> list[Log]:
-        return [
-            {"eval_suites/self_play/legal_half_moves": value, "eval_suites/policy/best_move": 0.3}
-            for value in values
-        ]
+@pytest.mark.parametrize(("logs", "patience", "rule", "words"), HISTORIES)
+def test_a_rule_of_many_logs(logs: list[Log], patience: int, rule: str | None, words: str) -> None:
+    found = observe(logs, patience)
+    assert [finding.rule for finding in found] == ([rule] if rule else [])
+    if rule and words[0] != "w":
+        assert words in found[0].message
 
-    (finding,) = observe(logs(20.0, 24.0, 17.0))
-    assert finding.rule == "suite_down"
-    assert "fallen by 29.2%, self_play from 24 at step 2 to 17, over 25%" in finding.message
-    assert observe(logs(20.0, 24.0, 18.5)) == []
+
+def test_nothing_is_clipped_without_a_limit() -> None:
+    assert HealthMonitor(patience=1).observe(1, {"grad_norm": 9.0}, max_grad_norm=0.0) == []
 
 
 def test_a_guarded_metric_is_compared_with_the_start() -> None:
@@ -223,12 +227,7 @@ def test_a_guarded_metric_is_compared_with_the_start() -> None:
         found = monitor.observe(step, evaluation(*pair))
         assert "guard" not in [finding.rule for finding in found]
     (finding,) = (f for f in monitor.observe(3, evaluation(0.48, 0.2)) if f.rule == "guard")
-    assert finding.message.startswith(
-        "environment/exact has fallen from 0.5 at the start to 0.48, by more than 0.01: this checkpoint "
-        "is not kept as the best; lower learning_rate"
-    )
-    unguarded = observe([evaluation(0.9, 0.2), evaluation(0.8, 0.2)])
-    assert "guard" not in [finding.rule for finding in unguarded]
+    assert "environment/exact has fallen from 0.5 at the start to 0.48" in finding.message
 
 
 def judged(score: float, truth: float, spread: float = 1.0, task: str = "environment") -> Log:
@@ -247,7 +246,6 @@ def test_a_judge_whose_scale_flattens_its_scores_is_constant_too() -> None:
     assert observe([judged(9.0, 0.5, spread=0.01)]) == []
     (found,) = observe([judged(9.0, 0.5, spread=1e-6)], patience=3)
     assert found.rule == "judge_constant" and "the judge judge_a gives" in found.message
-    assert not observe([{**HEALTHY, "judge/judge_a/mean": 1.0}]), "nothing to read"
     close = {**judged(9.0, 0.5), "judge/judge_a/std": 1e-4}
     assert observe([close]) == [], "scores on a small scale"
 
@@ -257,14 +255,15 @@ def test_a_judge_that_rises_while_what_it_scores_gets_worse() -> None:
     assert observe(learns) == []
     fools = [judged(1 + 0.1 * step, 0.6 - 0.02 * step) for step in range(10)]
     (found,) = observe(learns + fools, patience=3)
-    assert found.rule == "judge_against_truth" and found.severity == "warning"
+    assert found.rule == "judge_against_truth"
     # The best five logs are steps 6 to 10, 0.57; those of steps 13 to 17 are the first under 0.52.
     assert found.step == 17 and found.value == pytest.approx(0.57 - 0.52, abs=1e-2)
-    risen = "the score of judge_a for environment answers has risen"
-    for words in (risen, "since step 10", "blind spot", "rewards"):
-        assert words in found.message
+    assert "judge_a for environment answers" in found.message and "since step 10" in found.message
     falls = [judged(1 - 0.1 * step, 0.6 - 0.02 * step) for step in range(10)]
     assert observe(learns + falls) == [], "a judge that sees it is no blind one"
+    for log in fools[:5]:
+        del log["judge/judge_a/mean_environment"]
+    assert observe(fools) == [], "earlier scores are missing"
 
 
 def test_another_mix_of_tasks_is_no_blind_spot() -> None:
@@ -286,14 +285,6 @@ def test_another_mix_of_tasks_is_no_blind_spot() -> None:
     assert fooled[0]["judge/judge_a/truth"] < fooled[-1]["judge/judge_a/truth"]
     (found,) = observe(fooled, patience=3)
     assert found.rule == "judge_against_truth" and "for environment answers" in found.message
-
-
-def test_a_judge_without_earlier_scores_is_compared_with_nothing() -> None:
-    logs = [judged(0.1 * step, 0.6 - 0.02 * step) for step in range(10)]
-    assert [found.rule for found in observe(logs)] == ["judge_against_truth"]
-    for log in logs[:5]:
-        del log["judge/judge_a/mean_environment"]
-    assert observe(logs) == []
 
 
 def taught(share: float, hopeless: float | None = None) -> Log:
@@ -544,17 +535,6 @@ def test_the_advantages_of_the_logged_step() -> None:
         rewards, advantages.view(16, 1).expand(16, 3), texts, ["policy"] * 16, 4
     )
     assert by_token["health/advantage_range"] == numbers["health/advantage_range"]
-
-
-def test_a_constant_reward_and_none_at_all() -> None:
-    same = batch_health(torch.ones(4), torch.zeros(4), list("abcd"), ["policy"] * 4, 2)
-    assert same["health/reward_constant"] == 1
-    assert same["health/advantage_std"] == same["health/advantage_range"] == 0
-    none = batch_health(
-        torch.full((4,), torch.nan), torch.zeros(4), list("abcd"), ["policy"] * 4, 2
-    )
-    assert none["health/reward_constant"] == 0 and none["health/unscored"] == 1
-    assert math.isnan(none["reward/policy"]), "which TRL leaves out of its mean"
 
 
 def test_a_fill_in_answer_is_readable_where_it_has_the_form_of_what_is_hidden() -> None:
