@@ -16,7 +16,6 @@ from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.common.html import bars, curve, histogram, marked, pair_bars
-from rookworld_rlvr.common.stats import sign_test
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.diagnosis.phases import (
     DiagnoseArguments,
@@ -243,12 +242,6 @@ def test_a_batch_that_is_not_learnt_by_heart() -> None:
     assert list(rules(judged(steps=flat))) == ["batch_not_learnt"]
     assert rules(judged(steps=[{"reward": 0.5 + step / 20} for step in range(19)])) == {}
     assert rules(judged(steps=flat[:18])) == {}, "too few to tell"
-
-
-def test_the_sign_test_by_hand() -> None:
-    assert sign_test(8, 0) == 1 / 256
-    assert sign_test(5, 1) == 7 / 64
-    assert sign_test(0, 5) == 1
 
 
 # --------------------------------------------------------------------------------------------------

@@ -59,6 +59,8 @@ def test_auto_starts_where_there_is_no_checkpoint_and_true_does_not(
     assert f"no checkpoint in {other} yet" in capsys.readouterr().out
     with pytest.raises(RookWorldError, match="give auto to start a new run"):
         resume_point("true", other, "a: 1")
+    with pytest.raises(RookWorldError, match=r"no checkpoint in '.*missing'"):
+        resume_point(str(tmp_path / "missing"), tmp_path, "a: 1")
 
 
 def test_a_named_checkpoint_that_is_damaged_is_an_error(checkpoint: Path) -> None:
@@ -81,11 +83,6 @@ def test_auto_knows_a_finished_run(checkpoint: Path, capsys: pytest.CaptureFixtu
     assert "had other keys (a 1 -> 2): a new run starts" in capsys.readouterr().out
     open_folder(run, keep=True, resolved="a: 1", quarantine=run / "none")  # more steps, by true
     assert finished("auto", run, "a: 1") is None and resume_point("auto", run, "a: 1") == checkpoint
-
-
-def test_a_missing_checkpoint_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RookWorldError, match=r"no checkpoint in '.*missing'"):
-        resume_point(str(tmp_path / "missing"), tmp_path, "a: 1")
 
 
 def test_a_checkpoint_from_elsewhere_is_another_run(checkpoint: Path, tmp_path: Path) -> None:
