@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from datasets import Dataset
 
 from ..common.errors import RookWorldError
@@ -24,15 +25,9 @@ from ..tasks.scoring import values_by_move
 from ..tasks.types import Score
 
 BINS = 10
-
-
 RANKED_BY = "graduated, shaping continuous; for fill-in the similarity"
-
-
-_PAIRS_SHOWN = 2  # of a kind
-
-
 RANKED_COMPLETIONS = 8  # of the generator, for each prompt
+_PAIRS_SHOWN = 2  # of a kind
 
 
 # --------------------------------------------------------------------------------------------------
@@ -119,24 +114,16 @@ def calibration(differences: Sequence[float]) -> dict[str, Any]:
     Source: C. Guo, G. Pleiss, Y. Sun and K. Weinberger, "On Calibration of Modern Neural Networks",
     ICML 2017, section 2.
     """
-    bins: list[list[tuple[float, bool]]] = [[] for _ in range(BINS)]
-    for difference in differences:
-        confidence = 0.5 * (1 + math.tanh(abs(difference) / 2))
-        place = min(BINS - 1, int((confidence - 0.5) * 2 * BINS))
-        bins[place].append((confidence, difference > 0))
-    table = [
-        {
-            "low": 0.5 + place / (2 * BINS),
-            "high": 0.5 + (place + 1) / (2 * BINS),
-            "n": len(found),
-            "confidence": math.fsum(confidence for confidence, _ in found) / len(found),
-            "right": sum(won for _, won in found) / len(found),
-        }
-        for place, found in enumerate(bins)
-        if found
-    ]
-    gaps = (abs(row["confidence"] - row["right"]) * row["n"] for row in table)
-    return {"expected_calibration_error": math.fsum(gaps) / len(differences), "bins": table}
+    table = pd.DataFrame({"confidence": np.abs(differences), "right": np.greater(differences, 0)})
+    table["confidence"] = 0.5 * (1 + np.tanh(table["confidence"] / 2))
+    place = ((table["confidence"] - 0.5) * 2 * BINS).astype(int).clip(upper=BINS - 1)
+    found = table.groupby(place.rename("place")).agg(
+        n=("right", "size"), confidence=("confidence", "mean"), right=("right", "mean")
+    )
+    gap = ((found["confidence"] - found["right"]).abs() * found["n"]).sum() / len(differences)
+    low = 0.5 + found.index / (2 * BINS)
+    bins = found.assign(low=low, high=low + 1 / (2 * BINS)).to_dict("records")
+    return {"expected_calibration_error": float(gap), "bins": bins}
 
 
 # --------------------------------------------------------------------------------------------------

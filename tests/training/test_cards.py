@@ -15,7 +15,6 @@ from huggingface_hub import ModelCard, constants
 from rookworld_rlvr.common.files import asset_path
 from rookworld_rlvr.common.stats import Proportion
 from rookworld_rlvr.data.loading import LoadedData
-from rookworld_rlvr.training import model_card
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.model_card import Run, write_grpo_card
 
@@ -196,7 +195,3 @@ def test_a_folder_s_licence_is_in_its_own_card(
     (base / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
     card = written(tmp_path / "b", packaged, base=str(base))
     assert card.data.license == "apache-2.0" and card.data.base_model is None
-
-
-def test_paths_become_names() -> None:
-    assert model_card._public({"a": ["/x/y.py:f", "y.py:f", 1]}) == {"a": ["y.py:f", "y.py:f", 1]}

@@ -67,15 +67,12 @@ def page(runs: Sequence[RunRecord]) -> str:
 def _is_tie(run: RunRecord, changes: Mapping[str, Change]) -> bool:
     """Whether no headline has changed by more than chance may explain."""
     for metric in headlines().values():
-        if metric in changes:
-            is_clear = changes[metric].p < 0.05
-        elif metric in run.before and metric in run.after:
-            low, high = newcombe(run.before[metric], run.after[metric])
-            is_clear = low > 0 or high < 0
-        else:
-            continue
-        if is_clear:
+        if metric in changes and changes[metric].p < 0.05:
             return False
+        if metric not in changes and metric in run.before and metric in run.after:
+            low, high = newcombe(run.before[metric], run.after[metric])
+            if low > 0 or high < 0:
+                return False
     return True
 
 
@@ -103,10 +100,8 @@ def _sentence(run: RunRecord, changes: Mapping[str, Change]) -> str:
 
 
 def _tone(run: RunRecord, changes: Mapping[str, Change]) -> str:
-    """The colour of the line: ``stop``, ``warning``, ``tie``, or nothing for a gain."""
+    """The colour of the line: ``warning``, ``tie``, or nothing for a gain."""
     severities = {finding["severity"] for finding in run.health or ()}
-    if "stop" in severities:
-        return "stop"
     fell = run.finished and headline(run.after) < headline(run.before)
     if "warning" in severities or fell or not run.finished:
         return "warning"
