@@ -6,6 +6,7 @@ came out. What is computed beside the step changes neither weights nor the sampl
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -311,13 +312,10 @@ def layer_of(name: str) -> str:
     >>> layer_of("transformer.wte.weight")
     'wte'
     """
-    words = name.split(".")
-    for place, word in enumerate(words[:-2]):
-        if word in ("h", "layers") and words[place + 1].isdigit():
-            return ".".join(words[place : place + 3])
-    return next(
-        word for word in reversed(words[:-1] or words) if word not in ("default", "base_layer")
-    )
+    if block := re.search(r"\b(?:h|layers)\.\d+\.\w+", name):
+        return block[0]
+    parts = [part for part in name.split(".")[:-1] if part not in ("default", "base_layer")]
+    return parts[-1] if parts else name
 
 
 class StepNotes(TrainerCallback):  # type: ignore[misc]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import netrc
 import os
 import uuid
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import wandb
+from requests.utils import get_netrc_auth
 from transformers import TrainerCallback
 from transformers.integrations import TrackioCallback, WandbCallback
 
@@ -244,16 +244,8 @@ def has_wandb_key() -> bool:
     """
     if os.environ.get("WANDB_API_KEY"):
         return True
-    try:
-        hosts = netrc.netrc(os.environ.get("NETRC")).hosts
-    except (OSError, netrc.NetrcParseError):
-        return False
     given = os.environ.get("WANDB_BASE_URL")
-    return any(_host(url) in hosts for url in ([given] if given else _WANDB_URLS))
-
-
-def _host(url: str) -> str:
-    return url.split("://")[-1].split("/")[0]
+    return any(get_netrc_auth(url) for url in ([given] if given else _WANDB_URLS))
 
 
 def _run_id(id_file: Path, resume: bool) -> str:
