@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import importlib
 import inspect
+import itertools
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,6 +36,7 @@ from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
 DOCS = Path(__file__).parent
 REPOSITORY = DOCS.parent
+FOREIGN = ("trl", "transformers")
 MARKED = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end: \2 -->)", re.S)
 
 
@@ -82,53 +84,97 @@ def code(*words: Any) -> str:
 # --------------------------------------------------------------------------------------------------
 # Keys
 # --------------------------------------------------------------------------------------------------
+TOPICS: Mapping[str, Sequence[str]] = {
+    "What a command does": ["RunArguments"],
+    "Rows": ["DataArguments", "SourceArguments"],
+    "Values of moves": ["LabelArguments", "EngineArguments", "PrepareLabelArguments"],
+    "Rewards and preflight": ["RookWorldGRPOConfig", "RewardFaultArguments"],
+    "KL": ["KLArguments"],
+    "Baselines, value head": ["BaselineArguments", "ValueArguments"],
+    "Which prompts, and how they are sampled": ["PromptArguments", "SamplingArguments"],
+    "Groups without signal, right answers": ["VarianceArguments", "SupervisedArguments"],
+    "The rest of a step": ["ScheduleArguments", "SharedPromptArguments", "OwnPartArguments"],
+    "Health, guard, forgetting": ["HealthArguments", "GuardArguments", "ForgettingArguments"],
+    "Held-out samples and suites": ["PassArguments", "SuiteArguments"],
+    "Evaluation": ["EvaluateArguments", "ModelArguments"],
+    "Diagnosis and report": ["DiagnoseArguments", "ReportArguments"],
+    "Supervised training and judges": [
+        "NewModelArguments",
+        "RookWorldSFTConfig",
+        "JudgeDataArguments",
+        "RookWorldRewardConfig",
+    ],
+    "Audit and preparation of data": ["AuditArguments", "PrepareArguments"],
+    "Sweeps and dashboards": ["SweepArguments", "TrainingDefaults", "WorkspaceArguments"],
+}
+"""Topics of the table of keys, and the dataclasses that belong to each."""
+
+
 def keys() -> str:
-    """A section for each dataclass of ours: which commands take it, and its keys."""
-    sections = []
-    for owner, commands in owners().items():
-        hints = get_type_hints(owner)
-        fields = {item.name: item for item in dataclasses.fields(owner)}
-        own = [fields[name] for name in vars(owner)["__annotations__"] if fields[name].init]
-        rows = [
-            [code(item.name), values(hints[item.name], item), default(item), described(owner, item)]
-            for item in own
-        ]
-        sections.append(
-            f"### {owner.__name__}\n\n{summary(owner)}\n\nTaken by {listed(commands)}.\n\n"
-            + table(["key", "value", "default", "what it does"], rows)
-        )
-    return "\n\n".join(sections)
+    """One table of our keys by topic: which commands take a key, what it may be, what it does."""
+    found = owners()
+    missing = {owner.__name__ for owner in found}.difference(*TOPICS.values())
+    if missing:
+        raise ValueError(f"no topic for {', '.join(sorted(missing))}; add it to TOPICS")
+    rows = []
+    for topic, names in TOPICS.items():
+        cells: dict[tuple[str, str], tuple[list[str], list[str]]] = {}
+        for owner in sorted(found, key=lambda owner: order(names, owner)):
+            for item in own_keys(owner) if owner.__name__ in names else ():
+                value = values(get_type_hints(owner)[item.name], item)
+                text = value if default(item) == "-" else f"{value} ({default(item)})"
+                commands, given = cells.setdefault((item.name, described(owner, item)), ([], []))
+                commands += [command for command in found[owner] if command not in commands]
+                given += [text] if not given else [f"{', '.join(found[owner])}: {default(item)}"]
+        if cells:
+            rows.append([f"**{topic}**"])  # the cells that a row lacks are empty
+        for (name, text), (commands, given) in cells.items():
+            rows.append([code(name), ", ".join(commands), "; ".join(given), text])
+    return table(["key", "commands", "value (default)", "what it does"], rows)
+
+
+def order(names: Sequence[str], owner: type) -> int:
+    return list(names).index(owner.__name__) if owner.__name__ in names else len(names)
+
+
+def own_keys(owner: type) -> list[dataclasses.Field[Any]]:
+    """The keys that a dataclass of ours declares, without those of TRL and transformers."""
+    fields = {item.name: item for item in dataclasses.fields(owner)}
+    foreign = {
+        name
+        for base in owner.__mro__
+        if base.__module__.partition(".")[0] in FOREIGN and dataclasses.is_dataclass(base)
+        for name in base.__dataclass_fields__
+    }
+    declared = [name for name in vars(owner)["__annotations__"] if name not in foreign]
+    return [fields[name] for name in declared if fields[name].init]
 
 
 SHOWN = ("grpo_nano", "grpo_mixed", "grpo_lora")  # recipes beside the defaults
-ASKED_FOR = ("resume_from_checkpoint",)  # though no recipe sets it
 
 
 def usual_keys() -> str:
-    """TRL's and transformers' keys that a recipe sets, with what some recipes give."""
+    """TRL's and transformers' keys that these recipes set, with what they give."""
     recipes = {
-        path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))
-        for path in sorted((REPOSITORY / "recipes").glob("grpo_*.yaml"))
+        name: yaml.safe_load((REPOSITORY / f"recipes/{name}.yaml").read_text(encoding="utf-8"))
+        for name in SHOWN
     }
     taken = [owner for owner, commands in owners().items() if "grpo" in commands]
-    ours = {name for owner in taken for name in vars(owner)["__annotations__"]}
+    ours = {item.name for owner in taken for item in own_keys(owner)}
     foreign = {
         item.name: item for kind in (GRPOConfig, ModelConfig) for item in dataclasses.fields(kind)
     }
     defaults = {item.name: item for item in dataclasses.fields(RookWorldGRPOConfig)}
-    names = dict.fromkeys([*(key for recipe in recipes.values() for key in recipe), *ASKED_FOR])
     rows = []
-    for name in names:
+    for name in dict.fromkeys(key for recipe in recipes.values() for key in recipe):
         if name in foreign and name not in ours:
             text = str(foreign[name].metadata.get("help", "")).replace("%%", "%")
             first = re.split(r"(?<=[.;])\s", text)[0].rstrip(";.") or name.replace("_", " ")
-            given = [shown(recipes[recipe].get(name)) for recipe in SHOWN]
+            given = [shown(recipe.get(name)) for recipe in recipes.values()]
             rows.append(
                 [code(name), default(defaults.get(name, foreign[name])), *given, f"{first}."]
             )
-    return table(
-        ["key", "default", *(code(name) for name in SHOWN), "what it does (TRL's words)"], rows
-    )
+    return table(["key", "default", *map(code, SHOWN), "what it does (TRL's words)"], rows)
 
 
 def owners() -> dict[type, list[str]]:
@@ -138,7 +184,7 @@ def owners() -> dict[type, list[str]]:
         for kind in script_module(script).GROUPS:
             for owner in kind.__mro__:
                 has_keys = dataclasses.is_dataclass(owner) and vars(owner).get("__annotations__")
-                foreign = owner.__module__.partition(".")[0] in ("trl", "transformers")
+                foreign = owner.__module__.partition(".")[0] in FOREIGN
                 if has_keys and not foreign:
                     found.setdefault(owner, []).append(command)
     return found
@@ -245,30 +291,49 @@ def _bound(rule: Any) -> str:
 
 
 def metrics() -> str:
+    """A table for each section; neighbours with the same long prefix share a row."""
     sections = []
     for section, title in SECTIONS.items():
-        rows = [
-            [code(metric.key), metric.meaning] for metric in GLOSSARY if metric.section == section
-        ]
+        found = [metric for metric in GLOSSARY if metric.section == section]
+        rows = []
+        for name, alike in itertools.groupby(found, key=lambda metric: family(metric.key)):
+            group = [(metric.key, metric.meaning) for metric in alike]
+            rows.append([code(name), by_name(group) if name.endswith("…") else group[0][1]])
         sections.append(f"### {title}\n\n{table(['metric', 'what it means'], rows)}")
     return "\n\n".join(sections)
 
 
+def family(key: str) -> str:
+    """`train/loss/…` for `train/loss/kl`, which shares a row with its like; else the key itself."""
+    prefix = key.rpartition("/")[0]
+    return f"{prefix}/…" if "/" in prefix else key
+
+
+def by_name(pairs: Iterable[tuple[str, str]]) -> str:
+    """Names, each with what it means, one below the other in a cell."""
+    return "<br>".join(f"{code(name.rpartition('/')[2])}: {text}" for name, text in pairs)
+
+
 def suites() -> str:
-    rows = [
-        [code(suite.name), suite.summary, code(suite.headline), str(suite.version)]
-        for suite in map(suite_class, SUITE_HEADLINES)
-    ]
-    return table(["suite", "what it asks", "headline", "version"], rows)
-
-
-def suite_metrics() -> str:
-    rows = [
-        [code(suite.name), code(metric), found.meaning]
-        for suite in map(suite_class, SUITE_HEADLINES)
-        for metric, found in suite.metrics.items()
-    ]
-    return table(["suite", "metric", "what it means"], rows)
+    """What each suite asks, and what its metrics mean; what two suites share is explained once."""
+    rows = []
+    explained: dict[tuple[str, str], str] = {}
+    for suite in map(suite_class, SUITES):
+        meanings: list[tuple[str, str]] = []
+        shared: dict[str, list[str]] = {}
+        for name, metric in suite.measured().items():
+            first = explained.setdefault((name, metric.meaning), suite.name)
+            if first == suite.name:
+                meanings.append((name, metric.meaning))
+            else:
+                shared.setdefault(first, []).append(name)
+        cells = [
+            by_name(meanings),
+            *(f"{code(*names)}: as in {code(first)}." for first, names in shared.items()),
+        ]
+        asks = f"{suite.summary} Headline {code(suite.headline)}, version {suite.version}."
+        rows.append([code(suite.name), asks, "<br>".join(cells)])
+    return table(["suite", "what it asks", "its metrics"], rows)
 
 
 def hooks() -> str:
@@ -312,7 +377,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "rules": rules,
     "metrics": metrics,
     "suites": suites,
-    "suite_metrics": suite_metrics,
     "hooks": hooks,
     "words": other_words,
     "recipes": lambda: files("recipes"),
