@@ -355,9 +355,10 @@ def other_words() -> str:
     """Our keys with the names that other code has for them."""
     notes = words()["notes"]
     rows = [
-        [code(*names), code(key), notes.get(key, "-")] for key, names in words()["names"].items()
+        [code(*names), f"{code(key)}: {notes[key]}" if key in notes else code(key)]
+        for key, names in words()["names"].items()
     ]
-    return table(["there", "here", "note"], rows)
+    return table(["there", "here"], rows)
 
 
 def files(folder: str) -> str:
