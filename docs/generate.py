@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
-import inspect
 import itertools
 import re
 import sys
@@ -20,19 +19,14 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-import yaml
-from trl import GRPOConfig, GRPOTrainer, ModelConfig
-
 from rookworld_rlvr.cli.main import SCRIPTS, first_comment
 from rookworld_rlvr.cli.words import words
 from rookworld_rlvr.common.settings import BOUNDS, Bounds, kinds
 from rookworld_rlvr.evaluation.registry import SUITE_HEADLINES, suite_class
 from rookworld_rlvr.rewards.registry import known_rewards
 from rookworld_rlvr.tasks.registry import TASKS
-from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.glossary import GLOSSARY, SECTIONS
 from rookworld_rlvr.training.health.rules import RULES
-from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 
 DOCS = Path(__file__).parent
 REPOSITORY = DOCS.parent
@@ -150,33 +144,6 @@ def own_keys(owner: type) -> list[dataclasses.Field[Any]]:
     return [fields[name] for name in declared if fields[name].init]
 
 
-SHOWN = ("grpo_nano", "grpo_mixed", "grpo_lora")  # recipes beside the defaults
-
-
-def usual_keys() -> str:
-    """TRL's and transformers' keys that these recipes set, with what they give."""
-    recipes = {
-        name: yaml.safe_load((REPOSITORY / f"recipes/{name}.yaml").read_text(encoding="utf-8"))
-        for name in SHOWN
-    }
-    taken = [owner for owner, commands in owners().items() if "grpo" in commands]
-    ours = {item.name for owner in taken for item in own_keys(owner)}
-    foreign = {
-        item.name: item for kind in (GRPOConfig, ModelConfig) for item in dataclasses.fields(kind)
-    }
-    defaults = {item.name: item for item in dataclasses.fields(RookWorldGRPOConfig)}
-    rows = []
-    for name in dict.fromkeys(key for recipe in recipes.values() for key in recipe):
-        if name in foreign and name not in ours:
-            text = str(foreign[name].metadata.get("help", "")).replace("%%", "%")
-            first = re.split(r"(?<=[.;])\s", text)[0].rstrip(";.") or name.replace("_", " ")
-            given = [shown(recipe.get(name)) for recipe in recipes.values()]
-            rows.append(
-                [code(name), default(defaults.get(name, foreign[name])), *given, f"{first}."]
-            )
-    return table(["key", "default", *map(code, SHOWN), "what it does (TRL's words)"], rows)
-
-
 def owners() -> dict[type, list[str]]:
     """The package's dataclasses of keys, in the order of the commands, and which commands take them."""
     found: dict[type, list[str]] = {}
@@ -239,15 +206,6 @@ def values(hint: Any, item: dataclasses.Field[Any]) -> str:
     return f"{words.get(form, 'text')}{f' {limit}' if limit else ''}"
 
 
-def summary(thing: Any) -> str:
-    """The first paragraph of a docstring."""
-    return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
-
-
-def listed(commands: Sequence[str]) -> str:
-    return ", ".join(f"`rookworld {command}`" for command in dict.fromkeys(commands))
-
-
 # --------------------------------------------------------------------------------------------------
 # The other tables
 # --------------------------------------------------------------------------------------------------
@@ -291,16 +249,15 @@ def _bound(rule: Any) -> str:
 
 
 def metrics() -> str:
-    """A table for each section; neighbours with the same long prefix share a row."""
-    sections = []
+    """One table by section; neighbours with the same long prefix share a row."""
+    rows = []
     for section, title in SECTIONS.items():
         found = [metric for metric in GLOSSARY if metric.section == section]
-        rows = []
+        rows.append([f"**{title}**"])  # the cell that the row lacks is empty
         for name, alike in itertools.groupby(found, key=lambda metric: family(metric.key)):
             group = [(metric.key, metric.meaning) for metric in alike]
             rows.append([code(name), by_name(group) if name.endswith("…") else group[0][1]])
-        sections.append(f"### {title}\n\n{table(['metric', 'what it means'], rows)}")
-    return "\n\n".join(sections)
+    return table(["metric", "what it means"], rows)
 
 
 def family(key: str) -> str:
@@ -336,21 +293,6 @@ def suites() -> str:
     return table(["suite", "what it asks", "its metrics"], rows)
 
 
-def hooks() -> str:
-    """The methods of TRL and transformers that the trainer overrides, in its own order."""
-    rows = [
-        [code(name), owner(name), summary(value)]
-        for name, value in vars(RookWorldGRPOTrainer).items()
-        if inspect.isfunction(value) and name != "__init__" and hasattr(GRPOTrainer, name)
-    ]
-    return table(["method", "whose", "what is different"], rows)
-
-
-def owner(name: str) -> str:
-    kind = next(kind for kind in GRPOTrainer.__mro__ if name in vars(kind))
-    return {"trl": "TRL", "transformers": "transformers"}[kind.__module__.partition(".")[0]]
-
-
 def other_words() -> str:
     """Our keys with the names that other code has for them."""
     notes = words()["notes"]
@@ -361,11 +303,11 @@ def other_words() -> str:
     return table(["there", "here"], rows)
 
 
-def files(folder: str) -> str:
-    """The YAML files of a folder, each with what it says of itself."""
+def files(pattern: str) -> str:
+    """YAML files, each with what it says of itself."""
     rows = [
-        [f"[`{path.name}`](../{folder}/{path.name})", first_comment(path)]
-        for path in sorted((REPOSITORY / folder).glob("*.yaml"))
+        [f"[`{path.name}`](../{path.relative_to(REPOSITORY)})", first_comment(path)]
+        for path in sorted(REPOSITORY.glob(pattern))
     ]
     return table(["file", "what it is"], rows)
 
@@ -374,14 +316,12 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "tasks": tasks,
     "rewards": rewards,
     "keys": keys,
-    "usual_keys": usual_keys,
     "rules": rules,
     "metrics": metrics,
     "suites": suites,
-    "hooks": hooks,
     "words": other_words,
-    "recipes": lambda: files("recipes"),
-    "accelerate_configs": lambda: files("accelerate_configs"),
+    "recipes": lambda: files("recipes/grpo_*.yaml"),
+    "accelerate_configs": lambda: files("accelerate_configs/*.yaml"),
 }
 
 
