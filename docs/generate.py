@@ -106,29 +106,26 @@ TOPICS: Mapping[str, Sequence[str]] = {
 
 def keys() -> str:
     """One table of our keys by topic: which commands take a key, what it may be, what it does."""
-    found = owners()
-    missing = {owner.__name__ for owner in found}.difference(*TOPICS.values())
-    if missing:
+    commands_of = owners()
+    named = {owner.__name__: owner for owner in commands_of}
+    if missing := set(named).difference(*TOPICS.values()):
         raise ValueError(f"no topic for {', '.join(sorted(missing))}; add it to TOPICS")
     rows = []
     for topic, names in TOPICS.items():
         cells: dict[tuple[str, str], tuple[list[str], list[str]]] = {}
-        for owner in sorted(found, key=lambda owner: order(names, owner)):
-            for item in own_keys(owner) if owner.__name__ in names else ():
-                value = values(get_type_hints(owner)[item.name], item)
+        for owner in (named[name] for name in names if name in named):
+            hints = get_type_hints(owner)
+            for item in own_keys(owner):
+                value = values(hints[item.name], item)
                 text = value if default(item) == "-" else f"{value} ({default(item)})"
                 commands, given = cells.setdefault((item.name, described(owner, item)), ([], []))
-                commands += [command for command in found[owner] if command not in commands]
-                given += [text] if not given else [f"{', '.join(found[owner])}: {default(item)}"]
+                given.append(f"{', '.join(commands_of[owner])}: {default(item)}" if given else text)
+                commands += [name for name in commands_of[owner] if name not in commands]
         if cells:
             rows.append([f"**{topic}**"])  # the cells that a row lacks are empty
         for (name, text), (commands, given) in cells.items():
             rows.append([code(name), ", ".join(commands), "; ".join(given), text])
     return table(["key", "commands", "value (default)", "what it does"], rows)
-
-
-def order(names: Sequence[str], owner: type) -> int:
-    return list(names).index(owner.__name__) if owner.__name__ in names else len(names)
 
 
 def own_keys(owner: type) -> list[dataclasses.Field[Any]]:
