@@ -87,7 +87,7 @@ TOPICS: Mapping[str, Sequence[str]] = {
     "Baselines, value head": ["BaselineArguments", "ValueArguments"],
     "Which prompts, and how they are sampled": ["PromptArguments", "SamplingArguments"],
     "Groups without signal, right answers": ["VarianceArguments", "SupervisedArguments"],
-    "The rest of a step": ["ScheduleArguments", "SharedPromptArguments", "OwnPartArguments"],
+    "The rest of a step": ["ScheduleArguments", "OwnPartArguments"],
     "Health, guard, forgetting": ["HealthArguments", "GuardArguments", "ForgettingArguments"],
     "Held-out samples and suites": ["PassArguments", "SuiteArguments"],
     "Evaluation": ["EvaluateArguments", "ModelArguments"],
@@ -272,10 +272,10 @@ def suites() -> str:
     """What each suite asks, and what its metrics mean; what two suites share is explained once."""
     rows = []
     explained: dict[tuple[str, str], str] = {}
-    for suite in map(suite_class, SUITES):
+    for suite in map(suite_class, SUITE_HEADLINES):
         meanings: list[tuple[str, str]] = []
         shared: dict[str, list[str]] = {}
-        for name, metric in suite.measured().items():
+        for name, metric in suite.metrics.items():
             first = explained.setdefault((name, metric.meaning), suite.name)
             if first == suite.name:
                 meanings.append((name, metric.meaning))
