@@ -88,8 +88,8 @@ TOPICS: Mapping[str, Sequence[str]] = {
     "Which prompts, and how they are sampled": ["PromptArguments", "SamplingArguments"],
     "Groups without signal, right answers": ["VarianceArguments", "SupervisedArguments"],
     "The rest of a step": ["ScheduleArguments", "OwnPartArguments"],
-    "Health, guard, forgetting": ["HealthArguments", "GuardArguments", "ForgettingArguments"],
-    "Held-out samples and suites": ["PassArguments", "SuiteArguments"],
+    "Health and guard": ["HealthArguments", "GuardArguments"],
+    "Held-out samples, other tasks and suites": ["MeasurementArguments", "SuiteArguments"],
     "Evaluation": ["EvaluateArguments", "ModelArguments"],
     "Diagnosis and report": ["DiagnoseArguments", "ReportArguments"],
     "Supervised training and judges": [
