@@ -9,40 +9,34 @@ from __future__ import annotations
 import hashlib
 import itertools
 import operator
-import random
 from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..common.errors import RookWorldError
-from ..common.progress import Progress, shown
-from ..common.settings import Checked, each, setting
+from ..common.progress import shown
+from ..common.settings import setting
 from ..common.stats import Proportion
-from ..engine.labeller import Labeller
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT, parse_environment_answer
 from ..tasks.fill_in import FILL_IN
 from ..tasks.fill_in_truth import last_move_agrees
-from ..tasks.policy import POLICY, parse_policy_answer, score_policy
+from ..tasks.policy import POLICY, evaluation_pairs, parse_policy_answer, score_policy
 from ..tasks.registry import TASKS, task_of
 from ..tasks.rules import SIDES
 from ..tasks.scoring import values_by_move
-from ..tasks.types import FILL_IN_FIELDS, PolicyAnswer
-from .sources import Malformed, Row, check_dataset_name, dataset_file, parse_rows, raw_rows
+from ..tasks.types import FILL_IN_FIELDS, PolicyAnswer, Score
+from .sources import Malformed, Row, SourceArguments, check_dataset_name, parse_rows
 
-AUDIT_VERSION = 4
-
-
-def _evaluation_faults(name: str, where: str) -> list[str]:
-    return check_dataset_name(name, where) if name else [f"{where}: a name is empty; leave it out"]
+AUDIT_VERSION = 5
 
 
 @dataclass
-class AuditArguments(Checked):
+class AuditArguments(SourceArguments):
     """Which rows to audit, and against what."""
 
     dataset_name: str = setting(
@@ -53,123 +47,68 @@ class AuditArguments(Checked):
         check=check_dataset_name,
         remedy="give a Hub id, a file or a packaged name",
     )
-    text_column: str = setting(
-        "text",
-        "Column of dataset_name that holds the rows; evaluation sets hold theirs in `text`.",
-        filled=True,
-    )
-    dataset_splits: list[str] = setting(
-        ["train"],
-        "Splits of a Hub data set to audit; positions that two of them share are counted.",
-        filled=True,
-        once=True,
-    )
-    evaluation_names: list[str] = setting(
-        [],
-        "Data sets on which models are evaluated, of the Hub the split train; positions that they "
-        "share with dataset_name are counted.",
-        check=each(_evaluation_faults),
-    )
-    max_rows: int | None = setting(
-        None,
-        "Read at most this many rows of each split of dataset_name; a Hub data set is then streamed.",
-        least=1,
-    )
-    engine_sample: int = setting(
-        0,
-        "Number of policy rows that the engine values, to compare E and B with; 0 needs no engine.",
-        least=0,
+    eval_dataset_name: str = setting(
+        "",
+        "Data set on which models are evaluated, read like dataset_name; positions that both have are "
+        "counted.",
+        check=check_dataset_name,
     )
     output_file: str | None = setting(None, "JSON file to which the counts are also written.")
-
-    def faults(self) -> list[str]:
-        """Faults that only several keys together show, one sentence each."""
-        if self.dataset_splits in ([], ["train"]) or dataset_file(self.dataset_name) is None:
-            return []
-        return [f"dataset_splits: {self.dataset_name!r} is one file without splits; leave it out"]
 
 
 # --------------------------------------------------------------------------------------------------
 # The story
 # --------------------------------------------------------------------------------------------------
-def audit(args: AuditArguments, labeller: Labeller | None = None) -> dict[str, Any]:
+def audit(args: AuditArguments) -> dict[str, Any]:
     """Read all rows once and return the counts as a nested dict that JSON can hold.
 
     Args:
         args: What to read.
-        labeller: Values the sample; needed if `args.engine_sample` is above 0.
 
     Raises:
-        RookWorldError: A data set cannot be read, no row of an evaluation set can be parsed, or the
-            engine fails.
+        RookWorldError: A data set cannot be read, or no row of the evaluation set can be parsed.
     """
-    counts = Counts(args.engine_sample)
-    splits = {}
-    for split in args.dataset_splits:
-        splits[split] = RowHashes()
-        for row in _read(args.dataset_name, split, args.max_rows, args.text_column):
-            counts.add(row)
-            splits[split].add(row)
-    engine = _ask_engine(counts, labeller) if labeller else None
+    counts, hashes = Counts(), RowHashes()
+    for row in _read(args):
+        counts.add(row)
+        hashes.add(row)
     return {
         "audit_version": AUDIT_VERSION,
         "dataset_name": args.dataset_name,
-        "splits": args.dataset_splits,
+        "dataset_split": args.dataset_split,
         "text_column": args.text_column,
         "max_rows": args.max_rows,
         "rows": counts.rows_result(),
-        "largest_unreadable_share": max(split.unreadable_share for split in splits.values()),
-        POLICY.name: counts.policy_result() | {"engine": engine},
+        POLICY.name: counts.policy_result(),
         ENVIRONMENT.name: counts.environment_result(),
         FILL_IN.name: counts.fill_in_result(),
-        "duplicates": _duplicates_result(list(splits.values())),
-        "overlap": {
-            "splits": [
-                _overlap(*pair, splits[pair[0]], splits[pair[1]])
-                for pair in itertools.combinations(splits, 2)
-            ],
-            "evaluation": list(_evaluation_overlaps(args, splits)),
-        },
+        "duplicates": hashes.duplicates(),
+        "overlap": _overlap(args, hashes) if args.eval_dataset_name else None,
     }
 
 
-def _read(
-    name: str, split: str, max_rows: int | None = None, text_column: str = "text"
-) -> Iterator[Row | Malformed]:
-    rows = parse_rows(raw_rows(name, split, max_rows, text_column), tasks=[POLICY.name])
-    return shown(rows, f"reading {name}, {split}")
+def _read(args: AuditArguments) -> Iterator[Row | Malformed]:
+    return shown(parse_rows(args.raw_rows(), tasks=[POLICY.name]), f"reading {args.dataset_name}")
 
 
-def _ask_engine(counts: Counts, labeller: Labeller) -> dict[str, Any]:
-    with Progress("valuing a sample", len(counts.sample), "positions") as progress:
-        answers = labeller.values([row["fen"] for row in counts.sample], progress.update)
-    for row, values in zip(counts.sample, answers, strict=True):
-        if values is not None:
-            counts.compare(row, values.by_move(), "engine")
+def _overlap(args: AuditArguments, hashes: RowHashes) -> dict[str, Any]:
+    evaluated = RowHashes()
+    for row in _read(replace(args, dataset_name=args.eval_dataset_name, max_rows=None)):
+        evaluated.add(row)
+    if not evaluated.positions:
+        raise RookWorldError(
+            f"eval_dataset_name: no row of {args.eval_dataset_name!r} can be read, so "
+            "its overlap cannot be counted; give another file, or leave it out"
+        )
+    trained, tested = np.array(hashes.positions), np.array(evaluated.positions)
     return {
-        "engine": labeller.source.engine,
-        "limit": labeller.source.limit,
-        "sampled": len(counts.sample),
-        "given_up": sum(values is None for values in answers),
-        **counts.values_result("engine"),
+        "first": args.dataset_name,
+        "second": args.eval_dataset_name,
+        "positions": len(np.intersect1d(trained, tested)),
+        "rows_of_first": int(np.isin(trained, tested).sum()),
+        "rows_of_second": int(np.isin(tested, trained).sum()),
+        "malformed_of_second": evaluated.malformed,
     }
-
-
-def _evaluation_overlaps(
-    args: AuditArguments, splits: Mapping[str, RowHashes]
-) -> Iterator[dict[str, Any]]:
-    for name in args.evaluation_names:
-        hashes = RowHashes()
-        for row in _read(name, "train"):
-            hashes.add(row)
-        if not hashes.positions:
-            raise RookWorldError(
-                f"evaluation_names: no row of {name!r} can be read as a RookWorld row, so its "
-                "overlap cannot be counted; give another file, or leave it out"
-            )
-        for split in splits:
-            overlap = _overlap(split, name, splits[split], hashes)
-            yield overlap | {"malformed_of_second": hashes.malformed}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -210,10 +149,6 @@ DIFFERENCES = (
 )
 
 
-MOST_PAWNS = 10.0
-"""Evaluations are compared within ±10 pawns: mates and won games would drown every other error."""
-
-
 class Means:
     """Sums of observations by name; a boolean counts as 0 or 1."""
 
@@ -240,19 +175,9 @@ class Means:
 
 
 class Counts:
-    """What is counted row by row.
+    """What is counted row by row."""
 
-    Args:
-        sample_size: How many policy rows to keep for the engine.
-
-    Attributes:
-        sample: Those rows, each equally likely to be drawn; every audit draws the same ones.
-    """
-
-    def __init__(self, sample_size: int = 0) -> None:
-        self.sample: list[Row] = []
-        self._sample_size = sample_size
-        self._rng = random.Random(0)
+    def __init__(self) -> None:
         self.rows = Means()
         self.tasks: dict[str, Counter[str]] = {side: Counter() for side in SIDES}
         self.reasons: Counter[str] = Counter()  # of malformed rows
@@ -262,9 +187,7 @@ class Counts:
         self.fill_in = Means()  # by hidden field
         self.policy = Means()
         self.best = {side: Means() for side in SIDES}
-        self.values = {
-            basis: {side: Means() for side in SIDES} for basis in ("engine", "action_values")
-        }
+        self.values = {side: Means() for side in SIDES}
 
     def add(self, row: Row | Malformed) -> None:
         """Count one row."""
@@ -308,33 +231,24 @@ class Counts:
                 best_is_argmax_e=by_value[max(by_value)] == answer.best_move,
                 best_is_argmin_e=by_value[min(by_value)] == answer.best_move,
             )
-        self._draw(row)
         if values is not None:
-            self.compare(row, values, "action_values")
+            self._compare(side, answer, values, score_policy(values, row["completion"]))
 
-    def _draw(self, row: Row) -> None:
-        """Reservoir sampling: the n-th answer is kept with a chance of size / n."""
-        if len(self.sample) < self._sample_size:
-            self.sample.append(row)
-        elif (place := self._rng.randrange(self.policy.of("best_is_legal").n)) < self._sample_size:
-            self.sample[place] = row
-
-    def compare(self, row: Row, values: Mapping[str, int], basis: str) -> None:
-        """Compare a policy row with the values of all legal moves, in centipawns."""
-        side = rules.side_to_move(row["fen"])
-        answer = parse_policy_answer(row["completion"])
-        score = score_policy(values, row["completion"])
-        means = self.values[basis][side]
+    def _compare(
+        self, side: str, answer: PolicyAnswer, values: Mapping[str, int], score: Score
+    ) -> None:
+        """Compare a policy answer with the values of all legal moves, in centipawns."""
+        means = self.values[side]
         own = [values[move] for move in answer.moves if move in values]
         means.add(
             best_is_best_of_five=bool(own) and values.get(answer.best_move) == max(own),
             best_is_best_of_all=score["best_move_hit"],
             top_five_named=score["candidates"],
         )
-        for mine, true in evaluation_pairs(answer, values):
-            means.add(evaluation_error_pawns=abs(mine - true))
-            if mine and true:  # zero has no sign
-                means.add(evaluation_sign_right=mine * true > 0)
+        for said, true in evaluation_pairs(answer, values):
+            means.add(evaluation_error_pawns=abs(said - true))
+            if said and true:  # zero has no sign
+                means.add(evaluation_sign_right=said * true > 0)
 
     def rows_result(self) -> dict[str, Any]:
         """Rows by task and side to move, and rows that are left out by reason."""
@@ -357,13 +271,9 @@ class Counts:
             **{side: _result(self.best[side], "distinct_evaluations", BEST) for side in SIDES},
             "action_values": {
                 "labelled": self.policy.rows("labelled"),
-                **self.values_result("action_values"),
+                **{side: _result(self.values[side], "rows", AGREEMENT) for side in SIDES},
             },
         }
-
-    def values_result(self, basis: str) -> dict[str, Any]:
-        """How rows agree with values of all legal moves, by side to move."""
-        return {side: _result(self.values[basis][side], "rows", AGREEMENT) for side in SIDES}
 
     def environment_result(self) -> dict[str, Any]:
         """How environment rows differ from python-chess."""
@@ -402,19 +312,6 @@ def _result(means: Means, number: str, names: Sequence[str]) -> dict[str, Any]:
 def names_idle_en_passant(fen: str) -> bool:
     """Whether a FEN names an en passant square where no capture is legal."""
     return fen.split(" ")[3] != rules.position_key(fen).split(" ")[3]
-
-
-def evaluation_pairs(answer: PolicyAnswer, values: Mapping[str, int]) -> list[tuple[float, float]]:
-    """`E` and value of each legal move that has an evaluation, in pawns, within ±`MOST_PAWNS`."""
-    return [
-        (_clipped(evaluation), _clipped(values[move] / 100))
-        for move, evaluation in zip(answer.moves, answer.evaluations, strict=False)
-        if move in values
-    ]
-
-
-def _clipped(pawns: float) -> float:
-    return max(-MOST_PAWNS, min(MOST_PAWNS, pawns))
 
 
 def environment_differences(row: Row) -> dict[str, bool]:
@@ -460,32 +357,33 @@ def hash_of(text: str) -> int:
 
 
 class RowHashes:
-    """Position, prompt and answer of each row of a split, and how many have none."""
+    """Position, prompt and answer of each row, and how many have none."""
 
     def __init__(self) -> None:
-        self.malformed = self.unreadable = 0
+        self.malformed = 0
         self.positions, self.prompts, self.answers = array("Q"), array("Q"), array("Q")
 
     def add(self, row: Row | Malformed) -> None:
         """Keep the hashes of one row."""
         if isinstance(row, Malformed):
             self.malformed += 1
-            self.unreadable += not row.is_readable
             return
         self.positions.append(hash_of(rules.position_key(row["fen"])))
         self.prompts.append(hash_of(row["prompt"]))
         self.answers.append(hash_of(_answer_text(row)))
 
-    @property
-    def unreadable_share(self) -> float:
-        """The share of the split's rows that cannot be read, as `max_quarantined_share` counts it."""
-        return self.unreadable / max(1, self.malformed + len(self.prompts))
-
-    def duplicates(self) -> tuple[int, int]:
+    def duplicates(self) -> dict[str, Any]:
         """How many rows repeat an earlier prompt, and how many of them answer it differently."""
         answers = np.array(self.answers)
         _, first, same = np.unique(self.prompts, return_index=True, return_inverse=True)
-        return len(answers) - len(first), int((answers != answers[first][same]).sum())
+        conflicting = int((answers != answers[first][same]).sum())
+        return {
+            name: {"rows": rows, "share": rows / len(answers) if len(answers) else None}
+            for name, rows in (
+                ("repeated", len(answers) - len(first)),
+                ("conflicting", conflicting),
+            )
+        }
 
 
 def _answer_text(row: Row) -> str:
@@ -495,24 +393,3 @@ def _answer_text(row: Row) -> str:
     answer = parse_policy_answer(row["completion"])
     pairs = sorted(itertools.zip_longest(answer.moves, map(str, answer.evaluations), fillvalue=""))
     return f"{pairs} {answer.best_move}"
-
-
-def _duplicates_result(splits: Sequence[RowHashes]) -> dict[str, Any]:
-    found = [split.duplicates() for split in splits]
-    total = sum(len(split.prompts) for split in splits)
-    repeated, conflicting = map(sum, zip(*found, strict=True))
-    return {
-        name: {"rows": rows, "share": rows / total if total else None}
-        for name, rows in (("within_a_split", repeated), ("conflicting", conflicting))
-    }
-
-
-def _overlap(first: str, second: str, rows: RowHashes, others: RowHashes) -> dict[str, Any]:
-    one, other = np.array(rows.positions), np.array(others.positions)
-    return {
-        "first": first,
-        "second": second,
-        "positions": len(np.intersect1d(one, other)),
-        "rows_of_first": int(np.isin(one, other).sum()),
-        "rows_of_second": int(np.isin(other, one).sum()),
-    }

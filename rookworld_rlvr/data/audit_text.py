@@ -16,7 +16,7 @@ from .repair import REPAIRS
 MOSTLY = 0.9  # B is the highest E in 99% of White's rows of the public data, in 0% of Black's
 
 
-HALF = 0.5  # another search may choose other moves, but not in most rows
+HALF = 0.5
 
 
 MOST_ERROR_PAWNS = (
@@ -51,14 +51,13 @@ _WIDTH = 46
 
 def table(result: Mapping[str, Any]) -> str:
     """The counts as aligned text in sections; what has no rows is left out."""
-    lines = [f"Audit of {result['dataset_name']}, {', '.join(result['splits'])}"]
+    lines = [f"Audit of {result['dataset_name']}"]
     for section in ("rows", "policy", "environment", "fill_in", "duplicates"):
         has_rows = result[section].get("rows", True)
         found = _lines(result[section], 1) if has_rows else ["  no rows"]
         lines += ["", _label(section).capitalize(), *found]
-    pairs = [*result["overlap"]["splits"], *result["overlap"]["evaluation"]]
-    shared = [f"  {_filled(_TEXT['pair'], pair)}" for pair in pairs]
-    lines += ["", "Shared positions", *(shared or ["  nothing to compare with"])]
+    if result["overlap"]:
+        lines += ["", "Shared positions", f"  {_filled(_TEXT['pair'], result['overlap'])}"]
     return "\n".join(lines)
 
 
@@ -114,43 +113,36 @@ def advice(result: Part) -> list[str]:
     """What to do about each finding, and one command for all repairs, as lines."""
     lines: list[str] = []
     mending: set[str] = set()
-    labels = ""
     for name, part in findings(result):
         finding = _TEXT["findings"][name]
         repairs = part.get("repairs", finding.get("repairs", ()))
         remedy = f"; repair with --repairs {' '.join(repairs)}" if repairs else ""
         lines.append(f"  - {_filled(finding['says'], part)}{remedy}")
         mending.update(repairs)
-        labels = part.get("labels", labels)
     if not lines:
         return [f"  {_filled(_TEXT['nothing'], result['rows'])}"]
     if mending or _unlabelled(result["policy"]):
         repairs = [name for name in REPAIRS if name in mending]
-        lines += ["", *(f"  {line}" for line in repair_commands(result, repairs, labels))]
+        lines += ["", f"  {repair_command(result, repairs)}"]
     return lines
 
 
-def repair_commands(result: Part, repairs: Sequence[str], labels: str = "") -> Iterator[str]:
-    """The commands that label and repair, one a split; they write into the folder where they are run."""
-    name, column, splits = (result[key] for key in ("dataset_name", "text_column", "splits"))
-    share = math.ceil(
-        100 * result["largest_unreadable_share"]
-    )  # percent that prepare must leave out
-    for split in splits:
-        is_whole = list(splits) == ["train"]
-        stem = "_".join([Path(name).stem, *([] if is_whole else [split]), "prepared"])
-        options = {
-            "dataset_name": [name],
-            "text_column": [column] if column != "text" else [],
-            "dataset_split": [] if is_whole else [split],
-            "max_rows": [str(result["max_rows"])] if result["max_rows"] else [],
-            "max_quarantined_share": [f"{share / 100:g}"] if share > 1 else [],
-            "output_file": [f"{stem}.parquet"],
-            "labels": [labels] if labels else [],
-            "repairs": repairs,
-        }
-        words = (word for key, given in options.items() if given for word in (f"--{key}", *given))
-        yield shlex.join(["rookworld", "prepare", *words])
+def repair_command(result: Part, repairs: Sequence[str]) -> str:
+    """The command that labels and repairs; it writes into the folder where it is run."""
+    name, split, column = (result[key] for key in ("dataset_name", "dataset_split", "text_column"))
+    unreadable = result["rows"]["malformed"]["share"] or 0
+    share = math.ceil(100 * unreadable)  # percent that prepare must leave out
+    options = {
+        "dataset_name": [name],
+        "text_column": [column] if column != "text" else [],
+        "dataset_split": [split] if split != "train" else [],
+        "max_rows": [str(result["max_rows"])] if result["max_rows"] else [],
+        "max_quarantined_share": [f"{share / 100:g}"] if share > 1 else [],
+        "output_file": [f"{Path(name).stem}_prepared.parquet"],
+        "repairs": repairs,
+    }
+    words = (word for key, given in options.items() if given for word in (f"--{key}", *given))
+    return shlex.join(["rookworld", "prepare", *words])
 
 
 def findings(result: Part) -> Iterator[tuple[str, Part]]:
@@ -175,25 +167,20 @@ def findings(result: Part) -> Iterator[tuple[str, Part]]:
         best_not_in_moves=elsewhere,
     )
     for side in SIDES:
-        best, worst = _best_and_worst(policy, side)
-        if best < MOSTLY:
-            count = policy[side]["distinct_evaluations"]
-            yield (
-                "best_is_worst",
-                {"side": side.capitalize(), "best": best, "worst": worst, "rows": count},
-            )
+        best = {"side": side.capitalize(), **policy[side]}
+        if best["distinct_evaluations"] and best["best_is_argmax_e"] < MOSTLY:
+            yield "best_is_worst", best
     yield from _value_findings(policy)
     yield from _counted(
         illegal_move_played_on=_played_on(environment),
         wrong_answers=_wrong_answers(environment),
         history_without_action=environment["history_without_action"],
-        within_a_split=duplicates["within_a_split"] | duplicates,
+        repeated=duplicates["repeated"] | duplicates,
     )
-    for pair in [*result["overlap"]["splits"], *result["overlap"]["evaluation"]]:
-        if pair["positions"]:
-            yield "shared_positions", pair
-        if pair.get("malformed_of_second"):
-            yield "unknown_overlap", pair
+    if (overlap := result["overlap"]) and overlap["positions"]:
+        yield "shared_positions", overlap
+    if overlap and overlap["malformed_of_second"]:
+        yield "unknown_overlap", overlap
     yield from _counted(unlabelled={"rows": _unlabelled(policy)})
 
 
@@ -205,36 +192,21 @@ def _counted(**parts: Part) -> Iterator[tuple[str, Part]]:
     return ((name, part) for name, part in parts.items() if part["rows"])
 
 
-def _best_and_worst(policy: Part, side: str) -> tuple[float, float]:
-    """Shares of rows whose `B` has the best and the worst `E`; without rows 1 and 0."""
-    found = policy[side]
-    if not found["distinct_evaluations"]:
-        return 1.0, 0.0
-    return found["best_is_argmax_e"], found["best_is_argmin_e"]
-
-
 def _value_findings(policy: Part) -> Iterator[tuple[str, Part]]:
-    """Findings about how rows agree with values of all legal moves, stored or from the engine."""
-    for who, basis in (("stored action_values", "action_values"), ("engine's values", "engine")):
-        for side in SIDES if policy[basis] else ():
-            part = {**policy[basis][side], "side": side.capitalize(), "who": who}
-            least = MOSTLY
-            if basis == "engine":
-                least = HALF if _best_and_worst(policy, side)[0] >= MOSTLY else 0.0
-                # Otherwise the rows would keep the values that they carry.
-                part |= {"labels": "engine"} if policy["action_values"]["labelled"]["rows"] else {}
-            best, named = part["best_is_best_of_five"], part["top_five_named"]
-            if best is not None and best < least:
-                yield "seldom_best_of_five", part
-            if named is not None and named < HALF:
-                yield "few_of_top_five", part
-            sign = part["evaluation_sign_right"]
-            if sign is not None and sign < HALF:
-                yield "wrong_sign", part
-            elif (part["evaluation_error_pawns"] or 0) > MOST_ERROR_PAWNS:
-                yield "far_off", part
-    if policy["engine"] and policy["engine"]["given_up"]:
-        yield "given_up", policy["engine"]
+    """Findings about how rows agree with the values of all legal moves that they carry."""
+    for side in SIDES:
+        part = {"side": side.capitalize(), **policy["action_values"][side]}
+        if not part["rows"]:
+            continue
+        if part["best_is_best_of_five"] < MOSTLY:
+            yield "seldom_best_of_five", part
+        if part["top_five_named"] < HALF:
+            yield "few_of_top_five", part
+        sign = part["evaluation_sign_right"]
+        if sign is not None and sign < HALF:
+            yield "wrong_sign", part
+        elif (part["evaluation_error_pawns"] or 0) > MOST_ERROR_PAWNS:
+            yield "far_off", part
 
 
 def _played_on(environment: Part) -> Part:

@@ -35,7 +35,7 @@ from .sources import (
     FEATURES,
     Malformed,
     Row,
-    SourceArguments,
+    RowArguments,
     check_dataset_name,
     dataset_file,
     quarantine,
@@ -144,8 +144,8 @@ class LoadedData:
 
 
 @dataclass
-class DataArguments(SourceArguments):
-    """Which rows to train on, and how to split them; see `SourceArguments` for where they come from."""
+class DataArguments(RowArguments):
+    """Which rows to train on, and how to split them; see `RowArguments` for where they come from."""
 
     tasks: list[str] = setting(
         default_tasks,
@@ -292,7 +292,7 @@ def load_data(
     return LoadedData(_dataset(train), _dataset(heldout), report, others)
 
 
-def load_rows(dataset_name: str = SourceArguments.dataset_name, **keys: Any) -> DatasetDict:
+def load_rows(dataset_name: str = RowArguments.dataset_name, **keys: Any) -> DatasetDict:
     """The rows that `rookworld grpo` and `sft` take, for any trainer, in the splits `train` and `test`.
 
     The columns are `task`, `prompt`, `completion`, `fen`, `action`, `history` and `action_values`. No

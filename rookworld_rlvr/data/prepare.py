@@ -40,7 +40,7 @@ from .sources import (
     FEATURES,
     Malformed,
     Row,
-    SourceArguments,
+    RowArguments,
     check_dataset_name,
     dataset_file,
     on_disk,
@@ -73,8 +73,8 @@ def _phase_faults(shares: Mapping[str, float], where: str) -> list[str]:
 
 
 @dataclass
-class PrepareArguments(SourceArguments):
-    """The data set to make; see `SourceArguments` for the rows that it is made from."""
+class PrepareArguments(RowArguments):
+    """The data set to make; see `RowArguments` for the rows that it is made from."""
 
     dataset_name: str = setting(
         "",

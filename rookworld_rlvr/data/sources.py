@@ -157,7 +157,7 @@ def check_dataset_name(name: str, key: str = "dataset_name") -> list[str]:
 
 @dataclass
 class SourceArguments(Checked):
-    """Where rows come from."""
+    """Which data set to read."""
 
     dataset_name: str = setting(
         "rookworld-nano-openings",
@@ -175,6 +175,17 @@ class SourceArguments(Checked):
     max_rows: int | None = setting(
         None, "Read at most this many rows; a Hub data set is then streamed.", least=1
     )
+
+    def raw_rows(self) -> Iterator[Row]:
+        """The data set's rows, see `raw_rows`."""
+        name, split, column = self.dataset_name, self.dataset_split, self.text_column
+        return raw_rows(name, split, self.max_rows, column)
+
+
+@dataclass
+class RowArguments(SourceArguments):
+    """Where rows come from: a data set, and random games."""
+
     max_quarantined_share: float = setting(
         0.01,
         "Stop if more than this share of the rows cannot be read. Up to it, they are left out and kept "
@@ -232,11 +243,6 @@ class SourceArguments(Checked):
                 "only illegal_actions; give another kind a share, or set action: 0"
             )
         return faults
-
-    def raw_rows(self) -> Iterator[Row]:
-        """The data set's rows, see `raw_rows`."""
-        name, split, column = self.dataset_name, self.dataset_split, self.text_column
-        return raw_rows(name, split, self.max_rows, column)
 
     def made_rows(
         self, is_wanted: Callable[[str], bool] = lambda fen: True, wanted: str = "all"
@@ -546,7 +552,7 @@ def _checked_values(fen: str, values: Any) -> list[dict[str, Any]]:
 # Quarantine
 # --------------------------------------------------------------------------------------------------
 def quarantine(
-    malformed: Sequence[Malformed], read: int, args: SourceArguments, path: Path | None
+    malformed: Sequence[Malformed], read: int, args: RowArguments, path: Path | None
 ) -> None:
     """Write malformed rows with their reasons, as JSON lines, and stop if too many cannot be read.
 

@@ -208,6 +208,23 @@ def _evaluation(values: Mapping[str, int], answer: PolicyAnswer) -> float:
     return sum(accuracies) / max(len(answer.moves), len(answer.evaluations))
 
 
+MOST_PAWNS = 10.0
+"""Errors of evaluations are counted within ±10 pawns: mates and won games would drown every other."""
+
+
+def evaluation_pairs(answer: PolicyAnswer, values: Values) -> list[tuple[float, float]]:
+    """`E` and value of each legal move that has an evaluation, in pawns, within ±`MOST_PAWNS`."""
+    return [
+        (_limited(evaluation), _limited(values[move] / 100))
+        for move, evaluation in zip(answer.moves, answer.evaluations, strict=False)
+        if move in values
+    ]
+
+
+def _limited(pawns: float) -> float:
+    return max(-MOST_PAWNS, min(MOST_PAWNS, pawns))
+
+
 def _consistency(answer: PolicyAnswer) -> float:
     named = answer.best_move in answer.moves
     index = answer.moves.index(answer.best_move) if named else len(answer.evaluations)

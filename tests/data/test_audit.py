@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import chess
-import datasets
 import pytest
 
-from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
-from rookworld_rlvr.data.audit import (
-    AuditArguments,
-    Counts,
-    audit,
-    names_idle_en_passant,
-)
+from rookworld_rlvr.common.errors import RookWorldError
+from rookworld_rlvr.data.audit import AuditArguments, Counts, audit
 from rookworld_rlvr.data.audit_text import advice, table
 from rookworld_rlvr.data.sources import parse_raw
-from rookworld_rlvr.tasks.types import FILL_IN_FIELDS, ActionValue, PositionValues, ValueSource
+from rookworld_rlvr.tasks.types import FILL_IN_FIELDS
 
 from ..conftest import REPOSITORY, recipe
 from ..conftest import script as run_script
@@ -32,7 +23,6 @@ from ..conftest import script as run_script
 Row = dict[str, Any]
 
 REAL_ROWS = REPOSITORY.parent / "shared" / "data" / "rook_val_500.txt"
-SCRIPT = REPOSITORY / "recipes" / "audit_data.py"
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
@@ -56,12 +46,6 @@ BLACK_VALUES = {
     "h8g8": -10,
     "h7h6": -300,
 }
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is left in the cache of the person who runs the tests."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
 
 
 def policy(fen: str, moves: str, evaluations: str, best: str) -> str:
@@ -95,23 +79,11 @@ def rows_file(path: Path, rows: Iterable[str | Row]) -> str:
 def audited(tmp_path: Path) -> Any:
     """Audit rows that are given as text, or with their action values."""
 
-    def run(*rows: str | Row, labeller: Any = None, **options: Any) -> Row:
+    def run(*rows: str | Row, **options: Any) -> Row:
         name = rows_file(tmp_path / "rows.jsonl", rows)
-        return audit(AuditArguments(dataset_name=name, **options), labeller)
+        return audit(AuditArguments(dataset_name=name, **options))
 
     return run
-
-
-@pytest.fixture
-def splits(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """Rows by split of a data set on a Hub that is not asked."""
-    content: dict[str, list[str]] = {}
-
-    def raw_rows(name: str, split: str, max_rows: int | None, column: str) -> Iterator[Row]:
-        return iter([{"text": text} for text in content[split]][:max_rows])
-
-    monkeypatch.setattr("rookworld_rlvr.data.audit.raw_rows", raw_rows)
-    return content
 
 
 def counted(rows: int, share: float | None) -> Row:
@@ -162,10 +134,10 @@ def test_positions_are_policy_prompts_without_an_answer(tmp_path: Path) -> None:
     fens, games = tmp_path / "positions.fen", tmp_path / "games.pgn"
     fens.write_text(f"{START}\n{AFTER_E4}\n")
     games.write_text("1. e4 e5 *\n")
-    result = audit(AuditArguments(dataset_name=str(games), evaluation_names=[str(fens)]))
+    result = audit(AuditArguments(dataset_name=str(games), eval_dataset_name=str(fens)))
     assert result["rows"]["malformed"] == counted(0, 0.0)
     assert result["policy"]["without_answer"] == counted(2, 1.0)
-    assert result["overlap"]["evaluation"][0]["positions"] == 2
+    assert result["overlap"]["positions"] == 2
     assert "2 policy rows without action_values" in advice_text(result)
 
 
@@ -173,26 +145,11 @@ def test_rows_may_be_in_another_column(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"line": row, "text": "x"}) + "\n" for row in (E4, E4)))
     name = str(path)
-    other = rows_file(tmp_path / "other.jsonl", [E4])
-    arguments = {"dataset_name": name, "evaluation_names": [other], "text_column": "line"}
-    result = audit(AuditArguments(**arguments))
+    result = audit(AuditArguments(dataset_name=name, text_column="line"))
     assert result["rows"]["malformed"] == counted(0, 0.0)
-    assert result["overlap"]["evaluation"][0]["positions"] == 1  # read from its column text
     assert f"--dataset_name {name} --text_column line --output_file" in advice_text(result)
     with pytest.raises(RookWorldError, match=r"no column 'lien' in .*found: line, text"):
         audit(AuditArguments(dataset_name=name, text_column="lien"))
-
-
-def test_prompts_with_an_idle_en_passant_square(audited: Any) -> None:
-    idle = AFTER_E4.replace(" - ", " e3 ")
-    real = "rnbqkbnr/ppp1pppp/8/8/3pP3/8/PPPP1PPP/RNBQKBNR b KQkq e3 0 3"
-    assert names_idle_en_passant(idle)
-    assert not names_idle_en_passant(real)
-    assert not names_idle_en_passant(AFTER_E4)
-    result = audited(
-        policy(idle, "e7e5", "0.1", "e7e5"), policy(real, "d4e3", "0.1", "d4e3"), E4, E5
-    )
-    assert result["rows"]["idle_en_passant_in_prompt"] == counted(1, 0.25)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -254,14 +211,13 @@ def test_best_moves_beside_evaluations_by_side(audited: Any) -> None:
 
 
 def test_a_prompt_that_waits_for_its_answer_is_counted_as_one() -> None:
-    counts = Counts(sample_size=5)
+    counts = Counts()
     counts.add(parse_raw({"text": black(1)}))
     counts.add(parse_raw({"text": black(2)}) | {"completion": ""})
     result = counts.policy_result()
     assert result["rows"] == 2
     assert result["without_answer"] == counted(1, 0.5)
     assert result["best_is_legal"] == counted(1, 1.0)
-    assert len(counts.sample) == 1
 
 
 # --------------------------------------------------------------------------------------------------
@@ -298,59 +254,6 @@ def test_rows_beside_their_action_values(audited: Any) -> None:
 
 
 # --------------------------------------------------------------------------------------------------
-# The engine
-# --------------------------------------------------------------------------------------------------
-class FakeLabeller:
-    """Worth as `BLACK_VALUES` for Black; the first position asked may be given up."""
-
-    source = ValueSource("Fake 1", "depth 3")
-
-    def __init__(self, given_up: int = 0) -> None:
-        self.given_up = given_up
-        self.asked: list[str] = []
-
-    def values(
-        self, fens: Sequence[str], on_value: Callable[[], object]
-    ) -> list[PositionValues | None]:
-        assert not self.asked, "in one call"
-        self.asked += fens
-        values = tuple(ActionValue(move, cp) for move, cp in BLACK_VALUES.items())
-        found = PositionValues(values, 3, self.source)
-        return [None if i < self.given_up else found for i in range(len(fens))]
-
-
-def test_the_engine_values_a_sample(audited: Any) -> None:
-    opposite = {move: -cp for move, cp in reversed(BLACK_VALUES.items())}
-    rows = [labelled(black(n), opposite) for n in range(30)]
-    labeller = FakeLabeller(given_up=2)
-    result = audited(*rows, E4, engine_sample=12, labeller=labeller)
-    assert len(set(labeller.asked)) == 12
-    assert all(" b " in fen for fen in labeller.asked)
-    engine = result["policy"]["engine"]
-    assert {key: engine[key] for key in ("engine", "limit", "sampled", "given_up")} == {
-        "engine": "Fake 1",
-        "limit": "depth 3",
-        "sampled": 12,
-        "given_up": 2,
-    }
-    assert engine["black"]["rows"] == 10
-    assert engine["black"]["best_is_best_of_all"] == 1.0
-    assert engine["black"]["top_five_named"] == pytest.approx(2 / 5)
-
-
-def test_the_sample_is_the_same_every_time_and_spread_over_the_rows(audited: Any) -> None:
-    def asked(size: int) -> list[str]:
-        labeller = FakeLabeller()
-        audited(*(black(n) for n in range(200)), engine_sample=size, labeller=labeller)
-        return labeller.asked
-
-    assert asked(20) == asked(20)
-    numbers = [int(fen.split()[-1]) for fen in asked(20)]
-    assert 50 < sum(numbers) / 20 < 150
-    assert len(asked(300)) == 200
-
-
-# --------------------------------------------------------------------------------------------------
 # Environment
 # --------------------------------------------------------------------------------------------------
 KINDS = {
@@ -378,17 +281,17 @@ def test_each_difference_from_python_chess_is_counted_alone(audited: Any, kind: 
     assert result["history_without_action"] == counted(0, 0.0)
 
 
-def test_an_en_passant_square_that_is_missing_names_none(audited: Any) -> None:
-    board = chess.Board("4k3/3p4/8/4P3/8/8/8/4K3 b - - 0 1")
-    before = board.fen()
-    board.push_uci("d7d5")
-    assert board.fen().split()[3] == "d6"
-    right = f"{before}+d7d5+d7d5+{board.fen()}+0.001+0+0"
+def test_en_passant_squares_that_no_capture_or_no_truth_names(audited: Any) -> None:
+    before, after = "4k3/3p4/8/4P3/8/8/8/4K3 b - - 0 1", "4k3/8/8/3pP3/8/8/8/4K3 w - d6 0 2"
+    right = f"{before}+d7d5+d7d5+{after}+0.001+0+0"
     result = audited(right, right.replace(" d6 ", " - "), right.replace(" d6 ", " e6 "))
-    result = result["environment"]
-    assert result["right"]["rows"] == 1
-    assert result["differences"]["en_passant"]["rows"] == 2
-    assert result["en_passant_without_capture"]["rows"] == 1
+    environment = result["environment"]
+    assert environment["right"]["rows"] == 1
+    assert environment["differences"]["en_passant"]["rows"] == 2
+    assert environment["en_passant_without_capture"]["rows"] == 1
+    idle = policy(AFTER_E4.replace(" - ", " e3 "), "e7e5", "0.1", "e7e5")
+    result = audited(right, idle, policy(after, "e5d6", "0.1", "e5d6"), E5)
+    assert result["rows"]["idle_en_passant_in_prompt"] == counted(1, 0.25)
 
 
 @pytest.mark.parametrize("history", ["", "d2d4", "e2e4 e7e5"])
@@ -472,67 +375,28 @@ def test_duplicates_and_those_that_conflict_with_the_first(audited: Any) -> None
         E5,
         black(2),
     )["duplicates"]
-    assert result == {"within_a_split": counted(5, 5 / 9), "conflicting": counted(3, 3 / 9)}
+    assert result == {"repeated": counted(5, 5 / 9), "conflicting": counted(3, 3 / 9)}
 
 
-def test_positions_that_splits_share(splits: dict[str, list[str]]) -> None:
-    splits["train"] = [E4, E4, black(1), black(7), E5]
+def test_positions_shared_with_an_evaluation_set(audited: Any, tmp_path: Path) -> None:
     idle = AFTER_E4.replace(" - 0 1", " e3 0 9")  # the position of E5, spelt otherwise
-    splits["test"] = [black(3), policy(idle, "e7e5", "0.1", "e7e5"), white(1), "nonsense"]
-    splits["other"] = [f"{START.replace('w', 'b', 1)}+e2e4+e2e4+{AFTER_E4}+0.001+0+0"]
-    args = AuditArguments(dataset_name="owner/name", dataset_splits=list(splits))
-    result = audit(args)
-    assert result["rows"]["read"] == 10
-    assert result["overlap"]["splits"] == [
-        {
-            "first": "train",
-            "second": "test",
-            "positions": 2,  # Black's pawns and the position after e2e4
-            "rows_of_first": 3,
-            "rows_of_second": 2,
-        },
-        {
-            "first": "train",
-            "second": "other",
-            "positions": 0,
-            "rows_of_first": 0,
-            "rows_of_second": 0,
-        },
-        {
-            "first": "test",
-            "second": "other",
-            "positions": 0,
-            "rows_of_first": 0,
-            "rows_of_second": 0,
-        },
-    ]
-    assert result["duplicates"]["within_a_split"]["rows"] == 1
-
-
-def test_positions_shared_with_evaluation_sets(audited: Any, tmp_path: Path) -> None:
-    one = rows_file(tmp_path / "one.jsonl", [E4, black(9), "nonsense"])
-    two = rows_file(tmp_path / "two.jsonl", [white(1)])
-    result = audited(E4, E4, E5, max_rows=2, evaluation_names=[one, two])
-    assert result["overlap"]["splits"] == []
-    assert result["overlap"]["evaluation"] == [
-        {
-            "first": "train",
-            "second": one,
-            "positions": 1,
-            "rows_of_first": 2,
-            "rows_of_second": 1,
-            "malformed_of_second": 1,
-        },
-        {
-            "first": "train",
-            "second": two,
-            "positions": 0,
-            "rows_of_first": 0,
-            "rows_of_second": 0,
-            "malformed_of_second": 0,
-        },
-    ]
-    assert result["rows"]["read"] == 2  # the evaluation set's are not counted
+    rows = [E4, black(9), policy(idle, "e7e5", "0.1", "e7e5"), white(1), "nonsense"]
+    name = rows_file(tmp_path / "tested.jsonl", rows)
+    result = audited(E4, E4, E5, black(7), max_rows=3, eval_dataset_name=name)
+    trained = result["dataset_name"]
+    assert result["overlap"] == {
+        "first": trained,
+        "second": name,
+        "positions": 2,
+        "rows_of_first": 3,
+        "rows_of_second": 2,
+        "malformed_of_second": 1,
+    }
+    assert result["rows"]["read"] == 3  # the evaluation set's are not counted
+    assert f"{trained} and {name}: 2 positions, in 3 and 2 rows" in table(result)
+    assert f"evaluate only on the rest of {name} (leave 2 rows out), or do not train on 3 rows" in (
+        advice_text(result)
+    )
 
 
 def test_an_evaluation_set_that_cannot_be_read_is_no_set_without_overlap(
@@ -540,62 +404,23 @@ def test_an_evaluation_set_that_cannot_be_read_is_no_set_without_overlap(
 ) -> None:
     name = rows_file(tmp_path / "puzzles.jsonl", ["hello", "you"])
     with pytest.raises(RookWorldError, match=r"no row of .*puzzles\.jsonl"):
-        audited(E4, evaluation_names=[name])
-
-
-# --------------------------------------------------------------------------------------------------
-# The result
-# --------------------------------------------------------------------------------------------------
-
-
-# --------------------------------------------------------------------------------------------------
-# Faults of the configuration
-# --------------------------------------------------------------------------------------------------
-def test_all_faults_are_reported_together() -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        AuditArguments(
-            dataset_name="rookworld-nano-opening",
-            dataset_splits=["train", "test", "test"],
-            evaluation_names=["nothing.txt", "owner/name", ""],
-            max_rows=0,
-            engine_sample=-1,
-        )
-    assert len(caught.value.faults) == 6
-    for words in (
-        "dataset_name: 'rookworld-nano-opening'",
-        "did you mean rookworld-nano-openings",
-        "dataset_splits: 'test' appears 2 times",
-        "evaluation_names: no file 'nothing.txt'",
-        "evaluation_names: a name is empty",
-        "max_rows: 0",
-        "engine_sample: -1",
-    ):
-        assert words in str(caught.value)
+        audited(E4, eval_dataset_name=name)
 
 
 # --------------------------------------------------------------------------------------------------
 # The script
 # --------------------------------------------------------------------------------------------------
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("audit_data", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def advice_text(result: Row) -> str:
     return "\n".join(advice(result))
 
 
 def test_the_script_prints_a_table_and_writes_json(
-    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = rows_file(tmp_path / "rows.jsonl", [E4, KINDS["reward"], black(1), white(1), "nonsense"])
     output = tmp_path / "new" / "folder" / "audit.json"
     argv = ["--dataset_name", name, "--output_file", str(output)]
-    script.main(argv)
+    recipe("audit_data").main(argv)
     printed = capsys.readouterr().out
     for row in (
         "read 5",
@@ -603,7 +428,7 @@ def test_the_script_prints_a_table_and_writes_json(
         "policy 1 1",  # White's and Black's
         "answers right in every field 1 50.0%",
         "B has the highest E 100.0% 100.0%",
-        "prompt appeared before in its split 1 25.0%",
+        "prompt appeared before 1 25.0%",
     ):
         assert row in [" ".join(line.split()) for line in printed.splitlines()], row
     table = printed.split("What to do")[0].splitlines()
@@ -612,7 +437,7 @@ def test_the_script_prints_a_table_and_writes_json(
     result = json.loads(output.read_text())
     assert result == audit(AuditArguments(dataset_name=name, output_file=str(output)))
     output.write_text("old")
-    script.main(argv)
+    recipe("audit_data").main(argv)
     assert json.loads(output.read_text()) == result
 
 
@@ -689,23 +514,6 @@ def test_values_that_contradict_are_named(audited: Any) -> None:
     tied = [labelled(black(n, "0.5 0.5", "f7f6", "g7g5 f7f6")) for n in range(5)]
     text = advice_text(audited(*tied))
     assert "Black's B is the best of its five in 0% of 5 rows, by the stored action_values" in text
-
-
-def test_overlaps_and_splits_are_named(splits: dict[str, list[str]]) -> None:
-    splits["train"], splits["test"] = [E4, E4, E5], [E4]
-    args = AuditArguments(dataset_name="owner/name", dataset_splits=["train", "test"])
-    result = audit(args)
-    text = advice_text(result)
-    assert (
-        "train and test share 1 position: evaluate only on the rest of test (leave 1 row out), or do "
-        "not train on 2 rows of train"
-    ) in text
-    commands = [line for line in text.splitlines() if "rookworld prepare" in line]
-    assert [command.split("--dataset_split ")[1] for command in commands] == [
-        "train --output_file name_train_prepared.parquet --repairs duplicates",
-        "test --output_file name_test_prepared.parquet --repairs duplicates",
-    ]
-    assert "train and test: 1 position, in 2 and 1 row" in table(result)
 
 
 def test_a_repair_that_was_made_is_not_advised_again(

@@ -16,7 +16,7 @@ from rookworld_rlvr.data import sources, synthesis
 from rookworld_rlvr.data.loading import is_held_out
 from rookworld_rlvr.data.prepare import PrepareArguments
 from rookworld_rlvr.data.prepare import made_rows as prepared_rows
-from rookworld_rlvr.data.sources import Malformed, SourceArguments, parse_rows
+from rookworld_rlvr.data.sources import Malformed, RowArguments, parse_rows
 from rookworld_rlvr.tasks.policy import POLICY
 from rookworld_rlvr.tasks.registry import TASKS
 
@@ -39,9 +39,9 @@ def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> list[int]:
     return seeds
 
 
-def arguments(**options: Any) -> SourceArguments:
+def arguments(**options: Any) -> RowArguments:
     defaults: dict[str, Any] = {"synthetic_rows": 20, "synthetic_shares": SHARES}
-    return SourceArguments(**{**defaults, "synthetic_fill_in_rows": 15, **options})
+    return RowArguments(**{**defaults, "synthetic_fill_in_rows": 15, **options})
 
 
 def test_rows_are_made_once_and_come_back_as_they_were(
@@ -128,9 +128,9 @@ def parsed(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> list[int]:
     return numbers
 
 
-def write(path: Path, *texts: str) -> SourceArguments:
+def write(path: Path, *texts: str) -> RowArguments:
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return SourceArguments(str(path))
+    return RowArguments(str(path))
 
 
 FEN = "8/8/8/8/8/2k5/8/K2R4 w - - 0 1"
@@ -157,7 +157,7 @@ def test_another_content_and_other_tasks_are_parsed_anew(
     (row,) = write(path, f"P: {FEN.replace('0 1', '0 2')}").parsed_rows(["policy"])
     assert parsed == [1] and isinstance(row, dict) and row["fen"].endswith("0 2")
     del parsed[:]
-    SourceArguments(str(path), max_rows=1).parsed_rows(["policy"])
+    RowArguments(str(path), max_rows=1).parsed_rows(["policy"])
     assert parsed == [1]
 
     class Own(type(POLICY)):  # type: ignore[misc]
@@ -166,12 +166,12 @@ def test_another_content_and_other_tasks_are_parsed_anew(
     monkeypatch.setitem(TASKS, "own", Own())
     for _ in range(2):
         del parsed[:]
-        SourceArguments(str(path)).parsed_rows(["policy"])
+        RowArguments(str(path)).parsed_rows(["policy"])
         assert parsed == [1]
 
 
 def test_a_file_without_the_column_is_refused_as_ever(parsed: list[int], tmp_path: Path) -> None:
     write(tmp_path / "rows.jsonl", f"P: {FEN}")
-    args = SourceArguments(str(tmp_path / "rows.jsonl"), text_column="line")
+    args = RowArguments(str(tmp_path / "rows.jsonl"), text_column="line")
     with pytest.raises(RookWorldError, match="no column 'line'"):
         args.parsed_rows(["policy"])

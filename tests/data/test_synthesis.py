@@ -12,7 +12,7 @@ import chess
 import pytest
 
 from rookworld_rlvr.common.errors import ConfigurationError
-from rookworld_rlvr.data.sources import SourceArguments
+from rookworld_rlvr.data.sources import RowArguments
 from rookworld_rlvr.data.synthesis import KIND_SHARES, environment_prompts, opening_positions
 from rookworld_rlvr.tasks.environment import parse_environment_prompt, write_environment_prompt
 from rookworld_rlvr.tasks.types import EnvironmentPrompt
@@ -185,7 +185,7 @@ def test_the_default_has_every_kind_but_double_steps() -> None:
     ],
 )
 def test_a_seed_has_the_rows_that_it_always_had(options: dict[str, Any], digest: str) -> None:
-    args = SourceArguments(synthetic_rows=80, synthetic_fill_in_rows=40, **options)
+    args = RowArguments(synthetic_rows=80, synthetic_fill_in_rows=40, **options)
     rows = json.dumps(list(args.made_rows()))
     assert hashlib.sha256(rows.encode()).hexdigest()[:16] == digest
 
@@ -203,7 +203,7 @@ def test_shares_that_are_none_are_reported_together(
     shares: dict[str, float], faults: list[str]
 ) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        SourceArguments(synthetic_shares=shares)
+        RowArguments(synthetic_shares=shares)
     assert len(caught.value.faults) == len(faults)
     for fault in faults:
         assert fault in str(caught.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Mapping
 from functools import cache
@@ -14,6 +13,7 @@ from ...data.sources import PACKAGED_DATA, SourceArguments, dataset_file, parse_
 from ...tasks import rules
 from ...tasks.policy import (
     POLICY,
+    evaluation_pairs,
     parse_policy_answer,
     score_policy,
     win_probability,
@@ -26,7 +26,7 @@ from ..suite import Metric, PromptSuite
 MOST_CP = 1_000  # limit of a centipawn loss, as on lichess.org: a mate is not worth 1,000 pawns
 
 
-DECIDED_CP = 50  # the sign of a smaller value says little
+DECIDED_PAWNS = 0.5  # the sign of a smaller value says little
 
 
 class PolicySuite(PromptSuite[Values]):
@@ -138,24 +138,14 @@ def _losses(values: Values, move: str) -> dict[str, float]:
 
 
 def _evaluation_errors(values: Values, answer: PolicyAnswer) -> dict[str, float]:
-    pairs = [
-        (100 * pawns, values[move])
-        for move, pawns in zip(answer.moves, answer.evaluations, strict=False)
-        if move in values
-    ]
-    decided = [pair for pair in pairs if abs(pair[1]) >= DECIDED_CP]
+    pairs = evaluation_pairs(answer, values)
+    decided = [(said, true) for said, true in pairs if abs(true) >= DECIDED_PAWNS]
     errors = {}
     if pairs:
-        differences = [abs(_clamped(a) - _clamped(b)) for a, b in pairs]
-        errors["evaluation_mae"] = sum(differences) / 100 / len(pairs)
+        errors["evaluation_mae"] = sum(abs(said - true) for said, true in pairs) / len(pairs)
     if decided:
-        right = sum(math.copysign(1, a) == math.copysign(1, b) for a, b in decided if a)
-        errors["evaluation_sign"] = right / len(decided)
+        errors["evaluation_sign"] = sum(said * true > 0 for said, true in decided) / len(decided)
     return errors
-
-
-def _clamped(cp: float) -> float:
-    return max(-MOST_CP, min(MOST_CP, cp))
 
 
 # --------------------------------------------------------------------------------------------------
