@@ -182,7 +182,6 @@ def passes(name: str, fens: Sequence[str], path: str) -> None:
         EngineArguments(
             engine_depth=REFERENCE_DEPTH,
             engine_workers=2,
-            engine_hash_mb=64,
             engine_cache=":memory:",
         )
     ) as labeller:

@@ -81,8 +81,10 @@ def variant(text: str, number: int, rng: random.Random) -> str:
 def clear_caches() -> None:
     """Clear the caches of boards and scores before a run."""
     rules.transition.cache_clear()
-    environment.clear_cache()
-    fill_in.clear_cache()
+    for task in (environment, fill_in):
+        task._judged_prompt.cache_clear()
+    environment._cached_score_environment.cache_clear()
+    fill_in.fitting.cache_clear()
 
 
 if __name__ == "__main__":

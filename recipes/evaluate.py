@@ -31,7 +31,7 @@ from rookworld_rlvr.evaluation.registry import SUITE_HEADLINES, SuiteArguments, 
 from rookworld_rlvr.evaluation.results import ModelResults, results_document, results_text
 from rookworld_rlvr.evaluation.suite import PromptSuite, check_training_data, keep_apart
 from rookworld_rlvr.evaluation.suites.policy import PolicySuite
-from rookworld_rlvr.tasks.scoring import Values
+from rookworld_rlvr.tasks.types import Values
 
 
 @dataclass

@@ -23,13 +23,11 @@ from ..common.settings import setting
 from ..common.stats import Proportion
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT, parse_environment_answer
-from ..tasks.fill_in import FILL_IN
-from ..tasks.fill_in_truth import last_move_agrees
+from ..tasks.fill_in import FILL_IN, last_move_agrees
 from ..tasks.policy import POLICY, evaluation_pairs, parse_policy_answer, score_policy
 from ..tasks.registry import TASKS, task_of
 from ..tasks.rules import SIDES
-from ..tasks.scoring import values_by_move
-from ..tasks.types import FILL_IN_FIELDS, PolicyAnswer, Score
+from ..tasks.types import FILL_IN_FIELDS, PolicyAnswer, Score, values_by_move
 from .sources import Malformed, Row, SourceArguments, check_dataset_name, parse_rows
 
 AUDIT_VERSION = 5

@@ -27,8 +27,13 @@ from ..tasks.policy import (
     write_policy_answer,
 )
 from ..tasks.registry import TASKS, is_right
-from ..tasks.scoring import values_by_move
-from ..tasks.types import ActionValue, EnvironmentAnswer, EnvironmentPrompt, PolicyAnswer
+from ..tasks.types import (
+    ActionValue,
+    EnvironmentAnswer,
+    EnvironmentPrompt,
+    PolicyAnswer,
+    values_by_move,
+)
 from .loading import action_values_of
 from .shares import SHARES
 

@@ -9,8 +9,7 @@ from typing import Any
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT, parse_environment_answer, write_environment_answer
 from ..tasks.policy import POLICY, parse_policy_answer, policy_reference, write_policy_answer
-from ..tasks.scoring import Values
-from ..tasks.types import PolicyAnswer
+from ..tasks.types import PolicyAnswer, Values
 from .loading import action_values_of
 
 

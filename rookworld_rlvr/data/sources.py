@@ -51,9 +51,9 @@ from ..common.progress import shown
 from ..common.settings import Checked, key_faults, setting
 from ..tasks import rules
 from ..tasks.registry import TASKS, split_row, task_of
-from ..tasks.scoring import values_by_move
 from ..tasks.task import Task
 from ..tasks.text import clean
+from ..tasks.types import values_by_move
 from . import positions, synthesis
 from .synthesis import FIELD_SHARES, KIND_SHARES
 

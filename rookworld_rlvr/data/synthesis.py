@@ -15,14 +15,16 @@ from typing import Any, TypeVar
 import chess
 
 from ..common.errors import NotationError
-from ..tasks import fill_in_truth, rules
+from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT, write_environment_prompt
-from ..tasks.fill_in import FILL_IN
-from ..tasks.fill_in_text import (
+from ..tasks.fill_in import (
     FEN_COLUMNS,
     FEN_FIELDS,
+    FILL_IN,
     FILL_IN_COLUMNS,
+    check_answer,
     fen_parts,
+    mask,
     write_fill_in_answer,
     write_fill_in_prompt,
 )
@@ -148,8 +150,8 @@ def fill_in_row(
     if not places:
         return None
     try:
-        prompt, hidden = fill_in_truth.mask(asked, answered, *rng.choice(places))
-        fill_in_truth.check_answer(prompt, hidden)
+        prompt, hidden = mask(asked, answered, *rng.choice(places))
+        check_answer(prompt, hidden)
     except NotationError:
         return None
     return FILL_IN.row(write_fill_in_prompt(prompt), write_fill_in_answer(hidden), asked)

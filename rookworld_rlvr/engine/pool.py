@@ -49,6 +49,9 @@ _HOW_TO_INSTALL = (
 )
 
 
+HASH_MB = 16  # of each engine process; values depend on it
+
+
 _HANDSHAKE_S = 10.0
 
 
@@ -85,7 +88,6 @@ class EngineArguments(Checked):
         "takes as many as there are CPU cores for this process.",
         least=1,
     )
-    engine_hash_mb: int = setting(16, "Hash table of each engine process, in MB.", least=1)
     engine_timeout: float = setting(
         60.0,
         "Seconds after which the search of a position counts as failed; no search should come near it. "
@@ -162,12 +164,12 @@ class _Process(LastInfoProtocol):
     """An engine process that reports its identity and can be killed."""
 
     @classmethod
-    async def start(cls, path: str, hash_mb: int) -> _Process:
+    async def start(cls, path: str) -> _Process:
         # A process group of its own: Ctrl-C should reach only our process, which then ends the engine.
         _, process = await cls.popen(path, stderr=DEVNULL, setpgrp=True)
         try:
             await process.initialize()
-            wanted = {"Threads": 1, "Hash": hash_mb}
+            wanted = {"Threads": 1, "Hash": HASH_MB}
             await process.configure({k: v for k, v in wanted.items() if k in process.options})
             await process.ping()
         except BaseException:
@@ -363,7 +365,7 @@ class EnginePool:
 
     async def _handshake(self) -> _Process:
         async with asyncio.timeout(_HANDSHAKE_S):
-            return await _Process.start(self._path, self._args.engine_hash_mb)
+            return await _Process.start(self._path)
 
     async def _discard(self, slot: int) -> None:
         process, self._processes[slot] = self._processes[slot], None

@@ -11,7 +11,7 @@ from ..common.errors import EngineError, IllegalPositionError, NotationError
 from ..common.progress import Progress
 from ..common.settings import setting
 from ..tasks.registry import TASKS, task_of
-from ..tasks.scoring import Values, values_by_move
+from ..tasks.types import Values, values_by_move
 from .labeller import Labeller
 from .pool import EngineArguments, position_asked
 

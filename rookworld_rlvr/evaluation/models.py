@@ -19,8 +19,8 @@ from ..engine.pool import EngineArguments
 from ..models import loading
 from ..models.decoding import ANSWER_TOKENS, GREEDY, ROOKWORLD, Decoding, complete
 from ..tasks.registry import TASKS, task_of
-from ..tasks.scoring import Values
 from ..tasks.task import Task
+from ..tasks.types import Values
 from .answerers import Answerer, LanguageModel
 
 ORACLE, RANDOM_MOVER = "oracle", "random"

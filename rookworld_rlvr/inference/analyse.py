@@ -24,9 +24,8 @@ from ..tasks.boards import placement_of
 from ..tasks.coverage import Coverage, unlike
 from ..tasks.environment import ENVIRONMENT, answer_fields
 from ..tasks.policy import POLICY
-from ..tasks.scoring import Values
 from ..tasks.text import MAX_HISTORY
-from ..tasks.types import MATE_CP, EnvironmentAnswer, PolicyAnswer
+from ..tasks.types import MATE_CP, EnvironmentAnswer, PolicyAnswer, Values
 from .arguments import Arguments, run, start
 from .prompts import Reply, over, read_legal_move, read_move, read_position
 

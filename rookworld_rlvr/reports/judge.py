@@ -21,8 +21,7 @@ from ..models.decoding import PLAIN, complete
 from ..rewards.judge import Judge
 from ..rewards.registry import COMPOSITES
 from ..tasks.registry import TASKS, score_row
-from ..tasks.scoring import values_by_move
-from ..tasks.types import Score
+from ..tasks.types import Score, values_by_move
 
 BINS = 10
 RANKED_BY = "graduated, shaping continuous; for fill-in the similarity"

@@ -12,8 +12,7 @@ from rapidfuzz.distance import LCSseq, Levenshtein
 
 from ..common.errors import IllegalPositionError, NotationError
 from . import boards, rules
-from .scoring import BELOW_EXACT, Values
-from .task import Component, Metric, Row, Sampling, Task
+from .task import BELOW_EXACT, Component, Metric, Row, Sampling, Task
 from .text import (
     ENVIRONMENT_PREFIX,
     MAX_HISTORY,
@@ -25,7 +24,7 @@ from .text import (
     parse_loose_fen,
     write_decimal,
 )
-from .types import EnvironmentAnswer, EnvironmentPrompt, Score
+from .types import EnvironmentAnswer, EnvironmentPrompt, Score, Values
 
 
 def write_environment_prompt(prompt: EnvironmentPrompt) -> str:
@@ -182,12 +181,6 @@ def _score_environment(fen: str, action: str, completion: str) -> Score:
 _cached_score_environment = lru_cache(maxsize=16_384)(_score_environment)
 
 
-def clear_cache() -> None:
-    """Empty the caches of prompts and scores, for measurements."""
-    _judged_prompt.cache_clear()
-    _cached_score_environment.cache_clear()
-
-
 def _state_shape(placement: str, true_placement: str, right: Sequence[bool]) -> float:
     """The score of a wrong state, from 0.2 to 0.95, by right squares and fields, see `_share_right`."""
     squares = 1.0
@@ -316,12 +309,6 @@ class EnvironmentTask(Task):
         """See `Task`."""
         asked = parse_environment_prompt(prompt)
         return write_environment_answer(rules.transition(asked.fen, asked.action))
-
-    def broken(self, row: Row) -> str:
-        """The reference with the wrong side to move."""
-        text = self.reference(row)
-        turn = " w " if " w " in text else " b "
-        return text.replace(turn, " b " if turn == " w " else " w ", 1)
 
     def guess(self, prompt: str, draw: random.Random) -> str:
         """The answer to a random legal move instead of the action."""

@@ -7,9 +7,8 @@ from typing import Any
 
 from ..common.stats import Estimate, Proportion
 from .registry import TASKS, score_row
-from .scoring import values_by_move
 from .task import Metric, Task
-from .types import Score
+from .types import Score, values_by_move
 
 Row = Mapping[str, Any]
 

@@ -6,13 +6,11 @@ import math
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 
 from ..common.errors import NotationError, UnjudgeableError
 from . import boards, rules
 from .boards import arrow, position_board
-from .scoring import Values
 from .task import Component, Metric, Row, Sampling, Task
 from .text import (
     POLICY_PREFIX,
@@ -23,7 +21,7 @@ from .text import (
     parse_move,
     write_decimal,
 )
-from .types import MATE_CP, ActionValue, EnvironmentPrompt, PolicyAnswer, Score
+from .types import MATE_CP, ActionValue, EnvironmentPrompt, PolicyAnswer, Score, Values
 
 MAX_CANDIDATES = 5
 
@@ -335,10 +333,6 @@ class PolicyTask(Task):
             return None
         return write_policy_prompt(position.fen)
 
-    def read_prompt(self, text: str) -> str:
-        """See `Task`."""
-        return write_policy_prompt(parse_policy_prompt(text))
-
     def check(self, prompt: str, completion: str) -> EnvironmentPrompt:
         """See `Task`."""
         position = self.position(prompt)
@@ -379,12 +373,6 @@ class PolicyTask(Task):
         ]
         fen = parse_policy_prompt(prompt)
         return write_policy_answer(policy_reference(fen, ordered, draw))
-
-    def broken(self, row: Row) -> str:
-        """The reference with the worst move as `B`."""
-        answer = parse_policy_answer(self.reference(row))
-        worst = row["action_values"][-1]["move"] if row["action_values"] else "a1a1"
-        return write_policy_answer(replace(answer, best_move=worst))
 
     def guess(self, prompt: str, draw: random.Random) -> str:
         """Random legal moves, each with the evaluation 0."""

@@ -7,10 +7,9 @@ from ..common.own import load_own_class
 from .environment import ENVIRONMENT
 from .fill_in import FILL_IN
 from .policy import POLICY
-from .scoring import Values
 from .task import Task
 from .text import clean
-from .types import Score
+from .types import Score, Values
 
 TASKS: dict[str, Task] = {task.name: task for task in (ENVIRONMENT, POLICY, FILL_IN)}
 """All registered tasks by name."""

@@ -2,6 +2,9 @@
 
 Each task has a file of its own and is listed in `registry.TASKS`. What every task must define is
 abstract here. The rest has defaults that suit a task whose prompt is its prefix and a FEN.
+
+Every component of a score is in [0, 1], and 0 if the answer cannot be read, unless its docstring says
+otherwise. Rewards and evaluation use the same scorers, which are pure functions without I/O.
 """
 
 from __future__ import annotations
@@ -17,11 +20,17 @@ from ..common.errors import NotationError
 from ..common.settings import setting
 from . import rules
 from .boards import position_board
-from .scoring import Values, values_by_move
 from .text import clean, parse_fen
-from .types import EnvironmentPrompt, Score
+from .types import EnvironmentPrompt, Score, Values, values_by_move
 
 Row = Mapping[str, Any]
+
+
+BELOW_EXACT = 0.95
+"""The highest score of an answer that is almost right; only a right answer gets 1."""
+
+
+_TRIES = 20  # nearly all guesses are wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +254,14 @@ class Task(ABC):
         return self.truth(row["prompt"], values) or str(row["completion"])
 
     def broken(self, row: Row) -> str:
-        """The reference with one error, to show how that is scored; empty by default."""
+        """A guess that is not right, to show how that is scored; empty without guesses."""
+        prompt, values = row["prompt"], values_by_move(row["action_values"])
+        draw = random.Random(prompt)
+        for _ in range(_TRIES):
+            guess = self.guess(prompt, draw)
+            score = self.score(prompt, guess, values)
+            if score is None or not self.is_right(score):
+                return guess
         return ""
 
     def guess(self, prompt: str, draw: random.Random) -> str:

@@ -12,7 +12,7 @@ A row is one line of RookWorld data. It splits into a prompt and a completion::
     |--------------------------- prompt --------------------------||-----|
 
 The prompt of a fill-in row is an environment row in which ``[MASK]`` replaces a field or a part of a
-field, see `fill_in_text.parse_fill_in_prompt`. The completion is the hidden text.
+field, see `fill_in.parse_fill_in_prompt`. The completion is the hidden text.
 
 Reading is strict about fields and their order, but accepts any number of spaces between them. Writing
 pads like the public data. The policy prompt includes its padding except for the last space, which
@@ -52,13 +52,13 @@ _DECIMAL = re.compile(r"-?[0-9]{1,20}(?:\.[0-9]{1,20})?")
 _MOVE = re.compile(r"[a-h][1-8][a-h][1-8][nbrq]?")
 
 
-_COUNTER = re.compile(r"[0-9]{1,6}")
+COUNTER = re.compile(r"[0-9]{1,6}")
 
 
-_CASTLING = re.compile(r"-|(?=[KQkq])K?Q?k?q?")
+CASTLING = re.compile(r"-|(?=[KQkq])K?Q?k?q?")
 
 
-_EN_PASSANT = re.compile(r"-|[a-h][36]")
+EN_PASSANT = re.compile(r"-|[a-h][36]")
 
 
 _RANK = re.compile(r"[1-8pnbrqkPNBRQK]{1,8}")
@@ -146,16 +146,16 @@ def parse_loose_fen(text: str) -> str:
         raise NotationError("a FEN's board is not pieces, numbers and slashes", placement)
     if turn not in ("w", "b"):
         raise NotationError("a FEN's side to move is neither 'w' nor 'b'", turn)
-    if not _CASTLING.fullmatch(castling):
+    if not CASTLING.fullmatch(castling):
         raise NotationError(
             "a FEN's castling field is neither '-' nor some of 'KQkq' in order", castling
         )
-    if not _EN_PASSANT.fullmatch(en_passant):
+    if not EN_PASSANT.fullmatch(en_passant):
         raise NotationError(
             "a FEN's en passant field is neither '-' nor a square of rank 3 or 6", en_passant
         )
     for counter in (halfmoves, fullmoves):
-        if not _COUNTER.fullmatch(counter):
+        if not COUNTER.fullmatch(counter):
             raise NotationError("a FEN's counter is not a whole number", counter)
     return " ".join(fields)
 
@@ -213,7 +213,12 @@ def contract_rank(squares: str) -> str:
     return re.sub(r"\.+", lambda empty: str(len(empty[0])), squares)
 
 
-def _parse_rank(text: str) -> str:
+def parse_rank(text: str) -> str:
+    """Check the form of a rank of a FEN's board.
+
+    Raises:
+        NotationError: It does not have eight squares.
+    """
     if not _is_rank(text):
         raise NotationError("not a rank of eight squares", text)
     return text

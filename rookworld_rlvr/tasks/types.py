@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 FillInField = Literal[
     "action",
@@ -113,3 +113,12 @@ class PositionValues:
 
 Score = Mapping[str, float]
 """Scores of one answer by component; `format` is 0 if the answer cannot be read."""
+
+
+Values = Mapping[str, int]
+"""Every legal move's value, in centipawns from the side to move."""
+
+
+def values_by_move(column: Any) -> Values | None:
+    """A row's `action_values` by move; None if the row has none."""
+    return {value["move"]: value["cp"] for value in column} if column else None

@@ -27,7 +27,7 @@ from ..evaluation.pass_at_k import GREEDY_SHARE, Measured, RightCounts, read_cou
 from ..models.decoding import ANSWER_TOKENS, Decoding, complete, complete_ids
 from ..tasks.metrics import evaluate_completions
 from ..tasks.registry import TASKS, is_right
-from ..tasks.scoring import values_by_move
+from ..tasks.types import values_by_move
 from .answering import answering, decode
 from .results import HELDOUT_PASS
 from .sharding import is_sharded

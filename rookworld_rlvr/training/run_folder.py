@@ -30,7 +30,7 @@ from ..models.loading import pickled
 from ..tasks.coverage import coverage, note, noted, widened
 from ..tasks.metrics import Results, evaluate_completions
 from ..tasks.registry import score_row
-from ..tasks.scoring import values_by_move
+from ..tasks.types import values_by_move
 from .checkpoints import checkpoints, damage, last_whole
 from .results import (
     ADAPTER,

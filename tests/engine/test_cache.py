@@ -171,7 +171,7 @@ def test_a_second_labeller_searches_nothing(stockfish: str, file: Path) -> None:
     with Labeller(args) as second:
         assert second.values(POSITIONS[::-1]) == values[::-1]
         assert second.searched == 0
-    for options in ({"engine_depth": 4}, {"engine_hash_mb": 8}):
+    for options in ({"engine_depth": 4},):
         args = engine_arguments(stockfish, engine_cache=str(file), **options)
         with Labeller(args) as other:
             other.values(POSITIONS[:1])

@@ -88,7 +88,7 @@ def test_values_depend_neither_on_order_nor_company_nor_processes(
 
 
 def test_the_source_names_engine_options_and_limit(stockfish: str) -> None:
-    with Labeller(engine_arguments(stockfish, engine_hash_mb=32)) as labeller:
+    with Labeller(engine_arguments(stockfish)) as labeller:
         (values,) = labeller.values([POSITIONS[0]])
         source = labeller.source
     assert values is not None and values.source == source
@@ -99,7 +99,7 @@ def test_the_source_names_engine_options_and_limit(stockfish: str) -> None:
     (network,) = re.findall(r"^option name EvalFile .* default (\S+)$", said, re.MULTILINE)
     assert source.engine.startswith(f"{name} (")
     assert f"EvalFile {network}" in source.engine
-    assert "Hash 32" in source.engine
+    assert "Hash 16" in source.engine
     assert "Threads 1" in source.engine
     assert source.limit == "depth 3 for the best 5 moves, 2 for the others"
 
@@ -539,13 +539,11 @@ def test_all_faults_of_the_arguments_are_reported_together() -> None:
         EngineArguments(
             engine_depth=1,
             engine_workers=0,
-            engine_hash_mb=0,
             engine_timeout=0,
         )
     assert [fault.split(":")[0] for fault in caught.value.faults] == [
         "engine_depth",
         "engine_workers",
-        "engine_hash_mb",
         "engine_timeout",
     ]
 

@@ -23,7 +23,7 @@ from rookworld_rlvr.data.loading import (
 from rookworld_rlvr.engine.labeller import Labeller
 from rookworld_rlvr.engine.truth import LABELS, LabelArguments, PolicyTruth
 from rookworld_rlvr.engine.valuation import limit_text
-from rookworld_rlvr.tasks.scoring import values_by_move
+from rookworld_rlvr.tasks.types import values_by_move
 
 from ..engines import POSITIONS, START, FakeLabeller, engine_arguments, fake_values
 

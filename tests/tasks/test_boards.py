@@ -160,14 +160,12 @@ ACTION = f"F: {START}+[MASK]+[MASK]+{AFTER_E4}+0.001+0+0+"
         (RANK, " 4P3", "right: rank 4P3; fits: 4P3"),
         (ACTION, " e2e5", "wrong: action e2e5; fits: e2e4"),
         (CASTLING, "e1h1", "right: action e1h1; fits: e1h1, or 1 more"),
-        (CASTLING.replace("R4RK1", "R4R1K"), "e1h1", "nothing fits no action fits the record"),
     ],
 )
 def test_a_fill_in_answer_is_named_below_the_state(prompt: str, answer: str, said: str) -> None:
     picture = fill_in_boards(prompt, answer)
     assert words(picture) == said
-    fits = "nothing" not in said
-    assert len(lines(picture, "#5b6470")) == fits and (pieces(picture) > 0) == fits
+    assert len(lines(picture, "#5b6470")) == 1 and pieces(picture) > 0
 
 
 @pytest.mark.parametrize("text", ["", "rubbish <&>", f"{START}+1", "\x00\ud800", "9" * 5000])

@@ -21,10 +21,9 @@ from rookworld_rlvr.rewards.registry import get_reward_funcs, known_rewards, tas
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.metrics import evaluate_completions, training_metrics
 from rookworld_rlvr.tasks.registry import TASKS, join_row, register
-from rookworld_rlvr.tasks.scoring import Values
 from rookworld_rlvr.tasks.task import Sampling, Task
 from rookworld_rlvr.tasks.text import clean, parse_fen
-from rookworld_rlvr.tasks.types import Score
+from rookworld_rlvr.tasks.types import Score, Values
 from rookworld_rlvr.training.glossary import dashboard_key, explain
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"

@@ -19,8 +19,7 @@ from ...tasks.policy import (
     win_probability,
     write_policy_prompt,
 )
-from ...tasks.scoring import Values, values_by_move
-from ...tasks.types import PolicyAnswer
+from ...tasks.types import PolicyAnswer, Values, values_by_move
 from ..suite import Metric, PromptSuite
 
 MOST_CP = 1_000  # limit of a centipawn loss, as on lichess.org: a mate is not worth 1,000 pawns

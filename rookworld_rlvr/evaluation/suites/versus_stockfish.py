@@ -15,7 +15,7 @@ from accelerate.utils import broadcast_object_list
 
 from ...common.errors import EngineError
 from ...common.stats import Estimate, Proportion
-from ...engine.pool import EngineArguments, find_engine
+from ...engine.pool import HASH_MB, EngineArguments, find_engine
 from ...inference.prompts import Choice, choose, policy_prompt, reply_of
 from ...tasks.policy import parse_policy_answer
 from ..answerers import Answerer
@@ -228,7 +228,7 @@ class SkilledEngine:
             # A process group of its own: Ctrl-C is for the program that asks.
             engine = chess.engine.SimpleEngine.popen_uci(path, stderr=DEVNULL, setpgrp=True)
             self._engine = engine
-            wanted = {"Threads": 1, "Hash": self._args.engine_hash_mb, _LEVEL: 0}
+            wanted = {"Threads": 1, "Hash": HASH_MB, _LEVEL: 0}
             engine.configure({key: value for key, value in wanted.items() if key in engine.options})
         except (TimeoutError, OSError, chess.engine.EngineError) as error:
             self.close()

@@ -334,7 +334,7 @@ def test_stockfish_is_asked_at_a_level_and_a_depth(
 ) -> None:
     monkeypatch.setattr(games, "MOST_PLIES", 16)
     program = f"#!/bin/sh\ntee -a {tmp_path / 'heard'} | {stockfish}\n"
-    arguments = engine_arguments(script(tmp_path, program), engine_hash_mb=2)
+    arguments = engine_arguments(script(tmp_path, program))
     result = VersusStockfishSuite(2, 0, arguments).run(RandomMover())
     metrics = result.metrics()
     assert metrics["illegal_moves"].value == 0 and result.n == 2 == metrics["score"].n

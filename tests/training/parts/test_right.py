@@ -12,7 +12,7 @@ import torch
 from rookworld_rlvr.engine.truth import PolicyTruth
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks.registry import TASKS
-from rookworld_rlvr.tasks.scoring import values_by_move
+from rookworld_rlvr.tasks.types import values_by_move
 from rookworld_rlvr.training.parts.teaching import right, truth_of
 
 from ...conftest import mixed_rows

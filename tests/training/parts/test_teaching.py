@@ -14,7 +14,7 @@ from trl.trainer.utils import split_tensor_dict
 
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.tasks.registry import TASKS, score_row, task_of
-from rookworld_rlvr.tasks.scoring import values_by_move
+from rookworld_rlvr.tasks.types import values_by_move
 from rookworld_rlvr.training.parts.part import Batch, Scores, whole
 from rookworld_rlvr.training.parts.registry import PARTS_STATE
 from rookworld_rlvr.training.parts.teaching import answer_tokens, right_answer
