@@ -40,7 +40,7 @@ from datatrove.executor import (
 from datatrove.executor.base import PipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 
-from ..common.errors import RookWorldError, close_matches
+from ..common.errors import RookWorldError
 from ..common.files import replace_text, write_json
 from ..common.machine import cores
 from ..common.progress import shown
@@ -56,7 +56,7 @@ _EXECUTORS: dict[str, type[PipelineExecutor]] = {
 }
 
 
-_OURS = ("self", "pipeline", "tasks", "logging_dir", "depends", "skip_completed")
+_OURS = ("pipeline", "tasks", "logging_dir", "depends", "skip_completed")
 
 
 # Keys that do not change the rows: a run may go on with others.
@@ -207,22 +207,16 @@ def _end_with_parent() -> None:
 
 def option_faults(cluster: str, options: Mapping[str, Any]) -> list[str]:
     """What is wrong with the arguments for datatrove's executor, and whether Slurm is there."""
-    known = {
-        name: one
-        for name, one in inspect.signature(_EXECUTORS[cluster]).parameters.items()
-        if name not in _OURS
-    }
-    faults = [
-        f"cluster_options: {name!r} is not an argument of datatrove's {_EXECUTORS[cluster].__name__}"
-        f"{close_matches(str(name), known)}"
-        for name in options
-        if name not in known
-    ]
-    faults += [
-        f"cluster_options: {name}: missing; {cluster} needs it"
-        for name, one in known.items()
-        if one.default is one.empty and name not in options
-    ]
+    faults = []
+    try:
+        inspect.signature(_EXECUTORS[cluster]).bind(**{**dict.fromkeys(_OURS), **options})
+    except TypeError as error:
+        faults.append(
+            f"cluster_options: {options!r}: {error} of datatrove's {_EXECUTORS[cluster].__name__}; give "
+            "its arguments"
+        )
+    if ours := sorted(set(_OURS) & set(options)):
+        faults.append(f"cluster_options: {', '.join(ours)}: set by us; leave it out")
     faults += [
         f"cluster: no program {name} here; start on a machine that submits to Slurm"
         for name in ("sbatch", "squeue")

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice, permutations
-from typing import Any, NamedTuple
+from typing import Any
 
 import chess
 
@@ -30,12 +30,11 @@ from ..tasks.registry import TASKS, is_right
 from ..tasks.types import (
     ActionValue,
     EnvironmentAnswer,
-    EnvironmentPrompt,
     PolicyAnswer,
     values_by_move,
 )
 from .loading import action_values_of
-from .shares import SHARES
+from .synthesis import SHARES
 
 Row = Mapping[str, Any]
 
@@ -153,10 +152,10 @@ def _pairs(kind: str, rows: Sequence[Row], gap: float, seed: int) -> Iterator[Pa
                 part = TASKS[kind].part(row)
                 name = f"{kind}_{part}"
                 answers = _right_and_wrong(row, answered[part], rng)
-            elif kind in CORRUPTIONS:
-                answers = _environment_answers(row, kind, rng)
-            else:
+            elif kind in _POLICY:
                 answers = _POLICY[kind](row, gap, rng)
+            else:
+                answers = _environment_answers(row, kind, rng)
             if answers is not None:
                 yield Pair(name, row["prompt"], *answers)
                 break
@@ -204,21 +203,52 @@ _TRIES = 20  # most of them are wrong
 # --------------------------------------------------------------------------------------------------
 # Environment: the right answer, and one with a single fault
 # --------------------------------------------------------------------------------------------------
-class _Step(NamedTuple):
-    """A step of the environment to answer wrongly, in a way that `rng` chooses."""
-
-    prompt: EnvironmentPrompt
-    truth: EnvironmentAnswer
-    rng: random.Random
-
-
 def _environment_answers(row: Row, kind: str, rng: random.Random) -> _Answers | None:
-    prompt = EnvironmentPrompt(row["fen"], row["action"], tuple(row["history"]))
-    truth = rules.transition(prompt.fen, prompt.action)
-    wrong = CORRUPTIONS[kind](_Step(prompt, truth, rng))
+    truth = rules.transition(row["fen"], row["action"])
+    wrong = _wrong_answer(kind, row["fen"], row["action"], truth, rng)
     if wrong is None or wrong == truth:
         return None
     return write_environment_answer(truth), write_environment_answer(wrong)
+
+
+def _wrong_answer(
+    kind: str, fen: str, action: str, truth: EnvironmentAnswer, rng: random.Random
+) -> EnvironmentAnswer | None:
+    """The right answer with a fault of a kind; None if it cannot have this one."""
+    fields = truth.fen.split(" ")
+    match kind:
+        case "piece":
+            return with_fen_field(truth, 0, _other_board(truth.fen, action, rng))
+        case "side_to_move":
+            return with_fen_field(truth, 1, "b" if fields[1] == "w" else "w")
+        case "castling":
+            turned = rng.choice("KQkq")
+            now = (right for right in "KQkq" if (right in fields[2]) != (right == turned))
+            return with_fen_field(truth, 2, "".join(now) or "-")
+        case "en_passant":
+            square = rules.double_step_square(fen, action)
+            if square is None or truth.truncated:
+                return None
+            return with_fen_field(truth, 3, square if fields[3] == "-" else "-")
+        case "clocks":
+            index = rng.choice((4, 5))
+            right, before = int(fields[index]), int(fen.split(" ")[index])
+            wrong = {before, before + 1, right + 1, right - 1, 0 if index == 4 else right + 2}
+            number = rng.choice(sorted(n for n in wrong if n != right and n >= 0))
+            return with_fen_field(truth, index, str(number))
+        case "reward":
+            others = [reward for reward in rules.REWARDS if reward != truth.reward]
+            return replace(truth, reward=rng.choice(others))
+        case "flags" if rng.random() < 0.5:
+            return replace(truth, terminated=not truth.terminated)
+        case "flags":
+            return replace(truth, truncated=not truth.truncated)
+        case "stale_state":
+            return replace(truth, fen=rules.canonical_fen(fen))
+        case _:  # other_move
+            moves = rules.legal_moves(fen)
+            answers = (rules.transition(fen, move) for move in rng.sample(moves, len(moves)))
+            return next((answer for answer in answers if answer.fen != truth.fen), None)
 
 
 def with_fen_field(answer: EnvironmentAnswer, index: int, text: str) -> EnvironmentAnswer:
@@ -228,11 +258,12 @@ def with_fen_field(answer: EnvironmentAnswer, index: int, text: str) -> Environm
     return replace(answer, fen=" ".join(fields))
 
 
-def _piece(step: _Step) -> EnvironmentAnswer:
-    rng, board = step.rng, chess.Board(step.truth.fen)
+def _other_board(fen: str, action: str, rng: random.Random) -> str:
+    """The board with a piece moved, removed or added."""
+    board = chess.Board(fen)
     occupied = list(chess.SquareSet(board.occupied))
     empty = list(~chess.SquareSet(board.occupied))
-    near = _squares_of(step.prompt.action) if rng.random() < 0.5 else ()
+    near = _squares_of(action) if rng.random() < 0.5 else ()
     start = rng.choice([square for square in occupied if square in near] or occupied)
     target = rng.choice([square for square in empty if square in near] or empty)
     piece = board.piece_at(start)
@@ -245,7 +276,7 @@ def _piece(step: _Step) -> EnvironmentAnswer:
         board.remove_piece_at(start)
     if change != "removed":
         board.set_piece_at(target, piece)
-    return with_fen_field(step.truth, 0, board.board_fen())
+    return board.board_fen()
 
 
 def _squares_of(action: str) -> tuple[int, ...]:
@@ -255,69 +286,6 @@ def _squares_of(action: str) -> tuple[int, ...]:
     except ValueError:
         return ()
     return (move.from_square, move.to_square)
-
-
-def _side_to_move(step: _Step) -> EnvironmentAnswer:
-    return with_fen_field(step.truth, 1, "b" if step.truth.fen.split(" ")[1] == "w" else "w")
-
-
-def _castling(step: _Step) -> EnvironmentAnswer:
-    turned = step.rng.choice("KQkq")
-    rights = step.truth.fen.split(" ")[2]
-    now = "".join(right for right in "KQkq" if (right in rights) != (right == turned))
-    return with_fen_field(step.truth, 2, now or "-")
-
-
-def _en_passant(step: _Step) -> EnvironmentAnswer | None:
-    square = rules.double_step_square(step.prompt.fen, step.prompt.action)
-    if square is None or step.truth.truncated:
-        return None
-    named = step.truth.fen.split(" ")[3]
-    return with_fen_field(step.truth, 3, square if named == "-" else "-")
-
-
-def _clocks(step: _Step) -> EnvironmentAnswer:
-    index = step.rng.choice((4, 5))
-    right, before = (int(fen.split(" ")[index]) for fen in (step.truth.fen, step.prompt.fen))
-    wrong = {before, before + 1, right + 1, right - 1, 0 if index == 4 else right + 2}
-    text = str(step.rng.choice(sorted(n for n in wrong if n != right and n >= 0)))
-    return with_fen_field(step.truth, index, text)
-
-
-def _reward(step: _Step) -> EnvironmentAnswer:
-    others = [reward for reward in rules.REWARDS if reward != step.truth.reward]
-    return replace(step.truth, reward=step.rng.choice(others))
-
-
-def _flags(step: _Step) -> EnvironmentAnswer:
-    if step.rng.random() < 0.5:
-        return replace(step.truth, terminated=not step.truth.terminated)
-    return replace(step.truth, truncated=not step.truth.truncated)
-
-
-def _stale_state(step: _Step) -> EnvironmentAnswer:
-    return replace(step.truth, fen=rules.canonical_fen(step.prompt.fen))
-
-
-def _other_move(step: _Step) -> EnvironmentAnswer | None:
-    fen = step.prompt.fen
-    moves = rules.legal_moves(fen)
-    answers = (rules.transition(fen, move) for move in step.rng.sample(moves, len(moves)))
-    return next((answer for answer in answers if answer.fen != step.truth.fen), None)
-
-
-CORRUPTIONS: Mapping[str, Callable[[_Step], EnvironmentAnswer | None]] = {
-    "piece": _piece,
-    "side_to_move": _side_to_move,
-    "castling": _castling,
-    "en_passant": _en_passant,
-    "clocks": _clocks,
-    "reward": _reward,
-    "flags": _flags,
-    "stale_state": _stale_state,
-    "other_move": _other_move,
-}
-"""How a right answer of the environment is made wrong, by kind; None if it cannot be."""
 
 
 # --------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import chess
 
 from ..common.errors import NotationError
+from ..common.files import read_asset
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT, write_environment_prompt
 from ..tasks.fill_in import (
@@ -30,7 +31,6 @@ from ..tasks.fill_in import (
 )
 from ..tasks.text import MAX_HISTORY
 from ..tasks.types import FILL_IN_FIELDS, EnvironmentAnswer, EnvironmentPrompt, FillInField
-from .shares import SHARES
 
 T = TypeVar("T")
 
@@ -42,6 +42,10 @@ _LONGEST_GAME = 200
 
 
 _TRIES = 10_000
+
+
+SHARES: Mapping[str, Mapping[str, float]] = read_asset("shares.yaml")
+"""Default shares of kinds of rows, of hidden fields, and of kinds of a judge's pairs."""
 
 
 KIND_SHARES: Mapping[str, float] = SHARES["kinds"]

@@ -13,7 +13,6 @@ from typing import Any, Literal
 from ...common.errors import ConfigurationError, close_matches
 from ...common.own import load_own_class
 from ...common.settings import key_faults, record_faults, setting, share_faults
-from ...data.shares import left_out_faults
 from ...evaluation.registry import SUITE_HEADLINES
 from ...tasks.metrics import training_metrics
 from ...tasks.registry import TASKS
@@ -326,9 +325,11 @@ def left_out_tasks(args: Any, tasks: Sequence[str]) -> list[str]:
     if key_faults(args, "task_phases"):
         return []
     return [
-        fault
+        f"task_phases: entry {at}: {task} has a share of {entry[task]:g}, but `tasks` leaves it out: "
+        f"{list(tasks)}; add it there, or drop its share"
         for at, entry in enumerate(args.task_phases or (), start=1)
-        for fault in left_out_faults(f"task_phases: entry {at}", entry, tasks)
+        for task in entry
+        if task in TASKS and entry[task] and task not in tasks
     ]
 
 
