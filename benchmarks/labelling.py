@@ -27,6 +27,8 @@ from importlib import import_module
 from itertools import islice
 from pathlib import Path
 
+from evaluation_positions import phase_positions
+
 from rookworld_rlvr.data import synthesis
 from rookworld_rlvr.engine.labeller import Labeller
 from rookworld_rlvr.engine.pool import EngineArguments
@@ -51,9 +53,9 @@ def positions(count: int) -> list[str]:
     """Different positions, the same in every run."""
     streams = [
         synthesis.opening_positions(3, 6),
-        synthesis.phase_positions(3, "middlegame"),
+        phase_positions(3, "middlegame"),
         synthesis.opening_positions(4, 10),
-        synthesis.phase_positions(3, "endgame"),
+        phase_positions(3, "endgame"),
     ]
     found: dict[str, None] = {}
     while len(found) < count:

@@ -50,7 +50,7 @@ def _nothing_of_the_users(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """No test reaches W&B, the Hub or what is kept for the person who runs it."""
-    monkeypatch.setattr("rookworld_rlvr.engine.cache.default_cache_path", lambda: ":memory:")
+    monkeypatch.setattr("rookworld_rlvr.engine.labeller.default_cache_path", lambda: ":memory:")
     kept = tmp_path_factory.getbasetemp() / "cache"
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", kept)
     for name in ("WANDB_API_KEY", "WANDB_RUN_ID", "WANDB_DIR", "WANDB_MODE", "WANDB_PROJECT"):

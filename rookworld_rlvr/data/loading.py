@@ -77,49 +77,38 @@ class DataReport:
 
     def lines(self) -> list[str]:
         """The counts as lines for a terminal."""
-        return [
-            f"rows read             {self.read:>8}",
-            *(
-                f"{task:<12} train {self.train[task]:>8}   held out {self.heldout[task]:>6}"
-                for task in TASKS
-                if self.train[task] + self.heldout[task]
-                or (TASKS[task].is_default and task not in self.left_out)
-            ),
-            *_counted("quarantined           ", self.quarantined),
-            *(
-                _counted("left out, as no rule of chess can judge them", self.unjudgeable)
-                if self.unjudgeable
-                else []
-            ),
-            *(
-                [f"environment answers replaced by the rules' {self.corrected:>8}"]
-                if self.corrected
-                else []
-            ),
-            *(f"{task} rows left out by `tasks` {n:>8}" for task, n in self.left_out.items()),
-            f"duplicates dropped    {self.duplicates:>8}",
-            f"train/held-out overlap{self.overlap:>8} positions",
-            *(
-                [f"not trained on, as their positions are in eval_dataset_name {self.shared:>6}"]
-                if self.shared
-                else []
-            ),
-            f"policy rows without action_values{self.unlabelled:>6}",
-            *([f"action_values: {self.values}"] if self.values else []),
-            *(
-                f"warning: only {rows} held-out {task} rows decide which checkpoint is kept, so few "
-                "that chance decides too: raise heldout_rows or heldout_share, or give eval_dataset_name"
-                for task, rows in self.heldout.items()
-                if 0 < rows < FEWEST_HELDOUT
-            ),
-        ]
+        lines = [f"rows read             {self.read:>8}"]
+        for name, task in TASKS.items():
+            train, heldout = self.train[name], self.heldout[name]
+            if train + heldout or (task.is_default and name not in self.left_out):
+                lines.append(f"{name:<12} train {train:>8}   held out {heldout:>6}")
+        lines += _counted("quarantined           ", self.quarantined)
+        if self.unjudgeable:
+            lines += _counted("left out, as no rule of chess can judge them", self.unjudgeable)
+        if self.corrected:
+            lines.append(f"environment answers replaced by the rules' {self.corrected:>8}")
+        lines += [f"{name} rows left out by `tasks` {n:>8}" for name, n in self.left_out.items()]
+        lines.append(f"duplicates dropped    {self.duplicates:>8}")
+        lines.append(f"train/held-out overlap{self.overlap:>8} positions")
+        if self.shared:
+            why = "not trained on, as their positions are in eval_dataset_name"
+            lines.append(f"{why} {self.shared:>6}")
+        lines.append(f"policy rows without action_values{self.unlabelled:>6}")
+        if self.values:
+            lines.append(f"action_values: {self.values}")
+        for name, rows in self.heldout.items():
+            if 0 < rows < FEWEST_HELDOUT:
+                lines.append(
+                    f"warning: only {rows} held-out {name} rows decide which checkpoint is kept, so few "
+                    "that chance decides too: raise heldout_rows or heldout_share, or give "
+                    "eval_dataset_name"
+                )
+        return lines
 
 
 def _counted(title: str, reasons: Counter[str]) -> list[str]:
-    return [
-        f"{title}{reasons.total():>8}",
-        *(f"    {rows:>8}  {reason}" for reason, rows in reasons.most_common()),
-    ]
+    counts = [f"    {rows:>8}  {reason}" for reason, rows in reasons.most_common()]
+    return [f"{title}{reasons.total():>8}", *counts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,16 +186,12 @@ class DataArguments(RowArguments):
     def faults(self) -> list[str]:
         """Faults that only several keys together show, one sentence each."""
         faults = super().faults()
-        if self.synthetic_fill_in_rows > 0 and FILL_IN.name not in self.tasks:
-            faults.append(
-                f"synthetic_fill_in_rows: {self.synthetic_fill_in_rows} rows would be made, but `tasks` "
-                f"leaves fill_in out: {self.tasks}; add it there, or give 0"
-            )
-        if self.first_plies_share > 0 and ENVIRONMENT.name not in self.tasks:
-            faults.append(
-                f"first_plies_share: {self.first_plies_share} of the environment rows, but `tasks` "
-                f"leaves environment out: {self.tasks}; add it there, or give 0"
-            )
+        for key, task in (("synthetic_fill_in_rows", FILL_IN), ("first_plies_share", ENVIRONMENT)):
+            if (value := getattr(self, key)) and task.name not in self.tasks:
+                faults.append(
+                    f"{key}: {value} makes rows of {task.name}, but `tasks` leaves it out: "
+                    f"{self.tasks}; add it there, or give 0"
+                )
         return faults
 
     def training_shares(self) -> dict[str, float] | None:
@@ -273,21 +258,15 @@ def load_data(
     if report.overlap:
         raise RookWorldError(f"{report.overlap} positions are both trained on and held out")
     train = _mix(_with_first_plies(train, args.first_plies_share), args)
+    if args.dataset_name and not (report.read or rows):
+        raise RookWorldError(f"{args.dataset_name!r} holds no rows; give other data")
     for name, split in (("training", train), ("held-out", heldout)):
-        if not split and args.dataset_name and not (report.read or rows):
-            raise RookWorldError(f"{args.dataset_name!r} holds no rows; give other data")
         if not split:
-            held = ", ".join(sorted(report.left_out))
-            unjudged = report.unjudgeable.total()
             raise RookWorldError(
                 f"no {name} rows in {args.dataset_name!r} with tasks={args.tasks} and "
-                f"heldout_share={args.heldout_share}: give more rows or another share"
-                + (f", or name in `tasks` what the data hold: {held}" if held else "")
-                + (
-                    f"; {unjudged} rows were left out, as no rule can judge them"
-                    if unjudged
-                    else ""
-                )
+                f"heldout_share={args.heldout_share} ({report.unjudgeable.total()} rows were left out, "
+                f"as no rule can judge them; rows of other tasks: {dict(report.left_out)}); give more "
+                "rows, another share, or other tasks"
             )
     return LoadedData(_dataset(train), _dataset(heldout), report, others)
 
@@ -311,21 +290,10 @@ def load_rows(dataset_name: str = RowArguments.dataset_name, **keys: Any) -> Dat
     if faults := record_faults(DataArguments, keys, "load_rows"):
         raise ConfigurationError(faults)
     data = load_data(DataArguments(dataset_name, **keys), is_learnt=True)
-    if left_out := data.report.quarantined + data.report.unjudgeable:
-        logger.warning(
-            "%d of %d rows of %r are left out: %s; rookworld audit shows them",
-            left_out.total(),
-            data.report.read,
-            dataset_name,
-            dict(left_out.most_common(5)),
-        )
-    if data.report.unlabelled:
-        logger.warning(
-            "%d policy rows of %r have no action_values, so no policy reward can score them; label them "
-            "(rookworld prepare), or name other tasks in `tasks`",
-            data.report.unlabelled,
-            dataset_name,
-        )
+    report = data.report
+    if report.quarantined or report.unjudgeable or report.unlabelled:
+        said = "; ".join(" ".join(line.split()) for line in report.lines())
+        logger.warning("%r: %s. rookworld audit says what to do about it", dataset_name, said)
     return DatasetDict(train=data.train, test=data.heldout)
 
 
@@ -521,12 +489,10 @@ def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
     by_task = {task: [row for row in rows if row["task"] == task] for task in shares}
     for task, found in by_task.items():
         if not found:
-            others = " ".join(name for name, its in by_task.items() if its)
-            remedy = f"train on {others} alone with tasks={others}" if others else "give such rows"
             raise RookWorldError(
-                f"no {task} rows to train on in {args.dataset_name!r} with tasks={args.tasks}, but "
-                f"task_shares={args.task_shares} gives them a share of {shares[task]:g}: {remedy}, "
-                "or leave task_shares out"
+                f"no {task} rows to train on in {args.dataset_name!r}, but task_shares="
+                f"{args.task_shares} gives them a share of {shares[task]:g}: give such rows, or leave "
+                f"{task} out of tasks={args.tasks} and of task_shares"
             )
     return _repeat(by_task, shares)
 

@@ -14,7 +14,7 @@ import chess.pgn
 from ..common.errors import NotationError, UnjudgeableError
 from ..tasks import rules
 from ..tasks.registry import TASKS, task_of
-from ..tasks.text import clean, parse_move
+from ..tasks.text import clean, expand_placement, parse_move
 from ..tasks.types import EnvironmentPrompt
 from .synthesis import prompt_of
 
@@ -23,7 +23,10 @@ logging.getLogger("chess.pgn").setLevel(logging.CRITICAL)
 
 
 def fen_of(text: str) -> str | None:
-    """The FEN of a line that holds a FEN or an EPD; None if it holds neither.
+    """The FEN of a line that holds a FEN or an EPD; None if it looks like neither.
+
+    Raises:
+        NotationError: It looks like one, but python-chess cannot read it.
 
     >>> fen_of('7k/8/8/8/8/8/8/K7 w - - bm Ka2; id "corner";')
     '7k/8/8/8/8/8/8/K7 w - - 0 1'
@@ -38,8 +41,17 @@ def fen_of(text: str) -> str | None:
             board.set_fen(text)
         else:
             board.set_epd(text)
-    except ValueError:
-        return None
+    except ValueError as error:
+        if _may_be_row(text):
+            return None
+        ranks = zip("87654321", fields[0].split("/"), strict=True)
+        odd = (
+            f"rank {number} ({rank}) has {squares} squares"
+            for number, rank in ranks
+            if (squares := len(expand_placement(rank))) != 8
+        )
+        why = next(odd, str(error))
+        raise NotationError("a FEN or EPD that cannot be read", f"{why} in {text}") from error
     return board.fen()
 
 

@@ -7,7 +7,6 @@ from there.
 from __future__ import annotations
 
 import logging
-import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -30,10 +29,9 @@ from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT
 from ..tasks.policy import POLICY, write_policy_prompt
 from ..tasks.registry import TASKS, join_row
-from ..tasks.rules import PHASES
 from ..tasks.types import EnvironmentPrompt, ValueSource
 from . import synthesis
-from .loading import action_values_column, is_held_out
+from .loading import action_values_column
 from .parquet import ROW_GROUP, read_provenance, write_parquet
 from .repair import REPAIRS, repair_row
 from .sources import (
@@ -63,13 +61,8 @@ _WRITTEN = Features({"text": Value("string"), "action_values": FEATURES["action_
 def _parquet_faults(name: str, where: str) -> list[str]:
     if Path(name).suffix == ".parquet":
         return []
-    return [f"{where}: {name!r} is not the name of a .parquet file; give one"]
-
-
-def _phase_faults(shares: Mapping[str, float], where: str) -> list[str]:
-    if any(share > 0 for share in shares.values() if isinstance(share, int | float)):
-        return []
-    return [f"{where}: no share in {shares!r} is above 0; give at least one"]
+    why = f"{name!r} does not end in .parquet" if name else "missing"
+    return [f"{where}: {why}; give the Parquet file to write, such as --{where} rows.parquet"]
 
 
 @dataclass
@@ -100,25 +93,8 @@ class PrepareArguments(RowArguments):
     )
     synthetic_policy_plies: int = setting(
         6,
-        "Longest random game that leads to such a position, in plies; ignored if "
-        "synthetic_policy_phases is given.",
+        "Longest random game that leads to such a position, in plies.",
         least=1,
-    )
-    synthetic_policy_phases: dict[str, float] | str | None = setting(
-        None,
-        "Draw these positions from phases of the game, in proportion: {middlegame: 0.5, endgame: 0.5}. "
-        "Without it, from openings.",
-        among=PHASES,
-        of="phase",
-        least=0,
-        check=_phase_faults,
-    )
-    synthetic_heldout_share: float | None = setting(
-        None,
-        "Make synthetic rows only from positions that a heldout_share of this size holds out, for a "
-        "test set. Without it, from all positions.",
-        above=0,
-        most=1,
     )
     repairs: list[str] = setting(
         [],
@@ -232,22 +208,9 @@ def _rows(args: PrepareArguments, report: PrepareReport, quarantine_file: Path) 
         yield row
 
 
-def _first_of_equal(rows: Dataset) -> npt.NDArray[np.int64]:
-    """The indices of the rows whose prompt has not come before, in eight bytes for each row."""
-    # Of five million different prompts, two share a hash of 64 bits once in a million data sets.
-    asked = zip(rows["task"], rows["prompt"], strict=True)
-    hashes = np.fromiter(map(hash, asked), np.int64, len(rows))
-    return np.sort(np.unique(hashes, return_index=True)[1])
-
-
 def made_rows(args: PrepareArguments) -> Iterator[Row]:
     """Synthetic rows of all tasks; a policy row has no answer yet."""
-    share = args.synthetic_heldout_share
-
-    def is_wanted(fen: str) -> bool:
-        return share is None or is_held_out(fen, share)
-
-    positions = filter(is_wanted, _made_positions(args))
+    positions = synthesis.opening_positions(args.synthetic_seed, args.synthetic_policy_plies)
     seen: set[str] = set()
     with Progress("making policy rows", args.synthetic_policy_rows) as progress:
         while len(seen) < args.synthetic_policy_rows:
@@ -255,22 +218,16 @@ def made_rows(args: PrepareArguments) -> Iterator[Row]:
             if (key := rules.position_key(fen)) not in seen:
                 seen.add(key)
                 progress.update()
-                prompt = write_policy_prompt(fen)
-                yield POLICY.row(prompt, "", EnvironmentPrompt(fen))
-    yield from args.made_rows(is_wanted, "all" if share is None else f"held out {share!r}")
+                yield POLICY.row(write_policy_prompt(fen), "", EnvironmentPrompt(fen))
+    yield from args.made_rows()
 
 
-def _made_positions(args: PrepareArguments) -> Iterator[str]:
-    seed, shares = args.synthetic_seed, args.synthetic_policy_phases
-    if not shares:
-        yield from synthesis.opening_positions(seed, args.synthetic_policy_plies)
-        return
-    assert isinstance(shares, dict)
-    streams = {phase: synthesis.phase_positions(seed, phase) for phase in PHASES if phase in shares}
-    rng = random.Random(seed)
-    while True:
-        (phase,) = rng.choices(list(streams), [shares[phase] for phase in streams])
-        yield next(streams[phase])
+def _first_of_equal(rows: Dataset) -> npt.NDArray[np.int64]:
+    """The indices of the rows whose prompt has not come before, in eight bytes for each row."""
+    # Of five million different prompts, two share a hash of 64 bits once in a million data sets.
+    asked = zip(rows["task"], rows["prompt"], strict=True)
+    hashes = np.fromiter(map(hash, asked), np.int64, len(rows))
+    return np.sort(np.unique(hashes, return_index=True)[1])
 
 
 # --------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +48,9 @@ from ..common.errors import (
 )
 from ..common.files import asset_path, is_hub_id
 from ..common.progress import shown
-from ..common.settings import Checked, key_faults, setting
+from ..common.settings import Checked, setting
 from ..tasks import rules
 from ..tasks.registry import TASKS, split_row, task_of
-from ..tasks.task import Task
 from ..tasks.text import clean
 from ..tasks.types import values_by_move
 from . import positions, synthesis
@@ -92,18 +91,7 @@ FEATURES = Features(
 )
 
 
-_PARSED = Features(
-    {
-        **FEATURES,
-        "malformed": {
-            "number": Value("int64"),
-            "reason": Value("string"),
-            "message": Value("string"),
-            "text": Value("string"),  # JSON
-            "is_readable": Value("bool"),
-        },
-    }
-)
+_KEEPABLE = Features({**FEATURES, "malformed": Value("string")})  # JSON
 
 
 LARGE_FILE = 500_000  # bytes; what is smaller is parsed in a second
@@ -177,9 +165,19 @@ class SourceArguments(Checked):
     )
 
     def raw_rows(self) -> Iterator[Row]:
-        """The data set's rows, see `raw_rows`."""
-        name, split, column = self.dataset_name, self.dataset_split, self.text_column
-        return raw_rows(name, split, self.max_rows, column)
+        """The raw rows of the data set, their lines in the column `text`.
+
+        Raises:
+            RookWorldError: The data set cannot be read, or has no column to read.
+        """
+        column = self.text_column
+        with _loading(self.dataset_name):
+            for number, row in enumerate(islice(_open_dataset(self), self.max_rows)):
+                if not number:
+                    _check_columns(self, row)
+                if column != "text":
+                    row = {**row, "text": row.get(column), column: None}
+                yield row
 
 
 @dataclass
@@ -223,52 +221,22 @@ class RowArguments(SourceArguments):
         of="field",
     )
 
-    def faults(self) -> list[str]:
-        """Fields that have a share, but that rows of the chosen kinds can never mask."""
-        shares = ("synthetic_shares", "synthetic_fill_in_shares")
-        if not self.synthetic_fill_in_rows or key_faults(self, *shares):
-            return []
-        kinds, fields = self._synthetic_shares()
-        openings = any(map(kinds.get, ("openings", "double_steps", "illegal_actions")))
-        faults = []
-        if fields.get("history") and not (openings and self.synthetic_opening_plies > 1):
-            faults.append(
-                "synthetic_fill_in_shares: a masked move of the history needs the whole game; give "
-                "openings a share in synthetic_shares and at least 2 synthetic_opening_plies, or set "
-                "history: 0"
-            )
-        if fields.get("action") and kinds.get("illegal_actions") == 1:
-            faults.append(
-                "synthetic_fill_in_shares: a masked action has to be legal, but synthetic_shares makes "
-                "only illegal_actions; give another kind a share, or set action: 0"
-            )
-        return faults
-
-    def made_rows(
-        self, is_wanted: Callable[[str], bool] = lambda fen: True, wanted: str = "all"
-    ) -> list[Row]:
-        """The synthetic rows of wanted positions: environment rows, then fill-in rows.
-
-        Args:
-            is_wanted: Whether to make a row of a position.
-            wanted: A name for `is_wanted`, under which datasets keeps the rows on disk.
-        """
-        kinds, fields = self._synthetic_shares()
-        asked = {
-            "rows": self.synthetic_rows,
-            "fill_in_rows": self.synthetic_fill_in_rows,
-            "seed": self.synthetic_seed,
-            "opening_plies": self.synthetic_opening_plies,
-            "kinds": dict(kinds),
-            "fields": dict(fields),
-            "wanted": wanted,
-        }
-        count = self.synthetic_rows + self.synthetic_fill_in_rows
+    def made_rows(self) -> list[Row]:
+        """The synthetic rows: environment rows, then fill-in rows; datasets keeps many on disk."""
+        kinds: Any = self.synthetic_shares or KIND_SHARES
+        fields: Any = self.synthetic_fill_in_shares or FIELD_SHARES
+        seed, plies = self.synthetic_seed, self.synthetic_opening_plies
+        counts = self.synthetic_rows, self.synthetic_fill_in_rows
 
         def make() -> Iterator[Row]:
-            yield from shown(self._make_rows(kinds, fields, is_wanted), "making rows", count)
+            asked = synthesis.environment_prompts(seed, kinds, plies)
+            environment = map(synthesis.environment_row, islice(asked, counts[0]))
+            fill_in = islice(synthesis.fill_in_rows(seed, fields, kinds, plies), counts[1])
+            yield from shown(chain(environment, fill_in), "making rows", sum(counts))
 
-        return list(make()) if count < WORTH_KEEPING else _kept(make, FEATURES, asked)
+        if sum(counts) < WORTH_KEEPING:
+            return list(make())
+        return _kept(make, FEATURES, [counts, seed, plies, dict(kinds), dict(fields)])
 
     def parsed_rows(self, tasks: Sequence[str] = ()) -> list[Row | Malformed]:
         """The data set's rows, see `parse_rows`; of a large file, datasets keeps them on disk."""
@@ -279,31 +247,17 @@ class RowArguments(SourceArguments):
         file = dataset_file(self.dataset_name)
         if file is None or not file.is_file() or file.stat().st_size < LARGE_FILE:
             return list(parse())
-        if not all(map(_is_ours, TASKS.values())):
-            return list(parse())
+        ours = __name__.partition(".")[0]
+        if any(type(task).__module__.partition(".")[0] != ours for task in TASKS.values()):
+            return list(parse())  # a user's task: `_source_digest` does not know its code
         with file.open("rb") as opened:  # it may be larger than the memory
             content = hashlib.file_digest(opened, "sha256").hexdigest()
         asked = ["parsed", content, self.text_column, self.max_rows, list(tasks)]
-        return [_parsed(row) for row in _kept(lambda: map(_keepable, parse()), _PARSED, asked)]
-
-    def _make_rows(
-        self,
-        kinds: Mapping[str, float],
-        fields: Mapping[str, float],
-        is_wanted: Callable[[str], bool],
-    ) -> Iterator[Row]:
-        seed, plies = self.synthetic_seed, self.synthetic_opening_plies
-        prompts = synthesis.environment_prompts(seed, kinds, plies)
-        asked = (prompt for prompt in prompts if is_wanted(prompt.fen))
-        yield from map(synthesis.environment_row, islice(asked, self.synthetic_rows))
-        rows = synthesis.fill_in_rows(seed, fields, kinds, plies)
-        masked = (row for row in rows if is_wanted(row["fen"]))
-        yield from islice(masked, self.synthetic_fill_in_rows)
-
-    def _synthetic_shares(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
-        kinds: Any = self.synthetic_shares
-        fields: Any = self.synthetic_fill_in_shares
-        return kinds or KIND_SHARES, fields or FIELD_SHARES
+        kept = _kept(lambda: map(_keepable, parse()), _KEEPABLE, asked)
+        return [
+            Malformed(**json.loads(fault)) if (fault := row.pop("malformed")) else row
+            for row in kept
+        ]
 
 
 def _kept(make: Callable[[], Iterable[Row]], features: Features, asked: Any) -> list[Row]:
@@ -317,22 +271,11 @@ def _kept(make: Callable[[], Iterable[Row]], features: Features, asked: Any) -> 
     return rows
 
 
-def _is_ours(task: Task) -> bool:
-    """Whether a task is this package's, so that its code is part of `_source_digest`."""
-    return type(task).__module__.startswith(f"{__name__.partition('.')[0]}.")
-
-
 def _keepable(row: Row | Malformed) -> Row:
-    """A parsed row with the columns `_PARSED`."""
+    """A parsed row with the columns `_KEEPABLE`."""
     if isinstance(row, Malformed):
-        return {"malformed": {**asdict(row), "text": json.dumps(row.text, default=str)}}
+        return {"malformed": json.dumps(asdict(row), default=str)}
     return row
-
-
-def _parsed(row: Row) -> Row | Malformed:
-    """What `_keepable` was given."""
-    malformed = row.pop("malformed")
-    return Malformed(**{**malformed, "text": json.loads(malformed["text"])}) if malformed else row
 
 
 @cache
@@ -355,38 +298,13 @@ def dataset_file(name: str) -> Path | None:
     return Path(name) if Path(name).suffix in _FILE_LOADERS else None
 
 
-def raw_rows(
-    name: str, split: str = "train", max_rows: int | None = None, text_column: str = "text"
-) -> Iterator[Row]:
-    """The raw rows of a data set, their lines in the column `text`.
-
-    Args:
-        name: See `check_dataset_name`.
-        split: Of a Hub data set.
-        max_rows: Read at most this many rows; a Hub data set is then streamed.
-        text_column: The name of that column in the data set.
-
-    Raises:
-        RookWorldError: The data set cannot be read, or has no column to read.
-    """
-    if not name:
-        return
-    with _loading(name):
-        rows = islice(_open_dataset(name, split, max_rows is not None), max_rows)
-        for number, row in enumerate(rows):
-            if not number:
-                _check_columns(name, row, text_column)
-            if text_column != "text":
-                row = {**row, "text": row.get(text_column), text_column: None}
-            yield row
-
-
-def _check_columns(name: str, row: Mapping[str, Any], text_column: str) -> None:
-    if text_column in row or (text_column == "text" and not row.keys().isdisjoint(_COLUMNS)):
+def _check_columns(args: SourceArguments, row: Row) -> None:
+    column = args.text_column
+    if column in row or (column == "text" and not row.keys().isdisjoint(_COLUMNS)):
         return
     raise RookWorldError(
-        f"no column {text_column!r} in {name!r}; found: {', '.join(row)}. Name the column that holds "
-        "the rows in text_column, or give columns prompt and completion, or fen"
+        f"no column {column!r} in {args.dataset_name!r}; found: {', '.join(row)}. Name the column that "
+        "holds the rows in text_column, or give columns prompt and completion, or fen"
     )
 
 
@@ -436,10 +354,15 @@ def _first_line_not_json(file: Path | None) -> str:
     return ""
 
 
-def _open_dataset(name: str, split: str, streaming: bool) -> Any:
-    file = dataset_file(name)
+def _open_dataset(args: SourceArguments) -> Any:
+    if not args.dataset_name:
+        return []
+    file = dataset_file(args.dataset_name)
     if file is None:
-        return datasets.load_dataset(name, split=split, streaming=streaming)
+        streaming = args.max_rows is not None
+        return datasets.load_dataset(
+            args.dataset_name, split=args.dataset_split, streaming=streaming
+        )
     if file.suffix == ".pgn":
         return positions.pgn_positions(file)
     return datasets.load_dataset(_FILE_LOADERS[file.suffix], data_files=str(file), split="train")
@@ -449,16 +372,15 @@ def _open_dataset(name: str, split: str, streaming: bool) -> Any:
 # Parsing
 # --------------------------------------------------------------------------------------------------
 def parse_rows(
-    raws: Iterable[Mapping[str, Any]], first: int = 1, tasks: Sequence[str] = ()
+    raws: Iterable[Mapping[str, Any]], tasks: Sequence[str] = ()
 ) -> Iterator[Row | Malformed]:
     """Each raw row as a parsed row, or as what is wrong with it; empty lines are left out.
 
     Args:
         raws: See `parse_raw`.
-        first: Number of the first row in its data set, from 1.
         tasks: Make prompts of positions, see `positions.asked_of`; without tasks these are malformed.
     """
-    for number, raw in enumerate(raws, first):
+    for number, raw in enumerate(raws, 1):
         if raw.get("text") == "":
             continue
         try:

@@ -10,11 +10,12 @@ import random
 import string
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 import chess
 
-from ..common.errors import NotationError
+from ..common.errors import NotationError, RookWorldError
 from ..common.files import read_asset
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT, write_environment_prompt
@@ -42,6 +43,9 @@ _LONGEST_GAME = 200
 
 
 _TRIES = 10_000
+
+
+_FILL_IN_TRIES = 1_000
 
 
 SHARES: Mapping[str, Mapping[str, float]] = read_asset("shares.yaml")
@@ -135,8 +139,15 @@ def fill_in_rows(
     shares = [fields.get(name, 0.0) for name in FILL_IN_FIELDS]
     while True:
         (field,) = rng.choices(FILL_IN_FIELDS, shares)
-        rows = (fill_in_row(rng, asked, field) for asked in prompts)
-        yield _until_found(rows.__next__)
+        rows = (fill_in_row(rng, asked, field) for asked in islice(prompts, _FILL_IN_TRIES))
+        row = next(filter(None, rows), None)
+        if row is None:
+            raise RookWorldError(
+                f"synthetic_fill_in_shares: nothing to hide as {field!r} in {_FILL_IN_TRIES} prompts of "
+                f"the kinds {dict(kinds)} (the history needs whole openings of two plies or more, the "
+                "action a legal move); give other kinds in synthetic_shares, or this field a share of 0"
+            )
+        yield row
 
 
 def fill_in_row(
@@ -204,29 +215,6 @@ def opening_games(seed: int, plies: int) -> Iterator[chess.Board]:
         board = _random_game(rng, plies)
         if board.ply() == plies and not board.is_game_over():
             yield board
-
-
-def phase_positions(seed: int, phase: rules.Phase) -> Iterator[str]:
-    """An endless stream of FENs of a phase, one from each game, without finished games.
-
-    Moves are random. If a capture is possible, one is played half of the time, so that games end.
-
-    Args:
-        seed: Same seed, same stream.
-        phase: The phase of all positions.
-    """
-    rng = random.Random(f"{seed} {phase}")
-    while True:
-        board = chess.Board()
-        found = []
-        while not board.is_game_over() and board.ply() < _LONGEST_GAME:
-            captures = list(board.generate_legal_captures())
-            eager = captures and rng.random() < 0.5
-            board.push(rng.choice(captures if eager else list(board.legal_moves)))
-            if rules.phase(board.fen()) == phase and not board.is_game_over():
-                found.append(board.fen())
-        if found:
-            yield rng.choice(found)
 
 
 def mate_in_one_positions(seed: int, wanted: Callable[[str], bool]) -> Iterator[str]:

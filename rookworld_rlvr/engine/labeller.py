@@ -1,15 +1,117 @@
-"""Label positions with the values of their legal moves."""
+"""Label positions with the values of their legal moves, and keep the values on disk.
+
+All processes and runs of a machine share the file.
+"""
 
 from __future__ import annotations
 
+import os
+import sqlite3
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from ..common.errors import RookWorldError
-from ..tasks.types import PositionValues
-from .cache import ValueCache
+from ..common.files import cache_folder
+from ..tasks.types import ActionValue, PositionValues, ValueSource
 from .pool import EngineArguments, EnginePool, position_asked
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS sources (
+    id INTEGER PRIMARY KEY, engine TEXT NOT NULL, search TEXT NOT NULL, UNIQUE (engine, search)
+);
+CREATE TABLE IF NOT EXISTS action_values (
+    source INTEGER NOT NULL, position TEXT NOT NULL, depth INTEGER NOT NULL, moves TEXT NOT NULL,
+    PRIMARY KEY (source, position)
+) WITHOUT ROWID;
+"""
+
+
+_WAIT_S = 60.0  # how long to wait while another process writes
+
+
+def default_cache_path() -> Path:
+    """``$XDG_CACHE_HOME/rookworld-rlvr/action_values.sqlite``, by default in ``~/.cache``."""
+    return cache_folder() / "action_values.sqlite"
+
+
+class ValueCache:
+    """A SQLite file of `PositionValues`, keyed by engine, limit and position.
+
+    Each row is a transaction of its own, so a crash loses at most the row being written. Unlike SQLite's
+    write-ahead log, the rollback journal used here also works in a folder that several machines share.
+
+    Args:
+        path: The file, made if it is missing; None takes `default_cache_path`. ``:memory:`` keeps
+            nothing.
+        source: The engine and limit of the values.
+
+    Attributes:
+        path: Path of the file.
+
+    Raises:
+        RookWorldError: The file cannot be written or is not such a cache. The methods raise it too.
+    """
+
+    def __init__(self, path: str | Path | None, source: ValueSource) -> None:
+        self.path = os.path.expanduser(path or default_cache_path())
+        self._source = source
+        try:
+            if self.path != ":memory:":
+                Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+            # The event loop's thread writes and the caller's reads, but never at the same time.
+            self._file = sqlite3.connect(
+                self.path, timeout=_WAIT_S, isolation_level=None, check_same_thread=False
+            )
+            self._file.execute("PRAGMA synchronous = NORMAL")
+            self._file.executescript(_SCHEMA)
+        except (OSError, sqlite3.Error) as error:
+            raise self._fault(error) from error
+        key = (source.engine, source.limit)
+        self._ask("INSERT OR IGNORE INTO sources (engine, search) VALUES (?, ?)", *key)
+        (self._id,) = self._ask("SELECT id FROM sources WHERE engine = ? AND search = ?", *key)
+
+    def get(self, positions: Iterable[str]) -> dict[str, PositionValues]:
+        """The values of the positions that the cache holds."""
+        query = "SELECT depth, moves FROM action_values WHERE source = ? AND position = ?"
+        rows = ((position, self._ask(query, self._id, position)) for position in positions)
+        return {position: self._read(*row) for position, row in rows if row is not None}
+
+    def missing(self, positions: Iterable[str]) -> list[str]:
+        """The positions that the cache does not hold, in their order."""
+        query = "SELECT 1 FROM action_values WHERE source = ? AND position = ?"
+        return [position for position in positions if not self._ask(query, self._id, position)]
+
+    def put(self, position: str, values: PositionValues) -> None:
+        """Store a position's values, unless another process has stored some already."""
+        moves = " ".join(f"{value.move} {value.cp}" for value in values.values)
+        query = "INSERT OR IGNORE INTO action_values VALUES (?, ?, ?, ?)"
+        self._ask(query, self._id, position, values.depth, moves)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _ask(self, query: str, *values: str | int) -> Any:
+        """The first row of a query's result; None if it is empty."""
+        try:
+            return self._file.execute(query, values).fetchone()
+        except sqlite3.Error as error:
+            raise self._fault(error) from error
+
+    def _read(self, depth: int, moves: str) -> PositionValues:
+        words = moves.split(" ")
+        pairs = zip(words[::2], words[1::2], strict=True)
+        values = tuple(ActionValue(move, int(cp)) for move, cp in pairs)
+        return PositionValues(values, depth, self._source)
+
+    def _fault(self, error: Exception) -> RookWorldError:
+        return RookWorldError(
+            f"engine_cache: cannot use {self.path!r} ({error}); give another path, or ':memory:' to "
+            "keep nothing"
+        )
 
 
 class Labeller:

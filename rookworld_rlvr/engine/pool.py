@@ -13,7 +13,6 @@ import shutil
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from subprocess import DEVNULL
 from typing import Any, TypeVar
 
@@ -131,15 +130,11 @@ def find_engine(path: str | None = None) -> str:
 
 def _executable(key: str, given: str) -> str:
     found = shutil.which(os.path.expanduser(given))  # a path, or a name on the PATH
-    if found is not None:
-        return found
-    if Path(given).is_dir():
-        raise EngineError(f"{key}: {given!r} is a folder; give the engine's program")
-    if Path(given).exists():
+    if found is None:
         raise EngineError(
-            f"{key}: {given!r} is not executable; run chmod +x on it, or give another program"
+            f"{key}: no program {given!r}; {_HOW_TO_INSTALL}; if it is a file, make it executable"
         )
-    raise EngineError(f"{key}: no program {given!r}; {_HOW_TO_INSTALL}")
+    return found
 
 
 def position_asked(fen: str) -> str:

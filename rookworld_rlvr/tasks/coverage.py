@@ -8,7 +8,6 @@ A model answers for every position, even for one that is unlike all of its train
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -21,33 +20,21 @@ Coverage = Mapping[str, Mapping[str, tuple[int, int]]]
 _WORDS = {"move_numbers": "move number {}", "pieces": "{} pieces and pawns"}
 
 
-def coverage(tasks: Iterable[str], fens: Iterable[str]) -> Coverage:
-    """The ranges that training rows cover.
+def coverage(tasks: Iterable[str], fens: Iterable[str], before: Coverage | None = None) -> Coverage:
+    """The ranges that training rows cover, together with those of an earlier training.
 
     Args:
         tasks: The task of each row.
         fens: The position of each row.
+        before: The ranges of the model that is trained on.
     """
-    found: defaultdict[str, defaultdict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+    found = {task: dict(ranges) for task, ranges in (before or {}).items()}
     for task, fen in zip(tasks, fens, strict=True):
+        ranges = found.setdefault(task, {})
         for name, value in _measures(fen).items():
-            found[task][name].add(value)
-    return {
-        task: {name: (min(seen), max(seen)) for name, seen in ranges.items()}
-        for task, ranges in found.items()
-    }
-
-
-def widened(first: Coverage, second: Coverage) -> Coverage:
-    """The ranges that two training runs, one after the other, cover together."""
-    both: dict[str, dict[str, tuple[int, int]]] = {}
-    for covered in (first, second):
-        for task, ranges in covered.items():
-            mine = both.setdefault(task, {})
-            for name, (low, high) in ranges.items():
-                lowest, highest = mine.get(name, (low, high))
-                mine[name] = min(low, lowest), max(high, highest)
-    return both
+            low, high = ranges.get(name, (value, value))
+            ranges[name] = min(low, value), max(high, value)
+    return found
 
 
 def unlike(covered: Coverage, task: str, fen: str) -> list[str]:
@@ -76,7 +63,11 @@ def noted(config: Any) -> Coverage:
         return {}
     try:
         return {
-            str(task): {name: _range(*ranges[name]) for name in _WORDS if name in ranges}
+            str(task): {
+                name: (int(low), int(high))
+                for name, (low, high) in ranges.items()
+                if name in _WORDS
+            }
             for task, ranges in note["trained_on"].items()
         }
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -98,7 +89,3 @@ def note(config: Any, covered: Coverage) -> None:
 def _measures(fen: str) -> dict[str, int]:
     placement, *_, number = fen.split(" ")
     return {"move_numbers": int(number), "pieces": sum(map(str.isalpha, placement))}
-
-
-def _range(low: Any, high: Any) -> tuple[int, int]:
-    return int(low), int(high)

@@ -106,12 +106,6 @@ POLICY_COMPONENTS = (
 )
 
 
-_NO_REWARDS = (
-    "format",
-    "best_move_hit",
-)  # `format` comes last; `best_move_hit` says less than `best_move`
-
-
 def win_probability(cp: float) -> float:
     """Expected score of the side to move, in [0, 1], by the Lichess formula.
 
@@ -273,7 +267,7 @@ class PolicyTask(Task):
     prefix = POLICY_PREFIX
     ability = "plays chess (`P:` prompts)"
     components = POLICY_COMPONENTS
-    rewards = (*(name for name in POLICY_COMPONENTS if name not in _NO_REWARDS), "format")
+    rewards = (*(c for c in POLICY_COMPONENTS[1:] if c != "best_move_hit"), "format")
     meanings = MappingProxyType(
         {
             "best_move": Component(

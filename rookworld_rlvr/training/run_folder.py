@@ -27,7 +27,7 @@ from ..common.machine import machine
 from ..data.loading import LoadedData
 from ..engine.truth import PolicyTruth
 from ..models.loading import pickled
-from ..tasks.coverage import coverage, note, noted, widened
+from ..tasks.coverage import coverage, note, noted
 from ..tasks.metrics import Results, evaluate_completions
 from ..tasks.registry import score_row
 from ..tasks.types import values_by_move
@@ -387,7 +387,7 @@ def note_coverage(model: PreTrainedModel, rows: Dataset, is_new: bool) -> None:
     """
     earlier = noted(model.config)
     if is_new or earlier:
-        note(model.config, widened(earlier, coverage(rows["task"][:], rows["fen"][:])))
+        note(model.config, coverage(rows["task"][:], rows["fen"][:], earlier))
 
 
 def save_final(trainer: Trainer, folder: Path) -> None:

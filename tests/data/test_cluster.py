@@ -78,12 +78,6 @@ def test_four_tasks_write_what_one_run_writes(tmp_path: Path, undisturbed: Path)
     assert len(list((folder / "label" / "logs").iterdir())) == 4
 
 
-def test_more_tasks_than_rows(tmp_path: Path) -> None:
-    (tmp_path / "rows.txt").write_text(f"{MATE}\n{ENVIRONMENT}\n")
-    recipe("prepare_data").main(argv(tmp_path, *on_tasks(5)))
-    assert [row["text"][0] for row in table(tmp_path)] == ["P", "A"]
-
-
 def test_what_is_done_is_not_done_again(tmp_path: Path, undisturbed: Path) -> None:
     recipe("prepare_data").main(argv(tmp_path, *on_tasks(3)))
     folder = tmp_path / "out.cluster"
@@ -95,6 +89,9 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, undisturbed: Path) -> No
     assert again == ["00001.parquet"]
     assert table(tmp_path) == table(undisturbed)
     assert counts(tmp_path)["positions"]["known before"] > 0, "its values were kept"
+    (tmp_path / "out.parquet").unlink()
+    recipe("prepare_data").main(argv(tmp_path, *on_tasks(3)))
+    assert table(tmp_path) == table(undisturbed)
 
 
 def test_a_failed_task_is_named_and_can_be_repeated(
@@ -107,13 +104,6 @@ def test_a_failed_task_is_named_and_can_be_repeated(
         )
     assert not (tmp_path / "out.parquet").exists()
     recipe("prepare_data").main(argv(tmp_path, *on_tasks(2, "--engine_path", stockfish)))
-    assert table(tmp_path) == table(undisturbed)
-
-
-def test_an_output_file_that_is_gone_is_written_again(tmp_path: Path, undisturbed: Path) -> None:
-    recipe("prepare_data").main(argv(tmp_path, *on_tasks(2)))
-    (tmp_path / "out.parquet").unlink()
-    recipe("prepare_data").main(argv(tmp_path, *on_tasks(2)))
     assert table(tmp_path) == table(undisturbed)
 
 
@@ -356,27 +346,17 @@ def test_faults_of_the_options_are_reported_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    options = json.dumps({"tine": "1:00:00", "tasks": 3})
-    found = faults(tmp_path, *on_tasks(4, "--cluster_options", options, kind="slurm"))
-    for words in (
-        "'tine' is not an argument of datatrove's SlurmPipelineExecutor",
-        "'tasks' is not an argument",
-        "cluster_options: time: missing",
-        "cluster_options: partition: missing",
-        "no program sbatch here",
-        "no program squeue here",
-    ):
+    options = {"time": "1:00:00", "partition": "cpu", "tasks": 3, "tine": 1}
+    asked = ["--cluster_options", json.dumps(options)]
+    found = faults(tmp_path, *on_tasks(4, *asked, kind="slurm"))
+    for words in ("keyword argument 'tine'", "tasks: set by us", "no program sbatch here"):
         assert words in found
-    assert "cluster_tasks: 0" in faults(tmp_path, *on_tasks(0))
-    assert "is not a mapping" in faults(tmp_path, *on_tasks(1, "--cluster_options", "[1]"))
+    assert "a required argument: 'time'" in faults(tmp_path, *on_tasks(4, kind="slurm"))
+    own = faults(tmp_path, *on_tasks(2, "--engine_cache", "values.sqlite"))
+    assert "each task keeps its values in a file of its own" in own
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rookworld_rlvr.cli.checks.find_spec", lambda name: None)
     assert "needs datatrove; install 'rookworld-rlvr[cluster]'" in faults(tmp_path, *on_tasks(1))
     assert "needs datatrove and ray" in faults(tmp_path, *on_tasks(1, kind="ray"))
-
-
-def test_a_shared_cache_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="each task keeps its values in a file of its own"):
-        recipe("prepare_data").main(argv(tmp_path, *on_tasks(2, "--engine_cache", "values.sqlite")))

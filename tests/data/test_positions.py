@@ -140,28 +140,28 @@ def test_fens_and_epds_are_told_from_other_text() -> None:
     assert fen_of('rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - id "x";') == start
     named = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq e3 0 1"
     assert fen_of(named) == named.replace("e3", "-"), "no pawn could take there"
-    assert fen_of("P: " + start) is None and fen_of("") is None and fen_of(f"{start}+e2e4+") is None
+    for other in ("", f"P: {start}", f"P:{start}", f"{start}+e2e4+", "hello"):
+        assert fen_of(other) is None
+    for wrong, said in (
+        (start.replace(" w ", " x "), "expected 'w' or 'b' for turn part of fen"),
+        (start.replace("/8/", "/7/", 1), r"rank 6 \(7\) has 7 squares"),
+    ):
+        with pytest.raises(NotationError, match=said):
+            fen_of(wrong)
 
 
 @pytest.mark.parametrize("form", ["fen", "epd", "txt"])
 def test_a_bad_line_is_counted_from_1_and_called_what_it_is(form: str, tmp_path: Path) -> None:
     name, kept = write(tmp_path, form), tmp_path / "quarantine.jsonl"
     lines = Path(name).read_text().splitlines()
-    bad = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNX w KQkq - 0 1"
-    Path(name).write_text("\n".join(["", lines[0], bad, *lines[1:]]))
-    said = f"neither a RookWorld row, a FEN nor an EPD: '{bad}'"
+    bad = "rnbqkbnr/ppppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
+    Path(name).write_text("\n".join(["", lines[0], bad, *lines[1:], "hello"]))
+    said = f"a FEN or EPD that cannot be read: 'rank 7 (ppppppppp) has 9 squares in {bad}'"
     with pytest.raises(RookWorldError, match=re.escape(f"the first is line 3: {said}")):
         load_data(DataArguments(dataset_name=name, max_quarantined_share=0), kept)
-    (entry,) = map(json.loads, kept.read_text().splitlines())
-    assert entry == {"row": 3, "reason": said, "text": bad}
-
-
-def test_a_bad_row_is_counted_from_1(tmp_path: Path) -> None:
-    rows = [{"fen": fen} for fen in (chess.STARTING_FEN, "no position")]
-    name = jsonl(tmp_path / "rows.jsonl", rows)
-    said = "the first is row 2: the column fen holds neither a FEN nor an EPD: 'no position'"
-    with pytest.raises(RookWorldError, match=said):
-        load_data(DataArguments(dataset_name=name))
+    first, last = map(json.loads, kept.read_text().splitlines())
+    assert first == {"row": 3, "reason": said, "text": bad}
+    assert last["reason"] == "neither a RookWorld row, a FEN nor an EPD: 'hello'"
 
 
 def test_games_are_read_as_far_as_they_go(tmp_path: Path) -> None:

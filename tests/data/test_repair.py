@@ -51,44 +51,45 @@ def environment_row(completion: str) -> dict[str, Any]:
 RIGHT = PolicyAnswer(("h2h3", "a1a8", "a1e1", "a1a7", "h2h4"), (3.0, 999.99, 4.5, 5.0, 3.0), "a1a8")
 
 
-def test_a_right_answer_stays_as_it_is() -> None:
-    row = policy_row(RIGHT)
+@pytest.mark.parametrize(
+    "answer",
+    [
+        RIGHT,
+        # Another move that is worth as much as the fifth.
+        PolicyAnswer(
+            ("a1b1", "a1a8", "a1e1", "a1a7", "h2h4"), (3.0, 999.99, 4.5, 5.0, 3.0), "a1a8"
+        ),
+    ],
+)
+def test_a_right_answer_stays_as_it_is(answer: PolicyAnswer) -> None:
+    row = policy_row(answer)
     repaired = repair_row(row, POLICY)
     assert repaired.completion == row["completion"]
     assert repaired.done == repaired.refused == ()
+
+
+@pytest.mark.parametrize(
+    ("repair", "before", "after"),
+    [
+        ("best_move", ("h1g1 a1e1 a1a7", (1.0, 2.0, 3.0), "h1g1"), ((1.0, 2.0, 3.0), "a1a7")),
+        ("best_move", ("h2h4 h1g1", (3.0, 0.0), "a1a8"), ((3.0, 0.0), "h2h4")),  # not one of M
+        ("best_move", ("h2h4 h2h3", (3.0, 3.0), "h2h3"), None),  # as good as the best
+        ("evaluations", ("h1g1 a1a8", (9.0,), "a1a8"), ((-0.2, 999.99), "a1a8")),
+    ],
+)
+def test_one_section_is_written_anew_and_the_others_stay(
+    repair: str, before: tuple[str, Any, str], after: tuple[Any, str] | None
+) -> None:
+    moves = tuple(before[0].split())
+    repaired = repair_row(policy_row(PolicyAnswer(moves, *before[1:])), [repair])
+    assert repaired.done == ((repair,) if after else ())
+    assert parse_policy_answer(repaired.completion) == PolicyAnswer(moves, *(after or before[1:]))
 
 
 def test_nothing_is_repaired_that_was_not_asked_for() -> None:
     wrong = policy_row(PolicyAnswer(("h1g1", "a1a7"), (1.0, 1.0), "h1g1"))
     assert repair_row(wrong, []).completion == wrong["completion"]
     assert repair_row(wrong, ["environment", "duplicates"]).completion == wrong["completion"]
-
-
-def test_the_best_move_is_the_best_of_the_rows_own_moves() -> None:
-    row = policy_row(PolicyAnswer(("h1g1", "a1e1", "a1a7"), (1.0, 2.0, 3.0), "h1g1"))
-    repaired = repair_row(row, ["best_move"])
-    answer = parse_policy_answer(repaired.completion)
-    assert answer == PolicyAnswer(("h1g1", "a1e1", "a1a7"), (1.0, 2.0, 3.0), "a1a7")
-    assert repaired.done == ("best_move",)
-
-
-def test_a_best_move_as_good_as_the_best_stays() -> None:
-    row = policy_row(PolicyAnswer(("h2h4", "h2h3", "h1g1"), (3.0, 3.0, 0.0), "h2h3"))
-    assert repair_row(row, ["best_move"]).done == ()
-
-
-def test_a_best_move_outside_the_moves_is_chosen_anew() -> None:
-    row = policy_row(PolicyAnswer(("h2h4", "h1g1"), (3.0, 0.0), "a1a8"))
-    repaired = repair_row(row, ["best_move"])
-    assert parse_policy_answer(repaired.completion).best_move == "h2h4"
-
-
-def test_evaluations_are_pawns_of_the_moves_in_their_order() -> None:
-    row = policy_row(PolicyAnswer(("h1g1", "a1a8"), (9.0,), "a1a8"))
-    repaired = repair_row(row, ["evaluations"])
-    answer = parse_policy_answer(repaired.completion)
-    assert answer.evaluations == (-0.2, 999.99)
-    assert repaired.done == ("evaluations",)
 
 
 def test_other_moves_than_the_best_five_are_written_anew_with_all_that_belongs_to_them() -> None:
@@ -100,13 +101,6 @@ def test_other_moves_than_the_best_five_are_written_anew_with_all_that_belongs_t
     assert answer.evaluations == tuple(worth[move] for move in answer.moves)
     assert answer.best_move == "a1a8"
     assert repaired.done == ("candidates",)
-
-
-def test_moves_as_good_as_the_fifth_are_among_the_best() -> None:
-    row = policy_row(
-        PolicyAnswer(("a1b1", "a1a8", "a1e1", "a1a7", "h2h4"), (3.0, 999.99, 4.5, 5.0, 3.0), "a1a8")
-    )
-    assert repair_row(row, POLICY).done == ()
 
 
 def test_a_repair_that_the_values_cannot_give_is_refused_and_named() -> None:

@@ -11,10 +11,9 @@ from typing import Any
 import chess
 import pytest
 
-from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.sources import RowArguments
-from rookworld_rlvr.data.synthesis import KIND_SHARES, environment_prompts, opening_positions
-from rookworld_rlvr.tasks.environment import parse_environment_prompt, write_environment_prompt
+from rookworld_rlvr.data.synthesis import environment_prompts, fill_in_rows, opening_positions
 from rookworld_rlvr.tasks.types import EnvironmentPrompt
 
 KINDS = (
@@ -37,16 +36,6 @@ def board_and_move(prompt: EnvironmentPrompt) -> tuple[chess.Board, chess.Move]:
     assert board.is_valid()
     assert board.is_legal(move)
     return board, move
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_is_a_prompt_that_notation_writes_and_reads(kind: str) -> None:
-    for prompt in rows_of(kind, 12):
-        written = write_environment_prompt(prompt)
-        assert parse_environment_prompt(written) == prompt
-        assert 1 <= len(prompt.history) <= 10
-        assert prompt.history[-1] == prompt.action
-        assert chess.Board(prompt.fen).fen() == prompt.fen
 
 
 def test_openings_are_reached_by_their_history_from_the_start() -> None:
@@ -90,24 +79,16 @@ ENDS = {
 }
 
 
-def game_ends(n: int) -> Counter[chess.Termination]:
+def test_games_end_in_all_four_ways_and_equal_parts() -> None:
     ends: Counter[chess.Termination] = Counter()
-    for prompt in rows_of("game_ends", n):
+    for prompt in rows_of("game_ends", 200):
         board, move = board_and_move(prompt)
         assert not board.is_game_over()
         board.push(move)
         outcome = board.outcome()
         assert outcome is not None
         ends[outcome.termination] += 1
-    return ends
-
-
-def test_game_ends_end_games_in_all_four_ways() -> None:
-    assert set(game_ends(400)) == ENDS
-
-
-def test_game_ends_come_in_equal_parts() -> None:
-    ends = game_ends(200)
+    assert set(ends) == ENDS
     assert all(0.13 < ends[end] / 200 < 0.37 for end in ENDS)  # four standard deviations
 
 
@@ -156,11 +137,6 @@ def test_shares_hold() -> None:
     assert 0.14 < ends / 400 < 0.26
 
 
-def test_the_default_has_every_kind_but_double_steps() -> None:
-    assert sum(KIND_SHARES.values()) == pytest.approx(1)
-    assert {kind for kind, share in KIND_SHARES.items() if share} == set(KINDS) - {"double_steps"}
-
-
 @pytest.mark.parametrize(
     ("options", "digest"),
     # Of the code before playing was made faster: the rows of a recipe must not change.
@@ -190,23 +166,11 @@ def test_a_seed_has_the_rows_that_it_always_had(options: dict[str, Any], digest:
     assert hashlib.sha256(rows.encode()).hexdigest()[:16] == digest
 
 
-@pytest.mark.parametrize(
-    ("shares", "faults"),
-    [
-        ({**KIND_SHARES, "openings": 0.5}, ["add up to 1.1"]),
-        ({"openings": -0.1, "middle_games": 0.75}, ["openings: -0.1 is"]),
-        ({"openings": 1.4, "middle_games": -0.75}, ["openings: 1.4 is", "middle_games: -0.75 is"]),
-        ({"openings": float("nan")}, ["openings: nan is"]),
-    ],
-)
-def test_shares_that_are_none_are_reported_together(
-    shares: dict[str, float], faults: list[str]
-) -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        RowArguments(synthetic_shares=shares)
-    assert len(caught.value.faults) == len(faults)
-    for fault in faults:
-        assert fault in str(caught.value)
+def test_a_field_that_no_row_can_hide_is_named() -> None:
+    for field, kind in (("history", "game_ends"), ("action", "illegal_actions")):
+        rows = fill_in_rows(0, {field: 1.0}, {kind: 1.0})
+        with pytest.raises(RookWorldError, match=f"nothing to hide as '{field}' .*'{kind}'"):
+            next(rows)
 
 
 def test_opening_positions_are_valid_unfinished_and_short() -> None:

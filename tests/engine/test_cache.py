@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from rookworld_rlvr.common.errors import RookWorldError
-from rookworld_rlvr.engine.cache import ValueCache
-from rookworld_rlvr.engine.labeller import Labeller
+from rookworld_rlvr.engine.labeller import Labeller, ValueCache
 from rookworld_rlvr.tasks.types import ActionValue, PositionValues, ValueSource
 
 from ..engines import POSITIONS, engine_arguments
@@ -44,11 +43,7 @@ def test_values_come_back_as_they_went(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "other",
-    [
-        ValueSource("Fake 1 (Hash 32, Threads 1)", "depth 4"),
-        ValueSource("Fake 1 (Hash 16, Threads 1)", "depth 5"),
-    ],
+    "other", [ValueSource("Fake 2", SOURCE.limit), ValueSource(SOURCE.engine, "depth 5")]
 )
 def test_values_of_another_engine_or_limit_are_others(file: Path, other: ValueSource) -> None:
     mine, theirs = ValueCache(file, SOURCE), ValueCache(file, other)
@@ -66,7 +61,7 @@ def test_values_of_another_engine_or_limit_are_others(file: Path, other: ValueSo
 # --------------------------------------------------------------------------------------------------
 WRITER = """
 import itertools, sys
-from rookworld_rlvr.engine.cache import ValueCache
+from rookworld_rlvr.engine.labeller import ValueCache
 from rookworld_rlvr.tasks.types import ActionValue, PositionValues, ValueSource
 
 path, engine, limit, name, count = sys.argv[1:]
@@ -171,8 +166,6 @@ def test_a_second_labeller_searches_nothing(stockfish: str, file: Path) -> None:
     with Labeller(args) as second:
         assert second.values(POSITIONS[::-1]) == values[::-1]
         assert second.searched == 0
-    for options in ({"engine_depth": 4},):
-        args = engine_arguments(stockfish, engine_cache=str(file), **options)
-        with Labeller(args) as other:
-            other.values(POSITIONS[:1])
-            assert other.searched == 1
+    with Labeller(engine_arguments(stockfish, engine_cache=str(file), engine_depth=4)) as deeper:
+        deeper.values(POSITIONS[:1])
+        assert deeper.searched == 1

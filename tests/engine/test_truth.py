@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rookworld_rlvr.common.errors import ConfigurationError, EngineError, RookWorldError
+from rookworld_rlvr.common.errors import EngineError, RookWorldError
 from rookworld_rlvr.data.loading import (
     DataArguments,
     DataReport,
@@ -21,7 +21,7 @@ from rookworld_rlvr.data.loading import (
     require_truth,
 )
 from rookworld_rlvr.engine.labeller import Labeller
-from rookworld_rlvr.engine.truth import LABELS, LabelArguments, PolicyTruth
+from rookworld_rlvr.engine.truth import LABELS, LabelArguments, LabelSource, PolicyTruth
 from rookworld_rlvr.engine.valuation import limit_text
 from rookworld_rlvr.tasks.types import values_by_move
 
@@ -39,10 +39,6 @@ def truth_of(labels: str, labeller: FakeLabeller | None = None) -> PolicyTruth:
 # --------------------------------------------------------------------------------------------------
 # Values of a batch
 # --------------------------------------------------------------------------------------------------
-
-
-def test_stored_values_are_looked_up() -> None:
-    assert PolicyTruth().values([ONE, OTHER], [STORED, None]) == [STORED_VALUES, None]
 
 
 def test_the_engine_is_asked_for_every_row_whatever_is_stored() -> None:
@@ -79,26 +75,16 @@ def test_the_real_engine_gives_what_it_gave_for_the_column(stockfish: str, label
     ("labels", "policy_rows", "unlabelled"),
     [("stored", 9, 0), ("engine", 0, 0), ("stored_or_engine", 9, 0), ("stored_or_engine", 0, 0)],
 )
-@pytest.mark.parametrize("key", ["STOCKFISH_PATH", "engine_path"])
 def test_no_engine_is_looked_for_where_none_is_needed(
-    monkeypatch: pytest.MonkeyPatch, key: str, labels: str, policy_rows: int, unlabelled: int
+    labels: LabelSource, policy_rows: int, unlabelled: int
 ) -> None:
-    options: dict[str, Any] = {"engine_path": "/no/such/engine"} if key == "engine_path" else {}
-    monkeypatch.setenv("STOCKFISH_PATH", "/no/such/engine")
-    truth = PolicyTruth.open(LabelArguments(labels=labels, **options), policy_rows, unlabelled)
+    args = LabelArguments(labels=labels, engine_path="/no/such/engine")
+    truth = PolicyTruth.open(args, policy_rows, unlabelled)
     assert truth.labeller is None
-    assert truth.values([ONE], [STORED]) == [STORED_VALUES]
-
-
-@pytest.mark.parametrize(
-    ("labels", "policy_rows", "unlabelled"), [("engine", 9, 0), ("stored_or_engine", 9, 1)]
-)
-def test_an_engine_that_is_needed_and_missing_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, labels: str, policy_rows: int, unlabelled: int
-) -> None:
-    monkeypatch.setenv("STOCKFISH_PATH", "/no/such/engine")
-    with pytest.raises(EngineError, match="STOCKFISH_PATH: no program '/no/such/engine'"):
-        PolicyTruth.open(LabelArguments(labels=labels), policy_rows, unlabelled)
+    assert truth.values([ONE, OTHER], [STORED, None]) == [STORED_VALUES, None]
+    if labels != "stored":
+        with pytest.raises(EngineError, match=r"engine_path: no program .*'/no/such/engine'"):
+            PolicyTruth.open(args, 9, 1)
 
 
 def test_an_engine_that_is_needed_is_opened_with_the_limit_given(stockfish: str) -> None:
@@ -109,19 +95,6 @@ def test_an_engine_that_is_needed_is_opened_with_the_limit_given(stockfish: str)
         assert truth.labels == "stored_or_engine"
         assert truth.labeller is not None
         assert truth.labeller.source.limit == limit_text(3)
-
-
-# --------------------------------------------------------------------------------------------------
-# Arguments
-# --------------------------------------------------------------------------------------------------
-
-
-def test_faults_of_labels_and_engine_are_reported_together() -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        LabelArguments(labels="store", engine_depth=1, engine_timeout=0)
-    assert len(caught.value.faults) == 3
-    for words in ("labels: 'store'", "did you mean stored", "engine_depth: 1", "engine_timeout: 0"):
-        assert words in str(caught.value)
 
 
 # --------------------------------------------------------------------------------------------------

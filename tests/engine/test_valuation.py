@@ -71,11 +71,9 @@ def test_mate_in_two(deep: Labeller) -> None:
 @pytest.mark.parametrize(
     "fen",
     [
-        "kbK5/pp6/1P6/8/8/8/8/R7 w - - 0 1",
         "kbK5/pp6/RP6/8/8/8/8/8 b - - 0 1",
         "7k/8/8/8/8/8/R7/1R2K3 w - - 0 1",
         "1r2k3/r7/8/8/8/8/8/7K b - - 0 1",
-        "1k6/8/8/8/8/8/R7/1R2K3 b - - 0 1",
         "8/8/8/8/8/2k5/7q/K7 w - - 0 1",
     ],
 )

@@ -70,7 +70,6 @@ def test_the_set_of_recipes() -> None:
         "grpo_three_tasks",
         "prepare_fill_in",
         "prepare_nano",
-        "prepare_evaluation",
         "prepare_policy",
         "sft_fill_in",
         "sft_nano",

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from xml.etree import ElementTree
 
 import chess.svg
 import pytest
 
-from rookworld_rlvr.common.errors import IllegalPositionError
 from rookworld_rlvr.tasks import boards
 from rookworld_rlvr.tasks.registry import TASKS
 
@@ -69,16 +67,6 @@ def marked(picture: str, colour: str) -> set[str]:
     }
 
 
-def test_a_position_is_python_chess_s_drawing() -> None:
-    theirs = chess.svg.board(chess.Board(START), coordinates=False)
-    picture = boards.position_board(START)
-    place = r'href="#([a-z-]+)" transform="([^"]+)"'
-    assert re.findall(place, picture) == re.findall(
-        r' href="#([a-z-]+)" xlink:href="[^"]+" transform="([^"]+)"', theirs
-    )
-    assert read(picture).get("width") == "200"
-
-
 def test_it_is_seen_from_the_side_to_move() -> None:
     (line,) = lines(boards.position_board(BLACK, [boards.arrow("a4a1", "#123456")]), "#123456")
     # With Black below, a4 is where h5 is with White below, and a2, where the head begins, where h7 is.
@@ -135,11 +123,6 @@ def test_what_cannot_be_read_says_so(text: str) -> None:
 def test_a_board_that_is_no_position_is_drawn_as_it_was_written() -> None:
     written = "KKKKKKKK/8/8/8/8/8/8/1111111k w - - 0 1+0.001+0+0"
     assert pieces(environment_boards(START, "zz", written)) == 9 + 32
-
-
-def test_a_prompt_that_is_no_position_is_an_error() -> None:
-    with pytest.raises(IllegalPositionError):
-        policy_board("8/8/8/8/8/8/8/8 w - - 0 1", "")
 
 
 # --------------------------------------------------------------------------------------------------

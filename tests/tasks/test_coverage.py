@@ -8,7 +8,7 @@ import chess
 import pytest
 
 from rookworld_rlvr.common.errors import RookWorldError
-from rookworld_rlvr.tasks.coverage import coverage, note, noted, unlike, widened
+from rookworld_rlvr.tasks.coverage import coverage, note, noted, unlike
 
 MATE = "6k1/5ppp/8/8/8/8/8/R5K1 w - - 0 1"
 LATE = chess.STARTING_FEN.replace(" 0 1", " 0 9")
@@ -30,7 +30,7 @@ def test_the_ranges_are_those_of_the_rows_by_task() -> None:
 
 def test_two_trainings_widen_a_range_and_it_survives_the_configuration() -> None:
     first = coverage(["policy"], [chess.STARTING_FEN])
-    both = widened(first, coverage(["policy", "environment"], [MATE, LATE]))
+    both = coverage(["policy", "environment"], [MATE, LATE], first)
     assert both["policy"] == {"move_numbers": (1, 1), "pieces": (6, 32)}
     assert both["environment"]["move_numbers"] == (9, 9)
     config = SimpleNamespace()

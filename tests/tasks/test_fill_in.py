@@ -15,9 +15,8 @@ from transformers import PreTrainedTokenizerBase
 
 from rookworld_rlvr.common.errors import NotationError
 from rookworld_rlvr.common.files import asset_path
-from rookworld_rlvr.data.loading import DataArguments, load_data
 from rookworld_rlvr.data.parquet import read_provenance
-from rookworld_rlvr.data.sources import Malformed, parse_raw, parse_row, raw_rows
+from rookworld_rlvr.data.sources import Malformed, SourceArguments, parse_raw, parse_row
 from rookworld_rlvr.data.synthesis import fill_in_rows
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks import fill_in
@@ -373,35 +372,10 @@ def test_similarity_is_to_the_best_of_several() -> None:
 # --------------------------------------------------------------------------------------------------
 # Rows
 # --------------------------------------------------------------------------------------------------
-def test_rows_follow_from_their_seed_and_a_short_stream_begins_a_long_one() -> None:
-    rows = list(islice(fill_in_rows(1), 40))
-    assert rows == list(islice(fill_in_rows(1), 40))
-    assert rows[:10] == list(islice(fill_in_rows(1), 10))
-    assert rows != list(islice(fill_in_rows(2), 40))
-    assert [parse_raw({"text": row["prompt"] + row["completion"]}) for row in rows] == rows
-
-
-def test_three_tasks_have_their_shares_in_training_and_nothing_else_changes() -> None:
-    options: dict[str, Any] = {"synthetic_rows": 60, "synthetic_opening_plies": 6, "max_rows": 400}
-    plain = load_data(DataArguments(**options))
-    shares = {"policy": 0.5, "environment": 0.25, "fill_in": 0.25}
-    tasks = ["environment", "policy", "fill_in"]
-    mixed = load_data(
-        DataArguments(**options, tasks=tasks, synthetic_fill_in_rows=90, task_shares=shares)
-    )
-    counts = Counter(mixed.train["task"])
-    for task, share in shares.items():
-        assert counts[task] / counts.total() == pytest.approx(share, abs=0.01)
-        assert mixed.report.train[task] <= counts[task], "no row is lost"
-    assert "fill_in" not in set(plain.train["task"])
-    assert "fill_in" not in "\n".join(plain.report.lines())
-    kept = [row for row in mixed.heldout if row["task"] != "fill_in"]
-    assert kept == plain.heldout.to_list()
-    assert DataArguments().tasks == ["environment", "policy"]
 
 
 def test_the_packaged_rows() -> None:
-    rows = list(raw_rows("rookworld-nano-fill-in"))
+    rows = list(SourceArguments("rookworld-nano-fill-in").raw_rows())
     assert len(rows) == 12_057
     parsed = [
         parse_row(number, row) for number, row in enumerate(random.Random(0).sample(rows, 400))

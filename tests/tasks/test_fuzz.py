@@ -30,16 +30,14 @@ from rookworld_rlvr.tasks.environment import (
 )
 from rookworld_rlvr.tasks.fill_in import parse_fill_in_answer, parse_fill_in_prompt
 from rookworld_rlvr.tasks.policy import (
-    move_accuracy,
     parse_policy_answer,
     parse_policy_prompt,
     policy_reference,
     score_policy,
-    win_probability,
     write_policy_answer,
     write_policy_prompt,
 )
-from rookworld_rlvr.tasks.registry import join_row, split_row, task_of
+from rookworld_rlvr.tasks.registry import split_row, task_of
 from rookworld_rlvr.tasks.text import clean
 from rookworld_rlvr.tasks.types import (
     FILL_IN_FIELDS,
@@ -359,36 +357,6 @@ def test_environment_prompts_round_trip(board: chess.Board, action: str, played:
     assert parse_environment_prompt(write_environment_prompt(prompt)) == prompt
 
 
-@given(games(), st.sampled_from([0.001, 1.0, 0.5, -1.0]), st.booleans(), st.booleans())
-def test_environment_answers_round_trip(
-    board: chess.Board, reward: float, terminated: bool, truncated: bool
-) -> None:
-    answer = EnvironmentAnswer(board.fen(), reward, terminated, truncated)
-    assert parse_environment_answer(write_environment_answer(answer)) == answer
-
-
-@given(st.text(max_size=80), st.integers(0, 3), st.integers(0, 3))
-def test_cleaning_takes_off_what_was_put_around_and_nothing_more(
-    text: str, before: int, behind: int
-) -> None:
-    once = notation.clean(text)
-    assert notation.clean(once) == once
-    wrapped = f"{' ' * before}<|endoftext|>{text}{' ' * behind}<|endoftext|>"
-    assert notation.clean(wrapped) == once
-
-
-@given(games(), st.data())
-def test_splitting_a_row_again_changes_nothing(board: chess.Board, data: st.DataObject) -> None:
-    move = data.draw(st.sampled_from(list(board.legal_moves)))
-    after = board.copy()
-    after.push(move)
-    row = f"{board.fen()} +{move.uci()}+ {move.uci()}+{after.fen()}+0.001 +0+0"
-    task, prompt, completion = split_row(row)
-    assert prompt == f"A: {board.fen()}+{move.uci()}+{move.uci()}+"
-    assert completion == f"{after.fen()}+0.001+0+0"
-    assert split_row(join_row(prompt, completion)) == (task, prompt, completion)
-
-
 # --------------------------------------------------------------------------------------------------
 # Truth and references
 # --------------------------------------------------------------------------------------------------
@@ -457,16 +425,3 @@ def test_a_better_move_is_never_worse_by_regret_rank_or_quality(
     )
     if values[one] != values[other]:
         assert scores[0]["rank"] < scores[1]["rank"]
-
-
-@given(st.integers(-100_000, 100_000), st.integers(-100_000, 100_000))
-def test_win_probability_is_symmetric_and_grows(one: int, other: int) -> None:
-    assert win_probability(one) + win_probability(-one) == pytest.approx(1)
-    if one < other:
-        assert win_probability(one) <= win_probability(other)
-
-
-@given(st.floats(0, 1), st.floats(0, 1))
-def test_losing_more_is_never_better(one: float, other: float) -> None:
-    less, more = sorted((one, other))
-    assert 0 <= move_accuracy(more) <= move_accuracy(less) <= 1

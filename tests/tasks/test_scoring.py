@@ -193,50 +193,43 @@ def test_move_accuracy(loss: float, accuracy: float) -> None:
 # --------------------------------------------------------------------------------------------------
 # Policy
 # --------------------------------------------------------------------------------------------------
-def test_the_perfect_analysis_has_every_component_1() -> None:
-    assert dict(policy(PERFECT)) == dict.fromkeys(POLICY_COMPONENTS, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("best", "quality", "regret", "rank"),
+    [
+        ("g2g4", 1.0, 1.0, 1.0),
+        ("f2f4", 1.0, 1.0, 1.0),  # as good as the other
+        # Loses 0.591026 - 0.545896 = 0.045129; two of seven are better.
+        ("h2h4", 0.815940, 0.954871, 5 / 7),
+        (
+            "h1g1",
+            0.662397,
+            0.908974,
+            4 / 7,
+        ),  # loses 0.091026; shares the fourth place with two others
+        (
+            "h2h3",
+            0.200871,
+            0.657849,
+            1 / 7,
+        ),  # loses 0.342151; the worst, yet legal
+        ("h1h2", 0.0, 0.0, 0.0),  # illegal
+    ],
+)
+def test_quality_regret_and_rank_of_the_best_move(
+    best: str, quality: float, regret: float, rank: float
+) -> None:
+    score = policy(f"M: g2g4 E: 1.0 B: {best}")
+    assert score["best_move"] == pytest.approx(quality, abs=1e-6)
+    assert score["best_move_hit"] == float(quality == 1)
+    assert score["regret"] == pytest.approx(regret, abs=1e-6)
+    assert score["rank"] == pytest.approx(rank)
 
 
 @pytest.mark.parametrize("completion", ["", "hello", "M: g2g4 E: inf B: g2g4", "B: g2g4"])
 def test_an_unreadable_analysis_has_every_component_0(completion: str) -> None:
     assert dict(policy(completion)) == dict.fromkeys(POLICY_COMPONENTS, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("best", "quality", "hit"),
-    [
-        ("g2g4", 1.0, 1.0),
-        ("f2f4", 1.0, 1.0),  # as good as the other
-        ("h2h4", 0.815940, 0.0),  # loses 0.591026 - 0.545896 = 0.045129
-        ("h1g1", 0.662397, 0.0),  # loses 0.091026
-        ("h2h3", 0.200871, 0.0),  # loses 0.591026 - 0.248874 = 0.342151
-        ("h1h2", 0.0, 0.0),  # illegal
-        ("a1a8", 0.0, 0.0),
-    ],
-)
-def test_quality_of_the_best_move(best: str, quality: float, hit: float) -> None:
-    score = policy(f"M: g2g4 E: 1.0 B: {best}")
-    assert score["best_move"] == pytest.approx(quality, abs=1e-6)
-    assert score["best_move_hit"] == hit
-
-
-@pytest.mark.parametrize(
-    ("best", "regret", "rank"),
-    [
-        ("g2g4", 1.0, 1.0),
-        ("f2f4", 1.0, 1.0),  # as good as the other
-        ("h2h4", 0.954871, 5 / 7),  # loses 0.591026 - 0.545896 = 0.045129; two of seven are better
-        ("h1g1", 0.908974, 4 / 7),  # loses 0.091026; shares the fourth place with two others
-        ("f2f3", 0.908974, 4 / 7),
-        ("h2h3", 0.657849, 1 / 7),  # loses 0.591026 - 0.248874 = 0.342151; the worst, yet legal
-        ("h1h2", 0.0, 0.0),  # illegal
-        ("a1a8", 0.0, 0.0),
-    ],
-)
-def test_regret_and_rank_of_the_best_move(best: str, regret: float, rank: float) -> None:
-    score = policy(f"M: g2g4 E: 1.0 B: {best}")
-    assert score["regret"] == pytest.approx(regret, abs=1e-6)
-    assert score["rank"] == pytest.approx(rank)
 
 
 @pytest.mark.parametrize(

@@ -64,15 +64,8 @@ def test_policy_row_splits_before_the_last_space_of_the_padding() -> None:
     assert task == "policy"
     assert prompt == POLICY_ROW[:91]
     assert completion == POLICY_ROW[91:]
-    assert completion.startswith(" M: a4a3")
-
-
-def test_environment_row_splits_behind_the_history() -> None:
-    assert split_row(ENVIRONMENT_ROW) == (
-        "environment",
-        f"A: {START}+e2e4+e2e4+",
-        f"{AFTER_E4}+0.001+0+0",
-    )
+    assert write_policy_answer(POLICY_ANSWER) == completion
+    assert split_row(ENVIRONMENT_ROW)[1:] == (f"A: {START}+e2e4+e2e4+", f"{AFTER_E4}+0.001+0+0")
 
 
 @pytest.mark.parametrize(
@@ -130,15 +123,6 @@ def test_clean_removes_end_of_text_and_spaces_only(text: str, cleaned: str) -> N
 # --------------------------------------------------------------------------------------------------
 # Policy
 # --------------------------------------------------------------------------------------------------
-def test_policy_prompt_is_padded_for_the_answer_to_start_at_column_92() -> None:
-    written = write_policy_prompt(POLICY_FEN)
-    assert len(written) == 91
-    assert written.rstrip() == f"P: {POLICY_FEN}"
-    assert parse_policy_prompt(written) == POLICY_FEN
-
-
-def test_policy_answer_is_written_in_the_columns_of_the_data() -> None:
-    assert write_policy_answer(POLICY_ANSWER) == POLICY_ROW[91:]
 
 
 @pytest.mark.parametrize(
@@ -159,26 +143,17 @@ def test_readable_policy_answers(text: str, answer: PolicyAnswer) -> None:
     "text",
     [
         "",
-        "M: E: B:",
         "M: e2e4 E: 0.1",
-        "M: e2e4 E: 0.1 B:",
-        "M: e2e4 E:  B: e2e4",
         "M:  E: 0.1 B: e2e4",
         "E: 0.1 M: e2e4 B: e2e4",
-        "M: e2e4 B: e2e4 E: 0.1",
         "M: e2e4 E: 0.1 B: e2e4 d2d4",
-        "M: e2e4 E: 0.1 B: e2e4 B: e2e4",
         "M: e2e4 E: 0.1 B: e2e4 and more",
         "so M: e2e4 E: 0.1 B: e2e4",
         "M: a2a3 b2b3 c2c3 d2d3 e2e3 f2f3 E: 0.1 B: a2a3",
         "M: a2a3 E: 1 2 3 4 5 6 B: a2a3",
         "M: e2e9 E: 0.1 B: e2e4",
-        "M: E2E4 E: 0.1 B: e2e4",
         "M: Nf3 E: 0.1 B: e2e4",
-        "M: e2e4k E: 0.1 B: e2e4",
-        "M: e2e4 E: 0.1 B: 0000",
         "M: e2e4\nE: 0.1 B: e2e4",
-        "M: e2e4 E: 0.1 B: e2e4\nso",
         "M: e2e4 E: 0.1 B: e2e4++",
         "M: e2e4, d2d4 E: 0.1 B: e2e4",
         "M: e2e４ E: 0.1 B: e2e4",
@@ -193,8 +168,6 @@ def test_unreadable_policy_answers(text: str) -> None:
 # --------------------------------------------------------------------------------------------------
 # Environment
 # --------------------------------------------------------------------------------------------------
-
-
 def test_history_is_oldest_first_and_at_most_ten() -> None:
     ten = tuple(f"a{rank}b{rank}" for rank in range(1, 6)) * 2
     text = f"A: {START}+{ten[-1]}+{' '.join(ten)}+"
@@ -227,16 +200,12 @@ def test_unreadable_environment_prompts(text: str) -> None:
     [
         "",
         "0.001",
-        "0.001+0",
         "0.001+0+0++",
-        "0.001+0+",
         "0.001+0+0+0",
         "0.001+0+2",
-        "0.001+0+00",
         "0.001+False+False",
         "0.001+٠+0",
         "+0+0",
-        "0.001+0+0\n0",
         "0.001+0+0 0",
     ],
 )
@@ -273,24 +242,15 @@ BOARD = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR"
         f"{BOARD} w KQkq - 0",
         f"{BOARD} w KQkq - 0 1 1",
         f"{BOARD[:-1]} w KQkq - 0 1",  # seven squares in a rank
-        f"{BOARD}1 w KQkq - 0 1",  # nine
         f"{BOARD}/8 w KQkq - 0 1",
-        f"/{BOARD} w KQkq - 0 1",
         f"{BOARD.replace('/8', '/9', 1)} w KQkq - 0 1",
-        f"{BOARD.replace('/8', '/08', 1)} w KQkq - 0 1",
         f"{BOARD.replace('R', 'X')} w KQkq - 0 1",
-        f"{BOARD} W KQkq - 0 1",
         f"{BOARD} white KQkq - 0 1",
         f"{BOARD} w qkQK - 0 1",
-        f"{BOARD} w KK - 0 1",
         f"{BOARD} w HAha - 0 1",
         f"{BOARD} w KQkq- - 0 1",
         f"{BOARD} w KQkq e4 0 1",
-        f"{BOARD} w KQkq i3 0 1",
-        f"{BOARD} w KQkq e٣ 0 1",
         f"{BOARD} w KQkq - -1 1",
-        f"{BOARD} w KQkq - 0.0 1",
-        f"{BOARD} w KQkq - ٠ 1",
         f"{BOARD} w KQkq - 0 １",
         f"{BOARD} w KQkq - 0 1234567",
         f"{BOARD}\tw\tKQkq\t-\t0\t1",
