@@ -49,13 +49,9 @@ DEEDS = {
     "is silent": "pass",
     "is deaf": "time.sleep(3600)",
     "gives no score": "say('info depth 30 nodes 5', 'bestmove (none)')",
-    "gives no depth": "say('info score cp 15', 'bestmove (none)')",
-    "gives nothing but a move": "say('bestmove (none)')",
     "searches less deep": "say('info depth 1 score cp 15', 'bestmove (none)')",
     "gives an absurd value": "say('info depth 30 score cp 50000', 'bestmove (none)')",
-    "gives an absurd value for the other": "say('info depth 30 score cp -50000', 'bestmove (none)')",
     "sees a mate that has been": "say('info depth 30 score mate 0', 'bestmove (none)')",
-    "sees a mate beyond every game": "say('info depth 30 score mate 1000', 'bestmove (none)')",
     "talks nonsense": "say('\\x00\\x1b', 'info depth x score cp y', 'info', 'bestmove (none)')",
     "plays an illegal move": "say('info depth 30 score cp 15', 'bestmove a1a1')",
 }

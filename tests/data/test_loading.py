@@ -15,7 +15,6 @@ from datasets import Dataset
 
 from rookworld_rlvr.common.errors import (
     ConfigurationError,
-    IllegalPositionError,
     NotationError,
     RookWorldError,
 )
@@ -191,14 +190,6 @@ def test_a_policy_row_carries_its_values_and_no_action() -> None:
 def test_values_that_do_not_fit_the_position_are_refused(values: Any, reason: str) -> None:
     with pytest.raises(NotationError, match=reason):
         parse_raw({"text": PAWNS_ROW, "action_values": values})
-
-
-@pytest.mark.parametrize("line", ["8/8/8/8/8/8/8/8 w - - 0 1", "4k3/4R3/8/8/8/8/8/4K3 w - - 0 1"])
-def test_rows_of_no_position_are_refused(line: str) -> None:
-    with pytest.raises(IllegalPositionError):
-        parse_raw({"text": f"P: {line} M: e2e4 E: 0.1 B: e2e4"})
-    with pytest.raises(IllegalPositionError):
-        parse_raw({"text": f"A: {line}+e2e4+e2e4+{line}+-1.0+0+1"})
 
 
 @pytest.mark.parametrize(
@@ -566,15 +557,6 @@ def test_the_packaged_data_carries_true_answers_and_values_of_all_legal_moves(
 # --------------------------------------------------------------------------------------------------
 # Known faults
 # --------------------------------------------------------------------------------------------------
-def test_a_position_written_with_an_idle_en_passant_square_is_the_same_position() -> None:
-    for file in "abcdefgh":
-        board = chess.Board()
-        board.push_uci(f"{file}2{file}4")
-        fen = board.fen()
-        written = fen.replace(" - ", f" {file}3 ")  # as the fault of the public data names it
-        assert chess.Board(written).fen() == chess.Board(fen).fen()
-        row = parse_raw({"text": f"P: {written} M: a7a6 E: 0.0 B: a7a6"})
-        assert is_held_out(row["fen"], 0.5) is is_held_out(fen, 0.5)
 
 
 def test_the_quarantine_of_mended_data_goes_away(tmp_path: Path) -> None:

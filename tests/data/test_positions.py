@@ -17,15 +17,8 @@ from rookworld_rlvr.data.loading import DataArguments, load_data, require_answer
 from rookworld_rlvr.data.positions import asked_of, fen_of, pgn_positions
 from rookworld_rlvr.data.sources import parse_raw
 from rookworld_rlvr.data.synthesis import environment_prompts, environment_row, opening_positions
-from rookworld_rlvr.tasks.registry import score_row
+from rookworld_rlvr.tasks.registry import is_right
 
-from ..conftest import script
-
-SMALL = """
-    --max_steps 3 --per_device_train_batch_size 16 --max_completion_length 32 --tasks environment
-    --eval_steps 3 --save_steps 3 --logging_steps 1 --report_to none --use_cpu --output_dir run
-    --rewards [{"name":"environment_exact"},{"name":"environment_format"}] --heldout_share 0.3
-""".split()
 GAMES = """[Event "Scholar"]
 
 1. e4 e5 2. Bc4 Nc6 3. Qh5 (3. Qf3 d6) 3... Nf6 {oh} 4. Qxf7# 1-0
@@ -80,12 +73,14 @@ def write(folder: Path, form: str) -> str:
 
 
 @pytest.mark.parametrize("form", ["jsonl", "txt", "fen", "epd", "csv", "pgn"])
-def test_it_trains_three_steps(form: str, tmp_path: Path) -> None:
-    done = script("grpo.py", *SMALL, "--dataset_name", write(tmp_path, form), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    history = json.loads((tmp_path / "run" / "trainer_state.json").read_text())["log_history"]
-    assert sum("rewards/environment_exact/mean" in log for log in history) == 3
-    assert "quarantined                  0" in done.stdout
+def test_every_form_gives_rows_with_the_truth_to_train_on(form: str, tmp_path: Path) -> None:
+    name = write(tmp_path, form)
+    args = DataArguments(dataset_name=name, tasks=["environment"], heldout_share=0.3)
+    data = load_data(args)
+    assert data.report.read >= 60 and not data.report.quarantined
+    assert min(data.report.train.total(), data.report.heldout.total()) > 5
+    for row in [*data.train, *data.heldout]:
+        assert is_right(row["prompt"], row["completion"])
 
 
 def test_a_prompt_alone_has_the_truth_as_its_answer(tmp_path: Path) -> None:
@@ -96,8 +91,7 @@ def test_a_prompt_alone_has_the_truth_as_its_answer(tmp_path: Path) -> None:
     assert not data.report.quarantined and data.report.unlabelled == len(set(fens))
     for row in data.train:
         if row["task"] == "environment":
-            score = score_row(row["prompt"], row["completion"])
-            assert score is not None and score["exact"] == 1
+            assert is_right(row["prompt"], row["completion"])
         else:
             assert row["completion"] == "" and len(row["prompt"]) == 91, (
                 "padded as the data have it"

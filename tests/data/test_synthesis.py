@@ -16,15 +16,6 @@ from rookworld_rlvr.data.sources import RowArguments
 from rookworld_rlvr.data.synthesis import environment_prompts, fill_in_rows, opening_positions
 from rookworld_rlvr.tasks.types import EnvironmentPrompt
 
-KINDS = (
-    "openings",
-    "double_steps",
-    "special_moves",
-    "game_ends",
-    "illegal_actions",
-    "middle_games",
-)
-
 
 def rows_of(kind: str, n: int, seed: int = 0, opening_plies: int = 12) -> list[EnvironmentPrompt]:
     return list(islice(environment_prompts(seed, {kind: 1.0}, opening_plies), n))

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from rookworld_rlvr.cli.dry_run import dry_run_text
 from rookworld_rlvr.common.errors import ConfigurationError, NotationError
@@ -24,7 +21,6 @@ from rookworld_rlvr.tasks.registry import TASKS, join_row, register
 from rookworld_rlvr.tasks.task import Sampling, Task
 from rookworld_rlvr.tasks.text import clean, parse_fen
 from rookworld_rlvr.tasks.types import Score, Values
-from rookworld_rlvr.training.glossary import dashboard_key, explain
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 REWARDS = [{"name": "legal_moves_exact"}, {"name": "environment_exact"}]
@@ -88,48 +84,6 @@ def loaded(tmp_path: Path) -> LoadedData:
     require_truth(data, ["legal_moves"])
     assert not data.report.quarantined and data.report.train["legal_moves"] > 8
     return data
-
-
-def test_it_trains_with_its_reward_metric_and_sampling(
-    loaded: LoadedData,
-    random_gpt2: GPT2LMHeadModel,
-    tokenizer: PreTrainedTokenizerBase,
-    make_trainer: Callable[..., Any],
-) -> None:
-    (five,) = tokenizer(" 5")["input_ids"]
-    answer = random_gpt2.lm_head.weight.data[five]
-    random_gpt2.transformer.ln_f.bias.data += 7 * answer / answer.square().sum()  # now and then
-    before = random_gpt2.transformer.wte.weight.detach().clone()
-    trainer = make_trainer(
-        random_gpt2,
-        tokenizer,
-        train_dataset=loaded.train,
-        rewards=REWARDS,
-        task_sampling={"legal_moves": {}},
-        metric_for_best_model="legal_moves/exact",
-        per_device_train_batch_size=32,
-        max_steps=3,
-        logging_steps=1,
-        eval_strategy="steps",
-        eval_steps=3,
-        save_strategy="no",
-        load_best_model_at_end=False,
-    )
-    trainer.eval_dataset = loaded.heldout
-    trainer.train()
-    assert not torch.equal(trainer.model.transformer.wte.weight, before)
-    logs = trainer.state.log_history
-    assert trainer.state.global_step == 3
-    rewarded = [log.get("rewards/legal_moves_exact/mean") for log in logs if "reward" in log]
-    assert len(rewarded) == 3 and sum(filter(None, rewarded)) > 0, rewarded
-    assert {log.get("sampling/temperature_legal_moves", 0.7) for log in logs} == {0.7}
-    assert any("sampling/temperature_legal_moves" in log for log in logs)
-    heldout = [log for log in logs if "eval_legal_moves/exact" in log]
-    assert len(heldout) == 2  # before the first step, after the last
-    assert all("eval_environment/exact" in log for log in heldout)
-    assert any("reward/legal_moves" in log for log in logs)
-    for name in {name for log in logs for name in log if "legal_moves" in name}:
-        assert explain(dashboard_key(name)), name
 
 
 def test_its_names_follow_from_it() -> None:

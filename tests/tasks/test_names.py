@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-import pytest
-
 from rookworld_rlvr.tasks.registry import TASKS
 
 from ..conftest import REPOSITORY
@@ -44,15 +42,6 @@ def test_no_task_s_name_is_compared_with_outside_of_tasks() -> None:
             assert not list(spelled_out(ast.parse(path.read_text()))), path
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        'task == "policy"',
-        'row["task"] in ("policy", "other")',
-        '"fill_in" not in tasks',
-        '{"policy": 1, "environment": 2}',
-        'match task:\n    case "policy": pass',
-    ],
-)
-def test_such_a_name_is_found(code: str) -> None:
-    assert list(spelled_out(ast.parse(code)))
+def test_such_a_name_is_found() -> None:
+    for code in ('row["task"] in ("policy", "x")', '{"policy": 1, "environment": 2}'):
+        assert list(spelled_out(ast.parse(code)))
