@@ -30,8 +30,8 @@ from pathlib import Path
 from evaluation_positions import phase_positions
 
 from rookworld_rlvr.data import synthesis
+from rookworld_rlvr.engine.arguments import EngineArguments
 from rookworld_rlvr.engine.labeller import Labeller
-from rookworld_rlvr.engine.pool import EngineArguments
 
 SCRIPT = Path(__file__).parents[1] / "recipes" / "prepare_data.py"
 PAIRS, PAIR_ROWS, PAIR_DEPTH = 6, 1_000, 4

@@ -10,7 +10,7 @@ from pathlib import Path
 import chess
 import psutil
 
-from rookworld_rlvr.engine.pool import EngineArguments
+from rookworld_rlvr.engine.arguments import EngineArguments
 from rookworld_rlvr.tasks.types import ActionValue, PositionValues, ValueSource
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"

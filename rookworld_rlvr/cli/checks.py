@@ -15,7 +15,7 @@ from transformers import TrainingArguments
 from trl import ModelConfig
 
 from ..common.errors import EngineError, RookWorldError
-from ..engine.pool import find_engine
+from ..engine.arguments import find_engine
 from ..engine.truth import LabelArguments
 from ..evaluation.registry import SUITE_HEADLINES
 from ..models.loading import check_model_name, hub_faults

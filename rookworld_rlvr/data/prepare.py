@@ -22,8 +22,8 @@ from datasets import Dataset, Features, Value
 
 from ..common.progress import Progress
 from ..common.settings import setting, with_default
+from ..engine.arguments import position_asked
 from ..engine.labeller import Labeller
-from ..engine.pool import position_asked
 from ..engine.truth import LabelArguments, LabelSource
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT

@@ -16,7 +16,8 @@ from typing import Any
 from ..common.errors import RookWorldError
 from ..common.files import cache_folder
 from ..tasks.types import ActionValue, PositionValues, ValueSource
-from .pool import EngineArguments, EnginePool, position_asked
+from .arguments import EngineArguments, position_asked
+from .pool import EnginePool
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sources (

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..common.errors import EngineError, IllegalPositionError, NotationError
 from ..common.progress import Progress
 from ..common.settings import setting
 from ..tasks.registry import TASKS, task_of
 from ..tasks.types import Values, values_by_move
-from .labeller import Labeller
-from .pool import EngineArguments, position_asked
+from .arguments import EngineArguments, position_asked
+
+if TYPE_CHECKING:
+    from .labeller import Labeller
 
 
 @lru_cache(maxsize=4_096)
@@ -97,6 +99,8 @@ class PolicyTruth:
         asked = {"stored": 0, "engine": policy_rows, "stored_or_engine": unlabelled}[args.labels]
         if not asked:
             return cls()
+        from .labeller import Labeller  # most runs need no engine
+
         try:
             return cls(args.labels, Labeller(args))
         except EngineError as error:

@@ -14,8 +14,8 @@ from accelerate import PartialState
 from ..common.errors import RookWorldError
 from ..common.progress import Progress
 from ..common.settings import Checked, setting
+from ..engine.arguments import EngineArguments
 from ..engine.labeller import Labeller
-from ..engine.pool import EngineArguments
 from ..models import loading
 from ..models.decoding import ANSWER_TOKENS, GREEDY, ROOKWORLD, Decoding, complete
 from ..tasks.registry import TASKS, task_of

@@ -13,7 +13,7 @@ from ..common.own import load_own_class
 from ..common.settings import Checked, setting
 
 if TYPE_CHECKING:
-    from ..engine.pool import EngineArguments
+    from ..engine.arguments import EngineArguments
     from .suite import Suite
 
 _HEADLINES = {

@@ -17,8 +17,8 @@ import chess
 
 from ..common.errors import ConfigurationError, EngineError, RookWorldError
 from ..common.terminal import printable
+from ..engine.arguments import DEFAULT_DEPTH, EngineArguments
 from ..engine.labeller import Labeller
-from ..engine.pool import DEFAULT_DEPTH, EngineArguments
 from ..tasks import rules
 from ..tasks.boards import placement_of
 from ..tasks.coverage import Coverage, unlike

@@ -31,8 +31,8 @@ from rookworld_rlvr.data.prepare import (
     write_labelled,
 )
 from rookworld_rlvr.data.sources import dataset_file
+from rookworld_rlvr.engine.arguments import EngineArguments
 from rookworld_rlvr.engine.labeller import Labeller
-from rookworld_rlvr.engine.pool import EngineArguments
 from rookworld_rlvr.tasks.policy import parse_policy_answer
 from rookworld_rlvr.tasks.registry import split_row
 

@@ -23,9 +23,11 @@ from rookworld_rlvr.common.errors import (
     IllegalPositionError,
     RookWorldError,
 )
+from rookworld_rlvr.engine import arguments
 from rookworld_rlvr.engine import pool as engine
+from rookworld_rlvr.engine.arguments import EngineArguments, find_engine, position_asked
 from rookworld_rlvr.engine.labeller import Labeller
-from rookworld_rlvr.engine.pool import EngineArguments, EnginePool, find_engine, position_asked
+from rookworld_rlvr.engine.pool import EnginePool
 from rookworld_rlvr.tasks.types import PositionValues
 
 from ..engines import (
@@ -369,7 +371,7 @@ PROGRAM = """
 import signal
 import sys
 from rookworld_rlvr.engine.labeller import Labeller
-from rookworld_rlvr.engine.pool import EngineArguments
+from rookworld_rlvr.engine.arguments import EngineArguments
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 labeller = Labeller(EngineArguments(
@@ -423,7 +425,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     programs = {name: script(tmp_path / name / "stockfish", "") for name in names}
     monkeypatch.setenv("STOCKFISH_PATH", programs["variable"])
     monkeypatch.setenv("PATH", str(tmp_path / "path"))
-    monkeypatch.setattr(engine, "USUAL_PLACES", ("/no/such/place", programs["usual"]))
+    monkeypatch.setattr(arguments, "USUAL_PLACES", ("/no/such/place", programs["usual"]))
     return programs
 
 
@@ -438,7 +440,7 @@ def test_the_argument_goes_first_then_the_variable_then_the_path_then_the_usual_
     assert find_engine() == places["path"]
     monkeypatch.setenv("PATH", "/no/such/place")
     assert find_engine() == places["usual"]
-    monkeypatch.setattr(engine, "USUAL_PLACES", ("/no/such/place",))
+    monkeypatch.setattr(arguments, "USUAL_PLACES", ("/no/such/place",))
     with pytest.raises(EngineError) as caught:
         find_engine()
     for words in ("/no/such/place", "apt-get install", "brew install", "STOCKFISH_PATH"):

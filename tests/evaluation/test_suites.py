@@ -19,7 +19,7 @@ from rookworld_rlvr.cli.checks import check_recipe
 from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 from rookworld_rlvr.common.stats import Kind
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, DataArguments, is_held_out, load_data
-from rookworld_rlvr.engine.pool import EngineArguments
+from rookworld_rlvr.engine.arguments import EngineArguments
 from rookworld_rlvr.evaluation.answerers import LanguageModel
 from rookworld_rlvr.evaluation.models import (
     ModelArguments,

@@ -15,7 +15,7 @@ from accelerate.utils import broadcast_object_list
 
 from ...common.errors import EngineError
 from ...common.stats import Estimate, Proportion
-from ...engine.pool import HASH_MB, EngineArguments, find_engine
+from ...engine.arguments import HASH_MB, EngineArguments, find_engine
 from ...inference.prompts import Choice, choose, policy_prompt, reply_of
 from ...tasks.policy import parse_policy_answer
 from ..answerers import Answerer

@@ -14,7 +14,7 @@ import pytest
 from rookworld_rlvr.common.errors import EngineError
 from rookworld_rlvr.common.stats import Estimate
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, is_held_out
-from rookworld_rlvr.engine.pool import EngineArguments
+from rookworld_rlvr.engine.arguments import EngineArguments
 from rookworld_rlvr.evaluation import games
 from rookworld_rlvr.evaluation.games import Game, Reply, openings
 from rookworld_rlvr.evaluation.models import (

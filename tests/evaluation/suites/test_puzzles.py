@@ -9,7 +9,7 @@ import pyarrow
 import pytest
 
 from rookworld_rlvr.common.errors import ConfigurationError
-from rookworld_rlvr.engine.pool import EngineArguments
+from rookworld_rlvr.engine.arguments import EngineArguments
 from rookworld_rlvr.evaluation.registry import SuiteArguments, open_suites
 from rookworld_rlvr.evaluation.suite import SuiteUnavailableError
 from rookworld_rlvr.evaluation.suites.puzzles import PuzzlesSuite, common_themes, read_puzzles
