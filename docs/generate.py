@@ -80,7 +80,7 @@ def code(*words: Any) -> str:
 # --------------------------------------------------------------------------------------------------
 TOPICS: Mapping[str, Sequence[str]] = {
     "What a command does": ["RunArguments"],
-    "Rows": ["DataArguments", "SourceArguments"],
+    "Rows": ["DataArguments", "SourceArguments", "RowArguments"],
     "Values of moves": ["LabelArguments", "EngineArguments", "PrepareLabelArguments"],
     "Rewards and preflight": ["RookWorldGRPOConfig", "RewardFaultArguments"],
     "KL": ["KLArguments"],
