@@ -87,7 +87,7 @@ def loaded(tmp_path: Path) -> LoadedData:
 
 
 def test_its_names_follow_from_it() -> None:
-    assert list(known_rewards())[15] == "legal_moves_exact", "after the other tasks' components"
+    assert "legal_moves_exact" in known_rewards()
     said = known_rewards()["legal_moves_exact"]
     assert (said.range, said.meaning) == ("[0, 1]", ""), "a task need not say what they mean"
     assert tasks_of(REWARDS) == {"legal_moves", "environment"}

@@ -144,12 +144,14 @@ class KLController:
         start: The first coefficient; `beta` moves on.
         measured: ``(KL, completions)`` of the steps since the last judgement.
         before: The KL at the last judgement; None before the first.
+        verdict: What the last judgement did to the coefficient: 1 raised it, -1 lowered it, 0 left it.
     """
 
     beta: float
     args: KLArguments
     measured: list[tuple[float, int]] = field(default_factory=list)
     before: float | None = None
+    verdict: int = 0
 
     def __post_init__(self) -> None:
         self.start = self.beta
@@ -177,19 +179,30 @@ class KLController:
         completions = sum(count for _, count in self.measured)
         returns = self._is_returning(kl, target)
         self.measured, self.before = [], kl
+        beta = self.beta
         if not returns:
             self._adapt(kl, completions, target)
+        self.verdict = (self.beta > beta) - (self.beta < beta)
+
+    def numbers(self) -> dict[str, float]:
+        """What the latest judgement went by, for the log of its step; empty for a fixed coefficient."""
+        if self.args.kl_control == "fixed" or self.args.kl_target is None:
+            return {}
+        judged = {} if self.before is None else {"kl/window": self.before}
+        return {"kl/target": self.args.kl_target, **judged, "kl/verdict": float(self.verdict)}
 
     def state(self) -> dict[str, Any]:
         """What a resumed run needs."""
         state = {"start": self.start, "beta": self.beta}
-        return {**state, "measured": self.measured, "before": self.before}
+        judged = {"measured": self.measured, "before": self.before, "verdict": self.verdict}
+        return {**state, **judged}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` gave, unless the run goes on from another first coefficient."""
         if self.args.kl_control == "fixed" or state.get("start", self.start) != self.start:
             return
         self.beta, self.before = state["beta"], state["before"]
+        self.verdict = state.get("verdict", 0)
         self.measured = [(kl, completions) for kl, completions in state["measured"]]
 
     def _is_returning(self, kl: float, target: float) -> bool:
@@ -303,6 +316,9 @@ class KLTerm(Part):
             self.controller.update(total / tokens, self._completions, state.global_step - 1)
         self._sums.zero_()
         self._completions = 0
+
+    def numbers(self) -> dict[str, float]:
+        return self.controller.numbers()
 
     def state(self) -> dict[str, Any]:
         return {"kl": self.controller.state()}

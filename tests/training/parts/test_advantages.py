@@ -211,6 +211,12 @@ def test_adaptive_kl_moves_the_coefficient_and_goes_on_after_a_resume(
     used = [entry["kl/coefficient"] for entry in trainer.state.log_history if "kl" in entry]
     assert kls[0] == pytest.approx(0, abs=1e-6) and kls[1] > 1e-6
     assert used == pytest.approx([0.1, 0.1, 0.15]), "two steps are judged together"
+    logged = [entry for entry in trainer.state.log_history if "kl" in entry]
+    assert "kl/window" not in logged[0] and logged[1]["kl/window"] == pytest.approx(
+        sum(kls[:2]) / 2, rel=1e-4
+    )
+    assert [entry["kl/verdict"] for entry in logged[:2]] == [0, 1], "raised for the third step"
+    assert logged[1]["kl/target"] == 1e-9
     kept = json.loads((tmp_path / "run" / "checkpoint-2" / PARTS_STATE).read_text())
     assert kept["kl"]["beta"] == pytest.approx(used[2])
     assert kept["baseline_running"]

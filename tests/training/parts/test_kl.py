@@ -213,6 +213,7 @@ def test_the_coefficient_waits_only_while_the_kl_returns() -> None:
     assert after(0.2, 0.2) == pytest.approx(1 / 1.5), "too high, but falling"
     assert after(0.12, 0.08) == pytest.approx(1 / 1.5), "0.1"
     after(0.2)
+    assert controller.numbers() == {"kl/target": 0.1, "kl/window": 0.1, "kl/verdict": 0}
     again = adaptive(1.0, 0.1, kl_adaptation="multiplicative")
     again.load(json.loads(json.dumps(controller.state())))
     assert again == controller
