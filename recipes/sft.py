@@ -174,7 +174,8 @@ def train(argv: Sequence[str], change: Callable[[Row], Row] | None = None) -> Pa
         )
         if repository is not None:
             print(push(repository, output_dir, sft_args))
-        print(f"\nmodel: {output_dir}\n\n{next_commands(output_dir, run.base, 'sft')}")
+        following = next_commands(output_dir, run.base, "sft", parser.values)
+        print(f"\nmodel: {output_dir}\n\n{following}")
     return output_dir
 
 

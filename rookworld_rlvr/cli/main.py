@@ -120,19 +120,28 @@ def typed() -> str:
     return os.path.relpath(beside) if beside.is_relative_to(Path.cwd()) else str(beside)
 
 
-def next_commands(output_dir: Path, start: str | None, command: str = "grpo") -> str:
+def next_commands(
+    output_dir: Path,
+    start: str | None,
+    command: str = "grpo",
+    given: Mapping[str, Any] | None = None,
+) -> str:
     """The commands to suggest after a run: look at it, evaluate it, train on with keys of your own.
 
     Args:
         output_dir: The run's folder.
         start: The starting model; None if it was a new one.
         command: The command that ran.
+        given: The keys that it was given; after supervised training, which rows to go on with.
     """
     folder = shlex.quote(str(output_dir))
     models = [shlex.quote(start), folder] if start else [folder]
     lines = [" ".join(["evaluate", *(f"--model_name_or_path {model}" for model in models)])]
     if command == "sft":
-        lines += [f"grpo --model_name_or_path {folder}"]
+        names = {key: (given or {}).get(key) or [] for key in ("dataset_name", "tasks")}
+        rows = {key: [name] if isinstance(name, str) else name for key, name in names.items()}
+        more = [f" --{key} {shlex.join(name)}" for key, name in rows.items() if name]
+        lines += [f"grpo --model_name_or_path {folder}{''.join(more)}"]
     elif start == PACKAGED_MODEL:
         lines += ["recipes copy grpo_mixed .", "grpo --config grpo_mixed.yaml   # after your edits"]
     else:

@@ -279,10 +279,11 @@ class StrictParser(TrlParser):
                 options[-1][1].append(word)
             else:
                 mains = ("run", "model_name_or_path", "dataset_name", "config")
+                named, equals, value = word.partition("=")
                 key = next(name for name in mains if name in {*self._actions_by_key, "config"})
-                faults.append(
-                    f"command line: {word!r} does not belong to any key; write --{key} {word}"
-                )
+                is_key = equals and named.replace("-", "_") in self._actions_by_key
+                remedy = f"--{named} {value}" if is_key else f"--{key} {word}"
+                faults.append(f"command line: {word!r} does not belong to any key; write {remedy}")
         path = None
         for flag, words in options:
             if flag == "--config":

@@ -51,6 +51,15 @@ class AuditArguments(SourceArguments):
         "counted.",
         check=check_dataset_name,
     )
+    tasks: list[str] = setting(
+        [POLICY.name],
+        "What is asked about each position of a FEN, EPD or PGN file, or of a column `fen`, as in "
+        "rookworld prepare. Rows and prompts keep the task that they have.",
+        among=(POLICY.name, ENVIRONMENT.name),
+        of="task for positions",
+        filled=True,
+        once=True,
+    )
     output_file: str | None = setting(None, "JSON file to which the counts are also written.")
 
 
@@ -76,6 +85,7 @@ def audit(args: AuditArguments) -> dict[str, Any]:
         "dataset_split": args.dataset_split,
         "text_column": args.text_column,
         "max_rows": args.max_rows,
+        "tasks": args.tasks,
         "rows": counts.rows_result(),
         POLICY.name: counts.policy_result(),
         ENVIRONMENT.name: counts.environment_result(),
@@ -86,7 +96,7 @@ def audit(args: AuditArguments) -> dict[str, Any]:
 
 
 def _read(args: AuditArguments) -> Iterator[Row | Malformed]:
-    return shown(parse_rows(args.raw_rows(), tasks=[POLICY.name]), f"reading {args.dataset_name}")
+    return shown(parse_rows(args.raw_rows(), tasks=args.tasks), f"reading {args.dataset_name}")
 
 
 def _overlap(args: AuditArguments, hashes: RowHashes) -> dict[str, Any]:

@@ -75,6 +75,12 @@ class DataReport:
     unlabelled: int = 0  # policy rows without action values
     values: str = ""  # who valued the moves, if the data set says so
 
+    def whys(self) -> str:
+        """Why rows are not there, most frequent reason first, in a clause."""
+        whys = [*(self.quarantined + self.unjudgeable).most_common(5)]
+        whys += [(f"of the task {task}", rows) for task, rows in self.left_out.items()]
+        return ", ".join(f"{rows} {why}" for why, rows in whys) or "none was left out"
+
     def lines(self) -> list[str]:
         """The counts as lines for a terminal."""
         lines = [f"rows read             {self.read:>8}"]
@@ -263,10 +269,9 @@ def load_data(
     for name, split in (("training", train), ("held-out", heldout)):
         if not split:
             raise RookWorldError(
-                f"no {name} rows in {args.dataset_name!r} with tasks={args.tasks} and "
-                f"heldout_share={args.heldout_share} ({report.unjudgeable.total()} rows were left out, "
-                f"as no rule can judge them; rows of other tasks: {dict(report.left_out)}); give more "
-                "rows, another share, or other tasks"
+                f"no {name} rows in {args.dataset_name!r} with tasks={args.tasks} and heldout_share="
+                f"{args.heldout_share}: of {report.read} rows, {report.whys()}. Give more rows, another "
+                "share or other tasks; rookworld audit says more about the rows"
             )
     return LoadedData(_dataset(train), _dataset(heldout), report, others)
 
@@ -492,7 +497,7 @@ def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
             raise RookWorldError(
                 f"no {task} rows to train on in {args.dataset_name!r}, but task_shares="
                 f"{args.task_shares} gives them a share of {shares[task]:g}: give such rows, or leave "
-                f"{task} out of tasks={args.tasks} and of task_shares"
+                f"the task out by --tasks {' '.join(one for one in args.tasks if one != task)}"
             )
     return _repeat(by_task, shares)
 

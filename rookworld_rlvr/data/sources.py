@@ -300,11 +300,20 @@ def dataset_file(name: str) -> Path | None:
 
 def _check_columns(args: SourceArguments, row: Row) -> None:
     column = args.text_column
+    for name in ("prompt", "completion"):
+        if isinstance(row.get(name), list):
+            raise RookWorldError(
+                f"the column {name} of {args.dataset_name!r} holds chat messages; give their text, such "
+                'as {"prompt": "P: <FEN> ", "completion": "M: ..."}'
+            )
     if column in row or (column == "text" and not row.keys().isdisjoint(_COLUMNS)):
         return
+    head = f"no column {column!r} in {args.dataset_name!r}; found: {', '.join(row)}. "
+    if len(row) == 1 and any(mark in next(iter(row)) for mark in ";\t|"):
+        raise RookWorldError(f"{head}Columns of a CSV file are separated by commas; write it so")
     raise RookWorldError(
-        f"no column {column!r} in {args.dataset_name!r}; found: {', '.join(row)}. Name the column that "
-        "holds the rows in text_column, or give columns prompt and completion, or fen"
+        f"{head}Name the column that holds the rows in text_column, or give columns prompt and "
+        "completion, or fen"
     )
 
 
@@ -507,7 +516,9 @@ def quarantine(
         )
     if len(unreadable) / read > args.max_quarantined_share:
         reasons = Counter(row.reason for row in unreadable)
-        where = f"; see {path}" if path else ""
+        where = (
+            f"; see {path}" if path else "; a run without --dry_run writes all of them to a file"
+        )
         raise RookWorldError(
             f"{len(unreadable)} of {read} rows of {args.dataset_name!r} are malformed, more than "
             f"max_quarantined_share={args.max_quarantined_share}: {dict(reasons.most_common(5))}; the "

@@ -22,8 +22,7 @@ from ..tasks.registry import TASKS, task_of
 from ..tasks.task import Task
 from ..tasks.types import Values
 from .answerers import Answerer, LanguageModel
-
-ORACLE, RANDOM_MOVER = "oracle", "random"
+from .registry import ORACLE, RANDOM_MOVER
 
 
 def _model_faults(names: Sequence[str], where: str) -> list[str]:

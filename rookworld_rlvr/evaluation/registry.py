@@ -28,6 +28,8 @@ _HEADLINES = {
     "versus_stockfish": "score",
 }
 
+ORACLE, RANDOM_MOVER = "oracle", "random"  # models to evaluate that are none: see `models`
+
 SUITE_HEADLINES = {name: f"suites/{name}/{metric}" for name, metric in _HEADLINES.items()}
 """Suite → the name of its headline in training, which may choose the best checkpoint."""
 

@@ -45,7 +45,8 @@ class Arguments(argparse.ArgumentParser):
         known = [flag for action in self._actions for flag in action.option_strings]
         for word in unknown[:1]:
             if word.startswith("-"):
-                self.error(f"unknown option {word}{close_matches(word.partition('=')[0], known)}")
+                close = close_matches(word.partition("=")[0], known, cutoff=0.7)
+                self.error(f"unknown option {word}{close}")
             flag = "--fen" if "--fen" in known and word.count("/") == 7 else "--model"
             self.error(f"{word!r} does not belong to any option; write {flag} {shlex.quote(word)}")
         return args

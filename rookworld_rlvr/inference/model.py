@@ -50,12 +50,19 @@ class RookWorld:
         """
         if faults := loading.check_model_name(name, "model"):
             raise RookWorldError(faults[0])
+        if not isinstance(getattr(torch, dtype, None), torch.dtype):
+            raise RookWorldError(f"dtype: PyTorch has no {dtype!r}; give float32 or bfloat16")
         if device is None:
             found = torch.accelerator.current_accelerator(check_available=True)
             device = "cpu" if found is None else found.type
         tokenizer = loading.load_tokenizer(name, revision=revision)
         network: Any = loading.load_model(name, revision=revision, dtype=dtype)
-        return cls(network.to(device), tokenizer, name)
+        try:
+            return cls(network.to(device), tokenizer, name)
+        except (AssertionError, RuntimeError) as error:
+            raise RookWorldError(
+                f"device: {device!r} cannot be used ({error}); give cpu"
+            ) from error
 
     @property
     def trained_on(self) -> Coverage:
@@ -134,6 +141,12 @@ class RookWorld:
         progress: Callable[[int], object] | None = None,
     ) -> list[Reply[EnvironmentAnswer]]:
         """One reply for each position, move and history; see `step` and `analyse_all`."""
+        for step in steps:
+            if not isinstance(step, Sequence) or isinstance(step, str) or len(step) not in (2, 3):
+                raise RookWorldError(
+                    f"steps: {step!r} is not a position, a move and the moves before it; write "
+                    '(board, "e4", ["d2d4", "d7d5"]), or leave the last out'
+                )
         prompts = [environment_prompt(*step) for step in steps]
         texts = self.complete(prompts, batch_size, progress)
         return [reply_of(text, parse_environment_answer) for text in texts]

@@ -7,6 +7,7 @@ import functools
 import logging
 import signal
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -156,16 +157,21 @@ class RewardGuard:
         Raises:
             RookWorldError: On all processes, if more of them than `unscored_limit` are unscored.
         """
-        mine = [(call.name, sorted(call.unscored), call.fault) for call in self._calls]
+        here, asked = [], Counter[str]()  # a reward may be asked about the rows in several calls
+        for call in self._calls:
+            rows = [asked[call.name] + row for row in sorted(call.unscored)]
+            here.append((call.name, rows, call.fault))
+            asked[call.name] += call.size
         self._calls.clear()
-        everywhere = gather_object([mine])
+        everywhere = gather_object([here])
         lost: dict[str, set[int]] = {}
         faults = []
         for process, calls in enumerate(everywhere):
             first = process * size // len(everywhere)
             for name, rows, fault in calls:
                 lost.setdefault(name, set()).update(first + row for row in rows)
-                faults += [f"{fault} on process {process}"] if rows else []
+                where = f" (on process {process})" if len(everywhere) > 1 else ""
+                faults += [f"{fault}{where}"] if rows else []
         unscored = len(set().union(*lost.values()))
         if unscored / size > self._args.unscored_limit:
             raise RookWorldError(
@@ -199,11 +205,11 @@ class _Call:
         self._raised: Exception | None = None  # of the latest piece
         self._func = func
         self._inputs = inputs
-        self._size = len(inputs["prompts"])
+        self.size = len(inputs["prompts"])
         self._clear()
 
     def _clear(self) -> None:
-        self.rewards: list[float | None] = [None] * self._size
+        self.rewards: list[float | None] = [None] * self.size
         self.unscored: set[int] = set()
         self.columns: dict[str, list[Any]] = {}
         self._metrics: list[tuple[str, float]] = []
@@ -220,12 +226,12 @@ class _Call:
 
     def pieces(self) -> Iterator[tuple[slice, dict[str, Any]]]:
         """Rows and inputs: of the whole batch; if that raises, of each prompt by itself."""
-        yield self._piece(slice(0, self._size))
+        yield self._piece(slice(0, self.size))
         is_over = self._raised is None or isinstance(self._raised, RewardTimeoutError)
         if is_over or _limits_itself(self._func):
             return
         prompts = self._inputs["prompts"]
-        groups = [list(rows) for _, rows in groupby(range(self._size), key=prompts.__getitem__)]
+        groups = [list(rows) for _, rows in groupby(range(self.size), key=prompts.__getitem__)]
         if len(groups) > 1:
             self._clear()
             for rows in groups:
@@ -237,16 +243,16 @@ class _Call:
             inputs["log_extra"] = partial(self._log_extra, rows)
         if "log_metric" in inputs:
             inputs["log_metric"] = lambda name, value: self._metrics.append((name, value))
-        return rows, only_rows(range(self._size)[rows], self._size, inputs)
+        return rows, only_rows(range(self.size)[rows], self.size, inputs)
 
     def _log_extra(self, rows: slice, column: str, values: Sequence[Any]) -> None:
         """Keep what a reward logs by completion, in the rows that it was asked for."""
-        if len(values) != self._size:
+        if len(values) != self.size:
             raise RookWorldError(
                 f"the reward {self.name} logs {len(values)} values of {column!r} for "
-                f"{self._size} completions; log one for each"
+                f"{self.size} completions; log one for each"
             )
-        self.columns.setdefault(column, [None] * self._size)[rows] = values[rows]
+        self.columns.setdefault(column, [None] * self.size)[rows] = values[rows]
 
     @contextmanager
     def asked(self, rows: slice) -> Iterator[None]:
@@ -256,7 +262,7 @@ class _Call:
             yield
         except Exception as error:  # whatever a user's function raises
             self._raised = error
-            self._fails(error, range(self._size)[rows])
+            self._fails(error, range(self.size)[rows])
 
     def take(self, rows: slice, values: Any) -> None:
         """Take what the function returned for some rows."""
@@ -278,7 +284,7 @@ class _Call:
     def log(self, columns: Iterable[str]) -> None:
         """Hand TRL what was logged, with all of `columns`, so that they stay as long as the others."""
         for column in columns:
-            self._inputs["log_extra"](column, self.columns.get(column, [None] * self._size))
+            self._inputs["log_extra"](column, self.columns.get(column, [None] * self.size))
         for name, value in self._metrics:
             self._inputs["log_metric"](name, value)
 

@@ -29,6 +29,12 @@ def test_the_keys_read_from_the_source_are_those_of_the_parser(script: str) -> N
     assert len(found - keys) < 60, "so few that a misspelt key is hardly one of them"
 
 
+def test_what_is_measured_beside_models_is_no_fault() -> None:
+    check_early(RECIPES / "evaluate.py", {"model_name_or_path": ["random", "oracle"]})
+    with pytest.raises(ConfigurationError, match="'oracle' is neither packaged"):
+        check_early(GRPO, {"model_name_or_path": ["oracle"]})
+
+
 @pytest.mark.parametrize("name", shipped_names("recipes"))
 def test_packaged_recipes_have_no_early_fault(name: str) -> None:
     scripts = {"grpo": "grpo", "sft": "sft", "judge": "train_judge", "prepare": "prepare_data"}

@@ -165,6 +165,8 @@ def test_a_list_may_be_given_as_words(tmp_path: Path) -> None:
     assert modules(key, "attn", "mlp") == ["attn", "mlp"]
     with pytest.raises(ConfigurationError, match="--max_steps takes one value; leave '4' out"):
         modules("--max_steps", "3", "4")
+    with pytest.raises(ConfigurationError, match="write --learning_rate 1e-5"):
+        parser.StrictParser(grpo.GROUPS, grpo.RECIPE).parse_strictly(["learning_rate=1e-5"])
 
 
 def test_an_unknown_recipe_names_those_beside_it(tmp_path: Path) -> None:

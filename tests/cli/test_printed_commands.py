@@ -57,6 +57,13 @@ def test_a_command_that_a_message_names_exists() -> None:
             assert not options or name in SCRIPTS or name in MODULES, f"{path}: {options}"
 
 
+def test_after_sft_the_same_rows_are_suggested() -> None:
+    given = {"dataset_name": "my rows.txt", "tasks": ["environment"], "max_steps": 3}
+    text = next_commands(Path("runs/mine"), "rookworld-nano", "sft", given)
+    words = "grpo --model_name_or_path runs/mine --dataset_name 'my rows.txt' --tasks environment"
+    assert text.splitlines()[-1].endswith(words)
+
+
 def test_what_is_not_run_is_still_printed() -> None:
     assert set(NOT_RUN) <= set(printed())
 

@@ -268,7 +268,7 @@ def test_rows_that_no_rule_judges_are_left_out_without_a_limit(tmp_path: Path) -
         r"^left out, as no rule of chess can judge them +20\n +10  a king", printed, re.M
     )
     assert len(quarantine.read_text().splitlines()) == 20
-    with pytest.raises(RookWorldError, match=r"\(20 rows were left out, as no rule can judge"):
+    with pytest.raises(RookWorldError, match="of 60 rows, 10 a king is missing, 5 the side"):
         load(generated_file(tmp_path), tasks=["policy"])
 
 
@@ -513,11 +513,32 @@ def test_a_broken_file_is_an_error_that_names_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("rows.csv", "prompt;completion\nx;y\n", "separated by commas"),
+        ("rows.jsonl", '{"prompt": [{"role": "user", "content": "x"}]}\n', "holds chat messages"),
+        (
+            "rows.jsonl",
+            '{"text": "hello"}\n',
+            "a run without --dry_run writes all of them to a file",
+        ),
+    ],
+)
+def test_what_users_bring_that_is_not_read_gets_its_remedy(
+    file: str, content: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / file).write_text(content)
+    with pytest.raises(RookWorldError, match=said):
+        load(str(tmp_path / file))
+
+
+@pytest.mark.parametrize(
     ("options", "word"),
     [
         ({"heldout_share": 0.0}, "no held-out rows"),
         ({"heldout_share": 1.0}, "no training rows"),
-        ({"tasks": ["policy"]}, "no training rows"),
+        ({"tasks": ["policy"]}, "no training rows .* of 20 rows, 20 of the task environment"),
+        ({"task_shares": {"environment": 0.5, "policy": 0.5}}, "out by --tasks environment$"),
     ],
 )
 def test_an_empty_split_stops_the_run(tmp_path: Path, options: dict[str, Any], word: str) -> None:

@@ -57,6 +57,10 @@ def test_the_answers_are_those_of_the_evaluation(kind: str, request: pytest.Fixt
     for asks in (model.analyse_all, model.complete):
         with pytest.raises(RookWorldError, match="is one text; give a list"):
             asks(fens[0])
+    no_steps: list[Any] = [chess.Board(), fens[0], (fens[0],)]
+    for one in no_steps:
+        with pytest.raises(RookWorldError, match="not a position, a move and the moves before it"):
+            model.step_all([one])
     assert [reply.text for reply in model.analyse_all(fens)] == policy
     assert [reply.text for reply in model.step_all(steps)] == environment
     for fen, text in zip(fens[:3], policy, strict=False):

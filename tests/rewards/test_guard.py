@@ -112,9 +112,16 @@ def test_above_the_limit_the_first_failure_is_the_message() -> None:
         Scored(numbers, failing_at("a0"), limit=0.3)
     said = str(caught.value)
     assert "the reward reward raised KeyError: 'planted' (test_guard.py, line " in said
-    assert (
-        "on process 0; 4 of 12 completions are unscored" in said and "unscored_limit: 0.3" in said
-    )
+    assert "; 4 of 12 completions are unscored" in said and "unscored_limit: 0.3" in said
+    assert "on process" not in said, "there is one"
+
+
+def test_a_reward_that_is_asked_in_two_calls_fails_on_the_rows_of_both() -> None:
+    guard = RewardGuard(RewardFaultArguments(unscored_limit=0.5))
+    (func,) = guard.around([failing_at("a0")])
+    for _ in range(2):
+        func(prompts=PROMPTS[:8], completions=COMPLETIONS[:8])
+    assert guard.failures(16) == {"reward": {*A, *range(8, 12)}}
 
 
 def test_a_failure_is_shown_once_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
