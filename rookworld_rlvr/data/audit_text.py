@@ -10,6 +10,7 @@ from string import Formatter
 from typing import Any
 
 from ..common.files import read_asset
+from ..tasks.policy import POLICY
 from ..tasks.rules import SIDES
 from .repair import REPAIRS
 
@@ -137,7 +138,7 @@ def repair_command(result: Part, repairs: Sequence[str]) -> str:
         "text_column": [column] if column != "text" else [],
         "dataset_split": [split] if split != "train" else [],
         "max_rows": [str(result["max_rows"])] if result["max_rows"] else [],
-        "tasks": result["tasks"] if result["tasks"] != ["policy"] else [],
+        "tasks": result["tasks"] if result["tasks"] != [POLICY.name] else [],
         "max_quarantined_share": [f"{share / 100:g}"] if share > 1 else [],
         "output_file": [f"{Path(name).stem}_prepared.parquet"],
         "repairs": repairs,

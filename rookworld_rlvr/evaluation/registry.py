@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from ..engine.arguments import EngineArguments
     from .suite import Suite
 
-_HEADLINES = {
-    "environment": "exact",
-    "policy": "best_move",
-    "fill_in": "exact",
-    "openings": "position",
-    "mate_in_one": "mate",
-    "puzzles": "first_move",
-    "self_play": "legal_half_moves",
-    "closed_loop": "right_plies",
-    "versus_stockfish": "score",
-}
+_HEADLINES = (  # of each packaged suite
+    "environment/exact",
+    "policy/best_move",
+    "fill_in/exact",
+    "openings/position",
+    "mate_in_one/mate",
+    "puzzles/first_move",
+    "self_play/legal_half_moves",
+    "closed_loop/right_plies",
+    "versus_stockfish/score",
+)
 
 ORACLE, RANDOM_MOVER = "oracle", "random"  # models to evaluate that are none: see `models`
 
-SUITE_HEADLINES = {name: f"suites/{name}/{metric}" for name, metric in _HEADLINES.items()}
+SUITE_HEADLINES = {metric.split("/")[0]: f"suites/{metric}" for metric in _HEADLINES}
 """Suite → the name of its headline in training, which may choose the best checkpoint."""
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..common.files import replace_text
 from ..common.stats import Estimate, Proportion, newcombe
+from ..common.terminal import wrapped
 from ..tasks.metrics import Results, headline, headlines
 
 # Files of a run's folder.
@@ -73,10 +74,9 @@ def tie_lines(before: Results, after: Results) -> list[str]:
             low, high = (100 * bound for bound in newcombe(old, new))
             if low <= 0 <= high:
                 change = 100 * (new.value - old.value)
-                lines.append(
-                    f"{name} is a tie: the change of {change:+.1f} points may be chance, its 95% "
-                    f"interval [{low:+.1f}, {high:+.1f}] contains 0."
-                )
+                text = f"{name} is a tie: the change of {change:+.1f} points may be chance, "
+                bounds = f"its 95% interval [{low:+.1f}, {high:+.1f}] contains 0."
+                lines.append(wrapped(text + bounds))
     return ["", *lines] if lines else []
 
 

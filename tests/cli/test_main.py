@@ -60,7 +60,7 @@ def test_a_command_is_the_script(tmp_path: Path) -> None:
     [
         (["gpro"], "'gpro' is not a command; did you mean grpo"),
         (["plai"], "'plai' is not a command; did you mean play"),
-        (["play", "--model", "nano", "--pgn", "."], "rookworld play: --pgn: '.' cannot be written"),
+        (["play", "--model", "nano", "--pgn", "."], "rookworld play: --pgn: cannot write '.'"),
         (["grpo", "--num_processes"], "--num_processes: the value is missing"),
         (
             ["grpo", "--accelerate_config", "gpus"],

@@ -27,7 +27,7 @@ from rookworld_rlvr.diagnosis.trainer import DiagnosedTrainer
 from rookworld_rlvr.inference import analyse
 from rookworld_rlvr.inference.model import RookWorld
 from rookworld_rlvr.reports.run import page, read_runs
-from rookworld_rlvr.training.checkpoints import MANIFEST
+from rookworld_rlvr.training.checkpoints import seal
 from rookworld_rlvr.training.results import RESOLVED_CONFIG
 from rookworld_rlvr.training.run_folder import open_weights, resume_point
 
@@ -186,8 +186,8 @@ def test_a_checkpoint_with_pickled_weights_is_refused(name: str, run: Path, tmp_
     shutil.copytree(run, tmp_path / "run")
     folder = tmp_path / "run" / "checkpoint-1"
     (folder / "model.safetensors").unlink()
-    (folder / MANIFEST).unlink()  # it comes from elsewhere
     (folder / name).touch()
+    seal(folder)  # as somebody else might
     for wish in ("true", str(folder)):
         with pytest.raises(RookWorldError, match=rf"are a pickle \({name}\).*model.safetensors"):
             resume_point(wish, tmp_path / "run", (run / RESOLVED_CONFIG).read_text())

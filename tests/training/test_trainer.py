@@ -29,7 +29,7 @@ from rookworld_rlvr.models.decoding import complete
 from rookworld_rlvr.models.gpt2 import disable_dropout, number_positions_from_mask
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks.metrics import evaluate_completions
-from rookworld_rlvr.training import dashboard, preflight
+from rookworld_rlvr.training import preflight, progress
 from rookworld_rlvr.training.parts import supervised
 from rookworld_rlvr.training.parts import teaching as teaching_part
 from rookworld_rlvr.training.preflight import (
@@ -502,7 +502,7 @@ def test_tables_have_an_interval_and_the_last_step(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dashboard, "TABLE_STEPS", 2)
+    monkeypatch.setattr(progress, "TABLE_STEPS", 2)
 
     class Stop(TrainerCallback):  # as the health monitor does
         def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -344,7 +344,6 @@ def test_stockfish_is_asked_at_a_level_and_a_depth(
     assert {line for line in heard if line.startswith("go")} == {"go depth 1 movetime 20000"}
     assert heard.count("ucinewgame") >= 8, "it forgets each position"
     assert "setoption name Skill Level value 0" in heard
-    assert "setoption name Hash value 2" in heard
 
 
 def script(folder: Path, program: str) -> str:
