@@ -372,10 +372,12 @@ def require_truth(data: LoadedData, tasks: Sequence[str], labels: str = "stored"
                 f"leave the task out of `tasks`"
             )
     if data.report.unlabelled and labels == "stored":
+        others = [task for task in tasks if not TASKS[task].needs_values]
+        without = f", or leave them out by --tasks {' '.join(others)}" if others else ""
         raise RookWorldError(
             f"{data.report.unlabelled} policy rows have no `action_values`, so no policy reward could "
-            "score them. Label them (rookworld prepare), ask an engine during training (labels: "
-            "stored_or_engine), or set tasks: [environment]"
+            "score them. Label them (rookworld prepare), or ask an engine during training (labels: "
+            f"stored_or_engine){without}"
         )
 
 
@@ -492,6 +494,8 @@ def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
     if not shares:
         return rows
     by_task = {task: [row for row in rows if row["task"] == task] for task in shares}
+    if not any(by_task.values()):
+        return []  # what is wrong is more than shares
     for task, found in by_task.items():
         if not found:
             raise RookWorldError(

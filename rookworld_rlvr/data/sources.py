@@ -232,7 +232,7 @@ class RowArguments(SourceArguments):
             asked = synthesis.environment_prompts(seed, kinds, plies)
             environment = map(synthesis.environment_row, islice(asked, counts[0]))
             fill_in = islice(synthesis.fill_in_rows(seed, fields, kinds, plies), counts[1])
-            yield from shown(chain(environment, fill_in), "making rows", sum(counts))
+            yield from shown(chain(environment, fill_in), "making synthetic rows", sum(counts))
 
         if sum(counts) < WORTH_KEEPING:
             return list(make())

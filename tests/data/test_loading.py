@@ -539,6 +539,10 @@ def test_what_users_bring_that_is_not_read_gets_its_remedy(
         ({"heldout_share": 1.0}, "no training rows"),
         ({"tasks": ["policy"]}, "no training rows .* of 20 rows, 20 of the task environment"),
         ({"task_shares": {"environment": 0.5, "policy": 0.5}}, "out by --tasks environment$"),
+        (
+            {"task_shares": {"policy": 0.5, "environment": 0.5}, "tasks": ["policy"]},
+            "of 20 rows, 20",
+        ),
     ],
 )
 def test_an_empty_split_stops_the_run(tmp_path: Path, options: dict[str, Any], word: str) -> None:

@@ -76,7 +76,7 @@ def test_making_rows_is_shown(
     monkeypatch.setattr(progress, "LINE_EVERY_S", 0)
     arguments().made_rows()
     shown = capsys.readouterr().err
-    assert "making rows: 35 of 35 rows (100%)" in shown and "\r" not in shown
+    assert "making synthetic rows: 35 of 35 rows (100%)" in shown and "\r" not in shown
 
 
 # --------------------------------------------------------------------------------------------------
