@@ -144,7 +144,10 @@ def _tables(
         heads = "".join(f"  {short_name(model.model):<32}" for model in models[of])
         lines.append(f"  {'':<{space}}{'n':>6}{heads}".rstrip())
         for metric in metrics:
-            n = max(column[metric].n for column in columns if metric in column)
+            counts = [column[metric].n for column in columns[of] if metric in column]
+            if not counts:
+                continue  # the models of another table have it
+            n = "-".join(map(str, sorted({min(counts), max(counts)})))
             cells = [
                 f"{_estimate(column.get(metric))}{_change(change.get(metric))}".ljust(32)
                 for column, change in zip(columns[of], changes[of], strict=True)

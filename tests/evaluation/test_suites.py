@@ -470,6 +470,23 @@ def test_the_schema_of_the_results_file(evaluated: list[ModelResults]) -> None:
     assert single["compared"] == [] and single["suites"] == document["suites"]
 
 
+def test_n_is_the_number_of_the_models_that_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def model(name: str, games: int) -> ModelResults:
+        seen = Observations({"finished": "share"})
+        for game in range(games):
+            seen.add(str(game), "finished", 1.0)
+        return ModelResults(name, {"self_play": SuiteResult(1, 20, 0, {"name": "x"}, seen)}, {})
+
+    def counts() -> list[str]:
+        text = results_text([model("first", 6), model("second", 20)])
+        return re.findall(r"^  finished +(\S+) ", text, re.M)
+
+    monkeypatch.setenv("COLUMNS", "100")
+    assert counts() == ["6-20"]
+    monkeypatch.setenv("COLUMNS", "60")
+    assert counts() == ["6", "20"], "a table each"
+
+
 def test_four_games_earn_no_star() -> None:
     def model(name: str, value: float, games: int) -> ModelResults:
         seen = Observations({"legal_half_moves": "mean", "finished": "share"})
