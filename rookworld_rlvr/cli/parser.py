@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from types import NoneType
@@ -381,8 +381,12 @@ class StrictParser(TrlParser):
 
     def _kinds(self, key: str) -> set[Any]:
         """The types that a key's value may have."""
-        hints = [get_type_hints(kind) for kind in self.dataclass_types]
-        return {one for hint in hints if key in hint for one in kinds(hint[key])}
+        return {one for hint in self._hints if key in hint for one in kinds(hint[key])}
+
+    @cached_property
+    def _hints(self) -> list[dict[str, Any]]:
+        """The types of each dataclass's keys; they take milliseconds to resolve."""
+        return [get_type_hints(kind) for kind in self.dataclass_types]
 
     def _item_kind(self, key: str) -> Any:
         """The type of the items, if the key's value may be a list."""
