@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ..conftest import REPOSITORY
+
+NOTEBOOK = REPOSITORY / "notebooks" / "quickstart.ipynb"
+
+
+def test_what_the_quickstart_imports_is_there() -> None:
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    code = "\n".join(source for source in sources if "%pip" not in source)
+    imports = [
+        (node.module, name.name)
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rookworld_rlvr")
+        for name in node.names
+    ]
+    assert imports
+    for module, name in imports:
+        assert hasattr(importlib.import_module(str(module)), name), f"{module}.{name}"
 
 
 @pytest.mark.slow
@@ -18,7 +37,7 @@ def test_the_quickstart_runs_from_top_to_bottom(
     nbclient: Any = importlib.import_module("nbclient")
     nbformat: Any = importlib.import_module("nbformat")
     monkeypatch.setenv("ROOKWORLD_NOTEBOOK_STEPS", "2")
-    notebook = nbformat.read(REPOSITORY / "notebooks" / "quickstart.ipynb", as_version=4)
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "kept without outputs"
     client = nbclient.NotebookClient(
         notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}
