@@ -61,31 +61,29 @@ def main(argv: Sequence[str]) -> None:
     assert note is not None
     print("\n".join(report_lines(note["counts"])))
     print(f"written to {output}")
-    if args.push_to_hub:
-        push(args, output, data_card(note))
+    if args.hub_dataset_id:
+        push(args.hub_dataset_id, output, data_card(note))
 
 
-def push(args: PrepareArguments, output: Path, card: str) -> None:
+def push(name: str, output: Path, card: str) -> None:
     """Upload the file, including its provenance, with a card."""
-    assert args.hub_dataset_id is not None
     api = HfApi()
-    name = args.hub_dataset_id
     contents: dict[str, Path | bytes] = {
         "data/train-00000-of-00001.parquet": output,
         "README.md": card.encode(),
     }
     try:
-        api.create_repo(name, repo_type="dataset", private=args.hub_private, exist_ok=True)
+        api.create_repo(name, repo_type="dataset", exist_ok=True)
         for path, content in contents.items():
             api.upload_file(
                 path_or_fileobj=content, path_in_repo=path, repo_id=name, repo_type="dataset"
             )
     except (OSError, ValueError) as error:
         raise RookWorldError(
-            f"push_to_hub: {args.hub_dataset_id!r} could not be written ({error}), but {output} is "
+            f"hub_dataset_id: {name!r} could not be written ({error}), but {output} is "
             "complete; log in (hf auth login) and start again"
         ) from error
-    print(f"pushed to {args.hub_dataset_id}")
+    print(f"pushed to {name}")
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ _OURS = ("pipeline", "tasks", "logging_dir", "depends", "skip_completed")
 
 # Keys that do not change the rows: a run may go on with others.
 _FREE = {
-    *("output_file", "push_to_hub", "hub_dataset_id", "hub_private"),
+    *("output_file", "hub_dataset_id"),
     *("cluster", "cluster_options"),
     *("engine_path", "engine_workers", "engine_timeout", "engine_cache"),
 }

@@ -120,11 +120,9 @@ class PrepareArguments(RowArguments):
         "Further arguments of datatrove's executor, such as {workers: 4}; Slurm needs "
         "{time: '08:00:00', partition: cpu}.",
     )
-    push_to_hub: bool = setting(False, "Upload the file and a data card to hub_dataset_id.")
     hub_dataset_id: str | None = setting(
-        None, "Data set on the Hub to upload to, owner/name; needed for push_to_hub."
+        None, "Upload the file and a data card to this data set on the Hub, owner/name."
     )
-    hub_private: bool = setting(False, "Make the Hub repository private, if it has to be created.")
 
     def faults(self) -> list[str]:
         """Faults that only several keys together show, one sentence each."""
@@ -132,11 +130,8 @@ class PrepareArguments(RowArguments):
         made = self.synthetic_rows, self.synthetic_policy_rows, self.synthetic_fill_in_rows
         if not (self.dataset_name or any(made)):
             faults.append("dataset_name: missing, and no synthetic rows to make; give one of them")
-        if self.push_to_hub and (self.hub_dataset_id or "").count("/") != 1:
-            faults.append(
-                f"hub_dataset_id: {self.hub_dataset_id!r} is not a Hub id (owner/name); push_to_hub "
-                "needs one"
-            )
+        if self.hub_dataset_id is not None and self.hub_dataset_id.count("/") != 1:
+            faults.append(f"hub_dataset_id: {self.hub_dataset_id!r} is not a Hub id (owner/name)")
         return faults
 
 

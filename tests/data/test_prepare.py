@@ -315,7 +315,6 @@ def test_faults_are_reported_together(monkeypatch: pytest.MonkeyPatch) -> None:
             dataset_name="",
             output_file="rows.txt",
             repairs=["best_mov"],
-            push_to_hub=True,
             hub_dataset_id="nobody",
         )
     faults = "\n".join(caught.value.faults)
@@ -367,7 +366,7 @@ def test_a_failed_upload_keeps_the_file(
     bad_rows: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    push = ("--push_to_hub", "--hub_dataset_id", "nobody/nothing", "--engine_depth", "2")
+    push = ("--hub_dataset_id", "nobody/nothing", "--engine_depth", "2")
     with pytest.raises(
         RookWorldError, match=r"'nobody/nothing' could not be written .* is complete"
     ):
