@@ -98,7 +98,7 @@ TOPICS: Mapping[str, Sequence[str]] = {
         "JudgeDataArguments",
         "RookWorldRewardConfig",
     ],
-    "Audit and preparation of data": ["AuditArguments", "PrepareArguments"],
+    "Audit and preparation of data": ["AuditArguments", "PrepareArguments", "PositionArguments"],
     "Sweeps and dashboards": ["SweepArguments", "TrainingDefaults", "WorkspaceArguments"],
 }
 """Topics of the table of keys, and the dataclasses that belong to each."""

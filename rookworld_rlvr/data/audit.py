@@ -28,13 +28,20 @@ from ..tasks.policy import POLICY, evaluation_pairs, parse_policy_answer, score_
 from ..tasks.registry import TASKS, task_of
 from ..tasks.rules import SIDES
 from ..tasks.types import FILL_IN_FIELDS, PolicyAnswer, Score, values_by_move
-from .sources import Malformed, Row, SourceArguments, check_dataset_name, parse_rows
+from .sources import (
+    Malformed,
+    PositionArguments,
+    Row,
+    SourceArguments,
+    check_dataset_name,
+    parse_rows,
+)
 
 AUDIT_VERSION = 5
 
 
 @dataclass
-class AuditArguments(SourceArguments):
+class AuditArguments(PositionArguments, SourceArguments):
     """Which rows to audit, and against what."""
 
     dataset_name: str = setting(
@@ -50,15 +57,6 @@ class AuditArguments(SourceArguments):
         "Data set on which models are evaluated, read like dataset_name; positions that both have are "
         "counted.",
         check=check_dataset_name,
-    )
-    tasks: list[str] = setting(
-        [POLICY.name],
-        "What is asked about each position of a FEN, EPD or PGN file, or of a column `fen`, as in "
-        "rookworld prepare. Rows and prompts keep the task that they have.",
-        among=(POLICY.name, ENVIRONMENT.name),
-        of="task for positions",
-        filled=True,
-        once=True,
     )
     output_file: str | None = setting(None, "JSON file to which the counts are also written.")
 

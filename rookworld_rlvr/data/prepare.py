@@ -26,7 +26,6 @@ from ..engine.arguments import position_asked
 from ..engine.labeller import Labeller
 from ..engine.truth import LabelArguments, LabelSource
 from ..tasks import rules
-from ..tasks.environment import ENVIRONMENT
 from ..tasks.policy import POLICY, write_policy_prompt
 from ..tasks.registry import TASKS, join_row
 from ..tasks.types import EnvironmentPrompt, ValueSource
@@ -37,6 +36,7 @@ from .repair import REPAIRS, repair_row
 from .sources import (
     FEATURES,
     Malformed,
+    PositionArguments,
     Row,
     RowArguments,
     check_dataset_name,
@@ -66,7 +66,7 @@ def _parquet_faults(name: str, where: str) -> list[str]:
 
 
 @dataclass
-class PrepareArguments(RowArguments):
+class PrepareArguments(PositionArguments, RowArguments):
     """The data set to make; see `RowArguments` for the rows that it is made from."""
 
     dataset_name: str = setting(
@@ -74,15 +74,6 @@ class PrepareArguments(RowArguments):
         "Data to label and repair: a packaged name, a Hub id, or a file of RookWorld rows, prompts, "
         "FENs, EPDs or PGN games. Leave it out to make synthetic rows only.",
         check=check_dataset_name,
-    )
-    tasks: list[str] = setting(
-        [POLICY.name],
-        "What to ask about each position of a FEN, EPD or PGN file: policy, an analysis; environment, "
-        "what a move leads to. Rows and prompts keep the task that they have.",
-        among=(POLICY.name, ENVIRONMENT.name),
-        of="task for positions",
-        filled=True,
-        once=True,
     )
     output_file: str = setting("", "Parquet file to write.", check=_parquet_faults)
     synthetic_policy_rows: int = setting(

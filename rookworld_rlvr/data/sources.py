@@ -50,6 +50,8 @@ from ..common.files import asset_path, is_hub_id
 from ..common.progress import shown
 from ..common.settings import Checked, setting
 from ..tasks import rules
+from ..tasks.environment import ENVIRONMENT
+from ..tasks.policy import POLICY
 from ..tasks.registry import TASKS, split_row, task_of
 from ..tasks.text import clean
 from ..tasks.types import values_by_move
@@ -178,6 +180,21 @@ class SourceArguments(Checked):
                 if column != "text":
                     row = {**row, "text": row.get(column), column: None}
                 yield row
+
+
+@dataclass
+class PositionArguments(Checked):
+    """What is asked about positions that are not rows yet."""
+
+    tasks: list[str] = setting(
+        [POLICY.name],
+        "What to ask about each position of a FEN, EPD or PGN file, or of a column `fen`: policy, an "
+        "analysis; environment, what a move leads to. Rows and prompts keep the task that they have.",
+        among=(POLICY.name, ENVIRONMENT.name),
+        of="task for positions",
+        filled=True,
+        once=True,
+    )
 
 
 @dataclass
