@@ -105,7 +105,7 @@ def train(argv: Sequence[str], change: Callable[[Row], Row] | None = None) -> Pa
         texts = (join_row(row["prompt"], row["completion"]) for row in train_dataset)
         tokenizer = train_tokenizer(texts, shape.pop("vocab_size"))
         model = new_model(tokenizer, **shape)
-    loading.check_lengths(model, tokenizer, data.prompts(), ANSWER_TOKENS)
+    answer_tokens = loading.answer_room(model, tokenizer, data.prompts(), ANSWER_TOKENS)
     note_coverage(model, data.train, is_new=new_args.new_model is not None)
 
     ################
@@ -143,9 +143,10 @@ def train(argv: Sequence[str], change: Callable[[Row], Row] | None = None) -> Pa
     if trainer.accelerator.is_main_process:
         before = {}
         if new_args.new_model is None:
-            before = _measure(loading.load_start(model_args, trust), trainer, data.heldout)
+            start = loading.load_start(model_args, trust)
+            before = _measure(start, trainer, data.heldout, answer_tokens)
         network = loading.load_model(str(output_dir), trust_remote_code=trust)
-        after = _measure(network, trainer, data.heldout)
+        after = _measure(network, trainer, data.heldout, answer_tokens)
         shares = {name: result.value for name, result in after.items()}
         lines = heldout_lines(trainer.state.global_step, shares)
         print(before_after_table(before, after) if before else "\n".join(lines))
@@ -169,12 +170,13 @@ def train(argv: Sequence[str], change: Callable[[Row], Row] | None = None) -> Pa
             before,
             after,
             tags=["sft"],
-            answer_tokens=ANSWER_TOKENS,
+            answer_tokens=answer_tokens,
             adapters=model_args.use_peft,
         )
         if repository is not None:
             print(push(repository, output_dir, sft_args))
-        following = next_commands(output_dir, run.base, "sft", parser.values)
+        keys = {**parser.values, "max_completion_length": str(answer_tokens)}
+        following = next_commands(output_dir, run.base, "sft", keys)
         print(f"\nmodel: {output_dir}\n\n{following}")
     return output_dir
 
@@ -183,7 +185,9 @@ class Trainer(OwnCard, WholeCheckpoints, SFTTrainer):
     """TRL's trainer, without its own model card."""
 
 
-def _measure(network: Any, trainer: Trainer, heldout: Dataset) -> dict[str, Proportion]:
+def _measure(
+    network: Any, trainer: Trainer, heldout: Dataset, answer_tokens: int
+) -> dict[str, Proportion]:
     """A model's held-out results, from one greedy answer per row."""
     network = network.to(trainer.accelerator.device).eval()
     prompts = heldout["prompt"][:]
@@ -192,7 +196,7 @@ def _measure(network: Any, trainer: Trainer, heldout: Dataset) -> dict[str, Prop
             network,
             trainer.processing_class,
             prompts,
-            max_new_tokens=ANSWER_TOKENS,
+            max_new_tokens=answer_tokens,
             progress=progress.update,
         )
     return evaluate_completions(heldout, completions)

@@ -102,7 +102,8 @@ def _unjudged(rewards: Any, tasks: Sequence[str]) -> list[str]:
         return check_reward_specs(None)
     judged = tasks_of(rewards)
     return [
-        f"rewards: there is no reward for the task {task!r}; add one, or leave the task out of `tasks`"
+        f"rewards: there is no reward for the task {task!r}; add {task}_{TASKS[task].rewards[0]}, or "
+        "leave the task out of `tasks`"
         for task in tasks
         if task not in judged
     ]

@@ -138,7 +138,9 @@ def next_commands(
     models = [shlex.quote(start), folder] if start else [folder]
     lines = [" ".join(["evaluate", *(f"--model_name_or_path {model}" for model in models)])]
     if command == "sft":
-        names = {key: (given or {}).get(key) or [] for key in ("dataset_name", "tasks")}
+        kept = ("dataset_name", "tasks", "rewards", "max_completion_length")
+        names = {key: (given or {}).get(key) or [] for key in kept}
+        names["rewards"] = _rewards_for(names["tasks"])
         rows = {key: [name] if isinstance(name, str) else name for key, name in names.items()}
         more = [f" --{key} {shlex.join(name)}" for key, name in rows.items() if name]
         lines += [f"grpo --model_name_or_path {folder}{''.join(more)}"]
@@ -150,6 +152,17 @@ def next_commands(
         lines += [f"{words}   # after your edits"]
     lines = [f"report --run {folder}", *lines] if command == "grpo" else lines
     return "\n".join(["what comes next:", *(f"  {typed()} {line}" for line in lines)])
+
+
+def _rewards_for(tasks: Sequence[str]) -> list[str]:
+    """A reward for each task, if the usual recipe's do not judge them all."""
+    from ..tasks.registry import TASKS  # it knows the user's own by now
+
+    return (
+        []
+        if all(TASKS[task].is_default for task in tasks)
+        else [f"{task}_{TASKS[task].rewards[0]}" for task in tasks]
+    )
 
 
 def usage() -> str:

@@ -94,7 +94,9 @@ def audit(args: AuditArguments) -> dict[str, Any]:
 
 
 def _read(args: AuditArguments) -> Iterator[Row | Malformed]:
-    return shown(parse_rows(args.raw_rows(), tasks=args.tasks), f"reading {args.dataset_name}")
+    return shown(
+        parse_rows(args.raw_rows(), args.tasks, as_given=True), f"reading {args.dataset_name}"
+    )
 
 
 def _overlap(args: AuditArguments, hashes: RowHashes) -> dict[str, Any]:
@@ -210,14 +212,25 @@ class Counts:
         self.tasks[rules.side_to_move(row["fen"])][row["task"]] += 1
         self.rows.add(idle_en_passant_in_prompt=names_idle_en_passant(row["fen"]))
         if row["task"] == ENVIRONMENT.name:
-            differences = environment_differences(row)
-            self.played_on.add(rows=follows_illegal_move(row), answers=differences["played_on"])
-            self.environment.add(**differences)
+            self._add_environment(row)
         elif row["task"] == FILL_IN.name:
             hidden = FILL_IN.part(row)
             self.fill_in.add(**{field: field == hidden for field in FILL_IN_FIELDS})
         elif row["task"] == POLICY.name:
             self._add_policy(row)
+
+    def _add_environment(self, row: Row) -> None:
+        is_after = follows_illegal_move(row)
+        self.environment.add(
+            without_answer=not row["completion"],
+            history_without_action=row["history"][-1:] != [row["action"]],
+        )
+        if row["completion"]:
+            differences = environment_differences(row)
+            self.played_on.add(rows=is_after, answers=differences["played_on"])
+            self.environment.add(**differences)
+        else:
+            self.played_on.add(rows=is_after)
 
     def _add_policy(self, row: Row) -> None:
         self.policy.add(
@@ -284,7 +297,8 @@ class Counts:
     def environment_result(self) -> dict[str, Any]:
         """How environment rows differ from python-chess."""
         return {
-            "rows": self.environment.of("right").n,
+            "rows": self.environment.of("without_answer").n,
+            "without_answer": self.environment.rows("without_answer"),
             "right": self.environment.rows("right"),
             "illegal_move_played_on": {
                 "rows_after": self.played_on.rows("rows"),
@@ -343,7 +357,6 @@ def environment_differences(row: Row) -> dict[str, bool]:
         "played_on": is_played_on,
         # The truth names a square only where a capture is legal: any other square is idle.
         "en_passant_without_capture": differs["en_passant"] and fields[3] != "-",
-        "history_without_action": row["history"][-1:] != [row["action"]],
     }
 
 

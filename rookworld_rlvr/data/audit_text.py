@@ -221,10 +221,11 @@ def _played_on(environment: Part) -> Part:
 
 def _wrong_answers(environment: Part) -> Part:
     explained = environment["illegal_move_played_on"]["answers"]["rows"]
-    wrong = environment["rows"] - environment["right"]["rows"] - explained
+    answered = environment["rows"] - environment["without_answer"]["rows"]
+    wrong = answered - environment["right"]["rows"] - explained
     counts = {kind: found["rows"] for kind, found in environment["differences"].items()}
     often = sorted((kind for kind in counts if counts[kind]), key=lambda kind: -counts[kind])
     kinds = ", ".join(f"{_label(kind)} {counts[kind]:,}" for kind in often)
     if idle := environment["en_passant_without_capture"]["rows"]:
         kinds += f" ({idle:,} name a square where no capture is legal)"
-    return {"rows": wrong, "share": wrong and wrong / environment["rows"], "kinds": kinds}
+    return {"rows": wrong, "share": wrong and wrong / answered, "kinds": kinds}

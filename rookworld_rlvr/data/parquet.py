@@ -47,9 +47,9 @@ def write_parquet(
     incomplete.replace(path)
 
 
-def read_provenance(path: Path | None) -> dict[str, Any] | None:
+def read_provenance(path: str | Path | None) -> dict[str, Any] | None:
     """The provenance that `write_parquet` wrote; None for other files, and without a file."""
-    if path is None or path.suffix != ".parquet":
+    if path is None or Path(path).suffix != ".parquet":
         return None
     try:
         note = (pq.read_metadata(path).metadata or {}).get(_KEY)
@@ -94,9 +94,13 @@ def data_card(provenance: Mapping[str, Any]) -> str:
     return f"{render('data_card.md', values=provenance, provenance=note)}\n"
 
 
-def values_line(path: Path | None) -> str:
+def values_line(path: str | Path | None) -> str:
     """Who valued the moves in a file, how and when; empty if the file does not say."""
     note = read_provenance(path)
-    if note is None or note["engine"] is None:
+    while note is not None and note["engine"] is None:
+        note = note[
+            "dataset_provenance"
+        ]  # of the file that it was made from, whose values it keeps
+    if note is None:
         return ""
     return f"{note['engine']}, {note['limit']}, {note['date']}"

@@ -22,6 +22,9 @@ from .synthesis import prompt_of
 logging.getLogger("chess.pgn").setLevel(logging.CRITICAL)
 
 
+_EPD_FIELDS = 4  # board, side to move, castling, en passant; a FEN adds two counters
+
+
 def fen_of(text: str) -> str | None:
     """The FEN of a line that holds a FEN or an EPD; None if it looks like neither.
 
@@ -37,6 +40,8 @@ def fen_of(text: str) -> str | None:
         return None
     board = chess.Board()
     try:
+        if len(fields) < _EPD_FIELDS:  # python-chess would fill in what is missing
+            raise ValueError(f"{len(fields)} of the first four fields")
         if len(fields) == 6 and fields[4].isdecimal() and fields[5].isdecimal():
             board.set_fen(text)
         else:

@@ -398,13 +398,14 @@ def _open_dataset(args: SourceArguments) -> Any:
 # Parsing
 # --------------------------------------------------------------------------------------------------
 def parse_rows(
-    raws: Iterable[Mapping[str, Any]], tasks: Sequence[str] = ()
+    raws: Iterable[Mapping[str, Any]], tasks: Sequence[str] = (), as_given: bool = False
 ) -> Iterator[Row | Malformed]:
     """Each raw row as a parsed row, or as what is wrong with it; empty lines are left out.
 
     Args:
         raws: See `parse_raw`.
         tasks: Make prompts of positions, see `positions.asked_of`; without tasks these are malformed.
+        as_given: Leave the completion of a prompt that came alone empty.
     """
     for number, raw in enumerate(raws, 1):
         if raw.get("text") == "":
@@ -415,18 +416,19 @@ def parse_rows(
             yield _malformed(number, raw, error)
             continue
         for row in asked:
-            yield parse_row(number, row)
+            yield parse_row(number, row, as_given)
 
 
-def parse_row(number: int, raw: Mapping[str, Any]) -> Row | Malformed:
+def parse_row(number: int, raw: Mapping[str, Any], as_given: bool = False) -> Row | Malformed:
     """A raw row as a parsed row, or as what is wrong with it.
 
     Args:
         number: Of the row in its data set, from 1.
         raw: See `parse_raw`.
+        as_given: See `parse_raw`.
     """
     try:
-        return parse_raw(raw)
+        return parse_raw(raw, as_given)
     except (NotationError, IllegalPositionError) as error:
         return _malformed(number, raw, error)
 
@@ -439,12 +441,13 @@ def _malformed(number: int, raw: Mapping[str, Any], error: Exception) -> Malform
     return Malformed(number, reason, str(error), text, is_readable)
 
 
-def parse_raw(raw: Mapping[str, Any]) -> Row:
+def parse_raw(raw: Mapping[str, Any], as_given: bool = False) -> Row:
     """One row with the columns described above, from one raw row.
 
     Args:
         raw: Column `text` (a RookWorld line or a prompt alone), or `prompt` and perhaps `completion`;
             `action_values` is optional.
+        as_given: Leave the completion of a prompt that came alone empty.
 
     Raises:
         NotationError: The text is malformed, a policy prompt has no legal move, action values do not
@@ -458,16 +461,19 @@ def parse_raw(raw: Mapping[str, Any]) -> Row:
     if not isinstance(text, str):
         raise NotationError("the column does not hold text", str(text))
     values = raw.get("action_values") if TASKS[task_of(text)].needs_values else None
+    came_alone = False
     try:
         task, prompt, completion = split_row(text)
     except NotationError:
         if (found := _prompt_alone(text, values)) is None:
             raise
         task, prompt, completion = found
+        came_alone = True
     position = TASKS[task].check(prompt, completion)
     if values is not None:
         values = _checked_values(position.fen, values)
-    return TASKS[task].row(prompt, completion, position, values)
+    given = "" if came_alone and as_given else completion
+    return TASKS[task].row(prompt, given, position, values)
 
 
 def _prompt_alone(text: str, values: Any) -> tuple[str, str, str] | None:

@@ -47,6 +47,8 @@ class Arguments(argparse.ArgumentParser):
             if word.startswith("-"):
                 close = close_matches(word.partition("=")[0], known, cutoff=0.7)
                 self.error(f"unknown option {word}{close}")
+            if args.__dict__.get("fen") and " " not in args.fen:
+                self.error(f"--fen: {args.fen!r} is cut at a space; put the whole FEN in quotes")
             flag = "--fen" if "--fen" in known and word.count("/") == 7 else "--model"
             self.error(f"{word!r} does not belong to any option; write {flag} {shlex.quote(word)}")
         return args

@@ -68,8 +68,16 @@ def read_position(position: Position) -> str:
     return rules.canonical_fen(parse_fen(fen))
 
 
-def read_move(board: chess.Board, move: Move) -> chess.Move:
+ANY_MOVE = "write a legal move as Nf3, or any move as g1f3"
+
+
+LEGAL_MOVE = "give a legal move, as Nf3 or g1f3"
+
+
+def read_move(board: chess.Board, move: Move, remedy: str = ANY_MOVE) -> chess.Move:
     """A move in a position; it may be illegal there, unless it is in SAN.
+
+    `remedy` ends the message about another one.
 
     Raises:
         RookWorldError: It is not a move, or in SAN illegal or ambiguous.
@@ -89,9 +97,7 @@ def read_move(board: chess.Board, move: Move) -> chess.Move:
         reason = "ambiguous"
     except (ValueError, TypeError, AttributeError):  # no text raises the latter two
         pass
-    raise RookWorldError(
-        f"{move!r} cannot be played here ({reason}); write a legal move as Nf3, or any move as g1f3"
-    )
+    raise RookWorldError(f"{move!r} cannot be played here ({reason}); {remedy}")
 
 
 def read_legal_move(board: chess.Board, move: Move) -> chess.Move:
@@ -100,13 +106,13 @@ def read_legal_move(board: chess.Board, move: Move) -> chess.Move:
     Raises:
         RookWorldError: It is unreadable, illegal or ambiguous.
     """
-    found = read_move(board, move)
+    found = read_move(board, move, LEGAL_MOVE)
     try:
         if legal := board.parse_uci(found.uci()):  # python-chess also reads a null move
             return legal
     except ValueError:
         pass
-    raise RookWorldError(f"{move!r} cannot be played here (illegal); give a legal move")
+    raise RookWorldError(f"{move!r} cannot be played here (illegal); {LEGAL_MOVE}")
 
 
 # --------------------------------------------------------------------------------------------------

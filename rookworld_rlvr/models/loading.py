@@ -213,17 +213,13 @@ def _cannot_load(what: str, name: str, error: Exception) -> RookWorldError:
     )
 
 
-def check_lengths(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: list[str],
-    max_new_tokens: int,
-) -> None:
-    """Refuse completions that could need more positions than the model has.
+def answer_room(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[str], most: int
+) -> int:
+    """The tokens that a model's positions leave for an answer to the longest prompt, at most `most`.
 
     Raises:
-        RookWorldError: The longest prompt and `max_new_tokens` need more positions than it has, or the
-            prompt alone leaves none.
+        RookWorldError: They leave none.
     """
     config = model.config  # the second name is that of Llama, Qwen2 and most others
     positions = getattr(config, "n_positions", getattr(config, "max_position_embeddings", None))
@@ -234,10 +230,25 @@ def check_lengths(
             f"{positions} positions; leave out rows with such long prompts, or give a model with more "
             "positions"
         )
-    if positions is not None and longest + max_new_tokens > positions:
+    return most if positions is None else min(most, positions - longest)
+
+
+def check_lengths(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: list[str],
+    max_completion_length: int,
+) -> None:
+    """Refuse completions that could need more positions than the model has.
+
+    Raises:
+        RookWorldError: The longest prompt and a completion need more than it has.
+    """
+    room = answer_room(model, tokenizer, prompts, max_completion_length)
+    if room < max_completion_length:
         raise RookWorldError(
-            f"max_completion_length: {max_new_tokens} after a prompt of {longest} tokens needs more "
-            f"than the model's {positions} positions; give at most {positions - longest}"
+            f"max_completion_length: {max_completion_length} tokens after the longest prompt need more "
+            f"positions than the model has; give at most {room}"
         )
 
 

@@ -14,6 +14,7 @@ from rookworld_rlvr.cli.main import MODULES, SCRIPTS, next_commands
 
 from ..conftest import REPOSITORY, recipe
 from ..docs.pages import commands, run
+from ..killed import run as run_script
 
 NOT_RUN = {
     "rookworld prepare --config prepare_policy": "reads seven million rows from the Hub",
@@ -32,6 +33,11 @@ STRINGS = [
     *REPOSITORY.glob("rookworld_rlvr/assets/**/*.j2"),
     *REPOSITORY.glob("recipes/*.py"),
 ]
+
+
+def run_words(name: str, line: str, folder: Path) -> tuple[int, str]:
+    """Run a script with the words of a line."""
+    return run_script(name, shlex.split(line), folder)
 
 
 def printed() -> list[str]:
@@ -59,9 +65,30 @@ def test_a_command_that_a_message_names_exists() -> None:
 
 def test_after_sft_the_same_rows_are_suggested() -> None:
     given = {"dataset_name": "my rows.txt", "tasks": ["environment"], "max_steps": 3}
+    given["max_completion_length"] = "137"
     text = next_commands(Path("runs/mine"), "rookworld-nano", "sft", given)
     words = "grpo --model_name_or_path runs/mine --dataset_name 'my rows.txt' --tasks environment"
-    assert text.splitlines()[-1].endswith(words)
+    assert text.splitlines()[-1].endswith(f"{words} --max_completion_length 137")
+    given["tasks"] = ["policy", "fill_in"]
+    text = next_commands(Path("runs/mine"), "rookworld-nano", "sft", given)
+    assert " --tasks policy fill_in --rewards policy_best_move fill_in_exact " in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["environment", "fill_in"])
+def test_what_sft_prints_runs_as_it_stands(task: str, tmp_path: Path) -> None:
+    made = {"environment": "--synthetic_rows 150", "fill_in": "--synthetic_fill_in_rows 150"}[task]
+    code, said = run_words("prepare_data", f"{made} --output_file rows.parquet", tmp_path)
+    assert code == 0, said
+    words = f"--model_name_or_path rookworld-nano --dataset_name rows.parquet --tasks {task}"
+    small = "--max_steps 1 --heldout_rows 2 --report_to none --use_cpu"
+    code, said = run_words("sft", f"{words} --output_dir runs/mine {small}", tmp_path)
+    assert code == 0, said
+    line = next(line for line in said.splitlines() if " grpo --model_name_or_path" in line)
+    printed = line.split(" grpo ")[1]
+    short = f"{small} --per_device_train_batch_size 2 --num_generations 2"
+    code, said = run_words("grpo", f"{printed} {short}", tmp_path)
+    assert code == 0, said
 
 
 def test_what_is_not_run_is_still_printed() -> None:

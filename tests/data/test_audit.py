@@ -139,6 +139,10 @@ def test_positions_are_policy_prompts_without_an_answer(tmp_path: Path) -> None:
     assert "2 policy rows without action_values" in advice_text(result)
     result = audit(AuditArguments(dataset_name=str(games), tasks=["environment"]))
     assert (result["policy"]["rows"], result["environment"]["rows"]) == (0, 2)
+    assert result["environment"]["without_answer"] == counted(2, 1.0)
+    assert result["environment"]["right"] == counted(0, None), (
+        "no answer is neither right nor wrong"
+    )
 
 
 def test_rows_may_be_in_another_column(tmp_path: Path) -> None:

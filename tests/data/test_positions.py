@@ -139,6 +139,7 @@ def test_fens_and_epds_are_told_from_other_text() -> None:
     for wrong, said in (
         (start.replace(" w ", " x "), "expected 'w' or 'b' for turn part of fen"),
         (start.replace("/8/", "/7/", 1), r"rank 6 \(7\) has 7 squares"),
+        (start.removesuffix(" KQkq - 0 1"), "2 of the first four fields"),
     ):
         with pytest.raises(NotationError, match=said):
             fen_of(wrong)

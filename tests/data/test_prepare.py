@@ -22,7 +22,7 @@ from rookworld_rlvr.common.errors import ConfigurationError, EngineError, RookWo
 from rookworld_rlvr.data import prepare as prepare_module
 from rookworld_rlvr.data import synthesis
 from rookworld_rlvr.data.loading import LoadedData
-from rookworld_rlvr.data.parquet import read_provenance
+from rookworld_rlvr.data.parquet import read_provenance, values_line
 from rookworld_rlvr.data.prepare import (
     PrepareArguments,
     PrepareLabelArguments,
@@ -122,6 +122,14 @@ def test_stored_values_stay_or_are_asked_anew(tmp_path: Path) -> None:
     for labels, worth in (("stored_or_engine", 77_777), ("stored", 77_777), ("engine", 99_999)):
         rows, _, _ = prepare(tmp_path, [MATE], dataset_name=name, labels=labels)
         assert values_of(rows[0])["a1a8"] == worth, labels
+
+
+def test_a_file_made_from_another_says_who_valued_that_one(tmp_path: Path) -> None:
+    _, _, note = prepare(tmp_path, [MATE])
+    first = (tmp_path / "out.parquet").rename(tmp_path / "first.parquet")
+    prepare(tmp_path, [MATE], dataset_name=str(first), repairs=["duplicates"])
+    said = values_line(str(tmp_path / "out.parquet"))
+    assert said == values_line(first) and said.startswith(f"{note['engine']}, {note['limit']}")
 
 
 def test_no_engine_is_asked_where_no_row_needs_one(tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ def test_an_engine_that_is_not_there_is_said_and_no_error(
         (["--fen", "8/8/8/8/8/8/8/8 w - - 0 1"], "not a legal chess position"),
         (["--fen", "e4"], "--fen: a FEN has six fields: 'e4'; give a position"),
         (["--moves", "e4", "e4"], "'e4' cannot be played here (illegal)"),
+        (["--moves", "Ke3"], "'Ke3' cannot be played here (illegal); give a legal move"),
         (["--moves", "0000"], "'0000' cannot be played here"),
         (["--model", "nowhere", "--no_engine"], "model: 'nowhere' is neither packaged"),
         (["--environment"], "--environment and --move need each other"),
@@ -88,6 +89,12 @@ def test_faults_are_one_message_and_exit_code_2(
     assert main(words) == 2
     out, err = capsys.readouterr()
     assert fault in err and err.startswith("rookworld analyse: ") and not out
+
+
+def test_a_fen_without_quotes_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--fen", *chess.STARTING_FEN.split()])
+    assert "is cut at a space; put the whole FEN in quotes" in capsys.readouterr().err
 
 
 def test_moves_may_be_written_either_way() -> None:
