@@ -59,8 +59,8 @@ def main(argv: Sequence[str]) -> None:
     ################
     # Trials
     ################
-    for word in (signal.SIGINT, signal.SIGTERM):  # the trial ends too and is run again next time
-        signal.signal(word, lambda number, _: sys.exit(128 + number))
+    for word in (signal.SIGINT, signal.SIGTERM):  # the trial ends too
+        signal.signal(word, stop)
     for number in range(len(ended(study)), sweep.total):
         study.sampler = sweep.sampler(number)
         trial = study.ask(sweep.space)
@@ -74,6 +74,12 @@ def main(argv: Sequence[str]) -> None:
     ################
     print(ranking(ended(study), metric, goal))
     print(f"\n{best_of(sweep, study)}")
+
+
+def stop(number: int, _: object) -> None:
+    """End the sweep, and say how it goes on."""
+    print("interrupted; run the same command again, and the trial goes on", file=sys.stderr)
+    sys.exit(128 + number)
 
 
 def check_trials(sweep: SweepArguments, trials: Sequence[dict[str, Any]]) -> None:

@@ -25,11 +25,11 @@ import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from ..common.errors import RookWorldError, close_matches
+from ..common.errors import RookWorldError
 from ..common.settings import Checked, key_faults, setting
 from ..common.stats import Estimate
 from ..common.terminal import cells, printable, wrapped
-from ..tasks.metrics import headlines, training_metrics
+from ..tasks.metrics import headlines, training_metrics, unknown_metric
 from ..training.results import RESULTS, heldout_results
 from .words import shipped
 
@@ -204,8 +204,7 @@ def _metric_faults(metric: Any) -> list[str]:
     ]
     known = [_PREFIX + name for name in training_metrics()]
     if metric["name"] not in known:
-        close = close_matches(metric["name"], known)
-        faults.append(f"metric: {metric['name']!r} is not a held-out metric{close}")
+        faults.append(f"metric: {unknown_metric(metric['name'], known, _PREFIX)}")
     goals = ("maximize", "minimize")
     if metric.get("goal") not in goals:
         faults.append(f"metric: goal is {metric.get('goal')!r}; choose one of {', '.join(goals)}")
@@ -272,7 +271,7 @@ def open_study(sweep: SweepArguments) -> optuna.Study:
     study.set_user_attr("sweep", identity)
     for trial in study.get_trials(states=[TrialState.RUNNING]):
         trial.state = TrialState.WAITING
-        trial.user_attrs = {_FOLDER: folder_of(sweep, trial).name}
+        trial.user_attrs = {_FOLDER: name_of(trial)}
         study.add_trial(trial)  # the copy keeps its place in a grid
         study.tell(trial.number, state=TrialState.FAIL)
     return study
@@ -289,7 +288,12 @@ def ended(study: optuna.Study) -> list[FrozenTrial]:
 
 def folder_of(sweep: SweepArguments, trial: optuna.Trial | FrozenTrial) -> Path:
     """A trial's folder: that of the interrupted trial which it continues, or one of its own."""
-    return sweep.folder / str(trial.user_attrs.get(_FOLDER, f"trial-{trial.number:03}"))
+    return sweep.folder / name_of(trial)
+
+
+def name_of(trial: optuna.Trial | FrozenTrial) -> str:
+    """The name of a trial's folder."""
+    return str(trial.user_attrs.get(_FOLDER, f"trial-{trial.number:03}"))
 
 
 def log_of(folder: Path) -> Path:
@@ -384,14 +388,14 @@ def ranking(trials: Sequence[FrozenTrial], metric: str, goal: str) -> str:
     """A table with the best trial first, and below it the failed trials with the reason."""
     scored = [trial for trial in trials if trial.state is TrialState.COMPLETE]
     scored.sort(key=lambda trial: trial.value or 0.0, reverse=goal == "maximize")
-    lines = [f"{'rank':>4}{'trial':>7}{metric:>20}{'minutes':>9}   parameters"]
+    lines = [f"{'rank':>4}{'trial':>11}{metric:>20}{'minutes':>9}   parameters"]
     for rank, trial in enumerate(scored, 1):
-        head = f"{rank:>4}{trial.number:>7}{trial.value:>20.4f}{minutes(trial):>9.1f}   "
+        head = f"{rank:>4}{name_of(trial):>11}{trial.value:>20.4f}{minutes(trial):>9.1f}   "
         lines += cells(head, describe(trial.params).split("  ")) or [head]
     failed = [trial for trial in trials if trial.state is TrialState.FAIL]
     if failed:
         lines += ["", f"failed, not scored: {len(failed)}"]
-        lines += [f"{trial.number:>11}   {outcome(trial, metric)}" for trial in failed]
+        lines += [f"{name_of(trial):>15}   {outcome(trial, metric)}" for trial in failed]
     return "\n".join(lines)
 
 
@@ -415,9 +419,9 @@ def best_of(sweep: SweepArguments, study: optuna.Study) -> str:
     best = study.best_trial
     folder = folder_of(sweep, best)
     low, high = best.user_attrs[_INTERVAL]
-    close = [str(t.number) for t in scored if t.number != best.number and low <= t.value <= high]
+    close = [name_of(t) for t in scored if t.number != best.number and low <= t.value <= high]
     unclear = (
-        f"not clearly better than trial {', '.join(close)}, whose score is in its 95% interval; more "
+        f"not clearly better than {', '.join(close)}, whose score is in its 95% interval; more "
         "held-out rows could tell them apart"
     )
     lines = [f"best model: {folder}", outcome(best, metric["name"]), f"log: {log_of(folder)}"]

@@ -17,6 +17,12 @@ from ..tasks.text import message_text
 _GIVEN = ("prompts", "completions")  # by TRL, with the columns of the data
 
 
+_COLUMNS = ("completion_ids", "task", "fen", "action", "history", "action_values")
+
+
+_LEFT_OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
 _OURS = ("name", "weight", "tasks")  # keys of a specification that are not options of the function
 
 
@@ -61,10 +67,12 @@ def own_faults(spec: Mapping[str, Any]) -> list[str]:
         faults.append(
             f"rewards: {name} takes neither prompts nor completions; add one of them as a parameter"
         )
+    named = {key for key, parameter in parameters.items() if parameter.kind not in _LEFT_OPEN}
+    options = {*_OURS, *named} - {*_GIVEN, *_COLUMNS}
     faults += [
-        f"rewards: {name} has no option {key!r}{close_matches(str(key), parameters)}"
+        f"rewards: {name} has no option {key!r}{close_matches(str(key), options)}"
         for key in spec
-        if key not in _OURS and key not in parameters
+        if key not in options
     ]
     return faults
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from ..common.errors import close_matches
 from ..common.stats import Estimate, Proportion
 from .registry import TASKS, score_row
 from .task import Metric, Task
@@ -34,6 +35,16 @@ def headlines() -> dict[str, str]:
 def training_metrics() -> tuple[str, ...]:
     """Metrics by which the best checkpoint may be chosen: all held-out metrics and `overall`."""
     return ("overall", *metrics())
+
+
+def unknown_metric(name: str, known: Collection[str], prefix: str = "") -> str:
+    """Why a metric cannot choose a checkpoint or a trial, and which can, as the end of a message."""
+    if name.removeprefix("eval/").removeprefix("eval_").startswith("rewards/"):
+        why = "a reward of your own is measured, but does not choose"
+    else:
+        why = "not a held-out metric"
+    usual = ", ".join(prefix + metric for metric in ("overall", *headlines().values()))
+    return f"{name!r} is {why}{close_matches(name, known) or f'; give {usual}'}"
 
 
 def evaluate_completions(rows: Iterable[Row], completions: Sequence[str]) -> dict[str, Proportion]:

@@ -78,16 +78,16 @@ def test_after_sft_the_same_rows_are_suggested() -> None:
 @pytest.mark.parametrize("task", ["environment", "fill_in"])
 def test_what_sft_prints_runs_as_it_stands(task: str, tmp_path: Path) -> None:
     made = {"environment": "--synthetic_rows 150", "fill_in": "--synthetic_fill_in_rows 150"}[task]
-    code, said = run_words("prepare_data", f"{made} --output_file rows.parquet", tmp_path)
+    code, said = run_words("prepare_data.py", f"{made} --output_file rows.parquet", tmp_path)
     assert code == 0, said
     words = f"--model_name_or_path rookworld-nano --dataset_name rows.parquet --tasks {task}"
     small = "--max_steps 1 --heldout_rows 2 --report_to none --use_cpu"
-    code, said = run_words("sft", f"{words} --output_dir runs/mine {small}", tmp_path)
+    code, said = run_words("sft.py", f"{words} --output_dir runs/mine {small}", tmp_path)
     assert code == 0, said
     line = next(line for line in said.splitlines() if " grpo --model_name_or_path" in line)
     printed = line.split(" grpo ")[1]
     short = f"{small} --per_device_train_batch_size 2 --num_generations 2"
-    code, said = run_words("grpo", f"{printed} {short}", tmp_path)
+    code, said = run_words("grpo.py", f"{printed} {short}", tmp_path)
     assert code == 0, said
 
 

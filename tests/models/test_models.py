@@ -75,6 +75,11 @@ class TestPackagedModel:
             assert fault == f"model_name_or_path: there is no folder {name!r}"
             assert loading.hub_faults(name, "main", offline=False) == []
 
+    def test_an_adapter_alone_is_called_so(self, tmp_path: Path) -> None:
+        (tmp_path / "adapter_config.json").write_text("{}")
+        (fault,) = loading.check_model_name(str(tmp_path))
+        assert "LoRA adapter alone" in fault and "merge_and_unload" in fault
+
 
 class TestTokenizer:
     @settings(max_examples=50)

@@ -311,12 +311,12 @@ def test_the_ranking_goes_by_the_goal_and_scores_no_failure() -> None:
     study.tell(trial, state=TrialState.FAIL)
     study.tell(study.ask(), state=TrialState.FAIL)  # interrupted
     lines = ranking(ended(study), "eval/overall", "maximize").splitlines()
-    assert [line.split()[1] for line in lines[1:4]] == ["1", "2", "0"]
+    assert [line.split()[1] for line in lines[1:4]] == ["trial-001", "trial-002", "trial-000"]
     assert lines[5] == "failed, not scored: 1"
-    assert lines[6].split() == ["3", *"exit code 1, see x: boom".split()]
+    assert lines[6].split() == ["trial-003", *"exit code 1, see x: boom".split()]
     assert len(lines) == 7
     worst = ranking(ended(study), "eval/overall", "minimize").splitlines()[1]
-    assert worst.split()[:3] == ["1", "0", "0.2000"]
+    assert worst.split()[:3] == ["1", "trial-000", "0.2000"]
 
 
 @pytest.mark.parametrize(("second", "is_said"), [(0.5, True), (0.46, True), (0.3, False)])
@@ -331,7 +331,7 @@ def test_trials_inside_the_interval_of_the_best_are_named(
         study.tell(trial, value)
     best = best_of(arguments, study).splitlines()
     assert best[0] == f"best model: {tmp_path / 'trial-000'}" and "0.5000 [0.45" in best[1]
-    assert [line for line in best if "not clearly better than trial 1" in line] == best[3:4][
+    assert [line for line in best if "not clearly better than trial-001" in line] == best[3:4][
         :is_said
     ]
     assert (len(best) > 3) is is_said

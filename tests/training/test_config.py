@@ -110,6 +110,8 @@ class TestFaults:
             ({"synthetic_shares": {"opening": 1.0}}, (), ["opening", "openings"]),
             ({"synthetic_shares": {"openings": 0.5}}, (), ["add up to 0.5"]),
             ({"metric_for_best_model": "environment/exat"}, (), ["environment/exact"]),
+            ({"metric_for_best_model": "eval_loss"}, (), ["give overall, environment/exact"]),
+            ({"metric_for_best_model": "rewards/x"}, (), ["does not choose; give overall"]),
             ({"disable_dropout": False}, (), ["disable_dropout"]),
             ({"eval_on_start": False}, (), ["eval_on_start"]),
             ({"synthetic_rows": None}, (), ["synthetic_rows", "value is missing"]),

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ...common.errors import ConfigurationError, close_matches
+from ...common.errors import ConfigurationError
 from ...common.own import load_own_class
 from ...common.settings import key_faults, record_faults, setting, share_faults
 from ...evaluation.registry import SUITE_HEADLINES
-from ...tasks.metrics import training_metrics
+from ...tasks.metrics import training_metrics, unknown_metric
 from ...tasks.registry import TASKS
 from ...tasks.task import Sampling
 
@@ -29,7 +29,7 @@ def metric_faults(value: str | None, name: str) -> list[str]:
     known = (*training_metrics(), *SUITE_HEADLINES.values())
     if value in known:
         return []
-    return [f"{name}: {value!r} is not a held-out metric{close_matches(str(value), known)}"]
+    return [f"{name}: {unknown_metric(str(value), known)}"]
 
 
 def _names_faults(guard: Mapping[str, Any], name: str) -> list[str]:
