@@ -182,10 +182,12 @@ def test_rows_without_values_are_counted_and_need_an_engine(tmp_path: Path) -> N
     assert data.policy_rows() == (31, 30)
     with pytest.raises(RookWorldError) as caught:
         require_truth(data, ["policy"])
-    for words in ("30 policy rows", "rookworld prepare", "stored_or_engine", "tasks"):
+    for words in ("30 policy rows", "rookworld prepare", "stored_or_engine"):
         assert words in str(caught.value)
-    with pytest.raises(RookWorldError, match="30 policy rows"):
-        require_truth(data, ["policy"], labels="stored")
+    assert "--tasks" not in str(caught.value), "nothing would be left"
+    with pytest.raises(RookWorldError, match="leave them out by --tasks environment"):
+        data.report.heldout["environment"] = 1
+        require_truth(data, ["policy", "environment"], labels="stored")
     for labels in ("engine", "stored_or_engine"):
         require_truth(data, ["policy"], labels=labels)
 
