@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import io
 import os
@@ -37,6 +38,7 @@ from rookworld_rlvr.training.trainer import RookWorldGRPOTrainer
 from .browser import Browser
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for what is started from here: bytes depend on it
+gc.freeze()  # what is imported: each run of a trainer collects garbage, which takes half a second else
 
 
 REPOSITORY = Path(__file__).parents[1]
@@ -234,6 +236,7 @@ def make_trainer(tmp_path: Path, packaged: LoadedData) -> Callable[..., GRPOTrai
         tokenizer: PreTrainedTokenizerBase,
         kind: type[GRPOTrainer] = RookWorldGRPOTrainer,
         train_dataset: Dataset | None = None,
+        eval_dataset: Dataset | None = None,
         reward_funcs: Any = None,
         peft_config: Any = None,
         **options: Any,
@@ -254,7 +257,7 @@ def make_trainer(tmp_path: Path, packaged: LoadedData) -> Callable[..., GRPOTrai
             reward_funcs=reward_funcs or get_reward_funcs(options.get("rewards", REWARDS)),
             args=RookWorldGRPOConfig(**{**defaults, **options}),
             train_dataset=train_dataset or mixed_rows(packaged.train),
-            eval_dataset=packaged.heldout,
+            eval_dataset=eval_dataset or mixed_rows(packaged.heldout, each=8),
             processing_class=tokenizer,
             peft_config=peft_config,
         )
@@ -274,5 +277,6 @@ def mixed_rows(
     rows: Dataset, each: int = 16, tasks: Sequence[str] = ("environment", "policy")
 ) -> Dataset:
     """Rows of the tasks in turn: prompts of different lengths in every batch."""
-    found = [[i for i, mine in enumerate(rows["task"]) if mine == task][:each] for task in tasks]
-    return rows.select([index for turn in zip(*found, strict=True) for index in turn])
+    column = rows["task"][:]  # as a list: to go through a column of a data set takes a second
+    of_task = [[i for i, name in enumerate(column) if name == task][:each] for task in tasks]
+    return rows.select([index for turn in zip(*of_task, strict=True) for index in turn])
