@@ -8,8 +8,8 @@ import functools
 import logging
 import math
 import signal
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -82,10 +82,7 @@ def test_a_failure_costs_the_completions_of_its_prompt_in_all_rewards() -> None:
 
 
 def test_a_reward_that_does_not_apply_is_not_unscored() -> None:
-    def every_other(completions: list[str], **_: Any) -> list[float | None]:
-        return [None if turn % 2 else 1.0 for turn, _ in enumerate(completions)]
-
-    scored = Scored(every_other, limit=0.0)
+    scored = Scored(lambda completions, **_: [None, 1.0] * 6, limit=0.0)
     assert scored.metrics["rewards/unscored"] == 0
     assert scored.rewards.isnan().sum() == 6
 
@@ -94,10 +91,8 @@ def test_a_reward_that_does_not_apply_is_not_unscored() -> None:
     "bad", ["0.5", math.nan, math.inf, [1.0], torch.ones(2), pytest.param(10**400, id="huge")]
 )
 def test_what_is_no_number_costs_its_row(bad: Any) -> None:
-    def reward(completions: list[str], **_: Any) -> list[Any]:
-        return [bad if text == "b1" else 1.0 for text in completions]
-
-    assert Scored(reward).lost == [5]
+    scored = Scored(lambda completions, **_: [bad if text == "b1" else 1.0 for text in completions])
+    assert scored.lost == [5]
 
 
 def test_a_wrong_number_of_values_costs_the_rows_of_that_prompt() -> None:
@@ -116,21 +111,15 @@ def test_above_the_limit_the_first_failure_is_the_message() -> None:
     assert "on process" not in said, "there is one"
 
 
-def test_a_reward_that_is_asked_in_two_calls_fails_on_the_rows_of_both() -> None:
+def test_a_reward_that_is_asked_in_two_calls_fails_on_the_rows_of_both_and_is_shown_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     guard = RewardGuard(RewardFaultArguments(unscored_limit=0.5))
     (func,) = guard.around([failing_at("a0")])
-    for _ in range(2):
-        func(prompts=PROMPTS[:8], completions=COMPLETIONS[:8])
-    assert guard.failures(16) == {"reward": {*A, *range(8, 12)}}
-
-
-def test_a_failure_is_shown_once_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    reward = failing_at("a0")
-    guard = RewardGuard(RewardFaultArguments(unscored_limit=1.0))
-    (func,) = guard.around([reward])
     with caplog.at_level(logging.WARNING):
-        for _ in range(3):
-            func(prompts=PROMPTS, completions=COMPLETIONS)
+        for _ in range(2):
+            func(prompts=PROMPTS[:8], completions=COMPLETIONS[:8])
+    assert guard.failures(16) == {"reward": {*A, *range(8, 12)}}
     (shown,) = caplog.records
     assert shown.exc_info is not None and "raised KeyError: 'planted'" in shown.getMessage()
 
@@ -186,34 +175,55 @@ def test_names_are_those_of_what_is_guarded() -> None:
 # --------------------------------------------------------------------------------------------------
 # Time
 # --------------------------------------------------------------------------------------------------
-def test_a_reward_that_hangs_is_ended_and_not_asked_again() -> None:
-    calls = []
-
-    def hanging(completions: list[str], **_: Any) -> list[float]:
-        calls.append(len(completions))
-        try:
-            time.sleep(600)
-        except BaseException as error:  # as careless as users' functions are
-            raise KeyError("translated") from error
-        return []
-
-    before = signal.getsignal(signal.SIGALRM)
-    scored = Scored(numbers, hanging, timeout=0.05)
-    assert scored.lost == [*range(12)] and calls == [12]
-    assert signal.getsignal(signal.SIGALRM) is before
-    said = r"the reward hanging was still in test_guard.py, line \d+ after 0.05 s"
-    with pytest.raises(RookWorldError, match=said):
-        Scored(hanging, timeout=0.05, limit=0.5)
+CALLS: list[int] = []
 
 
-def test_an_asynchronous_reward_that_hangs_is_ended() -> None:
-    async def hanging(completions: list[str], **_: Any) -> list[float]:
+def hanging(completions: list[str], **_: Any) -> list[float]:
+    CALLS.append(len(completions))
+    try:
+        time.sleep(600)
+    except BaseException as error:  # as careless as users' functions are
+        raise KeyError("translated") from error
+    return []
+
+
+def hiding(completions: list[str], **_: Any) -> list[float]:
+    CALLS.append(len(completions))
+    with contextlib.suppress(BaseException):
+        time.sleep(600)
+    return [0.0] * len(completions)
+
+
+async def waiting(completions: list[str], **_: Any) -> list[float]:
+    CALLS.append(len(completions))
+    await asyncio.sleep(600)
+    return []
+
+
+async def hiding_in_time(completions: list[str], **_: Any) -> list[float]:
+    CALLS.append(len(completions))
+    with contextlib.suppress(BaseException):
         await asyncio.sleep(600)
-        return []
+    return [0.0] * len(completions)
 
-    assert Scored(numbers, hanging, timeout=0.05).lost == [*range(12)]
-    with pytest.raises(RookWorldError, match=r"hanging took longer than 0\.05 s"):
-        Scored(hanging, timeout=0.05, limit=0.5)
+
+@pytest.mark.parametrize(
+    ("func", "words"),
+    [
+        (hanging, r"was still in test_guard.py, line \d+ after 0.05 s"),
+        (hiding, r"was still in test_guard.py, line \d+ after 0.05 s"),
+        (waiting, r"took longer than 0\.05 s"),
+        (hiding_in_time, r"took longer than 0\.05 s"),
+    ],
+)
+def test_a_reward_that_hangs_is_ended_and_not_asked_again(func: Any, words: str) -> None:
+    """Whatever it does about that: a late answer is no score."""
+    before = signal.getsignal(signal.SIGALRM)
+    CALLS.clear()
+    assert Scored(numbers, func, timeout=0.05).lost == [*range(12)] and CALLS == [12]
+    assert signal.getsignal(signal.SIGALRM) is before
+    with pytest.raises(RookWorldError, match=f"the reward {func.__name__} {words}"):
+        Scored(func, timeout=0.05, limit=0.5)
 
 
 def test_a_time_out_of_the_rewards_own_is_a_failure_like_others() -> None:
@@ -227,35 +237,11 @@ def test_a_time_out_of_the_rewards_own_is_a_failure_like_others() -> None:
         Scored(asking, limit=0.0)
 
 
-def test_a_late_answer_is_no_score_even_if_the_function_hides_it() -> None:
-    def hiding(completions: list[str], **_: Any) -> list[float]:
-        with contextlib.suppress(BaseException):
-            time.sleep(600)
-        return [0.0] * len(completions)
-
-    async def hiding_too(completions: list[str], **_: Any) -> list[float]:
-        with contextlib.suppress(BaseException):
-            await asyncio.sleep(600)
-        return [0.0] * len(completions)
-
-    assert Scored(numbers, hiding, timeout=0.05).lost == [*range(12)]
-    assert Scored(numbers, hiding_too, timeout=0.05).lost == [*range(12)]
-
-
 def test_a_time_limit_outside_of_the_main_thread_is_refused() -> None:
-    said: list[str] = []
-
-    def work() -> None:
-        try:
-            with time_limit(1.0):
-                said.append("not refused")
-        except RewardTimeoutError as error:
-            said.append(str(error))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert said == ["was not asked: reward_timeout works in the main thread only; set it to null"]
+    with ThreadPoolExecutor() as others:
+        refused = others.submit(time_limit(1.0).__enter__).exception()
+    assert isinstance(refused, RewardTimeoutError)
+    assert "works in the main thread only; set it to null" in str(refused)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -281,13 +267,8 @@ def test_a_group_leaves_out_what_is_unscored(
         logging_steps=1,
     )
     advantages = []
-    method = trainer.sample
-
-    def sample(inputs: Any) -> Any:
-        advantages.append(method(inputs))
-        return advantages[-1]
-
-    trainer.sample = sample
+    sample = trainer.sample
+    trainer.sample = lambda inputs: advantages.append(sample(inputs)) or advantages[-1]
     trainer.train()
     by_group = advantages[0]["advantages"].view(-1, 4)
     assert by_group[:, 0].tolist() == [0, 0], "not that of a reward of 0"

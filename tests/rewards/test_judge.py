@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import chess
 import pytest
 import torch
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
-from transformers import GPT2ForSequenceClassification, GPT2LMHeadModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from trl import ModelConfig, RewardTrainer
 
 from rookworld_rlvr.cli.checks import check_recipe
@@ -29,6 +29,7 @@ from rookworld_rlvr.training.config import RookWorldGRPOConfig, RookWorldRewardC
 from rookworld_rlvr.training.glossary import dashboard_key, explain
 
 from ..conftest import REPOSITORY, recipe, tiny_judge
+from ..engines import FakeLabeller, fake_values
 
 START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
 AFTER_E4 = "rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1"
@@ -60,6 +61,10 @@ def score_alone(network: Any, ids: Sequence[int]) -> float:
         return float(network.score(hidden)[0, -1, 0])
 
 
+def fixed(*batches: list[float | None], **options: Any) -> JudgeReward:
+    return JudgeReward(JudgeSpec("judge", "x", **options), Fixed(*batches))  # type: ignore[arg-type]
+
+
 class Fixed:
     """A judge whose scores are given, where only what is made of them is looked at."""
 
@@ -68,26 +73,6 @@ class Fixed:
 
     def scores(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float | None]:
         return self.batches.pop(0)
-
-
-class Asked:
-    """An engine that likes one move."""
-
-    given_up: Mapping[str, str] = {}
-
-    def __init__(self, best: str) -> None:
-        self.best = best
-
-    def values(self, fens: Sequence[str], update: Any) -> list[Any]:
-        return [self for _ in fens]
-
-    def by_move(self) -> dict[str, int]:
-        moves = map(str, chess.Board(POLICY.removeprefix("P: ")).legal_moves)
-        return {move: 300 if move == self.best else 0 for move in moves}
-
-
-def rewards_of(reward: JudgeReward, count: int) -> list[float | None]:
-    return reward(prompts=[PROMPT] * count, completions=[RIGHT] * count)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -112,26 +97,28 @@ def test_all_faults_of_an_entry_are_reported_and_nothing_is_loaded() -> None:
         "judge_small: tasks: 'policies' is not a valid task; did you mean policy?",
     ):
         assert words in faults
-    assert check_reward_specs([{"name": "judge", "model": "no/where"}]) == []
-    twice = [{"name": "judge", "model": "a"}, {"name": "judge", "model": "b"}]
-    assert check_reward_specs(twice) == [
-        "rewards: 'judge' appears twice; give it once, with the sum of its weights"
-    ]
-    twice[1]["name"] = "judge_b"
-    assert check_reward_specs(twice) == []
+    good, again = {"name": "judge", "model": "no/where"}, {"name": "judge", "model": "b"}
+    assert check_reward_specs([good]) == []
+    (fault,) = check_reward_specs([good, again])
+    assert "'judge' appears twice" in fault
+    assert check_reward_specs([good, {**again, "name": "judge_b"}]) == []
     assert "did you mean judge?" in check_reward_specs([{"name": "jugde"}])[0]
     (fault,) = check_reward_specs([{"name": "environment_exact", "model": "x"}])
     assert "environment_exact has no option 'model'" in fault, "the other rewards' are as they were"
 
 
-def test_a_judge_of_a_task_judges_that_task() -> None:
-    assert tasks_of([{"name": "judge", "model": "x", "tasks": ["policy"]}]) == {"policy"}
+def test_a_judge_of_a_task_judges_that_task(folder: str) -> None:
     rewards = [{"name": "judge", "model": "x", "tasks": ["environment"]}]
+    assert tasks_of(rewards) == {"environment"}
     training = RookWorldGRPOConfig(rewards=rewards, report_to=[], use_cpu=True, bf16=False)
-    others = (None, None, ModelConfig("rookworld-nano"), None, training, None)
-    assert check_recipe(others[0], DataArguments(tasks=["environment"]), *others[1:]) == []
-    (fault,) = check_recipe(others[0], DataArguments(), *others[1:])
+    others = (None, ModelConfig("rookworld-nano"), None, training, None)
+    assert check_recipe(None, DataArguments(tasks=["environment"]), *others) == []
+    (fault,) = check_recipe(None, DataArguments(), *others)
     assert "there is no reward for the task 'policy'" in fault
+    reward = reward_of(folder, tasks=["policy"])
+    first, second = reward(prompts=[PROMPT, POLICY], completions=[RIGHT, " M:"])
+    assert first is None and second is not None
+    assert reward(prompts=[PROMPT], completions=[RIGHT]) == [None]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -179,36 +166,28 @@ def test_a_tokenizer_without_an_end_token_ends_nothing(folder: str) -> None:
 def test_it_scores_what_trls_reward_trainer_trains(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    pairs = [
-        {"prompt": PROMPT, "chosen": RIGHT, "rejected": "no"},
-        {"prompt": POLICY, "chosen": " M: h2h4 E: 0.5 B: h2h4", "rejected": RIGHT},
-    ]
+    texts = {"prompt": [PROMPT, POLICY], "chosen": [RIGHT, ANSWER], "rejected": ["no", RIGHT]}
     network = tiny_judge(tokenizer)
     args = RookWorldRewardConfig(output_dir=str(tmp_path), report_to=[], use_cpu=True, bf16=False)
-    trainer = RewardTrainer(
-        network, args, train_dataset=Dataset.from_list(pairs), processing_class=tokenizer
-    )
+    rows = Dataset.from_dict(texts)
+    trainer = RewardTrainer(network, args, train_dataset=rows, processing_class=tokenizer)
     batch = trainer.data_collator(list(trainer.train_dataset))
     with torch.no_grad():
         trained = network(**batch).logits.squeeze(-1).tolist()
-    judge = Judge(network, tokenizer)
-    prompts = [pair["prompt"] for pair in pairs]
-    ours = [
-        judge.scores(prompts, [pair[side] for pair in pairs]) for side in ("chosen", "rejected")
-    ]
-    assert ours[0] + ours[1] == pytest.approx(trained, abs=1e-5)
+    ours = Judge(network, tokenizer).scores(
+        texts["prompt"] * 2, texts["chosen"] + texts["rejected"]
+    )
+    assert ours == pytest.approx(trained, abs=1e-5)
 
 
 def test_a_text_that_is_too_long_gets_none_and_is_counted(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     judge = Judge(tiny_judge(tokenizer, n_positions=100), tokenizer)
-    reward = JudgeReward(JudgeSpec("judge", "x"), judge)
     logged: dict[str, float] = {}
-    scores = reward(
-        prompts=[PROMPT, PROMPT], completions=["no", "k" * 200], log_metric=logged.__setitem__
-    )
-    assert scores[0] is not None and scores[1] is None
+    reward = JudgeReward(JudgeSpec("judge", "x"), judge)
+    first, second = reward([PROMPT] * 2, ["no", "k" * 200], log_metric=logged.__setitem__)
+    assert first is not None and second is None
     assert logged["judge/judge/too_long"] == 0.5
 
 
@@ -225,9 +204,9 @@ def test_completions_that_could_be_too_long_are_refused_before_a_run(
         reward.check_lengths(prompts, 100 - longest)
     for words in (f"max_completion_length: {100 - longest} ", f"give at most {99 - longest}"):
         assert words in str(caught.value)
-    other = JudgeReward(JudgeSpec("judge_a", "x", tasks=("policy",)), judge)
-    other.check_lengths(prompts, 100 - longest)
-    JudgeReward(JudgeSpec("judge_a", "x", tasks=("fill_in",)), judge).check_lengths(prompts, 100)
+    for task, length in (("policy", 100 - longest), ("fill_in", 100)):
+        spec = JudgeSpec("judge_a", "x", tasks=(task,))
+        JudgeReward(spec, judge).check_lengths(prompts, length)
     # The limit is what a completion of so many tokens needs.
     ids = tokenizer(PROMPT)["input_ids"]
     judge._encode = lambda *_: [[*ids, *[5] * (99 - longest), 0], [*ids, *[5] * (100 - longest), 0]]  # type: ignore[method-assign]
@@ -240,43 +219,30 @@ def test_a_score_that_is_no_number_names_the_judge(tokenizer: PreTrainedTokenize
     network.score.weight.data.fill_(math.nan)
     reward = JudgeReward(JudgeSpec("judge_broken", "x"), Judge(network, tokenizer, "judge_broken"))
     with pytest.raises(RookWorldError, match="judge_broken gives the score nan"):
-        rewards_of(reward, 2)
+        reward([PROMPT], [RIGHT])
 
 
 def test_it_keeps_its_own_precision(folder: str) -> None:
     reward = reward_of(folder)
-    exact = rewards_of(reward, 1)
+    exact = reward([PROMPT], [RIGHT])
     with torch.autocast("cpu", dtype=torch.bfloat16):
         # float32 rounds by some 1e-7, bfloat16 by some 1e-3.
-        assert rewards_of(reward, 1) == pytest.approx(exact, abs=1e-5)
+        assert reward([PROMPT], [RIGHT]) == pytest.approx(exact, abs=1e-5)
     reward.judge.network.to(torch.bfloat16)
-    assert rewards_of(reward, 1) != pytest.approx(exact, abs=1e-4)
-
-
-def test_rows_of_other_tasks_get_none(folder: str) -> None:
-    reward = reward_of(folder, tasks=["policy"])
-    first, second = reward(prompts=[PROMPT, POLICY], completions=[RIGHT, " M:"])
-    assert first is None and second is not None
-    assert reward(prompts=[PROMPT], completions=[RIGHT]) == [None]
+    assert reward([PROMPT], [RIGHT]) != pytest.approx(exact, abs=1e-4)
 
 
 # --------------------------------------------------------------------------------------------------
 # Scales
 # --------------------------------------------------------------------------------------------------
-def test_scales_by_hand() -> None:
+def test_scales_and_a_batch_s_numbers_by_hand() -> None:
     scores = [0.0, 2.0, -800.0, None]
-    raw = JudgeReward(JudgeSpec("judge", "x"), Fixed(scores))  # type: ignore[arg-type]
-    assert rewards_of(raw, 4) == scores
-    spec = JudgeSpec("judge", "x", scale="sigmoid")
-    sigmoid = JudgeReward(spec, Fixed(scores))  # type: ignore[arg-type]
-    assert rewards_of(sigmoid, 4) == [0.5, pytest.approx(0.880797077978), 0.0, None]
-
-
-def test_a_batch_s_numbers_by_hand() -> None:
+    assert fixed(scores)([PROMPT] * 4, [RIGHT] * 4) == scores
+    sigmoid = fixed(scores, [0.0, 4.0], [1.0, 1.0], scale="sigmoid")
+    by_hand = [0.5, pytest.approx(0.880797077978), 0.0, None]
+    assert sigmoid([PROMPT] * 4, [RIGHT] * 4) == by_hand
     logged: dict[str, float] = {}
-    spec = JudgeSpec("judge", "x", scale="sigmoid")
-    reward = JudgeReward(spec, Fixed([0.0, 4.0], [1.0, 1.0]))  # type: ignore[arg-type]
-    reward([PROMPT] * 2, [RIGHT, "no"], log_metric=logged.__setitem__)
+    sigmoid([PROMPT] * 2, [RIGHT, "no"], log_metric=logged.__setitem__)
     assert logged == {
         "judge/judge/mean": 2.0,
         "judge/judge/std": 2.0,
@@ -287,14 +253,13 @@ def test_a_batch_s_numbers_by_hand() -> None:
         "judge/judge/truth_environment": 0.5,
     }
     logged.clear()
-    reward([PROMPT] * 2, ["no", "no"], log_metric=logged.__setitem__)
+    sigmoid([PROMPT] * 2, ["no", "no"], log_metric=logged.__setitem__)
     assert "judge/judge/std" not in logged, "one text has one score: no judge is to blame"
 
 
 def test_rows_without_a_score_or_a_truth_count_in_no_mean() -> None:
     logged: dict[str, float] = {}
-    batches = [2.0, None, None], [None], [1.0, 3.0, 8.0]
-    reward = JudgeReward(JudgeSpec("judge", "x"), Fixed(*batches))  # type: ignore[arg-type]
+    reward = fixed([2.0, None, None], [None], [1.0, 3.0, 8.0])
     reward([PROMPT] * 3, ["no", RIGHT, RIGHT], log_metric=logged.__setitem__)
     assert logged["judge/judge/mean"] == 2 and logged["judge/judge/truth"] == 0
     assert logged["judge/judge/too_long"] == pytest.approx(2 / 3)
@@ -310,18 +275,19 @@ def test_rows_without_a_score_or_a_truth_count_in_no_mean() -> None:
     assert all(explain(dashboard_key(key)) for key in logged)
 
 
-@pytest.mark.parametrize(("best", "truth"), [("h2h4", 1.0), ("h1g1", 0.0)])
+@pytest.mark.parametrize(("move", "truth"), [("f2f3", 1.0), ("h1g1", 0.0)])
 def test_policy_answers_are_measured_against_the_engine_s_values(
-    folder: str, best: str, truth: float
+    folder: str, move: str, truth: float
 ) -> None:
-    labels = PolicyTruth("engine", Asked(best))  # type: ignore[arg-type]
+    answer, labels = f" M: {move} E: 0.5 B: {move}", PolicyTruth("engine", FakeLabeller())
     (reward,) = get_reward_funcs([{"name": "judge", "model": folder}], labels)
     logged: dict[str, float] = {}
-    reward([POLICY, PROMPT], [ANSWER, RIGHT], log_metric=logged.__setitem__)
+    reward([POLICY, PROMPT], [answer, RIGHT], log_metric=logged.__setitem__)
     assert logged["judge/judge/truth_policy"] == truth
     assert logged["judge/judge/truth_environment"] == 1
-    stored = [{"move": move, "cp": cp} for move, cp in Asked(best).by_move().items()]
-    reward_of(folder)([POLICY], [ANSWER], action_values=[stored], log_metric=logged.__setitem__)
+    values = fake_values(POLICY.removeprefix("P: ")).items()
+    stored = [{"move": move, "cp": cp} for move, cp in values]
+    reward_of(folder)([POLICY], [answer], action_values=[stored], log_metric=logged.__setitem__)
     assert logged["judge/judge/truth_policy"] == truth
 
 
@@ -331,34 +297,33 @@ def test_policy_answers_are_measured_against_the_engine_s_values(
 def test_what_is_no_judge_is_refused_with_what_was_found(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    def saved(name: str, network: Any, with_tokenizer: bool = True) -> str:
-        network.save_pretrained(tmp_path / name)
-        if with_tokenizer:
-            tokenizer.save_pretrained(tmp_path / name)
-        return str(tmp_path / name)
+    def saved(name: str, **shape: Any) -> Path:
+        tiny_judge(tokenizer, **shape).save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+        return tmp_path / name
 
-    two = saved("two", tiny_judge(tokenizer, num_labels=2))
-    headless = saved("headless", tiny_judge(tokenizer))
-    weights = Path(headless) / "model.safetensors"
+    two, narrow = saved("two", num_labels=2), saved("narrow", vocab_size=500, pad_token_id=0)
+    headless, damaged, silent = saved("headless"), saved("damaged"), saved("silent")
+    weights = headless / "model.safetensors"
     kept = {key: value for key, value in load_file(weights).items() if key != "score.weight"}
     save_file(kept, weights, {"format": "pt"})
-    silent = saved("silent", tiny_judge(tokenizer), with_tokenizer=False)
-    narrow = saved("narrow", tiny_judge(tokenizer, vocab_size=500, pad_token_id=0))
+    weights = damaged / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    for path in silent.glob("tokenizer*"):
+        path.unlink()
     (tmp_path / "empty").mkdir()
-    damaged = saved("damaged", tiny_judge(tokenizer))
-    cut_off = Path(damaged) / "model.safetensors"
-    cut_off.write_bytes(cut_off.read_bytes()[:-100])
-    for model, words in (
+    for folder, words in (
         ("rookworld-nano", "not a sequence classifier: its checkpoint is of GPT2LMHeadModel"),
         (two, "GPT2ForSequenceClassification has 2 labels"),
         (headless, "lacks 1 of its weights: score.weight"),
         (damaged, "deserializing"),
         (silent, "has no tokenizer that encodes text"),
         (narrow, "has ids up to 1023, but the model embeds only 500 tokens"),
-        (str(tmp_path / "nothing"), "there is no folder"),
-        (str(tmp_path / "empty"), "no model in"),
+        (tmp_path / "nothing", "there is no folder"),
+        (tmp_path / "empty", "no model in"),
         ("runs/judge_nano", "rookworld judge"),
     ):
+        model = str(folder)
         with pytest.raises(
             RookWorldError, match="rewards: judge_a could not be loaded from"
         ) as caught:
@@ -378,36 +343,14 @@ def test_a_run_is_refused_before_it_trains(tmp_path: Path, monkeypatch: pytest.M
 # --------------------------------------------------------------------------------------------------
 # In the trainer
 # --------------------------------------------------------------------------------------------------
-@pytest.fixture
-def judged(
-    make_trainer: Callable[..., Any],
-    random_gpt2: GPT2LMHeadModel,
-    tokenizer: PreTrainedTokenizerBase,
-) -> Callable[..., Any]:
-    """A trainer whose only reward is a judge, and three steps of it."""
-
-    def build(network: Any, **options: Any) -> tuple[Any, JudgeReward]:
-        spec = {"name": "judge_a", "model": "x", **options.pop("spec", {})}
-        reward = JudgeReward(judge_spec(spec), Judge(network, tokenizer, "judge_a"))
-        options = {"max_steps": 3, "logging_steps": 1, "learning_rate": 1e-3, **options}
-        trainer = make_trainer(
-            random_gpt2, tokenizer, reward_funcs=[reward], rewards=[spec], **options
-        )
-        return trainer, reward
-
-    return build
-
-
 def test_a_judge_stays_as_it_is_while_the_policy_learns(
-    judged: Callable[..., Any], tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+    build: Callable[..., Any], tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
-    trainer, reward = judged(
-        tiny_judge(tokenizer).train(),
-        spec={"scale": "sigmoid"},
-        save_steps=3,
-        eval_steps=3,
-    )
-    network = reward.judge.network
+    network = tiny_judge(tokenizer).train()
+    spec = {"name": "judge_a", "model": "x", "scale": "sigmoid"}
+    reward = JudgeReward(judge_spec(spec), Judge(network, tokenizer, "judge_a"))
+    options = {"max_steps": 2, "logging_steps": 1, "learning_rate": 1e-3}
+    trainer = build(reward_funcs=[reward], rewards=[spec], save_steps=2, eval_steps=2, **options)
     before = {name: value.clone() for name, value in network.state_dict().items()}
     policy = next(trainer.model.parameters()).detach().clone()
     trainer.train()
@@ -418,7 +361,7 @@ def test_a_judge_stays_as_it_is_while_the_policy_learns(
     for parameter in network.parameters():
         assert not parameter.requires_grad and parameter.grad is None
         assert id(parameter) not in trained
-    saved = load_file(tmp_path / "run" / "checkpoint-3" / "model.safetensors")
+    saved = load_file(tmp_path / "run" / "checkpoint-2" / "model.safetensors")
     assert not any(name.startswith("score") for name in saved)
     log = next(log for log in trainer.state.log_history if "reward" in log)
     assert log["rewards/judge_a/std"] > 0 and log["judge/judge_a/std"] > 0
@@ -433,19 +376,16 @@ def test_with_a_judge_alone_what_can_be_verified_is_measured_still(
 ) -> None:
     judge, task = "runs/judge_fill_in", "fill_in"
     monkeypatch.chdir(tmp_path)
-    GPT2ForSequenceClassification.from_pretrained(folder).save_pretrained(judge)
-    loading.load_tokenizer(folder).save_pretrained(judge)
+    shutil.copytree(folder, judge)
     path = REPOSITORY / "recipes" / "grpo_fill_in_judge.yaml"
     assert judge in path.read_text()
     recipe("grpo").main(
         [
-            *("--config", str(path), "--use_cpu", "--report_to", "none", "--output_dir", "run"),
+            *("--config", str(path), "--rewards", json.dumps([{"name": "judge", "model": judge}])),
+            *"--use_cpu --report_to none --output_dir run --model_name_or_path rookworld-nano".split(),
             *"--max_rows 300 --synthetic_rows 100 --heldout_rows 4 --max_steps 1".split(),
-            *"--model_name_or_path rookworld-nano".split(),
-            *"--per_device_train_batch_size 8 --max_completion_length 8".split(),
-            *"--eval_steps 1 --save_steps 1 --logging_steps 1".split(),
-            *("--rewards", json.dumps([{"name": "judge", "model": judge}])),
-            *"--load_best_model_at_end false".split(),
+            *"--per_device_train_batch_size 8 --max_completion_length 8 --logging_steps 1".split(),
+            *"--eval_steps 1 --save_steps 1 --load_best_model_at_end false".split(),
         ]
     )
     assert re.search(rf"{task}/exact +4 .*%.*%.*[+-]\d+\.\d ", capsys.readouterr().out)

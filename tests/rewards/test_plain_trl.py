@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import pickle
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from rookworld_rlvr import data
 from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 from rookworld_rlvr.rewards import environment_exact, get_reward_funcs, policy_best_move
 from rookworld_rlvr.rewards.registry import known_rewards
@@ -49,9 +51,9 @@ def test_a_function_reads_its_truth_from_the_columns() -> None:
 
 
 def test_a_plain_name_is_a_reward_with_its_defaults() -> None:
-    funcs = get_reward_funcs(["graduated", {"name": "environment_state", "weight": 2.0}])
-    assert [func.__name__ for func in funcs] == ["graduated", "environment_state"]
-    assert funcs[0]([ENVIRONMENT_PROMPT], [WRONG]) == [0.8]
+    first, second = get_reward_funcs(["graduated", {"name": "environment_state", "weight": 2.0}])
+    assert (first.__name__, second.__name__) == ("graduated", "environment_state")
+    assert first([ENVIRONMENT_PROMPT], [WRONG]) == [0.8]
     with pytest.raises(ConfigurationError, match="did you mean environment_exact"):
         get_reward_funcs(["environment_exac"])
 
@@ -91,6 +93,8 @@ def test_the_script_of_the_page_trains_with_trl_alone(
     page = REPOSITORY / "docs" / "plain_trl.md"
     text = next(text for language, text in fences(page) if language == "python")
     assert len([line for line in text.splitlines() if line]) <= 18
+    few = functools.partial(data.load_rows, max_rows=300, synthetic_rows=100)
+    monkeypatch.setattr(data, "load_rows", few)
     exec(compile(text, str(page), "exec"), {})
     state = json.loads(Path("runs/plain_trl/checkpoint-3/trainer_state.json").read_text())
     logged = state["log_history"][:3]

@@ -24,41 +24,10 @@ NAMED = AFTER_E4.replace(" - ", " e3 ")  # the public data's fault
 ENVIRONMENT_PROMPT = f"A: {START}+e2e4+e2e4+"
 
 POLICY_PROMPT = "P: 7k/8/8/8/8/8/5PPP/7K w - - 0 1"
-ACTION_VALUES = [
-    {"move": "f2f4", "cp": 100},
-    {"move": "g2g4", "cp": 100},
-    {"move": "h2h4", "cp": 50},
-    {"move": "f2f3", "cp": 0},
-    {"move": "g2g3", "cp": 0},
-    {"move": "h1g1", "cp": 0},
-    {"move": "h2h3", "cp": -300},
-]
+_CENTIPAWNS = {"f2f4": 100, "g2g4": 100, "h2h4": 50, "f2f3": 0, "g2g3": 0, "h1g1": 0, "h2h3": -300}
+ACTION_VALUES = [{"move": move, "cp": cp} for move, cp in _CENTIPAWNS.items()]
 FILL_IN_PROMPT = f"F: {START}+[MASK]+[MASK]+{AFTER_E4}+0.001+0+0+"
 PERFECT = "M: g2g4 f2f4 h1g1 h2h4 g2g3 E: 1.0 1.0 0.0 0.5 0.0 B: g2g4"
-
-NAMES = {
-    "environment_exact",
-    "environment_state",
-    "environment_outcome",
-    "environment_format",
-    "policy_best_move",
-    "policy_regret",
-    "policy_rank",
-    "policy_candidates",
-    "policy_evaluation",
-    "policy_legality",
-    "policy_consistency",
-    "policy_format",
-    "fill_in_exact",
-    "fill_in_similarity",
-    "fill_in_format",
-    "weighted_policy",
-    "graduated",
-    "asymmetric",
-}
-POLICY_ONLY = sorted(name for name in NAMES if "policy" in name)
-FILL_IN_ONLY = sorted(name for name in NAMES if "fill_in" in name)
-ENVIRONMENT_ONLY = sorted(NAMES - {"graduated"} - {*POLICY_ONLY, *FILL_IN_ONLY})
 
 
 # --------------------------------------------------------------------------------------------------
@@ -114,6 +83,10 @@ FILL_IN_NUMBERS: list[tuple[str, list[float]]] = [
     ("fill_in_similarity", [1, 0.95 * 3 / 4, 0, 0]),  # by letters of e2e4
     ("fill_in_format", [1, 1, 1, 0]),
 ]
+POLICY_ONLY = [name for name, _ in POLICY_NUMBERS if name != "graduated"]
+ENVIRONMENT_ONLY = [name for name, _ in ENVIRONMENT_NUMBERS if name != "graduated"]
+FILL_IN_ONLY = [name for name, _ in FILL_IN_NUMBERS]
+NAMES = sorted({*POLICY_ONLY, *ENVIRONMENT_ONLY, *FILL_IN_ONLY, "graduated"})
 
 
 ENVIRONMENT = (ENVIRONMENT_PROMPT, ENVIRONMENT_COMPLETIONS)
@@ -136,58 +109,47 @@ SHAPINGS: list[tuple[dict[str, Any], list[float]]] = [
         *((POLICY, {"name": name}, numbers) for name, numbers in POLICY_NUMBERS),
         *((FILL_IN, {"name": name}, numbers) for name, numbers in FILL_IN_NUMBERS),
         *((ENVIRONMENT, {"name": "graduated", **spec}, numbers) for spec, numbers in SHAPINGS),
+        # The row's own completion, which a data set's B would be taken from, is no truth.
+        ((POLICY_PROMPT, ["M: h2h3 E: -3.0 B: h2h3"]), {"name": "policy_best_move"}, [0.200871]),
     ],
 )
 def test_numbers(asked: tuple[str, list[str]], spec: Any, numbers: list[float]) -> None:
     prompt, completions = asked
     (reward,) = get_reward_funcs([spec])
     count = len(completions)
-    found = reward([prompt] * count, completions, action_values=[ACTION_VALUES] * count)
-    assert found == pytest.approx(numbers, abs=1e-6)
+    columns = {"action_values": [ACTION_VALUES] * count, "completion": completions}
+    assert reward([prompt] * count, completions, **columns) == pytest.approx(numbers, abs=1e-6)
 
 
-def test_every_reward_has_numbers_here() -> None:
-    numbers = ENVIRONMENT_NUMBERS + POLICY_NUMBERS + FILL_IN_NUMBERS
-    assert {name for name, _ in numbers} == NAMES
-
-
-def test_the_best_move_is_the_engines_and_not_the_data_sets() -> None:
-    # The row's own completion, which a data set's B would be taken from, is no truth.
-    (reward,) = get_reward_funcs([{"name": "policy_best_move"}])
-    numbers = reward(
-        prompts=[POLICY_PROMPT],
-        completions=["M: h2h3 E: -3.0 B: h2h3"],
-        action_values=[ACTION_VALUES],
-        completion=["M: h2h3 E: -3.0 B: h2h3"],
-    )
-    assert numbers == pytest.approx([0.200871], abs=1e-6)
+def test_every_reward_has_numbers_here_and_its_name_stays() -> None:
+    assert (
+        sorted(known_rewards()) == NAMES
+    )  # dashboard keys: a new name breaks the boards of old runs
 
 
 # --------------------------------------------------------------------------------------------------
 # Rows that a reward does not apply to
 # --------------------------------------------------------------------------------------------------
-def test_a_mixed_batch_gets_none_for_the_other_task() -> None:
-    specs = [{"name": name} for name in (*ENVIRONMENT_ONLY, *POLICY_ONLY, "graduated")]
-    for reward in get_reward_funcs(specs):
+def test_a_mixed_batch_gets_none_for_the_other_task_and_an_empty_one_nothing() -> None:
+    for reward in get_reward_funcs(NAMES):
         numbers = reward(
             prompts=[ENVIRONMENT_PROMPT, POLICY_PROMPT],
             completions=[ENVIRONMENT_COMPLETIONS[0], PERFECT],
             action_values=[None, ACTION_VALUES],
         )
         assert numbers == [
-            None if reward.__name__ in POLICY_ONLY else 1.0,
-            None if reward.__name__ in ENVIRONMENT_ONLY else 1.0,
+            1.0 if reward.__name__ in (*own, "graduated") else None
+            for own in (ENVIRONMENT_ONLY, POLICY_ONLY)
         ]
+        assert reward(prompts=[], completions=[]) == []
 
 
-@pytest.mark.parametrize("name", [*POLICY_ONLY, "graduated"])
 @pytest.mark.parametrize("columns", [{}, {"action_values": [None]}, {"action_values": [[]]}])
-def test_a_policy_row_without_values_has_no_truth(name: str, columns: dict[str, Any]) -> None:
-    (reward,) = get_reward_funcs([{"name": name}])
-    assert reward(prompts=[POLICY_PROMPT], completions=[PERFECT], **columns) == [None]
+def test_a_policy_row_without_values_has_no_truth(columns: dict[str, Any]) -> None:
+    for reward in get_reward_funcs([*POLICY_ONLY, "graduated"]):
+        assert reward(prompts=[POLICY_PROMPT], completions=[PERFECT], **columns) == [None]
 
 
-@pytest.mark.parametrize("name", [*ENVIRONMENT_ONLY, "graduated"])
 @pytest.mark.parametrize(
     "prompt",
     [
@@ -198,17 +160,17 @@ def test_a_policy_row_without_values_has_no_truth(name: str, columns: dict[str, 
         "A: 4k3/4R3/8/8/8/8/8/4K3 w - - 0 1+e7e8+e7e8+",  # a king could be taken
     ],
 )
-def test_an_environment_prompt_that_is_no_position_has_no_truth(name: str, prompt: str) -> None:
-    (reward,) = get_reward_funcs([{"name": name}])
-    assert reward(prompts=[prompt], completions=[ENVIRONMENT_COMPLETIONS[0]]) == [None]
+def test_an_environment_prompt_that_is_no_position_has_no_truth(prompt: str) -> None:
+    for reward in get_reward_funcs([*ENVIRONMENT_ONLY, "graduated"]):
+        assert reward(prompts=[prompt], completions=[ENVIRONMENT_COMPLETIONS[0]]) == [None]
 
 
 def test_rows_without_truth_are_a_share_of_the_rows_that_the_reward_judges() -> None:
     logged: dict[str, float] = {}
     (reward,) = get_reward_funcs([{"name": "policy_best_move"}])
     numbers = reward(
-        prompts=[ENVIRONMENT_PROMPT, POLICY_PROMPT, POLICY_PROMPT, POLICY_PROMPT],
-        completions=["", PERFECT, PERFECT, PERFECT],
+        prompts=[ENVIRONMENT_PROMPT, *[POLICY_PROMPT] * 3],
+        completions=["", *[PERFECT] * 3],
         action_values=[None, None, ACTION_VALUES, ACTION_VALUES],
         log_metric=logged.__setitem__,
     )
@@ -223,31 +185,28 @@ def test_a_composite_reward_logs_the_means_of_its_components_by_task() -> None:
         prompts=[ENVIRONMENT_PROMPT] * 2 + [POLICY_PROMPT] * 3,
         completions=[*ENVIRONMENT_COMPLETIONS[:2], *POLICY_COMPLETIONS[1:3], PERFECT],
         action_values=[None, None, ACTION_VALUES, ACTION_VALUES, None],
-        log_metric=logged.__setitem__,
+        log_metric=lambda name, value: logged.update(
+            {name.removeprefix("rewards/graduated/"): value}
+        ),
     )
-    assert logged["rewards/graduated/without_truth"] == pytest.approx(1 / 5)
-    assert logged["rewards/graduated/environment_exact"] == pytest.approx(1 / 2)
-    assert logged["rewards/graduated/environment_state"] == pytest.approx((1 + 0.89) / 2)
-    assert logged["rewards/graduated/policy_candidates"] == pytest.approx(0.4 / 2)
-    assert logged["rewards/graduated/policy_legality"] == pytest.approx((1 + 1 / 3) / 2)
+    means = {
+        "without_truth": 1 / 5,
+        "environment_exact": 1 / 2,
+        "environment_state": (1 + 0.89) / 2,
+        "policy_candidates": 0.4 / 2,
+        "policy_legality": (1 + 1 / 3) / 2,
+    }
+    assert {name: logged[name] for name in means} == pytest.approx(means)
 
 
 # --------------------------------------------------------------------------------------------------
 # Truth by the engine
 # --------------------------------------------------------------------------------------------------
-def truth_by(labeller: Any, labels: str = "engine") -> PolicyTruth:
-    return PolicyTruth(labels, labeller)
-
-
-def policy_prompt(fen: str) -> str:
-    return f"P: {fen}"
-
-
 def test_the_engine_is_asked_once_for_all_policy_rows_of_a_batch() -> None:
     labeller = FakeLabeller()
-    (reward,) = get_reward_funcs([{"name": "policy_rank"}], truth_by(labeller))
+    (reward,) = get_reward_funcs(["policy_rank"], PolicyTruth("engine", labeller))
     numbers = reward(
-        prompts=[ENVIRONMENT_PROMPT, *map(policy_prompt, POSITIONS[:3]), policy_prompt(START)],
+        prompts=[ENVIRONMENT_PROMPT, *(f"P: {fen}" for fen in (*POSITIONS[:3], START))],
         completions=["", *["M: e1d1 E: 0.0 B: e1d1"] * 3, "M: a2a3 E: 0.0 B: a2a3"],
         action_values=[None, ACTION_VALUES, None, None, None],
     )
@@ -259,30 +218,26 @@ def test_the_engine_is_asked_once_for_all_policy_rows_of_a_batch() -> None:
 def test_stored_or_engine_asks_for_the_rows_without_values() -> None:
     labeller = FakeLabeller()
     (reward,) = get_reward_funcs(
-        [{"name": "policy_rank"}], truth_by(labeller, labels="stored_or_engine")
+        [{"name": "policy_rank"}], PolicyTruth("stored_or_engine", labeller)
     )
-    numbers = reward(
-        prompts=[POLICY_PROMPT, policy_prompt(START)],
-        completions=["M: h2h3 E: 0.0 B: h2h3", "M: a2a4 E: 0.0 B: a2a4"],
-        action_values=[ACTION_VALUES, None],
-    )
+    completions = ["M: h2h3 E: 0.0 B: h2h3", "M: a2a4 E: 0.0 B: a2a4"]
+    numbers = reward([POLICY_PROMPT, f"P: {START}"], completions, [ACTION_VALUES, None])
     assert labeller.calls == [[START]]
     assert numbers == pytest.approx([1 / 7, 19 / 20])
 
 
 @pytest.mark.parametrize("name", [*POLICY_ONLY, "graduated"])
 def test_a_row_that_the_engine_gave_up_on_has_no_reward_and_is_counted(name: str) -> None:
-    labeller = FakeLabeller(refuse=[POSITIONS[1]])
     logged: dict[str, float] = {}
-    (reward,) = get_reward_funcs([{"name": name}], truth_by(labeller))
-    numbers = reward(
-        prompts=[*map(policy_prompt, POSITIONS[:2]), ENVIRONMENT_PROMPT],
+    truth = PolicyTruth("engine", FakeLabeller(refuse=[POSITIONS[1]]))
+    (reward,) = get_reward_funcs([name], truth)
+    first, second, _ = reward(
+        prompts=[f"P: {POSITIONS[0]}", f"P: {POSITIONS[1]}", ENVIRONMENT_PROMPT],
         completions=["M: e1d1 E: 1.0 B: e1d1", "M: e5d5 E: 1.0 B: e5d5", "e2e4"],
         action_values=[None, ACTION_VALUES, None],
         log_metric=logged.__setitem__,
     )
-    assert numbers[0] is not None and numbers[0] > 0
-    assert numbers[1] is None
+    assert first is not None and first > 0 and second is None
     share = 1 / 3 if name == "graduated" else 1 / 2
     assert logged[f"rewards/{name}/without_truth"] == pytest.approx(share)
     assert logged["engine/given_up"] == 1
@@ -302,15 +257,10 @@ def test_a_row_that_the_engine_gave_up_on_has_no_reward_and_is_counted(name: str
 @pytest.mark.parametrize("labels", ["stored", "engine"])
 def test_a_policy_prompt_without_a_move_to_choose_has_no_truth(labels: str, prompt: str) -> None:
     labeller = FakeLabeller()
-    truth = truth_by(labeller, labels) if labels == "engine" else None
-    for reward in get_reward_funcs([{"name": name} for name in POLICY_ONLY], truth):
-        numbers = reward(
-            prompts=[prompt, POLICY_PROMPT],
-            completions=[PERFECT, PERFECT],
-            action_values=[ACTION_VALUES, ACTION_VALUES],
-        )
-        assert numbers[0] is None
-        assert numbers[1] is not None
+    truth = PolicyTruth(labels, labeller) if labels == "engine" else None
+    for reward in get_reward_funcs(POLICY_ONLY, truth):
+        numbers = reward([prompt, POLICY_PROMPT], [PERFECT] * 2, [ACTION_VALUES] * 2)
+        assert numbers[0] is None and numbers[1] is not None
     assert all(call == [POLICY_PROMPT.removeprefix("P: ")] for call in labeller.calls)
 
 
@@ -320,67 +270,53 @@ def test_the_engine_and_its_values_stored_give_the_same_rewards(stockfish: str) 
     for fen in POSITIONS:
         moves = [move.uci() for move in chess.Board(fen).legal_moves]
         rows += [
-            (policy_prompt(fen), f"M: {' '.join(moves[:5])} E: 0.1 -2.0 B: {move}")
+            (f"P: {fen}", f"M: {' '.join(moves[:5])} E: 0.1 -2.0 B: {move}")
             for move in (*moves, "a1a1")
         ]
     prompts, completions = map(list, zip(*rows, strict=True))
     with Labeller(args) as labeller:
-        found = labeller.values([prompt.removeprefix("P: ") for prompt in prompts])
+        values = labeller.values([prompt.removeprefix("P: ") for prompt in prompts])
     column = [
-        [{"move": value.move, "cp": value.cp} for value in values.values]
-        for values in found
-        if values is not None
+        [{"move": value.move, "cp": value.cp} for value in one.values]
+        for one in values
+        if one is not None
     ]
-    specs = [{"name": name} for name in (*POLICY_ONLY, "graduated")]
+    specs = [*POLICY_ONLY, "graduated"]
+    rewards = {}
     with PolicyTruth("engine", Labeller(args)) as truth:
         for stored, asked in zip(
             get_reward_funcs(specs), get_reward_funcs(specs, truth), strict=True
         ):
-            numbers = asked(prompts, completions)
+            rewards[asked.__name__] = numbers = asked(prompts, completions)
             assert numbers == stored(prompts, completions, column)
             assert None not in numbers
         assert truth.labeller is not None and truth.labeller.searched == len(POSITIONS)
-    ranks = stored_ranks(prompts, completions, column)
+    ranks = rewards["policy_rank"]
     assert min(ranks) == 0 and max(ranks) == 1 and len(set(ranks)) > 5
-
-
-def stored_ranks(prompts: list[str], completions: list[str], column: list[Any]) -> list[float]:
-    (reward,) = get_reward_funcs([{"name": "policy_rank"}])
-    return [number for number in reward(prompts, completions, column) if number is not None]
-
-
-def test_an_empty_batch_has_no_rewards() -> None:
-    for reward in get_reward_funcs([{"name": name} for name in sorted(NAMES)]):
-        assert reward(prompts=[], completions=[]) == []
 
 
 # --------------------------------------------------------------------------------------------------
 # The registry
 # --------------------------------------------------------------------------------------------------
-def test_names_are_pinned() -> None:
-    assert set(known_rewards()) == NAMES  # dashboard keys: a new name breaks the boards of old runs
-
-
-@pytest.mark.parametrize("name", sorted(NAMES))
+@pytest.mark.parametrize("name", NAMES)
 def test_every_reward_says_its_range_and_meaning(name: str) -> None:
-    said = known_rewards()[name]
-    assert said.meaning.endswith(".") and len(said.meaning) > 20
-    (reward,) = get_reward_funcs([{"name": name}])
+    entry = known_rewards()[name]
+    assert entry.meaning.endswith(".") and len(entry.meaning) > 20
+    (reward,) = get_reward_funcs([name])
     prompts = [ENVIRONMENT_PROMPT, POLICY_PROMPT, FILL_IN_PROMPT]
     right = [f"{AFTER_E4}+0.001+0+0", PERFECT, " e2e4"]
     nearly = [f"{NAMED}+1.0+0+1", "M: a1a1 g2g4 E: 1.0 B: a1a1", " e2e3"]
-    column = [None, ACTION_VALUES, None]
-    found = [
+    numbers = {
         number
         for completions in (right, nearly, ["?"] * 3)
-        for number in reward(prompts, completions, column)
+        for number in reward(prompts, completions, [None, ACTION_VALUES, None])
         if number is not None
-    ]
-    if said.range == "0 or 1":
-        assert set(found) == {0, 1}
+    }
+    if entry.range == "0 or 1":
+        assert numbers == {0, 1}
     else:
-        low, high = map(float, said.range.strip("[]").split(","))
-        assert low <= min(found) < max(found) <= high == 1
+        low, high = map(float, entry.range.strip("[]").split(","))
+        assert low <= min(numbers) < max(numbers) <= high == 1
 
 
 def test_tasks_of_a_list_of_rewards() -> None:
@@ -391,25 +327,26 @@ def test_tasks_of_a_list_of_rewards() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "words"),
+    ("specs", "words"),
     [
-        ({"name": "policy_formt"}, ["'policy_formt'", "did you mean policy_format"]),
-        ({"name": "Graduated"}, ["'Graduated'", "did you mean graduated"]),
-        ({"name": "graduated", "shapin": "linear"}, ["'shapin'", "did you mean shaping"]),
-        ({"name": "graduated", "shaping": "cubic"}, ["'cubic'", "graduated", "linear", "binary"]),
-        ({"name": "graduated", "thresholds": [0.9, 0.5]}, ["[0.9, 0.5]", "the smaller first"]),
-        ({"name": "graduated", "thresholds": 0.5}, ["is 0.5", "give two numbers"]),
-        ({"name": "asymmetric", "shaping": "linear"}, ["asymmetric", "no option 'shaping'"]),
-        ({"name": "asymmetric", "weight": "heavy"}, ["'heavy'", "is not a finite number"]),
-        ({"name": "asymmetric", "weight": True}, ["True", "is not a finite number"]),
-        ({"name": "asymmetric", "weight": float("nan")}, ["nan", "is not a finite number"]),
-        ({"weight": 1.0}, ["must be a mapping with a name"]),
-        ("asymmetric", ["'asymmetric'", "must be a mapping with a name"]),
-        (None, ["None", "must be a mapping with a name"]),
+        ([{"name": "policy_formt"}], ["'policy_formt'", "did you mean policy_format"]),
+        ([{"name": "Graduated"}], ["'Graduated'", "did you mean graduated"]),
+        ([{"name": "graduated", "shapin": "linear"}], ["'shapin'", "did you mean shaping"]),
+        ([{"name": "graduated", "shaping": "cubic"}], ["'cubic'", "linear", "binary"]),
+        ([{"name": "graduated", "thresholds": [0.9, 0.5]}], ["[0.9, 0.5]", "the smaller first"]),
+        ([{"name": "graduated", "thresholds": 0.5}], ["is 0.5", "give two numbers"]),
+        ([{"name": "asymmetric", "shaping": "linear"}], ["asymmetric", "no option 'shaping'"]),
+        ([{"name": "asymmetric", "weight": "heavy"}], ["'heavy'", "is not a finite number"]),
+        ([{"name": "asymmetric", "weight": True}], ["True", "is not a finite number"]),
+        ([{"name": "asymmetric", "weight": float("nan")}], ["nan", "is not a finite number"]),
+        ([{"weight": 1.0}], ["must be a mapping with a name"]),
+        (["asymmetric"], ["'asymmetric'", "must be a mapping with a name"]),
+        ([None], ["None", "must be a mapping with a name"]),
+        *((no_list, ["must be a list of rewards"]) for no_list in (None, [], "graduated", {}, 5)),
     ],
 )
-def test_a_fault_names_the_value_and_the_remedy(spec: Any, words: list[str]) -> None:
-    (fault,) = check_reward_specs([spec])
+def test_a_fault_names_the_value_and_the_remedy(specs: Any, words: list[str]) -> None:
+    (fault,) = check_reward_specs(specs)
     assert all(word in fault for word in words), fault
 
 
@@ -433,26 +370,17 @@ def test_options_of_ones_own_reward_are_what_the_trainer_does_not_give(
     assert words in "".join(faults) and bool(faults) is bool(words)
 
 
-@pytest.mark.parametrize("specs", [None, [], "graduated", {"name": "graduated"}, 5])
-def test_no_list_of_rewards_is_a_fault(specs: Any) -> None:
-    (fault,) = check_reward_specs(specs)
-    assert "must be a list of rewards" in fault
-
-
 def test_all_faults_are_reported_together() -> None:
-    specs: list[dict[str, Any]] = [
+    good = [{"name": name, "weight": 0.5} for name in NAMES if name != "graduated"]
+    assert check_reward_specs([*good, {"name": "graduated", "shaping": "linear"}]) == []
+    bad: list[dict[str, Any]] = [
         {"name": "policy_formt"},
         {"name": "graduated", "shaping": "cubic", "wait": 1},
         {"name": "asymmetric"},
         {"name": "asymmetric", "weight": 2.0},
     ]
     with pytest.raises(ConfigurationError) as caught:
-        get_reward_funcs(specs)
+        get_reward_funcs(bad)
     assert len(caught.value.faults) == 4
     for words in ("policy_formt", "cubic", "'wait'", "'asymmetric' appears twice"):
         assert words in str(caught.value)
-
-
-def test_good_specifications_have_no_faults() -> None:
-    specs = [{"name": name, "weight": 0.5} for name in sorted(NAMES - {"graduated"})]
-    assert check_reward_specs([*specs, {"name": "graduated", "shaping": "linear"}]) == []
