@@ -19,17 +19,13 @@ from rookworld_rlvr.training.parts.arguments import BaselineArguments
 from rookworld_rlvr.training.parts.kl import ESTIMATORS
 from rookworld_rlvr.training.parts.registry import PARTS_STATE
 
+from ...conftest import NOT_KEPT
+from ..test_trainer import LOGGED_REWARDS
+
 # The logged step of GRPO on RookWorld-LM: 4 prompts of 4 completions.
-LOGGED = torch.tensor(
-    [
-        [0.5092, 0.458, 0.4912, 0.706],
-        [0.145, 0.08333333, 0.17857143, 0.125],
-        [0.91, 0.91, 0.91, 0.91],
-        [0.045, -0.005, 0.195, 0.045],
-    ],
-    dtype=torch.float64,
-)
+LOGGED = torch.tensor(LOGGED_REWARDS, dtype=torch.float64)
 TASKS = ["policy", "policy", "environment", "policy"]
+STEPS = {**NOT_KEPT, "preflight": False}
 
 
 def baseline_of(kind: Any) -> Baseline:
@@ -158,9 +154,16 @@ def test_log_ratios_are_clamped_and_counted(
     assert trainer._metrics["train"]["kl"][0] <= 0.01**2, "k3 of 0.01 is half its square"
 
 
-@pytest.mark.parametrize("baseline", ["leave_one_out", "ema", "adaptive"])
+@pytest.mark.parametrize(
+    ("baseline", "mean", "expected"),
+    [
+        ("leave_one_out", 0.75, [-1.0, 3.0]),
+        ("ema", 0.75, [-0.75, 2.25]),
+        ("adaptive", 0.0, [0.0, 3.0]),
+    ],
+)
 def test_a_baseline_changes_the_advantages_that_are_trained_on(
-    controlled: Callable[..., Any], baseline: str
+    controlled: Callable[..., Any], baseline: str, mean: float, expected: list[float]
 ) -> None:
     rewards = iter([0.0, 0.0, 0.0, 3.0] * 1_000)
     options = {
@@ -172,11 +175,8 @@ def test_a_baseline_changes_the_advantages_that_are_trained_on(
     _, inputs = controlled(**options)
     assert sorted(set(inputs["advantages"].tolist())) == pytest.approx([-0.75, 2.25])
     trainer, inputs = controlled(**options, baseline=baseline)
-    assert trainer._metrics["train"]["baseline/mean"][0] == pytest.approx(
-        {"leave_one_out": 0.75, "ema": 0.75, "adaptive": 0.0}[baseline]
-    )
-    expected = {"leave_one_out": [-1.0, 3.0], "ema": [-0.75, 2.25], "adaptive": [0.0, 3.0]}
-    assert sorted(set(inputs["advantages"].tolist())) == pytest.approx(expected[baseline])
+    assert trainer._metrics["train"]["baseline/mean"][0] == pytest.approx(mean)
+    assert sorted(set(inputs["advantages"].tolist())) == pytest.approx(expected)
     if baseline == "ema":
         running = trainer.parts["advantages"].running
         trainer.parts["advantages"].running = dict.fromkeys(running, 0.25)
@@ -199,29 +199,27 @@ def test_adaptive_kl_moves_the_coefficient_and_goes_on_after_a_resume(
         "lr_scheduler_type": "constant",
         "baseline": "ema",
         "max_completion_length": 8,
+        "max_steps": 3,
+        **STEPS,
+        "save_strategy": "steps",
         "save_steps": 2,
-        "eval_steps": 100,
-        "load_best_model_at_end": False,
-        "preflight": False,
-        "logging_steps": 1,
     }
-    trainer = build(loading.load_model(start), **options, max_steps=3)
+    trainer = build(loading.load_model(start), **options)
     trainer.train()
-    kls = [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
-    used = [entry["kl/coefficient"] for entry in trainer.state.log_history if "kl" in entry]
+    logged = [entry for entry in trainer.state.log_history if "kl" in entry]
+    kls = [entry["kl"] for entry in logged]
+    used = [entry["kl/coefficient"] for entry in logged]
     assert kls[0] == pytest.approx(0, abs=1e-6) and kls[1] > 1e-6
     assert used == pytest.approx([0.1, 0.1, 0.15]), "two steps are judged together"
-    logged = [entry for entry in trainer.state.log_history if "kl" in entry]
-    assert "kl/window" not in logged[0] and logged[1]["kl/window"] == pytest.approx(
-        sum(kls[:2]) / 2, rel=1e-4
-    )
+    assert "kl/window" not in logged[0]
+    assert logged[1]["kl/window"] == pytest.approx(sum(kls[:2]) / 2, rel=1e-4)
     assert [entry["kl/verdict"] for entry in logged[:2]] == [0, 1], "raised for the third step"
     assert logged[1]["kl/target"] == 1e-9
     kept = json.loads((tmp_path / "run" / "checkpoint-2" / PARTS_STATE).read_text())
     assert kept["kl"]["beta"] == pytest.approx(used[2])
     assert kept["baseline_running"]
 
-    again = build(loading.load_model(start), **options, max_steps=3)
+    again = build(loading.load_model(start), **options)
     again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
     (resumed,) = [
         entry["kl/coefficient"] for entry in again.state.log_history[-3:] if "kl" in entry
@@ -238,11 +236,8 @@ def test_the_learning_rate_goes_through_three_phases(build: Callable[..., Any], 
         learning_rate=1e-3,
         max_steps=10,
         max_completion_length=2,
-        eval_steps=100,
-        save_strategy="no",
-        load_best_model_at_end=False,
-        preflight=False,
-        logging_steps=1,
+        per_device_train_batch_size=4,
+        **STEPS,
     )
     trainer.train()
     rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]

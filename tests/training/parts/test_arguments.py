@@ -12,6 +12,7 @@ from rookworld_rlvr.training.parts.arguments import PromptArguments, left_out_ta
 
 GAE = {"advantage_estimator": "gae"}
 TORN = {"generation_batch_size": 24, "per_device_train_batch_size": 4, "num_generations": 8}
+GUARD = {"guard": {"overall": 0.1}}
 BY_REWARD = {"multi_objective_aggregation": "normalize_then_sum"}
 
 
@@ -26,11 +27,8 @@ def faults(**options: Any) -> list[str]:
     ("options", "words"),
     [
         # A value.
-        ({"kl_estimator": "k4"}, "kl_estimator: 'k4'"),
         ({"kl_warmup_steps": -1}, "kl_warmup_steps: -1 is too small"),
-        ({"baseline": "mean"}, "baseline: 'mean'"),
         ({"zero_variance": "resampel"}, "did you mean resample"),
-        ({"advantage_estimator": "gea"}, "did you mean gae"),
         ({**GAE, "gae_gamma": 1.5}, "gae_gamma: 1.5"),
         ({**GAE, "value_learning_rate": 0}, "value_learning_rate: 0"),
         ({"sft_coef": -1.0}, "sft_coef: -1.0 is too small"),
@@ -57,10 +55,7 @@ def faults(**options: Any) -> list[str]:
         ({"kl_control": "adaptive", "beta": 0.1}, "needs a kl_target"),
         ({"kl_control": "adaptive", "kl_target": 0.1, "beta": 0}, "a beta above 0 to start from"),
         ({"kl_target": 0.1, "beta": 0.1}, "kl_control: fixed ignores it"),
-        (
-            {"task_sampling": {"policy": {"max_completion_length": 999}}},
-            "is 999, over the trainer's",
-        ),
+        ({"task_sampling": {"policy": {"max_completion_length": 999}}}, "is 999, over"),
         ({**GAE, "baseline": "ema"}, "baseline: ema needs one advantage per completion"),
         ({**GAE, **BY_REWARD}, "gae computes advantages from the sum of the rewards"),
         ({**GAE, "zero_variance": "skip"}, "zero_variance: 'skip' works on groups"),
@@ -68,15 +63,9 @@ def faults(**options: Any) -> list[str]:
         ({**BY_REWARD, "baseline": "ema"}, "baseline: ema computes advantages from the sum"),
         ({**BY_REWARD, "zero_variance": "resample"}, "needs multi_objective_aggregation"),
         ({"sft_extra": 2}, "sft_extra: sft_coef: 0 ignores it"),
-        (
-            {"sft_coef": 0.1, "sft_extra": 2, "zero_variance": "resample"},
-            "sft_extra: 2 prompts that are not sampled do not go with zero_variance: resample",
-        ),
-        (
-            {"guard": {"overall": 0.1}, "load_best_model_at_end": False},
-            "would be kept, whatever it loses",
-        ),
-        ({"guard": {"overall": 0.1}, "eval_steps": 5, "save_steps": 10}, "the value of eval_steps"),
+        ({"sft_coef": 0.1, "sft_extra": 2, "zero_variance": "resample"}, "sft_extra: 2 prompts"),
+        ({**GUARD, "load_best_model_at_end": False}, "would be kept, whatever it loses"),
+        ({**GUARD, "eval_steps": 5, "save_steps": 10}, "the value of eval_steps"),
     ],
 )
 def test_a_fault_names_its_value(options: dict[str, Any], words: str) -> None:
@@ -95,8 +84,7 @@ def test_groups_torn_between_processes_are_refused(
 
 
 def test_all_faults_are_found_together() -> None:
-    found = faults(**GAE, gae_lambda=-1, value_coef=-0.1, kl_target=0.1, beta=0.1)
-    assert len(found) == 3
+    assert len(faults(**GAE, gae_lambda=-1, value_coef=-0.1, kl_target=0.1, beta=0.1)) == 3
 
 
 def test_a_task_with_a_share_must_be_trained() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
+from transformers import GPT2LMHeadModel
 
 from rookworld_rlvr.cli.checks import check_recipe
 from rookworld_rlvr.data.loading import DataArguments
@@ -20,7 +20,6 @@ from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.health.monitor import HealthCallback
 from rookworld_rlvr.training.health.rules import losses
 
-MakeTrainer = Callable[..., Any]
 Build = Callable[..., Any]
 
 
@@ -29,26 +28,14 @@ def nonsense(completions: list[str], **_: Any) -> list[float]:
     return [-float(len(set(text))) for text in completions]
 
 
-def trained(
-    make_trainer: MakeTrainer,
-    tokenizer: PreTrainedTokenizerBase,
-    most: float,
-) -> Any:
-    trainer = make_trainer(
-        loading.load_model(loading.PACKAGED_MODEL),
-        tokenizer,
-        reward_funcs=[nonsense],
-        rewards=[{"name": "environment_exact"}],
-        max_completion_length=64,
-        max_steps=2,
-        learning_rate=1e-2,
-        eval_steps=1,
-        save_steps=1,
-        guard={"environment/exact": most},
-    )
-    trainer.add_callback(HealthCallback())
-    trainer.train()
-    return trainer
+STEPS: dict[str, Any] = {
+    "reward_funcs": [nonsense],
+    "rewards": [{"name": "environment_exact"}],
+    "max_steps": 2,
+    "learning_rate": 1e-3,
+    "eval_steps": 1,
+    "save_steps": 1,
+}
 
 
 def weights(trainer: Any) -> dict[str, torch.Tensor]:
@@ -68,11 +55,16 @@ def exact(trainer: Any) -> dict[int, float]:
 
 
 def test_a_run_whose_checkpoints_all_break_the_guard_ends_with_the_start(
-    make_trainer: MakeTrainer,
-    tokenizer: PreTrainedTokenizerBase,
-    capsys: pytest.CaptureFixture[str],
+    build: Build, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trainer = trained(make_trainer, tokenizer, most=0.01)
+    trainer = build(
+        loading.load_model(loading.PACKAGED_MODEL),
+        max_completion_length=64,
+        guard={"environment/exact": 0.01},
+        **{**STEPS, "learning_rate": 1e-2},
+    )
+    trainer.add_callback(HealthCallback())
+    trainer.train()
     found = exact(trainer)
     assert max(found[1], found[2]) < found[0] - 0.01
     assert same(weights(trainer), loading.load_model(loading.PACKAGED_MODEL).state_dict())
@@ -90,12 +82,7 @@ def test_a_run_goes_on_exactly_from_the_start_that_was_saved(
     """As after a kill before the first other checkpoint; a guard that holds changes nothing."""
 
     def trainer(**options: Any) -> Any:
-        return build(
-            copy.deepcopy(random_gpt2),
-            reward_funcs=[nonsense],
-            rewards=[{"name": "environment_exact"}],
-            **{"max_steps": 2, "learning_rate": 1e-3, "eval_steps": 1, "save_steps": 1, **options},
-        )
+        return build(copy.deepcopy(random_gpt2), **STEPS, **options)
 
     unguarded = trainer()
     unguarded.train()
@@ -132,12 +119,12 @@ def test_what_is_not_measured_cannot_be_guarded() -> None:
         report_to=[],
         guard={"environment/exact": 0.01, "suites/environment/exact": 0.01},
     )
-    data, suites = DataArguments(tasks=["policy"]), SuiteArguments()
-    faults = check_recipe(None, data, None, None, None, args, suites)
-    assert [fault.partition(";")[0] for fault in faults if fault.startswith("guard")] == [
-        "guard: 'suites/environment/exact' belongs to a suite that is not in `suites`",
-        "guard: 'environment/exact' belongs to a task that is not in `tasks`: ['policy']",
-    ]
-    suites = SuiteArguments(suites=["environment"])
-    faults = check_recipe(None, data, None, None, None, args, suites)
-    assert len([fault for fault in faults if fault.startswith("guard")]) == 1
+
+    def faults(*suites: str) -> list[str]:
+        others = DataArguments(tasks=["policy"]), None, None, None, args
+        every = check_recipe(None, *others, SuiteArguments(suites=[*suites]))
+        return [fault.partition(";")[0] for fault in every if fault.startswith("guard")]
+
+    task = "guard: 'environment/exact' belongs to a task that is not in `tasks`: ['policy']"
+    suite = "guard: 'suites/environment/exact' belongs to a suite that is not in `suites`"
+    assert faults() == [suite, task] and faults("environment") == [task]

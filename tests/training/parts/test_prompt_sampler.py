@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 from trl.trainer.utils import RepeatSampler
 
-from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.common.errors import RookWorldError
-from rookworld_rlvr.common.settings import Checked
 from rookworld_rlvr.training.parts.arguments import PromptArguments
 from rookworld_rlvr.training.parts.prompt_sampler import Phase, PromptSampler, phases_of
 
@@ -40,8 +37,11 @@ def sampler(data: Dataset | None = None, batch_size: int = 8, **options: Any) ->
     return PromptSampler(data or rows(), batch_size=batch_size, **{**repeats, **options})
 
 
-def phases(**options: Any) -> tuple[Phase, ...]:
-    return phases_of(PromptArguments(**options))
+def phases(*entries: dict[str, float]) -> tuple[Phase, ...]:
+    return phases_of(PromptArguments(task_phases=[*entries]))
+
+
+MIXTURE = phases({"policy": 0.5, "environment": 0.5})
 
 
 def tasks_of(data: Dataset, batch: list[int]) -> Counter[str]:
@@ -54,30 +54,18 @@ def tasks_of(data: Dataset, batch: list[int]) -> Counter[str]:
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_the_layout_is_that_of_trls_sampler(shuffle: bool) -> None:
     data = rows()
-    shape: dict[str, Any] = {
-        "mini_repeat_count": 4,
-        "batch_size": 8,
-        "repeat_count": 3,
-        "shuffle": shuffle,
-    }
-    theirs = list(RepeatSampler(data, **shape, seed=1))
-    ours = PromptSampler(data, **shape, seed=1)
-    found = list(ours)
-    assert len(found) == len(ours) == len(theirs)
+    shape: dict[str, Any] = {"mini_repeat_count": 4, "batch_size": 8, "repeat_count": 3}
+    theirs = list(RepeatSampler(data, **shape, shuffle=shuffle, seed=1))
+    sampler = PromptSampler(data, **shape, shuffle=shuffle, seed=1)
+    ours = list(sampler)
+    assert len(ours) == len(sampler) == len(theirs)
     for block, whole in ((1, 4), (8 * 4, 8 * 4 * 3)):
-        for start in range(0, len(found), whole):
-            parts = [
-                [indices[at : at + block] for at in range(start, start + whole, block)]
-                for indices in (found, theirs)
-            ]
-            assert all(part == repeated[0] for repeated in parts for part in repeated)
+        for start in range(0, len(ours), whole):
+            for indices in (ours, theirs):
+                parts = [indices[at : at + block] for at in range(start, start + whole, block)]
+                assert all(part == parts[0] for part in parts)
     if not shuffle:
-        assert found == theirs
-
-
-def test_too_few_rows_are_refused() -> None:
-    with pytest.raises(RookWorldError, match=r"50 rows to train on do not fill .* of 51 prompts"):
-        sampler(batch_size=51)
+        assert ours == theirs
 
 
 # --------------------------------------------------------------------------------------------------
@@ -88,14 +76,10 @@ def test_too_few_rows_are_refused() -> None:
 )
 def test_shares_hold_in_every_batch_and_exactly_over_all(share: float, batch_size: int) -> None:
     data = rows()
-    found = sampler(
-        data,
-        batch_size,
-        phases=phases(task_phases=[{"policy": share, "environment": 1 - share}]),
-    )
+    drawn = sampler(data, batch_size, phases=phases({"policy": share, "environment": 1 - share}))
     total = 0
     for number in range(120):
-        batch = found.batch(number)
+        batch = drawn.batch(number)
         policy = tasks_of(data, batch)["policy"]
         assert len(batch) == batch_size and abs(policy - share * batch_size) < 1
         total += policy
@@ -105,8 +89,7 @@ def test_shares_hold_in_every_batch_and_exactly_over_all(share: float, batch_siz
 
 def test_tasks_are_spread_within_a_batch() -> None:
     data = rows()
-    mixture = phases(task_phases=[{"policy": 0.25, "environment": 0.75}])
-    batch = sampler(data, 16, phases=mixture).batch(0)
+    batch = sampler(data, 16, phases=phases({"policy": 0.25, "environment": 0.75})).batch(0)
     assert [tasks_of(data, batch[at : at + 4])["policy"] for at in range(0, 16, 4)] == [1] * 4
 
 
@@ -122,32 +105,33 @@ def test_phases_switch_at_their_step_and_come_again(
     steps_per_batch: Fraction, expected: str
 ) -> None:
     data = rows(400, 400)
-    entries = [{"steps": 2, "policy": 1}, {"steps": 3, "environment": 1.0}]
-    found = sampler(data, phases=phases(task_phases=entries), steps_per_batch=steps_per_batch)
-    kinds = [set(tasks_of(data, found.batch(number))) for number in range(12)]
+    in_turn = phases({"steps": 2, "policy": 1}, {"steps": 3, "environment": 1.0})
+    drawn = sampler(data, phases=in_turn, steps_per_batch=steps_per_batch)
+    kinds = [set(tasks_of(data, drawn.batch(number))) for number in range(12)]
     assert all(len(kind) == 1 for kind in kinds)
     assert "".join(kind.pop()[0] for kind in kinds) == expected
 
 
 def test_a_last_phase_without_steps_lasts() -> None:
     data = rows()
-    entries = [{"steps": 2, "policy": 1}, {"policy": 0.25, "environment": 0.75}]
-    found = sampler(data, phases=phases(task_phases=entries))
-    counts = [tasks_of(data, found.batch(number))["policy"] for number in range(40)]
+    entries = {"steps": 2, "policy": 1}, {"policy": 0.25, "environment": 0.75}
+    drawn = sampler(data, phases=phases(*entries))
+    counts = [tasks_of(data, drawn.batch(number))["policy"] for number in range(40)]
     assert counts == [8, 8] + [2] * 38
 
 
 def test_an_epoch_that_ends_within_a_step_counts_it_as_one() -> None:
-    found = sampler(batch_size=10, steps_per_batch=HALF)  # 5 batches, 3 steps an epoch
-    assert [found.first_step(number) for number in range(7)] == [0, 0, 1, 1, 2, 3, 3]
+    drawn = sampler(batch_size=10, steps_per_batch=HALF)  # 5 batches, 3 steps an epoch
+    assert [drawn.first_step(number) for number in range(7)] == [0, 0, 1, 1, 2, 3, 3]
 
 
-def test_a_task_with_a_share_has_rows() -> None:
-    mixture = phases(task_phases=[{"policy": 0.5, "environment": 0.5}])
+def test_too_few_rows_are_refused() -> None:
+    with pytest.raises(RookWorldError, match=r"50 rows to train on do not fill .* of 51 prompts"):
+        sampler(batch_size=51)
     with pytest.raises(RookWorldError, match=r"no policy rows .* share of 0.5; add such rows"):
-        sampler(rows(30, 0), phases=mixture)
+        sampler(rows(30, 0), phases=MIXTURE)
     with pytest.raises(RookWorldError, match="the column `task`"):
-        sampler(rows().remove_columns("task"), phases=mixture)
+        sampler(rows().remove_columns("task"), phases=MIXTURE)
     assert sampler(rows().remove_columns("task")).batch(0), "as the rows come, none is asked for"
 
 
@@ -155,18 +139,16 @@ def test_a_task_with_a_share_has_rows() -> None:
 # Uniform
 # --------------------------------------------------------------------------------------------------
 def test_each_prompt_comes_once_a_pass_over_the_borders_of_epochs() -> None:
-    found = sampler()  # 50 rows, 6 batches of 8 an epoch
-    indices = list(itertools.chain(*(found.batch(number) for number in range(50))))
+    drawn = sampler()  # 50 rows, 6 batches of 8 an epoch
+    indices = list(itertools.chain(*map(drawn.batch, range(50))))
     passes = [indices[at : at + 50] for at in range(0, 400, 50)]
     assert all(sorted(part) == list(range(50)) for part in passes)
     assert len({tuple(part) for part in passes}) == 8
 
 
 def test_each_prompt_of_a_task_comes_once_a_pass() -> None:
-    data = rows()
-    mixture = phases(task_phases=[{"policy": 0.3, "environment": 0.7}])
-    found = sampler(data, phases=mixture)
-    indices = list(itertools.chain(*(found.batch(number) for number in range(100))))
+    drawn = sampler(phases=phases({"policy": 0.3, "environment": 0.7}))
+    indices = list(itertools.chain(*map(drawn.batch, range(100))))
     for first, last, size in ((0, 30, 30), (30, 50, 20)):
         own = [index for index in indices if first <= index < last]
         for at in range(0, len(own) - size, size):
@@ -175,22 +157,21 @@ def test_each_prompt_of_a_task_comes_once_a_pass() -> None:
 
 @pytest.mark.parametrize("batch_size", [8, 13, 30])
 def test_no_row_comes_twice_in_a_batch(batch_size: int) -> None:
-    found = sampler(rows(), batch_size)
+    drawn = sampler(rows(), batch_size)
     for number in range(60):
-        assert len(set(found.batch(number))) == batch_size
+        assert len(set(drawn.batch(number))) == batch_size
 
 
 def test_of_too_few_rows_none_comes_much_more_often() -> None:
-    mixture = phases(task_phases=[{"policy": 0.5, "environment": 0.5}])
-    found = sampler(rows(30, 3), 14, phases=mixture)
+    drawn = sampler(rows(30, 3), 14, phases=MIXTURE)
     for number in range(40):
-        counts = Counter(row for row in found.batch(number) if row >= 30)
+        counts = Counter(row for row in drawn.batch(number) if row >= 30)
         assert sorted(counts.values()) == [2, 2, 3]
 
 
 def test_other_seeds_and_other_epochs_have_other_orders() -> None:
-    found = sampler(seed=1)
-    assert list(found) != list(found)
+    drawn = sampler(seed=1)
+    assert list(drawn) != list(drawn)
     assert list(sampler(seed=1)) != list(sampler(seed=2))
 
 
@@ -199,15 +180,16 @@ def test_other_seeds_and_other_epochs_have_other_orders() -> None:
 # --------------------------------------------------------------------------------------------------
 def test_extra_rows_are_new_and_their_own_function() -> None:
     data = rows()
-    mixture = phases(task_phases=[{"policy": 0.5, "environment": 0.5}])
-    found = sampler(data, phases=mixture)
-    first = found.batch(0)
-    extra = found.extra(6, step=0, round_=0, exclude=data["prompt"][first])
+    drawn = sampler(data, phases=MIXTURE)
+    first = drawn.batch(0)
+    extra = drawn.extra(6, step=0, round_=0, exclude=data["prompt"][first])
     assert tasks_of(data, extra) == {"policy": 3, "environment": 3}
     assert len({*first, *extra}) == 14
-    others = [found.extra(6, step, round_) for step, round_ in ((0, 0), (0, 1), (1, 0))]
+    others = [drawn.extra(6, step, round_) for step, round_ in ((0, 0), (0, 1), (1, 0))]
     assert len({tuple(other) for other in others}) == 3
-    assert found.batch(1) == sampler(data, phases=mixture).batch(1), "the batches stay as they are"
+    assert drawn.batch(1) == sampler(data, phases=MIXTURE).batch(1), "the batches stay as they are"
+    policy = [tasks_of(data, drawn.extra(1, step, 0))["policy"] for step in range(400)]
+    assert 0.4 < sum(policy) / 400 < 0.6, "shares hold on average"
 
 
 def test_extra_rows_of_all_that_is_left() -> None:
@@ -217,13 +199,6 @@ def test_extra_rows_of_all_that_is_left() -> None:
     twice = Dataset.from_dict({"prompt": ["a", "b", "a", "c"]})
     texts = twice["prompt"][sampler(twice, 2).extra(4, 0, 0, exclude=["a"])]
     assert sorted(texts) == ["b", "c"], "nor another row of an excluded prompt"
-
-
-def test_extra_rows_hold_their_shares_on_average() -> None:
-    data = rows()
-    found = sampler(data, phases=phases(task_phases=[{"policy": 0.3, "environment": 0.7}]))
-    policy = [tasks_of(data, found.extra(1, step, 0))["policy"] for step in range(400)]
-    assert 0.2 < sum(policy) / 400 < 0.4
 
 
 # --------------------------------------------------------------------------------------------------
@@ -247,9 +222,9 @@ def test_going_on_within_a_later_epoch(world: int) -> None:
     expected.set_epoch(2)
     wanted = list(expected)[3 * 8 :]
     for rank in range(world):
-        found = sampler()
-        left = skip_first_batches(loader(found, world, rank), 3)
-        found.seek(2 * found.steps_per_epoch + 3)
+        drawn = sampler()
+        left = skip_first_batches(loader(drawn, world, rank), 3)
+        drawn.seek(2 * drawn.steps_per_epoch + 3)
         left.set_epoch(2)  # as transformers does
         yielded = torch.stack(list(left)).tolist()
         share = slice(rank * 8 // world, (rank + 1) * 8 // world)
@@ -269,50 +244,27 @@ class _Linear(torch.nn.Module):
         return {"loss": self.weight.square().sum()}
 
 
-class _Trainer(Trainer):
-    """`transformers.Trainer` with this sampler."""
-
-    def __init__(self, data: Dataset, **kwargs: Any) -> None:
-        mixture = phases(task_phases=[{"policy": 0.4, "environment": 0.6}])
-        self.prompts = sampler(data, phases=mixture)
-        indices = Dataset.from_dict({"index": range(len(data))})
-        super().__init__(model=_Linear(), train_dataset=indices, **kwargs)
-
-    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> PromptSampler:
-        return self.prompts
-
-
 @pytest.mark.parametrize("step", [3, 6, 15])
 def test_transformers_goes_on_with_the_same_rows(tmp_path: Path, step: int) -> None:
     """Six steps an epoch: within the first, at its end, within the third."""
-    args = TrainingArguments(
-        output_dir=str(tmp_path),
-        per_device_train_batch_size=8,
-        max_steps=20,
-        save_steps=step,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-    )
-    whole = _Trainer(rows(), args=args)
-    whole.train()
-    assert len({tuple(batch) for batch in whole.model.seen}) == 20
-    after = _Trainer(rows(), args=args)
-    after.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
-    assert after.model.seen == whole.model.seen[step:]
 
-
-def test_arguments_come_from_yaml_and_from_the_command_line(tmp_path: Path) -> None:
-    class Keys(Checked, PromptArguments):
-        pass
-
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("task_phases: [{steps: 5, policy: 1}, {environment: 1.0, policy: 0}]\n")
-    words = ["--task_phases", '[{"steps": 5, "policy": 1}, {"environment": 1}]']
-    for argv in (["--config", str(recipe)], words):
-        (found,) = StrictParser([dataclass(Keys)]).parse_strictly(argv)
-        assert phases_of(found) == (
-            Phase({"policy": Fraction(1)}, 5),
-            Phase({"environment": Fraction(1)}),
+    def seen(checkpoint: str | None = None) -> list[list[int]]:
+        args = TrainingArguments(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=8,
+            max_steps=20,
+            save_steps=step,
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
         )
-    assert phases_of(PromptArguments()) == ()
+        prompts = sampler(phases=phases({"policy": 0.4, "environment": 0.6}))
+        indices = Dataset.from_dict({"index": range(50)})
+        trainer = Trainer(_Linear(), args, train_dataset=indices)
+        trainer._get_train_sampler = lambda *_, **__: prompts  # type: ignore[assignment]
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return trainer.model.seen
+
+    whole = seen()
+    assert len({tuple(batch) for batch in whole}) == 20
+    assert seen(str(tmp_path / f"checkpoint-{step}")) == whole[step:]

@@ -12,10 +12,10 @@ import torch
 from rookworld_rlvr.engine.truth import PolicyTruth
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks.registry import TASKS
-from rookworld_rlvr.tasks.types import values_by_move
 from rookworld_rlvr.training.parts.teaching import right, truth_of
 
 from ...conftest import mixed_rows
+from ...engines import FakeLabeller, fake_values
 
 
 def test_right_goes_by_the_headline_of_each_rows_task(packaged: Any) -> None:
@@ -30,35 +30,16 @@ def test_right_goes_by_the_headline_of_each_rows_task(packaged: Any) -> None:
     assert right([{"prompt": environment["prompt"]}], [answers["environment"]]).tolist() == [1]
 
 
-class _Engine:
-    """As `Labeller`, for one position."""
-
-    def __init__(self, values: dict[str, int]) -> None:
-        self.found = values
-
-    def values(self, fens: list[str], on_value: Any = None) -> list[Any]:
-        return [self for _ in fens]
-
-    def by_move(self) -> dict[str, int]:
-        return self.found
-
-
 def test_values_come_from_where_the_rewards_take_them(
-    packaged: Any, make_trainer: Callable[..., Any], random_gpt2: Any, tokenizer: Any
+    packaged: Any, build: Callable[..., Any]
 ) -> None:
     _, policy = mixed_rows(packaged.train, each=1)
-    values = values_by_move(policy["action_values"])
-    assert values is not None
-    truth = PolicyTruth("engine", _Engine(dict(values)))  # type: ignore[arg-type]
-    bare = {**policy, "action_values": None}
-    answer = TASKS["policy"].truth(policy["prompt"], values)
-    assert answer is not None
+    answer = TASKS["policy"].truth(policy["prompt"], fake_values(policy["fen"]))
+    bare, truth = {**policy, "action_values": None}, PolicyTruth("engine", FakeLabeller())
     rewards = [{"name": "policy_best_move"}]
-    funcs = get_reward_funcs(rewards, truth)
-    trainer = make_trainer(random_gpt2, tokenizer, rewards=rewards, reward_funcs=funcs)
-    found = truth_of(trainer.reward_funcs)
-    assert found is truth, "although the trainer guards its rewards"
-    assert right([bare], [answer], found).tolist() == [1]
+    trainer = build(rewards=rewards, reward_funcs=get_reward_funcs(rewards, truth))
+    assert truth_of(trainer.reward_funcs) is truth, "although the trainer guards its rewards"
+    assert right([bare], [answer], truth).tolist() == [1]
     assert truth_of([lambda **_: [0.0], torch.nn.Linear(1, 1)]) is None
     assert right([bare], [answer]).isnan().all()
 

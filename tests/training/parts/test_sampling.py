@@ -17,31 +17,29 @@ from rookworld_rlvr.training.parts.sampling import rollout
 from rookworld_rlvr.training.preflight import measure_parity, mixed_length_prompts
 
 BOTH: dict[str, dict[str, Any]] = {"policy": {}, "environment": {}}
-REWARDS = [{"name": "graduated"}]
 
 
 @pytest.fixture
-def sampled(make_trainer: Callable[..., Any], random_gpt2: Any, tokenizer: Any) -> Any:
+def sampled(build: Callable[..., Any]) -> Any:
     """A trainer on mixed rows and a batch that carries the sampler's log-probs."""
 
-    def build(**options: Any) -> tuple[Any, dict[str, Any]]:
-        trainer = make_trainer(random_gpt2, tokenizer, **{"rewards": REWARDS, **options})
+    def make(**options: Any) -> tuple[Any, dict[str, Any]]:
+        trainer = build(**options)
         trainer.rollout_func = partial(rollout, keep_logps=True)
         trainer.model.train()
         trainer.current_gradient_accumulation_steps = 1
         batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
         return trainer, batch
 
-    return build
+    return make
 
 
 def gaps(trainer: Any, batch: dict[str, Any]) -> torch.Tensor:
     """Largest |trainer's - sampler's log-prob| of each row ``(B,)``, scored as the loss does."""
     trainer.parts["shared_prompts"].leaves_out_idle = False
     call = trainer.loss(trainer.model, batch).call
-    ours = call.scores.logps.detach()
-    gap = (ours - batch["sampling_per_token_logps"]).abs() * batch["completion_mask"]
-    return gap.amax(dim=1)
+    gap = (call.scores.logps.detach() - batch["sampling_per_token_logps"]).abs()
+    return (gap * batch["completion_mask"]).amax(dim=1)
 
 
 def test_a_mixed_batch_is_scored_at_the_temperature_of_each_row(sampled: Any) -> None:
@@ -52,12 +50,14 @@ def test_a_mixed_batch_is_scored_at_the_temperature_of_each_row(sampled: Any) ->
     assert gaps(trainer, batch).max() > 0.1, "another row's temperature shows"
     del batch["temperature"]
     assert gaps(trainer, batch).max() > 0.1, "and so does the trainer's own"
+    trainer, batch = sampled(temperature=0.7)
+    assert "temperature" not in batch and gaps(trainer, batch).max() < 1e-4, "without the key"
 
 
 def test_a_groups_prompt_is_tokenised_once(
     build: Callable[..., Any], tokenizer: Any, monkeypatch: Any
 ) -> None:
-    trainer = build(rewards=REWARDS)
+    trainer = build()
     texts: list[str] = []
     plain = type(tokenizer).__call__
 
@@ -71,12 +71,6 @@ def test_a_groups_prompt_is_tokenised_once(
         found = rollout(prompts, trainer)
     assert texts == [prompts[0], prompts[4]]
     assert found["prompt_ids"] == tokenizer(prompts)["input_ids"]
-
-
-def test_without_it_all_rows_have_the_trainers_temperature(sampled: Any) -> None:
-    trainer, batch = sampled(temperature=0.7)
-    assert "temperature" not in batch
-    assert gaps(trainer, batch).max() < 1e-4
 
 
 def test_each_task_has_its_own_length_and_tail(sampled: Any) -> None:
@@ -93,18 +87,16 @@ def test_each_task_has_its_own_length_and_tail(sampled: Any) -> None:
     one = {"policy": {"top_k": 1}, "environment": {"temperature": 2.0, "top_p": 1.0}}
     _, batch = sampled(task_sampling=one, per_device_train_batch_size=32)
     hot = batch["temperature"] == 2.0
-    distinct = [
-        len({tuple(row) for row in batch["completion_ids"][rows].tolist()}) for rows in (~hot, hot)
-    ]
-    prompts = len({tuple(row) for row in batch["prompt_ids"][~hot].tolist()})
-    assert distinct == [prompts, int(hot.sum())], "top-k 1 draws alike, temperature 2 does not"
+    cold, warm = (len(batch["completion_ids"][rows].unique(dim=0)) for rows in (~hot, hot))
+    assert cold == len(batch["prompt_ids"][~hot].unique(dim=0)), "top-k 1 draws alike"
+    assert warm == hot.sum(), "temperature 2 does not"
 
 
 @pytest.mark.parametrize("options", [{"task_sampling": BOTH}, {"temperature": 0.6}])
 def test_the_preflight_covers_the_tasks_temperatures(
     build: Callable[..., Any], options: Any
 ) -> None:
-    trainer = build(rewards=REWARDS, **options)
+    trainer = build(**options)
     prompts = mixed_length_prompts(trainer)
     assert {task_of(prompt) for prompt in prompts} == {"policy", "environment"}
     parity = measure_parity(trainer, prompts)
@@ -117,28 +109,30 @@ def test_the_preflight_covers_the_tasks_temperatures(
     assert bool(found.faults(1e-2)) == ("task_sampling" in options), "scored as it was not sampled"
 
 
-ASKS_FOR_MORE: dict[str, dict[str, Any]] = {
-    "repetition_penalty": {"repetition_penalty": 1.3},
-    "min_p": {"min_p": 0.1},
-    "cache_implementation": {"cache_implementation": "static"},
-    "generation_kwargs": {"generation_kwargs": {"no_repeat_ngram_size": 1}},
-}
+ASKS_FOR_MORE: list[dict[str, Any]] = [
+    {},
+    {"repetition_penalty": 1.3},
+    {"min_p": 0.1},
+    {"cache_implementation": "static"},
+    {"generation_kwargs": {"no_repeat_ngram_size": 1}},
+    {"of the model": {"no_repeat_ngram_size": 1}},
+]
 
 
 @pytest.mark.parametrize("tasks", [None, BOTH], ids=["alike", "by task"])
-@pytest.mark.parametrize("asked", ["nothing", "of the model", *ASKS_FOR_MORE])
+@pytest.mark.parametrize("options", ASKS_FOR_MORE, ids=str)
 def test_generate_draws_where_more_is_asked_for_than_the_loop_knows(
     build: Callable[..., Any],
     random_gpt2: Any,
     monkeypatch: pytest.MonkeyPatch,
-    asked: str,
+    options: dict[str, Any],
     tasks: Any,
 ) -> None:
-    if asked == "of the model":
-        random_gpt2.generation_config.no_repeat_ngram_size = 1
-    options = ASKS_FOR_MORE.get(asked, {})
-    trainer = build(task_sampling=tasks, max_steps=2, preflight=False, **options)
-    assert (trainer.rollout_func is None) is (asked != "nothing" and tasks is None)
+    more = bool(options)
+    if "of the model" in options:
+        random_gpt2.generation_config.no_repeat_ngram_size, options = 1, {}
+    trainer = build(task_sampling=tasks, preflight=False, **options)
+    assert (trainer.rollout_func is None) is (more and tasks is None)
     calls: list[Any] = []
     generate = type(random_gpt2).generate
 
@@ -148,8 +142,8 @@ def test_generate_draws_where_more_is_asked_for_than_the_loop_knows(
 
     monkeypatch.setattr(type(random_gpt2), "generate", counted)
     trainer.train()
-    assert bool(calls) is (asked != "nothing")
-    if asked in ("of the model", "generation_kwargs"):
+    assert bool(calls) is more
+    if random_gpt2.generation_config.no_repeat_ngram_size or "generation_kwargs" in options:
         drawn = [row[row != 0] for row in calls[0][:, -8:]]  # without end of text and padding
         assert all(len(row.unique()) == len(row) for row in drawn), "no token comes twice"
 

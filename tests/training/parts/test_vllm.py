@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from types import SimpleNamespace
 from typing import Any
@@ -22,30 +23,32 @@ from rookworld_rlvr.training.parts.vllm import VLLM
 from rookworld_rlvr.training.preflight import Parity
 
 
-def config(monkeypatch: pytest.MonkeyPatch, installed: bool, **options: Any) -> Any:
-    monkeypatch.setattr(vllm, "find_spec", lambda name: object() if installed else None)
-    return RookWorldGRPOConfig(
-        rewards=[{"name": "graduated"}], use_cpu=True, bf16=False, use_vllm=True, **options
-    )
-
-
-def test_what_vllm_lacks_is_said_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigurationError, match=r"pip install 'rookworld-rlvr\[vllm\]'"):
-        config(monkeypatch, installed=False)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"installed": False}, r"pip install 'rookworld-rlvr\[vllm\]'"),
+        ({"vllm_mode": "server"}, "vllm_mode: server needs a GPU"),
+        ({"pass_samples": 4, "generation_kwargs": {"stop": ["+"]}}, "not sampled by vLLM"),
+        ({"task_sampling": {"policy": {}}}, None),
+    ],
+)
+def test_what_vllm_lacks_is_said_before_anything_is_loaded(
+    options: dict[str, Any], words: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = object() if options.pop("installed", True) else None
+    monkeypatch.setattr(vllm, "find_spec", lambda name: installed)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ConfigurationError, match="vllm_mode: server needs a GPU"):
-        config(monkeypatch, installed=True, vllm_mode="server")
-    with pytest.raises(ConfigurationError, match=r"pass_samples: .* not sampled by vLLM"):
-        config(monkeypatch, installed=True, pass_samples=4, generation_kwargs={"stop": ["+"]})
-    given = config(monkeypatch, installed=True, task_sampling={"policy": {}})
-    assert given.use_vllm and given.task_sampling == {"policy": {}}
+    options |= {"rewards": [{"name": "graduated"}], "use_cpu": True, "bf16": False}
+    refused = pytest.raises(ConfigurationError, match=words) if words else contextlib.nullcontext()
+    with refused:
+        assert RookWorldGRPOConfig(use_vllm=True, **options).use_vllm
 
 
 def test_trl_calls_vllm_as_the_part_expects() -> None:
     """`make canary` shows when that changes."""
     asks, client = VLLMGeneration.generate, VLLMClient.generate
-    given = ["self", "prompts", "images", "num_generations", "profiler"]
-    assert list(inspect.signature(asks).parameters) == given
+    expected = ["self", "prompts", "images", "num_generations", "profiler"]
+    assert list(inspect.signature(asks).parameters) == expected
     assert list(inspect.signature(VLLMGeneration.sync_weights).parameters) == ["self"]
     source = inspect.getsource(asks)
     assert "self.llm.generate(vllm_prompts, sampling_params=sampling_params, use_tqdm" in source
@@ -111,22 +114,12 @@ def test_a_request_for_each_way_of_sampling_and_answers_in_order() -> None:
     assert {(one["top_p"], one["top_k"], one["min_p"]) for one in asked[3:]} == {(1.0, 0, 0.0)}
 
 
-def test_half_precision_allows_another_engine_more() -> None:
-    parity = Parity(alone_gap=0.01, sampler_gap=0.2, reference_kl=0.0)
-    assert parity.faults(0.05) == ["sampler_gap = 0.2"]
-    assert parity.faults(0.05, sampler=0.5) == []
-    assert Parity(0.2, 0.2, 0.0).faults(0.05, sampler=0.5) == ["alone_gap = 0.2"]
-
-
 @pytest.mark.parametrize(
     ("rounding", "use_vllm", "allowed"),
     [(0.01, True, 0.5), (0.12, True, 0.5), (0.8, True, 0.8), (0.12, False, 0.12)],
 )
-def test_large_logits_do_not_allow_vllm_less(
-    monkeypatch: pytest.MonkeyPatch,
-    rounding: float,
-    use_vllm: bool,
-    allowed: float,
+def test_half_precision_allows_another_engine_more_and_large_logits_do_not_allow_it_less(
+    monkeypatch: pytest.MonkeyPatch, rounding: float, use_vllm: bool, allowed: float
 ) -> None:
     monkeypatch.setattr(preflight, "_rounding", lambda trainer: rounding)
     trainer: Any = SimpleNamespace(
@@ -135,6 +128,10 @@ def test_large_logits_do_not_allow_vllm_less(
     )
     tolerance = preflight.preflight_tolerance(trainer)
     assert preflight.sampler_tolerance(trainer, tolerance) == allowed
+    parity = Parity(alone_gap=0.01, sampler_gap=0.2, reference_kl=0.0)
+    assert parity.faults(0.05) == ["sampler_gap = 0.2"]
+    assert parity.faults(0.05, sampler=0.5) == []
+    assert Parity(0.2, 0.2, 0.0).faults(0.05, sampler=0.5) == ["alone_gap = 0.2"]
 
 
 def test_the_lengths_of_a_stream_are_not_looked_at_before() -> None:
@@ -142,11 +139,3 @@ def test_the_lengths_of_a_stream_are_not_looked_at_before() -> None:
     made = part(train_dataset=rows)
     made._engine = SimpleNamespace(mode="colocate", llm=MagicMock())
     made._check_lengths()
-
-
-def test_a_value_head_can_be_taken_off(build: Any) -> None:
-    trainer = build(advantage_estimator="gae")
-    head = trainer.parts["value_head"].head
-    with trainer.parts["value_head"].taken_off():
-        assert not any("value_head" in name for name, _ in trainer.model.named_parameters())
-    assert trainer.parts["value_head"].head is head
