@@ -26,25 +26,28 @@ PACKAGE = Path(module.__file__).parents[1]
 # Parameters of each private method that is overridden, as of TRL 1.16 and transformers 5.23, and the
 # parts that stand on it.
 OVERRIDDEN: dict[str, tuple[str, str]] = {
-    "_get_train_sampler": ("self, dataset", "prompt_sampler"),
-    "_generate": ("self, prompts", "timing"),
-    "_generate_and_score_completions": ("self, inputs", "groups, sampling, advantages, value_head"),
+    "_get_train_sampler": ("self, dataset", "trainer.py: prompt_sampler"),
+    "_generate": ("self, prompts", "trainer.py: timing"),
+    "_generate_and_score_completions": (
+        "self, inputs",
+        "trainer.py: groups, sampling, advantages, value_head",
+    ),
     "_calculate_rewards": (
         "self, inputs, prompts, completions, completion_ids_list",
-        "groups, advantages, and rewards.guard",
+        "trainer.py: groups, advantages, and rewards.guard",
     ),
     "_get_per_token_logps_and_entropies": (
         "self, model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, "
         "compute_aux_loss, pixel_values, image_grid_thw, num_images, pixel_attention_mask, "
         "spatial_shapes, num_tiles, image_sizes, token_type_ids, mm_token_type_ids, image_position_ids",
-        "sampling, kl, value_head, shared_prompts",
+        "trainer.py: sampling, kl, value_head, shared_prompts",
     ),
-    "_get_grad_norm": ("self, model, grad_norm", "nonfinite"),
+    "_get_grad_norm": ("self, model, grad_norm", "trainer.py: nonfinite"),
 }
 # As above, for checkpoints.py, which saves and resumes.
-SAVING: dict[str, str] = {
-    "_save_checkpoint": "self, model, trial",
-    "_get_output_dir": "self, trial",
+SAVING: dict[str, tuple[str, str]] = {
+    "_save_checkpoint": ("self, model, trial", "checkpoints.py"),
+    "_get_output_dir": ("self, trial", "checkpoints.py"),
 }
 
 # Private attributes that are read or written, and the parts that stand on them.
@@ -65,16 +68,6 @@ OF_CONFIGURATIONS = {"_attn_implementation": "shared_prompts"}
 BETWEEN_STEPS = ("_tr_loss", "_globalstep_last_logged", "_total_train_tokens")
 
 
-def parameters(method: Any) -> str:
-    return ", ".join(inspect.signature(method).parameters)
-
-
-@pytest.mark.parametrize("name", SAVING)
-def test_saving_takes_what_it_took(name: str) -> None:
-    assert parameters(getattr(GRPOTrainer, name)) == SAVING[name], "look at training/checkpoints.py"
-    assert name in vars(WholeCheckpoints)
-
-
 @pytest.mark.parametrize("kind", [GRPOTrainer, SFTTrainer, RewardTrainer])
 def test_what_is_kept_between_two_steps_is_still_called_so(kind: type) -> None:
     source = "".join(inspect.getsource(owner) for owner in (kind, Trainer))
@@ -82,15 +75,15 @@ def test_what_is_kept_between_two_steps_is_still_called_so(kind: type) -> None:
     assert {*BETWEEN_STEPS} <= {*checkpoints.BETWEEN}
 
 
-@pytest.mark.parametrize("name", OVERRIDDEN)
+@pytest.mark.parametrize("name", OVERRIDDEN | SAVING)
 def test_a_private_method_takes_what_it_took(name: str) -> None:
-    known, parts = OVERRIDDEN[name]
+    known, place = (OVERRIDDEN | SAVING)[name]
     theirs = getattr(GRPOTrainer, name, None)
-    advice = (
-        f"TRL {trl.__version__}: look at the override in training/trainer.py, and at parts {parts}"
-    )
+    advice = f"TRL {trl.__version__}: look at the override in training/{place}"
     assert theirs is not None, f"{name} is gone. {advice}"
-    assert parameters(theirs) == known, f"{name} takes other parameters. {advice}"
+    taken = ", ".join(inspect.signature(theirs).parameters)
+    assert taken == known, f"{name} takes other parameters. {advice}"
+    assert name in vars(WholeCheckpoints if name in SAVING else RookWorldGRPOTrainer)
 
 
 def test_private_attributes_are_there(build: Callable[..., Any], random_gpt2: Any) -> None:

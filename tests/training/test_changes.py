@@ -18,7 +18,7 @@ from rookworld_rlvr.data.judge_pairs import JudgeDataArguments
 from rookworld_rlvr.training.changes import FIXED, changed_keys, differences
 from rookworld_rlvr.training.checkpoints import seal
 
-from ..conftest import recipe
+from ..conftest import NOT_KEPT, recipe
 
 MakeTrainer = Callable[..., GRPOTrainer]
 SIMPLE = (bool, int, float, str, type(None))
@@ -92,16 +92,23 @@ def test_a_schedule_that_remembers_its_rate_keeps_it(tmp_path: Path) -> None:
         changed_keys(write(tmp_path / "run", f"{text}0.1\n"), f"{text}0.2\n")
 
 
-def test_a_default_of_a_newer_version_is_no_change() -> None:
-    assert differences("seed: 0\n", "seed: 0\n# The defaults.\nlabels: engine\n") == {}
-    assert differences("seed: 0\n", "seed: 0\nlabels: engine\n") == {"labels": [None, "engine"]}
+DERIVED = "seed: 0\n# What follows from the above.\n# steps_per_generation: 1\n"
+OWN = "seed: 0\n# sha256 of mine.py: "
 
 
-def test_what_follows_from_other_keys_is_no_change_of_its_own() -> None:
-    derived = "seed: 0\n# What follows from the above.\n# steps_per_generation: 1\n"
-    assert differences(derived, "seed: 0\nsteps_per_generation: 1\n") == {}
-    own = "seed: 0\n# sha256 of mine.py: "
-    assert differences(f"{own}ab\n", f"{own}cd\n") == {"sha256 of mine.py": ["ab", "cd"]}
+@pytest.mark.parametrize(
+    ("before", "now", "changed"),
+    [
+        ("seed: 0\n", "seed: 0\n# The defaults.\nlabels: engine\n", {}),  # of a newer version
+        ("seed: 0\n", "seed: 0\nlabels: engine\n", {"labels": [None, "engine"]}),
+        (DERIVED, "seed: 0\nsteps_per_generation: 1\n", {}),
+        (f"{OWN}ab\n", f"{OWN}cd\n", {"sha256 of mine.py": ["ab", "cd"]}),
+    ],
+)
+def test_a_default_and_what_follows_from_other_keys_are_no_changes(
+    before: str, now: str, changed: dict[str, Any]
+) -> None:
+    assert differences(before, now) == changed
 
 
 def test_steps_that_are_made_anew_are_compared_with_what_was_used_before_them(
@@ -120,10 +127,9 @@ def test_steps_that_are_made_anew_are_compared_with_what_was_used_before_them(
 # What is used
 # --------------------------------------------------------------------------------------------------
 FIRST: dict[str, Any] = {
-    "max_steps": 1,
+    **NOT_KEPT,
+    "save_strategy": "steps",
     "save_steps": 1,
-    "eval_strategy": "no",
-    "load_best_model_at_end": False,
     "preflight": False,
     "learning_rate": 1e-3,
     "beta": 0.1,
@@ -200,45 +206,29 @@ CHANGED: dict[str, dict[str, Any]] = {
 
 def used(trainer: Any) -> dict[str, Any]:
     """What a trainer goes by after one step, as far as it is numbers and words."""
-    found: dict[str, Any] = {
+    numbers: dict[str, Any] = {
         f"{name}.{key}": value
         for name, owner in {"trainer": trainer, **trainer.parts}.items()
         for key, value in getattr(owner, "__dict__", {}).items()
         if isinstance(value, SIMPLE) and not key.startswith("_")
     }
     if "kl" in trainer.parts:
-        found["coefficient"] = [
-            trainer.parts["kl"].controller.coefficient(step) for step in range(4)
-        ]
+        controller = trainer.parts["kl"].controller
+        numbers["coefficient"] = [controller.coefficient(step) for step in range(4)]
     schedule, groups = trainer.lr_scheduler, trainer.optimizer.param_groups
-    found["schedule"] = [[f(step) for step in range(12)] for f in schedule.lr_lambdas]
-    found["rates"] = [schedule.base_lrs, schedule.get_last_lr(), schedule.last_epoch]
+    numbers["schedule"] = [[f(step) for step in range(12)] for f in schedule.lr_lambdas]
+    numbers["rates"] = [schedule.base_lrs, schedule.get_last_lr(), schedule.last_epoch]
     keys = ("lr", "initial_lr", "betas", "eps", "weight_decay")
-    found["groups"] = [{key: group[key] for key in keys} for group in groups]
+    numbers["groups"] = [{key: group[key] for key in keys} for group in groups]
     steps = ("logging_steps", "eval_steps", "save_steps", "max_steps", "num_train_epochs")
-    found |= {name: getattr(trainer.state, name) for name in steps}
-    found["weights"] = trainer.reward_weights.tolist()
-    found["sampling"] = [trainer.sampling, trainer.samplings(["P: ", "A: "])]
+    numbers |= {name: getattr(trainer.state, name) for name in steps}
+    numbers["weights"] = trainer.reward_weights.tolist()
+    numbers["sampling"] = [trainer.sampling, trainer.samplings(["P: ", "A: "])]
     of_a_step = {"nonfinite.norm", "advantages.last", "trainer.current_gradient_accumulation_steps"}
     of_a_step |= {"trainer.beta"}  # the last loss's; `coefficient` is what comes
     of_a_call = {"trainer.is_in_train", "trainer.current_flos"}
     of_a_call |= {"trainer.regrouped", "trainer.resumed_from", "supervised.logps"}
-    return {key: value for key, value in found.items() if key not in (*of_a_step, *of_a_call)}
-
-
-class Look(TrainerCallback):
-    """Notes what a trainer goes by once it has made one step, and ends it."""
-
-    def __init__(self, trainer: Any) -> None:
-        self.trainer = trainer
-
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.on_step_end(args, state, control)
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == 1:
-            self.found = used(self.trainer)
-            raise StopIteration
+    return {key: numbers[key] for key in numbers.keys() - of_a_step - of_a_call}
 
 
 @pytest.mark.parametrize("name", CHANGED)
@@ -260,12 +250,22 @@ def test_a_resumed_run_uses_what_a_new_one_with_these_keys_would(
         return make_trainer(GPT2LMHeadModel.from_pretrained(start), tokenizer, **options)
 
     def look(output: str, checkpoint: str | None = None) -> dict[str, Any]:
+        """What a trainer goes by once it has made one step; then it ends."""
         looking = trainer(output, **{"max_steps": 2, **changed})
-        look = Look(looking)
-        looking.add_callback(look)
+        seen: dict[str, Any] = {}
+
+        class Look(TrainerCallback):
+            def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                if state.global_step == 1:
+                    seen.update(used(looking))
+                    raise StopIteration
+
+            on_step_end = on_epoch_begin
+
+        looking.add_callback(Look())
         with pytest.raises(StopIteration):
             looking.train(resume_from_checkpoint=checkpoint)
-        return look.found
+        return seen
 
     trainer("run").train()
     resumed = look("run", str(tmp_path / "run" / "checkpoint-1"))

@@ -25,16 +25,11 @@ from ..killed import log
 Build = Callable[..., Any]
 
 
-def flip(path: Path) -> None:
+def flip(path: Path, word: bytes = b"") -> None:
+    """Change a bit in the middle of a file, or where a word begins."""
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
+    content[content.index(word) if word else len(content) // 2] ^= 1
     path.write_bytes(bytes(content))
-
-
-def flip_in(path: Path, word: bytes) -> None:
-    content = path.read_bytes()
-    place = content.index(word)
-    path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
 
 
 def cut(path: Path) -> None:
@@ -58,23 +53,15 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "cut": (
-        lambda folder: cut(folder / "optimizer.pt"),
-        r"optimizer\.pt has [\d,]+ bytes instead of",
-    ),
-    "flipped": (
-        lambda folder: flip(folder / "model.safetensors"),
-        r"model\.safetensors does not have its checksum",
-    ),
-    "missing": (lambda folder: (folder / "optimizer.pt").unlink(), r"optimizer\.pt is missing"),
-    "no manifest": (
-        lambda folder: (folder / "manifest.json").unlink(),
-        r"manifest\.json is missing",
-    ),
-    "manifest": (lambda folder: cut(folder / "manifest.json"), r"manifest\.json is not readable"),
+DAMAGES: dict[str, tuple[str, Callable[[Path], object], str]] = {
+    "cut": ("optimizer.pt", cut, r"optimizer\.pt has [\d,]+ bytes instead of"),
+    "flipped": ("model.safetensors", flip, r"model\.safetensors does not have its checksum"),
+    "missing": ("optimizer.pt", Path.unlink, r"optimizer\.pt is missing"),
+    "no manifest": ("manifest.json", Path.unlink, r"manifest\.json is missing"),
+    "manifest": ("manifest.json", cut, r"manifest\.json is not readable"),
     "manifest flipped": (
-        lambda folder: flip_in(folder / "manifest.json", b"sha256"),
+        "manifest.json",
+        lambda path: flip(path, b"sha256"),
         r"manifest\.json is not readable",
     ),
 }
@@ -84,14 +71,14 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
     kind: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spoil, said = DAMAGES[kind]
-    spoil(run / "checkpoint-10")
+    name, spoil, words = DAMAGES[kind]
+    spoil(run / "checkpoint-10" / name)
     fault = damage(run / "checkpoint-10")
-    assert fault is not None and re.match(said, fault)
+    assert fault is not None and re.match(words, fault)
     assert last_whole(run) == run / "checkpoint-4"
-    (told, going) = capsys.readouterr().out.splitlines()
-    assert fault in told and "checkpoint-10 is damaged" in told
-    assert going == f"going on from {run}/checkpoint-4"
+    first, second = capsys.readouterr().out.splitlines()
+    assert fault in first and "checkpoint-10 is damaged" in first
+    assert second == f"going on from {run}/checkpoint-4"
     names = {path.name for path in run.iterdir()}
     assert names == {"checkpoint-2", "checkpoint-4", "damaged-checkpoint-10"}
 
@@ -149,6 +136,7 @@ STEPS: dict[str, Any] = {
     "eval_strategy": "no",
     "logging_steps": 2,
     "save_total_limit": 9,
+    "max_completion_length": 8,
     "learning_rate": 1e-2,
     "load_best_model_at_end": False,
 }
@@ -173,9 +161,8 @@ def test_a_run_goes_on_exactly_inside_a_window_and_between_logs(
     resumed = train("resumed", str(tmp_path / "whole" / "checkpoint-1"))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
     assert not torch.equal(whole["transformer.wte.weight"], random_gpt2.transformer.wte.weight)
-    one, other = (
-        [row for row in log(tmp_path / name) if "reward" in row] for name in ("whole", "resumed")
-    )
+    logs = [log(tmp_path / name) for name in ("whole", "resumed")]
+    one, other = ([row for row in rows if "reward" in row] for rows in logs)
     assert one == other and [row["step"] for row in one] == [2, 4]
 
 
@@ -185,17 +172,17 @@ def test_a_run_goes_on_whatever_its_rewards_have_logged(
     """TRL keeps such columns between two steps, and a checkpoint is read without pickle."""
 
     def logging(completions: list[str], log_extra: Any, log_metric: Any, **_: Any) -> list[float]:
-        found = np.array([float(len(text)) for text in completions])
-        log_extra("share", list(found / 10))
+        lengths = np.array([float(len(text)) for text in completions])
+        log_extra("share", list(lengths / 10))
         log_extra("path", [Path(text[:1]) for text in completions])
-        log_metric("longest", found.max())
-        return found.tolist()  # type: ignore[no-any-return]
+        log_metric("longest", lengths.max())
+        return lengths.tolist()  # type: ignore[no-any-return]
 
-    options = {**STEPS, "reward_funcs": [logging], "max_steps": 2}
+    options = {**STEPS, "reward_funcs": [logging], "max_steps": 1}
     build(copy.deepcopy(random_gpt2), **options).train()
-    again = build(**{**options, "max_steps": 3})
-    again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
-    assert again.state.global_step == 3
+    again = build(**{**options, "max_steps": 2})
+    again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
+    assert again.state.global_step == 2
 
 
 def test_a_run_that_was_killed_after_its_last_step_trains_no_further_and_keeps_its_threads(
@@ -219,21 +206,16 @@ def test_a_run_that_was_killed_after_its_last_step_trains_no_further_and_keeps_i
 def test_the_last_whole_checkpoint_stays_although_a_damaged_one_is_newer(
     build: Build, random_gpt2: GPT2LMHeadModel, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
-    options = {**STEPS, "save_total_limit": 1}
-    build(copy.deepcopy(random_gpt2), **options, output_dir=str(run)).train()
-    assert [path.name for path in checkpoints.checkpoints(run)] == ["checkpoint-4"]
-    (run / "checkpoint-4").rename(run / "checkpoint-2")  # as if two steps had been made
-    state = json.loads((run / "checkpoint-2" / "trainer_state.json").read_text())
-    assert state["global_step"] == 4
-    seal(run / "checkpoint-2")
+    run, options = tmp_path / "run", {**STEPS, "save_total_limit": 1}
+    build(copy.deepcopy(random_gpt2), **{**options, "max_steps": 2}).train()
+    assert [path.name for path in checkpoints.checkpoints(run)] == ["checkpoint-2"]
     write(run / "checkpoint-9")
     cut(run / "checkpoint-9" / "optimizer.pt")
     assert last_whole(run) == run / "checkpoint-2"
-    more = build(**{**options, "max_steps": 5})
+    more = build(**{**options, "max_steps": 3})
     more.train(resume_from_checkpoint=str(run / "checkpoint-2"))
-    assert [path.name for path in checkpoints.checkpoints(run)] == ["checkpoint-5"]
-    assert damage(run / "checkpoint-5") is None
+    assert [path.name for path in checkpoints.checkpoints(run)] == ["checkpoint-3"]
+    assert damage(run / "checkpoint-3") is None
 
 
 EVALUATED: dict[str, Any] = {
@@ -247,26 +229,22 @@ EVALUATED: dict[str, Any] = {
 """All answers are wrong, so the first of equals is the best."""
 
 
-def test_the_last_checkpoint_stays_beside_the_best(build: Build, tmp_path: Path) -> None:
-    """transformers removes it at the end, and with it where an interrupted run was to go on."""
-    trainer = build(**EVALUATED)
-    trainer.train()
-    assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-1"
-    names = [path.name for path in checkpoints.checkpoints(tmp_path / "run")]
-    assert names == ["checkpoint-1", "checkpoint-2"]
-
-
-def test_the_best_checkpoint_stays_although_the_folder_is_spelt_differently(
+def test_the_best_and_the_last_checkpoint_stay_although_the_folder_is_spelt_differently(
     build: Build, random_gpt2: GPT2LMHeadModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """transformers removes the last at the end, and with it where an interrupted run was to go on."""
     monkeypatch.chdir(tmp_path)
-    options = {**EVALUATED, "output_dir": "run"}
-    build(copy.deepcopy(random_gpt2), **options).train()
-    options |= {"output_dir": str(tmp_path / "run"), "max_steps": 3}
-    more = build(**options)
-    more.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
-    names = [path.name for path in checkpoints.checkpoints(tmp_path / "run")]
-    assert names == ["checkpoint-1", "checkpoint-3"]
+
+    def train(output: str, steps: int, checkpoint: str | None = None) -> list[str]:
+        options = {**EVALUATED, "output_dir": output, "max_steps": steps}
+        trainer = build(copy.deepcopy(random_gpt2), **options)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-1"
+        return [path.name for path in checkpoints.checkpoints(tmp_path / "run")]
+
+    assert train("run", 2) == ["checkpoint-1", "checkpoint-2"]
+    output = str(tmp_path / "run")
+    assert train(output, 3, f"{output}/checkpoint-2") == ["checkpoint-1", "checkpoint-3"]
 
 
 @pytest.mark.parametrize("share", [0.5, 1.5], ids=["in the weights", "in the optimiser's state"])

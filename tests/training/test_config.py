@@ -30,17 +30,8 @@ GOOD: dict[str, Any] = {
 def parse(tmp_path: Path, recipe: dict[str, Any], *argv: str) -> tuple[Any, ...]:
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe))
-    parser = StrictParser(
-        [
-            RunArguments,
-            DataArguments,
-            LabelArguments,
-            ModelConfig,
-            HealthArguments,
-            RookWorldGRPOConfig,
-            SuiteArguments,
-        ]
-    )
+    groups = [RunArguments, DataArguments, LabelArguments, ModelConfig, HealthArguments]
+    parser = StrictParser([*groups, RookWorldGRPOConfig, SuiteArguments])
     return parser.parse_strictly(["--config", str(path), *argv], check_recipe)
 
 
@@ -64,14 +55,9 @@ class TestValues:
         assert training.reward_weights == [1.0, 0.5]
 
     def test_rewards_and_shares_can_be_given_as_json(self, tmp_path: Path) -> None:
-        _, data, _, _, _, training, _ = parse(
-            tmp_path,
-            GOOD,
-            "--rewards",
-            '[{"name": "graduated", "shaping": "linear", "weight": 2}]',
-            "--synthetic_shares",
-            '{"openings": 1.0}',
-        )
+        rewards = '[{"name": "graduated", "shaping": "linear", "weight": 2}]'
+        argv = ["--rewards", rewards, "--synthetic_shares", '{"openings": 1.0}']
+        _, data, _, _, _, training, _ = parse(tmp_path, GOOD, *argv)
         assert training.reward_weights == [2.0]
         assert data.synthetic_shares == {"openings": 1.0}
 
@@ -121,16 +107,12 @@ class TestFaults:
             ({}, ("--rewards", "[{"), ["rewards", "JSON", "write '[a, {name: b}]'"]),
             ({"rewards": "environment_exat"}, (), ["rewards", "did you mean environment_exact"]),
             ({"synthetic_shares": [1]}, (), ["synthetic_shares", "[1]"]),
-            (
-                {"rewards": [{"name": "policy_format"}]},
-                (),
-                ["no reward for the task", "environment"],
-            ),
+            ({"rewards": ["policy_format"]}, (), ["no reward for the task", "environment"]),
             ({"num_generations": 7}, (), ["num_generations"]),
             (
                 {"use_transformers_continuous_batching": True, "bf16": True},
                 (),
-                ["use_transformers_continuous_batching", "never restores", "set bf16: false"],
+                ["use_transformers_continuous_batching", "set bf16: false"],
             ),
         ],
     )
@@ -150,11 +132,6 @@ class TestFaults:
         (fault,) = faults_of(tmp_path, {**GOOD, "use_cpu": False, "bf16": bf16})
         assert fault == "bf16: no GPU that supports bf16 was found; give --bf16 false"
 
-    def test_all_at_once(self, tmp_path: Path) -> None:
-        recipe = {**GOOD, "learning_rat": 1, "heldout_share": 7, "rewards": [{"name": "nope"}]}
-        found = faults_of(tmp_path, recipe, "--max_steps", "many", "--no_such_key", "1")
-        assert len(found) == 5
-
     @pytest.mark.parametrize("text", ["a: [", "- a list", "just words", "a: 1\na: 2"])
     def test_a_recipe_that_is_no_mapping(self, tmp_path: Path, text: str) -> None:
         path = tmp_path / "bad.yaml"
@@ -169,25 +146,26 @@ class TestFaults:
             StrictParser([RunArguments]).parse_strictly(["--config", str(missing)])
 
 
-def test_three_mistakes_give_one_message_and_exit_code_2(tmp_path: Path) -> None:
-    recipe = {
-        **GOOD,
+def test_all_mistakes_give_one_message_and_exit_code_2(tmp_path: Path) -> None:
+    mistakes = {
         "learning_rat": 1e-5,
         "dataset_name": "rookworld-nano-opening",
         "rewards": [{"name": "enviroment_exact"}],
         "output_dir": str(tmp_path / "run"),
     }
     path = tmp_path / "bad.yaml"
-    path.write_text(yaml.safe_dump(recipe))
-    done = script("grpo.py", "--config", str(path), cwd=tmp_path)
+    path.write_text(yaml.safe_dump({**GOOD, **mistakes}))
+    argv = ["--config", str(path), "--max_steps", "many", "--no_such_key", "1"]
+    done = script("grpo.py", *argv, cwd=tmp_path)
     assert done.returncode == 2
-    assert "3 faults" in done.stderr
-    for wrong, right in (
-        ("learning_rat", "learning_rate"),
-        ("rookworld-nano-opening", "rookworld-nano-openings"),
-        ("enviroment_exact", "environment_exact"),
+    assert "5 faults" in done.stderr
+    for words in (
+        ["learning_rat", "learning_rate"],
+        ["rookworld-nano-opening", "rookworld-nano-openings"],
+        ["enviroment_exact", "environment_exact"],
+        ["max_steps", "many"],
+        ["no_such_key"],
     ):
-        assert wrong in done.stderr
-        assert right in done.stderr
+        assert all(word in done.stderr for word in words)
     assert done.stdout == "", "nothing was loaded"
     assert not (tmp_path / "run").exists()

@@ -34,25 +34,26 @@ def _clean_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_clean_home")
 class TestWandb:
     def test_without_a_key_it_is_offline_and_says_where(self, tmp_path: Path) -> None:
-        said = configure_wandb(tmp_path, resume=False)
+        line = configure_wandb(tmp_path, False, ["policy", "rookworld-nano"], "grpo_nano")
         assert os.environ["WANDB_MODE"] == "offline"
-        assert str(tmp_path / "wandb") in said
+        assert str(tmp_path / "wandb") in line
         assert os.environ["WANDB_DATA_DIR"] == str(tmp_path / "wandb")
+        assert os.environ["WANDB_TAGS"] == "policy,rookworld-nano"
+        assert os.environ["WANDB_RUN_GROUP"] == "grpo_nano"
 
-    def test_with_a_key_it_is_online(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        os.environ["WANDB_API_KEY"] = "k" * 40
-        said = configure_wandb(tmp_path, resume=False)
-        assert "WANDB_MODE" not in os.environ
-        assert "online" in said
-
-    @pytest.mark.parametrize("url", ["https://api.wandb.ai", DEFAULT_BASE_URL])
-    def test_a_login_in_netrc_is_a_key(self, tmp_path: Path, url: str) -> None:
-        home = tmp_path / "home"
-        home.mkdir()
-        machine = url.removeprefix("https://")
-        (home / ".netrc").write_text(f"machine {machine} login user password secret\n")
-        (home / ".netrc").chmod(0o600)
-        configure_wandb(tmp_path, resume=False)
+    @pytest.mark.parametrize("url", [None, "https://api.wandb.ai", DEFAULT_BASE_URL])
+    def test_with_a_key_or_a_login_in_netrc_it_is_online(
+        self, tmp_path: Path, url: str | None
+    ) -> None:
+        if url is None:
+            os.environ["WANDB_API_KEY"] = "k" * 40
+        else:
+            netrc = tmp_path / "home" / ".netrc"
+            netrc.parent.mkdir()
+            machine = url.removeprefix("https://")
+            netrc.write_text(f"machine {machine} login user password secret\n")
+            netrc.chmod(0o600)
+        assert "online" in configure_wandb(tmp_path, resume=False)
         assert "WANDB_MODE" not in os.environ
 
     def test_a_choice_of_the_user_stands(self, tmp_path: Path) -> None:
@@ -66,14 +67,6 @@ class TestWandb:
             configure_wandb(tmp_path, resume=resume)
             ids.append(os.environ["WANDB_RUN_ID"])
         assert ids[0] == ids[1] != ids[2]
-
-
-def test_name_tags_and_group_follow_from_the_run(tmp_path: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "environ", {"PATH": os.environ["PATH"], "HOME": str(tmp_path)})
-        configure_wandb(tmp_path, False, ["policy", "rookworld-nano"], "grpo_nano")
-        assert os.environ["WANDB_TAGS"] == "policy,rookworld-nano"
-        assert os.environ["WANDB_RUN_GROUP"] == "grpo_nano"
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
+from transformers import GPT2LMHeadModel
 
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.loading import DataArguments, LoadedData, load_data
@@ -21,13 +21,15 @@ from rookworld_rlvr.tasks.metrics import evaluate_completions
 from rookworld_rlvr.training import measurements
 from rookworld_rlvr.training.measurements import answer_kls, measure_others
 
-from ..conftest import launch, script
+from ..conftest import RECIPES, launch, script
 
 ONE_TASK = """
-    --tasks environment --max_steps 1 --eval_steps 1 --save_steps 1 --heldout_rows 10
-    --per_device_train_batch_size 16 --num_generations 4 --max_completion_length 48 --use_cpu
-    --report_to none --output_dir run --other_task_rows 12 --warmup_steps 0
+    --tasks environment --max_rows 300 --synthetic_rows 100 --max_steps 1 --eval_steps 1
+    --save_steps 1 --heldout_rows 10 --per_device_train_batch_size 16 --num_generations 4
+    --max_completion_length 48 --use_cpu --report_to none --output_dir run --other_task_rows 12
+    --warmup_steps 0
 """.split()
+LORA = ["--use_peft", "--lora_r", "4"]
 
 
 def train(folder: Path, *more: str) -> tuple[dict[str, Any], str]:
@@ -37,9 +39,6 @@ def train(folder: Path, *more: str) -> tuple[dict[str, Any], str]:
     return json.loads((folder / "run" / "results.json").read_text()), done.stdout
 
 
-# --------------------------------------------------------------------------------------------------
-# The KL
-# --------------------------------------------------------------------------------------------------
 def test_the_kl_along_answers_is_that_of_each_row_alone(random_gpt2: GPT2LMHeadModel) -> None:
     policy = random_gpt2.eval()
     torch.manual_seed(1)
@@ -56,11 +55,8 @@ def test_the_kl_along_answers_is_that_of_each_row_alone(random_gpt2: GPT2LMHeadM
     assert min(expected) > 0.1
 
 
-# --------------------------------------------------------------------------------------------------
-# The rows
-# --------------------------------------------------------------------------------------------------
 def test_rows_of_other_tasks_are_held_out_and_come_on_demand() -> None:
-    args = DataArguments(tasks=["environment"], max_rows=15_000, heldout_rows=5)
+    args = DataArguments(tasks=["environment"], max_rows=2_000, synthetic_rows=100, heldout_rows=5)
     data = load_data(args, other_task_rows=30)
     assert [row["task"] for row in data.others] == ["policy"] * 30
     trained = {rules.position_key(fen) for fen in data.train["fen"]}
@@ -72,13 +68,12 @@ def test_rows_of_other_tasks_are_held_out_and_come_on_demand() -> None:
     assert plain.report == data.report
 
 
-# --------------------------------------------------------------------------------------------------
-# Runs
-# --------------------------------------------------------------------------------------------------
-def test_an_unchanged_model_forgets_nothing(tmp_path: Path) -> None:
-    results, printed = train(tmp_path, "--learning_rate", "0")
-    assert results["kl_to_start"] == {"environment": 0.0, "policy": 0.0}
-    rows = load_data(DataArguments(tasks=["policy"], heldout_rows=12)).heldout
+@pytest.mark.parametrize("adapters", [[], LORA], ids=["full", "lora"])
+def test_an_unchanged_model_forgets_nothing(adapters: list[str], tmp_path: Path) -> None:
+    results, printed = train(tmp_path, "--learning_rate", "0", *adapters)
+    unmoved = {"environment": 0, "policy": 0}
+    assert results["kl_to_start"] == pytest.approx(unmoved, abs=1e-6 if adapters else 0)
+    rows = load_data(DataArguments(tasks=["policy"], max_rows=300, heldout_rows=12)).heldout
     answers = complete(
         loading.load_model(loading.PACKAGED_MODEL).eval(),
         loading.load_tokenizer(loading.PACKAGED_MODEL),
@@ -109,27 +104,10 @@ def test_a_step_on_one_task_is_seen_in_the_other(tmp_path: Path) -> None:
     assert "KL to the starting model" in report and f"policy {kl['policy']:.4f}." in report
 
 
-def test_nothing_is_measured_where_nothing_is_asked(tmp_path: Path) -> None:
-    results, printed = train(tmp_path, "--other_task_rows", "0")
-    assert "kl_to_start" not in results
-    assert not any(name.startswith("other/") for name in results["heldout"])
-    report = page(read_runs([str(tmp_path / "run")]))
-    for text in (printed, report, (tmp_path / "run" / "README.md").read_text()):
-        assert "KL to the starting model" not in text and "other/" not in text
-
-
-def test_adapters_are_compared_with_the_model_under_them(tmp_path: Path) -> None:
-    results, _ = train(tmp_path, *"--use_peft --lora_r 4 --learning_rate 0".split())
-    assert results["kl_to_start"] == pytest.approx({"environment": 0, "policy": 0}, abs=1e-6)
-    results, _ = train(tmp_path, *"--use_peft --lora_r 4 --learning_rate 1e-2".split())
-    assert min(results["kl_to_start"].values()) > 1e-6
-
-
 @pytest.mark.slow
 def test_two_processes_merge_adapters_and_log_the_measurement_once(tmp_path: Path) -> None:
-    recipe = str(Path(__file__).parents[2] / "recipes" / "grpo.py")
-    lora = "--use_peft --lora_r 4 --learning_rate 1e-2".split()
-    two = launch(recipe, *ONE_TASK, *lora, cwd=tmp_path)
+    words = [str(RECIPES / "grpo.py"), *ONE_TASK, *LORA, "--learning_rate", "1e-2"]
+    two = launch(*words, cwd=tmp_path)
     assert two.returncode == 0, two.stdout[-3000:] + two.stderr[-3000:]
     assert two.stdout.count("KL to the starting model") == 1
     results = json.loads((tmp_path / "run" / "results.json").read_text())
@@ -138,7 +116,7 @@ def test_two_processes_merge_adapters_and_log_the_measurement_once(tmp_path: Pat
     assert logged["kl/start/policy"] == results["kl_to_start"]["policy"] > 1e-6
 
 
-def test_a_measurement_that_fails_leaves_the_final_model(
+def test_a_measurement_that_fails_leaves_the_final_model_and_is_made_only_where_it_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(*_: Any) -> list[float]:
@@ -146,23 +124,24 @@ def test_a_measurement_that_fails_leaves_the_final_model(
 
     monkeypatch.setattr(measurements, "answer_kls", failing)
     with pytest.raises(ValueError, match="planted"):
-        train(tmp_path, "--use_peft", "--lora_r", "4")
+        train(tmp_path, *LORA)
     assert loading.load_model(str(tmp_path / "run")).num_parameters() > 0
     assert (tmp_path / "run" / "adapter").is_dir()
     assert (tmp_path / "run" / "trainer_state.json").is_file()
+    results, printed = train(tmp_path, "--other_task_rows", "0")
+    assert "kl_to_start" not in results
+    assert not any(name.startswith("other/") for name in results["heldout"])
+    report = page(read_runs([str(tmp_path / "run")]))
+    for text in (printed, report, (tmp_path / "run" / "README.md").read_text()):
+        assert "KL to the starting model" not in text and "other/" not in text
 
 
 def test_a_start_that_is_gone_costs_the_measurement_and_not_the_run(
-    make_trainer: Callable[..., Any],
-    random_gpt2: GPT2LMHeadModel,
-    tokenizer: PreTrainedTokenizerBase,
-    packaged: LoadedData,
-    capsys: pytest.CaptureFixture[str],
+    build: Callable[..., Any], packaged: LoadedData, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def gone() -> torch.nn.Module:
         raise RookWorldError("cannot load the model 'runs/start'")
 
     data = LoadedData(packaged.train, packaged.heldout, packaged.report, packaged.heldout.to_list())
-    trainer = make_trainer(random_gpt2, tokenizer)
-    assert measure_others(trainer, data, gone) == {}
+    assert measure_others(build(), data, gone) == {}
     assert "is not measured: cannot load the model 'runs/start'" in capsys.readouterr().out

@@ -17,9 +17,9 @@ from rookworld_rlvr.training import answering
 from ..conftest import script
 
 SMALL = """
-    --max_steps 4 --per_device_train_batch_size 16 --num_generations 4 --heldout_rows 12
-    --eval_steps 2 --save_steps 2 --logging_steps 1 --max_completion_length 32 --use_cpu
-    --report_to none --output_dir run
+    --max_rows 300 --synthetic_rows 100 --heldout_rows 12 --max_steps 2 --eval_steps 1 --save_steps 1
+    --per_device_train_batch_size 8 --num_generations 4 --logging_steps 1 --max_completion_length 32
+    --use_cpu --report_to none --output_dir run
 """.split()
 
 
@@ -67,39 +67,41 @@ def test_final_weights_that_were_measured_are_not_measured_again(
     step = trainer.heldout.run_final()
     assert step == (1 if keeps_best else 2)
     assert asked == calls, "nothing was decoded"
-    found = (
-        trainer.heldout.results,
-        trainer.heldout.completions,
-        {n: r.metrics() for n, r in trainer.heldout.suite_results.items()},
-    )
+
+    def outcome() -> list[Any]:
+        suites = {name: suite.metrics() for name, suite in trainer.heldout.suite_results.items()}
+        return [trainer.heldout.results, trainer.heldout.completions, suites]
+
+    restored = outcome()
     again = trainer.heldout.run(trainer.eval_dataset, "eval")
     assert again["eval_overall"] == measured[step]
-    assert found == (
-        trainer.heldout.results,
-        trainer.heldout.completions,
-        {n: r.metrics() for n, r in trainer.heldout.suite_results.items()},
-    )
+    assert restored == outcome()
     assert min(measured.values()) < max(measured.values())
 
 
-def test_a_resumed_run_does_not_evaluate_its_checkpoint_again(
+def test_the_best_checkpoint_is_measured_once_and_not_again_by_a_resumed_run(
     tmp_path: Path, asked: list[int]
 ) -> None:
     done = script("grpo.py", *SMALL, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert len(asked) == 3, "before training, in the middle and at the end"
+    assert done.stdout.count("held-out  overall") == 3, "the final measurement not again"
     whole, run = tmp_path / "whole", tmp_path / "run"
+    measured = {log["step"]: log["eval_overall"] for log in evaluations(run)}
+    best = max((1, 2), key=lambda step: (measured[step], -step))  # the earlier one of equals
+    assert f"model: run (step {best} of 2)" in done.stdout
+    assert json.loads((run / "results.json").read_text())["best_step"] == best
+
     shutil.copytree(run, whole)
-    shutil.rmtree(run / "checkpoint-4")
+    shutil.rmtree(run / "checkpoint-2")
     for name in ("results.json", "trainer_state.json", "heldout_answers_after.jsonl", "README.md"):
         (run / name).unlink()
     asked.clear()
     done = script("grpo.py", *SMALL, "--resume_from_checkpoint", "true", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "step     2  held-out" not in done.stdout
-    best = json.loads((run / "results.json").read_text())["best_step"]
-    assert len(asked) == (2 if best == 2 else 1), "step 4; step 2 was measured by another process"
-    assert logged_evaluations(run) == logged_evaluations(whole)
+    assert "step     1  held-out" not in done.stdout
+    assert len(asked) == (2 if best == 1 else 1), "step 2; step 1 was measured by another process"
+    assert evaluations(run) == evaluations(whole)
     for name in ("heldout_answers_before.jsonl", "heldout_answers_after.jsonl"):
         assert (run / name).read_bytes() == (whole / name).read_bytes()
     one, other = (
@@ -108,7 +110,7 @@ def test_a_resumed_run_does_not_evaluate_its_checkpoint_again(
     assert one == other
 
 
-def logged_evaluations(folder: Path) -> list[dict[str, float]]:
+def evaluations(folder: Path) -> list[dict[str, float]]:
     """The held-out results in a run's log, without their seconds."""
     history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
     return [

@@ -17,9 +17,9 @@ from rookworld_rlvr.training.measurements import evenly, sample_heldout
 from ..conftest import REPOSITORY, launch, script
 
 SMALL = """
-    --max_steps 4 --per_device_train_batch_size 16 --num_generations 4 --heldout_rows 8
-    --eval_steps 2 --save_steps 2 --logging_steps 1 --max_completion_length 64 --use_cpu
-    --report_to none --output_dir run
+    --heldout_rows 8 --max_steps 2 --eval_steps 1 --save_steps 1
+    --per_device_train_batch_size 16 --num_generations 4 --logging_steps 1
+    --max_completion_length 64 --use_cpu --report_to none --output_dir run
 """.split()
 PASS = ["--pass_samples", "4"]
 COLD = ["--temperature", "1e-4"]  # every sample is the greedy answer
@@ -49,10 +49,10 @@ def history(run: Path) -> list[dict[str, Any]]:
 
 def test_a_run_with_pass_at_k_trains_as_one_without(runs: Path) -> None:
     plain, passes = runs / "plain" / "run", runs / "passes" / "run"
-    for name in ("model.safetensors", "checkpoint-4/model.safetensors", "heldout_before.json"):
+    for name in ("model.safetensors", "checkpoint-2/model.safetensors", "heldout_before.json"):
         assert (plain / name).read_bytes() == (passes / name).read_bytes(), name
     losses = [[log["loss"] for log in history(run) if "loss" in log] for run in (plain, passes)]
-    assert losses[0] == losses[1] and len(losses[0]) == 4
+    assert losses[0] == losses[1] and len(losses[0]) == 2
     assert not (plain / "heldout_pass.json").exists()
     assert "pass" not in json.loads((plain / "results.json").read_text())
     assert not any("pass" in name for log in history(plain) for name in log)
@@ -61,13 +61,13 @@ def test_a_run_with_pass_at_k_trains_as_one_without(runs: Path) -> None:
 
 def test_a_run_keeps_its_curves(runs: Path) -> None:
     run = runs / "passes" / "run"
-    told = json.loads((run / "results.json").read_text())["pass"]
+    curves = json.loads((run / "results.json").read_text())["pass"]
     settings, measured = read_counts(run / "heldout_pass.json")
     assert settings["pass_samples"] == 4 and settings["temperature"] == 1.0
-    assert set(told) == set(measured["before"]) == {"environment", "policy"}
+    assert set(curves) == set(measured["before"]) == {"environment", "policy"}
     start, end = (log for log in history(run) if "eval_pass/environment/pass@4" in log)
-    assert (start["step"], end["step"]) == (0, 4), "not at each evaluation"
-    for task, entry in told.items():
+    assert (start["step"], end["step"]) == (0, 2), "not at each evaluation"
+    for task, entry in curves.items():
         assert (entry["prompts"], entry["samples"]) == (8, 4)
         for when in ("before", "after"):
             counts = measured[when][task]
@@ -78,19 +78,17 @@ def test_a_run_keeps_its_curves(runs: Path) -> None:
         assert end[f"eval_pass/{task}/pass@4"] == entry["after"]["pass@4"]["value"]
     assert any(0 < count < 4 for count in measured["before"]["environment"].right)
     printed = (runs / "passes" / "stdout").read_text()
-    before, after = (told["environment"][when]["pass@4"]["value"] for when in ("before", "after"))
+    before, after = (curves["environment"][when]["pass@4"]["value"] for when in ("before", "after"))
     assert "environment, 8 prompts: greedy " in printed
     assert f"pass@4 {before:.1%} -> {after:.1%} (" in printed
 
 
 def test_the_greedy_mark_is_that_of_the_same_rows(runs: Path) -> None:
     run = runs / "passes" / "run"
-    answers = [
-        json.loads(line) for line in (run / "heldout_answers_before.jsonl").read_text().splitlines()
-    ]
-    mine = [answer for answer in answers if answer["task"] == "environment"]
-    chosen = [mine[place]["score"]["exact"] for place in evenly(range(len(mine)), 8)]
+    answers = map(json.loads, (run / "heldout_answers_before.jsonl").read_text().splitlines())
+    scores = [one["score"]["exact"] for one in answers if one["task"] == "environment"]
     _, measured = read_counts(run / "heldout_pass.json")
+    chosen = [scores[place] for place in evenly(range(len(scores)), 8)]
     assert measured["before"]["environment"].greedy == chosen
 
 
@@ -116,19 +114,19 @@ def test_a_resumed_run_does_not_measure_its_start_again(
     monkeypatch.setattr(measurements, "sample_heldout", counted)
     shutil.copytree(runs / "passes" / "run", tmp_path / "run")
     whole = runs / "passes" / "run"
-    shutil.rmtree(tmp_path / "run" / "checkpoint-4")
+    shutil.rmtree(tmp_path / "run" / "checkpoint-2")
     for name in ("results.json", "trainer_state.json"):
         (tmp_path / "run" / name).unlink()
     resume = [*SMALL, "--resume_from_checkpoint", "true"]
     done = script("grpo.py", *resume, *PASS, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert calls == [4], "only the final weights"
+    assert calls == [2], "only the final weights"
     found, expected = (read_counts(run / "heldout_pass.json") for run in (tmp_path / "run", whole))
     assert found == expected
     weights = [run / "model.safetensors" for run in (tmp_path / "run", whole)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
     for name, value, was in (("pass_samples", "8", 4), ("max_completion_length", "32", 64)):
-        more = ["--max_steps", "6", f"--{name}", value]
+        more = ["--max_steps", "4", f"--{name}", value]
         done = script("grpo.py", *resume, *PASS, *more, cwd=tmp_path)
         assert done.returncode == 2
         said = f"measured pass@k before training with {name}: {was}; resume it with that"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,14 @@ from rookworld_rlvr.training.heldout import HeldoutEvaluation
 from rookworld_rlvr.training.interrupt import StopOnInterrupt
 from rookworld_rlvr.training.preflight import PreflightCallback
 
-from ..conftest import RECIPES, script
+from .. import killed
+from ..conftest import script
 
 FEW = """
-    --max_rows 300 --synthetic_rows 100 --heldout_rows 6 --max_steps 4 --logging_steps 1 --use_cpu
+    --max_rows 300 --synthetic_rows 20 --heldout_rows 6 --max_steps 4 --logging_steps 1 --use_cpu
     --per_device_train_batch_size 8 --report_to none --output_dir run
 """.split()
-SMALL = [*FEW, *"--eval_steps 2 --save_steps 2 --max_completion_length 16".split()]
+SMALL = [*FEW, *"--eval_steps 2 --save_steps 2 --max_completion_length 8".split()]
 
 
 def signalled(
@@ -45,7 +45,10 @@ def signalled(
     [
         ("grpo.py", SMALL),
         ("sft.py", FEW),
-        ("train_judge.py", [*FEW, "--train_pairs", "32", "--heldout_pairs", "4"]),
+        (
+            "train_judge.py",
+            [*FEW, *"--synthetic_rows 100 --train_pairs 32 --heldout_pairs 4".split()],
+        ),
     ],
 )
 def test_sigterm_finishes_the_step_saves_and_says_how_to_go_on(
@@ -58,10 +61,8 @@ def test_sigterm_finishes_the_step_saves_and_says_how_to_go_on(
     done = script(name, *keys, cwd=tmp_path)
     assert done.returncode == 143, done.stderr[-3000:]
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("interrupted")]
-    assert line == (
-        "interrupted at step 3: run/checkpoint-3 is saved; run the same command with "
-        "--resume_from_checkpoint auto to go on from it"
-    )
+    assert "at step 3: run/checkpoint-3 is saved" in line
+    assert "--resume_from_checkpoint auto" in line
     assert (tmp_path / "run" / "checkpoint-3" / "optimizer.pt").is_file()
     assert not (tmp_path / "run" / "results.json").exists(), "nothing is measured at the end"
     assert signal.getsignal(signal.SIGTERM) is before
@@ -96,17 +97,12 @@ def test_a_second_ctrl_c_ends_at_once_without_a_checkpoint(
     assert not list((tmp_path / "run").glob("checkpoint-*"))
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_before_the_first_step_there_is_nothing_to_wait_for(
-    number: signal.Signals,
-    code: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    signalled(monkeypatch, PreflightCallback, "on_train_begin", number, step=0)
+    signalled(monkeypatch, PreflightCallback, "on_train_begin", signal.SIGTERM, step=0)
     done = script("grpo.py", *SMALL, cwd=tmp_path)
-    assert done.returncode == code
+    assert done.returncode == 143
     assert "before the first step: nothing to save" in capfd.readouterr().err
     assert "step     1" not in done.stdout
 
@@ -122,28 +118,21 @@ def test_without_a_checkpoint_it_names_the_keys(
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
-    command = [sys.executable, "-u", str(RECIPES / "grpo.py"), *SMALL]
-    process = subprocess.Popen(
-        [*command, "--max_steps", "500", "--eval_steps", "500", "--save_steps", "500"],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("step     2/500"):
-            break
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 128 + signal.SIGINT
-    assert "Traceback" not in err
+    many = "--max_steps 500 --eval_steps 500 --save_steps 500".split()
+    process = killed.start("grpo.py", [*SMALL, *many], tmp_path)
+    printed = tmp_path / killed.LOG
+    while process.is_alive() and not (printed.exists() and "step     2/500" in printed.read_text()):
+        time.sleep(0.05)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGINT)
+    process.join(120)
+    assert process.exitcode == 128 + signal.SIGINT
+    out = printed.read_text()
+    assert "Traceback" not in out
     (checkpoint,) = (tmp_path / "run").glob("checkpoint-*")
-    said = f"interrupted at step {checkpoint.name.split('-')[1]}: run/{checkpoint.name} is saved"
-    assert said in out
-    more = str(int(checkpoint.name.split("-")[1]) + 1)
-    again = ["--resume_from_checkpoint", "true", "--max_steps", more]
+    step = int(checkpoint.name.split("-")[1])
+    assert f"interrupted at step {step}: run/{checkpoint.name} is saved" in out
+    again = ["--resume_from_checkpoint", "true", "--max_steps", str(step + 1)]
     done = script("grpo.py", *SMALL, *again, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert f"(step {more} of {more})" in done.stdout
+    assert f"(step {step + 1} of {step + 1})" in done.stdout

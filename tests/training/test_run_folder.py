@@ -42,32 +42,36 @@ def checkpoint(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_last_checkpoint_a_folder_or_none(checkpoint: Path, tmp_path: Path) -> None:
-    run = checkpoint.parent
-    assert resume_point(None, run, "a: 1") is None
-    assert resume_point("false", run, "a: 1") is None
-    for wish in ("true", "auto"):
-        assert resume_point(wish, run, "a: 1") == checkpoint
-    assert resume_point(str(checkpoint), tmp_path / "other", "a: 1") == checkpoint
-
-
-def test_auto_starts_where_there_is_no_checkpoint_and_true_does_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_last_checkpoint_a_folder_or_none(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = tmp_path / "other"
-    assert resume_point("auto", other, "a: 1") is None
+    run, other = checkpoint.parent, tmp_path / "other"
+    for wish, folder, expected in (
+        (None, run, None),
+        ("false", run, None),
+        ("true", run, checkpoint),
+        ("auto", run, checkpoint),
+        (str(checkpoint), other, checkpoint),
+        ("auto", other, None),
+    ):
+        assert resume_point(wish, folder, "a: 1") == expected
     assert f"no checkpoint in {other} yet" in capsys.readouterr().out
-    with pytest.raises(RookWorldError, match="give auto to start a new run"):
-        resume_point("true", other, "a: 1")
-    with pytest.raises(RookWorldError, match=r"no checkpoint in '.*missing'"):
-        resume_point(str(tmp_path / "missing"), tmp_path, "a: 1")
-
-
-def test_a_named_checkpoint_that_is_damaged_is_an_error(checkpoint: Path) -> None:
+    (run / "resolved_config.yaml").write_text("")
+    (run / "trainer_state.json").write_text("{}")  # its whole log, without an optimiser's state
+    assert resume_point("true", run, "a: 1") == checkpoint
+    for wish, folder, words in (
+        ("true", other, "give auto to start a new run"),
+        (str(tmp_path / "missing"), tmp_path, r"no checkpoint in '.*missing'"),
+        (str(run), run, "a run's folder, not one of its checkpoints"),
+    ):
+        with pytest.raises(RookWorldError, match=words):
+            resume_point(wish, folder, "a: 1")
     (checkpoint / "trainer_state.json").write_text("[]")
     with pytest.raises(RookWorldError, match=r"trainer_state\.json does not have its checksum"):
-        resume_point(str(checkpoint), checkpoint.parent, "a: 1")
-    assert checkpoint.is_dir()
+        resume_point(str(checkpoint), run, "a: 1")
+    assert checkpoint.is_dir(), "one that was named stays"
+    assert goes_on(run, checkpoint)
+    assert not goes_on(other, checkpoint) and not goes_on(run, None), "another run"
 
 
 def test_auto_knows_a_finished_run(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,16 +89,14 @@ def test_auto_knows_a_finished_run(checkpoint: Path, capsys: pytest.CaptureFixtu
     assert finished("auto", run, "a: 1") is None and resume_point("auto", run, "a: 1") == checkpoint
 
 
-def test_a_checkpoint_from_elsewhere_is_another_run(checkpoint: Path, tmp_path: Path) -> None:
-    assert goes_on(checkpoint.parent, checkpoint)
-    assert not goes_on(tmp_path / "other", checkpoint)
-    assert not goes_on(checkpoint.parent, None)
-
-
 def test_an_earlier_run_is_kept_beside_the_new_one(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "nano"
     for text in ("one", "two", "three"):
+        quarantine_path(run).parent.mkdir(exist_ok=True)
+        quarantine_path(run).write_text("a bad row\n")
         open_folder(run, keep=False, resolved=text, quarantine=quarantine_path(run))
+        assert (run / "quarantine.jsonl").read_text() == "a bad row\n"
+        assert not quarantine_path(run).exists()
     written = {path.parent.name: path.read_text() for path in run.parent.glob("*/*.yaml")}
     assert written == {"nano.1": "one", "nano.2": "two", "nano": "three"}
     open_folder(run, keep=True, resolved="four", quarantine=quarantine_path(run))
@@ -102,10 +104,18 @@ def test_an_earlier_run_is_kept_beside_the_new_one(tmp_path: Path) -> None:
     assert not (tmp_path / "runs" / "nano.3").exists()
 
 
-def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (".", "not from a run"),
+        ("thesis.tex", "output_dir: cannot write"),
+        ("thesis.tex/below", "output_dir: cannot write"),
+    ],
+)
+def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path, name: str, words: str) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(RookWorldError, match="not from a run"):
-        open_folder(tmp_path, keep=False, resolved="", quarantine=tmp_path / "none")
+    with pytest.raises(RookWorldError, match=words):
+        open_folder(tmp_path / name, keep=False, resolved="", quarantine=tmp_path / "none")
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
@@ -116,21 +126,6 @@ def test_a_kill_while_the_first_file_is_written_leaves_a_folder_to_start_in(tmp_
     assert foreign_faults(run) == []
     open_folder(run, keep=False, resolved="whole", quarantine=tmp_path / "none")
     assert [path.name for path in tmp_path.rglob("*")] == ["run", "resolved_config.yaml"]
-
-
-@pytest.mark.parametrize("name", ["file", "file/below"])
-def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path, name: str) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RookWorldError, match="output_dir: cannot write"):
-        open_folder(tmp_path / name, keep=False, resolved="", quarantine=tmp_path / "none")
-
-
-def test_the_quarantine_moves_into_the_folder(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    quarantine_path(run).write_text("a bad row\n")
-    open_folder(run, keep=False, resolved="", quarantine=quarantine_path(run))
-    assert (run / "quarantine.jsonl").read_text() == "a bad row\n"
-    assert not quarantine_path(run).exists()
 
 
 def test_a_run_that_goes_on_remembers_where_it_began(
@@ -148,26 +143,15 @@ def test_a_run_that_goes_on_remembers_where_it_began(
         starting_point(run, checkpoint, rows.select(range(30)))
 
 
-def test_a_runs_own_folder_is_no_checkpoint(checkpoint: Path) -> None:
-    run = checkpoint.parent
-    (run / "resolved_config.yaml").write_text("")
-    (run / "trainer_state.json").write_text("{}")  # its whole log, without an optimiser's state
-    with pytest.raises(RookWorldError, match="a run's folder, not one of its checkpoints"):
-        resume_point(str(run), run, "a: 1")
-    assert resume_point("true", run, "a: 1") == checkpoint
-
-
 def test_answers_are_kept_with_their_scores(packaged: LoadedData, tmp_path: Path) -> None:
-    rows = packaged.heldout
-    write_answers(
-        tmp_path / "answers.jsonl", rows, [TASKS[row["task"]].reference(row) for row in rows]
-    )
-    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    rows, path = packaged.heldout, tmp_path / "answers.jsonl"
+    write_answers(path, rows, [TASKS[row["task"]].reference(row) for row in rows])
+    answers = [json.loads(line) for line in path.read_text().splitlines()]
     assert [answer["fen"] for answer in answers] == rows["fen"][:]
     for answer in answers:
-        whole = "exact" if answer["task"] == "environment" else "best_move_hit"
-        assert answer["score"][whole] == 1
-        assert (answer["values"] is None) == (answer["task"] == "environment")
+        is_policy = answer["task"] == "policy"
+        assert answer["score"]["best_move_hit" if is_policy else "exact"] == 1
+        assert (answer["values"] is not None) == is_policy
 
 
 def test_each_start_of_a_run_is_a_session(packaged: LoadedData, tmp_path: Path) -> None:
@@ -175,8 +159,8 @@ def test_each_start_of_a_run_is_a_session(packaged: LoadedData, tmp_path: Path) 
     checkpoint.mkdir()
     (checkpoint / "trainer_state.json").write_text('{"global_step": 2}')
     open_provenance(tmp_path, "a: 1", packaged, PolicyTruth(), processes=1)
-    told = open_provenance(tmp_path, "a: 2", packaged, PolicyTruth(), 2, resumed_from=checkpoint)
-    assert told == ["from step 2: a 1 -> 2"]
+    changes = open_provenance(tmp_path, "a: 2", packaged, PolicyTruth(), 2, resumed_from=checkpoint)
+    assert changes == ["from step 2: a 1 -> 2"]
     assert (tmp_path / "resolved_config.yaml").read_text() == "# from step 2: a 1 -> 2\na: 2"
     close_provenance(tmp_path, started=0.0, parameters=7)
     first, second = json.loads((tmp_path / "provenance.json").read_text())["sessions"]
@@ -196,13 +180,11 @@ def test_a_model_s_configuration_notes_what_it_was_trained_on(
     note_coverage(random_gpt2, rows, is_new=False)
     assert noted(random_gpt2.config) == {}, "what it was trained on before is not known"
     note_coverage(random_gpt2, rows, is_new=True)
-    found = noted(random_gpt2.config)
-    assert found == coverage(rows["task"], rows["fen"])
+    expected = coverage(rows["task"], rows["fen"])
     random_gpt2.config.save_pretrained(tmp_path)
-    config = GPT2Config.from_pretrained(tmp_path)
-    assert noted(config) == found
+    random_gpt2.config = GPT2Config.from_pretrained(tmp_path)
+    assert noted(random_gpt2.config) == expected
     late = {**rows[0], "fen": rows[0]["fen"].rpartition(" ")[0] + " 40"}
-    random_gpt2.config = config
     note_coverage(random_gpt2, Dataset.from_list([late]), is_new=False)
-    low, _ = found[late["task"]]["move_numbers"]
-    assert noted(config)[late["task"]]["move_numbers"] == (low, 40)
+    low, _ = expected[late["task"]]["move_numbers"]
+    assert noted(random_gpt2.config)[late["task"]]["move_numbers"] == (low, 40)
