@@ -326,6 +326,9 @@ def test_tasks_of_a_list_of_rewards() -> None:
     assert tasks_of([{"name": "graduated"}]) == {"environment", "policy"}
 
 
+NO_LISTS: list[Any] = [None, [], "graduated", {"name": "graduated"}, 5]
+
+
 @pytest.mark.parametrize(
     ("specs", "words"),
     [
@@ -342,7 +345,7 @@ def test_tasks_of_a_list_of_rewards() -> None:
         ([{"weight": 1.0}], ["must be a mapping with a name"]),
         (["asymmetric"], ["'asymmetric'", "must be a mapping with a name"]),
         ([None], ["None", "must be a mapping with a name"]),
-        *((no_list, ["must be a list of rewards"]) for no_list in (None, [], "graduated", {}, 5)),
+        *((no_list, ["must be a list of rewards"]) for no_list in NO_LISTS),
     ],
 )
 def test_a_fault_names_the_value_and_the_remedy(specs: Any, words: list[str]) -> None:

@@ -35,6 +35,7 @@ def test_values_come_from_where_the_rewards_take_them(
 ) -> None:
     _, policy = mixed_rows(packaged.train, each=1)
     answer = TASKS["policy"].truth(policy["prompt"], fake_values(policy["fen"]))
+    assert answer is not None
     bare, truth = {**policy, "action_values": None}, PolicyTruth("engine", FakeLabeller())
     rewards = [{"name": "policy_best_move"}]
     trainer = build(rewards=rewards, reward_funcs=get_reward_funcs(rewards, truth))
