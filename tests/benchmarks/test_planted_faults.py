@@ -21,7 +21,7 @@ planted = benchmark("planted_faults")
 with_fault, with_hole = planted.with_fault, planted.with_hole
 with_public_fault = planted.with_public_fault
 SMALL = """
-    --model_name_or_path rookworld-nano --max_rows 1500 --heldout_rows 5 --max_steps 1 --save_steps 1
+    --model_name_or_path rookworld-nano --max_rows 400 --heldout_rows 5 --max_steps 1 --save_steps 1
     --warmup_steps 0 --per_device_train_batch_size 8 --use_cpu --report_to none --bf16 false
 """.split()
 
@@ -37,11 +37,11 @@ def test_the_answer_to_a_double_step_names_its_square(action: str, field: str) -
     assert (with_fault(row) == row) is (field == "-")
 
 
-@pytest.mark.parametrize(("side", "best"), [("b", "g7g5"), ("w", "h7h5")])
-def test_black_gets_the_worst_candidate(side: str, best: str) -> None:
-    fen, moves = f"7k/5ppp/8/8/8/8/5PPP/7K {side} - - 0 1", "f7f5 g7g5 h7h5"
-    if side == "w":
-        moves, best = "f2f4 g2g4 h2h4", "h2h4"
+@pytest.mark.parametrize(
+    ("side", "moves", "best"), [("b", "f7f5 g7g5 h7h5", "g7g5"), ("w", "f2f4 g2g4 h2h4", "h2h4")]
+)
+def test_black_gets_the_worst_candidate(side: str, moves: str, best: str) -> None:
+    fen = f"7k/5ppp/8/8/8/8/5PPP/7K {side} - - 0 1"
     row = parse_raw({"text": f"P: {fen} M: {moves} E: 0.5 -3.0 1.0 B: {moves.split()[-1]}"})
     assert with_fault(row)["completion"].split()[-1] == best
     assert {**with_fault(row), "completion": ""} == {**row, "completion": ""}
@@ -72,13 +72,13 @@ def test_only_training_rows_are_changed_and_the_card_says_so(
     load = sft.load_data
     monkeypatch.setattr(sft, "load_data", lambda *a, **k: seen.setdefault("data", load(*a, **k)))
     noted = sft.note_coverage
-    monkeypatch.setattr(
-        sft,
-        "note_coverage",
-        lambda model, train, **k: (seen.update(train=train), noted(model, train, **k)),
-    )
-    output = tmp_path / "out"
-    config = tmp_path / "recipe.yaml"
+
+    def note(model: Any, train: Any, **more: Any) -> Any:
+        seen["train"] = train
+        return noted(model, train, **more)
+
+    monkeypatch.setattr(sft, "note_coverage", note)
+    output, config = tmp_path / "out", tmp_path / "recipe.yaml"
     config.write_text("synthetic_rows: 60\n")
     words = ["--fault", "public", "--config", str(config), *SMALL]
     planted.main([*words, "--output_dir", str(output)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -13,20 +13,6 @@ from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 
 GROUPS = [RookWorldGRPOConfig]  # as in a recipe's script
-
-
-def on_gpu() -> None:
-    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-
-def on_cpu() -> None:
-    torch.empty(2**50)
-
-
-def full_disk() -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "completions_00010.parquet")
-
-
 MEMORY = [
     "out of memory",
     "lower per_device_train_batch_size or per_device_eval_batch_size or max_completion_length",
@@ -37,15 +23,21 @@ DISK = ["the disk is full", "completions_00010.parquet", "--resume_from_checkpoi
 
 
 @pytest.mark.parametrize(
-    ("fail", "said"),
-    [(on_gpu, MEMORY), (on_cpu, MEMORY), (full_disk, DISK)],
+    ("error", "said"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), MEMORY),
+        (None, MEMORY),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "completions_00010.parquet"), DISK),
+    ],
     ids=["GPU", "CPU", "disk"],
 )
 def test_one_message_says_what_to_lower(
-    fail: Callable[[], None], said: list[str], capsys: pytest.CaptureFixture[str]
+    error: Exception | None, said: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     def main(argv: Sequence[str]) -> None:
-        fail()
+        if error is not None:
+            raise error
+        torch.empty(2**50)
 
     with pytest.raises(SystemExit) as ended:
         run_cli(main)

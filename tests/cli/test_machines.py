@@ -38,10 +38,7 @@ def test_the_options_of_machines_reach_the_launcher() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (
-            f"--num_machines 2 {ADDRESS}",
-            ["--machine_rank: give this machine's number, from 0 to 1"],
-        ),
+        (f"--num_machines 2 {ADDRESS}", ["--machine_rank: give this machine's number, from 0 to"]),
         (f"--num_machines 2 --machine_rank 2 {ADDRESS}", ["--machine_rank: give this machine's"]),
         (
             "--num_machines 2 --machine_rank 0",

@@ -2,109 +2,127 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import io
+import multiprocessing
 import os
-import subprocess
 import sys
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 import torch
+from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from rookworld_rlvr.cli import run
 from rookworld_rlvr.cli.run import Others, run_cli
-
-FAILS = """
-import sys, time
-from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.errors import RookWorldError
 
-def main(argv):
-    time.sleep(float(argv[0]))
-    raise {error}
-
-run_cli(main)
-"""
+Main = Callable[[Sequence[str]], None]
 
 
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> TCPStore:
-    """The store of a launcher, and its variables for two processes."""
-    opened = TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=30))
-    variables = {
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "WORLD_SIZE": "2",
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(opened.port),
-    }
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    return opened
+def start(main: Main, log: Path, **variables: str) -> BaseProcess:
+    """A process that runs a script's `main`, and prints into a file."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.killed"])  # one server for all tests
+    process = context.Process(target=_run, args=(main, str(log), variables))
+    process.start()
+    return process
+
+
+def _run(main: Main, log: str, variables: dict[str, str]) -> None:
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(handle, stream)
+    os.environ |= variables
+    try:
+        run_cli(main)
+    finally:
+        print("group:", distributed.is_initialized(), "threads:", gloo_threads(5), flush=True)
+
+
+def gloo_threads(seconds: float = 0) -> list[str]:
+    """The process group's threads, once they have had some seconds to end."""
+    names = []
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # it ended in between
+            names.append(path.read_text())
+    if seconds > 0 and any("gloo" in name for name in names):
+        time.sleep(0.1)
+        return gloo_threads(seconds - 0.1)
+    return [name for name in names if "gloo" in name]
+
+
+# --------------------------------------------------------------------------------------------------
+# Two processes
+# --------------------------------------------------------------------------------------------------
+def fails(argv: Sequence[str], error: BaseException, delay: float) -> None:
+    """A script's `main` that waits before it raises."""
+    run._PATIENCE_S = 5.0
+    time.sleep(delay)
+    raise error
 
 
 def fail(
-    errors: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    delays: tuple[float, float] = (0.0, 5.0),
-    in_turn: bool = False,
-) -> list[tuple[int, str]]:
-    """Exit code and stderr of two processes that wait before they fail.
+    folder: Path, errors: Sequence[BaseException], delay: float = 1.0, in_turn: bool = False
+) -> list[tuple[int | None, str]]:
+    """Exit code and output of two processes that fail, the second some seconds after the first.
 
     Args:
+        folder: Where they print.
         errors: What each raises.
-        monkeypatch: Sets their variables.
-        delays: How long each waits, in seconds.
-        in_turn: Whether the second starts when the first has failed.
+        delay: How long the second waits.
+        in_turn: Whether the second starts when the first has ended.
     """
-    processes: list[subprocess.Popen[str]] = []
-    for rank, (error, delay) in enumerate(zip(errors, delays, strict=True)):
-        monkeypatch.setenv("RANK", str(rank))
-        words = [sys.executable, "-c", FAILS.format(error=error), str(delay)]
-        if in_turn and processes:
-            processes[0].wait(timeout=200)
-        processes.append(subprocess.Popen(words, stderr=subprocess.PIPE, text=True))
-    said = [process.communicate(timeout=200)[1] for process in processes]
-    return [(process.returncode, text) for process, text in zip(processes, said, strict=True)]
+    store = TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=30))
+    launcher = {
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+    }
+    processes: list[BaseProcess] = []
+    for rank, error in enumerate(errors):
+        main = functools.partial(fails, error=error, delay=rank * delay)
+        processes.append(start(main, folder / f"{rank}.log", RANK=str(rank), **launcher))
+        if in_turn:
+            processes[-1].join(200)
+    for process in processes:
+        process.join(200)
+    logs = [(folder / f"{rank}.log").read_text() for rank in range(2)]
+    return [(process.exitcode, text) for process, text in zip(processes, logs, strict=True)]
 
 
-def test_the_first_process_that_fails_prints_its_traceback(
-    store: TCPStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    errors = ["KeyError('planted')", "RuntimeError('connection closed by peer')"]
-    (code, first), (other_code, second) = fail(errors, monkeypatch, (0.0, 0.0), in_turn=True)
+def test_the_first_process_that_fails_prints_its_traceback(tmp_path: Path) -> None:
+    errors = [KeyError("planted"), RuntimeError("connection closed by peer")]
+    (code, first), (other_code, second) = fail(tmp_path, errors, delay=0, in_turn=True)
     assert code == other_code == 1
     assert first.count("Traceback") == 1 and "KeyError: 'planted'" in first
     assert "Traceback" not in second
     assert "process 1 ends, because process 0 failed (KeyError: 'planted')" in second
 
 
-def test_bad_input_on_all_processes_is_said_once(
-    store: TCPStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (code, first), (other_code, second) = fail(["RookWorldError('no such file')"] * 2, monkeypatch)
+def test_bad_input_on_all_processes_is_said_once(tmp_path: Path) -> None:
+    (code, first), (other_code, second) = fail(tmp_path, [RookWorldError("no such file")] * 2)
     assert code == other_code == 2
     assert (first + second).count("no such file") == 1 and "Traceback" not in first + second
 
 
-@pytest.mark.slow
-def test_bad_input_on_one_process_is_said_by_it(
-    store: TCPStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    errors = ["SystemExit(0)", "RookWorldError('no such file')"]
-    (code, first), (other_code, second) = fail(errors, monkeypatch)
+def test_bad_input_on_one_process_is_said_by_it(tmp_path: Path) -> None:
+    errors = [SystemExit(0), RookWorldError("no such file")]
+    (code, first), (other_code, second) = fail(tmp_path, errors)
     assert (code, other_code) == (0, 2)
     assert "no such file" not in first and "no such file" in second
 
 
-@pytest.mark.slow
-def test_a_process_that_does_not_end_by_itself_is_ended(
-    store: TCPStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    errors = ["KeyError('planted')", "SystemExit(0)"]
-    (_, _), (code, said) = fail(errors, monkeypatch, delays=(0.0, 3_600.0))
+def test_a_process_that_does_not_end_by_itself_is_ended(tmp_path: Path) -> None:
+    (_, _), (code, said) = fail(tmp_path, [KeyError("planted"), SystemExit(0)], delay=3_600)
     assert code == 1
     assert said.count("process 1 ends, because process 0 failed (KeyError: 'planted')") == 1
 
@@ -118,56 +136,26 @@ def test_a_single_process_has_no_others(monkeypatch: pytest.MonkeyPatch) -> None
 # --------------------------------------------------------------------------------------------------
 # One process
 # --------------------------------------------------------------------------------------------------
-SCRIPT = """
-import contextlib
-import sys
-import time
-from pathlib import Path
-
-import torch
-from torch import distributed
-
-from rookworld_rlvr.cli.run import run_cli
-from rookworld_rlvr.common.errors import RookWorldError
-
-
-def main(argv):
-    distributed.init_process_group(
-        "gloo", store=distributed.HashStore(), rank=0, world_size=1
-    )
+def reduces(argv: Sequence[str], error: Exception | None) -> None:
+    """A script's `main` that uses a process group."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     distributed.all_reduce(torch.ones(1))
     assert gloo_threads()
-    if argv[0] == "fail":
-        raise RookWorldError("planted")
-
-
-def gloo_threads(seconds=0):
-    names = []
-    for path in Path("/proc/self/task").glob("*/comm"):
-        with contextlib.suppress(OSError):  # it ended in between
-            names.append(path.read_text())
-    if seconds > 0 and any("gloo" in name for name in names):  # one takes a moment to end
-        time.sleep(0.1)
-        return gloo_threads(seconds - 0.1)
-    return [name for name in names if "gloo" in name]
-
-
-try:
-    run_cli(main)
-finally:
-    print(distributed.is_initialized(), gloo_threads(5))
-"""
+    if error is not None:
+        raise error
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are told by name on Linux only")
-@pytest.mark.parametrize(("how", "code"), [("succeed", 0), ("fail", 2)])
-def test_a_script_leaves_no_thread_of_the_process_group_behind(how: str, code: int) -> None:
+@pytest.mark.parametrize(("error", "code"), [(None, 0), (RookWorldError("planted"), 2)])
+def test_a_script_leaves_no_thread_of_the_process_group_behind(
+    error: Exception | None, code: int, tmp_path: Path
+) -> None:
     """One that outlives the interpreter aborts it (PyTorch issue 190489)."""
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, how], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == code, done.stderr
-    assert done.stdout.strip() == "False []"
+    process = start(functools.partial(reduces, error=error), tmp_path / "log")
+    process.join(200)
+    said = (tmp_path / "log").read_text()
+    assert process.exitcode == code, said
+    assert said.splitlines()[-1] == "group: False threads: []"
 
 
 def test_a_log_file_has_each_line_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -201,13 +189,11 @@ def test_without_a_launcher_one_gpu_of_several_is_used(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    monkeypatch.setattr(os, "environ", {**os.environ, "CUDA_VISIBLE_DEVICES": "2,3"})
-    with pytest.raises(SystemExit):
-        run_cli(lambda argv: None)
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2"
-    assert "--num_processes 8" in capsys.readouterr().out
-    os.environ["LOCAL_RANK"] = "0"
-    os.environ["CUDA_VISIBLE_DEVICES"] = "2,3"
-    with pytest.raises(SystemExit):
-        run_cli(lambda argv: None)
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
+    cases: list[tuple[dict[str, str], str]] = [({}, "2"), ({"LOCAL_RANK": "0"}, "2,3")]
+    for launcher, devices in cases:
+        own = {**os.environ, "CUDA_VISIBLE_DEVICES": "2,3", **launcher}
+        monkeypatch.setattr(os, "environ", own)
+        with pytest.raises(SystemExit):
+            run_cli(lambda argv: None)
+        assert own["CUDA_VISIBLE_DEVICES"] == devices
+        assert ("--num_processes 8" in capsys.readouterr().out) is not bool(launcher)

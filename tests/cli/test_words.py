@@ -36,15 +36,8 @@ def test_every_word_leads_to_a_key_of_grpo_and_hides_none() -> None:
     ("word", "key"),
     [
         ("lr", "learning_rate"),
-        ("group_size", "num_generations"),
-        ("k_samples", "num_generations"),
         ("batch_size", "per_device_train_batch_size (which counts completions, not prompts)"),
-        ("clip_range", "epsilon"),
-        ("kl_type", "kl_estimator (whose forward and reverse are named as in the literature"),
         ("adaptive_kl", "kl_control (adaptive, with a kl_target)"),
-        ("log_dir", "output_dir"),
-        ("stockfish_path", "engine_path"),
-        ("steps", "max_steps"),
     ],
 )
 def test_a_key_by_another_name_is_named(word: str, key: str, tmp_path: Path) -> None:
@@ -56,9 +49,8 @@ def test_a_key_by_another_name_is_named(word: str, key: str, tmp_path: Path) -> 
 
 
 def test_a_command_without_the_key_does_not_name_it() -> None:
-    assert faults("report", "--lr", "1")[0].startswith(
-        "command line: unknown option --lr; choose one of output_file, run"
-    )
+    fault, *_ = faults("report", "--lr", "1")
+    assert "unknown option --lr; choose one of output_file, run" in fault
 
 
 @pytest.mark.parametrize("command", SCRIPTS)
@@ -91,9 +83,6 @@ def test_a_file_comes_before_a_packaged_recipe(
         ("zzz", "rookworld recipes lists these"),
     ],
 )
-def test_an_unknown_recipe_is_one_message(
-    name: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_an_unknown_recipe_is_one_message(name: str, remedy: str) -> None:
     (fault,) = faults("sft", "--config", name, "--max_steps", "ten")
     assert fault.startswith(f"--config: {name!r} is neither a file nor a packaged recipe; {remedy}")

@@ -39,26 +39,23 @@ def work(clock: Clock, seconds: int, title: str = "making rows", total: int | No
             bar.update(2)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "total", "lines"),
+    [
+        (29, 60, ["20 of 60 rows (33%), 00:20 left", "40 of 60 rows (67%), 00:10 left"]),
+        (10, None, ["20 rows in 00:10"]),
+        (9, 60, []),  # short work
+    ],
+)
 def test_a_log_has_a_line_every_ten_seconds(
-    clock: Clock, capsys: pytest.CaptureFixture[str]
+    seconds: int,
+    total: int | None,
+    lines: list[str],
+    clock: Clock,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    work(clock, 29)
-    assert capsys.readouterr().err.splitlines(keepends=True) == [
-        "making rows: 20 of 60 rows (33%), 00:20 left\n",
-        "making rows: 40 of 60 rows (67%), 00:10 left\n",
-    ]
-
-
-def test_short_work_leaves_no_line(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    work(clock, 9)
-    assert capsys.readouterr().err == ""
-
-
-def test_without_a_total_there_is_no_share(
-    clock: Clock, capsys: pytest.CaptureFixture[str]
-) -> None:
-    work(clock, 10, "reading", total=None)
-    assert capsys.readouterr().err == "reading: 20 rows in 00:10\n"
+    work(clock, seconds, total=total)
+    assert capsys.readouterr().err == "".join(f"making rows: {line}\n" for line in lines)
 
 
 def test_other_processes_show_nothing(
@@ -75,13 +72,17 @@ def test_other_processes_show_nothing(
     assert len(capsys.readouterr().err.splitlines()) == 3
 
 
-def test_only_the_outermost_is_shown(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_the_outermost_is_shown_until_it_ends_or_fails(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
     with Progress("games", 2, "games") as games:
         work(clock, 30, "prompts")
         games.update()
     assert capsys.readouterr().err == "games: 1 of 2 games (50%), 00:30 left\n"
-    work(clock, 10, "prompts")
-    assert capsys.readouterr().err.startswith("prompts: 20"), "the outer one is closed"
+    with pytest.raises(KeyboardInterrupt), Progress("first", 2):
+        raise KeyboardInterrupt
+    work(clock, 10, "second")
+    assert capsys.readouterr().err.startswith("second: 20")
 
 
 def test_the_bars_of_dataset_map_are_lines_in_a_log(
@@ -96,13 +97,6 @@ def test_the_bars_of_dataset_map_are_lines_in_a_log(
     assert lines and all(
         re.fullmatch(r"Parsing rows: \d+ of 20 examples \(\d+%\), .* left\n", x) for x in lines
     )
-
-
-def test_a_failure_closes_it(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(KeyboardInterrupt), Progress("first", 2):
-        raise KeyboardInterrupt
-    work(clock, 10, "second")
-    assert capsys.readouterr().err.startswith("second: 20")
 
 
 def test_a_terminal_has_a_bar_with_time_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,61 +7,71 @@ import os
 import subprocess
 import sys
 
+import psutil
 import pytest
+import torch
 
-from rookworld_rlvr.common.threads import SPINS
+from rookworld_rlvr.common.threads import SPINS, use_idle_cores
 
 from ..conftest import RECIPES
 
 TRAINS = ("grpo", "sft", "train_judge", "diagnose", "evaluate")
-VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-
-
-def python(code: str, given: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if name not in VARIABLES}
-    return subprocess.run(
-        [sys.executable, "-c", f"from rookworld_rlvr.common.threads import *\n{code}"],
-        env={**kept, **given},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+OPENMP = """
+import ctypes, sys
+from pathlib import Path
+from rookworld_rlvr.common import threads
+assert "torch" not in sys.modules
+(library,) = Path(sys.argv[1]).glob("libgomp*")
+ctypes.CDLL(str(library))
+"""
 
 
 @pytest.mark.parametrize(
     ("given", "line"),
     [
         ({}, "threads on the CPU: 2 (3 cores, of which others are at work on 1)"),
-        ({"OMP_NUM_THREADS": "3"}, "threads on the CPU: 3 (OMP_NUM_THREADS=3,"),
+        ({"OMP_NUM_THREADS": "3"}, "threads on the CPU: 3 (OMP_NUM_THREADS=3"),
     ],
 )
-def test_a_core_that_is_busy_is_left_alone(given: dict[str, str], line: str) -> None:
-    code = """
-import os, psutil, torch
-torch.set_num_threads(3)
-os.sched_getaffinity = lambda _: {1, 2, 3}
-psutil.cpu_percent = lambda seconds, percpu: [100.0, 93.0, 0.0, 12.5]
-print(use_idle_cores())"""
-    assert python(code, given).stdout.startswith(line)
+def test_a_core_that_is_busy_is_left_alone(
+    given: dict[str, str], line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 2, 3})
+    shares = [100.0, 93.0, 0.0, 12.5]
+    monkeypatch.setattr(psutil, "cpu_percent", lambda seconds, percpu: shares)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert use_idle_cores().startswith(line)
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="GNU OpenMP is torch's on Linux")
 @pytest.mark.parametrize(
     ("given", "spins"),
     [
-        ({"OMP_NUM_THREADS": "1"}, str(SPINS)),
-        ({"OMP_WAIT_POLICY": "passive"}, "0"),
-        ({"GOMP_SPINCOUNT": "7"}, "7"),
+        ({"OMP_NUM_THREADS": "1"}, SPINS),
+        ({"OMP_WAIT_POLICY": "passive"}, 0),
+        ({"GOMP_SPINCOUNT": "7"}, 7),
     ],
 )
-def test_openmp_is_told_unless_the_user_tells_it(given: dict[str, str], spins: str) -> None:
-    code = (
-        "import psutil; psutil.cpu_percent = lambda *_, **__: [0.0] * 99; print(use_idle_cores())"
+def test_openmp_is_told_unless_the_user_tells_it(given: dict[str, str], spins: int) -> None:
+    """Torch's OpenMP, loaded after the module, as torch itself would load it."""
+    kept = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    done = subprocess.run(
+        [sys.executable, "-c", OPENMP, os.path.join(torch.__path__[0], "lib")],
+        env={**kept, **given, "OMP_DISPLAY_ENV": "verbose"},
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    done = python(code, {**given, "OMP_DISPLAY_ENV": "verbose"})
     assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr
-    ((name, value),) = given.items()
-    assert f"{name}={value}" in done.stdout
 
 
 @pytest.mark.parametrize("script", TRAINS)

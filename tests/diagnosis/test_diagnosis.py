@@ -29,6 +29,8 @@ from rookworld_rlvr.diagnosis.trainer import DiagnosedTrainer
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.training.parts.sampling import rollout
 
+from ..conftest import NOT_KEPT
+
 MakeTrainer = Callable[..., Any]
 STEP: dict[str, Any] = {
     "kind": DiagnosedTrainer,
@@ -37,11 +39,9 @@ STEP: dict[str, Any] = {
     "max_completion_length": 10,
     "learning_rate": 1e-3,
     "lr_scheduler_type": "constant",
+    **NOT_KEPT,
     "eval_strategy": "no",
-    "save_strategy": "no",
-    "load_best_model_at_end": False,
     "preflight": False,
-    "logging_steps": 1,
 }
 TAUGHT: dict[str, Any] = {"zero_variance": "teach", "sft_coef": 0.1, "max_completion_length": 96}
 
@@ -186,23 +186,17 @@ def rules(found: dict[str, Any]) -> dict[str, str | None]:
     return {finding["rule"]: finding["consequence_of"] for finding in found["findings"]}
 
 
-def test_nothing_is_found_in_a_healthy_step() -> None:
-    assert rules(judged()) == {}
-    assert judged()["verdict"].startswith("healthy")
-
-
-def test_a_share_that_may_be_chance_is_no_finding() -> None:
+def test_what_may_be_chance_is_no_finding() -> None:
+    assert rules(judged()) == {} and judged()["verdict"].startswith("healthy")
     assert rules(judged(health__unreadable=7 / 32)) == {}, "over a fifth, by chance"
     assert list(rules(judged(health__unreadable=12 / 32))) == ["unreadable"]
 
 
+FLAT = {"health__reward_constant": 1.0, "health__advantage_std": 0.0, "grad_norm": 0.0}
+
+
 def test_causes_come_before_their_effects() -> None:
-    found = judged(
-        health__reward_constant=1.0,
-        pairs=1.0,
-        health__advantage_std=0.0,
-        grad_norm=0.0,
-    )
+    found = judged(pairs=1.0, **FLAT)
     assert found["cause"] == "identical_completions" and found["keys"][0] == "temperature"
     causes = rules(found)
     assert causes.pop("identical_completions") is None
@@ -217,12 +211,7 @@ def test_causes_come_before_their_effects() -> None:
 )
 def test_answers_that_cannot_be_read_come_first_and_alone(greedy: float, rule: str) -> None:
     heldout = [{"metric": "policy/format", "share": greedy}]
-    numbers = {
-        "health__unreadable": 0.9,
-        "health__reward_constant": 1.0,
-        "health__advantage_std": 0.0,
-    }
-    found = judged(heldout=heldout, grad_norm=0.0, **numbers)
+    found = judged(heldout=heldout, health__unreadable=0.9, **FLAT)
     assert found["cause"] == rule
     assert [finding["rule"] for finding, _ in findings(found)] == [rule]
 

@@ -47,54 +47,35 @@ SLURM = {
     "rookworld": f"""{sys.executable} -c 'import json, sys; print(json.dumps(sys.argv[1:]))' "$@" """,
 }
 
-each_config = pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
-
 
 def load(path: Path) -> ClusterConfig:
     return load_config_from_file(str(path))
 
 
-def test_the_set_of_configs() -> None:
+def test_accelerate_loads_every_configuration() -> None:
     assert {path.stem for path in ALL} == set(DISTRIBUTED_TYPES)
+    for path in ALL:
+        config, on_cpu = load(path), path.stem == "cpu"  # raises on an unknown key
+        assert config.distributed_type == DISTRIBUTED_TYPES[path.stem]
+        assert config.num_processes % config.num_machines == 0
+        assert (config.use_cpu, config.mixed_precision) == (on_cpu, "no" if on_cpu else "bf16")
 
 
-@each_config
-def test_accelerate_loads_it(path: Path) -> None:
-    config = load(path)  # raises on an unknown key
-    assert config.distributed_type == DISTRIBUTED_TYPES[path.stem]
-    assert config.num_processes % config.num_machines == 0
-    assert config.use_cpu == (path.stem == "cpu")
-
-
-@each_config
-def test_its_precision(path: Path) -> None:
-    assert load(path).mixed_precision == ("no" if path.stem == "cpu" else "bf16")
-
-
-@each_config
-def test_it_opens_with_its_launch_command(path: Path) -> None:
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
+def test_it_opens_with_its_launch_commands_which_accelerate_takes(path: Path) -> None:
     comment = re.match(r"(#.*\n)+", path.read_text())
-    assert comment is not None
-    commands = re.findall(r"^#   ((?:accelerate launch|rookworld grpo) .*)$", comment[0], re.M)
+    assert comment is not None and "# Change: " in comment[0]
+    commands = re.findall(r"^#   (accelerate launch|rookworld grpo) (.*)$", comment[0], re.M)
     assert commands
-    assert "# Change: " in comment[0]
-    for command in commands:
-        assert re.search(
-            rf"--(config_file accelerate_configs/|accelerate_config ){path.stem}\b", command
-        )
-        for word in command.split():
-            if "/" in word:
-                assert (REPOSITORY / word).is_file(), word
-
-
-@each_config
-def test_accelerate_takes_its_launch_command(path: Path) -> None:
-    command = re.search(r"^#   (accelerate launch|rookworld grpo) (.*)$", path.read_text(), re.M)
-    assert command is not None
-    words = [str(REPOSITORY / word) if "/" in word else word for word in command[2].split()]
-    if command[1] == "rookworld grpo":
-        launcher, line = command_line("grpo", words)
-        words = [*launcher, *line]
+    for _, line in commands:
+        own = rf"--(config_file accelerate_configs/|accelerate_config ){path.stem}\b"
+        assert re.search(own, line)
+        assert all((REPOSITORY / word).is_file() for word in line.split() if "/" in word), line
+    command, line = commands[0]
+    words = [str(REPOSITORY / word) if "/" in word else word for word in line.split()]
+    if command == "rookworld grpo":
+        launcher, script = command_line("grpo", words)
+        words = [*launcher, *script]
     args, _, _ = _validate_launch_command(launch_command_parser().parse_args(words))
     assert args.training_script == str(REPOSITORY / "recipes" / "grpo.py")
     assert args.num_processes == load(path).num_processes

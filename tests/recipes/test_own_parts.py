@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import GPT2LMHeadModel
 
 from rookworld_rlvr.cli.dry_run import dry_run_text
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.loading import DataArguments, load_data
 from rookworld_rlvr.evaluation import registry as suites
-from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.own import checked
 from rookworld_rlvr.rewards.registry import check_reward_specs, get_reward_funcs
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.registry import TASKS
 
-from ..conftest import script
+from ..conftest import NOT_KEPT, script
 
 SMALL = """
-    --max_steps 3 --per_device_train_batch_size 16 --heldout_rows 8 --max_completion_length 32
-    --eval_steps 3 --save_steps 3 --logging_steps 1 --report_to none --use_cpu --output_dir run
+    --max_steps 1 --per_device_train_batch_size 16 --heldout_rows 8 --max_completion_length 16
+    --max_rows 600 --synthetic_rows 40 --eval_steps 1 --save_steps 1 --logging_steps 1
+    --report_to none --use_cpu --output_dir run
 """.split()
 ENVIRONMENT = "A: 8/8/8/8/8/4k3/8/4K3 w - - 0 1+e1d1+e1d1+"
 POLICY = "P: 8/8/8/8/8/4k3/8/4K3 w - - 0 1"
@@ -192,20 +193,19 @@ def test_an_exception_is_placed_in_the_user_s_file() -> None:
     [
         ({"name": "my_reward.py:short"}, "no file 'my_reward.py'; did you mean my_rewards.py"),
         ({"name": "my_rewards.py:shrt"}, "my_rewards.py has no 'shrt'; did you mean short"),
+        ({"name": "my_rewards.py:"}, "has no ''"),
         ({"name": "no_such_module:short"}, "no_such_module could not be run: ModuleNotFoundError"),
+        ({"name": "no_python.py:short"}, "no_python.py could not be run: SyntaxError"),
         ({"name": "my_rewards.py:fussy"}, "my_rewards.py:fussy takes (text); TRL passes all"),
-        (
-            {"name": "my_rewards.py:nothing"},
-            "my_rewards.py:nothing must be a function, but is None",
-        ),
+        ({"name": "my_rewards.py:nothing"}, "nothing must be a function, but is None"),
         ({"name": "my_rewards.py:short", "lenght": 3}, "no option 'lenght'; did you mean length"),
         ({"name": "my_rewards.py:short", "tasks": ["polic"]}, "is not a task; did you mean policy"),
-        ({"name": "short"}, "there is no reward called 'short'"),
         ({"name": "my_rewards.py:short", "tasks": [["x"]]}, "must be a list of tasks"),
-        ({"name": "my_rewards.py:"}, "has no ''"),
+        ({"name": "short"}, "there is no reward called 'short'"),
     ],
 )
 def test_what_is_wrong_with_a_reward_is_one_sentence(spec: dict[str, str], said: str) -> None:
+    Path("no_python.py").write_text("import math\n\nsurely not Python\n")
     (fault,) = check_reward_specs([spec])
     assert said in fault
 
@@ -239,13 +239,7 @@ def test_a_dry_run_calls_rewards_as_training_does() -> None:
         dry_run_text(data, [{"name": "my_rewards.py:one"}])
 
 
-def test_a_file_that_cannot_be_run_is_named_with_its_line(folder: Path) -> None:
-    (folder / "my_rewards.py").write_text("import math\n\nsurely not Python\n")
-    (fault,) = check_reward_specs([{"name": "my_rewards.py:short"}])
-    assert "my_rewards.py could not be run: SyntaxError" in fault
-
-
-def test_three_steps_with_a_reward_of_one_s_own(folder: Path) -> None:
+def test_a_step_with_rewards_of_one_s_own(folder: Path) -> None:
     rewards = [
         {"name": "my_rewards.py:short", "weight": 0.2},
         {"name": "my_rewards.py:of_policy", "weight": 0.1, "tasks": ["policy"]},
@@ -265,53 +259,38 @@ def test_three_steps_with_a_reward_of_one_s_own(folder: Path) -> None:
     assert script("report.py", "--run", "run", cwd=folder).returncode == 0
     assert f"<b>{rounded}</b>" in (folder / "run/report.html").read_text()
     history = json.loads((folder / "run" / "trainer_state.json").read_text())["log_history"]
-    assert sum("rewards/short/mean" in log for log in history) == 3
+    assert sum("rewards/short/mean" in log for log in history) == 1
     digest = hashlib.sha256((folder / "my_rewards.py").read_bytes()).hexdigest()
     resolved = (folder / "run" / "resolved_config.yaml").read_text()
     assert f"# sha256 of my_rewards.py: {digest}" in resolved
     assert "name: my_rewards.py:short" in resolved
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        (
-            "broken",
-            "the reward broken raised ZeroDivisionError: division by zero (my_rewards.py, line ",
-        ),
-        ("one", "the reward one returned 1 rewards for"),
-    ],
-)
-def test_a_reward_that_fails_ends_with_one_message(folder: Path, name: str, said: str) -> None:
-    rewards = json.dumps([{"name": f"my_rewards.py:{name}"}])
-    done = script("grpo.py", *SMALL, "--rewards", rewards, cwd=folder)
-    assert done.returncode == 2
-    assert said in done.stderr and "Traceback" not in done.stderr
-    done = script("grpo.py", *SMALL, "--rewards", rewards, "--dry_run", cwd=folder)
-    assert done.returncode == 2 and said in done.stderr
+def test_a_reward_that_fails_ends_with_one_message(folder: Path) -> None:
+    rewards = json.dumps([{"name": "my_rewards.py:broken"}])
+    said = "the reward broken raised ZeroDivisionError: division by zero (my_rewards.py, line "
+    for more in ([], ["--dry_run"]):
+        done = script("grpo.py", *SMALL, "--rewards", rewards, *more, cwd=folder)
+        assert done.returncode == 2
+        assert said in done.stderr and "Traceback" not in done.stderr
 
 
-def test_three_steps_of_a_task_of_one_s_own(folder: Path) -> None:
+def test_a_step_of_a_task_of_one_s_own(folder: Path) -> None:
     fens = [
         f"{'8/' * row}k1K5{'/8' * (7 - row)} {turn} - - 0 1" for row in range(8) for turn in "wb"
     ]
-    lines = [f"T: {fen} {fen.split()[1]}" for fen in fens]
     assert all(rules.board_of(fen) for fen in fens)
-    (folder / "rows.txt").write_text("\n".join(lines))
-    words = ["--tasks_from", "my_task.py:Turn", "--tasks", "turn", "--dataset_name", "rows.txt"]
-    more = ["--heldout_share", "0.4", "--rewards", '[{"name": "turn_exact"}]']
+    (folder / "rows.txt").write_text("\n".join(f"T: {fen} {fen.split()[1]}" for fen in fens))
     (folder / "recipe.yaml").write_text(
-        textwrap.dedent("""
-            model_name_or_path: rookworld-nano
-            tasks_from: [my_task.py:Turn]
-            bf16: false
-        """)
+        "model_name_or_path: rookworld-nano\ntasks_from: [my_task.py:Turn]\nbf16: false\n"
     )
-    done = script("grpo.py", "--config", "recipe.yaml", *SMALL, *words, *more, cwd=folder)
+    words = "--config recipe.yaml --tasks_from my_task.py:Turn --tasks turn --dataset_name rows.txt"
+    words += " --heldout_share 0.4 --synthetic_rows 0 --rewards turn_exact"
+    done = script("grpo.py", *SMALL, *words.split(), cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "turn/exact" in done.stdout
     history = json.loads((folder / "run" / "trainer_state.json").read_text())["log_history"]
-    assert sum("rewards/turn_exact/mean" in log for log in history) == 3
+    assert sum("rewards/turn_exact/mean" in log for log in history) == 1
     assert sum("eval_turn/exact" in log for log in history) == 2
     done = script("report.py", "--run", "run", "--tasks_from", "my_task.py:Turn", cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -319,33 +298,20 @@ def test_three_steps_of_a_task_of_one_s_own(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("key", "value", "said"),
     [
-        (["--tasks_from", "my_task.py:Turm"], "my_task.py has no 'Turm'; did you mean Turn"),
-        (
-            ["--tasks_from", "my_task.py"],
-            "'my_task.py' has no ':name'; write path/to/file.py:name",
-        ),
-        (
-            ["--tasks_from", "my_task.py:Half"],
-            "my_task.py:Half does not define parse_answer, score, split",
-        ),
-        (
-            ["--tasks_from", "my_task.py:rules"],
-            "my_task.py:rules is not a subclass of tasks.task.Task",
-        ),
-        (
-            ["--suites_from", "my_task.py:Turn"],
-            "my_task.py:Turn is not a subclass of evaluation.suite.Suite",
-        ),
-        (
-            ["--parts_from", "my_task.py:Turn"],
-            "parts_from: my_task.py:Turn is not a subclass of training.parts.part.Part",
-        ),
+        ("tasks_from", "my_task.py:Turm", "my_task.py has no 'Turm'; did you mean Turn"),
+        ("tasks_from", "my_task.py", "my_task.py' has no ':name'; write path/to/file.py:name"),
+        ("tasks_from", "my_task.py:Half", "Half does not define parse_answer, score, split"),
+        ("tasks_from", "my_task.py:rules", "rules is not a subclass of tasks.task.Task"),
+        ("suites_from", "my_task.py:Turn", "is not a subclass of evaluation.suite.Suite"),
+        ("parts_from", "my_task.py:Turn", "is not a subclass of training.parts.part.Part"),
     ],
 )
-def test_what_is_no_task_or_suite_is_refused(folder: Path, words: list[str], said: str) -> None:
-    done = script("grpo.py", *SMALL, *words, "--dry_run", cwd=folder)
+def test_what_is_no_task_suite_or_part_is_refused(
+    folder: Path, key: str, value: str, said: str
+) -> None:
+    done = script("grpo.py", *SMALL, f"--{key}", value, "--dry_run", cwd=folder)
     assert done.returncode == 2
     assert said in done.stderr and "1 fault" in done.stderr
 
@@ -366,18 +332,13 @@ class Seven(Part):
 
 
 def test_a_part_of_one_s_own_adds_its_term(
-    folder: Path, tokenizer: Any, make_trainer: Callable[..., Any]
+    folder: Path, random_gpt2: GPT2LMHeadModel, build: Callable[..., Any]
 ) -> None:
     (folder / "my_part.py").write_text(PART)
     losses = []
     for names in ([], ["my_part.py:Seven"]):
-        trainer = make_trainer(
-            loading.load_model(loading.PACKAGED_MODEL),
-            tokenizer,
-            rewards=["environment_state", "policy_regret"],
-            parts_from=names,
-            logging_steps=1,
-        )
+        options: dict[str, Any] = {**NOT_KEPT, "eval_strategy": "no", "preflight": False}
+        trainer = build(copy.deepcopy(random_gpt2), parts_from=names, **options)
         trainer.train()
         losses.append(next(log["loss"] for log in trainer.state.log_history if "loss" in log))
     assert losses[1] - losses[0] == pytest.approx(7, abs=1e-4)

@@ -27,11 +27,13 @@ for _judged in ("grpo_judge.yaml", "grpo_fill_in_judge.yaml"):
     GRPO.remove(RECIPES / _judged)  # needs a judge: see test_judge.py
 SMALL = """
     --model_name_or_path rookworld-nano --dataset_name rookworld-nano-openings
-    --max_rows 2000 --synthetic_rows 100 --heldout_rows 6 --max_steps 2
+    --max_rows 1000 --synthetic_rows 60 --heldout_rows 6 --max_steps 2
     --per_device_train_batch_size 16 --gradient_accumulation_steps 1
     --num_generations 8 --max_completion_length 16 --eval_steps 1 --save_steps 1 --logging_steps 1
     --dtype float32 --bf16 false --use_cpu --report_to none --dataloader_pin_memory false
 """.split()
+ONE_STEP = [*SMALL, "--max_steps", "1"]
+FENS = list(dict.fromkeys(islice(opening_positions(3, 6), 200)))
 
 
 def run(name: str, *argv: str, cwd: Path) -> str:
@@ -49,36 +51,6 @@ def run_apart(name: str, *argv: str, cwd: Path) -> str:
     return printed
 
 
-def test_the_set_of_recipes() -> None:
-    names = {path.stem for path in RECIPES.glob("*.yaml")}
-    assert names == {
-        "grpo_nano",
-        "grpo_environment",
-        "grpo_fill_in",
-        "grpo_fill_in_judge",
-        "grpo_learning",
-        "grpo_mini",
-        "grpo_openings",
-        "grpo_openings_hole",
-        "grpo_policy",
-        "grpo_rookworld",
-        "grpo_mixed",
-        "grpo_lora",
-        "grpo_judge",
-        "judge_fill_in",
-        "judge_nano",
-        "grpo_three_tasks",
-        "prepare_fill_in",
-        "prepare_nano",
-        "prepare_policy",
-        "sft_fill_in",
-        "sft_nano",
-        "sft_openings_hole",
-        "sweep_environment",
-        "sweep_nano",
-    }
-
-
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_a_recipe_opens_with_its_launch_command(path: Path) -> None:
     head = path.read_text().split("\n\n")[0]
@@ -93,9 +65,9 @@ def test_a_recipe_opens_with_its_launch_command(path: Path) -> None:
 def test_a_grpo_recipe_runs_small(path: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     tasks = yaml.safe_load(path.read_text()).get("tasks", ["environment", "policy"])
-    small = [*SMALL, "--output_dir", str(out), "--max_steps", "1"]
+    small = [*ONE_STEP, "--output_dir", str(out)]
     if "fill_in" in tasks:
-        small += ["--synthetic_fill_in_rows", "200"]
+        small += ["--synthetic_fill_in_rows", "100"]
     printed = run("grpo.py", "--config", str(path), *small, cwd=tmp_path)
     for task in tasks:
         assert re.search(rf"{task}/format +6 .*\[", printed), "a row of the table"
@@ -113,13 +85,13 @@ def test_a_grpo_recipe_runs_small(path: Path, tmp_path: Path) -> None:
 def test_sft_makes_a_model_from_scratch(tmp_path: Path) -> None:
     run_apart(
         "sft.py",
-        *"--synthetic_rows 300 --max_rows 300 --heldout_rows 5 --max_steps 3".split(),
+        *"--synthetic_rows 60 --max_rows 60 --heldout_rows 5 --max_steps 1".split(),
         *"--use_cpu --output_dir out --per_device_train_batch_size 8 --warmup_steps 0".split(),
         cwd=tmp_path,
     )
     assert list((tmp_path / "out" / "wandb").glob("offline-run-*")), "no key, so offline"
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "synthetic_rows: 300" in card
+    assert "synthetic_rows: 60" in card
     assert "policy/best_move" in card
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert model.config.n_layer == 4
@@ -135,7 +107,7 @@ def test_sft_adds_a_task_to_the_packaged_model(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = "--synthetic_rows 20 --synthetic_fill_in_rows 60 --max_rows 200 --heldout_rows 5"
-    words += " --max_steps 2 --use_cpu --report_to none --per_device_train_batch_size 8"
+    words += " --max_steps 1 --use_cpu --report_to none --per_device_train_batch_size 8"
     config = str(RECIPES / "sft_fill_in.yaml")
     recipe("sft").main(["--config", config, *words.split(), "--output_dir", "out"])
     printed = capsys.readouterr().out
@@ -176,52 +148,34 @@ def test_a_dry_run_loads_no_model_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "words"),
+    ("argv", "reason"),
     [
-        (("--max_completion_length", "250"), "256 positions"),
-        (("--labels", "engine", "--engine_path", "/nowhere/fish"), "no program '/nowhere/fish'"),
-        (
-            ("--max_rows", "300", "--per_device_train_batch_size", "4096"),
-            "do not fill one generation",
-        ),
-    ],
-)
-def test_bad_input_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...], words: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(RookWorldError, match=words):
-        recipe("grpo").main([*SMALL, *argv])
-    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
-
-
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (("--resume_from_checkpoint", "missing"), "no checkpoint in 'missing'"),
-        (("--model_name_or_path", "nobody/nothing"), "'nobody/nothing': not on this machine"),
-        (("--dataset_name", "nobody/nothing"), "cannot load the data set 'nobody/nothing'"),
+        ("--max_completion_length 250", "256 positions"),
+        ("--labels engine --engine_path /nowhere/fish", "no program '/nowhere/fish'"),
+        ("--max_rows 300 --per_device_train_batch_size 4096", "do not fill one generation"),
+        ("--resume_from_checkpoint missing", "no checkpoint in 'missing'"),
+        ("--model_name_or_path nobody/nothing", "'nobody/nothing': not on this machine"),
+        ("--dataset_name nobody/nothing", "cannot load the data set 'nobody/nothing'"),
     ],
 )
 def test_bad_input_gives_one_message_and_exit_code_2(
-    tmp_path: Path, argv: tuple[str, ...], words: str
+    tmp_path: Path, argv: str, reason: str
 ) -> None:
-    done = script("grpo.py", *SMALL, *argv, cwd=tmp_path)
+    done = script("grpo.py", *ONE_STEP, *argv.split(), cwd=tmp_path)
     assert done.returncode == 2
-    assert words in done.stderr
+    assert reason in done.stderr and "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
 
 @pytest.mark.usefixtures("stockfish")
 def test_rows_without_values_are_valued_as_the_training_goes(tmp_path: Path) -> None:
-    fens = list(dict.fromkeys(islice(opening_positions(3, 6), 200)))
-    lines = [f"P: {fen} M: a2a3 E: 0.0 B: a2a3" for fen in fens]
+    lines = [f"P: {fen} M: a2a3 E: 0.0 B: a2a3" for fen in FENS]
     (tmp_path / "rows.txt").write_text("\n".join(lines) + "\n")
     options = "--dataset_name rows.txt --tasks policy --labels stored_or_engine --engine_depth 2"
     options += " --metric_for_best_model policy/format --synthetic_rows 0"
-    options += " --max_steps 1 --output_dir run --engine_cache values.sqlite"
+    options += " --output_dir run --engine_cache values.sqlite"
     rewards = json.dumps([{"name": "weighted_policy"}, {"name": "policy_format", "weight": 0.1}])
-    printed = run("grpo.py", *SMALL, *options.split(), "--rewards", rewards, cwd=tmp_path)
+    printed = run("grpo.py", *ONE_STEP, *options.split(), "--rewards", rewards, cwd=tmp_path)
     assert "labels: stored_or_engine, Stockfish" in printed
     assert re.search(r"values about 2 positions, 2\.0 a batch: .* by the \d+ positions", printed)
     state = json.loads((tmp_path / "run" / "checkpoint-1" / "trainer_state.json").read_text())
@@ -245,30 +199,30 @@ def mixed_rows(path: Path, policy: list[str], environment: list[str]) -> str:
     return str(path)
 
 
-@pytest.mark.usefixtures("stockfish")
-def test_rows_as_the_public_generators_make_them(tmp_path: Path) -> None:
-    fens = list(dict.fromkeys(islice(opening_positions(3, 6), 80)))
-    policy = [f"P: {fen} M: a2a3 E: 0.0 B: a2a3" for fen in fens]
-    asked = [f"{fen}+{action}+{action}+" for fen in fens for action in ("a2a4", "e1e5")]
+@pytest.fixture
+def generated(tmp_path: Path) -> list[str]:
+    """GRPO on rows as the public generators make them: policy rows have no values."""
+    policy = [f"P: {fen} M: a2a3 E: 0.0 B: a2a3" for fen in FENS[:80]]
+    asked = [f"{fen}+{action}+{action}+" for fen in FENS[:80] for action in ("a2a4", "e1e5")]
     environment = [f"{prompt}{TASKS['environment'].truth(f'A: {prompt}')}" for prompt in asked]
     name = mixed_rows(tmp_path / "rows.jsonl", policy, [*environment, *[NO_KING] * 5])
-    options = f"--dataset_name {name} --synthetic_rows 0 --engine_depth 2 --output_dir run"
-    config = str(RECIPES / "grpo_rookworld.yaml")
-    printed = run("grpo.py", "--config", config, *SMALL, *options.split(), cwd=tmp_path)
+    config = ["--config", str(RECIPES / "grpo_rookworld.yaml"), *ONE_STEP]
+    return [*config, "--dataset_name", name, "--synthetic_rows", "0", "--output_dir", "run"]
+
+
+@pytest.mark.usefixtures("stockfish")
+def test_rows_as_the_public_generators_make_them(generated: list[str], tmp_path: Path) -> None:
+    printed = run("grpo.py", *generated, "--engine_depth", "2", cwd=tmp_path)
     assert re.search(r"no rule of chess can judge them +5\n +5  a king is missing", printed)
     assert re.search(r"during training the engine values about \d+ positions", printed)
-    assert json.loads((tmp_path / "run" / "results.json").read_text())["steps"] == 2
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["steps"] == 1
     assert NO_KING in (tmp_path / "run" / "quarantine.jsonl").read_text()
 
 
-def test_without_an_engine_one_message_says_what_to_do(tmp_path: Path) -> None:
-    fens = list(dict.fromkeys(islice(opening_positions(3, 6), 80)))
-    policy = [f"P: {fen} M: a2a3 E: 0.0 B: a2a3" for fen in fens]
-    environment = [f"{fen}+hello+hello+{fen}+-1.0+0+1" for fen in fens]
-    name = mixed_rows(tmp_path / "rows.jsonl", policy, environment)
-    options = ["--dataset_name", name, "--engine_path", "/nowhere/fish", "--synthetic_rows", "0"]
-    config = str(RECIPES / "grpo_rookworld.yaml")
-    done = script("grpo.py", "--config", config, *SMALL, *options, cwd=tmp_path)
+def test_without_an_engine_one_message_says_what_to_do(
+    generated: list[str], tmp_path: Path
+) -> None:
+    done = script("grpo.py", *generated, "--engine_path", "/nowhere/fish", cwd=tmp_path)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "no program '/nowhere/fish'; install one" in done.stderr
     assert "policy rows are to be valued by it (labels: stored_or_engine)" in done.stderr
@@ -282,24 +236,21 @@ def test_the_real_rows_are_ready_to_train(name: str, real_data: Path, tmp_path: 
     generated = (real_data / "arbiter_rows_2000.jsonl").read_text().splitlines()
     environment = [json.loads(line)["text"] for line in generated]
     rows = mixed_rows(tmp_path / "rows.jsonl", policy, environment)
-    options = (
-        f"--dataset_name {rows} --synthetic_rows 0 --engine_depth 2 --bf16 false --dry_run".split()
-    )
-    config = str(RECIPES / f"{name}.yaml")
-    printed = run("grpo.py", "--config", config, *options, cwd=tmp_path)
+    words = f"--config {RECIPES}/{name}.yaml --dataset_name {rows} --synthetic_rows 0"
+    words += " --engine_depth 2 --bf16 false --dry_run"
+    printed = run("grpo.py", *words.split(), cwd=tmp_path)
     assert re.search(r"^rows read +2500$", printed, re.M)
     assert re.search(r"^quarantined +0$", printed, re.M)
-    assert re.search(
-        r"no rule of chess can judge them +136\n +71  a pawn .*\n +59  a king", printed
-    )
+    judged = r"no rule of chess can judge them +136\n +71  a pawn .*\n +59  a king"
+    assert re.search(judged, printed)
     asked = ["environment"] if name == "grpo_environment" else ["environment", "policy"]
     assert [task for task in TASKS if f"\n{task} row 3: " in printed] == asked
 
 
 @pytest.mark.slow
 def test_two_processes_log_once(tmp_path: Path) -> None:
-    script = str(RECIPES / "grpo.py")
-    done = launch(script, *SMALL, "--max_steps", "3", "--output_dir", "run", cwd=tmp_path)
+    words = [str(RECIPES / "grpo.py"), *SMALL, "--max_steps", "3", "--output_dir", "run"]
+    done = launch(*words, cwd=tmp_path)
     printed = done.stdout + done.stderr
     assert done.returncode == 0, printed[-3000:]
     assert printed.count("95% intervals before, after") == 1

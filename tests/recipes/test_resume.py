@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -20,8 +19,8 @@ from ..conftest import RECIPES, launch, script
 from ..killed import differences, outcome
 
 SMALL = """
-    --dataset_name rows.parquet --heldout_rows 8 --max_steps 4 --per_device_train_batch_size 16
-    --max_completion_length 24 --eval_steps 2 --save_steps 2 --logging_steps 1
+    --dataset_name rows.parquet --heldout_rows 6 --max_steps 4 --per_device_train_batch_size 8
+    --max_completion_length 16 --eval_steps 2 --save_steps 2 --logging_steps 1
     --use_cpu --output_dir run --resume_from_checkpoint auto
 """.split()
 
@@ -65,13 +64,9 @@ def test_auto_starts_goes_on_and_knows_the_end(folder: Path) -> None:
     cut(run_folder / "checkpoint-4" / "optimizer.pt")
     shutil.copytree(run_folder / "checkpoint-4", run_folder / "_saving" / "checkpoint-6")
     said = run(folder, "--report_to", "none")
-    for words in (
-        "checkpoint-6 was being written",
-        "checkpoint-4 is damaged (optimizer.pt has",
-        "going on from run/checkpoint-2",
-    ):
-        assert words in said
-    assert "run/damaged-checkpoint-4" in said
+    assert "checkpoint-6 was being written" in said
+    assert "checkpoint-4 is damaged (optimizer.pt has" in said
+    assert "run/damaged-checkpoint-4" in said and "going on from run/checkpoint-2" in said
     assert differences(outcome(run_folder), whole) == []
 
     for checkpoint in run_folder.glob("checkpoint-*"):
@@ -82,39 +77,13 @@ def test_auto_starts_goes_on_and_knows_the_end(folder: Path) -> None:
     assert "every checkpoint in run is damaged" in done.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda folder: flip(folder / "model.safetensors"),
-        lambda folder: (folder / "optimizer.pt").unlink(),
-    ],
-    ids=["flipped", "missing"],
-)
-def test_a_damaged_checkpoint_leaves_no_trace(spoil: Callable[[Path], None], folder: Path) -> None:
-    run(folder, "--report_to", "none")
-    whole = outcome(folder / "run")
-    stop(folder / "run")
-    spoil(folder / "run" / "checkpoint-4")
-    assert "going on from run/checkpoint-2" in run(folder, "--report_to", "none")
-    assert differences(outcome(folder / "run"), whole) == []
-
-
 def test_a_changed_key_is_taken_and_recorded_or_refused(folder: Path) -> None:
     """From the last step of a finished run, whose schedule has come to 0."""
     run(folder, "--report_to", "none", "--warmup_steps", "0", "--max_steps", "2")
     before = {path: path.read_bytes() for path in (folder / "run").rglob("*") if path.is_file()}
     more = "--report_to none --warmup_steps 0 --resume_from_checkpoint true".split()
-    done = script(
-        "grpo.py",
-        *SMALL,
-        *more,
-        "--seed",
-        "7",
-        "--task_shares",
-        json.dumps({"environment": 0.5, "policy": 0.5}),
-        cwd=folder,
-    )
+    others = ["--seed", "7", "--task_shares", '{"environment": 0.5, "policy": 0.5}']
+    done = script("grpo.py", *SMALL, *more, *others, cwd=folder)
     assert done.returncode == 2
     assert "- seed: was 0, is 7" in done.stderr
     assert "- task_shares: was " in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -15,24 +16,28 @@ from typing import Any
 
 import pytest
 import yaml
-from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.common.files import asset_path
 from rookworld_rlvr.common.html import bars
+from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.diagnosis.phases import run_diagnosis
 from rookworld_rlvr.diagnosis.report import page as diagnosis_page
 from rookworld_rlvr.diagnosis.report import print_report, write_reports
 from rookworld_rlvr.diagnosis.trainer import DiagnosedTrainer
 from rookworld_rlvr.inference import analyse
 from rookworld_rlvr.inference.model import RookWorld
+from rookworld_rlvr.models import loading
 from rookworld_rlvr.reports.run import page, read_runs
+from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.training.checkpoints import seal
+from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.results import RESOLVED_CONFIG
 from rookworld_rlvr.training.run_folder import open_weights, resume_point
 
 from ..browser import Browser
-from ..conftest import RECIPES, script
+from ..conftest import NOT_KEPT, RECIPES, REWARDS, mixed_rows, script
 from .test_recipes import run_apart
 
 TOKENS = {"HF_TOKEN": "hf_" + "p1anted" * 5, "WANDB_API_KEY": "p1anted0" * 5}
@@ -46,25 +51,24 @@ GRPO = """
 """.split()
 
 
-@pytest.fixture
-def usual_umask() -> Iterator[None]:
-    before = os.umask(0o022)
-    yield
-    os.umask(before)
+@contextlib.contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+        assert os.umask(mask) == mask, "it is set as it was"
+    finally:
+        os.umask(before)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with a value head, under the usual umask and with tokens set; `printed.txt` is beside it."""
     folder = tmp_path_factory.mktemp("run")
-    before = os.umask(0o022)
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            for name, token in TOKENS.items():
-                patch.setenv(name, token)
-            done = script("grpo.py", *SMALL, *GRPO, cwd=folder)
-    finally:
-        os.umask(before)
+    with umask(0o022), pytest.MonkeyPatch.context() as patch:
+        for name, token in TOKENS.items():
+            patch.setenv(name, token)
+        done = script("grpo.py", *SMALL, *GRPO, cwd=folder)
     assert done.returncode == 0, done.stderr
     (folder / "printed.txt").write_text(done.stdout + done.stderr)
     return folder / "run"
@@ -82,16 +86,19 @@ def private(folder: Path) -> list[str]:
     ]
 
 
-def test_what_a_run_writes_can_be_read_by_others(run: Path) -> None:
+def test_what_a_run_writes_can_be_read_by_others_and_runs_nothing(run: Path) -> None:
     weights = {str(path.relative_to(run)) for path in run.rglob("*.safetensors")}
     assert weights >= {"model.safetensors", "checkpoint-1/value_head.safetensors"}
     assert private(run) == []
+    assert list(run.rglob("training_args.bin")) == [], "pickled"
+    assert [path for path in run.iterdir() if path.suffix in (".bin", ".pt", ".pkl")] == []
 
 
-def test_adapters_can_be_read_by_others(tmp_path: Path, usual_umask: None) -> None:
+def test_adapters_can_be_read_by_others(tmp_path: Path) -> None:
     words = "--use_peft --lora_r 2 --lora_target_modules c_attn c_fc --report_to none".split()
     config = ["--config", str(RECIPES / "sft_fill_in.yaml"), "--synthetic_fill_in_rows", "60"]
-    done = script("sft.py", *config, *SMALL, *words, cwd=tmp_path)
+    with umask(0o022):
+        done = script("sft.py", *config, *SMALL, *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     weights = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.safetensors")}
     assert weights >= {"run/model.safetensors", "run/adapter/adapter_model.safetensors"}
@@ -100,18 +107,9 @@ def test_adapters_can_be_read_by_others(tmp_path: Path, usual_umask: None) -> No
 
 def test_a_strict_umask_is_kept_to(run: Path, tmp_path: Path) -> None:
     shutil.copy(run / "model.safetensors", tmp_path)
-    before = os.umask(0o027)
-    try:
+    with umask(0o027):
         open_weights(tmp_path)
-        assert os.umask(0o027) == 0o027, "it is set as it was"
-    finally:
-        os.umask(before)
     assert stat.S_IMODE((tmp_path / "model.safetensors").stat().st_mode) == 0o640
-
-
-def test_a_run_leaves_no_pickled_arguments(run: Path) -> None:
-    assert list(run.rglob("training_args.bin")) == []
-    assert {path.name for path in run.iterdir() if path.suffix in (".bin", ".pt", ".pkl")} == set()
 
 
 def test_tokens_are_written_nowhere(run: Path) -> None:
@@ -269,26 +267,14 @@ class Outline(HTMLParser):
         self.found.add(("instruction",))
 
 
-def changed_lines(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change the first row of each task, and leave the others out."""
-    found = [json.loads(line) for line in path.read_text().splitlines()]
-    rows = list({row["task"]: row for row in found[::-1]}.values())
-    for row in rows:
-        change(row)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def run_of(word: str, run: Path, target: Path) -> Path:
     """A run's folder with a word wherever a text comes from a model, a file or a user."""
     shutil.copytree(run, target, ignore=shutil.ignore_patterns("checkpoint-*", "*.safetensors"))
-    changed_lines(
-        target / "heldout_answers_before.jsonl",
-        lambda row: row.update(completion=word, prompt=word),
-    )
-    changed_lines(
-        target / "heldout_answers_after.jsonl",
-        lambda row: row.update(completion=f"x {word}", prompt=word),
-    )
+    for when, completion in (("before", word), ("after", f"x {word}")):
+        path = target / f"heldout_answers_{when}.jsonl"
+        first = {row["task"]: row for row in map(json.loads, path.read_text().splitlines()[::-1])}
+        rows = [{**row, "completion": completion, "prompt": word} for row in first.values()]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     finding = {"step": 1, "severity": "warning", "rule": word, "message": f"`{word}` {word}"}
     (target / "health.jsonl").write_text(json.dumps(finding) + "\n")
     config = yaml.safe_load((target / "resolved_config.yaml").read_text())
@@ -347,16 +333,21 @@ def texts(value: Any, word: str) -> Any:
     return [texts(item, word) for item in value] if isinstance(value, list) else value
 
 
-@pytest.fixture
-def diagnosis(
-    random_gpt2: GPT2LMHeadModel,
-    tokenizer: PreTrainedTokenizerBase,
-    make_trainer: Callable[..., Any],
-) -> dict[str, Any]:
-    options: dict[str, Any] = {"eval_strategy": "no", "save_strategy": "no", "preflight": False}
-    options |= {"load_best_model_at_end": False, "logging_steps": 1, "learning_rate": 1e-3}
-    options |= {"kind": DiagnosedTrainer, "max_completion_length": 8}
-    return run_diagnosis(make_trainer(random_gpt2, tokenizer, **options), "recipe")
+@pytest.fixture(scope="module")
+def diagnosis(packaged: LoadedData, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The record of a step of one group of two completions for each task."""
+    folder = str(tmp_path_factory.mktemp("diagnosis"))
+    options: dict[str, Any] = {"max_completion_length": 8, "num_generations": 2, "max_steps": 1}
+    options |= {**NOT_KEPT, "eval_strategy": "no", "preflight": False, "output_dir": folder}
+    trainer = DiagnosedTrainer(
+        loading.load_model(loading.PACKAGED_MODEL),
+        get_reward_funcs(REWARDS),
+        RookWorldGRPOConfig(per_device_train_batch_size=4, rewards=REWARDS, **options),
+        train_dataset=mixed_rows(packaged.train),
+        eval_dataset=packaged.heldout,
+        processing_class=loading.load_tokenizer(loading.PACKAGED_MODEL),
+    )
+    return run_diagnosis(trainer, "recipe")
 
 
 def test_a_diagnosis_shows_texts_as_texts(
@@ -420,9 +411,8 @@ def test_an_answer_cannot_drive_the_terminal(
 
 
 def test_trls_table_of_completions_cannot_either(
-    random_gpt2: GPT2LMHeadModel,
+    build: Callable[..., Any],
     tokenizer: PreTrainedTokenizerBase,
-    make_trainer: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -430,10 +420,8 @@ def test_trls_table_of_completions_cannot_either(
         type(tokenizer), "batch_decode", lambda self, ids, **_: ["\x1b[2J"] * len(ids)
     )
     monkeypatch.setenv("COLUMNS", "1000")  # so that no cell is broken
-    options: dict[str, Any] = {"eval_strategy": "no", "save_strategy": "no", "preflight": False}
-    options |= {"load_best_model_at_end": False, "logging_steps": 1}
-    options["num_completions_to_print"] = 2
-    trainer = make_trainer(random_gpt2, tokenizer, log_completions=True, **options)
-    trainer.train()
+    options: dict[str, Any] = {**NOT_KEPT, "eval_strategy": "no", "preflight": False}
+    options |= {"log_completions": True, "num_completions_to_print": 2}
+    build(**options).train()
     printed = capsys.readouterr().out
     assert "\\u001b[2J" in printed.replace("\n", "") and "\x1b[2J" not in printed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -35,8 +36,8 @@ from .. import killed
 from ..conftest import RECIPES, REPOSITORY, recipe, script
 from ..recipes.test_recipes import SMALL
 
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="others let a trial outlive its agent")
 METRIC = {"name": "eval/overall", "goal": "maximize"}
-SHIPPED = sorted(RECIPES.glob("sweep_*.yaml"))
 
 
 def sweep(parameters: dict[str, Any], method: str = "random", **keys: Any) -> SweepArguments:
@@ -101,12 +102,7 @@ def test_distributions() -> None:
 
 
 def test_the_command_is_the_one_of_wandb_s_agent() -> None:
-    values = {
-        "learning_rate": 3.2e-07,
-        "zero_variance": "skip",
-        "bf16": False,
-        "num_generations": 8,
-    }
+    values = {"learning_rate": 3.2e-07, "zero_variance": "skip", "bf16": False, "seed": 8}
     words = sweep({"beta": {"value": 0}}, name="s").command_of(values, Path("runs/s/trial-000"))
     theirs = create_sweep_command_args({"args": {key: {"value": v} for key, v in values.items()}})
     assert words[:3] == ["/usr/bin/env", sys.executable, "recipes/grpo.py"]
@@ -116,37 +112,23 @@ def test_the_command_is_the_one_of_wandb_s_agent() -> None:
 # --------------------------------------------------------------------------------------------------
 # Files
 # --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_a_shipped_sweep_is_wandb_s_format_and_its_trials_parse(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", [path.stem for path in RECIPES.glob("sweep_*.yaml")])
+def test_a_copied_sweep_is_wandb_s_format_and_its_trials_parse_outside_of_the_clone(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    content = load_sweep_config(str(path))
+    monkeypatch.chdir(tmp_path)
+    (copied,) = recipes(["copy", name, "."])
+    content = load_sweep_config(copied)
     assert content is not None
     content["parameters"] |= {"use_cpu": {"value": True}, "bf16": {"value": False}}
-    monkeypatch.chdir(REPOSITORY)
     arguments = SweepArguments(**content, count=30)
     trials = arguments.trials()
-    recipe("sweep").check_trials(arguments, trials)
     for key, spec in content["parameters"].items():
         if "values" in spec:
             assert {trial[key] for trial in trials} == set(spec["values"])
-    assert arguments.name == path.stem
-
-
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_a_copied_sweep_runs_outside_of_the_clone(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (copied,) = recipes(["copy", path.stem, "."])
-    (arguments,) = StrictParser([SweepArguments]).parse_strictly(
-        ["--config", copied, "--count", "3"]
-    )
-    arguments.parameters |= {"bf16": {"value": False}}
-    arguments.__post_init__()
-    recipe("sweep").check_trials(arguments, arguments.trials())
-    command = arguments.command_of({}, Path("runs"))
-    assert Path(command[2]) == RECIPES / "grpo.py"
+    recipe("sweep").check_trials(arguments, trials[:8])
+    assert arguments.name == name
+    assert Path(arguments.command_of({}, Path("runs"))[2]) == RECIPES / "grpo.py"
 
 
 def test_the_mean_of_two_shares_has_an_interval(tmp_path: Path) -> None:
@@ -175,7 +157,7 @@ def test_all_faults_at_once_before_the_first_trial(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "words"),
+    ("keys", "reason"),
     [
         ({"method": "bayes", "count": None}, "a bayes sweep needs a number"),
         ({"method": "gird"}, "did you mean grid"),
@@ -186,41 +168,34 @@ def test_all_faults_at_once_before_the_first_trial(tmp_path: Path) -> None:
         ({"metric": {**METRIC, "target": 0.9}}, "'target' is not supported"),
         ({"metric": None}, "metric: must be a mapping"),
         ({"parameters": {}}, "parameters: must be a mapping"),
-        ({"parameters": {"beta": 0.1}}, "write {value: 0.1}"),
-        ({"parameters": {"beta": {"values": []}}}, "one or more elements"),
-        ({"parameters": {"beta": {"values": "0.1"}}}, "give value, a list of values"),
-        ({"parameters": {"beta": {"min": 1}}}, "give value, a list of values"),
-        (
-            {"parameters": {"beta": {"min": 0.0, "max": 1.0, "q": 0.1}}},
-            "'q': 0.1} is not supported",
-        ),
-        (
-            {"parameters": {"beta": {"values": [1, 2], "probabilities": [0.1, 0.9]}}},
-            "not supported",
-        ),
-        (
-            {"parameters": {"beta": {"distribution": "int_uniform", "min": 0, "max": 1.5}}},
-            "must be numbers",
-        ),
-        ({"parameters": {"beta": {"min": "1e-6", "max": 1.0}}}, "write 1e-6 as 1.0e-6"),
-        ({"parameters": {"beta": {"min": 2.0, "max": 1.0}}}, "`low <= high` must hold"),
-        ({"parameters": {"beta": {"distribution": "normal"}}}, "'normal'} is not supported"),
-        (
-            {"parameters": {"beta": {"distribution": "log_uniform_values", "min": 0, "max": 1}}},
-            "`low > 0` must hold",
-        ),
-        (
-            {"method": "grid", "parameters": {"beta": {"min": 0.0, "max": 1.0}}},
-            "a grid cannot use a range",
-        ),
         ({"parameters": {"output_dir": {"value": "x"}}}, "every trial has its own"),
         ({"command": ["python"]}, "${program} is missing"),
     ],
 )
-def test_faults_of_a_sweep_file(keys: dict[str, Any], words: str) -> None:
+def test_faults_of_a_sweep_file(keys: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         sweep(**{"parameters": {"beta": {"value": 0}}, **keys})
-    assert words in str(caught.value)
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("0.1", "write {value: 0.1}"),
+        ("{values: '0.1'}", "give value, a list of values"),
+        ("{min: 1}", "give value, a list of values"),
+        ("{min: 0.0, max: 1.0, q: 0.1}", "'q': 0.1} is not supported"),
+        ("{values: [1, 2], probabilities: [0.1, 0.9]}", "not supported"),
+        ("{distribution: normal}", "'normal'} is not supported"),
+        ("{distribution: int_uniform, min: 0, max: 1.5}", "must be numbers"),
+        ("{min: '1e-6', max: 1.0}", "write 1e-6 as 1.0e-6"),
+        ("{min: 2.0, max: 1.0}", "`low <= high` must hold"),  # Optuna's
+    ],
+)
+def test_faults_of_a_distribution(spec: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        sweep({"beta": yaml.safe_load(spec)})
+    assert "beta" in str(caught.value) and reason in str(caught.value)
 
 
 def test_without_optuna_one_message_and_exit_code_2(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,22 +234,14 @@ def test_a_study_goes_on_and_belongs_to_one_sweep(tmp_path: Path) -> None:
         study.tell(trial, 0.1)
     assert drawn == [values["beta"] for values in arguments.trials()], "as without the interruption"
     assert [trial.number for trial in ended(study)] == [0, 2, 3, 4, 5]
-    others: list[dict[str, Any]] = [
-        {"seed": 1},
-        {"parameters": {"beta": {"min": 0.0, "max": 2.0}}},
-    ]
-    for keys in others:
+    for other, seed in ((parameters, 1), ({"beta": {"min": 0.0, "max": 2.0}}, 0)):
         with pytest.raises(RookWorldError, match="another --output_dir"):
-            open_study(sweep(**{"parameters": parameters, "output_dir": out, **keys}))
+            open_study(sweep(other, output_dir=out, seed=seed))
 
 
-@pytest.mark.parametrize("interrupted", [0, 1, 3])
+@pytest.mark.parametrize("interrupted", [0, 3])
 def test_an_interrupted_grid_has_every_combination_once(tmp_path: Path, interrupted: int) -> None:
-    parameters = {
-        "beta": {"values": [0, 0.1]},
-        "seed": {"values": [1, 2]},
-        "bf16": {"value": False},
-    }
+    parameters = {"beta": {"values": [0, 0.1]}, "seed": {"values": [1, 2]}, "bf16": {"value": True}}
     arguments = sweep(parameters, "grid", output_dir=str(tmp_path / "s"))
     study = open_study(arguments)
     while len(ended(study)) < arguments.total:
@@ -337,27 +304,24 @@ def test_trials_inside_the_interval_of_the_best_are_named(
     assert (len(best) > 3) is is_said
 
 
+@LINUX
 @pytest.mark.slow
 def test_real_trials_are_scored_and_go_on_after_a_kill(tmp_path: Path) -> None:
     path, out = tmp_path / "sweep.yaml", tmp_path / "out"
     models = ["rookworld-nano", "nobody/nothing"]  # found to be missing when it is loaded
     write_sweep(path, {"model_name_or_path": {"values": models}})
     argv = [f"--config={path}", f"--output_dir={out}"]
-    process = subprocess.Popen(
-        [sys.executable, str(RECIPES / "sweep.py"), *argv],
-        cwd=REPOSITORY,
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,  # a group of its own, so that the trial is killed with it
-    )
+    process = killed.start("sweep.py", argv, tmp_path)
     _wait_for(lambda: (out / "trial-001.log").is_file() and _processes(out))
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    process.kill()  # and with it the trial, by the system
+    process.join()
+    _wait_for(lambda: not _processes(out))
 
     done = agent(*argv)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "trial 1 of 2" not in done.stdout and "trial 2 of 2" in done.stdout
-    first, killed, again = trials_of(out)
-    assert killed.state is TrialState.FAIL and killed.params == again.params != first.params
+    first, stopped, again = trials_of(out)
+    assert stopped.state is TrialState.FAIL and stopped.params == again.params != first.params
     right, failed = sorted((first, again), key=lambda trial: trial.state is TrialState.FAIL)
 
     assert again.user_attrs["folder"] == "trial-001", "it went on in the folder of the killed trial"
@@ -382,11 +346,13 @@ def test_real_trials_are_scored_and_go_on_after_a_kill(tmp_path: Path) -> None:
     assert not any("trial-001" in line for line in table)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+@LINUX
 @pytest.mark.parametrize("word", [signal.SIGTERM, signal.SIGKILL])
 def test_a_trial_ends_with_its_agent(word: int, tmp_path: Path) -> None:
     path, out = tmp_path / "sweep.yaml", tmp_path / "out"
-    write_sweep(path, {"max_steps": {"value": 100_000}})
+    sleeping = ["${env}", "${interpreter}", "-c", "import time; time.sleep(600)", "${program}"]
+    words = ["--bf16=false", "${args}"]
+    write_sweep(path, {"max_steps": {"value": 9}}, command=[*sleeping, *words])
     process = killed.start("sweep.py", [f"--config={path}", f"--output_dir={out}"], tmp_path)
     _wait_for(lambda: (out / "trial-000.log").is_file() and _processes(out))
     assert process.pid is not None
@@ -406,10 +372,8 @@ def _processes(folder: Path) -> list[str]:
     """Trials that run in a folder."""
     commands = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
+        with contextlib.suppress(OSError):  # it has gone
             commands.append(path.read_text())
-        except OSError:  # gone
-            continue
     return [command for command in commands if f"--output_dir={folder}/trial-" in command]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerBase
@@ -53,12 +54,19 @@ def test_calibration_by_hand() -> None:
     assert found["expected_calibration_error"] == pytest.approx((0.5 + 2 * 0.23 + 0.08) / 4)
 
 
-def test_a_report_of_an_untrained_judge(
+def test_a_report_of_an_untrained_judge_leaves_out_pairs_that_are_too_long(
     packaged: LoadedData, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     pairs = make_pairs(packaged.heldout, 30, PAIR_SHARES, 0.1, seed=0)
-    args = JudgeDataArguments(ranked_prompts=3)
-    report = judge_report(Judge(tiny_judge(tokenizer), tokenizer), pairs, packaged.heldout, args)
+    texts = ([pair.prompt + pair.chosen, pair.prompt + pair.rejected] for pair in pairs)
+    lengths = sorted(max(map(len, tokenizer(both)["input_ids"])) for both in texts)
+
+    def report_of(n_positions: int, ranked_prompts: int = 0) -> dict[str, Any]:
+        judge = Judge(tiny_judge(tokenizer, n_positions=n_positions), tokenizer)
+        args = JudgeDataArguments(ranked_prompts=ranked_prompts)
+        return judge_report(judge, pairs, packaged.heldout, args)
+
+    report = report_of(256, ranked_prompts=3)
     ranked = report["ranking"]["by_task"]
     assert set(ranked) == {"environment", "policy"}
     assert all(item["n"] + item["without_variance"] == 3 for item in ranked.values())
@@ -67,35 +75,21 @@ def test_a_report_of_an_untrained_judge(
     assert "| all | 30 |" in text and "| policy |" in text and "Kendall" in text
     assert report["pairs"]["too_long"] == 0 and "Left out" not in text
 
-
-def test_pairs_that_are_too_long_for_the_judge_are_left_out_of_the_report(
-    packaged: LoadedData, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    pairs = make_pairs(packaged.heldout, 30, PAIR_SHARES, 0.1, seed=0)
-    args = JudgeDataArguments(ranked_prompts=0)
-    lengths = sorted(
-        max(
-            len(tokenizer(pair.prompt + text)["input_ids"]) for text in (pair.chosen, pair.rejected)
-        )
-        for pair in pairs
-    )
     limit = lengths[19] + 1  # the end token
     kept = sum(length < limit for length in lengths)
-    some = Judge(tiny_judge(tokenizer, n_positions=limit), tokenizer)
-    report = judge_report(some, pairs, packaged.heldout, args)
+    report = report_of(limit)
     assert report["pairs"]["n"] == kept < 30 and report["pairs"]["too_long"] == 30 - kept
     assert sum(item["n"] for item in report["pairs"]["by_kind"].values()) == kept
     text = report_text(report)
     assert f"| all | {kept} |" in text and f"positions: {30 - kept} pairs." in text
-    none = Judge(tiny_judge(tokenizer, n_positions=lengths[0]), tokenizer)
     with pytest.raises(RookWorldError, match=f"all 30 held-out pairs .* the {lengths[0]} tokens"):
-        judge_report(none, pairs, packaged.heldout, args)
+        report_of(lengths[0])
 
 
 SMALL = """
-    --model_name_or_path rookworld-nano --generator rookworld-nano --synthetic_rows 300 --max_rows 600
+    --model_name_or_path rookworld-nano --generator rookworld-nano --synthetic_rows 60 --max_rows 300
     --heldout_rows 20 --train_pairs 80 --heldout_pairs 20
-    --ranked_prompts 2 --max_steps 2 --per_device_train_batch_size 8
+    --ranked_prompts 2 --max_steps 1 --per_device_train_batch_size 8
     --logging_steps 1 --use_cpu --report_to none --output_dir judge
 """.split()
 
@@ -120,25 +114,15 @@ def test_a_recipe_trains_a_judge_that_a_reward_loads(
 
 
 def test_faults_of_the_recipe_are_found_together() -> None:
+    words = """--task_shares {"environment":1.0} --use_peft true --tasks environment
+        --generator nobody --train_pair 3"""
     with pytest.raises(ConfigurationError) as caught:
-        recipe("train_judge").main(
-            [
-                *(
-                    "--task_shares",
-                    '{"environment": 1.0}',
-                    "--use_peft",
-                    "true",
-                    "--tasks",
-                    "environment",
-                ),
-                *("--generator", "nobody", "--train_pair", "3"),
-            ]
-        )
-    for words in (
+        recipe("train_judge").main(words.split())
+    for fault in (
         "task_shares: not used for a judge, whose pairs are mixed by pair_shares",
         "use_peft: a judge is trained without adapters",
         "of the task 'policy', which is not in `tasks`",
         "generator: 'nobody' is neither packaged",
         "train_pair",
     ):
-        assert words in str(caught.value)
+        assert fault in str(caught.value)
