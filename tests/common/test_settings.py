@@ -104,15 +104,12 @@ def test_each_bound_names_the_value_and_the_remedy(options: dict[str, Any], faul
 
 def test_all_faults_are_found_at_once() -> None:
     with pytest.raises(ConfigurationError) as caught:
-        Lamp(
-            mode="blinkin", watts=-1, colours=["rde", "red", "red"], shares={"blu": 1}, note="lamp"
-        )
+        Lamp(mode="blinkin", watts=-1, colours=["rde", "red", "red"], note="lamp")
     assert caught.value.faults == [
         "mode: 'blinkin' is not a valid value; did you mean blinking?",
         "watts: -1 is not above 0; give watts",
         "colours: 'rde' is not a valid value; did you mean red?",
         "colours: 'red' appears 2 times; give it once",
-        "shares: 'blu' is not a valid colour; did you mean blue?",
         "label and note are alike; change one",
     ]
 

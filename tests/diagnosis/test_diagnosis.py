@@ -195,17 +195,6 @@ def test_what_may_be_chance_is_no_finding() -> None:
 FLAT = {"health__reward_constant": 1.0, "health__advantage_std": 0.0, "grad_norm": 0.0}
 
 
-def test_causes_come_before_their_effects() -> None:
-    found = judged(pairs=1.0, **FLAT)
-    assert found["cause"] == "identical_completions" and found["keys"][0] == "temperature"
-    causes = rules(found)
-    assert causes.pop("identical_completions") is None
-    assert set(causes) >= {"reward_constant", "gradient_zero", "advantage_std"}
-    assert set(causes.values()) == {"identical_completions"}
-    ((finding, text),) = findings(found)
-    assert finding["rule"] == "identical_completions" and "explains reward_constant" in text
-
-
 @pytest.mark.parametrize(
     ("greedy", "rule"), [(0.1, "mostly_unreadable"), (0.9, "unreadable_when_sampled")]
 )
@@ -213,7 +202,8 @@ def test_answers_that_cannot_be_read_come_first_and_alone(greedy: float, rule: s
     heldout = [{"metric": "policy/format", "share": greedy}]
     found = judged(heldout=heldout, health__unreadable=0.9, **FLAT)
     assert found["cause"] == rule
-    assert [finding["rule"] for finding, _ in findings(found)] == [rule]
+    ((finding, text),) = findings(found)
+    assert finding["rule"] == rule and "explains reward_constant" in text
 
 
 def test_gaps_and_gradients_that_are_not_finite_stop() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import importlib.util
 import json
@@ -11,6 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -123,15 +123,11 @@ def workplace(finished: Path, tmp_path: Path, packaged: LoadedData) -> Path:
     folder = tmp_path / "workplace"
     shutil.copytree(finished, folder, symlinks=True)
     rows = [*mixed_rows(packaged.train, 30), *mixed_rows(packaged.heldout, 10)]
-    lines = [join_row(row["prompt"], row["completion"]) for row in rows]
-    (folder / "rows.txt").write_text("\n".join(lines) + "\n")
-    with_values = [
-        {"text": line, "action_values": row["action_values"]}
-        for line, row in zip(lines, rows, strict=True)
-    ]
-    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, with_values)) + "\n")
-    with (folder / "rows.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["text"], *([line] for line in lines)])
+    table = pd.DataFrame({"text": [join_row(row["prompt"], row["completion"]) for row in rows]})
+    (folder / "rows.txt").write_text("\n".join(table["text"]) + "\n")
+    table.to_csv(folder / "rows.csv", index=False)
+    table["action_values"] = [row["action_values"] for row in rows]
+    table.to_json(folder / "rows.jsonl", orient="records", lines=True)
     (folder / "positions.fen").write_text("\n".join(row["fen"] for row in rows) + "\n")
     openings = [{"prompt": row["prompt"]} for row in rows if row["task"] == "environment"]
     (folder / "opening_dataset_eval.json").write_text(json.dumps(openings))

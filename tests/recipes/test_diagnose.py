@@ -187,11 +187,8 @@ def test_phases_are_timed_and_weighed(content: dict[str, Any]) -> None:
     assert rows["forward"]["calls"] == rows["backward"]["calls"] == 2, "two accumulated batches"
 
 
-def test_the_page_asks_for_nothing_and_begins_with_the_verdict(healthy: Path) -> None:
+def test_the_page_begins_with_the_verdict(healthy: Path) -> None:
     drawn = (healthy / "diagnosis.html").read_text()
-    links = set(re.findall(r"https?://[^\s\"'<>)]+", drawn))
-    assert links <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
-    assert not re.search(r"<(script|link|img|iframe)\b|@import|url\((?!#)", drawn)
     assert re.findall(r'<section id="(\w+)"', drawn) == ["verdict", *PHASES, "costs"]
     assert drawn.count('<details class="group" open>') == 2, "one a task"
     assert drawn.count('class="board"') >= 4
@@ -221,6 +218,7 @@ def test_the_page_is_short_and_fits(browser: Browser, large: Path, width: int, s
     browser.ask("document.querySelectorAll('details').forEach(d => d.open = true)")
     assert browser.overflow() <= 0
     assert browser.strays() == []
+    assert browser.ask("return performance.getEntriesByType('resource').length") == 0
 
 
 # --------------------------------------------------------------------------------------------------

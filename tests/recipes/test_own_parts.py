@@ -25,7 +25,7 @@ from ..conftest import NOT_KEPT, script
 
 SMALL = """
     --max_steps 1 --per_device_train_batch_size 16 --heldout_rows 8 --max_completion_length 16
-    --max_rows 600 --synthetic_rows 40 --eval_steps 1 --save_steps 1 --logging_steps 1
+    --max_rows 600 --synthetic_rows 8 --other_task_rows 4 --eval_steps 1 --save_steps 1 --logging_steps 1
     --report_to none --use_cpu --output_dir run
 """.split()
 ENVIRONMENT = "A: 8/8/8/8/8/4k3/8/4K3 w - - 0 1+e1d1+e1d1+"

@@ -14,8 +14,6 @@ from rookworld_rlvr.reports.run import page, read_runs
 from rookworld_rlvr.reports.run.page import passes
 from rookworld_rlvr.reports.run.record import RunRecord
 
-from ..browser import Browser, colour, painted
-
 BEFORE = RightCounts(64, [0, 1, 3, 60] * 25, [0, 0, 0, 1] * 25)
 AFTER = RightCounts(64, [0, 9, 30, 64] * 25, [0, 0, 1, 1] * 25)
 TASKS = ("environment", "policy", "fill_in")
@@ -64,19 +62,3 @@ def test_a_run_that_has_not_finished_shows_its_start(tmp_path: Path) -> None:
     (folder / "heldout_pass.json").write_text(json.dumps({"before": 3}))
     (run,) = read_runs([str(folder)])
     assert any("heldout_pass.json could not be read" in line for line in run.missing)
-
-
-@pytest.mark.parametrize("width", [390, 1280])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_curves_are_seen(browser: Browser, tmp_path: Path, width: int, scheme: str) -> None:
-    path = tmp_path / "report.html"
-    path.write_text(page([record("run")]))
-    browser.console()
-    browser.open(path, width, scheme)
-    assert browser.console() == [] and browser.strays() == [] and browser.overflow() <= 0
-    shot = browser.screenshot()
-    paper = colour(browser.ask("return getComputedStyle(document.body).backgroundColor"))
-    boxes = browser.boxes("#passes .plot svg[role]")
-    assert len(boxes) == 3
-    for box in boxes:
-        assert 0.02 < painted(shot, box, paper) < 0.6
