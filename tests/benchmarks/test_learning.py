@@ -57,7 +57,7 @@ def test_what_is_measured(start: str, monkeypatch: pytest.MonkeyPatch) -> None:
     few = [row for task in ("environment", "policy") for row in rows if row["task"] == task][:3]
     few += [row for row in rows if row["task"] == "policy"][:3]
     monkeypatch.setattr(learning, "heldout", lambda name: few)
-    plies = list(learning.first_plies())[::10]  # some are held out
+    plies = list(learning.first_plies())[::20]  # some are held out
     monkeypatch.setattr(learning, "first_plies", lambda: plies)
     packaged = loading.resolve_model_path(loading.PACKAGED_MODEL)
     measurer = learning.Measurer(start, packaged, pass_samples=2)

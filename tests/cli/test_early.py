@@ -40,6 +40,11 @@ for line in sys.argv[1:]:
 """
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.mark.parametrize("script", sorted(SCRIPTS.values()))
 def test_the_keys_read_from_the_source_are_those_of_the_parser(script: str) -> None:
     keys = set(StrictParser(recipe(script).GROUPS)._actions_by_key) - {"config"}
@@ -63,8 +68,8 @@ def test_what_is_no_early_fault() -> None:
         check_early(GRPO, {"model_name_or_path": ["oracle"]})
 
 
-def test_a_fault_that_needs_no_torch_comes_without_it(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text("max_step: 3\n")
+def test_a_fault_that_needs_no_torch_comes_without_it() -> None:
+    Path("mine.yaml").write_text("max_step: 3\n")
     faults = {
         "grpo --lerning_rate 1": "unknown option --lerning_rate; did you mean learning_rate",
         "grpo --lr=1": "unknown option --lr; here it is learning_rate",
@@ -76,13 +81,8 @@ def test_a_fault_that_needs_no_torch_comes_without_it(tmp_path: Path) -> None:
         "report --run nope": "'nope' is not a folder",
         "gpro": "did you mean grpo",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", MAIN, *faults],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-c", MAIN, *faults]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     *parts, rest = done.stderr.split("exit code 2\n")
     assert not rest
@@ -90,11 +90,7 @@ def test_a_fault_that_needs_no_torch_comes_without_it(tmp_path: Path) -> None:
         assert fault in part, line
 
 
-def test_the_first_line_names_recipe_and_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
+def test_the_first_line_names_recipe_and_folder(tmp_path: Path) -> None:
     def said(words: str) -> str:
         return first_line(GRPO, options(words.split()))
 
@@ -125,9 +121,8 @@ def values_of(script: str, *words: str) -> tuple[dict[str, Any], set[str]]:
 
 @pytest.mark.parametrize(("script", "rate"), [("grpo", 1e-6), ("sft", 2e-5)])  # TRL's
 def test_another_model_has_neutral_defaults_and_a_folder_of_its_own(
-    script: str, rate: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: str, rate: float
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     values, given = values_of(script, "--model_name_or_path", "ann/big", "--max_steps", "5")
     assert (values["learning_rate"], values["output_dir"]) == (rate, "runs/big")
     assert values["max_steps"] == 5 and values.get("max_completion_length", 512) == 512
@@ -136,12 +131,9 @@ def test_another_model_has_neutral_defaults_and_a_folder_of_its_own(
     }  # fmt: skip
 
 
-def test_own_rows_fine_tune_the_packaged_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_rows_fine_tune_the_packaged_model() -> None:
     """They are not mixed into the recipe that makes it from scratch, with its synthetic rows."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.jsonl").write_text("{}")
+    Path("mine.jsonl").write_text("{}")
     for words in (["--dataset_name", "mine.jsonl"], ["--model_name_or_path", "rookworld-nano"]):
         values, _ = values_of("sft", *words, "--use_cpu", "--bf16", "false")
         assert (values["model_name_or_path"], values["new_model"]) == ("rookworld-nano", None)

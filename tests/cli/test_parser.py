@@ -20,7 +20,7 @@ from ..conftest import RECIPES, recipe, script
 
 SMALL = """
     --max_steps 1 --per_device_train_batch_size 16 --heldout_rows 4 --max_completion_length 16
-    --max_rows 600 --synthetic_rows 8 --eval_steps 1 --save_steps 1 --logging_steps 1
+    --max_rows 600 --synthetic_rows 40 --eval_steps 1 --save_steps 1 --logging_steps 1
     --report_to none --use_cpu --seed 3
 """.split()
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import distributed
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
 from rookworld_rlvr.cli import run
 from rookworld_rlvr.cli.run import Others, run_cli
@@ -138,7 +138,7 @@ def test_a_single_process_has_no_others(monkeypatch: pytest.MonkeyPatch) -> None
 # --------------------------------------------------------------------------------------------------
 def reduces(argv: Sequence[str], error: Exception | None) -> None:
     """A script's `main` that uses a process group."""
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     distributed.all_reduce(torch.ones(1))
     assert gloo_threads()
     if error is not None:

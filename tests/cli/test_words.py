@@ -53,18 +53,6 @@ def test_a_command_without_the_key_does_not_name_it() -> None:
     assert "unknown option --lr; choose one of output_file, run" in fault
 
 
-@pytest.mark.parametrize("command", SCRIPTS)
-def test_every_command_finds_a_recipe_by_its_name(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is shipped for another command has keys that this one does not know."""
-    monkeypatch.chdir(tmp_path)
-    name = f"{command}_nano" if (RECIPES / f"{command}_nano.yaml").is_file() else "grpo_nano"
-    by_path = faults(command, "--config", str(RECIPES / f"{name}.yaml"), "--bf16", "false")
-    for given in (name, f"{name}.yaml"):
-        assert faults(command, "--config", given, "--bf16", "false") == by_path
-
-
 def test_a_file_comes_before_a_packaged_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

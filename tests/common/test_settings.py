@@ -168,10 +168,8 @@ def test_help_shows_what_a_key_does_and_its_choices(capsys: pytest.CaptureFixtur
 # --------------------------------------------------------------------------------------------------
 def configurations() -> list[type]:
     """The dataclasses of keys: of the package, and of the scripts that have some of their own."""
-    found = [
-        module.name for module in pkgutil.walk_packages(rookworld_rlvr.__path__, "rookworld_rlvr.")
-    ]
-    modules = [importlib.import_module(name) for name in found]
+    packages = pkgutil.walk_packages(rookworld_rlvr.__path__, "rookworld_rlvr.")
+    modules = [importlib.import_module(package.name) for package in packages]
     modules += [recipe(name) for name in ("evaluate", "report", "wandb_workspace")]
     return [
         kind

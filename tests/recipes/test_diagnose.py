@@ -29,20 +29,25 @@ SMALL = "--use_cpu --diagnose_heldout_rows 24 --per_device_train_batch_size 32".
 Diagnose = Callable[..., tuple[int, dict[str, Any]]]
 
 
+def once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function's first result, whatever it is given later."""
+    results: list[Any] = []
+
+    def wrapper(*given: Any) -> Any:
+        if not results:
+            results.append(function(*given))
+        return results[0]
+
+    return wrapper
+
+
 @pytest.fixture(scope="module")
 def recipe() -> Iterator[ModuleType]:
-    """The script as a module whose data are read once."""
+    """The script as a module whose data are read, and whose prompts are measured, once."""
     module = conftest.recipe("diagnose")
-    loaded: list[Any] = []
-    load = module.load_data
-
-    def load_once(args: Any) -> Any:
-        if not loaded:
-            loaded.append(load(args))
-        return loaded[0]
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "load_data", load_once)
+        patch.setattr(module, "load_data", once(module.load_data))
+        patch.setattr(loading, "check_lengths", once(loading.check_lengths))
         yield module
 
 

@@ -25,8 +25,8 @@ from ..conftest import NOT_KEPT, script
 
 SMALL = """
     --max_steps 1 --per_device_train_batch_size 16 --heldout_rows 8 --max_completion_length 16
-    --max_rows 600 --synthetic_rows 8 --other_task_rows 4 --eval_steps 1 --save_steps 1 --logging_steps 1
-    --report_to none --use_cpu --output_dir run
+    --max_rows 600 --synthetic_rows 40 --other_task_rows 4 --eval_steps 1 --save_steps 1
+    --logging_steps 1 --report_to none --use_cpu --output_dir run
 """.split()
 ENVIRONMENT = "A: 8/8/8/8/8/4k3/8/4K3 w - - 0 1+e1d1+e1d1+"
 POLICY = "P: 8/8/8/8/8/4k3/8/4K3 w - - 0 1"
@@ -136,7 +136,7 @@ class Starts(Suite):
 '''
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name, text in (("rewards", REWARDS), ("task", TASK), ("suite", SUITE)):
         (tmp_path / f"my_{name}.py").write_text(text)
@@ -147,7 +147,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         names.pop("starts", None)
 
 
-@pytest.mark.usefixtures("folder")
 def test_a_reward_has_its_options_its_tasks_and_a_dashboard_s_name() -> None:
     short, _, slow = get_reward_funcs(
         [
@@ -166,7 +165,6 @@ def test_a_reward_has_its_options_its_tasks_and_a_dashboard_s_name() -> None:
     assert done.value.value == [None, 0.5]
 
 
-@pytest.mark.usefixtures("folder")
 def test_a_reward_is_called_for_the_rows_of_its_tasks_only() -> None:
     (reward,) = get_reward_funcs([{"name": "my_rewards.py:of_policy", "tasks": ["policy"]}])
     logged: dict[str, list[int | None]] = {}
@@ -177,7 +175,6 @@ def test_a_reward_is_called_for_the_rows_of_its_tasks_only() -> None:
     assert reward(prompts=[ENVIRONMENT] * 3, **answers) == [None] * 3
 
 
-@pytest.mark.usefixtures("folder")
 def test_an_exception_is_placed_in_the_user_s_file() -> None:
     (reward,) = get_reward_funcs(["my_rewards.py:in_chess"])
     line = 1 + REWARDS.splitlines().index(
@@ -187,7 +184,6 @@ def test_an_exception_is_placed_in_the_user_s_file() -> None:
         reward(prompts=[POLICY], completions=["zz"])
 
 
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
@@ -210,7 +206,6 @@ def test_what_is_wrong_with_a_reward_is_one_sentence(spec: dict[str, str], said:
     assert said in fault
 
 
-@pytest.mark.usefixtures("folder")
 def test_arrays_are_taken_and_infinity_is_not() -> None:
     Path("more.py").write_text(
         "import numpy as np\n"
@@ -227,7 +222,6 @@ def test_arrays_are_taken_and_infinity_is_not() -> None:
     assert "returned inf; return finite numbers or None" in str(fault)
 
 
-@pytest.mark.usefixtures("folder")
 def test_a_dry_run_calls_rewards_as_training_does() -> None:
     data = load_data(DataArguments(dataset_name="", synthetic_rows=60, tasks=["environment"]))
     text = dry_run_text(data, [{"name": "my_rewards.py:slow"}, {"name": "my_rewards.py:logging"}])

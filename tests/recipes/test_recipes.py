@@ -15,19 +15,18 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rookworld_rlvr.cli.main import SCRIPTS
-from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.synthesis import opening_positions
 from rookworld_rlvr.tasks.registry import TASKS
 
 from .. import killed
-from ..conftest import RECIPES, launch, recipe, script
+from ..conftest import RECIPES, launch, script
 
 GRPO = sorted(RECIPES.glob("grpo_*.yaml"))
 for _judged in ("grpo_judge.yaml", "grpo_fill_in_judge.yaml"):
     GRPO.remove(RECIPES / _judged)  # needs a judge: see test_judge.py
 SMALL = """
     --model_name_or_path rookworld-nano --dataset_name rookworld-nano-openings
-    --max_rows 1000 --synthetic_rows 20 --heldout_rows 6 --other_task_rows 4 --max_steps 2
+    --max_rows 1000 --synthetic_rows 60 --heldout_rows 6 --other_task_rows 4 --max_steps 2
     --per_device_train_batch_size 16 --gradient_accumulation_steps 1
     --num_generations 8 --max_completion_length 16 --eval_steps 1 --save_steps 1 --logging_steps 1
     --dtype float32 --bf16 false --use_cpu --report_to none --dataloader_pin_memory false
@@ -67,7 +66,7 @@ def test_a_grpo_recipe_runs_small(path: Path, tmp_path: Path) -> None:
     tasks = yaml.safe_load(path.read_text()).get("tasks", ["environment", "policy"])
     small = [*ONE_STEP, "--output_dir", str(out)]
     if "fill_in" in tasks:
-        small += ["--synthetic_fill_in_rows", "60"]
+        small += ["--synthetic_fill_in_rows", "100"]
     printed = run("grpo.py", "--config", str(path), *small, cwd=tmp_path)
     for task in tasks:
         assert re.search(rf"{task}/format +6 .*\[", printed), "a row of the table"
@@ -85,13 +84,13 @@ def test_a_grpo_recipe_runs_small(path: Path, tmp_path: Path) -> None:
 def test_sft_makes_a_model_from_scratch(tmp_path: Path) -> None:
     run_apart(
         "sft.py",
-        *"--synthetic_rows 20 --max_rows 60 --heldout_rows 5 --max_steps 1".split(),
+        *"--synthetic_rows 60 --max_rows 60 --heldout_rows 5 --max_steps 1".split(),
         *"--use_cpu --output_dir out --per_device_train_batch_size 8 --warmup_steps 0".split(),
         cwd=tmp_path,
     )
     assert list((tmp_path / "out" / "wandb").glob("offline-run-*")), "no key, so offline"
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "synthetic_rows: 20" in card
+    assert "synthetic_rows: 60" in card
     assert "policy/best_move" in card
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert model.config.n_layer == 4
@@ -102,15 +101,11 @@ def test_sft_makes_a_model_from_scratch(tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer(row)["input_ids"]) == row
 
 
-def test_sft_adds_a_task_to_the_packaged_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = "--synthetic_rows 8 --synthetic_fill_in_rows 60 --max_rows 200 --heldout_rows 5"
+def test_sft_adds_a_task_to_the_packaged_model(tmp_path: Path) -> None:
+    words = "--synthetic_rows 20 --synthetic_fill_in_rows 60 --max_rows 200 --heldout_rows 5"
     words += " --max_steps 1 --use_cpu --report_to none --per_device_train_batch_size 8"
-    config = str(RECIPES / "sft_fill_in.yaml")
-    recipe("sft").main(["--config", config, *words.split(), "--output_dir", "out"])
-    printed = capsys.readouterr().out
+    words += f" --output_dir out --config {RECIPES}/sft_fill_in.yaml"
+    printed = run("sft.py", *words.split(), cwd=tmp_path)
     for task in ("environment", "policy", "fill_in"):
         assert re.search(rf"{task}/format +[1-5] .*\[", printed), f"{task} before and after"
     card = (tmp_path / "out" / "README.md").read_text()
@@ -126,12 +121,10 @@ def test_sft_adds_a_task_to_the_packaged_model(
         ("grpo_openings_hole", "sft_openings_hole"),
     ],
 )
-def test_a_recipe_names_the_one_that_makes_its_model(
-    name: str, maker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(RookWorldError, match=rf"rookworld sft --config recipes/{maker}\.yaml"):
-        recipe("grpo").main(["--config", str(RECIPES / f"{name}.yaml")])
+def test_a_recipe_names_the_one_that_makes_its_model(name: str, maker: str, tmp_path: Path) -> None:
+    done = script("grpo.py", "--config", str(RECIPES / f"{name}.yaml"), cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"rookworld sft --config recipes/{maker}.yaml" in done.stderr
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
 

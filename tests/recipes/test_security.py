@@ -232,9 +232,11 @@ LETTERS = "<>\"'&=/;:{}%\\`!-[]() \n\t\0\x1b\u202e\ud83d" + "abrsxscriptonloadsv
 
 
 def nasty() -> list[str]:
+    """The words in threes, one of which `javascript:` begins; all in one; and random ones."""
     draw = random.Random(0)
-    drawn = ["".join(draw.choices(LETTERS, k=draw.randint(1, 60))) for _ in range(12)]
-    return [*NASTY, " ".join(NASTY), *drawn]
+    drawn = ["".join(draw.choices(LETTERS, k=draw.randint(1, 60))) for _ in range(5)]
+    threes = [" ".join(NASTY[place : place + 3]) for place in range(0, len(NASTY), 3)]
+    return [*threes, " ".join(NASTY), *drawn]
 
 
 class Outline(HTMLParser):
