@@ -53,6 +53,7 @@ from rookworld_rlvr.training.results import (
     REPORT,
     RESULTS,
     before_after_table,
+    compared,
     kl_words,
     write_results,
 )
@@ -266,7 +267,7 @@ def main(argv: Sequence[str]) -> None:
             adapters=model_args.use_peft,
             kl_to_start=kl_to_start,
         )
-        print(before_after_table(before, after))
+        print(before_after_table(before, after, compared(output_dir)))
         if kl_to_start:
             print(f"{KL_TO_START}: {kl_words(kl_to_start)}")
         for line in pass_lines(trainer.heldout.right) if trainer.heldout.right else ():

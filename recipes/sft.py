@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
-from datasets import Dataset
 from trl import ModelConfig, SFTTrainer, get_peft_config
 
 from rookworld_rlvr.cli.checks import check_sft_recipe
@@ -24,14 +23,13 @@ from rookworld_rlvr.cli.main import next_commands
 from rookworld_rlvr.cli.parser import DEFAULTS, StrictParser
 from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.progress import Progress
-from rookworld_rlvr.common.stats import Proportion
 from rookworld_rlvr.common.terminal import keep_log, wrapped
 from rookworld_rlvr.data.loading import DataArguments, load_data, require_answers
 from rookworld_rlvr.data.sources import Row
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import ANSWER_TOKENS, complete
 from rookworld_rlvr.models.gpt2 import new_model, train_tokenizer
-from rookworld_rlvr.tasks.metrics import evaluate_completions
+from rookworld_rlvr.tasks.metrics import compare, evaluate_completions, scores
 from rookworld_rlvr.tasks.registry import join_row
 from rookworld_rlvr.tasks.text import END_OF_TEXT
 from rookworld_rlvr.training.checkpoints import WholeCheckpoints
@@ -141,15 +139,19 @@ def train(argv: Sequence[str], change: Callable[[Row], Row] | None = None) -> Pa
     # Result
     ################
     if trainer.accelerator.is_main_process:
-        before = {}
+        rows = data.heldout.to_list()
+        network = loading.load_model(str(output_dir), trust_remote_code=trust)
+        completions = _answers(network, trainer, rows, answer_tokens)
+        before, after = {}, evaluate_completions(rows, completions)
+        pairs = {}
         if new_args.new_model is None:
             start = loading.load_start(model_args, trust)
-            before = _measure(start, trainer, data.heldout, answer_tokens)
-        network = loading.load_model(str(output_dir), trust_remote_code=trust)
-        after = _measure(network, trainer, data.heldout, answer_tokens)
+            at_start = _answers(start, trainer, rows, answer_tokens)
+            before = evaluate_completions(rows, at_start)
+            pairs = compare(rows, scores(rows, at_start), scores(rows, completions))
         shares = {name: result.value for name, result in after.items()}
         lines = heldout_lines(trainer.state.global_step, shares)
-        print(before_after_table(before, after) if before else "\n".join(lines))
+        print(before_after_table(before, after, pairs) if before else "\n".join(lines))
         run = Run(
             command="sft",
             argv=argv,
@@ -185,21 +187,18 @@ class Trainer(OwnCard, WholeCheckpoints, SFTTrainer):
     """TRL's trainer, without its own model card."""
 
 
-def _measure(
-    network: Any, trainer: Trainer, heldout: Dataset, answer_tokens: int
-) -> dict[str, Proportion]:
-    """A model's held-out results, from one greedy answer per row."""
+def _answers(network: Any, trainer: Trainer, rows: Sequence[Row], answer_tokens: int) -> list[str]:
+    """A model's greedy answers to held-out rows."""
     network = network.to(trainer.accelerator.device).eval()
-    prompts = heldout["prompt"][:]
-    with Progress("held-out rows", len(heldout), "prompts") as progress:
-        completions = complete(
+    prompts = [row["prompt"] for row in rows]
+    with Progress("held-out rows", len(rows), "prompts") as progress:
+        return complete(
             network,
             trainer.processing_class,
             prompts,
             max_new_tokens=answer_tokens,
             progress=progress.update,
         )
-    return evaluate_completions(heldout, completions)
 
 
 def _end(row: dict[str, str]) -> dict[str, str]:

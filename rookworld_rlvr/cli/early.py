@@ -60,6 +60,13 @@ def check_early(script: Path, given: Given) -> None:
         for key in given
         if key not in known and key.removeprefix("no_") not in known
     ]
+    faults += [
+        f"command line: {word!r} does not belong to any key; write --{last} {value}"
+        f"{named_here(last, known) if last not in known else ''}"
+        for word in given.get("config", ())[1:]
+        for name, _, value in [word.partition("=")]
+        for last in [name.split(".")[-1]]
+    ]
     own = (ORACLE, RANDOM_MOVER) if script.stem == "evaluate" else ()
     for name in given.get("model_name_or_path", ()):
         faults += [] if name in own else check_model_name(name)
@@ -105,10 +112,8 @@ def first_line(script: Path, given: Given) -> str:
         if "learning_rate" in packaged.keys() - recipe.keys():
             kept = ", ".join(key for key in NEUTRAL if key in recipe.keys() - line.keys())
             model = line.get("model_name_or_path", recipe.get("model_name_or_path"))
-            what = (
-                f"no --config is given, so {model} is trained with TRL's defaults; of the recipe "
-                f"{default[1]} only {kept}"
-            )
+            what = f"no --config is given, so {model} is trained with TRL's defaults"
+            what += f"; of the recipe {default[1]} only {kept}" if kept else ""
     folder = {**recipe, **line}.get("output_dir")
     has_run = folder and script.stem != "diagnose"  # which writes to a folder of its own
     return f"{what}; output in {folder}" if has_run else what

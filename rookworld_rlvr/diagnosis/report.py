@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from .phases import PHASES, RESULT_JSON
 RESULT_HTML = "diagnosis.html"
 ROWS_SHOWN = 12  # of a table in the terminal, and as many tokens
 TEXT_SHOWN = 36  # characters of a cell in the terminal
+WHOLE = ("why",)  # columns that wrap instead
 MOST_WIDTH = 120  # columns
 
 Part = Mapping[str, Any]
@@ -166,7 +168,12 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
         *(Column(_text(head)) for head in heads), show_header=bool(heads), box=None, pad_edge=False
     )
     for row in rows:
-        cut = [cell if not heads else cell[:TEXT_SHOWN] for cell in row]
+        cut = [
+            cell
+            if not heads or head in WHOLE or len(cell) <= TEXT_SHOWN
+            else f"{cell[:TEXT_SHOWN]}…"
+            for head, cell in zip_longest(heads, row, fillvalue="")
+        ]
         table.add_row(*map(_text, cut))
     return table
 

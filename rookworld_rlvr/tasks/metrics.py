@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..common.errors import close_matches
-from ..common.stats import Estimate, Proportion
+from ..common.stats import Estimate, Paired, Proportion, paired
 from .registry import TASKS, score_row
 from .task import Metric, Task
 from .types import Score, values_by_move
@@ -57,12 +57,31 @@ def evaluate_completions(rows: Iterable[Row], completions: Sequence[str]) -> dic
         completions: `N` texts, one per row.
     """
     rows = list(rows)
-    scores = [
+    found = hits(rows, scores(rows, completions))
+    return {name: Proportion(sum(right.values()), len(right)) for name, right in found.items()}
+
+
+def scores(rows: Iterable[Row], completions: Sequence[str]) -> list[Score | None]:
+    """The score of each row's completion; None for a row without truth."""
+    return [
         score_row(row["prompt"], completion, values_by_move(row.get("action_values")))
         for row, completion in zip(rows, completions, strict=True)
     ]
-    found = hits(rows, scores)
-    return {name: Proportion(sum(right.values()), len(right)) for name, right in found.items()}
+
+
+def compare(
+    rows: Sequence[Row], before: Sequence[Score | None], after: Sequence[Score | None]
+) -> dict[str, Paired]:
+    """Metric → how the second scores of the same rows differ from the first."""
+    first, second = (
+        {
+            name: {str(place): float(right) for place, right in found.items()}
+            for name, found in hits(rows, of_side).items()
+        }
+        for of_side in (before, after)
+    )
+    pairs = {name: paired("share", first[name], second[name]) for name in first if name in second}
+    return {name: pair for name, pair in pairs.items() if pair is not None}
 
 
 def hits(rows: Sequence[Row], scores: Sequence[Score | None]) -> dict[str, dict[int, bool]]:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ..common.files import replace_text
-from ..common.stats import Estimate, Proportion, newcombe
+from ..common.stats import Estimate, Paired, Proportion, newcombe
 from ..common.terminal import wrapped
-from ..tasks.metrics import Results, headline, headlines
+from ..tasks.metrics import Results, compare, headline, headlines
 
 # Files of a run's folder.
 RESOLVED_CONFIG = "resolved_config.yaml"
@@ -41,8 +41,13 @@ def kl_words(kls: Mapping[str, float]) -> str:
     return ", ".join(f"{task} {kl:.4f}" for task, kl in kls.items())
 
 
-def before_after_table(before: Results, after: Results) -> str:
-    """Metric, before, after, change, and the 95% intervals, as text; shares change in points."""
+def before_after_table(
+    before: Results, after: Results, pairs: Mapping[str, Paired] | None = None
+) -> str:
+    """Metric, before, after, change, and the 95% intervals, as text; shares change in points.
+
+    `pairs`: the comparison row by row, see `compared`.
+    """
     lines = [f"{'held-out metric':<24}{'n':>5}{'before':>7}{'after':>7}{'change':>7}"]
     lines[0] += "  95% intervals before, after"
     lines.append("-" * len(lines[0]))
@@ -56,7 +61,7 @@ def before_after_table(before: Results, after: Results) -> str:
         lines.append(
             f"{name:<24}{new.n:>5}{first:>7}{then:>7}{change_text(old, new):>7}  {was:<13} {now}"
         )
-    lines += tie_lines(before, after)
+    lines += tie_lines(before, after, pairs or {})
     if headline(after) < headline(before):
         lines += [
             "",
@@ -65,18 +70,42 @@ def before_after_table(before: Results, after: Results) -> str:
     return "\n".join(lines)
 
 
-def tie_lines(before: Results, after: Results) -> list[str]:
-    """A sentence for each headline whose change may be chance: its 95% interval contains 0."""
+def compared(folder: Path) -> dict[str, Paired]:
+    """Metric → its change row by row, from a run's answers before and after; empty without both."""
+    paths = folder / ANSWERS_BEFORE, folder / ANSWERS_AFTER
+    if not all(path.is_file() for path in paths):
+        return {}
+    before, after = (
+        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        for path in paths
+    )
+    if [answer["prompt"] for answer in before] != [answer["prompt"] for answer in after]:
+        return {}
+    scores = ([answer["score"] for answer in side] for side in (before, after))
+    return compare(after, *scores)
+
+
+def tie_lines(before: Results, after: Results, pairs: Mapping[str, Paired]) -> list[str]:
+    """A sentence for each headline whose change may be chance.
+
+    Row by row if there are `pairs`; else by the 95% interval of two shares of different rows, which is
+    wider.
+    """
     lines = []
     for name in headlines().values():
-        old, new = before.get(name), after.get(name)
-        if old is not None and new is not None:
-            low, high = (100 * bound for bound in newcombe(old, new))
-            if low <= 0 <= high:
-                change = 100 * (new.value - old.value)
-                text = f"{name} is a tie: the change of {change:+.1f} points may be chance, "
-                bounds = f"its 95% interval [{low:+.1f}, {high:+.1f}] contains 0."
-                lines.append(wrapped(text + bounds))
+        old, new, pair = before.get(name), after.get(name), pairs.get(name)
+        if old is None or new is None:
+            continue
+        low, high = (pair.low, pair.high) if pair else newcombe(old, new)
+        if pair.is_tie if pair else low <= 0 <= high:
+            change = 100 * (new.value - old.value)
+            test = f", p = {pair.p:.2g}" if pair else ""
+            lines.append(
+                wrapped(
+                    f"{name} is a tie: the change of {change:+.1f} points may be chance (95% interval "
+                    f"[{100 * low:+.1f}, {100 * high:+.1f}]{test})."
+                )
+            )
     return ["", *lines] if lines else []
 
 

@@ -73,6 +73,8 @@ def test_a_fault_that_needs_no_torch_comes_without_it() -> None:
     faults = {
         "grpo --lerning_rate 1": "unknown option --lerning_rate; did you mean learning_rate",
         "grpo --lr=1": "unknown option --lr; here it is learning_rate",
+        "grpo --config grpo_nano actor.kl_loss_coef=0.05": "'actor.kl_loss_coef=0.05' does not belong "
+        "to any key; write --kl_loss_coef 0.05; here it is beta",
         "grpo --config mine.yaml": "mine.yaml: unknown key 'max_step'; did you mean max_steps",
         "grpo --config ours.yaml": "'ours.yaml' is neither a file nor a packaged recipe",
         "evaluate --model_name_or_path random runs/nope": "there is no folder 'runs/nope'",

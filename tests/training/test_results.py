@@ -3,11 +3,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import chess
 import pytest
 
 from rookworld_rlvr.common.stats import Estimate, Proportion
 from rookworld_rlvr.data.loading import LoadedData
-from rookworld_rlvr.tasks.metrics import evaluate_completions, headline, metrics
+from rookworld_rlvr.tasks.metrics import compare, evaluate_completions, headline, metrics
 from rookworld_rlvr.tasks.registry import TASKS
 from rookworld_rlvr.training.results import (
     before_after_table,
@@ -54,6 +55,18 @@ def test_table_and_results_file(tmp_path: Path) -> None:
     # By hand from the intervals above: 25 -+ (9.3^2 + 9.6^2)^0.5 excludes 0, +1 of 100 does not.
     one_more = {"environment/exact": Proportion(51, 100)}
     assert "exact is a tie: the change of +1.0 points" in before_after_table(before, one_more)
+    # Of the same rows, six that become right and none that becomes wrong are no chance, one is.
+    rows = [{"task": "environment", "fen": chess.STARTING_FEN}] * 40
+    for gained, is_tie in ((6, False), (1, True), (0, True)):
+        old, new = (
+            [{"exact": float(place < right)} for place in range(40)] for right in (14, 14 + gained)
+        )
+        pairs = compare(rows, old, new)
+        share, then = ({"environment/exact": Proportion(right, 40)} for right in (14, 14 + gained))
+        assert ("is a tie" in before_after_table(share, then, pairs)) is is_tie, gained
+    assert "(95% interval [-6.6, +6.6], p = 1)." in " ".join(
+        before_after_table(share, then, pairs).split()
+    )
     assert "No checkpoint is better than the starting model" in before_after_table(after, before)
     write_results(tmp_path / "r.json", before, after, steps=3)
     content = json.loads((tmp_path / "r.json").read_text())

@@ -124,9 +124,10 @@ def compared(is_broken: Callable[[float, float], bool], metrics: Sequence[str]) 
 
 
 def kl_share_low(history: History, bound: float) -> Reading | None:
-    # With a coefficient of 0 there is no KL term on purpose. In the first step the policy is the
-    # reference, so the share is 0 whatever the coefficient.
-    if history.get("kl/coefficient") == 0 or history.step <= 1:
+    # With a coefficient of 0 there is no KL term on purpose, and an adaptive one is what its target
+    # makes it. In the first step the policy is the reference, so the share is 0 in any case.
+    is_set = history.get("kl/target") is None and history.get("kl/coefficient") != 0
+    if not is_set or history.step <= 1:
         return None
     return compared(operator.lt, ["kl/share_of_loss"])(history, bound)
 

@@ -138,6 +138,7 @@ NORMS = (2.0, 0.5, 0.5, 2.0, 0.5, 0.5)
 QUIET: dict[str, tuple[list[Log], int]] = {
     "the share trained on goes before": ([{**MOST_ZERO, "zero_variance/trained": 0.1}], 1),
     "no KL term": ([{**HEALTHY, **KL, "kl/coefficient": 0.0}], 1),
+    "an adaptive KL term is what its target makes it": ([{**KL, "kl/target": 0.02}] * 2, 1),
     "in the first step the policy is the reference": ([KL], 1),
     "some are clipped": (logs_of("grad_norm", *NORMS), 3),
     "a slow fall": (logs_of("entropy", *(0.95**n for n in range(60))), 3),
