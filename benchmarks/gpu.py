@@ -253,7 +253,8 @@ def recipe_part(name: str, on_gpu: bool, small: bool, folder: Path) -> Part:
         words += ["--bf16", "false", "--use_cpu", "--dataloader_pin_memory", "false"]
 
     def rows(_: str) -> Iterable[Row]:
-        (state,) = run.glob("checkpoint-*/trainer_state.json")
+        states = run.glob("checkpoint-*/trainer_state.json")  # a guarded run has the start's, too
+        state = max(states, key=lambda path: int(path.parent.name.split("-")[1]))
         logs = json.loads(state.read_text())["log_history"]
         seconds = [log["step_time"] for log in logs if "step_time" in log]
         yield f"{name}: step, s (median of {len(seconds)})", shown(statistics.median(seconds))

@@ -12,9 +12,10 @@ from typing import Any
 import yaml
 
 from ..common.errors import ConfigurationError
+from ..common.shipped import find_recipe, shipped
 from ..evaluation.registry import ORACLE, RANDOM_MOVER
 from ..models.loading import check_model_name
-from .words import NEUTRAL, find_recipe, named_here, usual
+from .words import NEUTRAL, named_here, usual
 
 _DECLARED = re.compile(
     r"^(?:class (\w+)(?:\(([^)]*)\))?:|(?:def|GROUPS) |    ([a-z]\w*): .*=)", re.M
@@ -55,6 +56,9 @@ def check_early(script: Path, given: Given) -> None:
         for key in _content(file)
         if str(key) not in known
     ]
+    command = file.stem.partition("_")[0] if file and file.parent == shipped("recipes") else ""
+    if faults and command not in ("", script.stem):
+        faults = [f"--config: {file} is a recipe of another command: rookworld {command}"]
     faults += [
         f"command line: unknown option --{key}{named_here(key, known)}"
         for key in given

@@ -24,10 +24,10 @@ from ..common import (
     threads,  # noqa: F401  # for what it starts: before torch is loaded
 )
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
+from ..common.shipped import shipped, shipped_names
 from ..common.terminal import show, width, wrapped
 from ..models.loading import PACKAGED_MODEL
 from .early import check_early, first_line, options
-from .words import shipped, shipped_names
 
 SCRIPTS = {
     "grpo": "grpo",

@@ -20,10 +20,11 @@ from trl import TrlParser
 from ..common.errors import ConfigurationError
 from ..common.own import own_files
 from ..common.settings import Bounds, kinds
+from ..common.shipped import find_recipe
 from ..common.terminal import show, width, wrapped
 from ..tasks.registry import register_own
 from .main import command_name
-from .words import find_recipe, named_here, usual
+from .words import named_here, usual
 
 
 def _register_suite(name: str) -> None:

@@ -27,11 +27,11 @@ from optuna.trial import FrozenTrial, TrialState
 
 from ..common.errors import RookWorldError
 from ..common.settings import Checked, key_faults, setting
+from ..common.shipped import shipped
 from ..common.stats import Estimate
 from ..common.terminal import cells, printable, wrapped
 from ..tasks.metrics import headlines, training_metrics, unknown_metric
 from ..training.results import RESULTS, heldout_results
-from .words import shipped
 
 METHODS = ("grid", "random", "bayes")
 

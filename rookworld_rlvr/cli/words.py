@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from ..common.errors import ConfigurationError, close_matches
+from ..common.errors import close_matches
+from ..common.shipped import shipped_names
 from ..models.loading import PACKAGED_MODEL
 
 NEUTRAL = ("rewards", "dataset_name", "dtype", "bf16")
@@ -40,37 +40,6 @@ def named_here(name: str, known: Collection[str]) -> str:
             note = words()["notes"].get(key)
             return f"; here it is {key}" + (f" ({note})" if note else "")
     return close_matches(name, known)
-
-
-def shipped(folder: str) -> Path:
-    """A folder that is shipped with the package: inside of it in a wheel, beside it in a clone."""
-    package = Path(__file__).resolve().parents[1]
-    return package / folder if (package / folder).is_dir() else package.parent / folder
-
-
-def shipped_names(folder: str) -> list[str]:
-    """The names of the YAML files in a shipped folder."""
-    return sorted(path.stem for path in shipped(folder).glob("*.yaml"))
-
-
-def find_recipe(name: str) -> Path:
-    """The recipe that ``--config`` names: a path that exists, else a packaged recipe's name.
-
-    Raises:
-        ConfigurationError: It is neither.
-    """
-    path = Path(name)
-    if path.is_file():
-        return path
-    packaged = shipped_names("recipes")
-    if path.parent in (Path("."), Path("recipes")) and path.name.removesuffix(".yaml") in packaged:
-        return shipped("recipes") / f"{path.name.removesuffix('.yaml')}.yaml"
-    close = difflib.get_close_matches(name, [str(file) for file in path.parent.glob("*.yaml")])
-    close = close or difflib.get_close_matches(path.stem, packaged)
-    remedy = f"did you mean {' or '.join(close)}?" if close else "rookworld recipes lists these"
-    raise ConfigurationError(
-        [f"--config: {name!r} is neither a file nor a packaged recipe; {remedy}"]
-    )
 
 
 def usual(recipe: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

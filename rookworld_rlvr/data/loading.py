@@ -105,9 +105,8 @@ class DataReport:
         for name, rows in self.heldout.items():
             if 0 < rows < FEWEST_HELDOUT:
                 lines.append(
-                    f"warning: only {rows} held-out {name} rows decide which checkpoint is kept, so few "
-                    "that chance decides too: raise heldout_rows or heldout_share, or give "
-                    "eval_dataset_name"
+                    f"warning: only {rows} held-out {name} rows are measured, so few that chance "
+                    "decides much: raise heldout_rows or heldout_share, or give eval_dataset_name"
                 )
         return lines
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import yaml
 
 from ..common.errors import ConfigurationError, RookWorldError
+from ..common.shipped import find_recipe, shipped_names
 from ..common.stats import Estimate, Kind, Paired, estimate, paired
 from ..data.loading import DataArguments, is_held_out
 from ..data.sources import Malformed, check_dataset_name, parse_rows
@@ -289,20 +290,24 @@ def keep_apart(suites: Sequence[Suite], name: str) -> Proof:
 
 def check_training_data(name: str, key: str = "training_data") -> list[str]:
     """What is wrong with a name for `keep_apart`, found without reading rows."""
-    if Path(name).suffix not in (".yaml", ".yml"):
+    if not _is_recipe(name):
         return check_dataset_name(name, key)
     try:
         _data_arguments(name)
     except ConfigurationError as error:
-        return [f"{key}: {name}: {fault}" for fault in error.faults]
+        return [f"{key}: {name}: {fault.removeprefix('--config: ')}" for fault in error.faults]
     return []
 
 
+def _is_recipe(name: str) -> bool:
+    return Path(name).suffix in (".yaml", ".yml") or name in shipped_names("recipes")
+
+
 def _data_arguments(name: str) -> DataArguments:
-    if Path(name).suffix not in (".yaml", ".yml"):
+    if not _is_recipe(name):
         return DataArguments(dataset_name=name, tasks=list(TASKS))
     try:
-        content: Any = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
+        content: Any = yaml.safe_load(find_recipe(name).read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
         raise ConfigurationError([f"could not be read ({' '.join(str(error).split())})"]) from error
     if not isinstance(content, dict):

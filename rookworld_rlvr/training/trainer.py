@@ -457,4 +457,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     @staticmethod
     def leave_out_when_saved(network: Any, names: set[str]) -> None:
         """Keep weights out of the files that `save_pretrained` writes."""
-        network._keys_to_ignore_on_save = names | set(network._keys_to_ignore_on_save or ())
+        # transformers warns of weights that a checkpoint lacks unless these are all that it ignores.
+        tied = network._tied_weights_keys if network.config.tie_word_embeddings else None
+        ignored = network._keys_to_ignore_on_save or ()
+        network._keys_to_ignore_on_save = {*names, *(tied or ()), *ignored}

@@ -12,8 +12,8 @@ import pytest
 from rookworld_rlvr.cli.early import check_early, first_line, known_keys, options
 from rookworld_rlvr.cli.main import SCRIPTS
 from rookworld_rlvr.cli.parser import StrictParser
-from rookworld_rlvr.cli.words import shipped_names
 from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.common.shipped import shipped_names
 
 from ..conftest import RECIPES, recipe
 
@@ -58,6 +58,13 @@ def test_packaged_recipes_have_no_early_fault(name: str) -> None:
     scripts = {"grpo": "grpo", "sft": "sft", "judge": "train_judge", "prepare": "prepare_data"}
     script = scripts.get(name.split("_")[0], "sweep")
     check_early(RECIPES / f"{script}.py", {"config": [name]})
+
+
+def test_a_recipe_of_another_command_is_called_so() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        check_early(GRPO, {"config": ["judge_nano"]})
+    (fault,) = caught.value.faults
+    assert "is a recipe of another command: rookworld judge" in fault
 
 
 def test_what_is_no_early_fault() -> None:

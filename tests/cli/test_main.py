@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from rookworld_rlvr.cli.main import MODULES, SCRIPTS, command_line, main, recipes, usage
-from rookworld_rlvr.cli.words import shipped
 from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.common.shipped import shipped
 
 from ..conftest import RECIPES, REPOSITORY
 

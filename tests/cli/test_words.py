@@ -8,8 +8,9 @@ import pytest
 
 from rookworld_rlvr.cli.main import SCRIPTS
 from rookworld_rlvr.cli.parser import StrictParser
-from rookworld_rlvr.cli.words import find_recipe, words
+from rookworld_rlvr.cli.words import words
 from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.common.shipped import find_recipe
 
 from ..conftest import RECIPES, recipe
 

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from rookworld_rlvr.cli import main
-from rookworld_rlvr.cli.words import find_recipe
+from rookworld_rlvr.common.shipped import find_recipe
 
 from ..conftest import REPOSITORY, script
 

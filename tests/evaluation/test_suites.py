@@ -508,7 +508,7 @@ def test_four_games_earn_no_star() -> None:
     [
         ("--model_name_or_path rookworld-nan", "rookworld-nano"),
         ("--suite_rows 0", "give at least 1"),
-        ("--training_data nothing.yaml", "training_data: nothing.yaml: could not be read"),
+        ("--training_data nothing.yaml", "training_data: nothing.yaml: 'nothing.yaml' is neither"),
         ("--output_file /dev/null/results.json", "cannot write"),
     ],
 )
