@@ -35,7 +35,13 @@ from rookworld_rlvr.evaluation.registry import (
     suite_class,
 )
 from rookworld_rlvr.evaluation.results import ModelResults, results_document, results_text
-from rookworld_rlvr.evaluation.suite import Observations, PromptSuite, SuiteResult, keep_apart
+from rookworld_rlvr.evaluation.suite import (
+    Observations,
+    PromptSuite,
+    SuiteResult,
+    check_training_data,
+    keep_apart,
+)
 from rookworld_rlvr.evaluation.suites.environment import EnvironmentSuite, kinds
 from rookworld_rlvr.evaluation.suites.fill_in import FillInSuite
 from rookworld_rlvr.evaluation.suites.openings import OpeningsSuite
@@ -396,6 +402,13 @@ def test_the_packaged_training_set_holds_no_test_position(
     recipe.write_text("dataset_name: rookworld-nano-fill-in\ntasks: [fill_in]\nmax_rows: 2000\n")
     proof = keep_apart([FillInSuite(100, 0)], str(recipe))
     assert proof.left_out == {"fill_in": 0} and proof.rows > 1_500
+
+
+def test_a_packaged_recipe_names_what_was_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    for name in ("grpo_nano", "recipes/grpo_nano.yaml", "rookworld-nano-openings"):
+        assert check_training_data(name) == []
+    assert "did you mean grpo_nano" in check_training_data("grpo_nan.yaml")[0]
 
 
 # --------------------------------------------------------------------------------------------------
