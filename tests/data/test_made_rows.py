@@ -90,9 +90,9 @@ def parsed(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> list[int]:
     numbers: list[int] = []
     parse = sources.parse_row
 
-    def counted(number: int, raw: Any) -> Any:
+    def counted(number: int, *given: Any) -> Any:
         numbers.append(number)
-        return parse(number, raw)
+        return parse(number, *given)
 
     monkeypatch.setattr(sources, "parse_row", counted)
     return numbers

@@ -196,7 +196,7 @@ def test_a_held_out_set_of_its_own(tmp_path: Path) -> None:
     assert data.report.shared >= 30 and data.report.read == 120
     lines = "\n".join(data.report.lines())
     assert "not trained on, as their positions are in eval_dataset_name" in lines
-    assert "warning: only 30 held-out environment rows decide" in lines
+    assert "warning: only 30 held-out environment rows are measured" in lines
 
 
 def test_one_odd_game_does_not_refuse_the_others(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_a_dry_run_loads_no_model_and_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
-        ("--max_completion_length 250", "256 positions"),
+        ("--max_completion_length 250", "give at most"),
         ("--labels engine --engine_path /nowhere/fish", "no program '/nowhere/fish'"),
         ("--max_rows 300 --per_device_train_batch_size 4096", "do not fill one generation"),
         ("--resume_from_checkpoint missing", "no checkpoint in 'missing'"),

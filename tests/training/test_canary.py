@@ -60,6 +60,7 @@ ATTRIBUTES = {
 OF_MODELS = {
     "_keys_to_ignore_on_save": "value_head",
     "_supports_attention_backend": "shared_prompts",
+    "_tied_weights_keys": "value_head",
 }
 OF_CONFIGURATIONS = {"_attn_implementation": "shared_prompts"}
 
