@@ -142,7 +142,7 @@ def asked_of(raw: Mapping[str, Any], tasks: Sequence[str]) -> list[Mapping[str, 
         tasks: The tasks that make prompts.
 
     Returns:
-        Raw rows with a prompt and no completion; no rows if no task can ask anything.
+        Raw rows with a prompt and no completion.
 
     Raises:
         NotationError: The text is neither a position nor a row, or the moves do not fit.
@@ -160,10 +160,8 @@ def asked_of(raw: Mapping[str, Any], tasks: Sequence[str]) -> list[Mapping[str, 
         return [raw]
     action = raw.get("action") or raw.get("move")
     position = EnvironmentPrompt(fen, *_played(fen, action, raw.get("history")))
-    prompts = (TASKS[task].ask(position) for task in tasks)
+    prompts = [prompt for task in tasks if (prompt := TASKS[task].ask(position)) is not None]
+    if not prompts:
+        raise UnjudgeableError("a position that the tasks ask nothing about: no legal move", fen)
     values = raw.get("action_values")
-    return [
-        {"prompt": prompt, "completion": None, "action_values": values}
-        for prompt in prompts
-        if prompt is not None
-    ]
+    return [{"prompt": prompt, "completion": None, "action_values": values} for prompt in prompts]

@@ -145,6 +145,13 @@ def test_positions_are_policy_prompts_without_an_answer(tmp_path: Path) -> None:
     )
 
 
+def test_a_position_without_a_move_is_counted(tmp_path: Path) -> None:
+    mate = tmp_path / "mate.fen"
+    mate.write_text("R5k1/5ppp/8/8/8/8/8/7K b - - 0 1\n")
+    rows = audit(AuditArguments(dataset_name=str(mate), tasks=["policy", "environment"]))["rows"]
+    assert (rows["read"], rows["unjudgeable"]) == (1, counted(1, 1.0))
+
+
 def test_rows_may_be_in_another_column(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"line": row, "text": "x"}) + "\n" for row in (E4, E4)))

@@ -465,3 +465,11 @@ def test_eight_long_runs_stay_small(runs: Path) -> None:
     many = [RunRecord(name, run.config, run.sessions, history, run.before, run.after, run.results,
                       [*run.answers] * 20, run.health) for name in names]  # fmt: skip
     assert len(page(many).encode()) < 5_000_000
+
+
+def test_a_run_of_another_command_is_called_so(tmp_path: Path) -> None:
+    (tmp_path / "resolved_config.yaml").write_text("new_model: null\nlearning_rate: 0.001\n")
+    with pytest.raises(
+        RookWorldError, match="is of rookworld sft, whose results are in its README"
+    ):
+        read_runs([str(tmp_path)])

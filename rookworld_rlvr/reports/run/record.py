@@ -21,6 +21,7 @@ from ...training.health.monitor import HEALTH_FILE
 from ...training.results import (
     ANSWERS_AFTER,
     ANSWERS_BEFORE,
+    CARD,
     EVALUATION,
     HELDOUT_BEFORE,
     HELDOUT_PASS,
@@ -32,6 +33,7 @@ from ...training.results import (
 )
 
 _STATE = "trainer_state.json"
+_OTHERS = {"new_model": "sft", "train_pairs": "judge"}  # a key of theirs → the command
 Logs = Mapping[str, Any]
 Answer = Mapping[str, Any]  # the keys that `run_folder.write_answers` gives
 
@@ -138,7 +140,14 @@ def read_run(folder: Path, name: str) -> RunRecord:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise RookWorldError(f"run: {str(config)!r} could not be read ({reason})") from error
-    run = RunRecord(name, values if isinstance(values, dict) else {})
+    values = values if isinstance(values, dict) else {}
+    for key, command in _OTHERS.items():
+        if key in values:
+            raise RookWorldError(
+                f"run: {str(folder)!r} is of rookworld {command}, whose results are in its {CARD}; give "
+                "the output_dir of a run of rookworld grpo"
+            )
+    run = RunRecord(name, values)
     unknown = f"There is no {PROVENANCE}: versions, machine, command and duration are not known."
     run.sessions = _read(run, folder / PROVENANCE, {}, unknown).get("sessions", ())
     _read_history(run, folder)
