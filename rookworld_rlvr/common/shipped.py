@@ -19,11 +19,11 @@ def shipped_names(folder: str) -> list[str]:
     return sorted(path.stem for path in shipped(folder).glob("*.yaml"))
 
 
-def find_recipe(name: str) -> Path:
+def find_recipe(name: str, where: str = "--config: ") -> Path:
     """The recipe that ``--config`` names: a path that exists, else a packaged recipe's name.
 
     Raises:
-        ConfigurationError: It is neither.
+        ConfigurationError: It is neither; `where` begins the message.
     """
     path = Path(name)
     if path.is_file():
@@ -34,6 +34,4 @@ def find_recipe(name: str) -> Path:
     close = difflib.get_close_matches(name, [str(file) for file in path.parent.glob("*.yaml")])
     close = close or difflib.get_close_matches(path.stem, packaged)
     remedy = f"did you mean {' or '.join(close)}?" if close else "rookworld recipes lists these"
-    raise ConfigurationError(
-        [f"--config: {name!r} is neither a file nor a packaged recipe; {remedy}"]
-    )
+    raise ConfigurationError([f"{where}{name!r} is neither a file nor a packaged recipe; {remedy}"])

@@ -220,17 +220,15 @@ class Counts:
             self._add_policy(row)
 
     def _add_environment(self, row: Row) -> None:
-        is_after = follows_illegal_move(row)
+        self.played_on.add(rows=follows_illegal_move(row))
         self.environment.add(
             without_answer=not row["completion"],
             history_without_action=row["history"][-1:] != [row["action"]],
         )
         if row["completion"]:
             differences = environment_differences(row)
-            self.played_on.add(rows=is_after, answers=differences["played_on"])
+            self.played_on.add(answers=differences["played_on"])
             self.environment.add(**differences)
-        else:
-            self.played_on.add(rows=is_after)
 
     def _add_policy(self, row: Row) -> None:
         self.policy.add(

@@ -295,7 +295,7 @@ def check_training_data(name: str, key: str = "training_data") -> list[str]:
     try:
         _data_arguments(name)
     except ConfigurationError as error:
-        return [f"{key}: {name}: {fault.removeprefix('--config: ')}" for fault in error.faults]
+        return [f"{key}: {name}: {fault}" for fault in error.faults]
     return []
 
 
@@ -307,7 +307,7 @@ def _data_arguments(name: str) -> DataArguments:
     if not _is_recipe(name):
         return DataArguments(dataset_name=name, tasks=list(TASKS))
     try:
-        content: Any = yaml.safe_load(find_recipe(name).read_text(encoding="utf-8"))
+        content: Any = yaml.safe_load(find_recipe(name, where="").read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
         raise ConfigurationError([f"could not be read ({' '.join(str(error).split())})"]) from error
     if not isinstance(content, dict):

@@ -57,7 +57,12 @@ def evaluate_completions(rows: Iterable[Row], completions: Sequence[str]) -> dic
         completions: `N` texts, one per row.
     """
     rows = list(rows)
-    found = hits(rows, scores(rows, completions))
+    return shares(rows, scores(rows, completions))
+
+
+def shares(rows: Sequence[Row], scores: Sequence[Score | None]) -> dict[str, Proportion]:
+    """Each metric for which at least one row counts, from the score of one answer per row."""
+    found = hits(rows, scores)
     return {name: Proportion(sum(right.values()), len(right)) for name, right in found.items()}
 
 
