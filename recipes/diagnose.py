@@ -82,7 +82,9 @@ def main(argv: Sequence[str]) -> None:
     model, tokenizer = loading.load_from_arguments(model_args, training_args.trust_remote_code)
     if model_args.model_revision != "main":
         training_args.model_init_kwargs = {"revision": model_args.model_revision}
-    loading.check_lengths(model, tokenizer, data.prompts(), training_args.max_completion_length)
+    loading.check_lengths(
+        model.config, tokenizer, data.prompts(), training_args.max_completion_length
+    )
     reward_funcs = get_reward_funcs(training_args.rewards, truth)
     for judge in judges_of(reward_funcs).values():
         judge.check_lengths(data.prompts(), training_args.max_completion_length)

@@ -92,6 +92,7 @@ def main(argv: Sequence[str]) -> None:
     output_dir = Path(training_args.output_dir)
     resolved = parser.resolved(*arguments)
     state = PartialState()
+    prompts = training_args.generation_batch_size // training_args.num_generations
 
     ################
     # Data
@@ -102,6 +103,9 @@ def main(argv: Sequence[str]) -> None:
         data = load_data(data_args)
         require_truth(data, data_args.tasks, label_args.labels)
         truth = PolicyTruth.open(label_args, *data.policy_rows())
+        check_rows(len(data.train), prompts)
+        longest, trust = training_args.max_completion_length, training_args.trust_remote_code
+        loading.check_lengths_here(model_args, data.prompts(), longest, trust)
         state.print(dry_run_text(data, training_args.rewards, truth))
         state.print(f"\n{resolved.partition(DEFAULTS)[0]}")
         return
@@ -125,7 +129,6 @@ def main(argv: Sequence[str]) -> None:
     state.print(use_idle_cores())
     state.print(wrapped("\n".join(data.report.lines())))
     require_truth(data, data_args.tasks, label_args.labels)
-    prompts = training_args.generation_batch_size // training_args.num_generations
     check_rows(len(data.train), prompts)
     truth = PolicyTruth.open(label_args, *data.policy_rows())
     with state.local_main_process_first():  # the other processes find the values in the cache
@@ -160,7 +163,9 @@ def main(argv: Sequence[str]) -> None:
     model, tokenizer = loading.load_from_arguments(model_args, trust)
     if model_args.model_revision != "main":  # TRL warns, but needs it to load the reference
         training_args.model_init_kwargs = {"revision": model_args.model_revision}
-    loading.check_lengths(model, tokenizer, data.prompts(), training_args.max_completion_length)
+    loading.check_lengths(
+        model.config, tokenizer, data.prompts(), training_args.max_completion_length
+    )
     note_coverage(model, data.train, is_new=False)
     reward_funcs = get_reward_funcs(training_args.rewards, truth)
     for judge in judges_of(reward_funcs).values():

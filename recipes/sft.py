@@ -103,7 +103,7 @@ def train(argv: Sequence[str], change: Callable[[Row], Row] | None = None) -> Pa
         texts = (join_row(row["prompt"], row["completion"]) for row in train_dataset)
         tokenizer = train_tokenizer(texts, shape.pop("vocab_size"))
         model = new_model(tokenizer, **shape)
-    answer_tokens = loading.answer_room(model, tokenizer, data.prompts(), ANSWER_TOKENS)
+    answer_tokens = loading.answer_room(model.config, tokenizer, data.prompts(), ANSWER_TOKENS)
     note_coverage(model, data.train, is_new=new_args.new_model is not None)
 
     ################

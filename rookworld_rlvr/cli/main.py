@@ -138,9 +138,9 @@ def next_commands(
     models = [shlex.quote(start), folder] if start else [folder]
     lines = [" ".join(["evaluate", *(f"--model_name_or_path {model}" for model in models)])]
     if command == "sft":
-        kept = ("dataset_name", "tasks", "rewards", "max_completion_length")
+        kept = ("dataset_name", "tasks", "max_completion_length")
         names = {key: (given or {}).get(key) or [] for key in kept}
-        names["rewards"] = _rewards_for(names["tasks"])
+        names["rewards"] = _rewards_for(names["tasks"])  # `sft` has no rewards
         rows = {key: [name] if isinstance(name, str) else name for key, name in names.items()}
         more = [f" --{key} {shlex.join(name)}" for key, name in rows.items() if name]
         lines += [f"grpo --model_name_or_path {folder}{''.join(more)}"]

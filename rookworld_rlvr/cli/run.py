@@ -44,6 +44,10 @@ _CONNECT_S = 30.0
 warnings.filterwarnings("ignore", message=r"`(is_)?gradient_checkpointing\w*` is deprecated")
 
 
+# peft sets it right for GPT-2's Conv1D by itself.
+warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")
+
+
 # torch says so on every machine without a GPU.
 warnings.filterwarnings("ignore", message=r"'pin_memory' argument is set as true")
 

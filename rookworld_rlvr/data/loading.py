@@ -443,7 +443,7 @@ def engine_outlook(
     each = truth.labeller.seconds / truth.labeller.searched / processes
     return [
         f"{line}: {batch * each:.2g} s a batch, {interval(total * each)} in all, by the "
-        f"{1 / each:.0f} positions a second so far"
+        f"rate of {1 / each:.0f} a second so far"
     ]
 
 

@@ -22,7 +22,6 @@ from datasets import Dataset, Features, Value
 
 from ..common.progress import Progress
 from ..common.settings import setting, with_default
-from ..engine.arguments import position_asked
 from ..engine.labeller import Labeller
 from ..engine.truth import LabelArguments, LabelSource
 from ..tasks import rules
@@ -141,7 +140,7 @@ class PrepareReport:
     """What was done, counted."""
 
     rows: Counter[str] = field(default_factory=Counter)  # read, quarantined, unjudgeable, written
-    positions: Counter[str] = field(default_factory=Counter)  # valued, known before, given up
+    searches: Counter[str] = field(default_factory=Counter)  # of the rows that need values
     repaired: Counter[str] = field(default_factory=Counter)  # rows by repair
     not_repairable: Counter[str] = field(default_factory=Counter)  # rows by repair that failed
 
@@ -294,10 +293,10 @@ def _value(
     for position in lost:
         logger.warning("given up: %s (%s)", position, labeller.given_up[position])
     valued = labeller.searched - searched
-    positions = {position_asked(row["fen"]) for row in asked}
-    report.positions["known before"] += len(positions) - valued - len(lost)
-    report.positions["valued"] += valued
-    report.positions["given up"] += len(lost)
+    # A row needs none if its position is in the cache, or came before.
+    report.searches["not needed"] += len(asked) - valued - len(lost)
+    report.searches["done"] += valued
+    report.searches["given up"] += len(lost)
 
 
 def _written(row: Row, repairs: Sequence[str], report: PrepareReport) -> Row:

@@ -170,7 +170,7 @@ def _summary(results: Sequence[ModelResults]) -> list[str]:
                 continue
             change = None if model is first else result.compare(other).get(metric)
             cell = f"{_estimate(other.metrics().get(metric))}{_change(change)}"
-            named = short_name(model.model)[-24:] if len(results) > 1 else f"n {result.n}"
+            named = short_name(model.model, 24) if len(results) > 1 else f"n {result.n}"
             lines.append(f"  {head:<26} {cell:<30} {named}")
             head = ""
     return lines
@@ -189,13 +189,13 @@ def _goals(name: str, models: Sequence[ModelResults]) -> list[str]:
     return lines
 
 
-def short_name(model: str) -> str:
-    """A path or name; a long one without its beginning.
+def short_name(model: str, most: int = 32) -> str:
+    """A path or name; one of over `most` characters without its beginning.
 
-    >>> short_name("runs/grpo_nano/checkpoint-100")
-    'runs/grpo_nano/checkpoint-100'
+    >>> short_name("runs/grpo_nano/checkpoint-100", 15)
+    '…checkpoint-100'
     """
-    return model if len(model) <= 32 else f"…{model[-31:]}"
+    return model if len(model) <= most else f"…{model[1 - most :]}"
 
 
 def decoding_text(decoding: Mapping[str, Any]) -> str:

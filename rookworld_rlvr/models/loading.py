@@ -14,7 +14,7 @@ from ..common.files import asset_path, is_hub_id
 
 if TYPE_CHECKING:  # libraries are imported where they are used: to check a name takes none
     from huggingface_hub import ModelInfo
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
     from trl import ModelConfig
 
 PACKAGED_MODEL = "rookworld-nano"
@@ -220,14 +220,14 @@ def _cannot_load(what: str, name: str, error: Exception) -> RookWorldError:
 
 
 def answer_room(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[str], most: int
+    config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, prompts: list[str], most: int
 ) -> int:
     """The tokens that a model's positions leave for an answer to the longest prompt, at most `most`.
 
     Raises:
         RookWorldError: They leave none.
     """
-    config = model.config  # the second name is that of Llama, Qwen2 and most others
+    # The second name is that of Llama, Qwen2 and most others.
     positions = getattr(config, "n_positions", getattr(config, "max_position_embeddings", None))
     longest = max(map(len, tokenizer(prompts)["input_ids"]))
     if positions is not None and longest >= positions:
@@ -240,7 +240,7 @@ def answer_room(
 
 
 def check_lengths(
-    model: PreTrainedModel,
+    config: PretrainedConfig,
     tokenizer: PreTrainedTokenizerBase,
     prompts: list[str],
     max_completion_length: int,
@@ -250,12 +250,26 @@ def check_lengths(
     Raises:
         RookWorldError: The longest prompt and a completion need more than it has.
     """
-    room = answer_room(model, tokenizer, prompts, max_completion_length)
+    room = answer_room(config, tokenizer, prompts, max_completion_length)
     if room < max_completion_length:
         raise RookWorldError(
             f"max_completion_length: {max_completion_length} tokens after the longest prompt need more "
             f"positions than the model has; give at most {room}"
         )
+
+
+def check_lengths_here(
+    args: ModelConfig, prompts: list[str], max_completion_length: int, trust_remote_code: bool
+) -> None:
+    """`check_lengths` of a model that is a folder on this machine, without loading its weights."""
+    from transformers import AutoConfig
+
+    folder = resolve_model_path(str(args.model_name_or_path))
+    if Path(folder).is_dir():
+        trust = {"trust_remote_code": trust_remote_code}
+        tokenizer = load_tokenizer(folder, **trust)
+        config = AutoConfig.from_pretrained(folder, **trust)
+        check_lengths(config, tokenizer, prompts, max_completion_length)
 
 
 def load_from_arguments(

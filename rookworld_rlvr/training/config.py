@@ -27,6 +27,7 @@ from ..common.settings import (
     setting,
     with_default,
 )
+from ..models.decoding import ANSWER_TOKENS
 from ..rewards.guard import RewardFaultArguments
 from ..rewards.registry import check_reward_specs, known_rewards, specs_of
 from .parts.arguments import (
@@ -153,17 +154,29 @@ _TRAINING_BOUNDS = {
 """Bounds that transformers does not check; other values end in a traceback or teach nothing."""
 
 
-_SAMPLING_BOUNDS = {
+_GRPO_BOUNDS = {
     "beta": Bounds(least=0),
     "epsilon": Bounds(least=0),
+    "importance_sampling_level": Bounds(among=("token", "sequence")),
+    "loss_type": Bounds(
+        among=("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "sapo", "cispo", "vespo")
+    ),
     "max_completion_length": Bounds(least=1),
+    "multi_objective_aggregation": Bounds(among=("sum_then_normalize", "normalize_then_sum")),
     "num_generations_eval": Bounds(least=1),
     "num_iterations": Bounds(least=1),
     "repetition_penalty": Bounds(above=0),
+    "scale_rewards": Bounds(among=("group", "batch", "none", "True", "False")),
     "temperature": Bounds(above=0),
     "top_k": Bounds(least=0),
     "top_p": Bounds(above=0, most=1),
+    "vllm_importance_sampling_mode": Bounds(
+        among=("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+    ),
+    "vllm_mode": Bounds(among=("colocate", "server")),
+    "vllm_model_impl": Bounds(among=("vllm", "transformers")),
 }
+"""Bounds that TRL checks in the first step, after all that takes time, or not at all."""
 
 
 @dataclass
@@ -235,7 +248,7 @@ class TrainingDefaults:
         return []
 
 
-@bounded(**_TRAINING_BOUNDS, **_SAMPLING_BOUNDS)
+@bounded(**_TRAINING_BOUNDS, **_GRPO_BOUNDS)
 @dataclass
 class RookWorldGRPOConfig(
     PartArguments,
@@ -289,6 +302,9 @@ class RookWorldGRPOConfig(
     remove_unused_columns: bool | None = field(
         default=False,
         metadata={"help": "False keeps the columns that rewards need, such as action_values."},
+    )
+    max_completion_length: int | None = with_default(
+        GRPOConfig, "max_completion_length", ANSWER_TOKENS
     )
     num_generations_eval: int | None = field(
         default=1,
@@ -350,7 +366,7 @@ class RookWorldGRPOConfig(
         return faults
 
 
-@bounded(**_TRAINING_BOUNDS)
+@bounded(**_TRAINING_BOUNDS, loss_type=Bounds(among=("nll", "dft")))
 @dataclass
 class RookWorldSFTConfig(TrainingDefaults, SFTConfig):
     """`trl.SFTConfig` with RookWorld's defaults: loss on completions only."""

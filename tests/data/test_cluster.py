@@ -88,7 +88,7 @@ def test_what_is_done_is_not_done_again(tmp_path: Path, undisturbed: Path) -> No
     again = [path.name for path, stamp in stamps.items() if path.stat().st_mtime_ns != stamp]
     assert again == ["00001.parquet"]
     assert table(tmp_path) == table(undisturbed)
-    assert counts(tmp_path)["positions"]["known before"] > 0, "its values were kept"
+    assert counts(tmp_path)["searches"]["not needed"] > 0, "its values were kept"
     (tmp_path / "out.parquet").unlink()
     recipe("prepare_data").main(argv(tmp_path, *on_tasks(3)))
     assert table(tmp_path) == table(undisturbed)
@@ -214,8 +214,8 @@ def test_killed_twice_it_goes_on_where_it_was(tmp_path: Path) -> None:
     assert table(tmp_path) == table(plain)
     found = counts(tmp_path)
     assert found["rows"] == expected["rows"] and found["repaired"] == expected["repaired"]
-    assert found["positions"]["known before"] >= kept > 0
-    assert sum(found["positions"].values()) == sum(expected["positions"].values())
+    assert found["searches"]["not needed"] >= kept > 0
+    assert sum(found["searches"].values()) == sum(expected["searches"].values())
 
 
 # --------------------------------------------------------------------------------------------------

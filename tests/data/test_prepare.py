@@ -96,7 +96,7 @@ def test_rows_keep_their_order_and_only_policy_rows_get_values(tmp_path: Path) -
     assert values_of(rows[1])["a1a8"] == 99_999
     assert rows[1] == rows[3], "the same position, the same values"
     assert len(rows[1]["action_values"]) == 17  # 13 of the rook, 2 of the king, 2 of the pawn
-    assert report.positions["valued"] == 1
+    assert report.searches["done"] == 1
     assert not report.repaired
 
 
@@ -134,7 +134,7 @@ def test_a_file_made_from_another_says_who_valued_that_one(tmp_path: Path) -> No
 
 def test_no_engine_is_asked_where_no_row_needs_one(tmp_path: Path) -> None:
     rows, report, note = prepare(tmp_path, [ENVIRONMENT], engine_path="/nowhere/stockfish")
-    assert len(rows) == 1 and not report.positions
+    assert len(rows) == 1 and not report.searches
     assert note["engine"] is None
     with pytest.raises(EngineError, match="no program '/nowhere/stockfish'"):
         prepare(tmp_path, [MATE], engine_path="/nowhere/stockfish")
@@ -194,7 +194,7 @@ def test_openings_are_made_with_answers_by_the_engine(tmp_path: Path) -> None:
 def test_the_packaged_values_are_the_engines(packaged: LoadedData) -> None:
     note = read_provenance(dataset_file("rookworld-nano-openings"))
     assert note is not None and note["limit"].startswith("depth 10 ")
-    assert note["counts"]["positions"]["given up"] == 0
+    assert note["counts"]["positions"]["given up"] == 0  # its name when they were valued
     assert packaged.report.values.startswith(note["engine"])
     rows = [row for row in packaged.heldout if row["task"] == "policy"][::12]
     with Labeller(EngineArguments(engine_depth=10, engine_cache=":memory:")) as labeller:
@@ -309,9 +309,9 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, undisturbed: tuple[Pa
     assert process.returncode == 0, printed
     assert pq.read_table(tmp_path / "out.parquet").to_pylist() == expected
     note = read_provenance(tmp_path / "out.parquet") or {}
-    counts = note["counts"]["positions"]
-    assert counts["known before"] >= before
-    assert counts["known before"] + counts["valued"] == len(expected) - 1
+    counts = note["counts"]["searches"]
+    assert counts["not needed"] >= before
+    assert counts["not needed"] + counts["done"] == len(expected) - 1
 
 
 # --------------------------------------------------------------------------------------------------

@@ -131,12 +131,12 @@ def test_a_run_s_model_loads_as_what_it_is(
 
 def test_a_table_of_positions_by_another_name_is_seen(tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(RookWorldError, match=r"300 .* give at most 254"):
-        check_lengths(tiny("llama", tokenizer), tokenizer, ["P: 8"], 300)
+        check_lengths(tiny("llama", tokenizer).config, tokenizer, ["P: 8"], 300)
 
 
 def test_a_prompt_that_fills_all_positions_is_named(tokenizer: PreTrainedTokenizerBase) -> None:
     with pytest.raises(RookWorldError, match="leave out rows with such long prompts") as caught:
-        check_lengths(tiny("llama", tokenizer), tokenizer, ["8" * 400], 10)
+        check_lengths(tiny("llama", tokenizer).config, tokenizer, ["8" * 400], 10)
     assert "give at most" not in str(caught.value)
 
 

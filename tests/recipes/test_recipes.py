@@ -144,6 +144,7 @@ def test_a_dry_run_loads_no_model_and_leaves_nothing(tmp_path: Path) -> None:
     ("argv", "reason"),
     [
         ("--max_completion_length 250", "give at most"),
+        ("--max_completion_length 250 --dry_run", "give at most"),
         ("--labels engine --engine_path /nowhere/fish", "no program '/nowhere/fish'"),
         ("--max_rows 300 --per_device_train_batch_size 4096", "do not fill one generation"),
         ("--resume_from_checkpoint missing", "no checkpoint in 'missing'"),
@@ -170,7 +171,9 @@ def test_rows_without_values_are_valued_as_the_training_goes(tmp_path: Path) -> 
     rewards = json.dumps([{"name": "weighted_policy"}, {"name": "policy_format", "weight": 0.1}])
     printed = run("grpo.py", *ONE_STEP, *options.split(), "--rewards", rewards, cwd=tmp_path)
     assert "labels: stored_or_engine, Stockfish" in printed
-    assert re.search(r"values about 2 positions, 2\.0 a batch: .* by the \d+ positions", printed)
+    assert re.search(
+        r"values about 2 positions, 2\.0 a batch: .* by the rate of \d+ a second so far", printed
+    )
     state = json.loads((tmp_path / "run" / "checkpoint-1" / "trainer_state.json").read_text())
     (logged,) = [entry for entry in state["log_history"] if "reward" in entry]
     assert logged["rewards/weighted_policy/without_truth"] == 0

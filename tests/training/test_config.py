@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from trl import ModelConfig
+from trl.trainer import grpo_trainer
 
 from rookworld_rlvr.cli.checks import check_recipe
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.common.settings import BOUNDS
 from rookworld_rlvr.data.loading import DataArguments
 from rookworld_rlvr.engine.truth import LabelArguments
 from rookworld_rlvr.evaluation.registry import SuiteArguments
@@ -74,6 +79,15 @@ class TestValues:
         assert RookWorldGRPOConfig.report_to == "wandb"
 
 
+def test_the_names_that_trl_compares_with_are_known() -> None:
+    source = inspect.getsource(grpo_trainer)
+    known = {item.name: item for item in dataclasses.fields(RookWorldGRPOConfig)}
+    for key in ("loss_type", "importance_sampling_level", "scale_rewards", "vllm_mode"):
+        compared = re.findall(rf"\.{key} (?:==|!=|in) (\[[^]]*\]|\"\w+\")", source)
+        names = set(re.findall(r'"(\w+)"', " ".join(compared)))
+        assert names and names <= set(known[key].metadata[BOUNDS].among), key
+
+
 class TestFaults:
     @pytest.mark.parametrize(
         ("change", "argv", "words"),
@@ -109,6 +123,10 @@ class TestFaults:
             ({"synthetic_shares": [1]}, (), ["synthetic_shares", "[1]"]),
             ({"rewards": ["policy_format"]}, (), ["no reward for the task", "environment"]),
             ({"num_generations": 7}, (), ["num_generations"]),
+            ({"loss_type": "dr-grpo"}, (), ["loss_type", "did you mean dr_grpo"]),
+            ({"importance_sampling_level": "tokens"}, (), ["did you mean token"]),
+            ({"scale_rewards": "groups"}, (), ["scale_rewards", "did you mean group"]),
+            ({"vllm_mode": "colocated"}, (), ["vllm_mode", "did you mean colocate"]),
             (
                 {"use_transformers_continuous_batching": True, "bf16": True},
                 (),

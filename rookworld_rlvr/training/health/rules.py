@@ -154,6 +154,15 @@ def reward_failures(history: History, bound: float) -> Reading | None:
     )
 
 
+def unscored(history: History, bound: float) -> Reading | None:
+    """Completions without a reward, but for those that a reward failed on, which training reports."""
+    share = history.get("health/unscored")
+    if share is None:
+        return None
+    share -= history.get("rewards/unscored") or 0.0
+    return Reading(share, share > bound)
+
+
 def gradient_not_finite(history: History, bound: float) -> Reading | None:
     norm = history.now.get("grad_norm")
     return None if norm is None else Reading(norm, not math.isfinite(norm))

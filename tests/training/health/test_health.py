@@ -137,6 +137,10 @@ NORMS = (2.0, 0.5, 0.5, 2.0, 0.5, 0.5)
 # Logs of which no rule says anything, and the patience.
 QUIET: dict[str, tuple[list[Log], int]] = {
     "the share trained on goes before": ([{**MOST_ZERO, "zero_variance/trained": 0.1}], 1),
+    "a reward failed, which training says": (
+        [{"health/unscored": 0.25, "rewards/unscored": 0.25}],
+        1,
+    ),
     "no KL term": ([{**HEALTHY, **KL, "kl/coefficient": 0.0}], 1),
     "an adaptive KL term is what its target makes it": ([{**KL, "kl/target": 0.02}] * 2, 1),
     "in the first step the policy is the reference": ([KL], 1),
