@@ -138,10 +138,9 @@ def next_commands(
     models = [shlex.quote(start), folder] if start else [folder]
     lines = [" ".join(["evaluate", *(f"--model_name_or_path {model}" for model in models)])]
     if command == "sft":
-        kept = ("dataset_name", "tasks", "max_completion_length")
-        names = {key: (given or {}).get(key) or [] for key in kept}
-        names["rewards"] = _rewards_for(names["tasks"])  # `sft` has no rewards
-        rows = {key: [name] if isinstance(name, str) else name for key, name in names.items()}
+        kept = {key: (given or {}).get(key) or [] for key in _KEPT_BY_SFT}
+        kept["rewards"] = _rewards_for(kept["tasks"])  # `sft` has none
+        rows = {key: [name] if isinstance(name, str) else name for key, name in kept.items()}
         more = [f" --{key} {shlex.join(name)}" for key, name in rows.items() if name]
         lines += [f"grpo --model_name_or_path {folder}{''.join(more)}"]
     elif start == PACKAGED_MODEL:
@@ -152,6 +151,9 @@ def next_commands(
         lines += [f"{words}   # after your edits"]
     lines = [f"report --run {folder}", *lines] if command == "grpo" else lines
     return "\n".join(["what comes next:", *(f"  {typed()} {line}" for line in lines)])
+
+
+_KEPT_BY_SFT = ("dataset_name", "tasks", "max_completion_length")
 
 
 def _rewards_for(tasks: Sequence[str]) -> list[str]:

@@ -72,7 +72,8 @@ def test_after_sft_the_same_rows_are_suggested() -> None:
     assert text.splitlines()[-1].endswith(f"{words} --max_completion_length 137")
     given["tasks"] = ["policy", "fill_in"]
     text = next_commands(Path("runs/mine"), "rookworld-nano", "sft", given)
-    assert " --tasks policy fill_in --rewards policy_best_move fill_in_exact" in text
+    assert " --tasks policy fill_in --max_completion_length 137" in text
+    assert text.endswith(" --rewards policy_best_move fill_in_exact")
 
 
 @pytest.mark.slow
