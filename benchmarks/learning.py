@@ -284,7 +284,8 @@ class Measurer:
                 found[f"first plies{title}"] = shares["environment/exact"]
         return {
             "shares": {
-                name: [found[name].successes, found[name].n] for name in self._start.measures
+                name: [round(found[name].value * found[name].n), found[name].n]
+                for name in self._start.measures
             },
             "kl": {task: self._kl(network, tokenizer, task) for task in self._start.tasks},
             "pass": self._passes(answerer) if self.pass_samples else {},

@@ -40,6 +40,7 @@ from rookworld_rlvr.evaluation.registry import SuiteArguments, open_suites
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.judge_spec import judges_of
 from rookworld_rlvr.rewards.registry import get_reward_funcs
+from rookworld_rlvr.tasks.metrics import limits
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, RunArguments
 from rookworld_rlvr.training.health.rules import HealthArguments
 from rookworld_rlvr.training.interrupt import StopOnInterrupt
@@ -229,6 +230,7 @@ def main(argv: Sequence[str]) -> None:
     trainer.save_state()  # again, with what was logged since
     assert trainer.heldout.before is not None  # eval_on_start cannot be switched off
     before, after = trainer.heldout.before, trainer.heldout.results
+    reach = limits(data.heldout)
     if trainer.accelerator.is_main_process:
         write_answers(output_dir / ANSWERS_AFTER, data.heldout, trainer.heldout.completions)
         close_provenance(output_dir, started, model.num_parameters())
@@ -239,6 +241,7 @@ def main(argv: Sequence[str]) -> None:
             preflight=asdict(trainer.preflight) if trainer.preflight else {},
             best_step=step,
             steps=trainer.state.global_step,
+            limits=reach,
             **({"kl_to_start": kl_to_start} if kl_to_start else {}),
             **({"pass": pass_summary(trainer.heldout.right)} if trainer.heldout.right else {}),
         )
@@ -272,7 +275,7 @@ def main(argv: Sequence[str]) -> None:
             adapters=model_args.use_peft,
             kl_to_start=kl_to_start,
         )
-        print(before_after_table(before, after, compared(output_dir)))
+        print(before_after_table(before, after, compared(output_dir), reach))
         if kl_to_start:
             print(f"{KL_TO_START}: {kl_words(kl_to_start)}")
         for line in pass_lines(trainer.heldout.right) if trainer.heldout.right else ():

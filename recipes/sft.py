@@ -29,7 +29,7 @@ from rookworld_rlvr.data.sources import Row
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import ANSWER_TOKENS, complete
 from rookworld_rlvr.models.gpt2 import new_model, train_tokenizer
-from rookworld_rlvr.tasks.metrics import compare, scores, shares
+from rookworld_rlvr.tasks.metrics import compare, limits, measured, scores
 from rookworld_rlvr.tasks.registry import join_row
 from rookworld_rlvr.tasks.text import END_OF_TEXT
 from rookworld_rlvr.training.checkpoints import WholeCheckpoints
@@ -142,14 +142,16 @@ def train(argv: Sequence[str], change: Callable[[Row], Row] | None = None) -> Pa
         rows = data.heldout.to_list()
         network = loading.load_model(str(output_dir), trust_remote_code=trust)
         last = scores(rows, _answers(network, trainer, rows, answer_tokens))
-        before, after, pairs = {}, shares(rows, last), {}
+        before, after, pairs = {}, measured(rows, last), {}
         if new_args.new_model is None:
             start = loading.load_start(model_args, trust)
             first = scores(rows, _answers(start, trainer, rows, answer_tokens))
-            before, pairs = shares(rows, first), compare(rows, first, last)
+            before, pairs = measured(rows, first), compare(rows, first, last)
         values = {name: result.value for name, result in after.items()}
         lines = heldout_lines(trainer.state.global_step, values)
-        print(before_after_table(before, after, pairs) if before else "\n".join(lines))
+        print(
+            before_after_table(before, after, pairs, limits(rows)) if before else "\n".join(lines)
+        )
         run = Run(
             command="sft",
             argv=argv,

@@ -102,6 +102,13 @@ class Estimate:
         return self.low, self.high
 
 
+class Percentage(Estimate):
+    """The mean of values in [0, 1], which is shown in per cent as a share is."""
+
+    __slots__ = ()
+    form: ClassVar[str] = Proportion.form
+
+
 @dataclass(frozen=True, slots=True)
 class Paired:
     """How a second model differs from a first one on the same items; bounds as in `Estimate`.

@@ -22,11 +22,12 @@ from ..common.errors import RookWorldError
 from ..common.files import read_asset
 from ..common.settings import Checked, setting
 from ..common.stats import Proportion, sign_test
-from ..tasks.metrics import evaluate_completions, headline, headlines
+from ..tasks.metrics import evaluate_completions, headline, rights
 from ..tasks.registry import TASKS
 from ..training.health.monitor import Finding, HealthMonitor
 from ..training.health.rules import RULES, Severity
 from ..training.measurements import evenly
+from ..training.results import OWN_REWARDS
 from .trainer import DiagnosedTrainer
 
 Part = dict[str, Any]
@@ -252,7 +253,7 @@ def performance(trainer: DiagnosedTrainer, when: int) -> Part:
         "heldout": [
             {"metric": name, "share": found.value, "interval": found.interval, "n": found.n}
             for name, found in results.items()
-            if isinstance(found, Proportion)
+            if not name.startswith(OWN_REWARDS)
         ],
     }
 
@@ -265,7 +266,7 @@ def changes(trainer: DiagnosedTrainer) -> Part:
         for texts in (trainer.heldouts[0][1], trainer.heldouts[-1][1])
     )
     paired = []
-    for name in headlines().values():
+    for name in rights().values():
         moves = [
             b[name].value - a[name].value for a, b in zip(before, after, strict=True) if name in a
         ]

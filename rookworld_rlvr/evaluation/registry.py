@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _HEADLINES = (  # of each packaged suite
     "environment/exact",
-    "policy/best_move",
+    "policy/expected_score",
     "fill_in/exact",
     "openings/position",
     "mate_in_one/mate",

@@ -149,9 +149,10 @@ class Suite(ABC, Generic[Item]):
         summary: What it asks and measures, in one sentence.
         metrics: What it measures, by name.
         headline: The metric that says most; the higher, the better.
+        right: The share by which an answer is right, for pass@k; by default the headline.
         grouped: The metrics that are split by group.
         groups: Of items, in the order in which results have them.
-        pass_samples: Samples of each item for pass@k of the headline, in a `PromptSuite`; 0 for none.
+        pass_samples: Samples of each item for pass@k, in a `PromptSuite`; 0 for none.
         about: What the positions are, in a line, and what to compare a run's held-out rows with; the
             note `positions` of results.
     """
@@ -161,6 +162,7 @@ class Suite(ABC, Generic[Item]):
     summary: ClassVar[str] = ""
     metrics: ClassVar[Mapping[str, Metric]]
     headline: ClassVar[str]
+    right: ClassVar[str] = ""
     grouped: ClassVar[Collection[str]] = ()
     groups: Iterable[str] = ()
     about: ClassVar[str] = ""
@@ -205,7 +207,7 @@ class Suite(ABC, Generic[Item]):
         )
 
     def right_samples(self, model: Answerer) -> dict[str, int]:
-        """How many of `pass_samples` answers to each item are right by the headline."""
+        """How many of `pass_samples` answers to each item are right."""
         return {}
 
 
@@ -232,12 +234,13 @@ class PromptSuite(Suite[Item]):
             yield name, self.judge(item, completion), self.groups_of(name)
 
     def right_samples(self, model: Answerer) -> dict[str, int]:
-        """See `Suite`; the headline is a share."""
+        """See `Suite`."""
         if not self.pass_samples:
             return {}
+        right = self.right or self.headline
         drawn = model.samples(self.prompts(), self.pass_samples)
         return {
-            name: sum(self.judge(item, text)[self.headline] == 1 for text in texts)
+            name: sum(self.judge(item, text)[right] == 1 for text in texts)
             for (name, item), texts in zip(self.items.items(), drawn, strict=True)
         }
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import astuple
+from statistics import fmean
 from typing import Any
 
 from ..common.errors import close_matches
-from ..common.stats import Estimate, Paired, Proportion, paired
+from ..common.stats import Estimate, Paired, Percentage, Proportion, estimate, paired
 from .registry import TASKS, score_row
 from .task import Metric, Task
 from .types import Score, values_by_move
@@ -14,8 +16,11 @@ from .types import Score, values_by_move
 Row = Mapping[str, Any]
 
 
-Results = Mapping[str, Proportion | Estimate]
-"""Held-out results by name: shares, and the means of a user's own rewards."""
+Result = Proportion | Estimate
+
+
+Results = Mapping[str, Result]
+"""Held-out results by name: shares, and means such as those of a user's own rewards."""
 
 
 def metrics() -> dict[str, tuple[Task, Metric]]:
@@ -30,6 +35,11 @@ def metrics() -> dict[str, tuple[Task, Metric]]:
 def headlines() -> dict[str, str]:
     """Task → its metric that `headline` averages."""
     return {name: f"{name}/{task.headline}" for name, task in TASKS.items()}
+
+
+def rights() -> dict[str, str]:
+    """Task → its metric by which an answer is right."""
+    return {name: f"{name}/{task.right or task.headline}" for name, task in TASKS.items()}
 
 
 def training_metrics() -> tuple[str, ...]:
@@ -47,7 +57,13 @@ def unknown_metric(name: str, known: Collection[str], prefix: str = "") -> str:
     return f"{name!r} is {why}{close_matches(name, known) or f'; give {usual}'}"
 
 
-def evaluate_completions(rows: Iterable[Row], completions: Sequence[str]) -> dict[str, Proportion]:
+def is_mean(name: str) -> bool:
+    """Whether a held-out metric is a mean, and not a share of rows."""
+    _, metric = metrics().get(name, (None, None))
+    return metric is not None and metric.kind == "mean"
+
+
+def evaluate_completions(rows: Iterable[Row], completions: Sequence[str]) -> dict[str, Result]:
     """Compute each metric for which at least one row counts.
 
     Rows without truth (policy rows without `action_values`, corrupt records) are left out.
@@ -57,13 +73,17 @@ def evaluate_completions(rows: Iterable[Row], completions: Sequence[str]) -> dic
         completions: `N` texts, one per row.
     """
     rows = list(rows)
-    return shares(rows, scores(rows, completions))
+    return measured(rows, scores(rows, completions))
 
 
-def shares(rows: Sequence[Row], scores: Sequence[Score | None]) -> dict[str, Proportion]:
+def measured(rows: Sequence[Row], scores: Sequence[Score | None]) -> dict[str, Result]:
     """Each metric for which at least one row counts, from the score of one answer per row."""
-    found = hits(rows, scores)
-    return {name: Proportion(sum(right.values()), len(right)) for name, right in found.items()}
+    return {
+        name: Percentage(*astuple(estimate("mean", [*found.values()])))
+        if is_mean(name)
+        else Proportion(sum(found.values()), len(found))
+        for name, found in by_row(rows, scores).items()
+    }
 
 
 def scores(rows: Iterable[Row], completions: Sequence[str]) -> list[Score | None]:
@@ -78,32 +98,30 @@ def compare(
     rows: Sequence[Row], before: Sequence[Score | None], after: Sequence[Score | None]
 ) -> dict[str, Paired]:
     """Metric → how the second scores of the same rows differ from the first."""
-    first, second = (
-        {
-            name: {str(place): float(right) for place, right in found.items()}
-            for name, found in hits(rows, of_side).items()
-        }
-        for of_side in (before, after)
-    )
-    pairs = {name: paired("share", first[name], second[name]) for name in first if name in second}
+    first, second = (by_row(rows, side) for side in (before, after))
+    pairs = {
+        name: paired("mean" if is_mean(name) else "share", first[name], second[name])
+        for name in first
+        if name in second
+    }
     return {name: pair for name, pair in pairs.items() if pair is not None}
 
 
-def hits(rows: Sequence[Row], scores: Sequence[Score | None]) -> dict[str, dict[int, bool]]:
-    """Metric → index of each row that counts for it → whether its answer was right.
+def by_row(rows: Sequence[Row], scores: Sequence[Score | None]) -> dict[str, dict[str, float]]:
+    """Metric → the place of each row that counts for it → what its answer counts, see `Metric.value`.
 
     Args:
         rows: `N` rows.
         scores: The score of one answer per row; a row whose score is None counts for no metric.
     """
     judged = [
-        (place, row["task"], TASKS[row["task"]].part(row), score)
+        (str(place), row["task"], TASKS[row["task"]].part(row), score)
         for place, (row, score) in enumerate(zip(rows, scores, strict=True))
         if score is not None
     ]
     found = {
         name: {
-            place: score[metric.component] == 1
+            place: metric.value(score)
             for place, its_task, its_part, score in judged
             if its_task == task.name
             and metric.part in (None, its_part)
@@ -112,7 +130,21 @@ def hits(rows: Sequence[Row], scores: Sequence[Score | None]) -> dict[str, dict[
         }
         for name, (task, metric) in metrics().items()
     }
-    return {name: right for name, right in found.items() if right}
+    return {name: values for name, values in found.items() if values}
+
+
+def limits(rows: Iterable[Row]) -> dict[str, tuple[float, float]]:
+    """Headline → what random and the best answers to these rows get, where that is not 0 and 1."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    names = headlines()
+    for row in rows:
+        of_row = TASKS[row["task"]].limits(values_by_move(row.get("action_values")))
+        if of_row is not None:
+            found.setdefault(names[row["task"]], []).append(of_row)
+    return {
+        name: (fmean(low for low, _ in pairs), fmean(high for _, high in pairs))
+        for name, pairs in found.items()
+    }
 
 
 def headline(results: Results) -> float:

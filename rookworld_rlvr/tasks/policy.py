@@ -93,17 +93,19 @@ def parse_policy_answer(text: str) -> PolicyAnswer:
 # --------------------------------------------------------------------------------------------------
 # Scores
 # --------------------------------------------------------------------------------------------------
-POLICY_COMPONENTS = (
-    "format",
+_REWARDS = (
     "best_move",
-    "best_move_hit",
     "regret",
     "rank",
     "candidates",
     "evaluation",
     "legality",
     "consistency",
+    "format",
 )
+
+
+POLICY_COMPONENTS = (*_REWARDS, "expected_score", "best_move_hit", "top_five", "legal")
 
 
 def win_probability(cp: float) -> float:
@@ -144,6 +146,9 @@ def score_policy(values: Mapping[str, int], completion: str) -> Score:
     - `format`: 1 if the three sections can be read.
     - `best_move`: `move_accuracy` of `B`; 0 if it is illegal.
     - `best_move_hit`: 1 if no legal move is worth more than `B`.
+    - `expected_score`: the win probability that `B` keeps; 0 if it is illegal.
+    - `top_five`: 1 if fewer than five legal moves are better than `B`; 0 if it is illegal.
+    - `legal`: 1 if `B` is legal.
     - `regret`: 1 minus the win probability that `B` loses against the best move; 0 if it is illegal.
     - `rank`: share of the legal moves, `B` included, that are not better than `B`; 0 if it is illegal.
     - `candidates`: share of the engine's top five (or of all legal moves, if fewer) that `M` names;
@@ -168,8 +173,11 @@ def score_policy(values: Mapping[str, int], completion: str) -> Score:
     not_better = 0 if cp is None else sum(other <= cp for other in values.values())
     return {
         "format": 1.0,
+        "expected_score": 0.0 if cp is None else win_probability(cp),
         "best_move": move_accuracy(loss),
         "best_move_hit": float(cp == best),
+        "top_five": float(cp is not None and len(values) - not_better < MAX_CANDIDATES),
+        "legal": float(cp is not None),
         "regret": 1 - loss,
         "rank": not_better / len(values),
         "candidates": _candidates(values, answer),
@@ -267,7 +275,7 @@ class PolicyTask(Task):
     prefix = POLICY_PREFIX
     ability = "plays chess (`P:` prompts)"
     components = POLICY_COMPONENTS
-    rewards = (*(c for c in POLICY_COMPONENTS[1:] if c != "best_move_hit"), "format")
+    rewards = _REWARDS
     meanings = MappingProxyType(
         {
             "best_move": Component(
@@ -294,14 +302,18 @@ class PolicyTask(Task):
     )
     metrics = MappingProxyType(
         {
+            "expected_score": Metric("expected_score", kind="mean"),
             "best_move": Metric("best_move_hit"),
             "best_move_white": Metric("best_move_hit", "w"),
             "best_move_black": Metric("best_move_hit", "b"),
+            "top_five": Metric("top_five"),
+            "legal": Metric("legal"),
             "all_legal": Metric("legality"),
             "format": Metric("format"),
         }
     )
-    headline = "best_move"
+    headline = "expected_score"
+    right = "best_move"
     quality_words = "0.5 best move, 0.3 candidates, 0.2 evaluation"
     sampling = Sampling(temperature=0.5, top_p=0.9)  # what RookWorld-LM's authors settled on
     needs_values = True
@@ -373,6 +385,11 @@ class PolicyTask(Task):
         moves = rules.legal_moves(parse_policy_prompt(prompt))
         named = tuple(draw.sample(moves, min(MAX_CANDIDATES, len(moves))))
         return write_policy_answer(PolicyAnswer(named, (0.0,) * len(named), draw.choice(moves)))
+
+    def limits(self, values: Values | None) -> tuple[float, float] | None:
+        """See `Task`: the mean win probability of the legal moves, and the best."""
+        kept = [win_probability(cp) for cp in (values or {}).values()]
+        return (math.fsum(kept) / len(kept), max(kept)) if kept else None
 
     def quality(self, score: Score) -> float:
         """50% best move, 30% candidates, 20% evaluations, the weights of this package's predecessors."""

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 from ..common.errors import NotationError
 from ..common.settings import setting
+from ..common.stats import Kind
 from . import rules
 from .boards import position_board
 from .text import clean, parse_fen
@@ -73,15 +74,22 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A held-out metric: the share of rows whose score has a component of 1.
+    """A held-out metric: the share of rows whose score has a component of 1, or the component's mean.
 
     Args:
         component: The component of the score.
         part: Count only rows of this part, see `Task.part`; None counts all rows.
+        kind: ``share`` or ``mean``.
     """
 
     component: str
     part: str | None = None
+    kind: Kind = "share"
+
+    def value(self, score: Score) -> float:
+        """What one row counts."""
+        value = score[self.component]
+        return value if self.kind == "mean" else float(value == 1)
 
 
 class Task(ABC):
@@ -96,6 +104,7 @@ class Task(ABC):
         meanings: Range and meaning of each of these rewards; a task may leave them out.
         metrics: Held-out metrics by name; dashboards show ``<name>/<metric>``.
         headline: The most important metric.
+        right: The metric, a share, by which an answer is right or wrong; by default the headline.
         quality_words: What `quality` measures, in a few words.
         sampling: How completions are sampled if `task_sampling` names the task without options.
         needs_values: Whether scores need the values of all legal moves, from `action_values` or an
@@ -111,6 +120,7 @@ class Task(ABC):
     meanings: ClassVar[Mapping[str, Component]] = MappingProxyType({})
     metrics: ClassVar[Mapping[str, Metric]] = {"exact": Metric("exact")}
     headline: ClassVar[str] = "exact"
+    right: ClassVar[str] = ""
     quality_words: ClassVar[str] = "1 if right"
     sampling: ClassVar[Sampling] = Sampling()
     needs_values: ClassVar[bool] = False
@@ -229,8 +239,16 @@ class Task(ABC):
         return ("wrong",) if score["format"] else ("malformed",)
 
     def is_right(self, score: Score) -> bool:
-        """Whether an answer is right by the task's headline metric."""
-        return score[self.metrics[self.headline].component] == 1
+        """Whether an answer is right by the task's metric `right`."""
+        return score[self.metrics[self.right or self.headline].component] == 1
+
+    def limits(self, values: Values | None) -> tuple[float, float] | None:
+        """What a random and the best answer to a row get by the headline; None if that is 0 and 1.
+
+        Args:
+            values: Of the row's moves.
+        """
+        return None
 
     def truth(self, prompt: str, values: Values | None = None) -> str | None:
         """The right answer as text; None if it is not known.

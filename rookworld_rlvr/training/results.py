@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 from ..common.files import replace_text
-from ..common.stats import Estimate, Paired, Proportion, newcombe
+from ..common.stats import Estimate, Paired, Percentage, Proportion, newcombe
 from ..common.terminal import wrapped
-from ..tasks.metrics import Results, compare, headline, headlines
+from ..tasks.metrics import Results, compare, headline, headlines, is_mean
 
 # Files of a run's folder.
 RESOLVED_CONFIG = "resolved_config.yaml"
@@ -25,6 +25,9 @@ EVALUATION = "evaluation.json"  # the suites' results
 CARD = "README.md"
 REPORT = "report.html"
 ADAPTER = "adapter"  # the subfolder with a run's adapters
+
+Limits = Mapping[str, Sequence[float]]
+"""Headline → what random and the best answers to the held-out rows get."""
 
 OWN_REWARDS = "rewards/"
 """What the names of the means of a user's own rewards begin with."""
@@ -42,11 +45,18 @@ def kl_words(kls: Mapping[str, float]) -> str:
 
 
 def before_after_table(
-    before: Results, after: Results, pairs: Mapping[str, Paired] | None = None
+    before: Results,
+    after: Results,
+    pairs: Mapping[str, Paired] | None = None,
+    limits: Limits | None = None,
 ) -> str:
     """Metric, before, after, change, and the 95% intervals, as text; shares change in points.
 
-    `pairs`: the comparison row by row, see `compared`.
+    Args:
+        before: Results before training.
+        after: Results of the same rows after it.
+        pairs: The comparison row by row, see `compared`.
+        limits: See `tasks.metrics.limits`.
     """
     lines = [f"{'held-out metric':<24}{'n':>5}{'before':>7}{'after':>7}{'change':>7}"]
     lines[0] += "  95% intervals before, after"
@@ -61,6 +71,7 @@ def before_after_table(
         lines.append(
             f"{name:<24}{new.n:>5}{first:>7}{then:>7}{change_text(old, new):>7}  {was:<13} {now}"
         )
+    lines += ["", *limit_lines(limits)] if limits else []
     lines += tie_lines(before, after, pairs or {})
     if headline(after) < headline(before):
         lines += [
@@ -68,6 +79,18 @@ def before_after_table(
             "No checkpoint is better than the starting model; the best checkpoint of the run is saved.",
         ]
     return "\n".join(lines)
+
+
+def limit_lines(limits: Limits) -> list[str]:
+    """What random and the best answers to the same rows get, a line each.
+
+    >>> limit_lines({"policy/expected_score": (0.385, 0.5512)})
+    ['policy/expected_score: 38.5% by random answers to these rows, 55.1% by the best']
+    """
+    return [
+        f"{name}: {low:.1%} by random answers to these rows, {high:.1%} by the best"
+        for name, (low, high) in limits.items()
+    ]
 
 
 def compared(folder: Path) -> dict[str, Paired]:
@@ -137,11 +160,18 @@ def heldout_results(content: Mapping[str, Any], when: str) -> dict[str, Proporti
         when: ``before`` or ``after``.
     """
     return {
-        name: Estimate(*(entry[when], *entry[f"interval_{when}"], entry["n"]))
-        if name.startswith(OWN_REWARDS)
+        name: mean(*(entry[when], *entry[f"interval_{when}"], entry["n"]))
+        if (mean := _mean(name))
         else Proportion(round(entry[when] * entry["n"]), entry["n"])
         for name, entry in content["heldout"].items()
     }
+
+
+def _mean(name: str) -> type[Estimate] | None:
+    """The type of a held-out result that is a mean; None for a share."""
+    if name.startswith(OWN_REWARDS):
+        return Estimate
+    return Percentage if is_mean(name) else None
 
 
 def write_proportions(path: Path, results: Results) -> None:
@@ -153,10 +183,7 @@ def write_proportions(path: Path, results: Results) -> None:
 def read_proportions(path: Path) -> dict[str, Proportion | Estimate]:
     """Read a file of `write_proportions`."""
     content = json.loads(path.read_text())
-    return {
-        name: Estimate(*numbers) if name.startswith(OWN_REWARDS) else Proportion(*numbers)
-        for name, numbers in content.items()
-    }
+    return {name: (_mean(name) or Proportion)(*numbers) for name, numbers in content.items()}
 
 
 def measured_twice(before: Results, after: Results) -> list[str]:
@@ -165,9 +192,9 @@ def measured_twice(before: Results, after: Results) -> list[str]:
 
 
 def change_text(before: Proportion | Estimate, after: Proportion | Estimate) -> str:
-    """The change of a result: in points for shares."""
+    """The change of a result: in points, but for a reward's mean."""
     change = after.value - before.value
-    return f"{100 * change:+.1f}" if isinstance(after, Proportion) else f"{change:+.3f}"
+    return f"{change:+.3f}" if type(after) is Estimate else f"{100 * change:+.1f}"
 
 
 def interval_text(result: Proportion | Estimate) -> str:

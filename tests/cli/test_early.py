@@ -134,7 +134,7 @@ def test_another_model_has_neutral_defaults_and_a_folder_of_its_own(
 ) -> None:
     values, given = values_of(script, "--model_name_or_path", "ann/big", "--max_steps", "5")
     assert (values["learning_rate"], values["output_dir"]) == (rate, "runs/big")
-    assert values["max_steps"] == 5 and values.get("max_completion_length", 512) == 512
+    assert values["max_steps"] == 5 and values.get("max_completion_length", 160) == 160
     assert given <= {
         "model_name_or_path", "max_steps", "rewards", "dataset_name", "dtype", "bf16", "output_dir"
     }  # fmt: skip

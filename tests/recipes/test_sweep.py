@@ -133,7 +133,7 @@ def test_a_copied_sweep_is_wandb_s_format_and_its_trials_parse_outside_of_the_cl
 def test_the_mean_of_two_shares_has_an_interval(tmp_path: Path) -> None:
     """R's prop.test(50, 100, correct = FALSE) gives [0.4038, 0.5962]; of two, it is narrower by √2."""
     entry = {"before": 0.0, "after": 0.5, "n": 100}
-    names = ("environment/exact", "policy/best_move")
+    names = ("environment/exact", "fill_in/exact")
     (tmp_path / "results.json").write_text(json.dumps({"heldout": dict.fromkeys(names, entry)}))
     one, both = (read_score(tmp_path / "results.json", f"eval/{n}") for n in (names[0], "overall"))
     assert (one.value, one.low, one.high) == pytest.approx((0.5, 0.4038, 0.5962), abs=1e-4)

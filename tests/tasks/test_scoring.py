@@ -335,7 +335,8 @@ def test_the_reference_is_the_engines_top_five_with_the_right_best_move() -> Non
     }
     assert answer == policy_reference(fen, values)
     score = policy(write_policy_answer(answer))
-    assert dict(score) == dict.fromkeys(POLICY_COMPONENTS, 1.0)
+    assert score["expected_score"] == pytest.approx(0.5910, abs=1e-4), "Lichess's of 100 centipawns"
+    assert {**score, "expected_score": 1} == dict.fromkeys(POLICY_COMPONENTS, 1.0)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 
 from rookworld_rlvr.common.stats import Estimate, Proportion
 from rookworld_rlvr.data.loading import LoadedData
-from rookworld_rlvr.tasks.metrics import compare, evaluate_completions, headline, metrics
+from rookworld_rlvr.tasks.metrics import compare, evaluate_completions, headline, limits, metrics
 from rookworld_rlvr.tasks.registry import TASKS
 from rookworld_rlvr.training.results import (
     before_after_table,
@@ -25,7 +25,9 @@ def test_references_are_right_and_broken_variants_wrong(packaged: LoadedData) ->
     tasks = set(rows["task"])
     assert set(right) == {name for name, (task, _) in metrics().items() if task.name in tasks}
     assert tasks == {"environment", "policy"}
-    assert {result.value for result in right.values()} == {1.0}
+    low, best = limits(rows)["policy/expected_score"]
+    assert right["policy/expected_score"].value == pytest.approx(best) and 0 < low < best < 1
+    assert {found.value for name, found in right.items() if "score" not in name} == {1.0}
     turns = [row["fen"].split()[1] for row in rows if row["task"] == "policy"]
     for side in ("white", "black"):
         assert right[f"policy/best_move_{side}"].n == turns.count(side[0])
@@ -36,7 +38,7 @@ def test_references_are_right_and_broken_variants_wrong(packaged: LoadedData) ->
 
 
 def test_the_headline_is_the_mean_of_the_tasks() -> None:
-    results = {"environment/exact": Proportion(6, 10), "policy/best_move": Proportion(1, 10)}
+    results = {"environment/exact": Proportion(6, 10), "policy/expected_score": Proportion(1, 10)}
     assert headline(results) == pytest.approx(0.35)
     assert headline({"environment/exact": Proportion(6, 10)}) == pytest.approx(0.6)
 

@@ -38,12 +38,18 @@ class PolicySuite(PromptSuite[Values]):
 
     name = "policy"
     summary = "Analyses a position, judged by the engine's values of all legal moves."
-    version = 1
-    headline = "best_move"
+    version = 2
+    headline = "expected_score"
+    right = "best_move"
     metrics: ClassVar[Mapping[str, Metric]] = {
+        "expected_score": Metric(
+            "mean",
+            "Win probability (Lichess's formula) that `B` keeps; 0 if it is illegal or unreadable.",
+        ),
         "invalid": Metric("share", "The answer cannot be read."),
         "legal": Metric("share", "`B` is a legal move."),
         "best_move": Metric("share", "`B` is a best move: no legal move is worth more."),
+        "top_five": Metric("share", "`B` is among the five best moves, or as good as the fifth."),
         "top_5_overlap": Metric(
             "mean", "Share of the engine's top five (of all legal moves, if fewer) that `M` names."
         ),
@@ -72,7 +78,12 @@ class PolicySuite(PromptSuite[Values]):
             "long; no move appears twice in `M`.",
         ),
     }
-    grouped = ("legal", "best_move", "win_probability_loss")  # by side to move and phase
+    grouped = (
+        "expected_score",
+        "legal",
+        "best_move",
+        "win_probability_loss",
+    )  # by side to move and phase
     about = (
         "Held-out positions, a third from each phase of the game. Compare rows of the packaged openings "
         "with best_move/opening."
@@ -110,15 +121,16 @@ class PolicySuite(PromptSuite[Values]):
             "invalid": 1 - score["format"],
             "best_move": score["best_move_hit"],
             "top_5_overlap": score["candidates"],
-            "consistency": score["consistency"],
-            **dict.fromkeys(("legal", "candidates_legal"), 0.0),
+            **{
+                name: score[name] for name in ("expected_score", "legal", "top_five", "consistency")
+            },
+            "candidates_legal": 0.0,
         }
         if not score["format"]:
             return values
         answer = parse_policy_answer(completion)
         return {
             **values,
-            "legal": float(answer.best_move in item),
             "candidates_legal": sum(move in item for move in answer.moves) / len(answer.moves),
             **_losses(item, answer.best_move),
             **_evaluation_errors(item, answer),

@@ -15,9 +15,9 @@ from ...evaluation.results import SCHEMA_VERSION, WHOSE, decoding_text, goal_row
 from ...tasks.metrics import headline, headlines
 from ...tasks.registry import TASKS
 from ...training.changes import stretches, words
-from ...training.results import change_text, interval_text, kl_words
+from ...training.results import change_text, interval_text, kl_words, limit_lines
 from .plots import COLOURS, Series, heldout_plots, plot, training_plots
-from .record import Answer, Change, Choice, RunRecord, changes, choose, errors, quality
+from .record import Answer, Choice, RunRecord, changes, choose, errors, quality
 
 MOST_RUNS = COLOURS
 _BOARD_BYTES = 3_000_000  # of all the boards: with the plots the page stays under 5 MB
@@ -64,10 +64,10 @@ def page(runs: Sequence[RunRecord]) -> str:
 # --------------------------------------------------------------------------------------------------
 # What was run
 # --------------------------------------------------------------------------------------------------
-def _is_tie(run: RunRecord, changes: Mapping[str, Change]) -> bool:
+def _is_tie(run: RunRecord, changes: Mapping[str, Paired]) -> bool:
     """Whether no headline has changed by more than chance may explain."""
     for metric in headlines().values():
-        if metric in changes and changes[metric].p < 0.05:
+        if metric in changes and not changes[metric].is_tie:
             return False
         if metric not in changes and metric in run.before and metric in run.after:
             low, high = newcombe(run.before[metric], run.after[metric])
@@ -76,7 +76,7 @@ def _is_tie(run: RunRecord, changes: Mapping[str, Change]) -> bool:
     return True
 
 
-def _sentence(run: RunRecord, changes: Mapping[str, Change]) -> str:
+def _sentence(run: RunRecord, changes: Mapping[str, Paired]) -> str:
     """How a run went, in one line."""
     loud = [f for f in run.health or () if f["severity"] != "info"]
     alarms = f"; {len(loud)} health warning{'' if len(loud) == 1 else 's'}" if loud else ""
@@ -99,7 +99,7 @@ def _sentence(run: RunRecord, changes: Mapping[str, Change]) -> str:
     )
 
 
-def _tone(run: RunRecord, changes: Mapping[str, Change]) -> str:
+def _tone(run: RunRecord, changes: Mapping[str, Paired]) -> str:
     """The colour of the line: ``warning``, ``tie``, or nothing for a gain."""
     severities = {finding["severity"] for finding in run.health or ()}
     fell = run.finished and headline(run.after) < headline(run.before)
@@ -108,10 +108,10 @@ def _tone(run: RunRecord, changes: Mapping[str, Change]) -> str:
     return "tie" if _is_tie(run, changes) else ""
 
 
-def _paired(changes: Mapping[str, Change]) -> str:
+def _paired(changes: Mapping[str, Paired]) -> str:
     """What the exact test says of the headlines, in one line."""
     return "; ".join(
-        f"{metric} {change.gained} gained, {change.lost} lost ({_probability(change.p)})"
+        f"{metric} {100 * change.difference:+.1f} points ({_probability(change.p)})"
         for metric in headlines().values()
         if (change := changes.get(metric)) is not None
     )
@@ -166,6 +166,9 @@ def _before_after(runs: Sequence[RunRecord]) -> dict[str, Any]:
         "change_text": change_text,
         "interval_text": interval_text,
         "kl_words": kl_words,
+        "reach": sorted(
+            {line for run in told for line in limit_lines(run.results.get("limits", {}))}
+        ),
         "goals": goal_rows("heldout", [_shares(run) for run in told]),
         "whose": WHOSE,
         "agreeing": [number for number in numbers if held & {*number.get("metrics", ())}],

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from ...common.errors import RookWorldError
-from ...common.stats import mcnemar
+from ...common.stats import Paired
 from ...evaluation.pass_at_k import RightCounts, read_counts
-from ...tasks.metrics import Results, hits
+from ...tasks.metrics import Results, compare
 from ...tasks.registry import TASKS
 from ...training.checkpoints import checkpoints
 from ...training.health.monitor import HEALTH_FILE
@@ -231,18 +231,6 @@ def _read_answers(run: RunRecord, folder: Path) -> None:
 # --------------------------------------------------------------------------------------------------
 # Answers before and after training
 # --------------------------------------------------------------------------------------------------
-class Change(NamedTuple):
-    """Held-out rows whose answers became right or wrong, for one metric."""
-
-    gained: int  # wrong before, right after
-    lost: int  # right before, wrong after
-
-    @property
-    def p(self) -> float:
-        """McNemar's exact two-sided test on the rows that changed."""
-        return mcnemar(self.lost, self.gained)
-
-
 class Errors(NamedTuple):
     """Errors of one task's held-out answers; an answer may have several kinds."""
 
@@ -259,17 +247,10 @@ class Choice(NamedTuple):
     pairs: Sequence[AnswerPair]
 
 
-def changes(pairs: Sequence[AnswerPair]) -> dict[str, Change]:
-    """Metric → how many of its rows became right and wrong; both answers need a score."""
-    before, after = _sides(_scored(pairs))
-    old, new = (hits(after, [answer["score"] for answer in side]) for side in (before, after))
-    return {
-        metric: Change(
-            gained=sum(now[place] > was for place, was in old[metric].items()),
-            lost=sum(now[place] < was for place, was in old[metric].items()),
-        )
-        for metric, now in new.items()
-    }
+def changes(pairs: Sequence[AnswerPair]) -> dict[str, Paired]:
+    """Metric → how its answers changed row by row; both need a score."""
+    sides = _sides(_scored(pairs))
+    return compare(sides[1], *([answer["score"] for answer in side] for side in sides))
 
 
 def errors(pairs: Sequence[AnswerPair]) -> list[Errors]:

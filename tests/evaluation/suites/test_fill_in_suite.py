@@ -113,4 +113,5 @@ def test_held_out_rows_are_counted_by_field() -> None:
     ]
     results = evaluate_completions(rows, actions)
     assert results["fill_in/exact_action"].value == 1
-    assert results["fill_in/exact"].successes == fields["action"]
+    exact = results["fill_in/exact"]
+    assert round(exact.value * exact.n) == fields["action"]

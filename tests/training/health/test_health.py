@@ -63,7 +63,7 @@ def observe(logs: Sequence[Log], patience: int = 1) -> list[Finding]:
 def evaluation(environment: float, policy: float) -> Log:
     return {
         "eval_environment/exact": environment,
-        "eval_policy/best_move": policy,
+        "eval_policy/expected_score": policy,
         "eval_overall": (environment + policy) / 2,
         "eval_runtime": 3.0,
     }
