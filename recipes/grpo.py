@@ -41,6 +41,7 @@ from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.judge_spec import judges_of
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks.metrics import limits
+from rookworld_rlvr.training.changes import own_rewards_changed, sessions_of
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, RunArguments
 from rookworld_rlvr.training.health.rules import HealthArguments
 from rookworld_rlvr.training.interrupt import StopOnInterrupt
@@ -51,6 +52,7 @@ from rookworld_rlvr.training.results import (
     ANSWERS_AFTER,
     EVALUATION,
     KL_TO_START,
+    OWN_REWARDS,
     REPORT,
     RESULTS,
     before_after_table,
@@ -210,6 +212,9 @@ def main(argv: Sequence[str]) -> None:
     print_short_lines(trainer)
     if training_args.report_to:
         use_dashboards(trainer, truth)
+    if before and own_rewards_changed(sessions_of(output_dir)):
+        before = {name: x for name, x in before.items() if not name.startswith(OWN_REWARDS)}
+        state.print("your own rewards have changed, so that they are not compared with the start")
     trainer.heldout.before = before  # None: it is measured when training begins
     if training_args.pass_samples and keep:
         trainer.heldout.right = starting_counts(training_args)
@@ -287,7 +292,7 @@ def main(argv: Sequence[str]) -> None:
             report = page(read_runs([str(output_dir)]))
             (output_dir / REPORT).write_text(report, "utf-8", errors="backslashreplace")
             print(push(repository, output_dir, training_args), end="\n\n")
-        print(next_commands(output_dir, model_args.model_name_or_path))
+        print(next_commands(output_dir, model_args.model_name_or_path, given=parser.values))
 
 
 if __name__ == "__main__":

@@ -132,7 +132,8 @@ def next_commands(
         output_dir: The run's folder.
         start: The starting model; None if it was a new one.
         command: The command that ran.
-        given: The keys that it was given; after supervised training, which rows to go on with.
+        given: The keys that it was given: the user's own tasks, and after supervised training which
+            rows to go on with.
     """
     folder = shlex.quote(str(output_dir))
     models = [shlex.quote(start), folder] if start else [folder]
@@ -140,20 +141,36 @@ def next_commands(
     if command == "sft":
         kept = {key: (given or {}).get(key) or [] for key in _KEPT_BY_SFT}
         kept["rewards"] = _rewards_for(kept["tasks"])  # `sft` has none
-        rows = {key: [name] if isinstance(name, str) else name for key, name in kept.items()}
-        more = [f" --{key} {shlex.join(name)}" for key, name in rows.items() if name]
-        lines += [f"grpo --model_name_or_path {folder}{''.join(more)}"]
+        lines += [f"grpo --model_name_or_path {folder}{_words(kept)}"]
     elif start == PACKAGED_MODEL:
         lines += ["recipes copy grpo_mixed .", "grpo --config grpo_mixed.yaml   # after your edits"]
     else:
         config, new = f"{output_dir}/resolved_config.yaml", f"{output_dir}-2"
         words = f"grpo --config {shlex.quote(config)} --output_dir {shlex.quote(new)}"
         lines += [f"{words}   # after your edits"]
-    lines = [f"report --run {folder}", *lines] if command == "grpo" else lines
+    own = _words({"tasks_from": (given or {}).get("tasks_from") or []})
+    lines = [f"report --run {folder}{own}", *lines] if command == "grpo" else lines
     return "\n".join(["what comes next:", *(f"  {typed()} {line}" for line in lines)])
 
 
-_KEPT_BY_SFT = ("dataset_name", "tasks", "max_completion_length")
+_KEPT_BY_SFT = (
+    *("dataset_name", "tasks_from", "tasks", "eval_dataset_name", "heldout_share"),
+    "max_completion_length",
+)
+
+
+def _words(keys: Mapping[str, Any]) -> str:
+    """Keys as they are typed; those without a value are left out.
+
+    >>> _words({"tasks": ["policy", "environment"], "heldout_share": 0.3, "text_column": ""})
+    ' --tasks policy environment --heldout_share 0.3'
+    """
+    lists = {key: value if isinstance(value, list) else [value] for key, value in keys.items()}
+    return "".join(
+        f" --{key} {shlex.join(map(str, items))}"
+        for key, items in lists.items()
+        if items not in ([], [""])
+    )
 
 
 def _rewards_for(tasks: Sequence[str]) -> list[str]:

@@ -354,6 +354,8 @@ class StrictParser(TrlParser):
             faults.append(f"{where}: unknown option {flag}{close}")
             return
         action = self._option_string_actions[flag]
+        if action.nargs in ("+", "*") and len(words) == 1 and words[0].startswith("["):
+            words = _items(words[0])
         try:
             namespace, rest = self.parse_known_args([flag, *words])
         except (TypeError, ValueError, argparse.ArgumentTypeError, SystemExit) as error:
@@ -415,6 +417,19 @@ class StrictParser(TrlParser):
                 fault + next((text for part, text in _REMEDIES.items() if part in fault), "")
             )
         return None
+
+
+def _items(text: str) -> list[str]:
+    """The items of a list that was written as in YAML; of other text, itself.
+
+    >>> _items("[environment, policy]")
+    ['environment', 'policy']
+    """
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return [text]
+    return [*map(str, found)] if isinstance(found, list) else [text]
 
 
 def _yaml_fault(error: yaml.YAMLError | UnicodeDecodeError) -> str:

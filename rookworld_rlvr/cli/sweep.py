@@ -224,9 +224,9 @@ def distribution(key: str, spec: Any, method: str) -> optuna.distributions.BaseD
     kind = spec.get("distribution")
     keys = spec.keys() - {"distribution"}
     if keys == {"value"} and kind in (None, "constant"):
-        return CategoricalDistribution([spec["value"]])
+        return CategoricalDistribution([_choice(spec["value"])])
     if keys == {"values"} and kind in (None, "categorical") and isinstance(spec["values"], list):
-        return CategoricalDistribution(spec["values"])
+        return CategoricalDistribution([*map(_choice, spec["values"])])
     if keys != {"min", "max"} or kind not in (None, "uniform", "int_uniform", "log_uniform_values"):
         raise ValueError(
             f"{dict(spec)} is not supported; give value, a list of values, or min and max with "
@@ -241,6 +241,11 @@ def distribution(key: str, spec: Any, method: str) -> optuna.distributions.BaseD
     if kind == "int_uniform" or (kind is None and types == {int}):
         return IntDistribution(low, high)
     return FloatDistribution(low, high, log=kind == "log_uniform_values")
+
+
+def _choice(value: Any) -> Any:
+    """A value as Optuna keeps it: a list or mapping as JSON, which the command line takes too."""
+    return json.dumps(value) if isinstance(value, list | dict) else value
 
 
 # --------------------------------------------------------------------------------------------------
@@ -388,9 +393,10 @@ def ranking(trials: Sequence[FrozenTrial], metric: str, goal: str) -> str:
     """A table with the best trial first, and below it the failed trials with the reason."""
     scored = [trial for trial in trials if trial.state is TrialState.COMPLETE]
     scored.sort(key=lambda trial: trial.value or 0.0, reverse=goal == "maximize")
-    lines = [f"{'rank':>4}{'trial':>11}{metric:>20}{'minutes':>9}   parameters"]
+    wide = max(20, len(metric) + 2)
+    lines = [f"{'rank':>4}{'trial':>11}{metric:>{wide}}{'minutes':>9}   parameters"]
     for rank, trial in enumerate(scored, 1):
-        head = f"{rank:>4}{name_of(trial):>11}{trial.value:>20.4f}{minutes(trial):>9.1f}   "
+        head = f"{rank:>4}{name_of(trial):>11}{trial.value:>{wide}.4f}{minutes(trial):>9.1f}   "
         lines += cells(head, describe(trial.params).split("  ")) or [head]
     failed = [trial for trial in trials if trial.state is TrialState.FAIL]
     if failed:

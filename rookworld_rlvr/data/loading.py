@@ -38,6 +38,7 @@ from .sources import (
     RowArguments,
     check_dataset_name,
     dataset_file,
+    place_of,
     quarantine,
 )
 from .synthesis import environment_row, first_plies
@@ -65,6 +66,7 @@ class DataReport:
     read: int = 0
     quarantined: Counter[str] = field(default_factory=Counter)  # could not be read, by reason
     unjudgeable: Counter[str] = field(default_factory=Counter)  # by what no rule of chess allows
+    first: str = ""  # where the first of the quarantined rows is, and what is wrong with it
     corrected: int = 0  # environment answers to learn that the rules contradicted
     duplicates: int = 0
     train: Counter[str] = field(default_factory=Counter)  # rows by task, before any repetition
@@ -89,6 +91,8 @@ class DataReport:
             if train + heldout or (task.is_default and name not in self.left_out):
                 lines.append(f"{name:<12} train {train:>8}   held out {heldout:>6}")
         lines += _counted("quarantined           ", self.quarantined)
+        if self.first:
+            lines.append(f"the first is {self.first}")
         if self.unjudgeable:
             lines += _counted("left out, as no rule of chess can judge them", self.unjudgeable)
         if self.corrected:
@@ -106,7 +110,8 @@ class DataReport:
             if 0 < rows < FEWEST_HELDOUT:
                 lines.append(
                     f"warning: only {rows} held-out {name} rows are measured, so few that chance "
-                    "decides much: raise heldout_rows or heldout_share, or give eval_dataset_name"
+                    "decides much: raise heldout_rows or heldout_share, or give a larger "
+                    "eval_dataset_name"
                 )
         return lines
 
@@ -309,6 +314,8 @@ def _read(args: DataArguments, report: DataReport, quarantine_file: Path | None)
     report.quarantined.update(row.reason for row in malformed if not row.is_readable)
     report.unjudgeable.update(row.reason for row in malformed if row.is_readable)
     quarantine(malformed, len(parsed), args, quarantine_file)
+    unread = (row for row in malformed if not row.is_readable)
+    report.first = next((place_of(row, args.dataset_name) for row in unread), "")
     return [row for row in parsed if not isinstance(row, Malformed)]
 
 
@@ -374,9 +381,9 @@ def require_truth(data: LoadedData, tasks: Sequence[str], labels: str = "stored"
         others = [task for task in tasks if not TASKS[task].needs_values]
         without = f", or leave them out by --tasks {' '.join(others)}" if others else ""
         raise RookWorldError(
-            f"{data.report.unlabelled} policy rows have no `action_values`, so no policy reward could "
-            "score them. Label them (rookworld prepare), or ask an engine during training (labels: "
-            f"stored_or_engine){without}"
+            f"{data.report.unlabelled} policy rows have no `action_values`, by which held-out moves are "
+            "measured and policy rewards are scored. Label them (rookworld prepare), or ask an engine "
+            f"during training (labels: stored_or_engine){without}"
         )
 
 

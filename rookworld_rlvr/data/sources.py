@@ -545,12 +545,13 @@ def quarantine(
         raise RookWorldError(
             f"{len(unreadable)} of {read} rows of {args.dataset_name!r} are malformed, more than "
             f"max_quarantined_share={args.max_quarantined_share}: {dict(reasons.most_common(5))}; the "
-            f"first is {_unit(args.dataset_name)} {unreadable[0].number}: {unreadable[0].message}"
-            f"{where}. Mend the data or raise the share"
+            f"first is {place_of(unreadable[0], args.dataset_name)}{where}. Mend the data or raise "
+            "the share"
         )
 
 
-def _unit(name: str) -> str:
-    """What the rows of a data set are counted in: the lines of a text file are its rows."""
+def place_of(row: Malformed, name: str) -> str:
+    """Where a row of the data set `name` is, and what is wrong; the lines of a text are its rows."""
     file = dataset_file(name)
-    return "line" if file is not None and _FILE_LOADERS[file.suffix] == "text" else "row"
+    is_text = file is not None and _FILE_LOADERS[file.suffix] == "text"
+    return f"{'line' if is_text else 'row'} {row.number}: {row.message}"

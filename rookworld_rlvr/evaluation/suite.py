@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import yaml
 
-from ..common.errors import ConfigurationError, RookWorldError
+from ..common.errors import ConfigurationError, RookWorldError, close_matches
 from ..common.shipped import find_recipe, shipped_names
 from ..common.stats import Estimate, Kind, Paired, estimate, paired
 from ..data.loading import DataArguments, is_held_out
@@ -196,6 +196,11 @@ class Suite(ABC, Generic[Item]):
         model.asked_by = self.name
         for item, values, groups in self.judged(model):
             for metric, value in values.items():
+                if metric not in known:
+                    raise RookWorldError(
+                        f"the suite {self.name} gives a value for {metric!r}, which is not among its "
+                        f"metrics{close_matches(metric, known)}"
+                    )
                 seen.add(item, metric, value, groups if metric in self.grouped else ())
         for item, right in self.right_samples(model).items():
             for metric, value in passes(right, samples).items():

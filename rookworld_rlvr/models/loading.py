@@ -50,11 +50,14 @@ def check_model_name(name: str | None, key: str = "model_name_or_path") -> list[
     if (path / "config.json").is_file():
         return pickle_faults(name, key=key)
     if (path / "adapter_config.json").is_file():
-        return [
-            f"{key}: {name!r} holds a LoRA adapter alone; give the run's folder, which has the merged "
-            "model, or merge it by peft's AutoPeftModelForCausalLM.from_pretrained(...)"
-            ".merge_and_unload().save_pretrained(...)"
-        ]
+        has_merged = (path.parent / "config.json").is_file()
+        merge = (
+            "merge it by peft's AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload()"
+        )
+        remedy = f"{merge}.save_pretrained(FOLDER), and copy the tokenizer's files into FOLDER"
+        if has_merged:
+            remedy = f"give {path.parent}, which has the merged model"
+        return [f"{key}: {name!r} holds a LoRA adapter alone; {remedy}"]
     if path.is_dir():
         return [f"{key}: no model in {name!r}{_how_to_make(path)}"]
     if is_hub_id(name):

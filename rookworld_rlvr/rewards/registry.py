@@ -173,6 +173,10 @@ def _check_reward_spec(spec: Spec) -> list[str]:
     if name not in rewards and not is_judge(name) and not is_own(name):
         known = (*rewards, "judge")
         close = close_matches(name, known)
+        for task in TASKS.values():
+            component = name.removeprefix(f"{task.name}_")
+            if component != name and component in task.components:
+                close = f"; add {component!r} to `rewards` of the class {type(task).__name__}"
         return [
             f"rewards: there is no reward called {name!r} (your own is path/to/file.py:name){close}"
         ]

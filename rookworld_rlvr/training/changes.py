@@ -15,6 +15,7 @@ from trl import ModelConfig
 from ..common.errors import RookWorldError
 from ..data.loading import DataArguments
 from ..evaluation.registry import SuiteArguments
+from ..rewards.registry import specs_of
 from .checkpoints import STATE
 from .config import NewModelArguments
 from .results import PROVENANCE, RESOLVED_CONFIG
@@ -156,6 +157,30 @@ def sessions_of(run: Path) -> list[dict[str, Any]]:
     if path.is_file():
         found = json.loads(path.read_text(encoding="utf-8"))["sessions"]
     return found
+
+
+def own_rewards_changed(sessions: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the user's own rewards may have become other functions while a run was stopped.
+
+    >>> own_rewards_changed([{}, {"changed": {"sha256 of mine.py": ["0a", "0b"]}}])
+    True
+    >>> specs = [{"name": "mine.py:f", "weight": 1.0}], [{"name": "mine.py:f", "weight": 0.5}]
+    >>> own_rewards_changed([{"changed": {"rewards": specs}}])
+    False
+    """
+    return any(
+        key.startswith("sha256 of ")
+        or (key == "rewards" and _unweighted(before) != _unweighted(now))
+        for session in sessions
+        for key, (before, now) in session.get("changed", {}).items()
+    )
+
+
+def _unweighted(specs: Any) -> Any:
+    known = specs_of(specs)
+    if not isinstance(known, list):
+        return known
+    return [{key: spec[key] for key in spec if key != "weight"} for spec in known]
 
 
 # --------------------------------------------------------------------------------------------------

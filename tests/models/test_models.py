@@ -79,6 +79,11 @@ class TestPackagedModel:
         (tmp_path / "adapter_config.json").write_text("{}")
         (fault,) = loading.check_model_name(str(tmp_path))
         assert "LoRA adapter alone" in fault and "merge_and_unload" in fault
+        (tmp_path / "run" / "adapter").mkdir(parents=True)
+        (tmp_path / "run" / "config.json").write_text("{}")
+        (tmp_path / "run" / "adapter" / "adapter_config.json").write_text("{}")
+        (fault,) = loading.check_model_name(str(tmp_path / "run" / "adapter"))
+        assert fault.endswith(f"give {tmp_path}/run, which has the merged model")
 
 
 class TestTokenizer:

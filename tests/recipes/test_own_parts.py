@@ -260,6 +260,20 @@ def test_a_step_with_rewards_of_one_s_own(folder: Path) -> None:
     assert "name: my_rewards.py:short" in resolved
 
 
+def test_a_reward_that_was_edited_is_not_compared_with_the_start(folder: Path) -> None:
+    words = [*SMALL, "--rewards", json.dumps(["my_rewards.py:short", "graduated"])]
+    assert script("grpo.py", *words, cwd=folder).returncode == 0
+    before = json.loads((folder / "run/results.json").read_text())["heldout"]
+    assert "rewards/short" in before
+    (folder / "my_rewards.py").write_text((folder / "my_rewards.py").read_text() + "\n# edited\n")
+    more = ["--resume_from_checkpoint", "true", "--max_steps", "2"]
+    done = script("grpo.py", *words, *more, cwd=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "your own rewards have changed" in done.stdout
+    after = json.loads((folder / "run/results.json").read_text())["heldout"]
+    assert before.keys() - after.keys() == {"rewards/short"}
+
+
 def test_a_reward_that_fails_ends_with_one_message(folder: Path) -> None:
     rewards = json.dumps([{"name": "my_rewards.py:broken"}])
     said = "the reward broken raised ZeroDivisionError: division by zero (my_rewards.py, line "
@@ -286,9 +300,15 @@ def test_a_step_of_a_task_of_one_s_own(folder: Path) -> None:
     history = json.loads((folder / "run" / "trainer_state.json").read_text())["log_history"]
     assert sum("rewards/turn_exact/mean" in log for log in history) == 1
     assert sum("eval_turn/exact" in log for log in history) == 2
-    done = script("report.py", "--run", "run", "--tasks_from", "my_task.py:Turn", cwd=folder)
+    advised = next(line for line in done.stdout.splitlines() if " report --run" in line)
+    done = script("report.py", *advised.split(" report ")[1].split(), cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "T: " in (folder / "run" / "report.html").read_text(), "its prompts"
+    resolved = folder / "run" / "resolved_config.yaml"
+    resolved.write_text(resolved.read_text().replace("- turn\n", "- tour\n"))
+    done = script("report.py", "--run", "run", cwd=folder)
+    assert done.returncode == 2
+    assert "the task tour, which is your own; add --tasks_from my_task.py:Turn" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -345,3 +365,9 @@ def test_a_suite_of_one_s_own_is_run(folder: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     assert "starts" in done.stdout
     assert '"readable"' in (folder / "r.json").read_text()
+    suite = (folder / "my_suite.py").read_text().replace('item, {"readable', 'item, {"readabel')
+    (folder / "other.py").write_text(suite.replace('"starts"', '"others"'))
+    done = script(
+        "evaluate.py", "--suites_from", "other.py:Starts", "--suites", "others", cwd=folder
+    )
+    assert done.returncode == 2 and "did you mean readable?" in done.stderr

@@ -89,6 +89,7 @@ def test_distributions() -> None:
         "temperature": {"min": 0.5, "max": 1.5},
         "num_generations": {"min": 4, "max": 6},
         "beta": {"value": 0.02},
+        "tasks": {"value": ["environment"]},
     }
     drawn = sweep(parameters, count=2000).trials()
     exponents = [math.log10(values["learning_rate"]) for values in drawn]
@@ -98,6 +99,7 @@ def test_distributions() -> None:
     assert sum(temperatures) / len(drawn) == pytest.approx(1, abs=0.03)
     assert {values["num_generations"] for values in drawn} == {4, 5, 6}
     assert {values["beta"] for values in drawn} == {0.02}
+    assert {values["tasks"] for values in drawn} == {'["environment"]'}
 
 
 def test_the_command_is_the_one_of_wandb_s_agent() -> None:

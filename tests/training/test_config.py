@@ -59,6 +59,11 @@ class TestValues:
         assert model.lora_r == 4
         assert training.reward_weights == [1.0, 0.5]
 
+    @pytest.mark.parametrize("given", ["[environment,policy]", '["environment", "policy"]'])
+    def test_a_list_can_be_given_as_in_a_recipe(self, tmp_path: Path, given: str) -> None:
+        _, data, *_ = parse(tmp_path, GOOD, "--tasks", given)
+        assert data.tasks == ["environment", "policy"]
+
     def test_rewards_and_shares_can_be_given_as_json(self, tmp_path: Path) -> None:
         rewards = '[{"name": "graduated", "shaping": "linear", "weight": 2}]'
         argv = ["--rewards", rewards, "--synthetic_shares", '{"openings": 1.0}']
