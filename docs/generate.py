@@ -87,6 +87,7 @@ TOPICS: Mapping[str, Sequence[str]] = {
     "Baselines, value head": ["BaselineArguments", "ValueArguments"],
     "Which prompts, and how they are sampled": ["PromptArguments", "SamplingArguments"],
     "Groups without signal, right answers": ["VarianceArguments", "SupervisedArguments"],
+    "All legal moves": ["MovesArguments"],
     "The rest of a step": ["ScheduleArguments", "OwnPartArguments"],
     "Health and guard": ["HealthArguments", "GuardArguments"],
     "Held-out samples, other tasks and suites": ["MeasurementArguments", "SuiteArguments"],

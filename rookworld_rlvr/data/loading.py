@@ -28,8 +28,9 @@ from ..engine.truth import PolicyTruth
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT
 from ..tasks.fill_in import FILL_IN
+from ..tasks.policy import POLICY, write_policy_prompt
 from ..tasks.registry import TASKS
-from ..tasks.types import ActionValue
+from ..tasks.types import ActionValue, EnvironmentPrompt, values_by_move
 from .parquet import values_line
 from .sources import (
     FEATURES,
@@ -173,6 +174,11 @@ class DataArguments(RowArguments):
         least=0,
         most=1,
     )
+    mirror: bool = setting(
+        False,
+        "Also train on the mirror image of each policy row, with the colours swapped and the board "
+        "turned: its moves are worth the same. Images of held-out positions are left out.",
+    )
     heldout_share: float = setting(
         HELDOUT_SHARE,
         "Share of positions that are never trained on, chosen by a hash of the position. Their rows "
@@ -261,6 +267,9 @@ def load_data(
         tested, heldout = _positions(chosen), chosen
         kept = [row for row in train if rules.position_key(row["fen"]) not in tested]
         report.shared, train = len(train) - len(kept), kept
+    if args.mirror:
+        apart = _positions(train) | _positions(heldout)
+        train += _mirror_images(train, apart, args.heldout_share)
     heldout = first_of_each_task(heldout, args.heldout_rows)
     report.train.update(row["task"] for row in train)
     report.heldout.update(row["task"] for row in heldout)
@@ -488,6 +497,31 @@ def _deduplicate(rows: Sequence[Row]) -> list[Row]:
         if key not in unique or row["action_values"] or not unique[key]["action_values"]:
             unique[key] = row
     return list(unique.values())[::-1]
+
+
+def _mirror_images(rows: Sequence[Row], apart: set[str], heldout_share: float) -> list[Row]:
+    """The mirror images of the policy rows with values, but those of positions that are there already.
+
+    Args:
+        rows: Of all tasks.
+        apart: The positions of the training and held-out rows.
+        heldout_share: Images of positions that a hash holds out are left out, too.
+    """
+    images = []
+    for row in rows:
+        if row["task"] != POLICY.name or not row["action_values"]:
+            continue
+        fen = rules.mirrored(row["fen"])
+        if rules.position_key(fen) in apart or is_held_out(fen, heldout_share):
+            continue
+        values = [
+            {"move": rules.mirrored_move(value["move"]), "cp": value["cp"]}
+            for value in row["action_values"]
+        ]
+        prompt = write_policy_prompt(fen)
+        answer = POLICY.truth(prompt, values_by_move(values)) or ""
+        images.append(POLICY.row(prompt, answer, EnvironmentPrompt(fen), values))
+    return images
 
 
 def _mix(rows: list[Row], args: DataArguments) -> list[Row]:

@@ -262,6 +262,9 @@ _KINDS = {
 }
 
 
+_CHOICE = " B:"
+
+
 _QUALITY = {"best_move": 0.5, "candidates": 0.3, "evaluation": 0.2}
 
 
@@ -379,6 +382,15 @@ class PolicyTask(Task):
         ]
         fen = parse_policy_prompt(prompt)
         return write_policy_answer(policy_reference(fen, ordered, draw))
+
+    def choices(
+        self, completion: str, values: Values | None
+    ) -> tuple[str, Mapping[str, float]] | None:
+        """See `Task`: `B`, after the completion's own `M` and `E`; the win probability of each move."""
+        head, mark, _ = completion.rpartition(_CHOICE)
+        if not mark or not values:
+            return None
+        return head + mark, {f" {move}": win_probability(cp) for move, cp in values.items()}
 
     def guess(self, prompt: str, draw: random.Random) -> str:
         """Random legal moves, each with the evaluation 0."""

@@ -162,6 +162,30 @@ def mating_moves(fen: str) -> tuple[str, ...]:
     return tuple(move.uci() for move in board.legal_moves if gives_mate(board, move))
 
 
+def mirrored(fen: str) -> str:
+    """The same position with the colours swapped and the board turned; it is worth the same.
+
+    Raises:
+        IllegalPositionError: See `board_of`.
+
+    >>> mirrored("rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b Qkq - 0 1")
+    'rnbqkbnr/pppp1ppp/8/4p3/8/8/PPPPPPPP/RNBQKBNR w KQq - 0 1'
+    """
+    return board_of(fen).mirror().fen()
+
+
+def mirrored_move(move: str) -> str:
+    """A move of that position, in UCI notation.
+
+    >>> mirrored_move("e7e8q")
+    'e2e1q'
+    """
+    return move.translate(_MIRRORED_RANKS)
+
+
+_MIRRORED_RANKS = str.maketrans("12345678", "87654321")
+
+
 def gives_mate(board: chess.Board, move: chess.Move) -> bool:
     """Whether a legal move gives checkmate."""
     if not board.gives_check(move):

@@ -282,6 +282,21 @@ class Task(ABC):
                 return guess
         return ""
 
+    def choices(
+        self, completion: str, values: Values | None
+    ) -> tuple[str, Mapping[str, float]] | None:
+        """For a task whose answers end in a choice: the text before it, and what each choice is worth.
+
+        Args:
+            completion: What the policy wrote, or the right answer.
+            values: Values of all legal moves, for tasks with `needs_values`.
+
+        Returns:
+            The start of the completion, and a worth in [0, 1] by text that may follow; None without a
+            choice, or if the completion does not get so far.
+        """
+        return None
+
     def guess(self, prompt: str, draw: random.Random) -> str:
         """A random answer, as a baseline; empty by default."""
         return ""

@@ -19,6 +19,7 @@ from rookworld_rlvr.common.errors import (
     RookWorldError,
 )
 from rookworld_rlvr.data.loading import (
+    HELDOUT_SHARE,
     DataArguments,
     LoadedData,
     action_values_of,
@@ -28,6 +29,7 @@ from rookworld_rlvr.data.loading import (
     load_rows,
 )
 from rookworld_rlvr.data.sources import check_dataset_name, parse_raw
+from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.types import ActionValue
 
 Row = dict[str, Any]
@@ -600,3 +602,27 @@ def test_the_quarantine_of_mended_data_goes_away(tmp_path: Path) -> None:
     file.write_text(f"{E4}\n")
     load_data(args, quarantine)
     assert not quarantine.exists()
+
+
+def test_mirror_images_are_new_positions_with_the_same_values() -> None:
+    options: dict[str, Any] = {"tasks": ["policy"], "max_rows": 1000}
+    plain, both = (
+        load("rookworld-nano-openings", **options),
+        load("rookworld-nano-openings", mirror=True, **options),
+    )
+    images = list(both.train)[len(plain.train) :]
+    assert 0.5 * len(plain.train) < len(images) <= len(plain.train)
+    by_key = {rules.position_key(row["fen"]): row for row in plain.train}
+    apart = by_key.keys() | {rules.position_key(row["fen"]) for row in both.heldout}
+    for image in images[:50]:
+        assert rules.position_key(image["fen"]) not in apart
+        assert not is_held_out(image["fen"], HELDOUT_SHARE)
+        board = chess.Board(image["fen"]).mirror()
+        row = by_key[rules.position_key(board.fen())]
+        assert [v["cp"] for v in image["action_values"]] == [v["cp"] for v in row["action_values"]]
+        moves = {v["move"] for v in image["action_values"]}
+        assert moves == set(rules.legal_moves(image["fen"])), "of each legal move"
+        best = chess.Move.from_uci(image["action_values"][0]["move"])
+        same = chess.Move.from_uci(row["action_values"][0]["move"])
+        assert chess.square_mirror(best.from_square) == same.from_square
+        assert chess.square_mirror(best.to_square) == same.to_square

@@ -224,6 +224,30 @@ class SupervisedArguments:
 
 
 @dataclass
+class MovesArguments:
+    """Terms over all legal moves of a policy row, whose values are known."""
+
+    expected_score_coef: float = setting(
+        0.0,
+        "Coefficient of the expected score of `B` over all legal moves, after the policy's own `M` and "
+        "`E`: the exact value of what sampling `B` estimates. 0 leaves it out.",
+        least=0,
+    )
+    soft_moves_coef: float = setting(
+        0.0,
+        "Coefficient of the cross-entropy of `B` to a softmax of the win probabilities that the legal "
+        "moves keep. 0 leaves it out.",
+        least=0,
+    )
+    soft_moves_temperature: float = setting(
+        0.03,
+        "The temperature of that softmax, in win probability: a move that keeps so much less than the "
+        "best has 1 / e of its share.",
+        above=0,
+    )
+
+
+@dataclass
 class ValueArguments:
     """Advantages by token, from a value head."""
 
@@ -291,6 +315,7 @@ class PartArguments(
     PromptArguments,
     VarianceArguments,
     SupervisedArguments,
+    MovesArguments,
     ValueArguments,
     GuardArguments,
     OwnPartArguments,

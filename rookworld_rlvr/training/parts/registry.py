@@ -38,6 +38,9 @@ _PARTS: dict[str, Callable[[Any, PartArguments], bool]] = {
     "zero_variance.Skip": lambda trainer, args: args.zero_variance == "skip",
     "teaching.Teaching": lambda trainer, args: args.zero_variance == "teach",
     "supervised.Supervised": lambda trainer, args: args.sft_coef > 0,
+    "all_moves.AllMoves": lambda trainer, args: (
+        args.expected_score_coef > 0 or args.soft_moves_coef > 0
+    ),
     "prompt_sampler.PromptSampling": lambda trainer, args: (
         bool(args.task_phases) or _draws_more(args)
     ),

@@ -20,7 +20,11 @@ from .groups import STD_EPSILON, nanstd
 from .part import Batch, Part, Round, Sampled
 
 # Masks and the number of their tokens on all processes.
-_COUNTED = {"completion_mask": "num_items_in_batch", "answer_mask": "answer_items"}
+_COUNTED = {
+    "completion_mask": "num_items_in_batch",
+    "answer_mask": "answer_items",
+    "moves_rows": "moves_items",
+}
 
 
 MOST_EXTRA = 4  # prompts that may replace others, as a multiple of those in a batch
@@ -123,7 +127,7 @@ def _trim(batch: Batch) -> None:
     prompt = int(batch["prompt_mask"].sum(1).max())
     length = max(1, int(batch["completion_mask"].sum(1).max()))
     for key, tensor in batch.items():
-        if tensor.dim() < 2 or tensor.size(1) == 1 or key.startswith("answer_"):
+        if tensor.dim() < 2 or tensor.size(1) == 1 or key.startswith(("answer_", "moves_")):
             continue
         batch[key] = tensor[:, -prompt:] if key.startswith("prompt_") else tensor[:, :length]
 

@@ -1,0 +1,93 @@
+"""Log-probs of many short continuations of one text, from one forward.
+
+The continuations form a tree: those that begin alike share their first tokens. Each row holds a text and
+the inner nodes of its tree, and each node attends to the text and to its own ancestors only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+Tokens = Sequence[int]
+
+
+def choice_logps(
+    network: Any, contexts: Sequence[Tokens], choices: Sequence[Sequence[Tokens]]
+) -> list[torch.Tensor]:
+    """Log-prob, in nats, of each choice after its context: the sum over the choice's tokens.
+
+    Args:
+        network: A causal language model with transformers' ``sdpa`` attention; it may be wrapped.
+        contexts: `B` texts as tokens, none of them empty.
+        choices: For each context its choices as tokens, none of them empty.
+
+    Returns:
+        `B` tensors ``(M,)``, as many log-probs as the context has choices, with their graph.
+    """
+    trees = [_tree(of_context) for of_context in choices]
+    pairs = [*zip(contexts, trees, strict=True)]
+    wide = max(len(context) + len(nodes) - 1 for context, (nodes, _) in pairs)
+    deep = max(len(nodes) for nodes, _ in trees)
+    device = next(network.parameters()).device
+    ids = torch.zeros(len(pairs), wide, dtype=torch.long)
+    positions = torch.zeros_like(ids)
+    mask = torch.eye(wide, dtype=torch.bool).repeat(len(pairs), 1, 1)
+    for row, (context, (nodes, _)) in enumerate(pairs):
+        # Padding is on the left, so that all nodes are in the last columns.
+        start, root = wide - len(context) - len(nodes) + 1, wide - len(nodes)
+        ids[row, start:] = torch.tensor([*context, *(node[-1] for node in nodes[1:])])
+        depths = torch.tensor(
+            [*range(len(context)), *(len(context) - 1 + len(n) for n in nodes[1:])]
+        )
+        positions[row, start:] = depths
+        mask[row, start : root + 1, start : root + 1] |= (
+            torch.ones(len(context), len(context)).tril().bool()
+        )
+        mask[row, root + 1 :, start : root + 1] = True
+        at = {node: root + place for place, node in enumerate(nodes)}
+        for node in nodes[2:]:
+            for depth in range(1, len(node)):
+                mask[row, at[node], at[node[:depth]]] = True
+    logits = network(
+        input_ids=ids.to(device),
+        position_ids=positions.to(device),
+        attention_mask=mask.unsqueeze(1).to(device),
+        logits_to_keep=deep,
+        use_cache=False,
+    ).logits
+    logps = logits[:, -deep:].float().log_softmax(-1)  # (B, deep, V)
+    steps = [
+        (row, number, deep - len(nodes) + node, token)
+        for row, (nodes, tree) in enumerate(trees)
+        for number, node, token in tree
+    ]
+    rows, numbers, nodes_of, tokens = (
+        torch.tensor(column, device=device) for column in zip(*steps, strict=True)
+    )
+    counts = [len(of_context) for of_context in choices]
+    first = torch.tensor([0, *counts[:-1]], device=device).cumsum(0)
+    total = logps.new_zeros(sum(counts)).index_add(
+        0, first[rows] + numbers, logps[rows, nodes_of, tokens]
+    )
+    return list(total.split(counts))
+
+
+def _tree(choices: Sequence[Tokens]) -> tuple[list[tuple[int, ...]], list[tuple[int, int, int]]]:
+    """The inner nodes of a tree of choices, and each choice's steps through it.
+
+    A node is what is written before it; the first is the context itself. A step is the choice's number,
+    a node, and the token that is written there.
+
+    >>> _tree([[7], [8, 1], [8, 2]])
+    ([(), (8,)], [(0, 0, 7), (1, 0, 8), (1, 1, 1), (2, 0, 8), (2, 1, 2)])
+    """
+    nodes: dict[tuple[int, ...], int] = {}
+    steps = [
+        (number, nodes.setdefault(tuple(choice[:depth]), len(nodes)), token)
+        for number, choice in enumerate(choices)
+        for depth, token in enumerate(choice)
+    ]
+    return list(nodes), steps

@@ -1,0 +1,137 @@
+"""Terms over all legal moves at once: the expected score of `B`, and soft targets.
+
+The values of all legal moves are known, so the expected score of the policy's last choice needs no
+sampling: it is the sum of each move's probability times the win probability that it keeps. Its gradient
+is that of REINFORCE over `B`, without its variance. The soft target is a softmax of the same values, as
+in distillation. Both follow one of the policy's own completions up to `B`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from trl.trainer.utils import pad
+
+from ...common.errors import RookWorldError
+from ...engine.truth import PolicyTruth, policy_values
+from ...models.choices import choice_logps
+from ...tasks.registry import TASKS, task_of
+from .part import Batch, Call, Part
+from .shared_prompts import obstacle
+from .teaching import truth_of
+
+
+class AllMoves(Part):
+    """Adds the exact expected score over a group's legal moves, and their soft targets, to the loss.
+
+    Args:
+        trainer: The `RookWorldGRPOTrainer`.
+    """
+
+    loss_term = "moves"
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._texts: list[str] = []
+
+    @classmethod
+    def of(cls, trainer: Any) -> AllMoves:
+        """The part.
+
+        Raises:
+            RookWorldError: The network cannot take the attention mask that this needs.
+        """
+        for network in trainer.networks():
+            if reason := obstacle(trainer, network):
+                raise RookWorldError(
+                    f"expected_score_coef, soft_moves_coef: {reason}; leave them out"
+                )
+        return cls(trainer)
+
+    def after_sampling(
+        self, call: Call, ids: list[list[int]], texts: list[str], logps: list[Any] | None
+    ) -> None:
+        """Keep what was written."""
+        self._texts = texts
+
+    def extend(self, call: Call, batch: Batch) -> None:
+        """Add the choices of each group to its first row; none if the task has none.
+
+        The columns are ``moves_context`` ``(B, L)`` and ``moves_ids`` ``(B, M, T)``, tokens plus one and
+        0 for padding; ``moves_worth`` ``(B, M)``; ``moves_rows`` ``(B,)``, 1 where there are choices;
+        and ``moves_items``, their number on all processes.
+        """
+        trainer, size = self._trainer, self._trainer.num_generations
+        encode = trainer.processing_class
+        empty = (
+            torch.zeros(0, dtype=torch.long),
+            torch.zeros(0, 0, dtype=torch.long),
+            torch.zeros(0),
+        )
+        found = [empty] * len(call.rows)
+        for place in range(0, len(call.rows), size):
+            choices = self._choices(call.rows[place], self._texts[place : place + size])
+            if choices is None:
+                continue
+            prompt, worth = choices
+            tokens = encode(list(worth), add_special_tokens=False)["input_ids"]
+            found[place] = (
+                torch.tensor(encode(prompt)["input_ids"]) + 1,
+                pad([torch.tensor(row) + 1 for row in tokens], 0, "right"),
+                torch.tensor([*worth.values()]),
+            )
+        device = trainer.accelerator.device
+        columns = [pad(list(column), 0, "right").to(device) for column in zip(*found, strict=True)]
+        batch |= dict(zip(("moves_context", "moves_ids", "moves_worth"), columns, strict=True))
+        batch["moves_rows"] = columns[1].flatten(1).any(1).long()
+        batch["moves_items"] = trainer.accelerator.gather(batch["moves_rows"].sum()).sum()
+
+    def _choices(
+        self, row: Mapping[str, Any], texts: list[str]
+    ) -> tuple[str, Mapping[str, float]] | None:
+        """A prompt with the start of one of its completions, and what each end of it is worth."""
+        prompt, task = row["prompt"], TASKS[task_of(row["prompt"])]
+        truth = truth_of(self._trainer.reward_funcs) or PolicyTruth()
+        (values,) = policy_values(truth, [prompt], [row.get("action_values")], [task.needs_values])
+        for text in (*texts, task.truth(prompt, values) or ""):
+            if found := task.choices(text, values):
+                return prompt + found[0], found[1]
+        return None
+
+    def scored(self, inputs: Mapping[str, Any]) -> torch.Tensor:
+        """See `Part`: none of the batch's rows, because the term has a forward of its own."""
+        return torch.zeros(len(inputs["advantages"]), dtype=torch.bool)
+
+    def term(self, trainer: Any, call: Call, inputs: Mapping[str, Any]) -> torch.Tensor | None:
+        """Minus the expected score and the soft targets' log-likelihood, means over the groups."""
+        if "moves_rows" not in inputs or not trainer.model.training:
+            return None
+        args, rows = trainer.args, inputs["moves_rows"].bool()
+        contexts = [[t - 1 for t in row if t] for row in inputs["moves_context"][rows].tolist()]
+        choices = [
+            [[t - 1 for t in move if t] for move in moves if move[0]]
+            for moves in inputs["moves_ids"][rows].tolist()
+        ]
+        with trainer.accelerator.autocast():  # with sharded weights, every process has to take part
+            logps = choice_logps(trainer.model_wrapped, contexts or [[0]], choices or [[[0]]])
+        worths = [w[: len(c)] for w, c in zip(inputs["moves_worth"][rows], choices, strict=True)]
+        if not worths:
+            return 0 * logps[0].sum()
+        expected = torch.stack([(p.exp() * w).sum() for p, w in zip(logps, worths, strict=True)])
+        targets = [(w / args.soft_moves_temperature).softmax(-1) for w in worths]
+        soft = torch.stack([(p * t).sum() for p, t in zip(logps, targets, strict=True)])
+        legal = torch.stack([p.detach().exp().sum() for p in logps])
+        self._log(expected.detach(), legal)
+        # `moves_items` spans the generation, of which a step takes a part.
+        steps = trainer.current_gradient_accumulation_steps / trainer.args.steps_per_generation
+        items = inputs["moves_items"].clamp(min=1) / trainer.accelerator.num_processes * steps
+        total = args.expected_score_coef * expected + args.soft_moves_coef * soft
+        loss: torch.Tensor = -total.sum() / items
+        return loss
+
+    def _log(self, expected: torch.Tensor, legal: torch.Tensor) -> None:
+        self._trainer.record(
+            {"moves/expected_score": expected.mean().item(), "moves/legal": legal.mean().item()}
+        )
