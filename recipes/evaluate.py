@@ -78,8 +78,6 @@ def main(argv: Sequence[str]) -> None:
     suites, left_out = open_suites(args, engine_args)
     for name, reason in left_out.items():
         state.print(f"suite {name} is left out: {reason}")
-    if not suites:
-        raise ConfigurationError([f"suites: {name}: {why}" for name, why in left_out.items()])
     for suite in suites:
         if isinstance(suite, PromptSuite):
             suite.pass_samples = args.pass_samples
@@ -89,6 +87,12 @@ def main(argv: Sequence[str]) -> None:
             f"{proof.training_data}: {proof.rows} training rows; test items left out because their "
             f"positions are among these: {dict(proof.left_out)}"
         )
+    for suite in [suite for suite in suites if not suite.items]:
+        suites.remove(suite)
+        left_out[suite.name] = "all of its items are among the training rows"
+        state.print(f"suite {suite.name} is left out: {left_out[suite.name]}")
+    if not suites:
+        raise ConfigurationError([f"suites: {name}: {why}" for name, why in left_out.items()])
 
     ################
     # Models

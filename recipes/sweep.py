@@ -99,9 +99,15 @@ def check_trials(sweep: SweepArguments, trials: Sequence[dict[str, Any]]) -> Non
             words = [*sweep.arguments(values, sweep.folder / "trial"), "--dry_run"]  # asks no Hub
             parser.parse_strictly(words, check_recipe)
         except ConfigurationError as error:
-            faults |= dict.fromkeys(error.faults)
+            said = (
+                fault.replace("command line: unknown option --", _KEY) for fault in error.faults
+            )
+            faults |= dict.fromkeys(said)
     if faults:
         raise ConfigurationError(list(faults))
+
+
+_KEY = "parameters: unknown key "
 
 
 if __name__ == "__main__":

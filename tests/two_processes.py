@@ -51,6 +51,7 @@ def main(argv: Sequence[str]) -> None:
         task_phases=[{"environment": 0.5, "policy": 0.5}],
         task_sampling={"environment": {}, "policy": {}},
         baseline="ema",
+        scale_rewards="batch",
         **NOT_KEPT,
     )
     rank = PartialState().process_index  # known once the arguments have set the processes up

@@ -109,7 +109,7 @@ def first_line(script: Path, given: Given) -> str:
     line = {key: values[-1] for key, values in given.items() if values}
     if "config" in line:
         file = find_recipe(line["config"])
-        recipe, what = _content(file), f"recipe {file}"
+        recipe, what = {"output_dir": f"runs/{file.stem}", **_content(file)}, f"recipe {file}"
     else:
         packaged = _content(script.with_name(f"{default[1]}.yaml"))
         recipe, what = usual(packaged, line), f"recipe {default[1]}, as no --config is given"

@@ -24,7 +24,7 @@ from ..common.shipped import find_recipe
 from ..common.terminal import show, width, wrapped
 from ..tasks.registry import register_own
 from .main import command_name
-from .words import named_here, usual
+from .words import named_here, our_key, usual
 
 
 def _register_suite(name: str) -> None:
@@ -145,6 +145,8 @@ class StrictParser(TrlParser):
             self._read_option(flag, tokens, on_line, faults, "command line")
         if path is None:
             values, path = usual(values, on_line), self.default_config
+        elif "output_dir" in self._read_yaml(self.default_config, []):
+            values.setdefault("output_dir", f"runs/{path.stem}")  # transformers' is trainer_output
         self.recipe = path.stem if path is not None else ""
         values |= on_line
         self._take_own(values, faults)
@@ -282,8 +284,8 @@ class StrictParser(TrlParser):
                 mains = ("run", "model_name_or_path", "dataset_name", "config")
                 named, equals, value = word.partition("=")
                 key = next(name for name in mains if name in {*self._actions_by_key, "config"})
-                is_key = equals and named.replace("-", "_") in self._actions_by_key
-                remedy = f"--{named} {value}" if is_key else f"--{key} {word}"
+                meant = our_key(named, self._actions_by_key) if equals else None
+                remedy = f"--{meant} {value}" if meant else f"--{key} {word}"
                 faults.append(f"command line: {word!r} does not belong to any key; write {remedy}")
         path = None
         for flag, words in options:

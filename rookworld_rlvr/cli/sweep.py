@@ -18,14 +18,17 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
 import optuna
+import yaml
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from ..common.errors import RookWorldError
+from ..common.own import own_files
 from ..common.settings import Checked, key_faults, setting
 from ..common.shipped import shipped
 from ..common.stats import Estimate
@@ -267,19 +270,31 @@ def open_study(sweep: SweepArguments) -> optuna.Study:
         load_if_exists=True,
     )
     keys = ("program", "method", "metric", "parameters", "command", "seed")
-    identity = json.dumps({key: getattr(sweep, key) for key in keys})
-    if study.user_attrs.get("sweep", identity) != identity:
+    now = {**{key: getattr(sweep, key) for key in keys}, "files": _files(sweep)}
+    before = json.loads(study.user_attrs.get("sweep", "{}"))
+    if changed := [key for key in before if before[key] != json.loads(json.dumps(now[key]))]:
         raise RookWorldError(
-            f"{path} holds the trials of a sweep with other keys or another seed; give another "
+            f"{path} holds the trials of a sweep with other {', '.join(changed)}; give another "
             "--output_dir"
         )
-    study.set_user_attr("sweep", identity)
+    study.set_user_attr("sweep", json.dumps(now))
     for trial in study.get_trials(states=[TrialState.RUNNING]):
         trial.state = TrialState.WAITING
         trial.user_attrs = {_FOLDER: name_of(trial)}
         study.add_trial(trial)  # the copy keeps its place in a grid
         study.tell(trial.number, state=TrialState.FAIL)
     return study
+
+
+def _files(sweep: SweepArguments) -> dict[str, str]:
+    """The digests of the recipes that the command names, and of the user's files that they name."""
+    files = {}
+    for word in sweep.command or ():
+        path = Path(str(word).removeprefix("--config="))
+        if path.suffix in (".yaml", ".yml") and path.is_file():
+            files[str(path)] = sha256(path.read_bytes()).hexdigest()
+            files |= own_files(yaml.safe_load(path.read_text(encoding="utf-8")))
+    return files
 
 
 def ended(study: optuna.Study) -> list[FrozenTrial]:

@@ -42,6 +42,18 @@ def named_here(name: str, known: Collection[str]) -> str:
     return close_matches(name, known)
 
 
+def our_key(name: str, known: Collection[str]) -> str | None:
+    """The key that a word means, whatever its case: one of ours, or another code's name for one.
+
+    >>> our_key("K-SAMPLES", ["num_generations"]), our_key("rows.txt", ["max_rows"])
+    ('num_generations', None)
+    """
+    word = name.lower().replace("-", "_")
+    ours = {other: key for key, others in words()["names"].items() for other in others}
+    found = ours.get(word, word)
+    return found if found in known else None
+
+
 def usual(recipe: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """What applies of the usual recipe, which is used without ``--config``.
 

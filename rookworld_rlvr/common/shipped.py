@@ -31,7 +31,8 @@ def find_recipe(name: str, where: str = "--config: ") -> Path:
     packaged = shipped_names("recipes")
     if path.parent in (Path("."), Path("recipes")) and path.name.removesuffix(".yaml") in packaged:
         return shipped("recipes") / f"{path.name.removesuffix('.yaml')}.yaml"
-    close = difflib.get_close_matches(name, [str(file) for file in path.parent.glob("*.yaml")])
+    here = [str(file) for file in path.parent.glob("*.yaml")]
+    close = difflib.get_close_matches(name, [*here, *(f"{stem}{path.suffix}" for stem in packaged)])
     close = close or difflib.get_close_matches(path.stem, packaged)
     remedy = f"did you mean {' or '.join(close)}?" if close else "rookworld recipes lists these"
     raise ConfigurationError([f"{where}{name!r} is neither a file nor a packaged recipe; {remedy}"])

@@ -461,6 +461,8 @@ def parse_raw(raw: Mapping[str, Any], as_given: bool = False) -> Row:
     if not isinstance(text, str):
         raise NotationError("the column does not hold text", str(text))
     values = raw.get("action_values") if TASKS[task_of(text)].needs_values else None
+    if values is not None:
+        _moves_and_worths(values)
     came_alone = False
     try:
         task, prompt, completion = split_row(text)
@@ -487,14 +489,18 @@ def _prompt_alone(text: str, values: Any) -> tuple[str, str, str] | None:
         return None
 
 
-def _checked_values(fen: str, values: Any) -> list[dict[str, Any]]:
+def _moves_and_worths(values: Any) -> tuple[list[str], list[int]]:
     try:
-        moves = [str(value["move"]) for value in values]
-        worths = [operator.index(value["cp"]) for value in values]
+        found = [(str(value["move"]), operator.index(value["cp"])) for value in values]
     except (KeyError, TypeError) as error:
         raise NotationError(
-            "action_values must be a list of mappings with move and cp", fen
+            "action_values must be a list of {move, cp}, cp in whole centipawns", str(values)
         ) from error
+    return [move for move, _ in found], [cp for _, cp in found]
+
+
+def _checked_values(fen: str, values: Any) -> list[dict[str, Any]]:
+    moves, worths = _moves_and_worths(values)
     if sorted(moves) != sorted(rules.legal_moves(fen)):
         raise NotationError("action_values do not name every legal move once", fen)
     if worths != sorted(worths, reverse=True):

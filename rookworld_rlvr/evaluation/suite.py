@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
@@ -16,8 +16,9 @@ from ..common.errors import ConfigurationError, RookWorldError, close_matches
 from ..common.shipped import find_recipe, shipped_names
 from ..common.stats import Estimate, Kind, Paired, estimate, paired
 from ..data.loading import DataArguments, is_held_out
-from ..data.sources import Malformed, check_dataset_name, parse_rows
+from ..data.sources import Malformed, Row, check_dataset_name, parse_rows
 from ..tasks import rules
+from ..tasks.policy import POLICY
 from ..tasks.registry import TASKS
 from .answerers import Answerer
 from .pass_at_k import kinds, passes
@@ -325,8 +326,22 @@ def _data_arguments(name: str) -> DataArguments:
 
 
 def _trained_positions(args: DataArguments) -> Iterator[str]:
-    for row in chain(parse_rows(args.raw_rows(), tasks=args.tasks), args.made_rows()):
-        if isinstance(row, Malformed) or row["task"] not in args.tasks:
+    rows = chain(parse_rows(args.raw_rows(), tasks=args.tasks), args.made_rows())
+    tested = replace(args, dataset_name=args.eval_dataset_name, max_rows=None, mirror=False)
+    apart = {
+        rules.position_key(fen)
+        for fen in _positions(tested.parsed_rows() if args.eval_dataset_name else (), tested)
+    }
+    for fen in _positions(rows, args):
+        if is_held_out(fen, args.heldout_share) or (apart and rules.position_key(fen) in apart):
             continue
-        if not is_held_out(row["fen"], args.heldout_share):
+        yield fen
+
+
+def _positions(rows: Iterable[Row | Malformed], args: DataArguments) -> Iterator[str]:
+    """The positions of rows of the trained tasks, and of the images that `mirror` adds."""
+    for row in rows:
+        if not isinstance(row, Malformed) and row["task"] in args.tasks:
             yield row["fen"]
+            if args.mirror and row["task"] == POLICY.name:
+                yield rules.mirrored(row["fen"])

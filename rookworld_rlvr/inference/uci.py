@@ -24,6 +24,7 @@ import chess
 
 from ..common.errors import RookWorldError
 from ..common.terminal import printable
+from ..models.loading import check_model_name
 from ..tasks import rules
 from ..tasks.policy import MAX_CANDIDATES
 from ..tasks.text import parse_fen
@@ -175,7 +176,9 @@ class Engine:
         name, value = found.groups() if found else ("", None)
         spin = next((known for known in SPINS if known.lower() == name.lower()), None)
         if name.lower() == "model" and value:
-            self.model = value
+            for fault in (faults := check_model_name(value, "Model")):
+                self._tell(f"{fault}; the model is still {self.model}")
+            self.model = self.model if faults else value
         elif spin is None:
             self._tell(f"no option {name!r} with value {value!r}; uci lists the options")
         else:

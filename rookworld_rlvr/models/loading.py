@@ -60,6 +60,8 @@ def check_model_name(name: str | None, key: str = "model_name_or_path") -> list[
         return [f"{key}: {name!r} holds a LoRA adapter alone; {remedy}"]
     if path.is_dir():
         return [f"{key}: no model in {name!r}{_how_to_make(path)}"]
+    if path.is_file():
+        return [f"{key}: {name!r} is a file, not the folder of a model; {_CONVERT}"]
     if is_hub_id(name):
         return []
     if "/" in name:

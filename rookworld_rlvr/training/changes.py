@@ -110,6 +110,11 @@ def changed_keys(checkpoint: Path, resolved: str) -> dict[str, list[Any]]:
         said = " ".join(str(error).split())
         raise RookWorldError(f"{run / RESOLVED_CONFIG} could not be read ({said})") from error
     known = _keys(resolved)[1]
+    done, steps = step_of(checkpoint), known.get("max_steps")
+    if isinstance(steps, int) and 0 < steps < done:
+        raise RookWorldError(
+            f"max_steps: {steps}: {checkpoint} has made {done} steps already; give more than that"
+        )
     for session in reversed(sessions_of(run)):  # their steps are made anew
         if session.get("from_step", 0) < step_of(checkpoint):
             break

@@ -184,9 +184,9 @@ def test_a_policy_row_carries_its_values_and_no_action() -> None:
         ([PAWNS_VALUES[0], *PAWNS_VALUES], "do not name every legal move once"),
         ([], "do not name every legal move once"),
         (PAWNS_VALUES[::-1], "not ordered best first"),
-        ([{"uci": "g2g4", "cp": 100}], "must be a list of mappings"),
-        ([{**value, "cp": "mate"} for value in PAWNS_VALUES], "must be a list of mappings"),
-        ([value["move"] for value in PAWNS_VALUES], "must be a list of mappings"),
+        ([{"uci": "g2g4", "cp": 100}], "must be a list of {move, cp}"),
+        ([{**value, "cp": "mate"} for value in PAWNS_VALUES], "must be a list of {move, cp}"),
+        ([value["move"] for value in PAWNS_VALUES], "must be a list of {move, cp}"),
     ],
 )
 def test_values_that_do_not_fit_the_position_are_refused(values: Any, reason: str) -> None:

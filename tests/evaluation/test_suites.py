@@ -389,6 +389,10 @@ def test_items_that_a_training_set_holds_are_left_out(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f"dataset_name: {rows}\nheldout_share: 0.0\nlearning_rate: 1.0e-6\n")
     positions = suite.positions()
+    tested = tmp_path / "tested.yaml"
+    tested.write_text(recipe.read_text() + f"eval_dataset_name: {rows}\n")
+    proof = keep_apart([suite], str(tested))
+    assert (proof.rows, proof.left_out) == (0, {"environment": 0}), "measured on, not trained on"
     same = [
         item
         for item, fen in positions.items()

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from queue import Queue, SimpleQueue
 
 import chess
@@ -198,15 +199,22 @@ def test_illegal_answers_are_counted_and_replaced(talk: Conversation) -> None:
     assert "cannot be read" in said[2][-2] and "(2 of 3 answers so far)" in said[2][-2]
 
 
-def test_options(talk: Conversation) -> None:
+def test_options(talk: Conversation, tmp_path: Path) -> None:
     talk.send("setoption name multipv value 3", "go")
     *lines, _ = talk.until("bestmove")
     assert [line.split(" multipv ")[1].split()[0] for line in lines] == ["1", "2", "3"]
     assert [line.split()[-1] for line in lines] == ["e2e4", "g1f3", "d2d4"]
     assert " score cp 40 " in lines[1]
     talk.send("setoption name Model value runs/my run", "isready")
+    assert (
+        "there is no folder 'runs/my run'; the model is still made-up" in talk.until("readyok")[0]
+    )
+    assert talk.model.loaded == ["made-up"]
+    (tmp_path / "my run").mkdir()
+    (tmp_path / "my run" / "config.json").write_text("{}")
+    talk.send(f"setoption name Model value {tmp_path / 'my run'}", "isready")
     talk.until("readyok")
-    assert talk.model.loaded == ["made-up", "runs/my run"]
+    assert talk.model.loaded == ["made-up", str(tmp_path / "my run")]
     for words, said in [
         ("name MultiPV value 6", "MultiPV: '6' is not a whole number from 1 to 5"),
         ("name Move Overhead", "Move Overhead: None is not a whole number"),

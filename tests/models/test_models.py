@@ -75,6 +75,11 @@ class TestPackagedModel:
             assert fault == f"model_name_or_path: there is no folder {name!r}"
             assert loading.hub_faults(name, "main", offline=False) == []
 
+    def test_a_file_is_called_so(self, tmp_path: Path) -> None:
+        (tmp_path / "final_model.pt").write_bytes(b"")
+        (fault,) = loading.check_model_name(str(tmp_path / "final_model.pt"))
+        assert "is a file, not the folder of a model" in fault and "save_pretrained" in fault
+
     def test_an_adapter_alone_is_called_so(self, tmp_path: Path) -> None:
         (tmp_path / "adapter_config.json").write_text("{}")
         (fault,) = loading.check_model_name(str(tmp_path))

@@ -147,11 +147,11 @@ def test_the_mean_of_two_shares_has_an_interval(tmp_path: Path) -> None:
 
 def test_all_faults_at_once_before_the_first_trial(tmp_path: Path) -> None:
     path = tmp_path / "faulty.yaml"
-    parameters = {"lerning_rate": {"values": [1e-4]}, "baseline": {"values": ["ema", "mode"]}}
+    parameters = {"lerning_rate": {"values": [1e-4]}, "baseline": {"values": ["adaptive", "mode"]}}
     write_sweep(path, parameters)
     done = agent("--config", str(path), "--output_dir", str(tmp_path / "out"))
     assert done.returncode == 2
-    assert "unknown option --lerning_rate; did you mean learning_rate" in done.stderr
+    assert "parameters: unknown key lerning_rate; did you mean learning_rate" in done.stderr
     assert "'mode'" in done.stderr
     assert done.stderr.count("lerning_rate") == 1, "each fault once, whatever the number of trials"
     assert not (tmp_path / "out").exists()
@@ -261,6 +261,23 @@ def test_bayes_draws_where_the_results_are_good() -> None:
     assert sum(abs(params["beta"] - 0.3) < 0.15 for params in late) > 12, "a third at random"
     assert sum(params["baseline"] == "ema" for params in late) > 12
     assert [trial.params for trial in study.trials[:10]] == arguments.trials()[:10]
+
+
+def test_a_sweep_does_not_go_on_with_an_edited_recipe(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(f"rewards: ['{tmp_path}/mine.py:f']\n")
+    (tmp_path / "mine.py").write_text("def f(): ...\n")
+    command = ["${program}", "--config", str(mine), "${args}"]
+    folder = str(tmp_path / "out")
+    arguments = sweep({"seed": {"values": [1]}}, "grid", output_dir=folder, command=command)
+    open_study(arguments)
+    open_study(arguments)
+    for path in (tmp_path / "mine.py", mine):
+        before = path.read_text()
+        path.write_text(f"{before}# edited\n")
+        with pytest.raises(RookWorldError, match="a sweep with other files"):
+            open_study(arguments)
+        path.write_text(before)
 
 
 def test_the_ranking_goes_by_the_goal_and_scores_no_failure() -> None:

@@ -467,7 +467,7 @@ def test_eight_long_runs_stay_small(runs: Path) -> None:
 
 
 def test_a_run_of_another_command_is_called_so(tmp_path: Path) -> None:
-    (tmp_path / "resolved_config.yaml").write_text("new_model: null\nlearning_rate: 0.001\n")
+    (tmp_path / "resolved_config.yaml").write_text("completion_only_loss: true\n")
     with pytest.raises(
         RookWorldError, match="is of rookworld sft, whose results are in its README"
     ):

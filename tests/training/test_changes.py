@@ -15,7 +15,7 @@ from trl import GRPOTrainer
 from rookworld_rlvr.cli.parser import _OF_A_CALL, StrictParser
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.judge_pairs import JudgeDataArguments
-from rookworld_rlvr.training.changes import FIXED, changed_keys, differences
+from rookworld_rlvr.training.changes import FIXED, changed_keys, differences, step_of
 from rookworld_rlvr.training.checkpoints import seal
 
 from ..conftest import NOT_KEPT, recipe
@@ -84,6 +84,14 @@ def test_a_refusal_says_how_to_start_from_the_weights(tmp_path: Path) -> None:
     head, line, remedy = str(refused.value).splitlines()
     assert str(checkpoint) in head and line == "  - seed: was 0, is 1"
     assert f"--model_name_or_path {checkpoint} --output_dir {tmp_path}/run-2" in remedy
+
+
+def test_fewer_steps_than_were_made_are_refused(tmp_path: Path) -> None:
+    checkpoint = write(tmp_path / "run", "max_steps: 6\n")
+    made = step_of(checkpoint)
+    assert changed_keys(checkpoint, f"max_steps: {made}\n") == {"max_steps": [6, made]}
+    with pytest.raises(RookWorldError, match=rf"has made {made} steps already; give more"):
+        changed_keys(checkpoint, f"max_steps: {made - 1}\n")
 
 
 def test_a_schedule_that_remembers_its_rate_keeps_it(tmp_path: Path) -> None:

@@ -33,7 +33,11 @@ from ...training.results import (
 )
 
 _STATE = "trainer_state.json"
-_OTHERS = {"new_model": "sft", "train_pairs": "judge"}  # a key of theirs → the command
+_OTHERS = {
+    "new_model": "sft",
+    "completion_only_loss": "sft",
+    "train_pairs": "judge",
+}  # a key of theirs → the command
 Logs = Mapping[str, Any]
 Answer = Mapping[str, Any]  # the keys that `run_folder.write_answers` gives
 

@@ -127,7 +127,8 @@ class BaselineArguments:
     baseline: Literal["group_mean", "leave_one_out", "ema", "adaptive"] = setting(
         "group_mean",
         "The baseline that rewards are compared with: group_mean (as in TRL), leave_one_out (the "
-        "mean of the group's other completions), ema (a running mean of the task's rewards), or "
+        "mean of the group's other completions), ema (a running mean of the task's rewards, "
+        "with scale_rewards: batch or none), or "
         "adaptive (the group's median if its rewards spread more than baseline_spread, else its "
         "mean).",
     )
@@ -335,6 +336,11 @@ def part_faults(args: Any) -> list[str]:
     faults = (
         _kl_faults(args) + _sampling_lengths(args) + _gae_faults(args) + _supervised_faults(args)
     )
+    if args.baseline == "ema" and str(args.scale_rewards) in ("group", "True"):
+        faults.append(
+            "baseline: ema gives advantages to groups of equal rewards, too, which scale_rewards: group "
+            "would divide by almost 0; set scale_rewards: batch, or none"
+        )
     if args.baseline != "group_mean":
         faults += _summed_faults(f"baseline: {args.baseline}", "baseline: group_mean", args)
     return faults

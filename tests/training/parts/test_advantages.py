@@ -198,6 +198,7 @@ def test_adaptive_kl_moves_the_coefficient_and_goes_on_after_a_resume(
         "learning_rate": 1e-3,
         "lr_scheduler_type": "constant",
         "baseline": "ema",
+        "scale_rewards": "batch",
         "max_completion_length": 8,
         "max_steps": 3,
         **STEPS,
