@@ -18,6 +18,7 @@ from ...common.errors import RookWorldError
 from ...engine.truth import PolicyTruth, policy_values
 from ...models.choices import choice_logps
 from ...tasks.registry import TASKS, task_of
+from ...tasks.task import Task
 from .part import Batch, Call, Part
 from .shared_prompts import obstacle
 from .teaching import truth_of
@@ -93,12 +94,13 @@ class AllMoves(Part):
     ) -> tuple[str, Mapping[str, float]] | None:
         """A prompt with the start of one of its completions, and what each end of it is worth."""
         prompt, task = row["prompt"], TASKS[task_of(row["prompt"])]
+        if type(task).choices is Task.choices:
+            return None
         truth = truth_of(self._trainer.reward_funcs) or PolicyTruth()
         (values,) = policy_values(truth, [prompt], [row.get("action_values")], [task.needs_values])
-        for text in (*texts, task.truth(prompt, values) or ""):
-            if found := task.choices(text, values):
-                return prompt + found[0], found[1]
-        return None
+        found = next(filter(None, (task.choices(text, values) for text in texts)), None)
+        found = found or task.choices(task.truth(prompt, values) or "", values)
+        return None if found is None else (prompt + found[0], found[1])
 
     def scored(self, inputs: Mapping[str, Any]) -> torch.Tensor:
         """See `Part`: none of the batch's rows, because the term has a forward of its own."""
