@@ -71,10 +71,10 @@ def heldout_lines(step: int, results: Mapping[str, float]) -> list[str]:
         step: The optimiser step.
         results: Shares in [0, 1] by metric, and metrics of suites in their own units.
 
-    >>> results = {"overall": 0.25, "policy/format": 1.0, "policy/best_move": 0.25}
+    >>> results = {"overall": 0.5, "policy/format": 1.0, "policy/expected_score": 0.5}
     >>> print("\\n".join(heldout_lines(50, {**results, "suites/puzzles/elo": 900})))
-    step    50  held-out  overall 25.0%
-        policy       best_move 25.0%  format 100.0%
+    step    50  held-out  overall 50.0%
+        policy       expected_score 50.0%  format 100.0%
         suites       puzzles/elo 900
     """
     overall = f"  overall {results['overall']:.1%}" if "overall" in results else ""

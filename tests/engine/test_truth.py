@@ -150,7 +150,7 @@ def test_what_the_engine_has_before_it_is_told(packaged: LoadedData) -> None:
     share = tasks.count("policy") / len(tasks)
     (line,) = engine_outlook(packaged, truth, prompts=16, steps=100)
     assert f"about {round(1600 * share):,} positions, {16 * share:.1f} a batch" in line
-    assert f"{16 * share / 8:.2g} s a batch" in line and "8 positions a second" in line
+    assert f"{16 * share / 8:.2g} s a batch" in line and "rate of 8 a second" in line
     (line,) = engine_outlook(packaged, truth, prompts=16, steps=100, processes=2)
     assert f"{16 * share / 16:.2g} s a batch" in line, "two processes have two engines"
     (line,) = engine_outlook(packaged, truth, prompts=16, steps=-1)
