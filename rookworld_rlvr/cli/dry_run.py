@@ -58,7 +58,7 @@ def _lines(data: LoadedData, funcs: Sequence[RewardFunc], runner: asyncio.Runner
                 continue
             for (_, kind, text), cell in islice(answered, len(KINDS)):
                 lines += [f"  {kind:<10} {text!r}", f"{'':13}{cell or 'no reward applies'}"]
-    return [*lines, *_constant(seen)]
+    return [*lines, *(f"\n{wrapped(warning)}" for warning in _constant(seen))]
 
 
 def _answers(task: Task, row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -104,10 +104,10 @@ def _rewards(
 def _constant(seen: Mapping[str, list[float]]) -> Iterator[str]:
     for name, numbers in seen.items():
         if not numbers and name not in known_rewards():  # a packaged one may be of another task
-            yield f"\nwarning: the reward {name} gives no number for any of these answers"
+            yield f"warning: the reward {name} gives no number for any of these answers"
         elif len(set(numbers)) == 1:
             yield (
-                f"\nwarning: the reward {name} is {numbers[0]:.3f} for all {len(numbers)} answers, "
+                f"warning: the reward {name} is {numbers[0]:.3f} for all {len(numbers)} answers, "
                 "right, wrong and unreadable. That may be chance if it rewards something rare; a reward "
                 "that never differs teaches nothing"
             )
