@@ -30,7 +30,7 @@ from optuna.trial import FrozenTrial, TrialState
 from ..common.errors import RookWorldError
 from ..common.own import own_files
 from ..common.settings import Checked, key_faults, setting
-from ..common.shipped import shipped
+from ..common.shipped import find_recipe, shipped
 from ..common.stats import Estimate
 from ..common.terminal import cells, printable, wrapped
 from ..tasks.metrics import headlines, training_metrics, unknown_metric
@@ -289,10 +289,10 @@ def open_study(sweep: SweepArguments) -> optuna.Study:
 def _files(sweep: SweepArguments) -> dict[str, str]:
     """The digests of the recipes that the command names, and of the user's files that they name."""
     files = {}
-    for word in sweep.command or ():
-        path = Path(str(word).removeprefix("--config="))
-        if path.suffix in (".yaml", ".yml") and path.is_file():
-            files[str(path)] = sha256(path.read_bytes()).hexdigest()
+    for before, word in itertools.pairwise(["", *map(str, sweep.command or ())]):
+        if before == "--config" or word.startswith("--config="):
+            path = find_recipe(word.removeprefix("--config="), "command: --config: ")
+            files[word] = sha256(path.read_bytes()).hexdigest()
             files |= own_files(yaml.safe_load(path.read_text(encoding="utf-8")))
     return files
 

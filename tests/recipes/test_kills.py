@@ -21,7 +21,7 @@ SMALL = """
 KL = "--beta 0.02 --kl_control adaptive --kl_target 1e-4 --kl_horizon 200".split()
 VARIANTS = {
     "packaged": "",
-    "controls": "--zero_variance resample --baseline ema --num_iterations 2",
+    "controls": "--zero_variance resample --baseline ema --scale_rewards batch --num_iterations 2",
     "value_head": "--advantage_estimator gae --num_iterations 2",
     "teaching": "--zero_variance teach --sft_coef 0.1 --steps_per_generation 3 --beta 0.02",
     "judge": "",
