@@ -5,6 +5,8 @@ rookworld evaluate --model_name_or_path runs/grpo_nano --suites environment poli
 rookworld evaluate --model_name_or_path rookworld-nano \
     --model_name_or_path runs/grpo_nano --output_file runs/grpo_nano/evaluation.json
 rookworld evaluate --model_name_or_path random oracle   # chance, and the ceiling
+rookworld evaluate --model_name_or_path runs/grpo_nano --suites versus_model \
+    --opponent rookworld-nano --suite_games 200 --pgn_file games.pgn
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from rookworld_rlvr.common.files import check_writable, write_json
 from rookworld_rlvr.common.machine import machine
 from rookworld_rlvr.common.settings import each, setting
 from rookworld_rlvr.engine.arguments import EngineArguments
+from rookworld_rlvr.evaluation.games import GameSuite
 from rookworld_rlvr.evaluation.models import ModelArguments, OracleValues, open_model
 from rookworld_rlvr.evaluation.registry import SUITE_HEADLINES, SuiteArguments, open_suites
 from rookworld_rlvr.evaluation.results import ModelResults, results_document, results_text
@@ -60,6 +63,7 @@ class EvaluateArguments(SuiteArguments):
         least=0,
     )
     output_file: str = setting("", "The JSON file for the results; none by default.")
+    pgn_file: str = setting("", "The PGN file for the suites' games; none by default.")
 
 
 GROUPS = [EvaluateArguments, ModelArguments, EngineArguments]
@@ -69,8 +73,9 @@ def main(argv: Sequence[str]) -> None:
     parser = StrictParser(GROUPS)
     args, model_args, engine_args = parser.parse_strictly(argv)
     state = PartialState(cpu=not torch.accelerator.is_available())
-    if args.output_file and state.is_main_process:
-        check_writable(Path(args.output_file))
+    files = [Path(name) for name in (args.output_file, args.pgn_file) if name]
+    for file in files if state.is_main_process else ():
+        check_writable(file)
 
     ################
     # Suites
@@ -102,17 +107,21 @@ def main(argv: Sequence[str]) -> None:
         if isinstance(suite, PolicySuite):
             known |= suite.items
     values = OracleValues(known, engine_args)
-    results = []
+    results, games = [], []
     for name in model_args.model_name_or_path:
         model = open_model(name, model_args, values)
         answered = {suite.name: suite.run(model) for suite in suites}
         results.append(ModelResults(name, answered, left_out))
+        games += [suite.pgn(name) for suite in suites if isinstance(suite, GameSuite)]
 
     ################
     # Results
     ################
     if state.is_main_process:
         print(results_text(results))
+        if args.pgn_file:
+            Path(args.pgn_file).write_text("\n".join(games), encoding="utf-8")
+            print(f"\ngames: {args.pgn_file}")
         if args.output_file:
             write_json(
                 Path(args.output_file),

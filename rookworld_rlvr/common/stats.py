@@ -10,13 +10,21 @@ from typing import ClassVar, Literal
 import numpy as np
 
 
-@dataclass(frozen=True, slots=True)
-class Proportion:
-    """A share of `n` trials with its 95% Wilson score interval.
+def wilson(share: float, n: float) -> tuple[float, float]:
+    """The 95% score interval of a share of `n` trials, in [0, 1]; `n` may be an effective number.
 
     Source: E. B. Wilson, "Probable inference, the law of succession, and statistical inference",
     JASA 22 (1927).
     """
+    centre = share + _Z * _Z / (2 * n)
+    spread = _Z * math.sqrt(share * (1 - share) / n + _Z * _Z / (4 * n * n))
+    scale = 1 + _Z * _Z / n
+    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Proportion:
+    """A share of `n` trials with its 95% Wilson score interval, see `wilson`."""
 
     form: ClassVar[str] = "{:.1%}"
 
@@ -31,14 +39,7 @@ class Proportion:
     @property
     def interval(self) -> tuple[float, float]:
         """Lower and upper bound, each in [0, 1]; ``(0, 1)`` without trials."""
-        if not self.n:
-            return 0.0, 1.0
-        z = _Z
-        p = self.value
-        centre = p + z * z / (2 * self.n)
-        spread = z * math.sqrt(p * (1 - p) / self.n + z * z / (4 * self.n * self.n))
-        scale = 1 + z * z / self.n
-        return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
+        return wilson(self.value, self.n) if self.n else (0.0, 1.0)
 
     @property
     def estimate(self) -> Estimate:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import chess
+import chess.pgn
 
 from ..common.errors import NotationError
 from ..common.progress import Progress
@@ -26,6 +27,16 @@ Ending = Literal["rules", "illegal", "unreadable", "capped", "stopped"]
 """Why a game is over: by the rules as python-chess ends it, without a claim (checkmate, stalemate,
 insufficient material, 75 moves, fivefold repetition); by an illegal or unreadable move; because it was
 cut off; or because a suite stopped it, see `Reply`."""
+
+
+_TERMINATION: Mapping[Ending, str] = {
+    "rules": "normal",
+    "illegal": "rules infraction",
+    "unreadable": "rules infraction",
+    "capped": "adjudication",
+    "stopped": "unterminated",
+}
+"""As the PGN standard calls these endings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +104,12 @@ class GameSuite(Suite[chess.Board]):
     Args:
         suite_games: How many.
         suite_seed: Decides the starting positions.
+
+    Attributes:
+        played: The games that the model asked last has played.
     """
+
+    played: Sequence[Game] = ()
 
     about = f"Games from held-out positions after {OPENING_PLIES} random plies."
 
@@ -119,8 +135,33 @@ class GameSuite(Suite[chess.Board]):
                     game.take(reply)
                 left = sum(MOST_PLIES - game.half_moves for game in games if game.ending is None)
                 progress.update(len(games) * MOST_PLIES - left - progress.done)
+        self.played = games
         for game in games:
             yield game.name, self.judge(game), ()
+
+    def pgn(self, model: str) -> str:
+        """The games that were played last, in PGN; a game that was cut off is drawn.
+
+        Args:
+            model: The name of the one that played.
+        """
+        texts = []
+        for number, game in enumerate(self.played, 1):
+            record = chess.pgn.Game.from_board(game.board)
+            white, black = self.players(model, game)
+            record.headers.update(
+                Event=f"rookworld-rlvr, {self.name}", Round=str(number), White=white, Black=black
+            )
+            assert game.ending is not None
+            record.headers["Termination"] = _TERMINATION[game.ending]
+            if game.ending == "capped":
+                record.headers["Result"] = "1/2-1/2"
+            texts.append(f"{record}\n")
+        return "\n".join(texts)
+
+    def players(self, model: str, game: Game) -> tuple[str, str]:
+        """Who plays White and who Black."""
+        return model, model
 
     def replies(self, model: Answerer, running: Sequence[Game]) -> list[Reply]:
         """The moves of the sides to move, by default the model's for both."""

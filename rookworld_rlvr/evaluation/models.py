@@ -13,7 +13,7 @@ from accelerate import PartialState
 
 from ..common.errors import RookWorldError
 from ..common.progress import Progress
-from ..common.settings import Checked, setting
+from ..common.settings import Checked, each, setting
 from ..engine.arguments import EngineArguments
 from ..engine.labeller import Labeller
 from ..models import loading
@@ -22,12 +22,7 @@ from ..tasks.registry import TASKS, task_of
 from ..tasks.task import Task
 from ..tasks.types import Values
 from .answerers import Answerer, LanguageModel
-from .registry import ORACLE, RANDOM_MOVER
-
-
-def _model_faults(names: Sequence[str], where: str) -> list[str]:
-    own = (ORACLE, RANDOM_MOVER)
-    return [f for name in names if name not in own for f in loading.check_model_name(name, where)]
+from .registry import ORACLE, RANDOM_MOVER, contestant_faults
 
 
 @dataclass
@@ -39,7 +34,7 @@ class ModelArguments(Checked):
         "Models to evaluate: packaged names, folders or Hub ids; oracle is always right, random plays "
         "random legal moves. The others are compared with the first.",
         once=True,
-        check=_model_faults,
+        check=each(contestant_faults),
     )
     model_revision: str = setting("main", "Branch, tag or commit of models on the Hub.")
     dtype: Literal["float32", "bfloat16", "float16"] = setting(

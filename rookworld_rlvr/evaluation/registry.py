@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..common.errors import ConfigurationError, close_matches
 from ..common.own import load_own_class
 from ..common.settings import Checked, setting
+from ..models.loading import check_model_name
 
 if TYPE_CHECKING:
     from ..engine.arguments import EngineArguments
@@ -26,6 +27,7 @@ _HEADLINES = (  # of each packaged suite
     "self_play/legal_half_moves",
     "closed_loop/right_plies",
     "versus_stockfish/score",
+    "versus_model/score",
 )
 
 ORACLE, RANDOM_MOVER = "oracle", "random"  # models to evaluate that are none: see `models`
@@ -75,6 +77,11 @@ def register_own_suite(name: str) -> None:
     SUITE_HEADLINES[kind.name] = f"suites/{kind.name}/{kind.headline}"
 
 
+def contestant_faults(name: str, where: str) -> list[str]:
+    """What is wrong with the name of a model to evaluate or to play against."""
+    return [] if name in (ORACLE, RANDOM_MOVER) else check_model_name(name, where)
+
+
 def _file_faults(name: str, where: str) -> list[str]:
     return [] if Path(name).is_file() else [f"{where}: file {name!r} not found"]
 
@@ -106,6 +113,12 @@ class SuiteArguments(Checked):
         "Games in each suite that plays games.",
         least=1,
         most=1_000,  # there are some 7,000 held-out positions after `games.OPENING_PLIES`
+    )
+    opponent: str | None = setting(
+        None,
+        "The model that the suite versus_model plays against: a packaged name, a folder, a Hub id, or "
+        "random.",
+        check=contestant_faults,
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 import chess
+import chess.pgn
 import pytest
 
 from rookworld_rlvr.common.errors import EngineError
@@ -17,6 +19,7 @@ from rookworld_rlvr.data.loading import HELDOUT_SHARE, is_held_out
 from rookworld_rlvr.engine.arguments import EngineArguments
 from rookworld_rlvr.evaluation import games
 from rookworld_rlvr.evaluation.games import Game, Reply, openings
+from rookworld_rlvr.evaluation.matches import elo_difference, score_estimate
 from rookworld_rlvr.evaluation.models import (
     ModelArguments,
     OracleValues,
@@ -25,18 +28,16 @@ from rookworld_rlvr.evaluation.models import (
 )
 from rookworld_rlvr.evaluation.registry import SuiteArguments, open_suites
 from rookworld_rlvr.evaluation.suite import SuiteResult, keep_apart
+from rookworld_rlvr.evaluation.suites import versus_model
 from rookworld_rlvr.evaluation.suites.closed_loop import ClosedLoopSuite, state_errors
 from rookworld_rlvr.evaluation.suites.self_play import SelfPlaySuite
-from rookworld_rlvr.evaluation.suites.versus_stockfish import (
-    SkilledEngine,
-    VersusStockfishSuite,
-    elo_difference,
-    score_estimate,
-)
+from rookworld_rlvr.evaluation.suites.versus_model import VersusModelSuite
+from rookworld_rlvr.evaluation.suites.versus_stockfish import SkilledEngine, VersusStockfishSuite
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.environment import parse_environment_prompt, write_environment_answer
 
 from ...conftest import REPOSITORY, launch
+from ...conftest import script as run_script
 from ...engines import engine_arguments, misbehaving
 from ...scripted import GARBAGE, Scripted
 
@@ -44,6 +45,7 @@ NO_ENGINE = EngineArguments(engine_path="/no/engine")
 # Games in which the packaged model's best token is at least 1e-3 ahead of the next. With seed 0 two
 # are once 4e-5 apart: near enough for another batch's rounding to choose the other.
 SURE = 1
+SIDES = ("white", "black")
 Start = Callable[..., None]
 
 
@@ -304,8 +306,8 @@ def test_versus_by_hand(start_from: Start, monkeypatch: pytest.MonkeyPatch) -> N
         f"black {second}": 0.5,
     }
     score = result.metrics()["strict_score"]
-    # Wilson's interval of 1.5 of 4, by hand: (0.85518 ± 0.67501) / 1.96036.
-    assert (score.low, score.high, score.n) == pytest.approx((0.0919, 0.7806, 4), abs=1e-4)
+    # Pairs score 0.5 and 0.25, with a won and a lost one 1.75 of 4: variance 0.13671, so like 3.6 games.
+    assert (score.low, score.high, score.n) == pytest.approx((0.0853, 0.7955, 4), abs=1e-4)
     assert [len(call) for call in model.calls] == [2, 2, 1], "one call a ply, of what is its turn"
     assert result.n == 4 and "elo_difference" not in result.notes
 
@@ -322,11 +324,84 @@ def test_elo_differences(score: float, difference: float) -> None:
 
 
 def test_a_score_without_a_finite_difference_says_so() -> None:
-    assert elo_difference(score_estimate([0.0] * 20)) is None
-    assert elo_difference(score_estimate([1.0] * 3)) is None
-    lost = score_estimate([0.0] * 20)
-    assert (lost.value, lost.low) == (0, 0)
-    assert lost.high == pytest.approx(0.1611, abs=1e-4), "Wilson's, as tabulated for 0 of 20"
+    for score in (0.0, 1.0):
+        found = score_estimate({f"{side} {n}": score for n in range(10) for side in SIDES})
+        assert elo_difference(found) is None
+        assert found.value == score and 0.1 < found.high - found.low < 0.3, "chance, not certainty"
+
+
+@pytest.mark.parametrize("balance", [0.5, 0.3, 0.1])
+def test_the_interval_of_a_score_holds_for_pairs(balance: float) -> None:
+    """In 95 of 100 matches it has the true score, if openings decide much and if they do not."""
+    rng = random.Random(0)
+    hits, widths = 0, []
+    for _ in range(1000):
+        scores = {}
+        for opening in range(30):
+            white = 0.5 + rng.choice((balance, -balance))  # what the opening is worth for White
+            for side, chance in (("white", white), ("black", 1 - white)):
+                scores[f"{side} {opening}"] = float(rng.random() < chance * 1.2 - 0.1)
+        found = score_estimate(scores)
+        hits += found.low <= 0.5 <= found.high
+        widths.append(found.high - found.low)
+    assert 935 <= hits <= 985
+    if balance == 0.5:
+        assert max(widths) < 0.25, "games that the openings decide say more than coins"
+
+
+def test_a_match_between_models_by_hand(
+    start_from: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    start_from(game_after("f3", "e5"))
+    moves = {fen_after("f3", "e5"): "g2g4", fen_after("f3", "e5", "g4"): "d8h4"}
+    monkeypatch.setattr(versus_model, "open_model", lambda *given: Scripted(moves))
+    told = ("score", "illegal_moves", "opponent_illegal_moves")
+    blind = Scripted({**moves, fen_after("f3", "e5", "g4"): "d8d1"})  # g8e7 is played in its place
+    monkeypatch.setattr(games, "MOST_PLIES", 2)
+    suite = VersusModelSuite(2, 0, "other", NO_ENGINE)
+    found = values(suite.run(blind))
+    assert [found[key] for key in told] == [0.25, 0.5, 0]
+    swapped = VersusModelSuite(2, 0, "other", NO_ENGINE)
+    monkeypatch.setattr(swapped, "_player", blind)
+    found = values(swapped.run(Scripted(moves)))
+    assert [found[key] for key in told] == [0.75, 0, 0.5]
+
+    (tmp_path / "games.pgn").write_text(suite.pgn("blind"))
+    with (tmp_path / "games.pgn").open() as file:
+        read = list(iter(lambda: chess.pgn.read_game(file), None))
+    heads = [[game.headers[key] for key in ("White", "Black", "Result", "Round")] for game in read]
+    assert heads == [["blind", "other", "0-1", "1"], ["other", "blind", "1/2-1/2", "2"]]
+    assert [game.headers["Termination"] for game in read] == ["normal", "adjudication"]
+    assert [[move.uci() for move in game.mainline_moves()] for game in read] == [
+        ["f2f3", "e7e5", "g2g4", "d8h4"],
+        ["f2f3", "e7e5", "g2g4", "g8e7"],
+    ]
+
+
+def test_a_model_against_itself_is_no_better(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(games, "MOST_PLIES", 8)
+    words = "--suites versus_model --suite_games 5 --opponent random --model_name_or_path random"
+    files = [tmp_path / "results.json", tmp_path / "games.pgn"]
+    outputs = [f"--output_file={files[0]}", f"--pgn_file={files[1]}"]
+    run_script("evaluate.py", *words.split(), *outputs, cwd=tmp_path)
+    result = json.loads(files[0].read_text())["suites"]["versus_model"]
+    rating = result["metrics"]["elo_difference"]
+    assert rating["low"] < 0 < rating["high"] and result["notes"]["opponent"] == "random"
+    assert files[1].read_text().count("[Event ") == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ([], "there is no opponent; give one with --opponent"),
+        (["--opponent", "runs/nope"], "opponent: there is no folder 'runs/nope'"),
+    ],
+)
+def test_a_match_needs_an_opponent(words: list[str], reason: str, tmp_path: Path) -> None:
+    done = run_script("evaluate.py", "--suites", "versus_model", *words, cwd=tmp_path)
+    assert done.returncode == 2 and reason in done.stderr
 
 
 def test_stockfish_is_asked_at_a_level_and_a_depth(
