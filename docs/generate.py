@@ -88,7 +88,7 @@ TOPICS: Mapping[str, Sequence[str]] = {
     "Which prompts, and how they are sampled": ["PromptArguments", "SamplingArguments"],
     "Groups without signal, right answers": ["VarianceArguments", "SupervisedArguments"],
     "All legal moves": ["MovesArguments"],
-    "The rest of a step": ["ScheduleArguments", "OwnPartArguments"],
+    "The rest of a step": ["ScheduleArguments", "AveragingArguments", "OwnPartArguments"],
     "Health and guard": ["HealthArguments", "GuardArguments"],
     "Held-out samples, other tasks and suites": ["MeasurementArguments", "SuiteArguments"],
     "Evaluation": ["EvaluateArguments", "ModelArguments"],
@@ -100,6 +100,7 @@ TOPICS: Mapping[str, Sequence[str]] = {
         "RookWorldRewardConfig",
     ],
     "Audit and preparation of data": ["AuditArguments", "PrepareArguments", "PositionArguments"],
+    "Rounds": ["EvolveArguments"],
     "Sweeps and dashboards": ["SweepArguments", "TrainingDefaults", "WorkspaceArguments"],
 }
 """Topics of the table of keys, and the dataclasses that belong to each."""

@@ -2,6 +2,7 @@
 
 rookworld report --run runs/grpo_nano                            # writes runs/grpo_nano/report.html
 rookworld report --run runs/a --run runs/b --output_file ab.html
+rookworld report --run runs/evolve_nano                          # the rounds of rookworld evolve
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class ReportArguments(Checked):
 
     run: list[str] = setting(
         [],
-        "The folder (output_dir) of a GRPO run, finished or not; repeat --run for several.",
+        "The folder (output_dir) of a GRPO run, finished or not, or of the rounds of rookworld evolve; "
+        "repeat --run for several.",
         check=run_faults,
     )
     tasks_from: list[str] = setting(
@@ -51,11 +53,18 @@ class ReportArguments(Checked):
 GROUPS = [ReportArguments]
 
 
+def runs_of(folder: str) -> list[str]:
+    """The runs of a folder: its rounds', or itself."""
+    rounds = sorted(Path(folder).glob("round-*/train"))
+    return [str(path) for path in rounds] or [folder]
+
+
 def main(argv: Sequence[str]) -> None:
     (args,) = StrictParser(GROUPS).parse_strictly(argv)
-    from rookworld_rlvr.reports.run import page, read_runs
+    from rookworld_rlvr.reports.run import MOST_RUNS, page, read_ledger, read_runs
 
-    runs = read_runs(args.run)
+    rounds = [entry for folder in args.run for entry in read_ledger(Path(folder))]
+    runs = read_runs([run for folder in args.run for run in runs_of(folder)][-MOST_RUNS:])
     for run in runs:
         if unknown := [task for task in run.config.get("tasks", ()) if task not in TASKS]:
             raise RookWorldError(
@@ -64,7 +73,7 @@ def main(argv: Sequence[str]) -> None:
             )
     path = Path(args.output_file or Path(args.run[0]) / "report.html")
     check_writable(path)
-    path.write_text(page(runs), encoding="utf-8", errors="backslashreplace")
+    path.write_text(page(runs, rounds), encoding="utf-8", errors="backslashreplace")
     for run in runs:
         for line in run.missing:
             print(f"{run.name}: {line}")

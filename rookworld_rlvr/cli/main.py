@@ -39,6 +39,7 @@ SCRIPTS = {
     "prepare": "prepare_data",
     "judge": "train_judge",
     "sweep": "sweep",
+    "evolve": "evolve",
     "workspace": "wandb_workspace",
 }
 """Command → the script in ``recipes/`` that it runs."""

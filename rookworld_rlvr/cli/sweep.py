@@ -7,16 +7,12 @@ study in a SQLite file, from which an interrupted sweep continues.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import json
 import math
 import random
-import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -27,6 +23,7 @@ import yaml
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
+from ..common.children import last_line, run_child
 from ..common.errors import RookWorldError
 from ..common.own import own_files
 from ..common.settings import Checked, key_faults, setting
@@ -52,9 +49,6 @@ _FAILURE = "failure"  # why a trial failed; an interrupted trial has no reason a
 
 
 _INTERVAL = "interval"  # of a trial's score, 95%
-
-
-_PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
 
 _FOLDER = "folder"  # of an interrupted trial, which another trial continues
@@ -330,20 +324,8 @@ def run_trial(sweep: SweepArguments, study: optuna.Study, trial: optuna.Trial) -
     folder = folder_of(sweep, trial)
     log = log_of(folder)
     command = [*sweep.command_of(trial.params, folder), "--resume_from_checkpoint=auto"]
-    process = None
-    try:
-        with log.open("a", encoding="utf-8") as output, _signals_held():
-            process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, preexec_fn=_end_with_parent
-            )
-        process.wait()
-    finally:
-        if process is not None:
-            process.terminate()
-            process.wait()
-    if process.returncode:
-        said = log.read_text(encoding="utf-8").strip() or "no output"
-        failure = f"exit code {process.returncode}, see {log}: {said.splitlines()[-1]}"
+    if code := run_child(command, log):
+        failure = f"exit code {code}, see {log}: {last_line(log)}"
     else:
         try:
             score = read_score(folder / RESULTS, metric["name"])
@@ -354,30 +336,6 @@ def run_trial(sweep: SweepArguments, study: optuna.Study, trial: optuna.Trial) -
             return study.tell(trial, score.value)
     trial.set_user_attr(_FAILURE, failure)
     return study.tell(trial, state=TrialState.FAIL)
-
-
-def _end_with_parent() -> None:
-    """Let the system kill this process with the sweep, so that no two ever write to one folder.
-
-    It matters if the sweep itself is killed by SIGKILL. Only Linux can do it.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-@contextmanager
-def _signals_held() -> Iterator[None]:
-    """Delay SIGINT and SIGTERM to the end of the block, so that a process being started is not lost."""
-    held: list[int] = []
-    words = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(word, lambda number, _: held.append(number)) for word in words]
-    try:
-        yield
-    finally:
-        for word, handler in zip(words, before, strict=True):
-            signal.signal(word, handler)
-        for number in held:
-            signal.raise_signal(number)
 
 
 def read_score(path: Path, metric: str) -> Estimate:

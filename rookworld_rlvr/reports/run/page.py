@@ -26,11 +26,12 @@ _PUBLISHED = read_asset("published.yaml")  # numbers that others have published
 Model = Mapping[str, Any]
 
 
-def page(runs: Sequence[RunRecord]) -> str:
+def page(runs: Sequence[RunRecord], rounds: Sequence[Mapping[str, Any]] = ()) -> str:
     """One run, or several side by side.
 
     Args:
         runs: At least one, at most `MOST_RUNS`, with different names.
+        rounds: Entries of the ledger of `rookworld evolve`.
     """
     with_answers = [run for run in runs if run.answers]
     changed = {run.name: changes(run.answers) for run in with_answers}
@@ -58,7 +59,25 @@ def page(runs: Sequence[RunRecord]) -> str:
         gaps=_gaps,
         suites=suites(runs),
         passes=passes(runs),
+        rounds=[_round(entry) for entry in rounds],
     )
+
+
+def _round(entry: Mapping[str, Any]) -> list[str]:
+    """The cells of a round: number, rows, expected score, Elo difference, what became of it."""
+    before, after = entry["heldout"]["policy/expected_score"]
+    change, elo = entry["expected_score"], entry["match"].get("elo_difference")
+    return [
+        str(entry["round"]),
+        str(entry["policy_rows"]),
+        str(entry["environment_rows"]),
+        f"{before:.1%} → {after:.1%}",
+        "{:+.1f} [{:+.1f}, {:+.1f}]".format(
+            *(100 * change[key] for key in ("difference", "low", "high"))
+        ),
+        "{value:+.0f} [{low:+.0f}, {high:+.0f}]".format(**elo) if elo else "not finite",
+        "accepted" if entry["accepted"] else "; ".join(entry["reasons"]),
+    ]
 
 
 # --------------------------------------------------------------------------------------------------

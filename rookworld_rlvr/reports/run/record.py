@@ -32,6 +32,7 @@ from ...training.results import (
     read_proportions,
 )
 
+LEDGER = "ledger.jsonl"  # of `rookworld evolve`
 _STATE = "trainer_state.json"
 _OTHERS = {
     "new_model": "sft",
@@ -107,6 +108,13 @@ class RunRecord:
             if isinstance(logs.get(name), int | float)
         }
         return list(values.items())
+
+
+def read_ledger(folder: Path) -> list[dict[str, Any]]:
+    """The entries of a folder's ledger; empty without one."""
+    path = folder / LEDGER
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return [json.loads(line) for line in lines]
 
 
 def read_runs(folders: Sequence[str]) -> list[RunRecord]:

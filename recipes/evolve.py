@@ -1,0 +1,71 @@
+"""Let a policy play itself, value its positions, train on them, and keep what plays better, by rounds.
+
+rookworld evolve --model_name_or_path runs/grpo_nano   # the packaged rounds
+rookworld evolve --config evolve_nano --rounds 5       # further rounds; also goes on after a stop
+"""
+
+from __future__ import annotations
+
+import rookworld_rlvr.common.threads  # noqa: F401  # before torch is loaded
+
+# isort: split
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import grpo
+
+from rookworld_rlvr.cli.checks import check_recipe
+from rookworld_rlvr.cli.main import command_line
+from rookworld_rlvr.cli.parser import StrictParser
+from rookworld_rlvr.cli.run import run_cli
+from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.common.terminal import wrapped
+from rookworld_rlvr.data.loading import DataArguments
+from rookworld_rlvr.engine.arguments import EngineArguments, find_engine
+from rookworld_rlvr.evolution.rounds import EvolveArguments, Round, entry_text, rounds
+from rookworld_rlvr.tasks.policy import POLICY
+
+RECIPE = Path(__file__).with_name("evolve_nano.yaml")
+GROUPS = [EvolveArguments, EngineArguments]
+
+
+def main(argv: Sequence[str]) -> None:
+    args, engine_args = StrictParser(GROUPS, RECIPE).parse_strictly(argv)
+    find_engine(engine_args.engine_path)
+    base = check_training(args, engine_args)
+    for word in (signal.SIGINT, signal.SIGTERM):  # a training run ends too
+        signal.signal(word, stop)
+    accepted = args.model_name_or_path
+    for entry in rounds(args, engine_args, base):
+        print(wrapped(entry_text(entry)), flush=True)
+        accepted = entry["model"] if entry["accepted"] else accepted
+    print(f"\nmodel: {accepted}")
+
+
+def check_training(args: EvolveArguments, engine_args: EngineArguments) -> DataArguments:
+    """Check what the first round will train with; the recipe's own data set.
+
+    Raises:
+        ConfigurationError: With all faults.
+    """
+    words = Round(args, engine_args, 1, args.model_name_or_path, DataArguments()).words()
+    words = [word for word in words if not word.startswith("--dataset_name")]  # not there yet
+    _, line = command_line("grpo", [*words, "--dry_run"])
+    parsed = StrictParser(grpo.GROUPS, grpo.RECIPE).parse_strictly(line[1:], check_recipe)
+    data_args: DataArguments
+    (data_args,) = (group for group in parsed if isinstance(group, DataArguments))
+    if POLICY.name not in data_args.tasks:
+        raise ConfigurationError([f"recipe: {args.recipe} does not train the policy; give another"])
+    return data_args
+
+
+def stop(number: int, _: object) -> None:
+    """End the rounds, and say how they go on."""
+    print("interrupted; run the same command again, and the round goes on", file=sys.stderr)
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    run_cli(main)

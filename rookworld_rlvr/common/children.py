@@ -1,0 +1,60 @@
+"""A child process that ends with its parent and prints into a file."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
+
+
+def run_child(command: Sequence[str], log: Path) -> int:
+    """Run a command and append what it prints to a file; returns its exit code.
+
+    It ends with this process: at an exception it is asked to, and after SIGKILL the system ends it.
+    """
+    process = None
+    try:
+        with log.open("a", encoding="utf-8") as output, _signals_held():
+            process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, preexec_fn=_end_with_parent
+            )
+        return process.wait()
+    finally:
+        if process is not None:
+            process.terminate()
+            process.wait()
+
+
+def last_line(log: Path) -> str:
+    """The last line that a child printed."""
+    return (log.read_text(encoding="utf-8").strip() or "no output").splitlines()[-1]
+
+
+def _end_with_parent() -> None:
+    """Let the system kill this process with its parent, so that no two ever write to one folder.
+
+    It matters if the parent itself is killed by SIGKILL. Only Linux can do it.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Delay SIGINT and SIGTERM to the end of the block, so that a process being started is not lost."""
+    held: list[int] = []
+    words = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(word, lambda number, _: held.append(number)) for word in words]
+    try:
+        yield
+    finally:
+        for word, handler in zip(words, before, strict=True):
+            signal.signal(word, handler)
+        for number in held:
+            signal.raise_signal(number)

@@ -1,0 +1,1 @@
+"""Rounds of play, valuing, training and acceptance, which go on by themselves."""

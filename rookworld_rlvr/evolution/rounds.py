@@ -1,0 +1,337 @@
+"""Rounds: their keys, what each leaves in its folder, the rule of acceptance, and the ledger."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..common.children import last_line, run_child
+from ..common.errors import RookWorldError
+from ..common.files import replace_text
+from ..common.progress import Progress
+from ..common.settings import Checked, setting
+from ..common.stats import Estimate, Paired
+from ..data.parquet import ROW_GROUP, read_provenance, write_parquet
+from ..data.sources import Malformed, Row, RowArguments
+from ..engine.arguments import EngineArguments
+from ..engine.labeller import Labeller
+from ..evaluation.models import ModelArguments, OracleValues, open_model
+from ..evaluation.registry import contestant_faults
+from ..evaluation.results import ModelResults, results_document
+from ..evaluation.suites.versus_model import VersusModelSuite
+from ..models.loading import PACKAGED_MODEL
+from ..reports.run.record import LEDGER, changes, read_ledger, read_runs
+from ..tasks import rules
+from ..tasks.policy import POLICY, write_policy_prompt
+from .play import MOST_GAMES, Filter, SelfPlay, kept, new_positions, play, wrong_states
+
+_KEYS = "evolve.json"
+_ROWS = "rows.parquet"
+_TRAIN = "train"
+_MATCH = "match.json"
+_SCORE = f"{POLICY.name}/{POLICY.headline}"
+_VALUES = pa.list_(pa.struct([("move", pa.string()), ("cp", pa.int64())]))
+_SCHEMA = pa.schema(
+    [("prompt", pa.string()), ("completion", pa.string()), ("action_values", _VALUES)]
+)
+_MAY_CHANGE = ("rounds",)
+
+
+@dataclass
+class EvolveArguments(Checked):
+    """How the rounds go."""
+
+    model_name_or_path: str = setting(
+        PACKAGED_MODEL, "The model that the first round starts from.", check=contestant_faults
+    )
+    recipe: str = setting("grpo_policy_nano", "The recipe that trains each round.", filled=True)
+    train: dict[str, Any] | str | None = setting(
+        None,
+        "Keys of `rookworld grpo` that are not as in the recipe, {max_steps: 200, num_processes: 8}.",
+    )
+    output_dir: str = setting("runs/evolve", "The folder of the rounds and their ledger.")
+    rounds: int = setting(3, "The number of rounds, those of earlier starts included.", above=0)
+    seed: int = setting(0, "The seed of openings, answers, suites, and of each round's training.")
+    games: int = setting(
+        200, "Games of the policy against itself in a round.", least=1, most=MOST_GAMES
+    )
+    plies: int = setting(20, "Half-moves after which such a game is cut off.", least=1)
+    play_temperature: float = setting(1.0, "The temperature of its answers there.", above=0)
+    board: Literal["rules", "model", "both"] = setting(
+        "both",
+        "Who says what a move leads to: python-chess (rules), the model's own environment answers "
+        "(model), or python-chess with the model asked too (both), whose wrong answers become "
+        "environment rows.",
+    )
+    sides: Literal["all", "winner"] = setting(
+        "all",
+        "Whose positions are learnt from: all, or the winner's by the last position's values.",
+    )
+    decided: float = setting(
+        0.95,
+        "Positions are left out whose best move keeps more than this win probability, or less than the "
+        "rest to 1.",
+        least=0.5,
+        most=1,
+    )
+    least_loss: float = setting(
+        0.0,
+        "Positions are left out where the move that was played lost less win probability than this.",
+        least=0,
+        most=1,
+    )
+    match_games: int = setting(
+        200, "Games of the match between a round's model and the one before.", least=2, most=1_000
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round.
+
+    Args:
+        args: All rounds' keys.
+        engine_args: The engine that values positions.
+        number: From 1.
+        start: The model that plays and is trained further.
+        base: The rows of the recipe's own data set.
+    """
+
+    args: EvolveArguments
+    engine_args: EngineArguments
+    number: int
+    start: str
+    base: RowArguments
+
+    @property
+    def folder(self) -> Path:
+        """Its folder."""
+        return Path(self.args.output_dir) / f"round-{self.number:03}"
+
+    @property
+    def model(self) -> Path:
+        """The folder of the model that it trains."""
+        return self.folder / _TRAIN
+
+    @property
+    def log(self) -> Path:
+        """What its training prints."""
+        return self.model.with_suffix(".log")
+
+    # --------------------------------------------------------------------------------------------
+    # Rows
+    # --------------------------------------------------------------------------------------------
+    def make_rows(self) -> Mapping[str, Any]:
+        """Play, value, filter and write the rows to train on, unless they are there; their counts."""
+        if note := read_provenance(self.folder / _ROWS):
+            return dict(note["counts"])
+        args = self.args
+        self.folder.mkdir(parents=True, exist_ok=True)
+        base = [row for row in self.base.parsed_rows() if not isinstance(row, Malformed)]
+        earlier = [row for number in range(1, self.number) for row in self._rows_of(number)]
+        known = {rules.position_key(row["fen"]) for row in base if row["task"] == POLICY.name}
+        known |= {
+            rules.position_key(POLICY.position(row["prompt"]).fen)
+            for row in earlier
+            if row["action_values"]
+        }
+        seed = args.seed * 1_000 + self.number
+        model = open_model(self.start, ModelArguments(), OracleValues({}, self.engine_args))
+        games = play(model, args.games, args.plies, args.play_temperature, args.board, seed)
+        fens = new_positions(games, known)
+        with (
+            Labeller(self.engine_args) as labeller,
+            Progress("valuing positions", len(fens), "positions") as progress,
+        ):
+            found = labeller.values(list(fens), progress.update)
+            source = labeller.source
+        values = {fen: one.by_move() for fen, one in zip(fens, found, strict=True) if one}
+        wanted = Filter(args.sides, args.decided, args.least_loss)
+        chosen = dict.fromkeys(fen for game in games for fen in kept(game, values, wanted))
+        states = wrong_states(games)
+        new = [policy_row(fen, values[fen]) for fen in chosen]
+        new += [{"prompt": prompt, "completion": truth} for prompt, truth in states.items()]
+        counts = {**_counts(games), "new_positions": len(fens), "policy_rows": len(chosen)}
+        counts |= {"environment_rows": len(states), "rows_before": len(base) + len(earlier)}
+        note = {
+            "engine": source.engine if new else None,
+            "limit": source.limit,
+            "date": "by rounds",
+            "dataset_provenance": None,
+            "counts": counts,
+        }
+        _write(self.folder / _ROWS, [*new, *earlier, *base], note, len(new))
+        return counts
+
+    def _rows_of(self, number: int) -> list[Row]:
+        """The new rows of an earlier round."""
+        path = Path(self.args.output_dir) / f"round-{number:03}" / _ROWS
+        note = read_provenance(path) or {}
+        return list(pq.read_table(path).slice(0, note["new_rows"]).to_pylist())
+
+    # --------------------------------------------------------------------------------------------
+    # Model
+    # --------------------------------------------------------------------------------------------
+    def words(self) -> list[str]:
+        """The words of `rookworld grpo`."""
+        keys = {
+            **(self.args.train or {}),  # type: ignore[dict-item]
+            "model_name_or_path": self.start,
+            "dataset_name": str(self.folder / _ROWS),
+            "output_dir": str(self.model),
+            "seed": self.args.seed + self.number,
+            "resume_from_checkpoint": "auto",
+        }
+        return [
+            f"--config={self.args.recipe}",
+            *(f"--{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in keys.items()),
+        ]
+
+    def train(self) -> None:
+        """Train the model, from its last checkpoint if that was interrupted.
+
+        Raises:
+            RookWorldError: Training failed.
+        """
+        command = [sys.executable, "-m", "rookworld_rlvr.cli.main", "grpo", *self.words()]
+        if code := run_child(command, self.log):
+            raise RookWorldError(
+                f"training ended with exit code {code}, see {self.log}: {last_line(self.log)}"
+            )
+
+    def judge(self) -> dict[str, Any]:
+        """Let the model play the one before, unless that is done; the entry of the ledger."""
+        path = self.folder / _MATCH
+        if not path.is_file():
+            games, seed = self.args.match_games, self.args.seed
+            suite = VersusModelSuite(games, seed, self.start, self.engine_args)
+            name = str(self.model)
+            model = open_model(name, ModelArguments(), OracleValues({}, self.engine_args))
+            played = ModelResults(name, {suite.name: suite.run(model)}, {})
+            replace_text(path.with_suffix(".pgn"), suite.pgn(name))
+            replace_text(path, json.dumps(results_document([played], [], {}), indent=2))
+        match = json.loads(path.read_text(encoding="utf-8"))["suites"]["versus_model"]["metrics"]
+        (run,) = read_runs([str(self.model)])
+        change = changes(run.answers)[_SCORE]
+        broke_guard = bool(run.config.get("guard")) and not run.best_step
+        why = reasons(change, Estimate(**match["score"]), broke_guard)
+        weights = sorted(self.model.glob("model*.safetensors"))
+        return {
+            "round": self.number,
+            "start": self.start,
+            "model": str(self.model),
+            "weights": [hashlib.sha256(path.read_bytes()).hexdigest() for path in weights],
+            **self.make_rows(),
+            "heldout": {
+                name: [run.before[name].value, run.after[name].value] for name in run.after
+            },
+            "expected_score": {key: getattr(change, key) for key in ("difference", "low", "high")},
+            "match": {key: match[key] for key in ("score", "elo_difference") if key in match},
+            "accepted": not why,
+            "reasons": why,
+        }
+
+
+def reasons(change: Paired, match: Estimate, broke_guard: bool) -> list[str]:
+    """Why a round is not accepted; empty if it is.
+
+    Args:
+        change: Of the policy's expected score, on held-out rows.
+        match: What the new model scored against the one before.
+        broke_guard: Whether no checkpoint kept the recipe's `guard`.
+    """
+    found = ["no checkpoint kept the guard"] if broke_guard else []
+    if change.difference < 0:
+        found.append(f"the expected score fell by {-change.difference:.4f}")
+    if match.value < 0.5:
+        found.append(f"the match was lost, with a score of {match.value:.3f}")
+    return found
+
+
+def policy_row(fen: str, values: Mapping[str, int]) -> Row:
+    """A policy row with the right answer and all values, the best first."""
+    prompt = write_policy_prompt(fen)
+    ordered = sorted(values.items(), key=lambda item: -item[1])
+    listed = [{"move": move, "cp": cp} for move, cp in ordered]
+    return {"prompt": prompt, "completion": POLICY.truth(prompt, values), "action_values": listed}
+
+
+def _counts(games: Sequence[SelfPlay]) -> dict[str, int]:
+    plies = [ply for game in games for ply in game.plies]
+    return {
+        "games": len(games),
+        "half_moves": len(plies),
+        "replaced_moves": sum(bool(ply.fault) for ply in plies),
+        "wrong_states": sum(bool(ply.wrong_state) for ply in plies),
+    }
+
+
+def _write(path: Path, rows: Iterable[Row], note: Mapping[str, Any], new: int) -> None:
+    plain = ({key: row.get(key) for key in _SCHEMA.names} for row in rows)
+    groups = iter(lambda: list(islice(plain, ROW_GROUP)), [])
+    tables = (pa.Table.from_pylist(group, _SCHEMA) for group in groups)
+    write_parquet(path, _SCHEMA, tables, lambda: {**note, "new_rows": new})
+
+
+# --------------------------------------------------------------------------------------------------
+# Ledger
+# --------------------------------------------------------------------------------------------------
+def rounds(
+    args: EvolveArguments, engine_args: EngineArguments, base: RowArguments
+) -> Iterator[dict[str, Any]]:
+    """Run the rounds that the ledger lacks, and give the entries of all rounds.
+
+    Raises:
+        RookWorldError: The folder holds rounds with other keys, or a round failed.
+    """
+    folder = Path(args.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    keys = {key: value for key, value in asdict(args).items() if key not in _MAY_CHANGE}
+    path = folder / _KEYS
+    if path.is_file():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        if changed := [key for key, value in keys.items() if before.get(key) != value]:
+            raise RookWorldError(
+                f"{folder} holds rounds with another {', '.join(changed)}; give another --output_dir"
+            )
+    replace_text(path, json.dumps(keys, indent=2))
+    entries = read_ledger(folder)
+    start = args.model_name_or_path
+    for number in range(1, max(args.rounds, len(entries)) + 1):
+        if number > len(entries):
+            this = Round(args, engine_args, number, start, base)
+            counts = this.make_rows()
+            print(
+                f"round {number}: {counts['policy_rows']} new positions and {counts['environment_rows']} "
+                f"new environment rows; training prints into {this.log}",
+                flush=True,
+            )
+            this.train()
+            entries.append(this.judge())
+            text = "".join(f"{json.dumps(entry)}\n" for entry in entries)
+            replace_text(folder / LEDGER, text)
+        entry = entries[number - 1]
+        start = entry["model"] if entry["accepted"] else start
+        yield entry
+
+
+def entry_text(entry: Mapping[str, Any]) -> str:
+    """A round in a sentence."""
+    before, after = entry["heldout"][_SCORE]
+    change, rating = entry["expected_score"], entry["match"].get("elo_difference")
+    elo = "{value:+.0f} [{low:+.0f}, {high:+.0f}]".format(**rating) if rating else "not finite"
+    return (
+        f"round {entry['round']}: {entry['policy_rows']} positions and {entry['environment_rows']} "
+        f"environment rows from {entry['games']} games; expected score {before:.4f} -> {after:.4f} "
+        f"({change['difference']:+.4f} [{change['low']:+.4f}, {change['high']:+.4f}]), Elo {elo}: "
+        f"{'accepted' if entry['accepted'] else 'not accepted: ' + '; '.join(entry['reasons'])}"
+    )

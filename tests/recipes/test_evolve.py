@@ -1,0 +1,113 @@
+"""Rounds of `rookworld evolve`: the same after kills, and refused when they could not go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from .. import killed
+from ..conftest import script
+
+SMALL = {
+    "model_name_or_path": "rookworld-nano",
+    "recipe": "grpo_policy_nano",
+    "train": {
+        "max_steps": 4, "eval_steps": 2, "save_steps": 2, "heldout_rows": 20, "use_cpu": True,
+        "report_to": "none", "guard": {"environment/exact": 0.5},
+    },
+    "output_dir": "out",
+    "rounds": 2,
+    "games": 6,
+    "plies": 3,
+    "match_games": 2,
+    "engine_depth": 4,
+}
+
+
+def write(folder: Path, **keys: object) -> str:
+    path = folder / "evolve.yaml"
+    path.write_text(yaml.safe_dump({**SMALL, **keys}))
+    return f"--config={path}"
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    for _ in range(3000):
+        if condition():
+            return
+        time.sleep(0.05)
+    pytest.fail("it did not come")
+
+
+@pytest.mark.slow
+def test_killed_rounds_end_as_if_nothing_had_happened(tmp_path: Path, stockfish: str) -> None:
+    whole, disturbed = tmp_path / "whole", tmp_path / "disturbed"
+    for folder in (whole, disturbed):
+        folder.mkdir()
+        write(folder)
+    words = ["--config=evolve.yaml", f"--engine_path={stockfish}"]
+    code, said = killed.run("evolve.py", words, whole)
+    assert code == 0, said[-3000:]
+
+    out = disturbed / "out"
+    for moment in ("round-001/train/checkpoint-2", "round-002/rows.parquet"):
+        process = killed.start("evolve.py", words, disturbed)
+        wait_for((out / moment).exists)
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        assert not (out / "round-002/match.json").exists()
+    code, said = killed.run("evolve.py", words, disturbed)
+    assert code == 0, said[-3000:]
+    ledger = (whole / "out/ledger.jsonl").read_bytes()
+    assert (out / "ledger.jsonl").read_bytes() == ledger
+    for name in ("rows.parquet", "match.json", "match.pgn", "train/model.safetensors"):
+        for number in (1, 2):
+            path = f"out/round-{number:03}/{name}"
+            assert (disturbed / path).read_bytes() == (whole / path).read_bytes(), path
+
+    first, second = map(json.loads, ledger.splitlines())
+    assert [len(entry["weights"][0]) for entry in (first, second)] == [64, 64]
+    assert second["start"] == (first["model"] if first["accepted"] else "rookworld-nano")
+    assert second["rows_before"] == (
+        first["rows_before"] + first["policy_rows"] + first["environment_rows"]
+    )
+    assert first["policy_rows"] > 0 and first["half_moves"] == 18
+    page = script("report.py", "--run=out", cwd=whole)
+    assert page.returncode == 0, page.stderr
+    assert "round-002/train" in (whole / "out/report.html").read_text()
+
+    again = script("evolve.py", *words, cwd=whole)
+    assert again.returncode == 0 and "training prints" not in again.stdout, "all is done"
+    other = script("evolve.py", *words, "--plies=4", cwd=whole)
+    assert other.returncode == 2 and "rounds with another plies" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"recipe": "grpo_polcy_nano"}, "grpo_polcy_nano"),
+        ({"recipe": "grpo_environment", "train": {"use_cpu": True}}, "does not train the policy"),
+        ({"train": {"max_stps": 4}}, "max_stps"),
+        ({"model_name_or_path": "runs/nope"}, "there is no folder 'runs/nope'"),
+        ({"board": "models"}, "board"),
+        ({"guard": {"environment/exact": 0.1}}, "unknown key 'guard'"),
+    ],
+)
+def test_faults_come_before_the_first_game(
+    keys: dict[str, object], reason: str, tmp_path: Path, stockfish: str
+) -> None:
+    done = script("evolve.py", write(tmp_path, **keys), cwd=tmp_path)
+    assert done.returncode == 2 and reason in " ".join(done.stderr.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_rounds_need_an_engine(tmp_path: Path) -> None:
+    done = script("evolve.py", write(tmp_path), "--engine_path=/nowhere", cwd=tmp_path)
+    assert done.returncode == 2 and "/nowhere" in done.stderr and not (tmp_path / "out").exists()
