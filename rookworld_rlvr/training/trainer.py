@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -379,7 +379,10 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         gets the worst number.
         """
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
-        metrics = self.heldout.evaluate(rows, metric_key_prefix)
+        with ExitStack() as around:
+            for part in self.parts.values() if self.is_in_train else ():
+                around.enter_context(part.evaluating())
+            metrics = self.heldout.evaluate(rows, metric_key_prefix)
         if self.is_in_train and not all(p.may_be_best(metrics) for p in self.parts.values()):
             worst = -float("inf") if self.args.greater_is_better else float("inf")
             name = str(self.args.metric_for_best_model).removeprefix("eval_")

@@ -297,6 +297,19 @@ class GuardArguments:
 
 
 @dataclass
+class AveragingArguments:
+    """Weights between the start's and the trained ones."""
+
+    start_share: float = setting(
+        0.0,
+        "Share of the starting weights in the weights that are evaluated and, in the end, kept. It "
+        "gives back what training on one task took from others; checkpoints keep the trained weights.",
+        least=0,
+        below=1,
+    )
+
+
+@dataclass
 class OwnPartArguments:
     """Parts of the trainer in files of the user's own."""
 
@@ -319,6 +332,7 @@ class PartArguments(
     MovesArguments,
     ValueArguments,
     GuardArguments,
+    AveragingArguments,
     OwnPartArguments,
 ):
     """The keys of all parts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -183,6 +184,10 @@ class Part(TrainerCallback):
 
     def on_gradient_norm(self, norm: Any) -> None:
         """Look at the gradient norm of the step to come."""
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Goes around each evaluation in training, with the weights that it is to measure."""
+        return nullcontext()
 
     def may_be_best(self, metrics: Mapping[str, float]) -> bool:
         """Whether the checkpoint of an evaluation in training may be kept as the best."""

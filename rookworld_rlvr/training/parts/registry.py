@@ -46,6 +46,7 @@ _PARTS: dict[str, Callable[[Any, PartArguments], bool]] = {
     ),
     "schedule.ThreePhases": lambda trainer, args: args.lr_three_phases,
     "nonfinite.Nonfinite": lambda trainer, args: not trainer.args.fp16,
+    "averaging.Averaging": lambda trainer, args: args.start_share > 0,
     "guard.Guard": lambda trainer, args: bool(args.guard),
 }
 

@@ -1,0 +1,50 @@
+"""Games a minute of a match: all games in one batch against one game at a time.
+
+python benchmarks/match.py --model_name_or_path runs/grpo_nano --opponent rookworld-nano
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from rookworld_rlvr.engine.arguments import EngineArguments
+from rookworld_rlvr.evaluation.models import ModelArguments, OracleValues, open_model
+from rookworld_rlvr.evaluation.suites.versus_model import VersusModelSuite
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model_name_or_path", default="rookworld-nano")
+    parser.add_argument("--opponent", default="rookworld-nano")
+    parser.add_argument("--games", type=int, default=200)
+    parser.add_argument("--alone", type=int, default=10, help="games that are played one at a time")
+    args = parser.parse_args()
+    engine = EngineArguments()
+    model = open_model(args.model_name_or_path, ModelArguments(), OracleValues({}, engine))
+    suite = VersusModelSuite(args.games, 0, args.opponent, engine)
+    every = dict(suite.items)
+
+    def minutes(*batches: list[str]) -> float:
+        started = time.perf_counter()
+        for names in batches:
+            suite.items = {name: every[name] for name in names}
+            suite.run(model)
+        return (time.perf_counter() - started) / 60
+
+    some = list(every)[:: max(1, args.games // args.alone)][: args.alone]
+    minutes(some[:2])  # warm
+    alone = len(some) / minutes(*([name] for name in some))
+    together = len(every) / minutes(list(every))
+    result = suite.run(model).metrics()
+    print(f"one game at a time: {alone:.1f} games a minute ({len(some)} games)")
+    print(f"all in one batch:   {together:.1f} games a minute ({len(every)} games)")
+    print(f"ratio: {together / alone:.1f}")
+    for name in ("score", "elo_difference", "half_moves"):
+        if name in result:
+            value = result[name]
+            print(f"{name}: {value.value:.3f} [{value.low:.3f}, {value.high:.3f}]")
+
+
+if __name__ == "__main__":
+    main()
