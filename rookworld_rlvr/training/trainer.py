@@ -419,7 +419,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
                 metrics.update(kept[mode])
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Time a phase of a step: ``sampling``, ``rewards`` or ``reference``."""
+        """Time a phase of a step; see `timing.PHASES`."""
         return self.times.phase(name)
 
     def record(self, numbers: Mapping[str, float]) -> None:

@@ -12,7 +12,7 @@ from trl.extras.profiling import ProfilingContext
 from ...common.machine import peak_memory
 from .part import Part
 
-PHASES = ("sampling", "rewards")  # all other time of a step is its update
+PHASES = ("sampling", "rewards")  # all other time of a step, up to its gradients, is its update
 
 
 class StepTimes(Part):

@@ -1,0 +1,278 @@
+"""Which way of learning makes the policy play better in the same time.
+
+    python benchmarks/policy.py --start runs/grpo_nano --methods recipe sft dpo --seeds 0
+
+All methods start from one model and learn from the packaged openings. The steps of each are chosen so
+that they take about as long as the recipe does; the table gives the seconds of processor time.
+
+- ``recipe``: `recipes/grpo_policy_nano.yaml`; ``trained``: the same without the start's share.
+- ``grpo``: samples alone, eight of each prompt, rewarded for the best move, candidates and legality.
+- ``soft``: the recipe's cross-entropy to a softmax of the values alone.
+- ``sft``: supervised training on the same rows, with the best move as `B`.
+- ``dpo``: TRL's `DPOTrainer` on pairs of the start's own samples, the better one by the stored values.
+- ``control``: supervised training on best moves alone, from the position to the move.
+
+"Lost" is the win probability that a move loses against the best one; an illegal move loses half.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+from datasets import Dataset
+from learning import processor_seconds
+from recipe_runs import REPOSITORY
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+
+from rookworld_rlvr.common.stats import estimate
+from rookworld_rlvr.data.loading import DataArguments, load_data
+from rookworld_rlvr.evaluation.answerers import LanguageModel
+from rookworld_rlvr.models import loading
+from rookworld_rlvr.models.decoding import complete
+from rookworld_rlvr.tasks.metrics import scores
+from rookworld_rlvr.tasks.policy import win_probability
+from rookworld_rlvr.tasks.types import values_by_move
+
+Row = Mapping[str, Any]
+RECIPE = "grpo_policy_nano"
+PASS_SAMPLES, PASS_ROWS = 16, 400
+SAMPLES = {
+    "expected_score_coef": 0.0,
+    "soft_moves_coef": 0.0,
+    "start_share": 0.0,
+    "num_generations": 8,
+    "scale_rewards": "group",
+    "learning_rate": 1e-4,
+    "beta": 0.0,
+    "rewards": [
+        {"name": "environment_exact"},
+        {"name": "policy_best_move"},
+        {"name": "policy_candidates", "weight": 0.5},
+        {"name": "policy_legality", "weight": 0.3},
+    ],
+}
+LABELLED = {
+    "new_model": None,
+    "synthetic_rows": 0,
+    "mirror": True,
+    "task_shares": {"environment": 0.3, "policy": 0.7},
+    "learning_rate": 1e-3,
+    "warmup_steps": 20,
+}
+
+
+def run(command: str, recipe: str, output: Path, options: Mapping[str, Any]) -> None:
+    """Run a recipe with other values of some keys."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    given = yaml.safe_load((REPOSITORY / "recipes" / f"{recipe}.yaml").read_text())
+    config = output.with_suffix(".yaml")
+    config.write_text(
+        yaml.safe_dump({**given, **options, "output_dir": str(output), "report_to": "none"})
+    )
+    with output.with_suffix(".log").open("w") as log:
+        script = REPOSITORY / "recipes" / f"{command}.py"
+        words = [sys.executable, str(script), f"--config={config}"]
+        subprocess.run(words, stdout=log, stderr=subprocess.STDOUT, check=True)
+
+
+def grpo(options: Mapping[str, Any], start: str, seed: int, output: Path) -> None:
+    run("grpo", RECIPE, output, {**options, "model_name_or_path": start, "seed": seed})
+
+
+def sft(steps: int, start: str, seed: int, output: Path) -> None:
+    options = {"model_name_or_path": start, "seed": seed, "max_steps": steps}
+    run("sft", "sft_nano", output, {**LABELLED, **options})
+
+
+def policy_rows() -> list[Row]:
+    """The packaged policy rows of the training split, with their mirror images."""
+    data = load_data(DataArguments(tasks=["policy"], mirror=True))
+    return list(data.train)
+
+
+def dpo(prompts: int, start: str, seed: int, output: Path) -> None:
+    """Pairs of the start's own samples; the better one keeps at least 0.02 more win probability."""
+    rows = random.Random(seed).sample(policy_rows(), prompts)
+    texts = answerer(start).samples([row["prompt"] for row in rows], 4)
+    pairs = []
+    for row, drawn in zip(rows, texts, strict=True):
+        judged = judge([row] * len(drawn), drawn)
+        ranked = sorted(zip(drawn, judged, strict=True), key=lambda one: one[1]["expected_score"])
+        (worst, low), (best, high) = ranked[0], ranked[-1]
+        if high["expected_score"] - low["expected_score"] >= 0.02:
+            pairs.append({"prompt": row["prompt"], "chosen": best, "rejected": worst})
+    common = shared_arguments(output, seed, learning_rate=1e-4, batch=32)
+    trainer = DPOTrainer(
+        model=loading.load_model(start),
+        args=DPOConfig(**common, beta=0.1, num_train_epochs=1, max_length=192),
+        train_dataset=Dataset.from_list(pairs),
+        processing_class=AutoTokenizer.from_pretrained(start),
+    )
+    finish(trainer, output, start)
+
+
+def control(steps: int, start: str, seed: int, output: Path) -> None:
+    """The best move right after the prompt."""
+    rows = [
+        {"prompt": row["prompt"], "completion": f" B: {best_move(row)}"} for row in policy_rows()
+    ]
+    trainer = SFTTrainer(
+        model=AutoModelForCausalLM.from_pretrained(start),
+        args=SFTConfig(
+            **shared_arguments(output, seed, learning_rate=1e-3, batch=64), max_steps=steps
+        ),
+        train_dataset=Dataset.from_list(rows),
+        processing_class=AutoTokenizer.from_pretrained(start),
+    )
+    finish(trainer, output, start)
+
+
+def best_move(row: Row) -> str:
+    values = values_of(row) or {}
+    return max(values, key=lambda move: values[move])
+
+
+def shared_arguments(output: Path, seed: int, learning_rate: float, batch: int) -> dict[str, Any]:
+    return {
+        "output_dir": str(output),
+        "seed": seed,
+        "learning_rate": learning_rate,
+        "per_device_train_batch_size": batch,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 20,
+        "bf16": False,
+        "use_cpu": True,
+        "report_to": [],
+        "save_strategy": "no",
+        "gradient_checkpointing": False,
+        "dataloader_pin_memory": False,
+        "disable_tqdm": True,
+    }
+
+
+def finish(trainer: Any, output: Path, start: str) -> None:
+    trainer.train()
+    trainer.model.save_pretrained(output)
+    AutoTokenizer.from_pretrained(start).save_pretrained(output)
+
+
+METHODS: Mapping[str, Callable[[str, int, Path], None]] = {
+    "recipe": partial(grpo, {}),
+    "trained": partial(grpo, {"start_share": 0.0}),
+    "grpo": partial(grpo, {**SAMPLES, "max_steps": 700}),
+    "soft": partial(grpo, {"expected_score_coef": 0.0, "soft_moves_coef": 5.0}),
+    "sft": partial(sft, 1800),
+    "dpo": partial(dpo, 8000),
+    "control": partial(control, 2500),
+}
+
+
+# --------------------------------------------------------------------------------------------------
+# Measuring
+# --------------------------------------------------------------------------------------------------
+def answerer(model: str) -> LanguageModel:
+    network = loading.load_model(model).eval()
+    tokenizer = loading.load_tokenizer(model)
+    return LanguageModel(
+        model, partial(complete, network, tokenizer, max_new_tokens=64, batch_size=128)
+    )
+
+
+def measure(model: str, is_control: bool = False) -> dict[str, list[float]]:
+    """Held-out results with their 95% intervals."""
+    data = load_data(DataArguments(heldout_rows=3000)).heldout.to_list()
+    policy, environment = (
+        [row for row in data if row["task"] == task] for task in ("policy", "environment")
+    )
+    player = answerer(model)
+    texts = player.answers([row["prompt"] for row in policy])
+    if is_control:  # it gives no analysis, which the score of an answer asks for
+        moves = [match[1] if (match := re.search(r"B: (\S+)", text)) else "-" for text in texts]
+        texts = [f" M: {move} E: 0.0 B: {move}" for move in moves]
+    judged = judge(policy, texts)
+    best = [max(map(win_probability, (values_of(row) or {}).values())) for row in policy]
+    lost = [
+        top - score["expected_score"] if score["legal"] else 0.5
+        for top, score in zip(best, judged, strict=True)
+    ]
+    found = {
+        "expected": estimate("mean", [score["expected_score"] for score in judged]),
+        "lost": estimate("mean", lost),
+        "best move": estimate("share", [score["best_move_hit"] for score in judged]),
+        "legal": estimate("share", [score["legal"] for score in judged]),
+    }
+    if not is_control:
+        some = policy[:PASS_ROWS]
+        drawn = player.samples([row["prompt"] for row in some], PASS_SAMPLES)
+        passed = [
+            max(score["best_move_hit"] for score in judge([row] * PASS_SAMPLES, its))
+            for row, its in zip(some, drawn, strict=True)
+        ]
+        found[f"pass@{PASS_SAMPLES}"] = estimate("share", passed)
+    answers = player.answers([row["prompt"] for row in environment])
+    exact = [score["exact"] for score in judge(environment, answers)]
+    found["environment"] = estimate("share", exact)
+    return {name: [one.value, one.low, one.high] for name, one in found.items()}
+
+
+def judge(rows: Sequence[Row], texts: Sequence[str]) -> list[Mapping[str, float]]:
+    """The scores of one answer a row; all of these rows can be judged."""
+    return [score for score in scores(rows, texts) if score is not None]
+
+
+def values_of(row: Row) -> Mapping[str, int] | None:
+    return values_by_move(row["action_values"])
+
+
+NAMES = ("expected", "lost", "best move", "legal", f"pass@{PASS_SAMPLES}", "environment")
+
+
+def line(name: str, seconds: str, found: Mapping[str, Sequence[float]]) -> str:
+    cells = [
+        "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * value for value in found[column]))
+        if column in found
+        else "-"
+        for column in NAMES
+    ]
+    return f"| {' | '.join([name, seconds, *cells])} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--start", default="runs/grpo_nano")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/policy"))
+    args = parser.parse_args()
+    print(f"| method, seed | core, s | {' | '.join(NAMES)} |")
+    print("| --- " * (2 + len(NAMES)) + "|")
+    print(line("start", "-", measure(args.start)), flush=True)
+    for method in args.methods:
+        for seed in args.seeds:
+            output = args.output_dir / f"{method}_{seed}"
+            kept = output / "measured.json"
+            if not kept.is_file():
+                before = processor_seconds(), time.process_time()
+                METHODS[method](args.start, seed, output)
+                spent = processor_seconds() - before[0] + time.process_time() - before[1]
+                found = measure(str(output), is_control=method == "control")
+                kept.write_text(json.dumps({"seconds": spent, **found}))
+            found = json.loads(kept.read_text())
+            seconds = found.pop("seconds")
+            print(line(f"{method}, {seed}", f"{seconds:.0f}", found), flush=True)
+
+
+if __name__ == "__main__":
+    main()
