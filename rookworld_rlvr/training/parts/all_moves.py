@@ -2,8 +2,10 @@
 
 The values of all legal moves are known, so the expected score of the policy's last choice needs no
 sampling: it is the sum of each move's probability times the win probability that it keeps. Its gradient
-is that of REINFORCE over `B`, without its variance. The soft target is a softmax of the same values, as
-in distillation. Both follow one of the policy's own completions up to `B`.
+is that of REINFORCE over `B`, without its variance. The term is its logarithm, which divides the gradient
+by the score: otherwise positions in which the policy is sure of an illegal move would hardly teach. The
+soft target is a softmax of the same values, as in distillation. Both follow one of the policy's own
+completions up to `B`.
 """
 
 from __future__ import annotations
@@ -107,7 +109,7 @@ class AllMoves(Part):
         return torch.zeros(len(inputs["advantages"]), dtype=torch.bool)
 
     def term(self, trainer: Any, call: Call, inputs: Mapping[str, Any]) -> torch.Tensor | None:
-        """Minus the expected score and the soft targets' log-likelihood, means over the groups."""
+        """Minus the log of the expected score and the soft targets' log-likelihood, means over groups."""
         if "moves_rows" not in inputs or not trainer.model.training:
             return None
         args, rows = trainer.args, inputs["moves_rows"].bool()
@@ -129,7 +131,8 @@ class AllMoves(Part):
         # `moves_items` spans the generation, of which a step takes a part.
         steps = trainer.current_gradient_accumulation_steps / trainer.args.steps_per_generation
         items = inputs["moves_items"].clamp(min=1) / trainer.accelerator.num_processes * steps
-        total = args.expected_score_coef * expected + args.soft_moves_coef * soft
+        logs = expected.clamp(min=torch.finfo(expected.dtype).tiny).log()
+        total = args.expected_score_coef * logs + args.soft_moves_coef * soft
         loss: torch.Tensor = -total.sum() / items
         return loss
 

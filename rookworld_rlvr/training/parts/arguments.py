@@ -230,8 +230,8 @@ class MovesArguments:
 
     expected_score_coef: float = setting(
         0.0,
-        "Coefficient of the expected score of `B` over all legal moves, after the policy's own `M` and "
-        "`E`: the exact value of what sampling `B` estimates. 0 leaves it out.",
+        "Coefficient of the logarithm of the expected score of `B` over all legal moves, after the "
+        "policy's own `M` and `E`: the exact value of what sampling `B` estimates. 0 leaves it out.",
         least=0,
     )
     soft_moves_coef: float = setting(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -67,7 +68,7 @@ def test_the_term_is_that_of_the_values_one_move_at_a_time(made: Any) -> None:
         kept = torch.tensor([win_probability(cp) for cp in values.values()])
         logp = torch.stack(logps)
         score, target = (logp.exp() * kept).sum(), (kept / 0.1).softmax(0)
-        expected.append(-2.0 * score - 0.5 * (target * logp).sum())
+        expected.append(-2.0 * score.log() - 0.5 * (target * logp).sum())
     assert loss.terms["moves"].item() == pytest.approx(
         torch.stack(expected).mean().item(), abs=1e-4
     )
@@ -95,7 +96,9 @@ def test_steps_raise_the_expected_score_though_no_group_has_signal(made: Any) ->
     assert expected() > before + 0.01
     logs = [log for log in trainer.state.log_history if "moves/expected_score" in log]
     assert logs and all(0 < log["moves/expected_score"] < log["moves/legal"] <= 1 for log in logs)
-    assert all(log["loss/moves"] == pytest.approx(-log["moves/expected_score"]) for log in logs)
+    # A logarithm's mean is at most the logarithm of the mean.
+    gaps = [log["loss/moves"] + math.log(log["moves/expected_score"]) for log in logs]
+    assert all(gap > -1e-6 for gap in gaps), gaps
 
 
 def test_replaced_groups_bring_their_moves(made: Any) -> None:
