@@ -147,6 +147,7 @@ def write_grpo_card(
         steps=steps,
         rewards=[_reward(spec) for spec in args.rewards],
         generations=args.num_generations,
+        start_share=args.start_share,
         kl_to_start=kl_words(kl_to_start or {}),
     )
 

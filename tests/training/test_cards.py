@@ -134,7 +134,7 @@ def test_checkpoints_bring_no_draft(build: Callable[..., Any], tmp_path: Path) -
 # --------------------------------------------------------------------------------------------------
 # Where things come from
 # --------------------------------------------------------------------------------------------------
-def written(folder: Path, data: LoadedData, **changes: Any) -> Any:
+def written(folder: Path, data: LoadedData, start_share: float = 0, **changes: Any) -> Any:
     folder.mkdir(exist_ok=True)
     rewards = [{"name": "environment_exact"}]
     run: dict[str, Any] = {
@@ -150,7 +150,7 @@ def written(folder: Path, data: LoadedData, **changes: Any) -> Any:
     }
     half = {"environment/exact": Proportion(1, 2)}
     keys = {"output_dir": str(folder), "report_to": "none", "use_cpu": True, "bf16": False}
-    args = RookWorldGRPOConfig(rewards=rewards, **keys)
+    args = RookWorldGRPOConfig(rewards=rewards, start_share=start_share, **keys)
     write_grpo_card(Run(**{**run, **changes}), half, half, args=args, step=1, steps=2)
     return card_of(folder)
 
@@ -172,6 +172,12 @@ def test_what_is_on_the_hub_is_in_the_header_and_no_folder_is_in_the_text(
     assert other.data.datasets is None and "the file `rows.jsonl`" in other.text
     assert "--config=mine.yaml --seed 3" in other.text and "engine_path: fish" in other.text
     assert "/home/ann" not in str(card) + str(other)
+
+
+def test_the_card_says_whose_weights_they_are(packaged: LoadedData, tmp_path: Path) -> None:
+    said = "per prompt. The weights are 30% the starting model's and 70% the trained ones.\n\n## How"
+    assert said in written(tmp_path / "a", packaged, start_share=0.3).text
+    assert "per prompt.\n\n## How" in written(tmp_path / "b", packaged).text
 
 
 def test_a_folder_s_licence_is_in_its_own_card(
