@@ -21,14 +21,13 @@ from ..common.progress import Progress
 from ..common.settings import Checked, setting
 from ..common.stats import Estimate, Paired
 from ..data.parquet import ROW_GROUP, read_provenance, write_parquet
-from ..data.sources import Malformed, Row, RowArguments
+from ..data.sources import Malformed, Row, RowArguments, dataset_file
 from ..engine.arguments import EngineArguments
 from ..engine.labeller import Labeller
 from ..evaluation.models import ModelArguments, OracleValues, open_model
-from ..evaluation.registry import contestant_faults
 from ..evaluation.results import ModelResults, results_document
 from ..evaluation.suites.versus_model import VersusModelSuite
-from ..models.loading import PACKAGED_MODEL
+from ..models.loading import PACKAGED_MODEL, check_model_name
 from ..reports.run.record import LEDGER, changes, read_ledger, read_runs
 from ..tasks import rules
 from ..tasks.policy import POLICY, write_policy_prompt
@@ -51,7 +50,7 @@ class EvolveArguments(Checked):
     """How the rounds go."""
 
     model_name_or_path: str = setting(
-        PACKAGED_MODEL, "The model that the first round starts from.", check=contestant_faults
+        PACKAGED_MODEL, "The model that the first round starts from.", check=check_model_name
     )
     recipe: str = setting("grpo_policy_nano", "The recipe that trains each round.", filled=True)
     train: dict[str, Any] | str | None = setting(
@@ -166,7 +165,7 @@ class Round:
             "engine": source.engine if new else None,
             "limit": source.limit,
             "date": "by rounds",
-            "dataset_provenance": None,
+            "dataset_provenance": read_provenance(dataset_file(self.base.dataset_name)),
             "counts": counts,
         }
         _write(self.folder / _ROWS, [*new, *earlier, *base], note, len(new))
@@ -311,8 +310,8 @@ def rounds(
             this = Round(args, engine_args, number, start, base)
             counts = this.make_rows()
             print(
-                f"round {number}: {counts['policy_rows']} new positions and {counts['environment_rows']} "
-                f"new environment rows; training prints into {this.log}",
+                f"round {number}: {counts['policy_rows']} new positions and "
+                f"{counts['environment_rows']} new environment rows; training prints into {this.log}",
                 flush=True,
             )
             this.train()

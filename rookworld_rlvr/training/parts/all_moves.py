@@ -2,9 +2,9 @@
 
 The values of all legal moves are known, so the expected score of the policy's last choice needs no
 sampling: it is the sum of each move's probability times the win probability that it keeps. Its gradient
-is that of REINFORCE over `B`, without its variance. The term is its logarithm, which divides the gradient
-by the score: otherwise positions in which the policy is sure of an illegal move would hardly teach. The
-soft target is a softmax of the same values, as in distillation. Both follow one of the policy's own
+is that of REINFORCE over `B`, without its variance. The term is its logarithm, which divides that by the
+score: otherwise positions in which the policy is sure of an illegal move would hardly teach. The soft
+target is a softmax of the same values, as in distillation. Both follow one of the policy's own
 completions up to `B`.
 """
 
@@ -109,7 +109,7 @@ class AllMoves(Part):
         return torch.zeros(len(inputs["advantages"]), dtype=torch.bool)
 
     def term(self, trainer: Any, call: Call, inputs: Mapping[str, Any]) -> torch.Tensor | None:
-        """Minus the log of the expected score and the soft targets' log-likelihood, means over groups."""
+        """Minus the log of the expected score and the soft targets' log-likelihood, means of groups."""
         if "moves_rows" not in inputs or not trainer.model.training:
             return None
         args, rows = trainer.args, inputs["moves_rows"].bool()
