@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import grpo
+from sweep import of_file
 
 from rookworld_rlvr.cli.checks import check_recipe
 from rookworld_rlvr.cli.main import command_line
@@ -53,7 +54,10 @@ def check_training(args: EvolveArguments, engine_args: EngineArguments) -> DataA
     words = Round(args, engine_args, 1, args.model_name_or_path, DataArguments()).words()
     words = [word for word in words if not word.startswith("--dataset_name")]  # not there yet
     _, line = command_line("grpo", [*words, "--dry_run"])
-    parsed = StrictParser(grpo.GROUPS, grpo.RECIPE).parse_strictly(line[1:], check_recipe)
+    try:
+        parsed = StrictParser(grpo.GROUPS, grpo.RECIPE).parse_strictly(line[1:], check_recipe)
+    except ConfigurationError as error:
+        raise ConfigurationError([of_file("train", fault) for fault in error.faults]) from None
     data_args: DataArguments
     (data_args,) = (group for group in parsed if isinstance(group, DataArguments))
     if POLICY.name not in data_args.tasks:

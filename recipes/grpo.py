@@ -212,7 +212,7 @@ def main(argv: Sequence[str]) -> None:
     print_short_lines(trainer)
     if training_args.report_to:
         use_dashboards(trainer, truth)
-    if before and own_rewards_changed(sessions_of(output_dir)):
+    if before and own_rewards_changed(sessions_of(output_dir), training_args.rewards):
         before = {name: x for name, x in before.items() if not name.startswith(OWN_REWARDS)}
         state.print("your own rewards have changed, so that they are not compared with the start")
     trainer.heldout.before = before  # None: it is measured when training begins

@@ -99,15 +99,15 @@ def check_trials(sweep: SweepArguments, trials: Sequence[dict[str, Any]]) -> Non
             words = [*sweep.arguments(values, sweep.folder / "trial"), "--dry_run"]  # asks no Hub
             parser.parse_strictly(words, check_recipe)
         except ConfigurationError as error:
-            said = (
-                fault.replace("command line: unknown option --", _KEY) for fault in error.faults
-            )
-            faults |= dict.fromkeys(said)
+            faults |= dict.fromkeys(of_file("parameters", fault) for fault in error.faults)
     if faults:
         raise ConfigurationError(list(faults))
 
 
-_KEY = "parameters: unknown key "
+def of_file(key: str, fault: str) -> str:
+    """A fault of an option that a file's key gave."""
+    fault = fault.replace("command line: unknown option --", f"{key}: unknown key ")
+    return fault.replace("command line: ", f"{key}: ")
 
 
 if __name__ == "__main__":

@@ -109,7 +109,9 @@ def first_line(script: Path, given: Given) -> str:
     line = {key: values[-1] for key, values in given.items() if values}
     if "config" in line:
         file = find_recipe(line["config"])
-        recipe, what = {"output_dir": f"runs/{file.stem}", **_content(file)}, f"recipe {file}"
+        content = _content(file)
+        name = content.get("name", "sweep") if script.stem == "sweep" else file.stem
+        recipe, what = {"output_dir": f"runs/{name}", **content}, f"recipe {file}"
     else:
         packaged = _content(script.with_name(f"{default[1]}.yaml"))
         recipe, what = usual(packaged, line), f"recipe {default[1]}, as no --config is given"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 import shutil
@@ -73,12 +75,15 @@ class Logged:
 
     Args:
         stream: Where the text goes too.
-        path: The file; what it has stays.
+        path: The file; what it has stays. It is locked while this process lives, see `is_in_use`.
     """
 
     def __init__(self, stream: Any, path: Path) -> None:
         self.stream = stream
         self._log = path.open("a", buffering=1, encoding="utf-8", errors="backslashreplace")
+
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.lockf(self._log, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def write(self, text: str) -> int:
         self._log.write(text)
@@ -91,6 +96,21 @@ class Logged:
 def keep_log(folder: Path) -> None:
     """Write what is printed on stdout from now on to `LOG` in a run's folder, too."""
     sys.stdout = Logged(getattr(sys.stdout, "stream", sys.stdout), folder / LOG)
+
+
+def is_in_use(folder: Path) -> bool:
+    """Whether a run of another process on this machine writes to a folder."""
+    path = folder / LOG
+    if not path.is_file():
+        return False
+    with path.open("a") as log:
+        try:
+            fcntl.lockf(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+    return False
 
 
 def show(text: str) -> None:

@@ -136,7 +136,10 @@ def check_dataset_name(name: str, key: str = "dataset_name") -> list[str]:
         siblings = map(str, path.parent.glob("*"))
         return [f"{key}: no file {name!r}{close_matches(name, siblings)}"]
     if path.is_file():
-        return [f"{key}: {name!r} must end in one of {', '.join(_FILE_LOADERS)}; rename it"]
+        remedy = (
+            "unpack it" if path.suffix in (".gz", ".bz2", ".xz", ".zst", ".zip") else "rename it"
+        )
+        return [f"{key}: {name!r} must end in one of {', '.join(_FILE_LOADERS)}; {remedy}"]
     if is_hub_id(name):
         return []
     return [
@@ -177,6 +180,10 @@ class SourceArguments(Checked):
             for number, row in enumerate(islice(_open_dataset(self), self.max_rows)):
                 if not number:
                     _check_columns(self, row)
+                if not number:  # a byte order mark, which programs for Windows write
+                    row = {
+                        k: v.lstrip("\ufeff") if isinstance(v, str) else v for k, v in row.items()
+                    }
                 if column != "text":
                     row = {**row, "text": row.get(column), column: None}
                 yield row

@@ -170,7 +170,7 @@ def _summary(results: Sequence[ModelResults]) -> list[str]:
                 continue
             change = None if model is first else result.compare(other).get(metric)
             cell = f"{_estimate(other.metrics().get(metric))}{_change(change)}"
-            named = short_name(model.model, 24) if len(results) > 1 else f"n {result.n}"
+            named = short_name(model.model, 16) if len(results) > 1 else f"n {result.n}"
             lines.append(f"  {head:<26} {cell:<30} {named}")
             head = ""
     return lines

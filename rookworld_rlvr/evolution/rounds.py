@@ -298,9 +298,12 @@ def rounds(
     path = folder / _KEYS
     if path.is_file():
         before = json.loads(path.read_text(encoding="utf-8"))
-        if changed := [key for key, value in keys.items() if before.get(key) != value]:
+        changed = [key for key, value in keys.items() if before.get(key) != value]
+        if changed:
+            told = "; ".join(f"{key} was {before.get(key)}, is {keys[key]}" for key in changed)
             raise RookWorldError(
-                f"{folder} holds rounds with another {', '.join(changed)}; give another --output_dir"
+                f"{folder} holds rounds with other keys ({told}); give the earlier values to go on, or "
+                "another --output_dir"
             )
     replace_text(path, json.dumps(keys, indent=2))
     entries = read_ledger(folder)

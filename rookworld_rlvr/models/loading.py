@@ -56,7 +56,7 @@ def check_model_name(name: str | None, key: str = "model_name_or_path") -> list[
         )
         remedy = f"{merge}.save_pretrained(FOLDER), and copy the tokenizer's files into FOLDER"
         if has_merged:
-            remedy = f"give {path.parent}, which has the merged model"
+            remedy += f"; {path.parent} has the model of the run's best step, merged"
         return [f"{key}: {name!r} holds a LoRA adapter alone; {remedy}"]
     if path.is_dir():
         return [f"{key}: no model in {name!r}{_how_to_make(path)}"]
@@ -65,7 +65,8 @@ def check_model_name(name: str | None, key: str = "model_name_or_path") -> list[
     if is_hub_id(name):
         return []
     if "/" in name:
-        return [f"{key}: there is no folder {name!r}{_how_to_make(path)}"]
+        where = "" if path.is_absolute() else f" in {Path.cwd()}"
+        return [f"{key}: there is no folder {name!r}{where}{_how_to_make(path)}"]
     folders = (str(path) for path in Path().iterdir() if path.is_dir())
     close = difflib.get_close_matches(name, [PACKAGED_MODEL, *folders], n=1)
     return [

@@ -13,6 +13,7 @@ import yaml
 from trl import ModelConfig
 
 from ..common.errors import RookWorldError
+from ..common.own import own_file_names
 from ..data.loading import DataArguments
 from ..evaluation.registry import SuiteArguments
 from ..rewards.registry import specs_of
@@ -142,7 +143,8 @@ def _refusal(checkpoint: Path, refused: Changes) -> str:
     remedy = "give these keys their earlier values, or start a new run"
     if (checkpoint / "config.json").is_file():  # not of adapters alone
         remedy += (
-            f" from its weights: --resume_from_checkpoint false --model_name_or_path {checkpoint} "
+            f" from its weights: --config {checkpoint.parent / RESOLVED_CONFIG} "
+            f"--resume_from_checkpoint false --model_name_or_path {checkpoint} "
             f"--output_dir {checkpoint.parent}-2"
         )
     return "\n".join([text, *told, remedy])
@@ -164,17 +166,20 @@ def sessions_of(run: Path) -> list[dict[str, Any]]:
     return found
 
 
-def own_rewards_changed(sessions: Sequence[Mapping[str, Any]]) -> bool:
+def own_rewards_changed(sessions: Sequence[Mapping[str, Any]], rewards: Any) -> bool:
     """Whether the user's own rewards may have become other functions while a run was stopped.
 
-    >>> own_rewards_changed([{}, {"changed": {"sha256 of mine.py": ["0a", "0b"]}}])
+    >>> own_rewards_changed([{}, {"changed": {"sha256 of mine.py": ["0a", "0b"]}}], ["mine.py:f"])
     True
+    >>> own_rewards_changed([{}, {"changed": {"sha256 of part.py": ["0a", "0b"]}}], ["mine.py:f"])
+    False
     >>> specs = [{"name": "mine.py:f", "weight": 1.0}], [{"name": "mine.py:f", "weight": 0.5}]
-    >>> own_rewards_changed([{"changed": {"rewards": specs}}])
+    >>> own_rewards_changed([{"changed": {"rewards": specs}}], specs[1])
     False
     """
+    named = own_file_names(rewards)
     return any(
-        key.startswith("sha256 of ")
+        key.removeprefix("sha256 of ") in named
         or (key == "rewards" and _unweighted(before) != _unweighted(now))
         for session in sessions
         for key, (before, now) in session.get("changed", {}).items()

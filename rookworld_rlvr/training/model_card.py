@@ -23,9 +23,10 @@ from ..common.machine import machine
 from ..data.loading import LoadedData
 from ..data.sources import PACKAGED_DATA, dataset_file
 from ..models.loading import PACKAGED_MODEL, resolve_model_path
+from ..rewards.registry import tasks_of
 from ..tasks.metrics import Results, headlines
 from ..tasks.registry import TASKS
-from .results import CARD, kl_words
+from .results import CARD, interval_text, kl_words
 from .run_folder import open_weights
 
 LICENCE = "gpl-3.0"  # the licence of this package, its data and its model
@@ -130,6 +131,7 @@ def write_grpo_card(
         kl_to_start: See `measurements.measure_others`; None if it was not measured.
     """
     averaged = [name for name in headlines().values() if name in after]
+    trained = {task for task, rows in run.data.report.train.items() if rows}
     chosen_by = [args.metric_for_best_model]
     if chosen_by == ["overall"]:
         chosen_by = averaged
@@ -145,7 +147,7 @@ def write_grpo_card(
         criterion=criterion if args.load_best_model_at_end else None,
         step=step,
         steps=steps,
-        rewards=[_reward(spec) for spec in args.rewards],
+        rewards=[_reward(spec) for spec in args.rewards if tasks_of([spec]) & trained],
         generations=args.num_generations,
         start_share=args.start_share,
         kl_to_start=kl_words(kl_to_start or {}),
@@ -228,6 +230,7 @@ def _write(
         run=run,
         licence=data.license_name or data.license,
         version=__version__,
+        interval_text=interval_text,
         **_sources(run),
         **_made(run),
         **values,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ def before_after_table(
         )
     lines += ["", *limit_lines(limits)] if limits else []
     lines += tie_lines(before, after, pairs or {})
-    if headline(after) < headline(before):
+    if headline(after) <= headline(before):
         lines += [
             "",
             "No checkpoint is better than the starting model; the best checkpoint of the run is saved.",
@@ -144,12 +145,21 @@ def write_results(
             "before": before[name].value,
             "after": after[name].value,
             "n": after[name].n,
-            "interval_before": before[name].interval,
-            "interval_after": after[name].interval,
+            "interval_before": list(map(_plain, before[name].interval)),
+            "interval_after": list(map(_plain, after[name].interval)),
         }
         for name in measured_twice(before, after)
     }
     replace_text(path, json.dumps({"heldout": results, **extra}, indent=2) + "\n")
+
+
+def _plain(number: float) -> float | None:
+    """A number for JSON, which has no nan: a bound for which the items are too alike is null."""
+    return None if number != number else number
+
+
+def _numbers(values: Iterable[float | None]) -> list[Any]:
+    return [math.nan if value is None else value for value in values]
 
 
 def heldout_results(content: Mapping[str, Any], when: str) -> dict[str, Proportion | Estimate]:
@@ -160,7 +170,7 @@ def heldout_results(content: Mapping[str, Any], when: str) -> dict[str, Proporti
         when: ``before`` or ``after``.
     """
     return {
-        name: mean(*(entry[when], *entry[f"interval_{when}"], entry["n"]))
+        name: mean(*_numbers([entry[when], *entry[f"interval_{when}"], entry["n"]]))
         if (mean := _mean(name))
         else Proportion(round(entry[when] * entry["n"]), entry["n"])
         for name, entry in content["heldout"].items()
@@ -176,14 +186,16 @@ def _mean(name: str) -> type[Estimate] | None:
 
 def write_proportions(path: Path, results: Results) -> None:
     """Write held-out results, shares as counts, for a run that is resumed later."""
-    numbers = {name: astuple(result) for name, result in results.items()}
+    numbers = {name: list(map(_plain, astuple(result))) for name, result in results.items()}
     replace_text(path, json.dumps(numbers) + "\n")
 
 
 def read_proportions(path: Path) -> dict[str, Proportion | Estimate]:
     """Read a file of `write_proportions`."""
     content = json.loads(path.read_text())
-    return {name: (_mean(name) or Proportion)(*numbers) for name, numbers in content.items()}
+    return {
+        name: (_mean(name) or Proportion)(*_numbers(numbers)) for name, numbers in content.items()
+    }
 
 
 def measured_twice(before: Results, after: Results) -> list[str]:
@@ -198,5 +210,7 @@ def change_text(before: Proportion | Estimate, after: Proportion | Estimate) -> 
 
 
 def interval_text(result: Proportion | Estimate) -> str:
-    """The interval of a result."""
+    """The interval of a result; of values that are all equal there may be none."""
+    if math.isnan(result.interval[0]):
+        return "n too small"
     return "[{}, {}]".format(*map(result.form.format, result.interval))

@@ -24,6 +24,7 @@ from transformers import PreTrainedModel, Trainer
 from ..common.errors import RookWorldError
 from ..common.files import open_to_others, replace_text, unwritable
 from ..common.machine import machine
+from ..common.terminal import is_in_use
 from ..data.loading import LoadedData
 from ..engine.truth import PolicyTruth
 from ..models.loading import pickled
@@ -223,8 +224,13 @@ def open_folder(output_dir: Path, keep: bool, resolved: str, quarantine: Path) -
         quarantine: The file of malformed rows, if loading found any.
 
     Raises:
-        RookWorldError: The folder could not be created, or holds something that is not a run.
+        RookWorldError: The folder could not be created, holds something that is not a run, or a run that
+            another process is writing.
     """
+    if is_in_use(output_dir):
+        raise RookWorldError(
+            f"output_dir: another run is writing to {output_dir}; wait for its end, or give another"
+        )
     try:
         if output_dir.is_dir() and not _is_empty(output_dir) and not keep:
             _move_aside(output_dir)

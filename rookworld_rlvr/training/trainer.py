@@ -375,19 +375,26 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     ) -> dict[str, float]:
         """Answer held-out rows greedily instead of taking TRL's loss on them.
 
-        In training, transformers picks the best checkpoint by the result. One that may not be the best
-        gets the worst number.
+        In training, transformers picks the best checkpoint by the result. A step that may not be the
+        best, or that is not saved, gets the worst number.
         """
         rows = self.eval_dataset if eval_dataset is None else eval_dataset
         with ExitStack() as around:
             for part in self.parts.values() if self.is_in_train else ():
                 around.enter_context(part.evaluating())
             metrics = self.heldout.evaluate(rows, metric_key_prefix)
-        if self.is_in_train and not all(p.may_be_best(metrics) for p in self.parts.values()):
+        may_be_best = all(part.may_be_best(metrics) for part in self.parts.values())
+        if self.is_in_train and not (may_be_best and self._is_saved()):
             worst = -float("inf") if self.args.greater_is_better else float("inf")
             name = str(self.args.metric_for_best_model).removeprefix("eval_")
             metrics = {**metrics, f"eval_{name}": worst}
         return metrics
+
+    def _is_saved(self) -> bool:
+        """Whether this step gets a checkpoint: by `save_steps`, the last step always."""
+        state = self.state
+        is_due = state.global_step >= state.max_steps or not state.global_step % state.save_steps
+        return self.args.save_strategy != "steps" or is_due
 
     # --------------------------------------------------------------------------------------------
     # What the parts and the diagnosis ask for

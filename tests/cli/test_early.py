@@ -55,8 +55,9 @@ def test_the_keys_read_from_the_source_are_those_of_the_parser(script: str) -> N
 
 @pytest.mark.parametrize("name", shipped_names("recipes"))
 def test_packaged_recipes_have_no_early_fault(name: str) -> None:
-    scripts = {"grpo": "grpo", "sft": "sft", "judge": "train_judge", "prepare": "prepare_data"}
-    script = scripts.get(name.split("_")[0], "sweep")
+    others = {"judge": "train_judge", "prepare": "prepare_data"}
+    kind = name.split("_")[0]
+    script = others.get(kind, kind)
     check_early(RECIPES / f"{script}.py", {"config": [name]})
 
 
@@ -114,6 +115,9 @@ def test_the_first_line_names_recipe_and_folder(tmp_path: Path) -> None:
         "no --config is given, so ann/big is trained with TRL's defaults; of the recipe grpo_nano only "
         "rewards, dataset_name, dtype, bf16; output in runs/big"
     )
+    (tmp_path / "mine.yaml").write_text("name: seeds")
+    sweep = first_line(RECIPES / "sweep.py", {"config": [str(tmp_path / "mine.yaml")]})
+    assert sweep.endswith("output in runs/seeds")
     own = first_line(RECIPES / "sft.py", options(["--dataset_name", "rows.jsonl"]))
     assert own.startswith("no --config is given, so rookworld-nano is trained with TRL's defaults")
     for start in ("runs/grpo_nano", str(tmp_path / "grpo_nano")):

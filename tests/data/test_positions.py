@@ -15,7 +15,7 @@ import pytest
 from rookworld_rlvr.common.errors import NotationError, RookWorldError
 from rookworld_rlvr.data.loading import DataArguments, load_data, require_answers
 from rookworld_rlvr.data.positions import asked_of, fen_of, pgn_positions
-from rookworld_rlvr.data.sources import parse_raw
+from rookworld_rlvr.data.sources import Malformed, RowArguments, check_dataset_name, parse_raw
 from rookworld_rlvr.data.synthesis import environment_prompts, environment_row, opening_positions
 from rookworld_rlvr.tasks.registry import is_right
 
@@ -224,3 +224,25 @@ def test_moves_that_come_along_are_moves(tmp_path: Path) -> None:
     for wrong in ({"action": 5}, {"history": [None]}, {"action": "e2e4", "history": ["d2d4"]}):
         with pytest.raises(NotationError):
             asked_of({"fen": fen, **wrong}, ["environment"])
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
+    """Editors on Windows write one."""
+    rows = {
+        "a.fen": f"{chess.STARTING_FEN}\r\n",
+        "b.txt": f"P: {chess.STARTING_FEN}\r\n",
+        "c.csv": f"fen\r\n{chess.STARTING_FEN}\r\n",
+        "d.jsonl": f'{{"fen": "{chess.STARTING_FEN}"}}\n',
+    }
+    for name, text in rows.items():
+        path = tmp_path / name
+        path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+        (row,) = RowArguments(dataset_name=str(path)).parsed_rows(["policy"])
+        assert not isinstance(row, Malformed), name
+        assert row["fen"] == chess.STARTING_FEN
+
+
+def test_a_packed_file_is_to_be_unpacked(tmp_path: Path) -> None:
+    (tmp_path / "games.pgn.gz").write_bytes(b"")
+    (fault,) = check_dataset_name(str(tmp_path / "games.pgn.gz"))
+    assert fault.endswith("unpack it")

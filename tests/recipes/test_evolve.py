@@ -19,8 +19,13 @@ SMALL = {
     "model_name_or_path": "rookworld-nano",
     "recipe": "grpo_policy_nano",
     "train": {
-        "max_steps": 4, "eval_steps": 2, "save_steps": 2, "heldout_rows": 20, "use_cpu": True,
-        "report_to": "none", "guard": {"environment/exact": 0.5},
+        "max_steps": 4,
+        "eval_steps": 2,
+        "save_steps": 2,
+        "heldout_rows": 20,
+        "use_cpu": True,
+        "report_to": "none",
+        "guard": {"environment/exact": 0.5},
     },
     "output_dir": "out",
     "rounds": 2,
@@ -86,7 +91,7 @@ def test_killed_rounds_end_as_if_nothing_had_happened(tmp_path: Path, stockfish:
     again = script("evolve.py", *words, cwd=whole)
     assert again.returncode == 0 and "training prints" not in again.stdout, "all is done"
     other = script("evolve.py", *words, "--plies=4", cwd=whole)
-    assert other.returncode == 2 and "rounds with another plies" in other.stderr
+    assert other.returncode == 2 and "(plies was 3, is 4)" in other.stderr
 
 
 @pytest.mark.parametrize(
@@ -94,7 +99,8 @@ def test_killed_rounds_end_as_if_nothing_had_happened(tmp_path: Path, stockfish:
     [
         ({"recipe": "grpo_polcy_nano"}, "grpo_polcy_nano"),
         ({"recipe": "grpo_environment", "train": {"use_cpu": True}}, "does not train the policy"),
-        ({"train": {"max_stps": 4}}, "max_stps"),
+        ({"train": {"max_stps": 4}}, "train: unknown key max_stps; did you mean max_steps"),
+        ({"train": {"max_steps": "many"}}, "train: max_steps: 'many' is not"),
         ({"model_name_or_path": "runs/nope"}, "there is no folder 'runs/nope'"),
         ({"board": "models"}, "board"),
         ({"guard": {"environment/exact": 0.1}}, "unknown key 'guard'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import json
 import re
@@ -175,9 +176,20 @@ def test_what_is_on_the_hub_is_in_the_header_and_no_folder_is_in_the_text(
 
 
 def test_the_card_says_whose_weights_they_are(packaged: LoadedData, tmp_path: Path) -> None:
-    said = "per prompt. The weights are 30% the starting model's and 70% the trained ones.\n\n## How"
+    said = (
+        "per prompt. The weights are 30% the starting model's and 70% the trained ones.\n\n## How"
+    )
     assert said in written(tmp_path / "a", packaged, start_share=0.3).text
     assert "per prompt.\n\n## How" in written(tmp_path / "b", packaged).text
+
+
+def test_the_card_lists_rewards_of_trained_tasks_alone(
+    packaged: LoadedData, tmp_path: Path
+) -> None:
+    data = copy.deepcopy(packaged)
+    assert "| `environment_exact` | 1 |" in written(tmp_path / "a", data).text
+    del data.report.train["environment"]
+    assert "environment_exact" not in written(tmp_path / "b", data).text.partition("## How it")[0]
 
 
 def test_a_folder_s_licence_is_in_its_own_card(

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import chess
 import pytest
 
-from rookworld_rlvr.common.stats import Estimate, Proportion
+from rookworld_rlvr.common.stats import Estimate, Proportion, estimate
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.tasks.metrics import compare, evaluate_completions, headline, limits, metrics
 from rookworld_rlvr.tasks.registry import TASKS
@@ -35,6 +36,20 @@ def test_references_are_right_and_broken_variants_wrong(packaged: LoadedData) ->
     assert wrong["environment/exact"].value == 0
     assert wrong["policy/best_move"].value < 0.1
     assert wrong["policy/format"].value == 1
+
+
+def test_a_reward_that_is_always_the_same_has_no_interval(tmp_path: Path) -> None:
+    half = Proportion(20, 40)
+    results = {"environment/exact": half, "rewards/penalty": estimate("mean", [-1.0] * 40)}
+    assert "n too small" in before_after_table(results, results)
+    write_results(tmp_path / "results.json", results, results)
+    write_proportions(tmp_path / "before.json", results)
+    for name in ("results.json", "before.json"):
+        assert "NaN" not in (tmp_path / name).read_text(), "which JSON does not have"
+    content = json.loads((tmp_path / "results.json").read_text())
+    for read in (heldout_results(content, "after"), read_proportions(tmp_path / "before.json")):
+        found = read["rewards/penalty"]
+        assert found.value == -1 and found.n == 40 and math.isnan(found.interval[0])
 
 
 def test_the_headline_is_the_mean_of_the_tasks() -> None:

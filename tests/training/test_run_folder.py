@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import chess
@@ -102,6 +105,23 @@ def test_an_earlier_run_is_kept_beside_the_new_one(tmp_path: Path) -> None:
     open_folder(run, keep=True, resolved="four", quarantine=quarantine_path(run))
     assert (run / "resolved_config.yaml").read_text() == "three", "until it is noted what changed"
     assert not (tmp_path / "runs" / "nano.3").exists()
+
+
+def test_a_folder_that_another_run_writes_to_is_refused(tmp_path: Path) -> None:
+    run = tmp_path / "nano"
+    open_folder(run, keep=False, resolved="one", quarantine=tmp_path / "none")
+    code = "import sys, pathlib, rookworld_rlvr.common.terminal as terminal; "
+    code += f"terminal.keep_log(pathlib.Path({str(run)!r})); print('ready', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=PIPE, stdout=PIPE, text=True
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline() == "ready\n"
+        for keep in (False, True):
+            with pytest.raises(RookWorldError, match="another run is writing to"):
+                open_folder(run, keep=keep, resolved="two", quarantine=tmp_path / "none")
+        other.kill()
+    open_folder(run, keep=False, resolved="two", quarantine=tmp_path / "none")
+    assert (tmp_path / "nano.1" / "resolved_config.yaml").read_text() == "one"
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def _read(path: Path, rows: int, seed: int) -> tuple[dict[str, EnvironmentPrompt
         if (prompt := _prompt(row)) is not None
     }
     if not prompts:
-        raise _refused(path, "holds no prompt")
+        raise _refused(path, "holds no environment prompt")
     unread = len(content) - len(prompts)
     words = f"; no readable prompt in {unread}" if unread else ""
     notes = {
@@ -162,7 +162,7 @@ def _read(path: Path, rows: int, seed: int) -> tuple[dict[str, EnvironmentPrompt
 
 def _refused(path: Path, why: str) -> SuiteUnavailableError:
     return SuiteUnavailableError(
-        f"openings_file: {str(path)!r} {why}; give a JSON list of objects with prompt"
+        f"openings_file: {str(path)!r} {why}; give a JSON list of objects with prompt, 'A: ...'"
     )
 
 

@@ -129,7 +129,11 @@ def test_rows_without_a_readable_prompt_are_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("rows", "said"),
-    [({}, "is not a list"), ([], "holds no prompt"), ([{"prompt": "P: "}], "holds no prompt")],
+    [
+        ({}, "is not a list"),
+        ([], "holds no environment prompt"),
+        ([{"prompt": "P: "}], "holds no environment"),
+    ],
 )
 def test_a_file_without_openings_is_refused(rows: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(SuiteUnavailableError, match=f"{said}.*; give a JSON list of objects"):

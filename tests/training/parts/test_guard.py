@@ -128,3 +128,21 @@ def test_what_is_not_measured_cannot_be_guarded() -> None:
     task = "guard: 'environment/exact' belongs to a task that is not in `tasks`: ['policy']"
     suite = "guard: 'suites/environment/exact' belongs to a suite that is not in `suites`"
     assert faults() == [suite, task] and faults("environment") == [task]
+
+
+def test_a_step_that_is_evaluated_but_not_saved_is_not_the_best(
+    build: Build, random_gpt2: GPT2LMHeadModel
+) -> None:
+    """Its weights are gone, so the record would name a checkpoint that is not there."""
+    options = {**STEPS, "max_steps": 5, "save_steps": 2, "learning_rate": 1e-3}
+    trainer = build(copy.deepcopy(random_gpt2), **options, metric_for_best_model="policy/format")
+    values = iter([0.5, 0.9, 0.2, 0.8, 0.1, 0.3])  # of the start, and of five steps
+    measure = trainer.heldout.evaluate
+    trainer.heldout.evaluate = lambda *given: {
+        **measure(*given),
+        "eval_policy/format": next(values),
+    }
+    trainer.train()
+    assert trainer.state.best_global_step == 5 and trainer.state.best_metric == 0.3
+    assert str(trainer.state.best_model_checkpoint).endswith("checkpoint-5")
+    assert trainer.heldout.run_final() == 5
