@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import count, cycle, islice
+from itertools import count, cycle, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -322,10 +322,16 @@ def _read(args: DataArguments, report: DataReport, quarantine_file: Path | None)
     report.read += len(parsed)
     report.quarantined.update(row.reason for row in malformed if not row.is_readable)
     report.unjudgeable.update(row.reason for row in malformed if row.is_readable)
-    quarantine(malformed, len(parsed), args, quarantine_file)
+    good = [row for row in parsed if not isinstance(row, Malformed)]
+    turns = {task: turn for turn, task in enumerate(args.tasks)}
+    again = sum(  # each task asks of a position in turn, but it counts once
+        row["fen"] == before["fen"] and turns.get(row["task"], 0) > turns.get(before["task"], 0)
+        for before, row in pairwise(good)
+    )
+    quarantine(malformed, len(parsed) - again, args, quarantine_file)
     unread = (row for row in malformed if not row.is_readable)
     report.first = next((place_of(row, args.dataset_name) for row in unread), "")
-    return [row for row in parsed if not isinstance(row, Malformed)]
+    return good
 
 
 def _judged(rows: Sequence[Row], report: DataReport) -> list[Row]:

@@ -246,3 +246,15 @@ def test_a_packed_file_is_to_be_unpacked(tmp_path: Path) -> None:
     (tmp_path / "games.pgn.gz").write_bytes(b"")
     (fault,) = check_dataset_name(str(tmp_path / "games.pgn.gz"))
     assert fault.endswith("unpack it")
+
+
+def test_a_position_counts_once_however_many_tasks_ask_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "some.fen"
+    path.write_text(
+        "".join(
+            f"{fen}\n" for fen in [chess.STARTING_FEN] * 6 + ["ppp/8/8/8/8/8/8/8 w - - 0 1"] * 2
+        )
+    )
+    for tasks in (["policy"], ["policy", "environment"]):
+        with pytest.raises(RookWorldError, match="2 of 8 rows"):
+            load_data(DataArguments(dataset_name=str(path), tasks=tasks))
