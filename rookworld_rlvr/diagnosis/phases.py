@@ -384,7 +384,7 @@ def measurements(
     gaps, allowed = trainer.probes, trainer.probes["tolerance"]
     worst = max(("alone_gap", "sampler_gap", "reference_kl"), key=lambda name: abs(gaps[name]))
     dead = trainer.layers.index[trainer.layers["gradient_norm"] == 0].tolist()
-    if log["health/skipped_steps"]:  # whose gradients were taken away
+    if log.get("health/skipped_steps"):  # whose gradients were taken away
         dead = []
     adapted = hasattr(trainer.networks()[0], "peft_config")
     rows = record["initial"]["heldout"]

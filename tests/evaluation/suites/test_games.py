@@ -306,8 +306,9 @@ def test_versus_by_hand(start_from: Start, monkeypatch: pytest.MonkeyPatch) -> N
         f"black {second}": 0.5,
     }
     score = result.metrics()["strict_score"]
-    # Pairs score 0.5 and 0.25, with a won and a lost one 1.75 of 4: variance 0.13671, so like 3.6 games.
-    assert (score.low, score.high, score.n) == pytest.approx((0.0853, 0.7955, 4), abs=1e-4)
+    # Pairs score 0.5 and 0.25, with a won and a lost one 1.75 of 4: variance 0.13672, so like 3.6
+    # games. Wilson's interval of 0.375 in 3.6, by hand: (0.90854 ± 0.73127) / 2.06708.
+    assert (score.low, score.high, score.n) == pytest.approx((0.0858, 0.7933, 4), abs=1e-4)
     assert [len(call) for call in model.calls] == [2, 2, 1], "one call a ply, of what is its turn"
     assert result.n == 4 and "elo_difference" not in result.notes
 
@@ -344,8 +345,10 @@ def test_the_interval_of_a_score_holds_for_pairs(balance: float) -> None:
         found = score_estimate(scores)
         hits += found.low <= 0.5 <= found.high
         widths.append(found.high - found.low)
-    assert 935 <= hits <= 985
-    if balance == 0.5:
+    assert hits >= 935
+    if balance < 0.5:
+        assert hits <= 985
+    else:
         assert max(widths) < 0.25, "games that the openings decide say more than coins"
 
 
