@@ -9,6 +9,7 @@ Only this file and `checkpoints.py` use private names of TRL and transformers; `
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -55,6 +56,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         call: What the current call to TRL is about; None outside of a call.
         being_scored: The rows that a forward is scoring; None outside of one.
         is_beside: Whether losses are computed beside a step, see `unrecorded`.
+        broken_terms: The terms of the last loss that are not finite.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         self.preflight: Parity | None = None
         self.sampled: Mapping[str, Mapping[str, Any]] = {}
         self.regrouped: Any = None  # the micro-batches whose groups are together again
+        self.broken_terms: list[str] = []
         for part in (self.times, *self.parts.values()):
             self.add_callback(part)
         if getattr(self.args, "preflight", True):
@@ -316,9 +319,9 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         local = torch.stack([number.detach().double() for number in sums])
         logp, tokens, advantage, *terms = self.accelerator.reduce(local, reduction="sum").tolist()
         share = self.current_gradient_accumulation_steps / self.accelerator.num_processes
-        self.record(
-            {f"loss/{name}": term * share for name, term in zip(loss.terms, terms, strict=True)}
-        )
+        by_name = dict(zip(loss.terms, terms, strict=True))
+        self.broken_terms = [name for name, term in by_name.items() if not math.isfinite(term)]
+        self.record({f"loss/{name}": term * share for name, term in by_name.items()})
         mean = advantage / self.accelerator.num_processes
         self.record({"mean_logp": logp / max(1, tokens), "mean_advantage": mean})
 

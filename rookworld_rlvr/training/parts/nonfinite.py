@@ -27,6 +27,7 @@ class Nonfinite(Part):
     ends at once.
 
     Args:
+        trainer: The `RookWorldGRPOTrainer`.
         limit: The number in a row that ends the run.
 
     Attributes:
@@ -35,7 +36,8 @@ class Nonfinite(Part):
         in_a_row: Steps skipped since the last one that was taken.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, trainer: Any, limit: int) -> None:
+        self._trainer = trainer
         self.limit = limit
         self.norm: Any = None
         self.skipped = 0
@@ -43,7 +45,7 @@ class Nonfinite(Part):
 
     @classmethod
     def of(cls, trainer: Any) -> Nonfinite:
-        return cls(1 if trainer.is_deepspeed_enabled else LIMIT)
+        return cls(trainer, 1 if trainer.is_deepspeed_enabled else LIMIT)
 
     def on_gradient_norm(self, norm: Any) -> None:
         self.norm = norm
@@ -80,9 +82,11 @@ class Nonfinite(Part):
         kept = (
             f"the last good checkpoint is {checkpoint}" if checkpoint else "no checkpoint was saved"
         )
+        terms = ", ".join(f"loss/{name}" for name in self._trainer.broken_terms)
         return (
-            f"the loss or gradient was not finite in {self.in_a_row} steps in a row up to step {step}; "
-            f"{kept}; lower learning_rate or max_grad_norm, or raise beta"
+            f"the loss or gradient was not finite in {self.in_a_row} steps in a row up to step {step}"
+            f"{f' ({terms})' if terms else ''}; {kept}; lower learning_rate or max_grad_norm, or raise "
+            "beta"
         )
 
     def numbers(self) -> dict[str, float]:

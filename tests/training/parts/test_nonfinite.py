@@ -14,6 +14,7 @@ import torch
 
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.training.parts.aggregation import spread
+from rookworld_rlvr.training.parts.part import Part
 
 from ...conftest import NOT_KEPT
 
@@ -108,3 +109,11 @@ def test_a_loss_that_is_not_finite_shows_in_the_gradient() -> None:
     (plain,) = torch.autograd.grad(loss, weight, retain_graph=True)
     (same,) = torch.autograd.grad(spread(loss), weight)
     assert torch.equal(plain, same) and spread(loss) == loss
+
+
+def test_the_term_that_is_not_finite_is_named(failing_trainer: Callable[..., Any]) -> None:
+    trainer = failing_trainer()
+    part = type("Own", (Part,), {"term": lambda *_: torch.tensor(math.nan, requires_grad=True)})
+    trainer.parts["own"] = part()
+    with pytest.raises(RookWorldError, match=r"up to step 3 \(loss/Own\); no checkpoint"):
+        trainer.train()
