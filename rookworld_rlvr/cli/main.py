@@ -142,7 +142,9 @@ def next_commands(
     if command == "sft":
         kept = {key: (given or {}).get(key) or [] for key in _KEPT_BY_SFT}
         kept["rewards"] = _rewards_for(kept["tasks"])  # `sft` has none
-        lines += [f"grpo --model_name_or_path {folder}{_words(kept)}"]
+        # The packaged model's recipe suits what is trained from it; others get TRL's defaults.
+        usual = f" --config grpo_nano --output_dir {folder}-grpo" if start == PACKAGED_MODEL else ""
+        lines += [f"grpo{usual} --model_name_or_path {folder}{_words(kept)}"]
     elif start == PACKAGED_MODEL:
         lines += ["recipes copy grpo_mixed .", "grpo --config grpo_mixed.yaml   # after your edits"]
     else:

@@ -68,7 +68,10 @@ def test_after_sft_the_same_rows_are_suggested() -> None:
     given = {"dataset_name": "my rows.txt", "tasks": ["environment"], "max_steps": 3}
     given["max_completion_length"] = "137"
     text = next_commands(Path("runs/mine"), "rookworld-nano", "sft", given)
-    words = "grpo --model_name_or_path runs/mine --dataset_name 'my rows.txt' --tasks environment"
+    words = (
+        "grpo --config grpo_nano --output_dir runs/mine-grpo --model_name_or_path runs/mine "
+        "--dataset_name 'my rows.txt' --tasks environment"
+    )
     assert text.splitlines()[-1].endswith(f"{words} --max_completion_length 137")
     given["tasks"] = ["policy", "fill_in"]
     text = next_commands(Path("runs/mine"), "rookworld-nano", "sft", given)
@@ -86,7 +89,7 @@ def test_what_sft_prints_runs_as_it_stands(task: str, tmp_path: Path) -> None:
     small = "--max_steps 1 --heldout_rows 2 --report_to none --use_cpu"
     code, said = run_words("sft.py", f"{words} --output_dir runs/mine {small}", tmp_path)
     assert code == 0, said
-    line = next(line for line in said.splitlines() if " grpo --model_name_or_path" in line)
+    line = next(line for line in said.splitlines() if " grpo --" in line)
     printed = line.split(" grpo ")[1]
     short = f"{small} --per_device_train_batch_size 2 --num_generations 2"
     code, said = run_words("grpo.py", f"{printed} {short}", tmp_path)

@@ -45,9 +45,12 @@ def test_what_is_evaluated_and_kept_lies_between_start_and_trained(
     averaged = trainer(start_share=0.25)
     seen = []
     evaluate = averaged.heldout.evaluate
-    monkeypatch.setattr(
-        averaged.heldout, "evaluate", lambda *a: (seen.append(weights(averaged)), evaluate(*a))[1]
-    )
+
+    def recorded(*arguments: Any) -> dict[str, float]:
+        seen.append(weights(averaged))
+        return evaluate(*arguments)
+
+    monkeypatch.setattr(averaged.heldout, "evaluate", recorded)
     averaged.train()
     for name, start in random_gpt2.named_parameters():
         wanted = 0.25 * start + 0.75 * trained[name]
