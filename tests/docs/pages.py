@@ -48,6 +48,23 @@ SMALL: dict[str, list[str]] = {
 }
 """What is put behind a command so that it takes seconds; what the page gives itself stays, but for a
 model and data that have to be downloaded."""
+ROUNDS: dict[str, Any] = {
+    "train": {
+        "max_steps": 2,
+        "eval_steps": 1,
+        "save_steps": 1,
+        "heldout_rows": 4,
+        "per_device_train_batch_size": 4,
+        "use_cpu": True,
+        "report_to": "none",
+    },
+    "rounds": 1,
+    "games": 4,
+    "plies": 2,
+    "match_games": 2,
+    "engine_depth": 2,
+}
+"""What makes the packaged rounds short."""
 
 
 def fences(page: Path) -> Iterator[tuple[str, str]]:
@@ -139,6 +156,10 @@ def small(command: str, words: list[str], folder: Path) -> list[str]:
         trial = ["${interpreter}", "${program}", "${args}", *TRAINING, *GROUPS]
         (folder / "sweep.yaml").write_text(yaml.safe_dump({**recipe, "command": trial}))
         return ["--config", "sweep.yaml", "--count", "1"]
+    if command == "evolve":
+        recipe = yaml.safe_load(find_recipe("evolve_nano").read_text())
+        (folder / "evolve.yaml").write_text(yaml.safe_dump({**recipe, **ROUNDS}))
+        return ["--config", "evolve.yaml", *("2" if word == "5" else word for word in words)]
     if str(recipe.get("dataset_name")).startswith("rookworld-"):
         given.add("--dataset_name")  # it is packaged
     extra: list[str] = []
