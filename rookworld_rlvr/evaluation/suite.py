@@ -19,9 +19,9 @@ from ..data.loading import DataArguments, is_held_out
 from ..data.sources import Malformed, Row, check_dataset_name, parse_rows
 from ..tasks import rules
 from ..tasks.policy import POLICY
-from ..tasks.registry import TASKS
+from ..tasks.registry import TASKS, task_of
 from .answerers import Answerer
-from .pass_at_k import kinds, passes
+from .pass_at_k import kinds, majority, passes
 
 
 class SuiteUnavailableError(RookWorldError):
@@ -203,17 +203,17 @@ class Suite(ABC, Generic[Item]):
                         f"metrics{close_matches(metric, known)}"
                     )
                 seen.add(item, metric, value, groups if metric in self.grouped else ())
-        for item, right in self.right_samples(model).items():
-            for metric, value in passes(right, samples).items():
+        for item, values in self.sampled(model).items():
+            for metric, value in values.items():
                 seen.add(item, metric, value)
-        sampled = {"pass_samples": samples, "pass_decoding": dict(model.sampling or model.decoding)}
-        notes = {**self.notes, **(sampled if samples else {})}
+        drawn = {"pass_samples": samples, "pass_decoding": dict(model.sampling or model.decoding)}
+        notes = {**self.notes, **(drawn if samples else {})}
         return SuiteResult(
             self.version, len(self.items), self.seed, model.decoding, seen, notes=notes
         )
 
-    def right_samples(self, model: Answerer) -> dict[str, int]:
-        """How many of `pass_samples` answers to each item are right."""
+    def sampled(self, model: Answerer) -> dict[str, dict[str, float]]:
+        """pass@k and majority@k of each item from `pass_samples` answers."""
         return {}
 
 
@@ -239,16 +239,21 @@ class PromptSuite(Suite[Item]):
         for (name, item), completion in zip(self.items.items(), completions, strict=True):
             yield name, self.judge(item, completion), self.groups_of(name)
 
-    def right_samples(self, model: Answerer) -> dict[str, int]:
+    def sampled(self, model: Answerer) -> dict[str, dict[str, float]]:
         """See `Suite`."""
         if not self.pass_samples:
             return {}
-        right = self.right or self.headline
-        drawn = model.samples(self.prompts(), self.pass_samples)
-        return {
-            name: sum(self.judge(item, text)[right] == 1 for text in texts)
-            for (name, item), texts in zip(self.items.items(), drawn, strict=True)
-        }
+        right, found = self.right or self.headline, {}
+        prompts = self.prompts()
+        drawn = model.samples(prompts, self.pass_samples)
+        for (name, item), prompt, texts in zip(self.items.items(), prompts, drawn, strict=True):
+            hits = {text: self.judge(item, text)[right] == 1 for text in texts}
+            chosen = majority(texts, TASKS[task_of(prompt)].vote)
+            found[name] = {
+                **passes(sum(hits[text] for text in texts), self.pass_samples),
+                f"majority@{self.pass_samples}": float(hits[chosen]),
+            }
+        return found
 
 
 # --------------------------------------------------------------------------------------------------

@@ -23,7 +23,14 @@ from ..common.errors import RookWorldError
 from ..common.progress import quiet
 from ..data.loading import LoadedData, first_of_each_task
 from ..evaluation.answerers import LanguageModel, shared
-from ..evaluation.pass_at_k import GREEDY_SHARE, Measured, RightCounts, read_counts, write_counts
+from ..evaluation.pass_at_k import (
+    GREEDY_SHARE,
+    Measured,
+    RightCounts,
+    majority,
+    read_counts,
+    write_counts,
+)
 from ..models.decoding import ANSWER_TOKENS, Decoding, complete, complete_ids
 from ..tasks.metrics import evaluate_completions
 from ..tasks.registry import TASKS, is_right
@@ -75,11 +82,17 @@ def sample_heldout(trainer: Any, rows: Dataset, greedy: Sequence[str]) -> dict[s
         (how,) = trainer.samplings(prompts[:1])
         decoding = Decoding("sampled", how.temperature, how.top_k, how.top_p, trainer.args.seed)
         drawn = policy.samples(prompts, count, decoding)
-        right = [
-            sum(bool(_is_right(row, text)) for text in texts)
+        hits = [
+            {text: bool(_is_right(row, text)) for text in texts}
             for row, texts in zip(asked, drawn, strict=True)
         ]
-        found[task] = RightCounts(count, right, [int(bool(scored[place])) for place in chosen])
+        pairs = [*zip(hits, drawn, strict=True)]
+        found[task] = RightCounts(
+            count,
+            [sum(of[text] for text in texts) for of, texts in pairs],
+            [int(bool(scored[place])) for place in chosen],
+            [int(of[majority(texts, TASKS[task].vote)]) for of, texts in pairs],
+        )
     return found
 
 
@@ -134,9 +147,11 @@ def pass_lines(measured: Measured) -> list[str]:
     for task, counts in after.items():
         old = before[task].estimates() if task in before else {}
         new, top = counts.estimates(), f"pass@{counts.samples}"
+        told = (GREEDY_SHARE, "pass@1", f"majority@{counts.samples}", top)
         shares = [
             f"{name} {f'{old[name].value:.1%} -> ' if old else ''}{new[name].value:.1%}"
-            for name in dict.fromkeys((GREEDY_SHARE, "pass@1", top))
+            for name in dict.fromkeys(told)
+            if name in new and (not old or name in old)
         ]
         change = ""
         if old:

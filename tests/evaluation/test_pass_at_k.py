@@ -13,12 +13,14 @@ from rookworld_rlvr.evaluation.models import RandomMover
 from rookworld_rlvr.evaluation.pass_at_k import (
     RightCounts,
     ks,
+    majority,
     pass_at_k,
     pass_summary,
     read_counts,
     write_counts,
 )
 from rookworld_rlvr.evaluation.suites.fill_in import FillInSuite
+from rookworld_rlvr.tasks.policy import POLICY
 
 from ..conftest import recipe
 
@@ -80,6 +82,20 @@ def test_intervals_hold_the_value_and_shrink_with_more_prompts() -> None:
     assert few["pass@1"].value == pytest.approx(30 / 8 / 16), "mean@16"
 
 
+def test_a_majority_of_analyses_is_one_of_their_moves() -> None:
+    moves = ("e2e4", "d2d4", "d2d4", "e2e4", "g1f3")
+    texts = [f" M: a2a3 {move} E: 0.1 0.{place} B: {move}" for place, move in enumerate(moves)]
+    assert majority(texts, POLICY.vote) == texts[0], "of equals, the first"
+    assert majority(texts[1:], POLICY.vote) == texts[1]
+    assert majority([*texts, "d2d4", " B: d2d4"], POLICY.vote) == texts[1], (
+        "unreadable ones count too"
+    )
+    votes = RightCounts(4, [1, 4], [0, 1], [0, 1]).estimates()["majority@4"]
+    assert votes.value == 0.5 and votes.interval == Proportion(1, 2).interval
+    with pytest.raises(ValueError, match="one count"):
+        RightCounts(4, [1, 4], [0, 1], [0])
+
+
 def test_counts_are_written_and_read(tmp_path: Path) -> None:
     measured = {"before": {"policy": counts_of(8)}, "after": {"policy": counts_of(8)}}
     path = tmp_path / "pass.json"
@@ -113,7 +129,13 @@ def test_the_samples_of_a_suite_are_counted_item_by_item() -> None:
     assert values["pass@1"] == {item: count / 8 for item, count in right.items()}
     assert values["pass@8"] == {item: float(count > 0) for item, count in right.items()}
     assert sum(right.values()) > 0 and max(right.values()) < 8, "chance is right now and then"
-    others = {name: value for name, value in values.items() if not name.startswith("pass@")}
+    for item, texts in zip(suite.items, samples, strict=True):
+        votes = [text.strip() for text in texts]
+        most = max(votes.count(vote) for vote in votes)
+        first = next(vote for vote in votes if votes.count(vote) == most)
+        wanted = suite.judge(suite.items[item], first)["exact"]
+        assert values["majority@8"][item] == wanted
+    others = {name: value for name, value in values.items() if "@" not in name}
     assert others == plain.observations.values, "the other metrics do not change"
     assert found.notes["pass_samples"] == 8 and "pass_samples" not in plain.notes
     assert set(found.compare(found)) >= {"pass@1", "pass@8"}
