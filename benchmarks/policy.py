@@ -116,7 +116,7 @@ def dpo(prompts: int, start: str, seed: int, output: Path) -> None:
     common = shared_arguments(output, seed, learning_rate=1e-4, batch=32)
     trainer = DPOTrainer(
         model=loading.load_model(start),
-        args=DPOConfig(**common, beta=0.1, num_train_epochs=1, max_length=192),
+        args=DPOConfig(**common, beta=0.1, num_train_epochs=6, max_length=192),
         train_dataset=Dataset.from_list(pairs),
         processing_class=AutoTokenizer.from_pretrained(start),
     )
@@ -171,9 +171,9 @@ def finish(trainer: Any, output: Path, start: str) -> None:
 METHODS: Mapping[str, Callable[[str, int, Path], None]] = {
     "recipe": partial(grpo, {}),
     "trained": partial(grpo, {"start_share": 0.0}),
-    "grpo": partial(grpo, {**SAMPLES, "max_steps": 700}),
+    "grpo": partial(grpo, {**SAMPLES, "max_steps": 1800}),
     "soft": partial(grpo, {"expected_score_coef": 0.0, "soft_moves_coef": 5.0}),
-    "sft": partial(sft, 1800),
+    "sft": partial(sft, 3400),
     "dpo": partial(dpo, 8000),
     "control": partial(control, 2500),
 }
