@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -25,13 +25,11 @@ class RookWorld:
     Args:
         network: A causal language model; it is put into evaluation mode.
         tokenizer: The tokenizer of this model.
-        name: For messages.
     """
 
-    def __init__(self, network: Any, tokenizer: Any, name: str = "") -> None:
+    def __init__(self, network: Any, tokenizer: Any) -> None:
         self.network = network.eval()
         self.tokenizer = tokenizer
-        self.name = name
 
     @classmethod
     def from_pretrained(
@@ -50,19 +48,12 @@ class RookWorld:
         """
         if faults := loading.check_model_name(name, "model"):
             raise RookWorldError(faults[0])
-        if not isinstance(getattr(torch, dtype, None), torch.dtype):
-            raise RookWorldError(f"dtype: PyTorch has no {dtype!r}; give float32 or bfloat16")
         if device is None:
             found = torch.accelerator.current_accelerator(check_available=True)
             device = "cpu" if found is None else found.type
         tokenizer = loading.load_tokenizer(name, revision=revision)
         network: Any = loading.load_model(name, revision=revision, dtype=dtype)
-        try:
-            return cls(network.to(device), tokenizer, name)
-        except (AssertionError, RuntimeError) as error:
-            raise RookWorldError(
-                f"device: {device!r} cannot be used ({error}); give cpu"
-            ) from error
+        return cls(network.to(device), tokenizer)
 
     @property
     def trained_on(self) -> Coverage:
@@ -87,7 +78,6 @@ class RookWorld:
         Raises:
             NotationError: The FEN is malformed or has no legal move, or the answer is unreadable.
             IllegalPositionError: The position is not legal.
-            RookWorldError: It is neither a FEN nor a board.
 
         >>> from rookworld_rlvr import RookWorld
         >>> model = RookWorld.from_pretrained("rookworld-nano", device="cpu")
@@ -110,66 +100,34 @@ class RookWorld:
         Raises:
             NotationError: The FEN is malformed, or the answer is unreadable.
             IllegalPositionError: The position is not legal.
-            RookWorldError: It is neither a FEN nor a board, or a move cannot be read.
+            RookWorldError: A move cannot be read.
         """
         return _record(self.step_all([(position, move, history)])[0])
 
     # --------------------------------------------------------------------------------------------
     # Many
     # --------------------------------------------------------------------------------------------
-    def analyse_all(
-        self,
-        positions: Sequence[Position],
-        batch_size: int = 64,
-        progress: Callable[[int], object] | None = None,
-    ) -> list[Reply[PolicyAnswer]]:
+    def analyse_all(self, positions: Sequence[Position]) -> list[Reply[PolicyAnswer]]:
         """One reply for each position, the same in a batch as alone; an unreadable one has a `fault`.
 
         Raises:
             RookWorldError: See `analyse`.
         """
-        if isinstance(positions, str):
-            raise RookWorldError(f"positions: {positions!r} is one text; give a list of them")
-        prompts = [policy_prompt(position) for position in positions]
-        texts = self.complete(prompts, batch_size, progress)
+        texts = self.complete([policy_prompt(position) for position in positions])
         return [reply_of(text, parse_policy_answer) for text in texts]
 
     def step_all(
-        self,
-        steps: Sequence[tuple[Position, Move, Sequence[Move]]],
-        batch_size: int = 64,
-        progress: Callable[[int], object] | None = None,
+        self, steps: Sequence[tuple[Position, Move, Sequence[Move]]]
     ) -> list[Reply[EnvironmentAnswer]]:
         """One reply for each position, move and history; see `step` and `analyse_all`."""
-        for step in steps:
-            if not isinstance(step, Sequence) or isinstance(step, str) or len(step) not in (2, 3):
-                raise RookWorldError(
-                    f"steps: {step!r} is not a position, a move and the moves before it; write "
-                    '(board, "e4", ["d2d4", "d7d5"]), or leave the last out'
-                )
-        prompts = [environment_prompt(*step) for step in steps]
-        texts = self.complete(prompts, batch_size, progress)
+        texts = self.complete([environment_prompt(*step) for step in steps])
         return [reply_of(text, parse_environment_answer) for text in texts]
 
-    def complete(
-        self,
-        prompts: Sequence[str],
-        batch_size: int = 64,
-        progress: Callable[[int], object] | None = None,
-    ) -> list[str]:
+    def complete(self, prompts: Sequence[str]) -> list[str]:
         """Greedy completions of prompts, as evaluation decodes them."""
-        if isinstance(prompts, str):
-            raise RookWorldError(f"prompts: {prompts!r} is one text; give a list of them")
         if not prompts:
             return []
-        return complete(
-            self.network,
-            self.tokenizer,
-            prompts,
-            max_new_tokens=ANSWER_TOKENS,
-            batch_size=batch_size,
-            progress=progress,
-        )
+        return complete(self.network, self.tokenizer, prompts, max_new_tokens=ANSWER_TOKENS)
 
 
 def _record(reply: Reply[Record]) -> Record:

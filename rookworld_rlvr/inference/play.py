@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -18,10 +17,9 @@ from ..common.errors import RookWorldError
 from ..common.files import check_writable
 from ..common.terminal import printable
 from ..tasks import rules
-from ..tasks.text import parse_fen
-from .analyse import board_lines
-from .arguments import Arguments, run, start
-from .prompts import Candidate, choose, over, read_legal_move
+from .analyse import board_text
+from .arguments import model_parser, run, start
+from .prompts import choose, over, read_legal_move, read_position
 
 if TYPE_CHECKING:
     from ..tasks.types import PolicyAnswer
@@ -31,9 +29,6 @@ HELP = """\
   a move     as Nf3, exd5, O-O, e8=Q, or as g1f3, e7e8q
   takeback   take back your last move and the answer to it
   moves      list the legal moves
-  board      show the board again
-  flip       turn the board round
-  draw       claim a draw: the position has occurred three times, or fifty moves have passed
   resign     give the game up
   quit       leave; the game so far is kept
   help       this list"""
@@ -61,7 +56,6 @@ class TerminalGame:
         self.board = board
         self.human = human
         self.name = name
-        self.below = human  # the side at the bottom of the board
         self.result = "*"
         self.faults: dict[int, str] = {}  # ply of the game → what was wrong with the model's move
         self._analyse = analyse
@@ -69,10 +63,7 @@ class TerminalGame:
         self._commands: dict[str, Callable[[], object]] = {
             "takeback": self.take_back,
             "moves": lambda: say(" ".join(map(board.san, board.legal_moves))),
-            "board": self.show,
-            "flip": self.flip,
-            "draw": self.claim_draw,
-            "resign": self.resign,
+            "resign": lambda: self.end("0-1" if human else "1-0", "you resign"),
             "help": lambda: say(HELP),
         }
 
@@ -81,15 +72,10 @@ class TerminalGame:
 
         Args:
             ask: Shows a prompt and returns the answer, as `input` does.
-
-        Raises:
-            EOFError: The input has ended.
         """
         self.show()
         while self.result == "*":
             if outcome := self.board.outcome():
-                if self.board.turn != self.human:
-                    self.show()
                 self.end(outcome.result(), over(self.board))
             elif self.board.turn != self.human:
                 self.answer()
@@ -103,22 +89,14 @@ class TerminalGame:
                     self.move(text)
 
     def show(self) -> None:
-        """Show the board, turned as it is now."""
-        self._say("\n".join(["", *board_lines(self.board.fen(), below=self.below), ""]))
-
-    def flip(self) -> None:
-        """Turn the board round."""
-        self.below = not self.below
-        self.show()
+        """Show the board from the human's side."""
+        self._say(f"\n{board_text(self.board, self.human)}\n")
 
     def end(self, result: str, how: str) -> None:
         """End the game."""
         self.result = result
         self._say(f"{result} ({how})")
 
-    # ----------------------------------------------------------------------------------------------
-    # Moves
-    # ----------------------------------------------------------------------------------------------
     def move(self, text: str) -> None:
         """Play the human's move, or say why not."""
         try:
@@ -132,21 +110,13 @@ class TerminalGame:
         if choice.fault:
             self.faults[self.board.ply()] = choice.fault
             self._say(f"  ({choice.fault})")
-        said = ", ".join(self._evaluated(candidate) for candidate in choice.candidates)
-        self._say(f"{self.name}: {self._number()}{self.board.san(choice.move)}   [{said}]")
+        self._say(f"{self.name}: {self._number()}{self.board.san(choice.move)}")
         self.board.push(choice.move)
         self.show()
-
-    def _evaluated(self, candidate: Candidate) -> str:
-        pawns = "" if candidate.pawns is None else f" {candidate.pawns:+.2f}"
-        return f"{self.board.san(candidate.move)}{pawns}"
 
     def _number(self) -> str:
         return f"{self.board.fullmove_number}{'. ' if self.board.turn else '... '}"
 
-    # ----------------------------------------------------------------------------------------------
-    # Commands
-    # ----------------------------------------------------------------------------------------------
     def take_back(self) -> None:
         """Take back the human's last move and the model's answer to it."""
         if len(self.board.move_stack) < 2:
@@ -157,34 +127,12 @@ class TerminalGame:
             self.faults.pop(self.board.ply(), None)
         self.show()
 
-    def claim_draw(self) -> None:
-        """End the game as a draw, if the rules allow to claim one."""
-        if self.board.can_claim_draw():
-            self.end("1/2-1/2", "a draw is claimed")
-        else:
-            self._say(
-                "there is no draw to claim: the position has not occurred three times, and fifty "
-                "moves have not passed without a capture or a pawn's move"
-            )
-
-    def resign(self) -> None:
-        """Give the game up."""
-        self.end("0-1" if self.human else "1-0", "you resign")
-
     def pgn(self) -> chess.pgn.Game:
         """The game so far, with a comment where the model's move had to be replaced."""
         game = chess.pgn.Game.from_board(self.board)
         white, black = ("Human", self.name) if self.human else (self.name, "Human")
-        game.headers.update(
-            {
-                "Event": "rookworld play",
-                "Date": date.today().strftime("%Y.%m.%d"),
-                "White": white,
-                "Black": black,
-                "Result": self.result,
-                "Termination": "unterminated" if self.result == "*" else "normal",
-            }
-        )
+        game.headers.update(Event="rookworld play", Date=date.today().strftime("%Y.%m.%d"))
+        game.headers.update(White=white, Black=black, Result=self.result)
         for node in game.mainline():
             node.comment = self.faults.get(node.ply() - 1, "")
         return game
@@ -194,20 +142,10 @@ class TerminalGame:
 # The command
 # --------------------------------------------------------------------------------------------------
 def _arguments() -> argparse.Namespace:
-    parser = Arguments("play", __doc__ or "")
+    parser = model_parser("play", __doc__ or "")
     add = parser.add_argument
-    add(
-        "--colour",
-        "--color",
-        choices=rules.SIDES,
-        default="white",
-        help="your colour (default: white)",
-    )
-    add(
-        "--fen",
-        default=chess.STARTING_FEN,
-        help="where the game starts (default: the start position)",
-    )
+    add("--colour", "--color", choices=rules.SIDES, default="white", help="your colour")
+    add("--fen", nargs="+", help="where the game starts (default: the start position)")
     add(
         "--pgn",
         type=Path,
@@ -217,51 +155,10 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _start(fen: str) -> chess.Board:
-    board = rules.board_of(fen)
-    parse_fen(board.fen())
-    if how := over(board):
-        raise RookWorldError(
-            f"--fen: the game is already over ({how}): {fen!r}; give another position"
-        )
-    return board
-
-
-def _keep(game: chess.pgn.Game, path: Path) -> str:
-    """Append a game to a file; returns what to say, with the game itself if that fails."""
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(f"\n\n{game}\n" if file.tell() else f"{game}\n")
-    except OSError as error:
-        return f"{path} cannot be written ({error.strerror}); this is the game:\n\n{game}"
-    return f"the game is in {path}"
-
-
-@contextlib.contextmanager
-def _kept(game: TerminalGame, path: Path) -> Iterator[None]:
-    """Keep the game however it ends, even by a signal or with the terminal closed."""
-    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {name: signal.signal(getattr(signal, name), _interrupt) for name in names}
-    before["SIGINT"] = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    finally:
-        for name in before:
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
-        if game.board.move_stack:
-            said = _keep(game.pgn(), path)
-            with contextlib.suppress(OSError):  # the terminal may be closed
-                print(f"\n{said}")
-        for name, handler in before.items():
-            signal.signal(getattr(signal, name), handler)
-
-
-def _interrupt(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
-
-
 def _play(args: argparse.Namespace) -> None:
-    board = _start(args.fen)
+    board = chess.Board(read_position(" ".join(args.fen or [chess.STARTING_FEN])))
+    if how := over(board):
+        raise RookWorldError(f"--fen: the game is already over ({how}); give another position")
     check_writable(args.pgn, "--pgn")
     print(f"loading {args.model} …", flush=True)
     model = start(args.model)
@@ -271,10 +168,13 @@ def _play(args: argparse.Namespace) -> None:
     )
     print(f"You are {args.colour} against {name}. Type a move, or help.")
     try:
-        with _kept(game, args.pgn):
+        with contextlib.suppress(EOFError):
             game.play(input)
-    except EOFError:
-        print()
+    finally:  # Ctrl-C, too
+        if board.move_stack:
+            with args.pgn.open("a", encoding="utf-8") as file:
+                file.write(f"\n\n{game.pgn()}\n" if file.tell() else f"{game.pgn()}\n")
+            print(f"\nthe game is in {args.pgn}")
 
 
 def main() -> NoReturn:

@@ -60,44 +60,29 @@ def read_position(position: Position) -> str:
     Raises:
         NotationError: The FEN is malformed.
         IllegalPositionError: The position is not legal.
-        RookWorldError: It is neither a FEN nor a board.
     """
     fen = position.fen() if isinstance(position, chess.Board) else position
-    if not isinstance(fen, str):
-        raise RookWorldError(f"{fen!r} is not a position; give a FEN or a chess.Board")
     return rules.canonical_fen(parse_fen(fen))
 
 
-ANY_MOVE = "write a legal move as Nf3, or any move as g1f3"
-
-
-LEGAL_MOVE = "give a legal move, as Nf3 or g1f3"
-
-
-def read_move(board: chess.Board, move: Move, remedy: str = ANY_MOVE) -> chess.Move:
+def read_move(board: chess.Board, move: Move) -> chess.Move:
     """A move in a position; it may be illegal there, unless it is in SAN.
-
-    `remedy` ends the message about another one.
 
     Raises:
         RookWorldError: It is not a move, or in SAN illegal or ambiguous.
     """
     if isinstance(move, chess.Move):
         return move
-    reason = "unreadable"
     try:
         return chess.Move.from_uci(parse_move(move))
-    except (NotationError, TypeError):
+    except NotationError:
         pass
     try:
-        return board.parse_san(move)
-    except chess.IllegalMoveError:
-        reason = "illegal"
-    except chess.AmbiguousMoveError:
-        reason = "ambiguous"
-    except (ValueError, TypeError, AttributeError):  # no text raises the latter two
-        pass
-    raise RookWorldError(f"{move!r} cannot be played here ({reason}); {remedy}")
+        if found := board.parse_san(move):  # python-chess also reads a null move
+            return found
+    except ValueError as error:
+        raise RookWorldError(f"{error}; {_LEGAL_MOVE}") from None
+    raise RookWorldError(f"{move!r} is not a move; {_LEGAL_MOVE}")
 
 
 def read_legal_move(board: chess.Board, move: Move) -> chess.Move:
@@ -106,13 +91,13 @@ def read_legal_move(board: chess.Board, move: Move) -> chess.Move:
     Raises:
         RookWorldError: It is unreadable, illegal or ambiguous.
     """
-    found = read_move(board, move, LEGAL_MOVE)
     try:
-        if legal := board.parse_uci(found.uci()):  # python-chess also reads a null move
-            return legal
-    except ValueError:
-        pass
-    raise RookWorldError(f"{move!r} cannot be played here (illegal); {LEGAL_MOVE}")
+        return board.parse_uci(read_move(board, move).uci())
+    except chess.IllegalMoveError as error:
+        raise RookWorldError(f"{error}; {_LEGAL_MOVE}") from None
+
+
+_LEGAL_MOVE = "give a legal move, as Nf3 or g1f3"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -144,13 +129,8 @@ def environment_prompt(asked: Position, move: Move, history: Sequence[Move] = ()
     """
     position = read_position(asked)
     action = read_move(rules.board_of(position), move).uci()
-    before = [one.uci() if isinstance(one, chess.Move) else one for one in history]
-    try:
-        told = (*map(parse_move, before), action)[-MAX_HISTORY:]
-    except (NotationError, TypeError):
-        raise RookWorldError(
-            f"history {before!r} is not in UCI notation; write e2e4, or give each as a chess.Move"
-        ) from None
+    before = [one.uci() if isinstance(one, chess.Move) else parse_move(one) for one in history]
+    told = (*before, action)[-MAX_HISTORY:]
     return write_environment_prompt(EnvironmentPrompt(position, action, told))
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import chess
 import pytest
 
-from rookworld_rlvr.common.errors import RookWorldError
-from rookworld_rlvr.inference.arguments import start
 from rookworld_rlvr.inference.prompts import choose
 
 from .answers import reply
@@ -50,8 +48,3 @@ def test_castling_is_read_in_both_forms_and_written_in_one() -> None:
         choice = choose(board, reply(text))
         assert [(one.move.uci(), one.pawns) for one in choice.candidates] == [("e1g1", 0.5)]
         assert not choice.fault
-
-
-def test_a_name_that_is_no_model_is_refused_before_anybody_is_asked() -> None:
-    with pytest.raises(RookWorldError, match="--model: 'nowhere' is neither packaged"):
-        start("nowhere")

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from queue import Queue, SimpleQueue
 
 import chess
@@ -31,11 +30,12 @@ class Conversation:
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self.lines: SimpleQueue[str | None] = SimpleQueue()
         self.said: list[str] = []
+        self._lines: SimpleQueue[str | None] = SimpleQueue()
         self._heard: Queue[str] = Queue()
-        self.engine = Engine("made-up", model.load, self.lines, self._write)
-        self.thread = threading.Thread(target=self.engine.run, daemon=True)
+        self.engine = Engine("made-up", model.load, self._write)
+        lines = iter(self._lines.get, None)
+        self.thread = threading.Thread(target=self.engine.run, args=(lines,), daemon=True)
         self.thread.start()
 
     def _write(self, text: str) -> None:
@@ -45,7 +45,7 @@ class Conversation:
 
     def send(self, *lines: str | None) -> None:
         for line in lines:
-            self.lines.put(line)
+            self._lines.put(line)
 
     def until(self, start: str) -> list[str]:
         """The next lines, to the first that starts so."""
@@ -64,15 +64,11 @@ def talk() -> Iterator[Conversation]:
     assert not conversation.thread.is_alive()
 
 
-# --------------------------------------------------------------------------------------------------
-# Commands
-# --------------------------------------------------------------------------------------------------
 def test_uci_is_answered_before_the_model_is_loaded(talk: Conversation) -> None:
     talk.send("uci")
     lines = talk.until("uciok")
     assert lines[0].startswith("id name ") and lines[1].startswith("id author ")
     assert "option name MultiPV type spin default 1 min 1 max 5" in lines
-    assert "option name Model type string default made-up" in lines
     assert not talk.model.loaded
     talk.send("isready", "isready")
     talk.until("readyok")
@@ -80,17 +76,7 @@ def test_uci_is_answered_before_the_model_is_loaded(talk: Conversation) -> None:
     assert talk.model.loaded == ["made-up"]
 
 
-@pytest.mark.parametrize(
-    "clock",
-    [
-        "",
-        "movetime 60000",
-        "wtime 60000 btime 60000 winc 1000 binc 1000 movestogo 40",
-        "depth 12",
-        "searchmoves e2e4 a2a3 depth 5",
-        "wtime x btime 60000 rubbish depth",
-    ],
-)
+@pytest.mark.parametrize("clock", ["", "movetime 60000", "wtime x btime 60000 rubbish depth"])
 def test_every_clock_gets_a_move(talk: Conversation, clock: str) -> None:
     talk.send("ucinewgame", "position startpos", f"go {clock}")
     info, move = talk.until("bestmove")
@@ -108,41 +94,26 @@ def test_the_best_move_of_an_infinite_search_waits_for_stop(talk: Conversation) 
 
 
 @pytest.mark.parametrize(
-    ("lines", "why"),
-    [
-        (["go movetime 1"], "has not answered within"),
-        (["go wtime 5 btime 60000"], "has not answered within"),
-        (["go wtime 60000", "stop"], "was stopped before it had answered"),
-        (["go infinite", "stop"], "was stopped before it had answered"),
-        (["go", "go infinite", "stop"], "was stopped before it had answered"),
-    ],
+    "lines",
+    [["go movetime 1"], ["go wtime 60000", "stop"], ["go", "isready", "go infinite", "stop"]],
 )
-def test_a_model_that_is_late_does_not_cost_the_game(
-    talk: Conversation, lines: list[str], why: str
-) -> None:
+def test_a_model_that_is_late_does_not_cost_the_game(talk: Conversation, lines: list[str]) -> None:
     talk.model.answer = None
     talk.send(*lines)
+    if "isready" in lines:
+        assert talk.until("readyok") == ["readyok"], "while the model thinks"
     for _ in range(sum(line.startswith("go") for line in lines)):
         said = talk.until("bestmove")
         assert said[-1] == "bestmove g1h3"
-        assert why in said[-2] and "g1h3, the first legal move, is played" in said[-2]
+        assert "had not answered" in said[-2] and "g1h3, the first legal move, is" in said[-2]
     talk.model.answer = OPENING
     talk.send("go")
     assert talk.until("bestmove")[-1] == "bestmove e2e4"
 
 
-def test_readiness_is_answered_while_the_model_thinks(talk: Conversation) -> None:
-    talk.model.answer = None
-    talk.send("go", "isready")
-    assert talk.until("readyok") == ["readyok"]
-    talk.send("quit")
-    assert talk.until("bestmove")[-1] == "bestmove g1h3"
-
-
 @pytest.mark.parametrize(
     ("words", "seconds"),
     [
-        ("", None),
         ("depth 3", None),
         ("btime 1000", None),
         ("movetime 1000", 0.9),
@@ -151,31 +122,28 @@ def test_readiness_is_answered_while_the_model_thinks(talk: Conversation) -> Non
         ("wtime 10000 winc 2000 binc 9999", 6.9),
         ("wtime 1000 winc 5000", 0.9),
         ("wtime 10000 movestogo 1", 9.9),
-        ("wtime 10000 movestogo 0", 9.9),
         ("wtime 10000 movestogo 40", 4.9),
         ("wtime -3", 0.0),
     ],
 )
 def test_half_of_the_clock_at_most(words: str, seconds: float | None) -> None:
-    assert seconds_for(numbers_of(words.split()), chess.WHITE, overhead=100) == seconds
+    assert seconds_for(numbers_of(words.split()), chess.WHITE) == seconds
 
 
 @pytest.mark.parametrize(("fen", "score"), [(MATED, "mate 0"), (STALEMATED, "cp 0")])
 def test_no_move_where_the_game_is_over(talk: Conversation, fen: str, score: str) -> None:
-    talk.send(f"position fen {fen}", "go infinite")
+    talk.send(f"position fen {fen}", "go")
     assert talk.until("bestmove") == [f"info depth 0 score {score}", "bestmove 0000"]
-    assert not talk.model.loaded
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("", "write startpos or fen FEN"),
-        ("fen", "not a FEN"),
+        ("", "not a FEN"),
         ("fen 8/8/8/8/8/8/8/8 w - - 0 1", "not a legal chess position"),
         ("fen 4k3/8/8/8/8/8/8/4K3 w - - 0 9999999", "counter is not a whole number"),
-        ("startpos moves e2e5", "'e2e5' cannot be played here (illegal)"),
-        ("startpos moves e2e4 0000", "'0000' cannot be played here (illegal)"),
+        ("startpos moves e2e5", "e2e5"),
+        ("startpos moves e2e4 0000", "0000"),
     ],
 )
 def test_a_bad_position_is_said_and_changes_nothing(
@@ -187,41 +155,15 @@ def test_a_bad_position_is_said_and_changes_nothing(
     assert "the position is still rnbqkbnr/pppppppp/8/8/3P4/8/PPP1PPPP/RNBQKBNR b" in line
 
 
-def test_illegal_answers_are_counted_and_replaced(talk: Conversation) -> None:
-    answers = iter([OPENING, "M: e2e5 d2d4 E: 1 0 B: e2e5", "rubbish"])
-    talk.model.answer = lambda fen: next(answers)
-    said = []
-    for _ in range(3):
-        talk.send("go")
-        said.append(talk.until("bestmove"))
-    assert [lines[-1] for lines in said] == ["bestmove e2e4", "bestmove d2d4", "bestmove g1h3"]
-    assert "e2e5 is illegal; its best legal candidate d2d4 is played (1 of 2" in said[1][-2]
-    assert "cannot be read" in said[2][-2] and "(2 of 3 answers so far)" in said[2][-2]
-
-
-def test_options(talk: Conversation, tmp_path: Path) -> None:
+def test_several_moves_are_shown_if_asked_for(talk: Conversation) -> None:
     talk.send("setoption name multipv value 3", "go")
     *lines, _ = talk.until("bestmove")
     assert [line.split(" multipv ")[1].split()[0] for line in lines] == ["1", "2", "3"]
     assert [line.split()[-1] for line in lines] == ["e2e4", "g1f3", "d2d4"]
     assert " score cp 40 " in lines[1]
-    talk.send("setoption name Model value runs/my run", "isready")
-    said = talk.until("readyok")[0]
-    assert "there is no folder 'runs/my run' in" in said and "the model is still made-up" in said
-    assert talk.model.loaded == ["made-up"]
-    (tmp_path / "my run").mkdir()
-    (tmp_path / "my run" / "config.json").write_text("{}")
-    talk.send(f"setoption name Model value {tmp_path / 'my run'}", "isready")
-    talk.until("readyok")
-    assert talk.model.loaded == ["made-up", str(tmp_path / "my run")]
-    for words, said in [
-        ("name MultiPV value 6", "MultiPV: '6' is not a whole number from 1 to 5"),
-        ("name Move Overhead", "Move Overhead: None is not a whole number"),
-        ("name Hash value 64", "no option 'Hash'"),
-        ("MultiPV 3", "no option ''"),
-    ]:
-        talk.send(f"setoption {words}")
-        assert said in talk.until("info string ")[-1]
+    talk.send("setoption name MultiPV value 6", "setoption name Hash value 64")
+    assert "'name MultiPV value 6' is no option" in talk.until("info string ")[-1]
+    assert "'name Hash value 64' is no option" in talk.until("info string ")[-1]
 
 
 def test_evaluations_without_bounds_stay_numbers_of_centipawns(talk: Conversation) -> None:
@@ -231,10 +173,16 @@ def test_evaluations_without_bounds_stay_numbers_of_centipawns(talk: Conversatio
 
 
 def test_at_the_end_of_the_input_the_model_finishes() -> None:
-    ended = Conversation(Model())
-    ended.send("go infinite", None)
-    assert ended.until("bestmove")[-1] == "bestmove e2e4"
-    ended.thread.join(timeout=60)
+    def slowly(fen: str) -> str:
+        time.sleep(0.2)
+        return OPENING
+
+    for line in ("go", "go infinite"):
+        ended = Conversation(Model(slowly))
+        ended.send(line, None)
+        assert ended.until("bestmove")[-1] == "bestmove e2e4"
+        ended.thread.join(timeout=60)
+        assert not ended.thread.is_alive()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -369,6 +317,5 @@ def test_a_name_that_is_no_model_is_one_message() -> None:
     command = [*COMMAND[:-1], "nowhere"]
     done = subprocess.run(command, input="isready\n", capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stdout.startswith("info string --model: 'nowhere' is neither packaged")
-    assert done.stderr.startswith("rookworld uci: --model: 'nowhere'")
+    assert done.stderr.startswith("rookworld uci: model: 'nowhere' is neither packaged")
     assert len(done.stderr.splitlines()) == 1
