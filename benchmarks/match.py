@@ -9,7 +9,7 @@ import argparse
 import time
 
 from rookworld_rlvr.engine.arguments import EngineArguments
-from rookworld_rlvr.evaluation.models import ModelArguments, OracleValues, open_model
+from rookworld_rlvr.evaluation.models import ModelArguments, open_model
 from rookworld_rlvr.evaluation.suites.versus_model import VersusModelSuite
 
 
@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("--alone", type=int, default=10, help="games that are played one at a time")
     args = parser.parse_args()
     engine = EngineArguments()
-    model = open_model(args.model_name_or_path, ModelArguments(), OracleValues({}, engine))
+    model = open_model(args.model_name_or_path, ModelArguments(), engine)
     suite = VersusModelSuite(args.games, 0, args.opponent, engine)
     every = dict(suite.items)
 

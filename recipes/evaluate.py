@@ -29,12 +29,10 @@ from rookworld_rlvr.common.machine import machine
 from rookworld_rlvr.common.settings import each, setting
 from rookworld_rlvr.engine.arguments import EngineArguments
 from rookworld_rlvr.evaluation.games import GameSuite
-from rookworld_rlvr.evaluation.models import ModelArguments, OracleValues, open_model
+from rookworld_rlvr.evaluation.models import ModelArguments, open_model
 from rookworld_rlvr.evaluation.registry import SUITE_HEADLINES, SuiteArguments, open_suites
 from rookworld_rlvr.evaluation.results import ModelResults, results_document, results_text
-from rookworld_rlvr.evaluation.suite import PromptSuite, check_training_data, keep_apart
-from rookworld_rlvr.evaluation.suites.policy import PolicySuite
-from rookworld_rlvr.tasks.types import Values
+from rookworld_rlvr.evaluation.suite import check_training_data, keep_apart
 
 
 @dataclass
@@ -51,7 +49,7 @@ class EvaluateArguments(SuiteArguments):
     )
     training_data: list[str] = setting(
         [],
-        "Data sets or recipes (.yaml) that the models were trained on. Test items with positions from "
+        "Recipes (.yaml) or data sets that the models were trained on. Test items with positions from "
         "them are left out and counted.",
         check=each(check_training_data),
     )
@@ -84,13 +82,12 @@ def main(argv: Sequence[str]) -> None:
     for name, reason in left_out.items():
         state.print(f"suite {name} is left out: {reason}")
     for suite in suites:
-        if isinstance(suite, PromptSuite):
-            suite.pass_samples = args.pass_samples
-    proofs = [keep_apart(suites, name) for name in args.training_data]
-    for proof in proofs:
+        suite.pass_samples = args.pass_samples
+    trained_on = [keep_apart(suites, name) for name in args.training_data]
+    for found in trained_on:
         state.print(
-            f"{proof.training_data}: {proof.rows} training rows; test items left out because their "
-            f"positions are among these: {dict(proof.left_out)}"
+            "{training_data}: {rows} training rows; test items left out because their positions are "
+            "among these: {left_out}".format(**found)
         )
     for suite in [suite for suite in suites if not suite.items]:
         suites.remove(suite)
@@ -102,14 +99,9 @@ def main(argv: Sequence[str]) -> None:
     ################
     # Models
     ################
-    known: dict[str, Values] = {}
-    for suite in suites:
-        if isinstance(suite, PolicySuite):
-            known |= suite.items
-    values = OracleValues(known, engine_args)
     results, games = [], []
     for name in model_args.model_name_or_path:
-        model = open_model(name, model_args, values)
+        model = open_model(name, model_args, engine_args)
         answered = {suite.name: suite.run(model) for suite in suites}
         results.append(ModelResults(name, answered, left_out))
         games += [suite.pgn(name) for suite in suites if isinstance(suite, GameSuite)]
@@ -125,7 +117,7 @@ def main(argv: Sequence[str]) -> None:
         if args.output_file:
             write_json(
                 Path(args.output_file),
-                results_document(results, proofs, {"arguments": parser.values, **machine()}),
+                results_document(results, trained_on, {"arguments": parser.values, **machine()}),
             )
             print(f"\nresults: {args.output_file}")
 

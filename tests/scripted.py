@@ -53,12 +53,9 @@ def policy_text(move: str) -> str:
 
 def oracle(labeller: Labeller) -> Oracle:
     """An oracle whose engine goes on running."""
-
-    def values(fens: Sequence[str]) -> list[Mapping[str, int] | None]:
-        found = labeller.values(fens)
-        return [None if values is None else values.by_move() for values in found]
-
-    return Oracle(values)
+    model = Oracle(EngineArguments())
+    model._labeller = labeller
+    return model
 
 
 def shallow(stockfish: str, depth: int) -> Labeller:

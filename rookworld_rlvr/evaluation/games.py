@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -27,16 +27,6 @@ Ending = Literal["rules", "illegal", "unreadable", "capped", "stopped"]
 """Why a game is over: by the rules as python-chess ends it, without a claim (checkmate, stalemate,
 insufficient material, 75 moves, fivefold repetition); by an illegal or unreadable move; because it was
 cut off; or because a suite stopped it, see `Reply`."""
-
-
-_TERMINATION: Mapping[Ending, str] = {
-    "rules": "normal",
-    "illegal": "rules infraction",
-    "unreadable": "rules infraction",
-    "capped": "adjudication",
-    "stopped": "unterminated",
-}
-"""As the PGN standard calls these endings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +118,11 @@ class GameSuite(Suite[chess.Board]):
         """See `Suite`; plays all games to their ends, one ply of all running games at a time."""
         games = [Game(name, board.copy()) for name, board in self.items.items()]
         title = f"{model.name}: {self.name}"
-        # A game that ends early counts as played to the limit.
-        with Progress(title, len(games) * MOST_PLIES, "half-moves at most") as progress:
+        with Progress(title, MOST_PLIES, "half-moves at most") as progress:
             while running := [game for game in games if game.ending is None]:
                 for game, reply in zip(running, self.replies(model, running), strict=True):
                     game.take(reply)
-                left = sum(MOST_PLIES - game.half_moves for game in games if game.ending is None)
-                progress.update(len(games) * MOST_PLIES - left - progress.done)
+                progress.update(1)
         self.played = games
         for game in games:
             yield game.name, self.judge(game), ()
@@ -152,8 +140,6 @@ class GameSuite(Suite[chess.Board]):
             record.headers.update(
                 Event=f"rookworld-rlvr, {self.name}", Round=str(number), White=white, Black=black
             )
-            assert game.ending is not None
-            record.headers["Termination"] = _TERMINATION[game.ending]
             if game.ending == "capped":
                 record.headers["Result"] = "1/2-1/2"
             texts.append(f"{record}\n")

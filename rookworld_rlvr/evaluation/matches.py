@@ -47,8 +47,6 @@ class MatchSuite(GameSuite):
         "illegal_moves": Metric(
             "mean", "Illegal and unreadable moves of the model in a game; each is replaced."
         ),
-        "illegal_share": Metric("mean", "The same as a share of the model's moves in the game."),
-        "capped": Metric("share", "The game was cut off at 200 half-moves."),
         "half_moves": Metric("mean", "Legal moves of both sides since the starting position."),
     }
 
@@ -65,18 +63,10 @@ class MatchSuite(GameSuite):
     def run(self, model: Answerer) -> SuiteResult:
         """See `Suite`; scores have intervals by pairs of games, and a rating is added."""
         result = super().run(model)
-        values = result.observations.values
-        estimates: dict[str, Estimate] = {
-            name: score_estimate(values[name])
-            for name in ("score", "strict_score")
-            if name in values
-        }
+        scores = {name: score_estimate(result.values[name]) for name in ("score", "strict_score")}
+        rating = elo_difference(scores["score"])
+        estimates = {**scores, **({"elo_difference": rating} if rating else {})}
         notes = {**result.notes, "opponent": self.opponent}
-        if score := estimates.get("score"):
-            if rating := elo_difference(score):
-                estimates["elo_difference"] = rating
-            else:
-                notes["elo_difference"] = f"a score of {score.value:g} has no finite Elo difference"
         return replace(result, estimates=estimates, notes=notes)
 
     def replies(self, model: Answerer, running: Sequence[Game]) -> list[Reply]:
@@ -101,16 +91,12 @@ class MatchSuite(GameSuite):
         outcome = game.board.outcome()
         winner = outcome.winner if outcome else None
         score = 0.5 if winner is None else float(winner == side_of(game))
-        began = game.board.turn ^ (game.half_moves % 2 == 1)  # who made the first of the moves
-        moves = (game.half_moves + (began == side_of(game))) // 2
         return {
             "score": score,
             "win": float(score == 1),
             "draw": float(score == 0.5),
             "strict_score": 0.0 if game.errors else score,
             "illegal_moves": len(game.errors),
-            "illegal_share": len(game.errors) / max(1, moves),
-            "capped": float(game.ending == "capped"),
             "half_moves": game.half_moves,
         }
 

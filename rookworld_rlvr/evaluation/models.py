@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal
 
 import torch
 from accelerate import PartialState
 
 from ..common.errors import RookWorldError
-from ..common.progress import Progress
 from ..common.settings import Checked, each, setting
 from ..engine.arguments import EngineArguments
 from ..engine.labeller import Labeller
 from ..models import loading
 from ..models.decoding import ANSWER_TOKENS, GREEDY, ROOKWORLD, Decoding, complete
 from ..tasks.registry import TASKS, task_of
-from ..tasks.task import Task
 from ..tasks.types import Values
 from .answerers import Answerer, LanguageModel
 from .registry import ORACLE, RANDOM_MOVER, contestant_faults
@@ -51,50 +49,21 @@ class ModelArguments(Checked):
     max_new_tokens: int = setting(ANSWER_TOKENS, "Largest number of tokens in an answer.", least=1)
 
 
-class OracleValues:
-    """Values of positions: the suites' own, else the engine's.
-
-    The engine is started when it is first needed, and ended with the process.
-
-    Args:
-        known: By FEN.
-        engine_args: The engine for other positions.
-    """
-
-    def __init__(self, known: Mapping[str, Values], engine_args: EngineArguments) -> None:
-        self._known = dict(known)
-        self._engine_args = engine_args
-        self._labeller: Labeller | None = None
-
-    def __call__(self, fens: Sequence[str]) -> list[Values | None]:
-        """Values of all legal moves of each position; None if the engine gave up.
-
-        Raises:
-            EngineError: An engine is needed, and none was found.
-        """
-        missing = [fen for fen in dict.fromkeys(fens) if fen not in self._known]
-        if missing:
-            self._labeller = self._labeller or Labeller(self._engine_args)
-            with Progress("values for the oracle", len(missing), "positions") as progress:
-                answers = self._labeller.values(missing, progress.update)
-            for fen, values in zip(missing, answers, strict=True):
-                if values is not None:
-                    self._known[fen] = values.by_move()
-        return [self._known.get(fen) for fen in fens]
-
-
 class Oracle(Answerer):
-    """Always right: python-chess for environment and fill-in, the engine's values for the policy.
+    """Always right: python-chess for environment and fill-in, values of all moves for the policy.
+
+    The values are those of the suite `policy`; in other positions the engine's, which is started when
+    it is first needed, and ended with the process.
 
     Args:
-        values: Gives the values of all legal moves of each position; None if they are not known.
+        engine_args: The engine.
     """
 
     name = ORACLE
 
-    def __init__(self, values: Callable[[Sequence[str]], list[Values | None]]) -> None:
+    def __init__(self, engine_args: EngineArguments) -> None:
         self.decoding = {"name": "none"}
-        self._values = values
+        self._engine_args = engine_args
 
     def answers(self, prompts: Sequence[str]) -> list[str]:
         """See `Answerer`.
@@ -104,21 +73,31 @@ class Oracle(Answerer):
         """
         tasks = [TASKS[task_of(prompt)] for prompt in prompts]
         fens = [
-            task.position(prompt).fen
+            task.position(prompt).fen if task.needs_values else ""
             for task, prompt in zip(tasks, prompts, strict=True)
-            if task.needs_values
         ]
-        values = dict(zip(fens, self._values(fens), strict=True)) if fens else {}
-        return [_truth(*pair, values) for pair in zip(tasks, prompts, strict=True)]
+        values = self._values(set(filter(None, fens)))
+        asked = zip(tasks, prompts, fens, strict=True)
+        truths = [task.truth(prompt, values.get(fen)) for task, prompt, fen in asked]
+        if None in truths:
+            raise RookWorldError(
+                f"model_name_or_path: the oracle has no answer to {prompts[truths.index(None)]!r}; "
+                "leave it out"
+            )
+        return [str(truth) for truth in truths]
 
+    def _values(self, fens: Collection[str]) -> dict[str, Values]:
+        from .suites.policy import heldout_values  # which no other model needs
 
-def _truth(task: Task, prompt: str, known: Mapping[str, Values | None]) -> str:
-    fen = task.position(prompt).fen if task.needs_values else None
-    truth = task.truth(prompt, None if fen is None else known[fen])
-    if truth is None:
-        what = f"values of the moves in {fen!r}; install an engine, or" if fen else "answer;"
-        raise RookWorldError(f"model_name_or_path: the oracle has no {what} leave the oracle out")
-    return truth
+        known = heldout_values() if fens else {}
+        missing = [fen for fen in sorted(fens) if fen not in known]
+        found = self._labeller.values(missing) if missing else []
+        more = {fen: one.by_move() for fen, one in zip(missing, found, strict=True) if one}
+        return {**known, **more}
+
+    @cached_property
+    def _labeller(self) -> Labeller:
+        return Labeller(self._engine_args)
 
 
 class RandomMover(Answerer):
@@ -147,23 +126,19 @@ def _guess(prompt: str, seed: str) -> str:
     return TASKS[task_of(prompt)].guess(prompt, random.Random(f"{seed} {prompt}"))
 
 
-def open_model(
-    name: str,
-    args: ModelArguments,
-    values: Callable[[Sequence[str]], list[Values | None]],
-) -> Answerer:
+def open_model(name: str, args: ModelArguments, engine_args: EngineArguments) -> Answerer:
     """Load a model under test.
 
     Args:
         name: One of `args.model_name_or_path`.
         args: How it answers.
-        values: For the oracle.
+        engine_args: For the oracle.
 
     Raises:
         RookWorldError: The model was not found, or could not be loaded.
     """
     if name == ORACLE:
-        return Oracle(values)
+        return Oracle(engine_args)
     if name == RANDOM_MOVER:
         return RandomMover()
     state = PartialState()

@@ -41,8 +41,6 @@ def pass_at_k(right: int, samples: int, k: int) -> float:
     >>> pass_at_k(1, 4, 1), pass_at_k(1, 4, 2), pass_at_k(0, 4, 4)
     (0.25, 0.5, 0.0)
     """
-    if not (1 <= k <= samples and 0 <= right <= samples):
-        raise ValueError(f"pass@{k} of {samples} samples with {right} right is not defined")
     return 1 - math.comb(samples - right, k) / math.comb(samples, k)
 
 
@@ -101,13 +99,6 @@ class RightCounts:
     greedy: Sequence[int]
     majority: Sequence[int] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        sizes = {len(self.right), len(self.greedy), len(self.majority or self.right)}
-        if len(sizes) > 1 or not self.right:
-            raise ValueError("there must be one count and one greedy answer for each prompt")
-        if not all(0 <= count <= self.samples for count in self.right):
-            raise ValueError(f"a count of right answers is not from 0 to {self.samples}")
-
     def estimates(self) -> dict[str, Estimate]:
         """The share of greedy answers that are right, pass@k and majority@k, with 95% intervals.
 
@@ -121,8 +112,6 @@ class RightCounts:
 
     def compare(self, other: RightCounts) -> dict[str, Paired]:
         """How `other` differs from these on the same prompts; see `common.stats.paired`."""
-        if (self.samples, len(self.right)) != (other.samples, len(other.right)):
-            raise ValueError("the two were measured with other samples or other prompts")
         theirs = other._values()
         found = {
             name: paired(self._kinds[name], values, theirs[name])

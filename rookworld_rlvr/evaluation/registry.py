@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..common.errors import ConfigurationError, close_matches
+from ..common.errors import ConfigurationError
 from ..common.own import load_own_class
 from ..common.settings import Checked, setting
 from ..models.loading import check_model_name
@@ -64,14 +64,6 @@ def register_own_suite(name: str) -> None:
     if kind.name in SUITE_HEADLINES:
         raise ConfigurationError(
             [f"suites_from: {name}: another suite is called {kind.name!r}; give it another name"]
-        )
-    known = [*(item.name for item in fields(SuiteArguments)), "engine_args"]
-    if others := [key for key in inspect.signature(kind).parameters if key not in known]:
-        raise ConfigurationError(
-            [
-                f"suites_from: {name} takes {key!r}, which is not a key{close_matches(key, known)}"
-                for key in others
-            ]
         )
     _OWN[kind.name] = kind
     SUITE_HEADLINES[kind.name] = f"suites/{kind.name}/{kind.headline}"

@@ -8,16 +8,13 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..common.stats import Estimate, Paired
-from ..common.terminal import width, wrapped
+from ..common.terminal import wrapped
 from .registry import SUITE_HEADLINES
 
 if TYPE_CHECKING:
-    from .suite import Proof, SuiteResult
+    from .suite import SuiteResult
 
 SCHEMA_VERSION = 1
-
-
-_WIDEST = 120  # columns of a table, where the terminal has so many, and in a log
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +33,9 @@ class ModelResults:
 
 
 def results_document(
-    results: Sequence[ModelResults], proofs: Sequence[Proof], provenance: Mapping[str, Any]
+    results: Sequence[ModelResults],
+    trained_on: Sequence[Mapping[str, Any]],
+    provenance: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The content of a results file.
 
@@ -46,7 +45,7 @@ def results_document(
 
     Args:
         results: One for each model.
-        proofs: The results of searching training sets for test positions.
+        trained_on: What `suite.keep_apart` found, one for each data set.
         provenance: What else is needed to repeat the evaluation.
     """
     first, *others = results
@@ -54,7 +53,7 @@ def results_document(
         "schema_version": SCHEMA_VERSION,
         **_model(first),
         "compared": [{**_model(other), "paired": _paired(first, other)} for other in others],
-        "training_data": [asdict(proof) for proof in proofs],
+        "training_data": list(trained_on),
         "provenance": dict(provenance),
     }
 
@@ -73,23 +72,22 @@ def _suite(result: SuiteResult) -> dict[str, Any]:
         "n": result.n,
         "seed": result.seed,
         "decoding": dict(result.decoding),
-        "metrics": {name: _plain(value) for name, value in result.metrics().items()},
-        **({"notes": dict(result.notes)} if result.notes else {}),
+        "metrics": _plain(result.metrics()),
+        "notes": dict(result.notes),
     }
 
 
-def _plain(value: Estimate | Paired) -> dict[str, Any]:
+def _plain(values: Mapping[str, Estimate] | Mapping[str, Paired]) -> dict[str, Any]:
     """For JSON, which has no nan: a bound that the items are too few for is null."""
-    return {key: None if number != number else number for key, number in asdict(value).items()}
+    return {
+        name: {key: None if number != number else number for key, number in asdict(value).items()}
+        for name, value in values.items()
+    }
 
 
 def _paired(first: ModelResults, other: ModelResults) -> dict[str, dict[str, Any]]:
     return {
-        name: {
-            metric: _plain(value) for metric, value in result.compare(other.suites[name]).items()
-        }
-        for name, result in first.suites.items()
-        if name in other.suites
+        name: _plain(result.compare(other.suites[name])) for name, result in first.suites.items()
     }
 
 
@@ -97,27 +95,35 @@ def _paired(first: ModelResults, other: ModelResults) -> dict[str, dict[str, Any
 # For a terminal
 # --------------------------------------------------------------------------------------------------
 def results_text(results: Sequence[ModelResults]) -> str:
-    """A table for each suite: values with intervals, and differences from the first; then a summary."""
-    first, *others = results
-    lines = []
+    """For each suite a table of each model: values, intervals, changes; then a summary."""
+    first, lines, summary = results[0], [""], ["", "summary: the headline of each suite"]
     for name, result in first.suites.items():
-        lines += [
-            "",
-            f"{name} (version {result.version}, n {result.n}, {decoding_text(result.decoding)})",
-        ]
+        headline = SUITE_HEADLINES[name].split("/", 2)[2]
+        how = decoding_text(result.decoding)
+        lines.append(f"{name} (version {result.version}, n {result.n}, {how})")
         if "positions" in result.notes:
             lines.append(f"  {result.notes['positions']}")
         if "pass_samples" in result.notes:
             how = decoding_text(result.notes["pass_decoding"])
             lines.append(f"  pass@k: {result.notes['pass_samples']} answers an item, {how}")
-        lines += _tables(name, result, first, others)
-        lines += _goals(name, [first, *others])
-    for name, reason in first.left_out.items():
-        lines += ["", f"{name}: left out: {reason}"]
-    if others:
-        lines += ["", _LEGEND.format(short_name(first.model))]
-    lines += ["", *_summary(results)]
-    return wrapped("\n".join(lines[1:]), most=_WIDEST)
+        for model in results:
+            metrics = model.suites[name].metrics()
+            changes = {} if model is first else result.compare(model.suites[name])
+            cells = {
+                metric: f"{_estimate(value)}{_change(changes.get(metric))}"
+                for metric, value in metrics.items()
+            }
+            lines.append(f"  {short_name(model.model)}")
+            lines += [f"    {key:<32}{metrics[key].n:>6}  {cell}" for key, cell in cells.items()]
+            for goal, metric, cell in goal_rows(name, [metrics], result.notes):
+                lines.append(f"    goal of the author: {goal} ({metric}): {cell}")
+            cell, named = cells[headline], short_name(model.model, 16)
+            summary.append(f"  {f'{name} {headline}':<26} {cell:<30} {named}")
+        lines.append("")
+    lines += [f"{name}: left out: {reason}" for name, reason in first.left_out.items()]
+    if len(results) > 1:
+        lines.append(_LEGEND.format(short_name(first.model)))
+    return wrapped("\n".join([*lines, *summary]).strip())
 
 
 _LEGEND = (
@@ -126,67 +132,6 @@ _LEGEND = (
     "and a 95% interval without 0. A difference without a star is a tie: it may be chance. If fewer "
     "than six items differ, there is never a star."
 )
-
-
-def _tables(
-    name: str, result: SuiteResult, first: ModelResults, others: Sequence[ModelResults]
-) -> list[str]:
-    """A suite's metrics with a column for each model, in as many tables as the width needs."""
-    models = [first, *(other for other in others if name in other.suites)]
-    columns = [model.suites[name].metrics() for model in models]
-    changes = [{}, *(result.compare(model.suites[name]) for model in models[1:])]
-    metrics = list(dict.fromkeys(metric for column in columns for metric in column))
-    space = max(map(len, metrics)) + 2
-    at_once = max(1, (width(_WIDEST) - space - 8) // 34)
-    lines = []
-    for begin in range(0, len(models), at_once):
-        of = slice(begin, begin + at_once)
-        heads = "".join(f"  {short_name(model.model):<32}" for model in models[of])
-        lines.append(f"  {'':<{space}}{'n':>6}{heads}".rstrip())
-        for metric in metrics:
-            counts = [column[metric].n for column in columns[of] if metric in column]
-            if not counts:
-                continue  # the models of another table have it
-            n = "-".join(map(str, sorted({min(counts), max(counts)})))
-            cells = [
-                f"{_estimate(column.get(metric))}{_change(change.get(metric))}".ljust(32)
-                for column, change in zip(columns[of], changes[of], strict=True)
-            ]
-            lines.append(f"  {metric:<{space}}{n:>6}  {'  '.join(cells)}".rstrip())
-    return lines
-
-
-def _summary(results: Sequence[ModelResults]) -> list[str]:
-    """The headline metric of each suite, for each model."""
-    first = results[0]
-    lines = [
-        f"summary: {short_name(first.model) if len(results) == 1 else 'the headline of each suite'}"
-    ]
-    for name, result in first.suites.items():
-        metric = SUITE_HEADLINES[name].split("/", 2)[2]
-        head = f"{name} {metric}"
-        for model in results:
-            if (other := model.suites.get(name)) is None:
-                continue
-            change = None if model is first else result.compare(other).get(metric)
-            cell = f"{_estimate(other.metrics().get(metric))}{_change(change)}"
-            named = short_name(model.model, 16) if len(results) > 1 else f"n {result.n}"
-            lines.append(f"  {head:<26} {cell:<30} {named}")
-            head = ""
-    return lines
-
-
-def _goals(name: str, models: Sequence[ModelResults]) -> list[str]:
-    """The goals that the suite measures, with a line for each model."""
-    having = [model for model in models if name in model.suites]
-    results = [model.suites[name].metrics() for model in having]
-    rows = goal_rows(name, results, having[0].suites[name].notes)
-    lines = [f"  {WHOSE}:"] if rows else []
-    for goal, metric, *cells in rows:
-        lines.append(f"    {goal} ({metric})")
-        for model, cell in zip(having, cells, strict=True):
-            lines.append(f"      {short_name(model.model)}: {cell}")
-    return lines
 
 
 def short_name(model: str, most: int = 32) -> str:
@@ -209,9 +154,7 @@ def decoding_text(decoding: Mapping[str, Any]) -> str:
     )
 
 
-def _estimate(value: Estimate | None) -> str:
-    if value is None:
-        return "-"
+def _estimate(value: Estimate) -> str:
     if math.isnan(value.low):
         return f"{value.value:.3f} [n too small]"
     return f"{value.value:.3f} [{value.low:.3f}, {value.high:.3f}]"

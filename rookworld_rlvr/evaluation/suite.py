@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import yaml
 
-from ..common.errors import ConfigurationError, RookWorldError, close_matches
+from ..common.errors import RookWorldError, close_matches
 from ..common.shipped import find_recipe, shipped_names
 from ..common.stats import Estimate, Kind, Paired, estimate, paired
-from ..data.loading import DataArguments, is_held_out
-from ..data.sources import Malformed, Row, check_dataset_name, parse_rows
+from ..data.loading import DataArguments, load_data
+from ..data.sources import Malformed, SourceArguments, check_dataset_name, parse_rows
 from ..tasks import rules
-from ..tasks.policy import POLICY
 from ..tasks.registry import TASKS, task_of
 from .answerers import Answerer
 from .pass_at_k import kinds, majority, passes
@@ -26,50 +24,6 @@ from .pass_at_k import kinds, majority, passes
 
 class SuiteUnavailableError(RookWorldError):
     """A suite's engine or file is missing here. The suite is left out, and the results say why."""
-
-
-class Observations:
-    """Values by metric and item.
-
-    A metric may be split by group: ``best_move/white`` is `best_move` of White's items.
-
-    Args:
-        metrics: Kinds of the suite's metrics by name; no other can be observed.
-        groups: In the order of the results; others follow in the order in which they come.
-    """
-
-    def __init__(self, metrics: Mapping[str, Kind], groups: Iterable[str] = ()) -> None:
-        self._metrics = metrics
-        self._groups = dict.fromkeys(groups)
-        self.values: dict[str, dict[str, float]] = defaultdict(dict)
-
-    def add(self, item: str, metric: str, value: float, groups: Iterable[str] = ()) -> None:
-        """Observe a metric on an item, once overall and once for each group.
-
-        Args:
-            item: Its name, by which results of different models are paired.
-            metric: One of the suite's.
-            value: 0 or 1 if the metric is a share.
-            groups: Parts that the item belongs to.
-        """
-        if self._metrics[metric] == "share" and value not in (0, 1):
-            raise ValueError(f"{metric} is a share, but {item!r} has {value!r}")
-        groups = tuple(groups)
-        self._groups |= dict.fromkeys(groups)
-        for name in (metric, *(f"{metric}/{group}" for group in groups)):
-            if item in self.values[name]:
-                raise ValueError(f"{name} of {item!r} was observed before")
-            self.values[name][item] = float(value)
-
-    def kind(self, name: str) -> Kind:
-        """The kind of a metric or of one of its groups."""
-        return self._metrics[name.split("/", 1)[0]]
-
-    def names(self) -> list[str]:
-        """What was observed: metrics in the suite's order, each before its groups."""
-        groups = ["", *(f"/{group}" for group in self._groups)]
-        names = (f"{metric}{group}" for metric in self._metrics for group in groups)
-        return [name for name in names if name in self.values]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +35,8 @@ class SuiteResult:
         n: Items that were asked: prompts, positions or games.
         seed: The seed of the items; None if they come from a file alone.
         decoding: How the model chose its tokens.
-        observations: All values.
+        kinds: Of the metrics, by name.
+        values: By metric and item. Those of a group of items are under ``metric/group``.
         estimates: Metrics that are not a mean over items, such as an Elo difference.
         notes: What else is worth knowing, such as the engine and its limit.
     """
@@ -90,28 +45,30 @@ class SuiteResult:
     n: int
     seed: int | None
     decoding: Mapping[str, Any]
-    observations: Observations
+    kinds: Mapping[str, Kind]
+    values: Mapping[str, Mapping[str, float]]
     estimates: Mapping[str, Estimate] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, Estimate]:
         """Each metric's value and interval, the groups behind their metric."""
-        observed = self.observations
         of_items = {
-            name: estimate(observed.kind(name), list(observed.values[name].values()))
-            for name in observed.names()
+            name: estimate(self._kind(name), list(values.values()))
+            for name, values in self.values.items()
         }
         return {**of_items, **self.estimates}
 
     def compare(self, other: SuiteResult) -> dict[str, Paired]:
         """How `other` differs from this one, metric by metric, on the items of both."""
-        theirs = other.observations.values
         results = {
-            name: paired(self.observations.kind(name), self.observations.values[name], theirs[name])
-            for name in self.observations.names()
-            if name in theirs
+            name: paired(self._kind(name), values, other.values[name])
+            for name, values in self.values.items()
+            if name in other.values
         }
         return {name: result for name, result in results.items() if result is not None}
+
+    def _kind(self, name: str) -> Kind:
+        return self.kinds[name.split("/", 1)[0]]
 
 
 Item = TypeVar("Item")
@@ -176,45 +133,45 @@ class Suite(ABC, Generic[Item]):
         self.seed = seed
         self.notes = {**({"positions": self.about} if self.about else {}), **(notes or {})}
 
-    @abstractmethod
     def positions(self) -> dict[str, str]:
-        """The test position (FEN) of each item; for a game, the one that it starts from."""
+        """The test position (FEN) of each item, by default the item's `fen`, else its name."""
+        return {name: getattr(item, "fen", name) for name, item in self.items.items()}
 
     @abstractmethod
     def judged(self, model: Answerer) -> Iterable[Judged]:
         """Ask a model about all items, and judge what it says."""
 
-    def leave_out(self, items: Iterable[str]) -> None:
-        """Drop items, because their positions are in a training set."""
-        for item in items:
-            del self.items[item]
-
     def run(self, model: Answerer) -> SuiteResult:
-        """Ask a model, and collect the values of its answers."""
-        samples = self.pass_samples
+        """Ask a model, and collect the values of its answers.
+
+        Raises:
+            RookWorldError: A value is not of one of the suite's metrics.
+        """
         known = {name: metric.kind for name, metric in self.metrics.items()}
-        seen = Observations({**known, **kinds(samples)}, self.groups)
+        known |= kinds(self.pass_samples)
+        seen: dict[str, dict[str, float]] = {
+            name: {} for metric in known for name in _names(metric, self.groups)
+        }
         model.asked_by = self.name
-        for item, values, groups in self.judged(model):
+        for item, values, groups in chain(self.judged(model), self.sampled(model)):
             for metric, value in values.items():
                 if metric not in known:
                     raise RookWorldError(
                         f"the suite {self.name} gives a value for {metric!r}, which is not among its "
                         f"metrics{close_matches(metric, known)}"
                     )
-                seen.add(item, metric, value, groups if metric in self.grouped else ())
-        for item, values in self.sampled(model).items():
-            for metric, value in values.items():
-                seen.add(item, metric, value)
-        drawn = {"pass_samples": samples, "pass_decoding": dict(model.sampling or model.decoding)}
-        notes = {**self.notes, **(drawn if samples else {})}
-        return SuiteResult(
-            self.version, len(self.items), self.seed, model.decoding, seen, notes=notes
-        )
+                for name in _names(metric, groups if metric in self.grouped else ()):
+                    seen.setdefault(name, {})[item] = float(value)
+        notes = dict(self.notes)
+        if self.pass_samples:
+            notes["pass_samples"] = self.pass_samples
+            notes["pass_decoding"] = dict(model.sampling or model.decoding)
+        n, found = len(self.items), {name: values for name, values in seen.items() if values}
+        return SuiteResult(self.version, n, self.seed, model.decoding, known, found, notes=notes)
 
-    def sampled(self, model: Answerer) -> dict[str, dict[str, float]]:
+    def sampled(self, model: Answerer) -> Iterable[Judged]:
         """pass@k and majority@k of each item from `pass_samples` answers."""
-        return {}
+        return ()
 
 
 class PromptSuite(Suite[Item]):
@@ -239,114 +196,70 @@ class PromptSuite(Suite[Item]):
         for (name, item), completion in zip(self.items.items(), completions, strict=True):
             yield name, self.judge(item, completion), self.groups_of(name)
 
-    def sampled(self, model: Answerer) -> dict[str, dict[str, float]]:
+    def sampled(self, model: Answerer) -> Iterator[Judged]:
         """See `Suite`."""
-        if not self.pass_samples:
-            return {}
-        right, found = self.right or self.headline, {}
-        prompts = self.prompts()
-        drawn = model.samples(prompts, self.pass_samples)
+        if not (count := self.pass_samples):
+            return
+        right, prompts = self.right or self.headline, self.prompts()
+        drawn = model.samples(prompts, count)
         for (name, item), prompt, texts in zip(self.items.items(), prompts, drawn, strict=True):
             hits = {text: self.judge(item, text)[right] == 1 for text in texts}
             chosen = majority(texts, TASKS[task_of(prompt)].vote)
-            found[name] = {
-                **passes(sum(hits[text] for text in texts), self.pass_samples),
-                f"majority@{self.pass_samples}": float(hits[chosen]),
-            }
-        return found
+            found = passes(sum(hits[text] for text in texts), count)
+            yield name, {**found, f"majority@{count}": float(hits[chosen])}, ()
 
 
-# --------------------------------------------------------------------------------------------------
-# Test positions and training sets
-# --------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """The result of searching a training set for test positions.
-
-    Args:
-        training_data: Its name.
-        rows: How many of its rows are trained on.
-        left_out: By suite, how many items were left out because their positions are trained on.
-    """
-
-    training_data: str
-    rows: int
-    left_out: Mapping[str, int]
+def _names(metric: str, groups: Iterable[str]) -> list[str]:
+    return [metric, *(f"{metric}/{group}" for group in groups)]
 
 
-def keep_apart(suites: Sequence[Suite], name: str) -> Proof:
-    """Leave out of each suite the items whose positions a training set holds.
+def keep_apart(suites: Sequence[Suite], name: str) -> dict[str, Any]:
+    """Leave out of each suite the items whose positions were trained on.
 
     Args:
         suites: Changed in place.
-        name: A data set, all of which is trained on but the default held-out share; or a recipe (a
-            ``.yaml`` file), which is read with its own keys, synthetic rows included.
+        name: A recipe, of which the training rows count, or a data set, of which all rows do.
+
+    Returns:
+        The name, how many rows there are, and how many items were left out by suite.
 
     Raises:
         RookWorldError: The data set could not be read.
     """
-    keys = {
-        suite: {item: rules.position_key(fen) for item, fen in suite.positions().items()}
+    keys = [
+        {item: rules.position_key(fen) for item, fen in suite.positions().items()}
         for suite in suites
-    }
-    tested = {key for of_suite in keys.values() for key in of_suite.values()}
+    ]
+    tested = {key for of_suite in keys for key in of_suite.values()}
     rows, shared = 0, set[str]()
-    for fen in _trained_positions(_data_arguments(name)):
+    for fen in _trained_positions(name):
         rows += 1
         shared |= tested & {rules.position_key(fen)}
     left_out = {}
-    for suite, of_suite in keys.items():
+    for suite, of_suite in zip(suites, keys, strict=True):
         trained = [item for item, key in of_suite.items() if key in shared]
-        suite.leave_out(trained)
+        for item in trained:
+            del suite.items[item]
         left_out[suite.name] = len(trained)
-    return Proof(name, rows, left_out)
+    return {"training_data": name, "rows": rows, "left_out": left_out}
 
 
-def check_training_data(name: str, key: str = "training_data") -> list[str]:
+def check_training_data(name: str, key: str) -> list[str]:
     """What is wrong with a name for `keep_apart`, found without reading rows."""
-    if not _is_recipe(name):
-        return check_dataset_name(name, key)
-    try:
-        _data_arguments(name)
-    except ConfigurationError as error:
-        return [f"{key}: {name}: {fault}" for fault in error.faults]
-    return []
+    return [] if _is_recipe(name) else check_dataset_name(name, key)
 
 
 def _is_recipe(name: str) -> bool:
     return Path(name).suffix in (".yaml", ".yml") or name in shipped_names("recipes")
 
 
-def _data_arguments(name: str) -> DataArguments:
+def _trained_positions(name: str) -> Iterable[str]:
     if not _is_recipe(name):
-        return DataArguments(dataset_name=name, tasks=list(TASKS))
-    try:
-        content: Any = yaml.safe_load(find_recipe(name, where="").read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigurationError([f"could not be read ({' '.join(str(error).split())})"]) from error
-    if not isinstance(content, dict):
-        raise ConfigurationError(["must hold a mapping of keys to values"])
-    known = {item.name for item in fields(DataArguments)}
-    return DataArguments(**{key: value for key, value in content.items() if key in known})
-
-
-def _trained_positions(args: DataArguments) -> Iterator[str]:
-    rows = chain(parse_rows(args.raw_rows(), tasks=args.tasks), args.made_rows())
-    tested = replace(args, dataset_name=args.eval_dataset_name, max_rows=None, mirror=False)
-    apart = {
-        rules.position_key(fen)
-        for fen in _positions(tested.parsed_rows() if args.eval_dataset_name else (), tested)
-    }
-    for fen in _positions(rows, args):
-        if is_held_out(fen, args.heldout_share) or (apart and rules.position_key(fen) in apart):
-            continue
-        yield fen
-
-
-def _positions(rows: Iterable[Row | Malformed], args: DataArguments) -> Iterator[str]:
-    """The positions of rows of the trained tasks, and of the images that `mirror` adds."""
-    for row in rows:
-        if not isinstance(row, Malformed) and row["task"] in args.tasks:
-            yield row["fen"]
-            if args.mirror and row["task"] == POLICY.name:
-                yield rules.mirrored(row["fen"])
+        rows = parse_rows(SourceArguments(dataset_name=name).raw_rows())
+        return (row["fen"] for row in rows if not isinstance(row, Malformed))
+    content = yaml.safe_load(find_recipe(name, where="").read_text(encoding="utf-8"))
+    known = {item.name for item in fields(DataArguments)} & content.keys()
+    positions: Iterable[str] = load_data(
+        DataArguments(**{key: content[key] for key in known})
+    ).train["fen"]
+    return positions

@@ -24,7 +24,7 @@ from ..data.parquet import ROW_GROUP, read_provenance, write_parquet
 from ..data.sources import Malformed, Row, RowArguments, dataset_file
 from ..engine.arguments import EngineArguments
 from ..engine.labeller import Labeller
-from ..evaluation.models import ModelArguments, OracleValues, open_model
+from ..evaluation.models import ModelArguments, open_model
 from ..evaluation.results import ModelResults, results_document
 from ..evaluation.suites.versus_model import VersusModelSuite
 from ..models.loading import PACKAGED_MODEL, check_model_name
@@ -144,7 +144,7 @@ class Round:
             if row["action_values"]
         }
         seed = args.seed * 1_000 + self.number
-        model = open_model(self.start, ModelArguments(), OracleValues({}, self.engine_args))
+        model = open_model(self.start, ModelArguments(), self.engine_args)
         games = play(model, args.games, args.plies, args.play_temperature, args.board, seed)
         fens = new_positions(games, known)
         with (
@@ -214,7 +214,7 @@ class Round:
             games, seed = self.args.match_games, self.args.seed
             suite = VersusModelSuite(games, seed, self.start, self.engine_args)
             name = str(self.model)
-            model = open_model(name, ModelArguments(), OracleValues({}, self.engine_args))
+            model = open_model(name, ModelArguments(), self.engine_args)
             played = ModelResults(name, {suite.name: suite.run(model)}, {})
             replace_text(path.with_suffix(".pgn"), suite.pgn(name))
             replace_text(path, json.dumps(results_document([played], [], {}), indent=2))

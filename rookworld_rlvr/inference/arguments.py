@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..common.errors import RookWorldError
 from ..common.terminal import printable
-from ..models.loading import PACKAGED_MODEL
+from ..models.loading import PACKAGED_MODEL, check_model_name
 
 if TYPE_CHECKING:
     from .model import RookWorld
@@ -55,6 +55,8 @@ def start(name: str) -> RookWorld:
     Raises:
         RookWorldError: See `RookWorld.from_pretrained`.
     """
+    if faults := check_model_name(name, "--model"):  # before torch is loaded
+        raise RookWorldError(faults[0])
     from transformers.utils import logging
 
     from .model import RookWorld

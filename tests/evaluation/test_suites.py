@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import re
@@ -24,7 +23,6 @@ from rookworld_rlvr.evaluation.answerers import LanguageModel
 from rookworld_rlvr.evaluation.models import (
     ModelArguments,
     Oracle,
-    OracleValues,
     RandomMover,
     open_model,
 )
@@ -36,16 +34,15 @@ from rookworld_rlvr.evaluation.registry import (
 )
 from rookworld_rlvr.evaluation.results import ModelResults, results_document, results_text
 from rookworld_rlvr.evaluation.suite import (
-    Observations,
     PromptSuite,
     SuiteResult,
-    check_training_data,
     keep_apart,
 )
 from rookworld_rlvr.evaluation.suites.environment import EnvironmentSuite, kinds
 from rookworld_rlvr.evaluation.suites.fill_in import FillInSuite
 from rookworld_rlvr.evaluation.suites.openings import OpeningsSuite
 from rookworld_rlvr.evaluation.suites.policy import PolicySuite
+from rookworld_rlvr.evaluation.suites.self_play import SelfPlaySuite
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import GREEDY, ROOKWORLD, Decoding, complete
 from rookworld_rlvr.tasks import rules
@@ -63,10 +60,6 @@ E4 = EnvironmentPrompt(START, "e2e4", ("e2e4",))
 NO_ENGINE = EngineArguments(engine_path="/no/engine")
 
 
-def no_values(fens: Sequence[str]) -> list[Any]:
-    raise AssertionError(f"nobody was to ask for {fens}")
-
-
 @pytest.fixture(scope="module")
 def policy() -> PolicySuite:
     return PolicySuite(300, 0)
@@ -81,9 +74,7 @@ RIGHT = {
     "next_state_exact": 1.0,
     "position": 1.0,
     "levenshtein": 1.0,
-    "squares": 1.0,
     "reward": 1.0,
-    "reward_mae": 0.0,
     "terminated": 1.0,
     "truncated": 1.0,
 }
@@ -117,13 +108,12 @@ LENGTH = len(AFTER_E4)  # 58 characters
                 "next_state_exact": 0,
                 "position": 0,
                 "levenshtein": 1 - 1 / LENGTH,
-                "squares": 63 / 64,
             },
         ),
         # The state is right, the outcome is not.
         (
             f"{AFTER_E4}+1.0+1+0",
-            {"exact": 0, "reward": 0, "reward_mae": 0.999, "terminated": 0},
+            {"exact": 0, "reward": 0, "terminated": 0},
         ),
         (f"{AFTER_E4}+0.001+0+1", {"exact": 0, "truncated": 0}),
     ],
@@ -134,7 +124,7 @@ def test_environment_metrics_by_hand(completion: str, changed: Mapping[str, floa
 
 
 def test_an_unreadable_environment_answer_is_wrong_in_all_but_its_position() -> None:
-    wrong = {name: 0.0 for name in RIGHT if name != "reward_mae"}  # no reward was given: no error
+    wrong = dict.fromkeys(RIGHT, 0.0)
     found = EnvironmentSuite.judge(E4, f"{START}+0.001+0")
     assert found == {**wrong, "invalid": 1.0}
     found = EnvironmentSuite.judge(E4, f"{AFTER_E4}+0.001+0")
@@ -167,7 +157,7 @@ def test_environment_items_are_held_out_and_of_every_kind() -> None:
     assert all(is_held_out(fen, HELDOUT_SHARE) for fen in fens.values())
     counts = {
         name.removeprefix("exact/"): len(values)
-        for name, values in suite.run(RandomMover()).observations.values.items()
+        for name, values in suite.run(RandomMover()).values.items()
         if name.startswith("exact/")
     }
     for group in ("openings", "move_1", "moves_2_to_10", "moves_11_to_30", "moves_31_on"):
@@ -198,9 +188,8 @@ def is_near(value: float, chances: Sequence[float]) -> bool:
 @pytest.mark.parametrize("kind", [EnvironmentSuite, PolicySuite, FillInSuite, OpeningsSuite])
 def test_the_oracle_is_always_right(kind: Any) -> None:
     suite = kind(100, 0)
-    values = OracleValues(suite.items, NO_ENGINE) if kind is PolicySuite else no_values
-    wrong = ("invalid", "sampled_invalid", "reward_mae", "centipawn_loss", "win_probability_loss")
-    for name, found in suite.run(Oracle(values)).metrics().items():
+    wrong = ("invalid", "sampled_invalid", "centipawn_loss", "win_probability_loss")
+    for name, found in suite.run(Oracle(NO_ENGINE)).metrics().items():
         best = 0 if name.startswith((*wrong, "evaluation_mae")) else 1
         if name.startswith("expected_score"):  # of the best moves
             assert 0.4 < found.value < 0.7
@@ -224,7 +213,7 @@ def lichess(cp: float) -> float:
     ("completion", "expected"),
     [
         (
-            # M: 4 of the top five, one that is illegal; E of c1c2 is too small to have a sign.
+            # M: 4 of the top five, one that is illegal.
             "M: a1a2 c1c2 d1d2 e1e2 h1h2 E: 1.5 -0.2 0.4 -2.0 9.0 B: d1d2",
             {
                 "invalid": 0,
@@ -233,14 +222,9 @@ def lichess(cp: float) -> float:
                 "best_move": 0,
                 "top_five": 1,
                 "top_5_overlap": 4 / 5,
-                "candidates_legal": 4 / 5,
                 "centipawn_loss": 160,
-                "move_rank": 4,
                 # |1.5 - 1|, |-0.2 - 0|, |0.4 + 0.6|, |-2 + 3|
                 "evaluation_mae": (0.5 + 0.2 + 1.0 + 1.0) / 4,
-                "evaluation_sign": 2 / 3,
-                # B in M, as many E as M, none twice; but 9.0 is the highest E.
-                "consistency": 3 / 4,
                 "win_probability_loss": lichess(100) - lichess(-60),
             },
         ),
@@ -253,12 +237,8 @@ def lichess(cp: float) -> float:
                 "best_move": 0,
                 "top_five": 0,
                 "top_5_overlap": 0,
-                "candidates_legal": 1,
                 "centipawn_loss": 1000,  # 5100, held at 1000
-                "move_rank": 6,
                 "evaluation_mae": 0,
-                "evaluation_sign": 1,
-                "consistency": 1,
                 "win_probability_loss": lichess(100) - lichess(-5000),
             },
         ),
@@ -271,10 +251,7 @@ def lichess(cp: float) -> float:
                 "best_move": 0,
                 "top_five": 0,
                 "top_5_overlap": 1 / 5,
-                "candidates_legal": 1,
                 "evaluation_mae": 1.1,
-                "evaluation_sign": 0,
-                "consistency": 2 / 4,
             },
         ),
         (
@@ -286,8 +263,6 @@ def lichess(cp: float) -> float:
                 "best_move": 0,
                 "top_five": 0,
                 "top_5_overlap": 0,
-                "candidates_legal": 0,
-                "consistency": 0,
             },
         ),
     ],
@@ -304,7 +279,7 @@ def test_what_chance_gets_in_the_policy_task(policy: PolicySuite) -> None:
         for values in policy.items.values()
     ]
     assert is_near(metrics["best_move"].value, chances)
-    assert metrics["legal"].value == 1 == metrics["candidates_legal"].value
+    assert metrics["legal"].value == 1
     assert [metrics[f"best_move/{phase}"].n for phase in rules.PHASES] == [100, 100, 100]
     assert metrics["best_move/white"].n + metrics["best_move/black"].n == 300
 
@@ -337,29 +312,10 @@ def test_a_batch_of_one_and_of_many_give_the_same_answers(
     assert suite.run(together).decoding == decoding.as_dict()
 
 
-def test_what_is_drawn_follows_from_seed_and_prompt(
-    nano: tuple[GPT2LMHeadModel, PreTrainedTokenizerBase],
-) -> None:
-    prompts = [f"P: {START}", f"P: {AFTER_E4}"]
-    hot = Decoding("custom", temperature=1.5, seed=1)
-
-    def drawn(decoding: Decoding, *prompts: str) -> list[str]:
-        return complete(*nano, prompts, max_new_tokens=30, decoding=decoding)
-
-    first = drawn(hot, *prompts)
-    assert first == drawn(hot, *prompts) == [drawn(hot, prompt)[0] for prompt in prompts]
-    assert first != drawn(dataclasses.replace(hot, seed=2), *prompts)
-    greedy = drawn(GREEDY, *prompts)
-    assert first != greedy
-    assert greedy == drawn(Decoding("custom", temperature=1e-6), *prompts)
-    assert greedy == drawn(Decoding("custom", temperature=2.0, top_k=1), *prompts)
-    assert greedy == drawn(Decoding("custom", temperature=2.0, top_p=1e-6), *prompts)
-
-
 def test_the_oracle_asks_the_engine_what_it_does_not_know(stockfish: str) -> None:
     mate = "6k1/5ppp/8/8/8/8/8/R5K1 w - - 0 1"
     arguments = EngineArguments(engine_path=stockfish, engine_depth=2)
-    model = open_model("oracle", ModelArguments(), OracleValues({}, arguments))
+    model = open_model("oracle", ModelArguments(), arguments)
     (answer,) = model.answers([f"P: {mate}"])
     assert parse_policy_answer(answer).best_move == "a1a8"
 
@@ -385,53 +341,25 @@ def test_items_that_a_training_set_holds_are_left_out(tmp_path: Path) -> None:
     answer = write_environment_answer(rules.transition(prompt.fen, prompt.action))
     rows = tmp_path / "rows.txt"
     rows.write_text(join_row(trained, answer) + "\n")
-    # With a held-out share of 0, all of its rows are trained on.
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(f"dataset_name: {rows}\nheldout_share: 0.0\nlearning_rate: 1.0e-6\n")
-    positions = suite.positions()
-    tested = tmp_path / "tested.yaml"
-    tested.write_text(recipe.read_text() + f"eval_dataset_name: {rows}\n")
-    proof = keep_apart([suite], str(tested))
-    assert (proof.rows, proof.left_out) == (0, {"environment": 0}), "measured on, not trained on"
-    same = [
-        item
-        for item, fen in positions.items()
-        if rules.position_key(fen) == rules.position_key(positions[trained])
-    ]
-    proof = keep_apart([suite], str(recipe))
-    assert (proof.rows, proof.left_out) == (1, {"environment": len(same)})
-    assert set(positions) - set(suite.positions()) == set(same)
+    key = rules.position_key(prompt.fen)
+    same = [item for item, other in suite.items.items() if rules.position_key(other.fen) == key]
+    found = keep_apart([suite], str(rows))
+    assert (found["rows"], found["left_out"]) == (1, {"environment": len(same)})
+    assert not set(same) & set(suite.items)
     assert suite.run(RandomMover()).n == 60 - len(same)
 
 
-def test_the_packaged_training_set_holds_no_test_position(
-    policy: PolicySuite, tmp_path: Path
-) -> None:
-    suites = [EnvironmentSuite(300, 0), policy, FillInSuite(100, 0)]
-    proof = keep_apart(suites, "rookworld-nano-openings")
-    assert proof.left_out == {"environment": 0, "policy": 0, "fill_in": 0}
-    trained = load_data(DataArguments(heldout_rows=10)).report.train
-    # The suite's count has duplicates among environment rows, `load_data`'s has none.
-    assert proof.rows >= sum(trained.values()) > 18_000
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("dataset_name: rookworld-nano-fill-in\ntasks: [fill_in]\nmax_rows: 2000\n")
-    proof = keep_apart([FillInSuite(100, 0)], str(recipe))
-    assert proof.left_out == {"fill_in": 0} and proof.rows > 1_500
-
-
-def test_a_packaged_recipe_names_what_was_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir("/")
-    for name in ("grpo_nano", "recipes/grpo_nano.yaml", "rookworld-nano-openings"):
-        assert check_training_data(name) == []
-    assert "did you mean grpo_nano" in check_training_data("grpo_nan.yaml")[0]
+def test_the_packaged_training_set_holds_no_test_position(policy: PolicySuite) -> None:
+    trained = set(map(rules.position_key, load_data(DataArguments(heldout_rows=10)).train["fen"]))
+    assert len(trained) > 5_000
+    suites = (EnvironmentSuite(300, 0), policy, FillInSuite(100, 0), SelfPlaySuite(30, 0))
+    for suite in suites:
+        assert not trained & set(map(rules.position_key, suite.positions().values()))
 
 
 # --------------------------------------------------------------------------------------------------
-# Observations and results
+# Results
 # --------------------------------------------------------------------------------------------------
-METRICS: Mapping[str, Kind] = {"right": "share", "error": "mean"}
-
-
 @pytest.mark.parametrize("name", list(SUITE_HEADLINES))
 def test_every_suite_says_what_it_is_and_what_its_metrics_mean(name: str) -> None:
     suite = suite_class(name)
@@ -444,35 +372,16 @@ def test_every_suite_says_what_it_is_and_what_its_metrics_mean(name: str) -> Non
         assert suite.metrics[suite.right or suite.headline].kind == "share"
 
 
-def test_observations_refuse_what_is_none() -> None:
-    seen = Observations(METRICS, ("early", "late"))
-    seen.add("a", "right", 1, ["late"])
-    with pytest.raises(ValueError, match="observed before"):
-        seen.add("a", "right", 0)
-    with pytest.raises(ValueError, match=r"share, but 'b' has 0\.5"):
-        seen.add("b", "right", 0.5)
-    with pytest.raises(KeyError):
-        seen.add("b", "wrong", 1)
-    seen.add("b", "error", 0.5, ["early"])
-    seen.add("b", "right", 0, ["early"])
-    assert seen.names() == ["right", "right/early", "right/late", "error", "error/early"]
-
-
 @pytest.fixture(scope="module")
 def evaluated() -> list[ModelResults]:
     """Results of the random mover, and of the oracle."""
     suites, left_out = open_suites(
         SuiteArguments(suites=["environment", "policy"], suite_rows=12), NO_ENGINE
     )
-    (known,) = (suite.items for suite in suites if isinstance(suite, PolicySuite))
-    values = OracleValues(known, NO_ENGINE)
+    models = (RandomMover(), Oracle(NO_ENGINE))
     return [
-        ModelResults(
-            name,
-            {suite.name: suite.run(open_model(name, ModelArguments(), values)) for suite in suites},
-            left_out,
-        )
-        for name in ("random", "oracle")
+        ModelResults(model.name, {suite.name: suite.run(model) for suite in suites}, left_out)
+        for model in models
     ]
 
 
@@ -498,36 +407,20 @@ def test_the_schema_of_the_results_file(evaluated: list[ModelResults]) -> None:
     assert single["compared"] == [] and single["suites"] == document["suites"]
 
 
-def test_n_is_the_number_of_the_models_that_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    def model(name: str, games: int) -> ModelResults:
-        seen = Observations({"finished": "share"})
-        for game in range(games):
-            seen.add(str(game), "finished", 1.0)
-        return ModelResults(name, {"self_play": SuiteResult(1, 20, 0, {"name": "x"}, seen)}, {})
-
-    def counts() -> list[str]:
-        text = results_text([model("first", 6), model("second", 20)])
-        return re.findall(r"^  finished +(\S+) ", text, re.M)
-
-    monkeypatch.setenv("COLUMNS", "100")
-    assert counts() == ["6-20"]
-    monkeypatch.setenv("COLUMNS", "60")
-    assert counts() == ["6", "20"], "a table each"
-
-
 def test_four_games_earn_no_star() -> None:
     def model(name: str, value: float, games: int) -> ModelResults:
-        seen = Observations({"legal_half_moves": "mean", "finished": "share"})
-        for game in range(games):
-            seen.add(str(game), "legal_half_moves", value)
-            seen.add(str(game), "finished", min(value, 1.0))
-        return ModelResults(name, {"self_play": SuiteResult(1, games, 0, {"name": "x"}, seen)}, {})
+        kinds: Mapping[str, Kind] = {"legal_half_moves": "mean", "finished": "share"}
+        one = {"legal_half_moves": value, "finished": min(value, 1.0)}
+        seen = {key: {str(game): number for game in range(games)} for key, number in one.items()}
+        result = SuiteResult(1, games, 0, {"name": "x"}, kinds, seen)
+        return ModelResults(name, {"self_play": result}, {})
 
     few = results_text([model("first", 0.0, 4), model("second", 1.0, 4)])
     assert few.count("+1.000") == 3 and "+1.000*" not in few
-    assert "* means p < 0.05" in " ".join(few.split()) and "fewer than six" in few
+    assert "* means p < 0.05" in " ".join(few.split()) and "fewer than six" in " ".join(few.split())
     many = results_text([model("first", 0.0, 6), model("second", 1.0, 6)])
     assert many.count("+1.000*") == 3, "a table's two and the summary's"
+    assert all(len(line) <= 100 for line in many.splitlines())
     assert "n too small" in results_text([model("first", 30.0, 4)])
 
 
@@ -536,7 +429,7 @@ def test_four_games_earn_no_star() -> None:
     [
         ("--model_name_or_path rookworld-nan", "rookworld-nano"),
         ("--suite_rows 0", "give at least 1"),
-        ("--training_data nothing.yaml", "training_data: nothing.yaml: 'nothing.yaml' is neither"),
+        ("--training_data nothing.jsonl", "nothing.jsonl"),
         ("--output_file /dev/null/results.json", "cannot write"),
     ],
 )

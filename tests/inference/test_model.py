@@ -16,6 +16,7 @@ from rookworld_rlvr import RookWorld
 from rookworld_rlvr.common.errors import NotationError, RookWorldError
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.data.synthesis import environment_prompts, opening_positions
+from rookworld_rlvr.engine.arguments import EngineArguments
 from rookworld_rlvr.evaluation.models import ModelArguments, open_model
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.environment import parse_environment_answer, write_environment_prompt
@@ -46,7 +47,7 @@ def gpt2_tokenised(packaged: LoadedData, tmp_path_factory: pytest.TempPathFactor
 def test_the_answers_are_those_of_the_evaluation(kind: str, request: pytest.FixtureRequest) -> None:
     name = "rookworld-nano" if kind == "packaged" else request.getfixturevalue(kind)
     model = RookWorld.from_pretrained(name, device="cpu")
-    measured = open_model(name, ModelArguments(model_name_or_path=[name]), lambda fens: [])
+    measured = open_model(name, ModelArguments(model_name_or_path=[name]), EngineArguments())
     fens = [fen for fen in islice(opening_positions(7, 10), 5) if rules.legal_moves(fen)]
     made = environment_prompts(3)  # some moves are unreadable, which only `complete` can ask about
     asked = list(islice((a for a in made if all(map(_is_uci, (a.action, *a.history)))), 5))

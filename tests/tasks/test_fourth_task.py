@@ -13,6 +13,7 @@ from rookworld_rlvr.common.errors import ConfigurationError, NotationError
 from rookworld_rlvr.data.audit import AuditArguments, audit
 from rookworld_rlvr.data.loading import DataArguments, LoadedData, load_data, require_truth
 from rookworld_rlvr.data.synthesis import environment_prompts, environment_row
+from rookworld_rlvr.engine.arguments import EngineArguments
 from rookworld_rlvr.evaluation.models import Oracle
 from rookworld_rlvr.rewards.registry import get_reward_funcs, known_rewards, tasks_of
 from rookworld_rlvr.tasks import rules
@@ -98,7 +99,7 @@ def test_what_reads_all_tasks_reads_it(loaded: LoadedData, tmp_path: Path) -> No
     """The report of loading, the dry run, the oracle, a diagnosis and an audit."""
     rows = [row for row in loaded.train if row["task"] == "legal_moves"]
     prompts = [row["prompt"] for row in rows]
-    right = evaluate_completions(rows, Oracle(lambda fens: []).answers(prompts))
+    right = evaluate_completions(rows, Oracle(EngineArguments()).answers(prompts))
     assert {name: (result.value, result.n) for name, result in right.items()} == {
         "legal_moves/exact": (1.0, len(rows))
     }

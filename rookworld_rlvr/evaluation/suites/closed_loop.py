@@ -10,25 +10,10 @@ from ...common.errors import NotationError
 from ...data.synthesis import prompt_of
 from ...tasks import rules
 from ...tasks.environment import parse_environment_answer, write_environment_prompt
-from ...tasks.types import EnvironmentAnswer, EnvironmentPrompt
+from ...tasks.types import EnvironmentAnswer
 from ..answerers import Answerer
 from ..games import Game, GameSuite, Reply
 from ..suite import Metric
-
-MOVE_ERRORS = {
-    "illegal_move": "an illegal move",
-    "unreadable_move": "an unreadable policy answer",
-}
-STATE_ERRORS = {
-    "unreadable_state": "an unreadable environment answer",
-    "board": "a state with a wrong square; one state may have several errors",
-    "side": "a state with the wrong side to move",
-    "castling": "a state with wrong castling rights",
-    "en_passant": "a state with a wrong en passant square",
-    "clocks": "a state with a wrong halfmove clock or move number",
-    "outcome": "a wrong reward or flag",
-}
-_FEN_FIELDS = ("board", "side", "castling", "en_passant", "clocks", "clocks")
 
 
 class ClosedLoopSuite(GameSuite):
@@ -53,21 +38,18 @@ class ClosedLoopSuite(GameSuite):
             "share",
             "The simulated state, reward or flags differed from python-chess's, or could not be read.",
         ),
-        **{
-            name: Metric("share", f"The game stopped at {what}.")
-            for name, what in (MOVE_ERRORS | STATE_ERRORS).items()
-        },
+        "illegal_move": Metric("share", "The game stopped at an illegal move."),
+        "unreadable_move": Metric("share", "The game stopped at an unreadable policy answer."),
+        "unreadable_state": Metric(
+            "share", "The game stopped at an unreadable environment answer."
+        ),
     }
 
     def replies(self, model: Answerer, running: Sequence[Game]) -> list[Reply]:
         """Ask for all moves, then for the states after them; a wrong state stops its game."""
         replies = super().replies(model, running)
-        asked: list[tuple[Game, EnvironmentPrompt]] = []
-        for game, reply in zip(running, replies, strict=True):
-            if reply.move is None:
-                game.errors.append("illegal_move" if reply.readable else "unreadable_move")
-            else:
-                asked.append((game, prompt_of(game.board, reply.move.uci())))
+        moved = [(game, reply.move) for game, reply in zip(running, replies, strict=True)]
+        asked = [(game, prompt_of(game.board, move.uci())) for game, move in moved if move]
         prompts = [write_environment_prompt(prompt) for _, prompt in asked]
         states = model.answers(prompts) if prompts else []
         for (game, prompt), state in zip(asked, states, strict=True):
@@ -80,24 +62,21 @@ class ClosedLoopSuite(GameSuite):
     @staticmethod
     def judge(game: Game) -> dict[str, float]:
         """See `GameSuite`."""
-        state_error = any(name in STATE_ERRORS for name in game.errors)
+        state_error = bool(game.errors)
         return {
             "right_plies": game.half_moves - state_error,
-            "finished": game.ending == "rules" and not game.errors,
-            "capped": game.ending == "capped" and not game.errors,
+            "finished": game.ending == "rules" and not state_error,
+            "capped": game.ending == "capped" and not state_error,
             "state_error": state_error,
-            **{name: name in game.errors for name in (*MOVE_ERRORS, *STATE_ERRORS)},
+            "illegal_move": game.ending == "illegal",
+            "unreadable_move": game.ending == "unreadable",
+            "unreadable_state": "unreadable" in game.errors,
         }
 
 
-def state_errors(truth: EnvironmentAnswer, completion: str) -> set[str]:
-    """What is wrong with an environment answer: names of `STATE_ERRORS`."""
+def state_errors(truth: EnvironmentAnswer, completion: str) -> list[str]:
+    """What is wrong with an environment answer: that it is ``unreadable`` or ``wrong``, or nothing."""
     try:
-        answer = parse_environment_answer(completion)
+        return [] if parse_environment_answer(completion) == truth else ["wrong"]
     except NotationError:
-        return {"unreadable_state"}
-    fields = zip(_FEN_FIELDS, answer.fen.split(" "), truth.fen.split(" "), strict=True)
-    errors = {name for name, said, right in fields if said != right}
-    if replace(answer, fen=truth.fen) != truth:
-        errors.add("outcome")
-    return errors
+        return ["unreadable"]

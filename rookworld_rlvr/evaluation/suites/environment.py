@@ -12,7 +12,6 @@ import chess
 from ...data.sources import SourceArguments, parse_rows
 from ...tasks import rules
 from ...tasks.environment import ENVIRONMENT, parse_environment_answer, score_environment
-from ...tasks.text import expand_placement
 from ...tasks.types import EnvironmentPrompt
 from ..suite import Metric, PromptSuite
 
@@ -25,6 +24,9 @@ OPENINGS = "openings"
 OPENING_PLIES = (
     8  # positions after fewer plies than this, as in the packaged rows that runs train on
 )
+
+
+_OUTCOME = ("reward", "terminated", "truncated")
 
 
 FIRST_MOVES_SHARE = 0.08
@@ -69,11 +71,7 @@ class EnvironmentSuite(PromptSuite[EnvironmentPrompt]):
             "mean",
             "Similarity of the FEN to the right one, in [0, 1], by edit distance; 0 if invalid.",
         ),
-        "squares": Metric("mean", "Share of the 64 squares that are right; 0 if invalid."),
         "reward": Metric("share", "The reward is right."),
-        "reward_mae": Metric(
-            "mean", "Absolute error of the reward, over the answers that can be read."
-        ),
         "terminated": Metric("share", "The flag `terminated` is right."),
         "truncated": Metric("share", "The flag `truncated` is right."),
     }
@@ -88,10 +86,6 @@ class EnvironmentSuite(PromptSuite[EnvironmentPrompt]):
     def __init__(self, suite_rows: int, suite_seed: int) -> None:
         super().__init__(_prompts(suite_rows, suite_seed), suite_seed)
 
-    def positions(self) -> dict[str, str]:
-        """See `Suite`."""
-        return {item: prompt.fen for item, prompt in self.items.items()}
-
     def groups_of(self, name: str) -> list[str]:
         """See `PromptSuite`."""
         item = self.items[name]
@@ -99,7 +93,7 @@ class EnvironmentSuite(PromptSuite[EnvironmentPrompt]):
 
     @staticmethod
     def judge(item: EnvironmentPrompt, completion: str) -> dict[str, float]:
-        """See `PromptSuite`; `reward_mae` only if the answer can be read."""
+        """See `PromptSuite`."""
         score = score_environment(item.fen, item.action, completion)
         values = {
             "invalid": 1 - score["format"],
@@ -107,21 +101,13 @@ class EnvironmentSuite(PromptSuite[EnvironmentPrompt]):
             "next_state_exact": float(score["state"] == 1),
             "position": score["position"],
             "levenshtein": score["closeness"],
-            **dict.fromkeys(("squares", "reward", "terminated", "truncated"), 0.0),
+            **dict.fromkeys(_OUTCOME, 0.0),
         }
-        if not score["format"]:
-            return values
-        answer = parse_environment_answer(completion)
-        truth = rules.transition(item.fen, item.action)
-        boards = (expand_placement(fen.split(" ")[0]) for fen in (answer.fen, truth.fen))
-        return {
-            **values,
-            "squares": sum(map(str.__eq__, *boards)) / 64,
-            "reward": float(answer.reward == truth.reward),
-            "reward_mae": abs(answer.reward - truth.reward),
-            "terminated": float(answer.terminated == truth.terminated),
-            "truncated": float(answer.truncated == truth.truncated),
-        }
+        if score["format"]:
+            answer = parse_environment_answer(completion)
+            truth = rules.transition(item.fen, item.action)
+            values |= {name: getattr(answer, name) == getattr(truth, name) for name in _OUTCOME}
+        return values
 
 
 def kinds(fen: str, action: str) -> list[str]:
@@ -133,7 +119,7 @@ def kinds(fen: str, action: str) -> list[str]:
     try:
         move = board.parse_uci(action)
     except ValueError:
-        return ["illegal"]
+        move = chess.Move.null()
     if not move:
         return ["illegal"]
     kinds = {

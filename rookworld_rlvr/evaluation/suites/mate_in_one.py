@@ -38,10 +38,6 @@ class MateInOneSuite(PromptSuite[str]):
     def __init__(self, suite_rows: int, suite_seed: int) -> None:
         super().__init__(_made(suite_rows, suite_seed), suite_seed)
 
-    def positions(self) -> dict[str, str]:
-        """See `Suite`."""
-        return dict(self.items)
-
     def prompts(self) -> list[str]:
         """See `PromptSuite`."""
         return [write_policy_prompt(fen) for fen in self.items]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from collections.abc import Iterator, Mapping
@@ -67,17 +68,15 @@ class OpeningsSuite(PromptSuite[EnvironmentPrompt]):
     groups = (*PLIES, LATER_PLIES)
 
     def __init__(self, suite_rows: int, suite_seed: int, openings_file: str | None = None) -> None:
-        notes: dict[str, Any] = {}
+        self._sampling = replace(ROOKWORLD, seed=suite_seed)
+        notes: dict[str, Any] = {"sampled": self._sampling.as_dict()}
         if openings_file is None:
             prompts = _packaged(suite_rows, suite_seed)
         else:
-            prompts, notes = _read(Path(openings_file), suite_rows, suite_seed)
-        self._sampling = replace(ROOKWORLD, seed=suite_seed)
-        super().__init__(prompts, suite_seed, {**notes, "sampled": self._sampling.as_dict()})
-
-    def positions(self) -> dict[str, str]:
-        """See `Suite`."""
-        return {item: prompt.fen for item, prompt in self.items.items()}
+            prompts = _read(Path(openings_file), suite_rows, suite_seed)
+            name = Path(openings_file).name
+            notes |= {"positions": f"Openings of {name}, {len(prompts)} rows.", "file": name}
+        super().__init__(prompts, suite_seed, notes)
 
     def prompts(self) -> list[str]:
         """See `PromptSuite`."""
@@ -123,54 +122,34 @@ def _packaged(rows: int, seed: int) -> dict[str, EnvironmentPrompt]:
     others = [
         prompt
         for prompt in heldout_prompts().values()
-        if len(prompt.history) == _ply(prompt) and not _is_illegal(prompt)
+        if len(prompt.history) == _ply(prompt)
+        and not rules.transition(prompt.fen, prompt.action).truncated
     ]
     random.Random(seed).shuffle(others)
     chosen = [*first, *others][:rows]
     return {write_environment_prompt(prompt): prompt for prompt in chosen}
 
 
-def _is_illegal(prompt: EnvironmentPrompt) -> bool:
-    return rules.transition(prompt.fen, prompt.action).truncated
-
-
-def _read(path: Path, rows: int, seed: int) -> tuple[dict[str, EnvironmentPrompt], dict[str, Any]]:
-    """The prompts of a file by ``row 17``, counted from 1, and notes; unreadable rows are counted."""
+def _read(path: Path, rows: int, seed: int) -> dict[str, EnvironmentPrompt]:
+    """The prompts of a file by ``row 17``, counted from 1; those that cannot be read are left out."""
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        texts = [str(row.get("prompt")) for row in content]
+    except (OSError, ValueError, AttributeError, TypeError) as error:
         raise _refused(path, f"could not be read ({error})") from error
-    if not isinstance(content, list):
-        raise _refused(path, "is not a list")
-    prompts = {
-        f"row {number}": prompt
-        for number, row in enumerate(content, start=1)
-        if (prompt := _prompt(row)) is not None
-    }
+    prompts = {}
+    for number, text in enumerate(texts, start=1):
+        with contextlib.suppress(NotationError, IllegalPositionError):
+            prompt = parse_environment_prompt(text)
+            rules.transition(prompt.fen, prompt.action)
+            prompts[f"row {number}"] = prompt
     if not prompts:
         raise _refused(path, "holds no environment prompt")
-    unread = len(content) - len(prompts)
-    words = f"; no readable prompt in {unread}" if unread else ""
-    notes = {
-        "positions": f"Openings of {path.name}, {len(content)} rows{words}.",
-        "file": path.name,
-        "unreadable": unread,
-    }
     chosen = set(random.Random(seed).sample(sorted(prompts), min(rows, len(prompts))))
-    return {item: prompt for item, prompt in prompts.items() if item in chosen}, notes
+    return {item: prompt for item, prompt in prompts.items() if item in chosen}
 
 
 def _refused(path: Path, why: str) -> SuiteUnavailableError:
     return SuiteUnavailableError(
         f"openings_file: {str(path)!r} {why}; give a JSON list of objects with prompt, 'A: ...'"
     )
-
-
-def _prompt(row: Any) -> EnvironmentPrompt | None:
-    """A row's prompt; None if it is malformed or its position illegal."""
-    try:
-        prompt = parse_environment_prompt(row["prompt"])
-        rules.transition(prompt.fen, prompt.action)
-    except (NotationError, IllegalPositionError, KeyError, TypeError, AttributeError):
-        return None
-    return prompt

@@ -19,13 +19,10 @@ from ...tasks.policy import (
     win_probability,
     write_policy_prompt,
 )
-from ...tasks.types import PolicyAnswer, Values, values_by_move
+from ...tasks.types import Values, values_by_move
 from ..suite import Metric, PromptSuite
 
 MOST_CP = 1_000  # limit of a centipawn loss, as on lichess.org: a mate is not worth 1,000 pawns
-
-
-DECIDED_PAWNS = 0.5  # the sign of a smaller value says little
 
 
 class PolicySuite(PromptSuite[Values]):
@@ -53,7 +50,6 @@ class PolicySuite(PromptSuite[Values]):
         "top_5_overlap": Metric(
             "mean", "Share of the engine's top five (of all legal moves, if fewer) that `M` names."
         ),
-        "candidates_legal": Metric("mean", "Share of the moves in `M` that are legal."),
         "centipawn_loss": Metric(
             "mean", "Centipawns that `B` loses against the best move, at most 1000; legal `B` only."
         ),
@@ -61,21 +57,9 @@ class PolicySuite(PromptSuite[Values]):
             "mean",
             "Win probability (Lichess's formula) that `B` loses against the best move; legal `B` only.",
         ),
-        "move_rank": Metric(
-            "mean", "1 plus the number of moves worth more than `B`; legal `B` only."
-        ),
         "evaluation_mae": Metric(
             "mean",
             "Absolute error of `E` in pawns, both values limited to ±10; legal moves in `M` only.",
-        ),
-        "evaluation_sign": Metric(
-            "mean",
-            "Share of `E` with the right sign, over moves worth half a pawn or more to either side.",
-        ),
-        "consistency": Metric(
-            "mean",
-            "Share of four checks: `B` is in `M`; `B` has the highest `E`; `M` and `E` are equally "
-            "long; no move appears twice in `M`.",
         ),
     }
     grouped = (
@@ -93,12 +77,8 @@ class PolicySuite(PromptSuite[Values]):
 
     def __init__(self, suite_rows: int, suite_seed: int) -> None:
         sources = {values_line(dataset_file(name)) or "unknown" for name in PACKAGED_DATA}
-        items = _balanced(_heldout_values(), suite_rows, suite_seed)
+        items = _balanced(heldout_values(), suite_rows, suite_seed)
         super().__init__(items, suite_seed, {"values": sorted(sources)})
-
-    def positions(self) -> dict[str, str]:
-        """See `Suite`."""
-        return {fen: fen for fen in self.items}
 
     def prompts(self) -> list[str]:
         """See `PromptSuite`."""
@@ -121,49 +101,25 @@ class PolicySuite(PromptSuite[Values]):
             "invalid": 1 - score["format"],
             "best_move": score["best_move_hit"],
             "top_5_overlap": score["candidates"],
-            **{
-                name: score[name] for name in ("expected_score", "legal", "top_five", "consistency")
-            },
-            "candidates_legal": 0.0,
+            **{name: score[name] for name in ("expected_score", "legal", "top_five")},
         }
         if not score["format"]:
             return values
         answer = parse_policy_answer(completion)
-        return {
-            **values,
-            "candidates_legal": sum(move in item for move in answer.moves) / len(answer.moves),
-            **_losses(item, answer.best_move),
-            **_evaluation_errors(item, answer),
-        }
-
-
-def _losses(values: Values, move: str) -> dict[str, float]:
-    if move not in values:
-        return {}
-    cp, best = values[move], max(values.values())
-    return {
-        "centipawn_loss": min(MOST_CP, best - cp),
-        "win_probability_loss": win_probability(best) - win_probability(cp),
-        "move_rank": 1 + sum(other > cp for other in values.values()),
-    }
-
-
-def _evaluation_errors(values: Values, answer: PolicyAnswer) -> dict[str, float]:
-    pairs = evaluation_pairs(answer, values)
-    decided = [(said, true) for said, true in pairs if abs(true) >= DECIDED_PAWNS]
-    errors = {}
-    if pairs:
-        errors["evaluation_mae"] = sum(abs(said - true) for said, true in pairs) / len(pairs)
-    if decided:
-        errors["evaluation_sign"] = sum(said * true > 0 for said, true in decided) / len(decided)
-    return errors
+        if (cp := item.get(answer.best_move)) is not None:
+            best = max(item.values())
+            values["centipawn_loss"] = min(MOST_CP, best - cp)
+            values["win_probability_loss"] = win_probability(best) - win_probability(cp)
+        if pairs := evaluation_pairs(answer, item):
+            values["evaluation_mae"] = sum(abs(said - true) for said, true in pairs) / len(pairs)
+        return values
 
 
 # --------------------------------------------------------------------------------------------------
 # Positions
 # --------------------------------------------------------------------------------------------------
 @cache
-def _heldout_values() -> Mapping[str, Values]:
+def heldout_values() -> Mapping[str, Values]:
     """Values of the held-out positions of the packaged data, by FEN."""
     values: dict[str, Values] = {}
     for name in PACKAGED_DATA:

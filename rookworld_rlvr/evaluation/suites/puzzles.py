@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import csv
 import heapq
-import io
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from itertools import chain
+from typing import ClassVar
 
 import chess
 import pyarrow
+from pyarrow import csv
 
-from ...common.errors import IllegalPositionError
 from ...common.hashing import draw
 from ...tasks import rules
 from ..answerers import Answerer
 from ..games import ask_moves
 from ..suite import Judged, Metric, Suite, SuiteUnavailableError
 
-COLUMNS = ("PuzzleId", "FEN", "Moves", "Rating", "Themes")
+COLUMNS = ("PuzzleId", "FEN", "Moves", "Rating")
 
 
 BANDS = ((1_000, "below_1000"), (1_500, "1000_to_1499"), (2_000, "1500_to_1999"))
 
 
 TOP_BAND = "2000_on"
-
-
-MOST_THEMES = 10
 
 
 _WHAT_TO_GIVE = (
@@ -47,14 +42,12 @@ class Puzzle:
         fen: The position after the opponent's move that the database begins with.
         line: Moves of solver and opponent in turn; the first and the last are the solver's.
         rating: Glicko-2.
-        themes: As Lichess names them.
     """
 
     name: str
     fen: str
     line: tuple[chess.Move, ...]
     rating: int
-    themes: tuple[str, ...]
 
 
 class PuzzlesSuite(Suite[Puzzle]):
@@ -84,28 +77,22 @@ class PuzzlesSuite(Suite[Puzzle]):
         "first_move": Metric("share", "The first move is right."),
         "whole_line": Metric("share", "All of the solver's moves are right."),
     }
-    grouped = ("first_move", "whole_line")  # by rating and the sample's most common themes
+    grouped = ("first_move", "whole_line")  # by rating
+    groups = (*(name for _, name in BANDS), TOP_BAND)
     about = "Positions of puzzles from people's games, at any move."
 
     def __init__(self, suite_rows: int, suite_seed: int, puzzles_file: str | None) -> None:
         if puzzles_file is None:
             raise SuiteUnavailableError(f"no puzzles are packaged; {_WHAT_TO_GIVE}")
-        puzzles, malformed = read_puzzles(puzzles_file, suite_rows, suite_seed)
-        notes = {"file": puzzles_file, "malformed": malformed}
-        super().__init__({puzzle.name: puzzle for puzzle in puzzles}, suite_seed, notes)
-        self.groups = (*(name for _, name in BANDS), TOP_BAND, *common_themes(puzzles))
-
-    def positions(self) -> dict[str, str]:
-        """See `Suite`; those of the first moves."""
-        return {name: puzzle.fen for name, puzzle in self.items.items()}
+        puzzles = read_puzzles(puzzles_file, suite_rows, suite_seed)
+        items = {puzzle.name: puzzle for puzzle in puzzles}
+        super().__init__(items, suite_seed, {"file": puzzles_file})
 
     def judged(self, model: Answerer) -> Iterator[Judged]:
         """See `Suite`."""
         puzzles = list(self.items.values())
-        themes = common_themes(puzzles)
         for puzzle, values in zip(puzzles, solve(model, puzzles), strict=True):
-            groups = [band(puzzle.rating), *(theme for theme in themes if theme in puzzle.themes)]
-            yield puzzle.name, values, groups
+            yield puzzle.name, values, [band(puzzle.rating)]
 
 
 def solve(model: Answerer, puzzles: Sequence[Puzzle]) -> list[dict[str, float]]:
@@ -144,17 +131,11 @@ def band(rating: int) -> str:
     return next((name for bound, name in BANDS if rating < bound), TOP_BAND)
 
 
-def common_themes(puzzles: Iterable[Puzzle]) -> list[str]:
-    """The most common themes, the most common first."""
-    counts = Counter(theme for puzzle in puzzles for theme in dict.fromkeys(puzzle.themes))
-    return sorted(counts, key=lambda theme: (-counts[theme], theme))[:MOST_THEMES]
-
-
 # --------------------------------------------------------------------------------------------------
 # The file
 # --------------------------------------------------------------------------------------------------
-def read_puzzles(file: str, rows: int, seed: int) -> tuple[list[Puzzle], int]:
-    """Puzzles drawn from the database, and how many of the rows that were drawn are malformed.
+def read_puzzles(file: str, rows: int, seed: int) -> list[Puzzle]:
+    """Puzzles drawn from the database; rows that hold none are left out.
 
     A row is drawn by its id: its place in the file does not matter, and a larger sample holds the
     smaller ones.
@@ -169,49 +150,31 @@ def read_puzzles(file: str, rows: int, seed: int) -> tuple[list[Puzzle], int]:
 
     Source: https://database.lichess.org/#puzzles
     """
+    options = csv.ConvertOptions(
+        include_columns=list(COLUMNS), column_types=dict.fromkeys(COLUMNS, pyarrow.string())
+    )
     try:
-        drawn = heapq.nsmallest(
-            rows, _rows(file), key=lambda row: draw(f"{seed} {row['PuzzleId']}")
-        )
-    except (OSError, ValueError, csv.Error) as error:
+        with csv.open_csv(file, convert_options=options) as batches:
+            table = chain.from_iterable(batch.to_pylist() for batch in batches)
+            drawn = heapq.nsmallest(rows, table, key=lambda row: draw(f"{seed} {row['PuzzleId']}"))
+    except (OSError, pyarrow.ArrowException) as error:
         raise SuiteUnavailableError(
             f"puzzles_file: {file!r} could not be read ({error}); {_WHAT_TO_GIVE}"
         ) from error
-    found = {puzzle.name: puzzle for puzzle in map(_puzzle, drawn) if puzzle is not None}
-    malformed = len(drawn) - len(found)
+    found = [puzzle for puzzle in map(_puzzle, drawn) if puzzle is not None]
     if not found:
-        raise SuiteUnavailableError(
-            f"puzzles_file: {file!r} holds no puzzle ({malformed} malformed rows); {_WHAT_TO_GIVE}"
-        )
-    return list(found.values()), malformed
+        raise SuiteUnavailableError(f"puzzles_file: {file!r} holds no puzzle; {_WHAT_TO_GIVE}")
+    return found
 
 
-def _rows(file: str) -> Iterator[dict[str, Any]]:
-    # pyarrow, which `datasets` needs anyhow, also reads compressed files.
-    with (
-        pyarrow.input_stream(file) as stream,
-        io.TextIOWrapper(stream, "utf-8", newline="") as text,
-    ):
-        reader = csv.DictReader(text)
-        missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
-        if missing:
-            raise ValueError(f"no column {', '.join(missing)}")
-        yield from reader
-
-
-def _puzzle(row: Mapping[str, Any]) -> Puzzle | None:
-    """A row's puzzle; None if a column is missing, or the position or a move is not legal."""
-    if any(row[name] is None for name in COLUMNS):
-        return None
+def _puzzle(row: Mapping[str, str]) -> Puzzle | None:
+    """A row's puzzle; None if the position or a move is not legal."""
     try:
         board = rules.board_of(row["FEN"])
-        moves = row["Moves"].split()
-        line = [board.push_uci(move) for move in moves[:1]]
+        first, *rest = row["Moves"].split()
+        board.push_uci(first)
         fen = board.fen()
-        line += [board.push_uci(move) for move in moves[1:]]
-        rating = int(row["Rating"])
-    except (IllegalPositionError, ValueError):
+        line = tuple(map(board.push_uci, rest))
+        return Puzzle(row["PuzzleId"], fen, line, int(row["Rating"])) if len(line) % 2 else None
+    except ValueError:
         return None
-    if len(line) < 2 or len(line) % 2 or not all(line):  # 0000 is read as a null move
-        return None
-    return Puzzle(row["PuzzleId"], fen, tuple(line[1:]), rating, tuple(row["Themes"].split()))

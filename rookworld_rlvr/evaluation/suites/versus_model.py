@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Sequence
 
 import chess
 
 from ...engine.arguments import EngineArguments
-from ..answerers import Answerer
 from ..games import Game
 from ..matches import MatchSuite, ask_choices
-from ..models import ModelArguments, OracleValues, open_model
-from ..suite import Judged, Metric, SuiteUnavailableError
+from ..models import ModelArguments, open_model
+from ..suite import SuiteUnavailableError
 
 
 class VersusModelSuite(MatchSuite):
@@ -35,12 +33,6 @@ class VersusModelSuite(MatchSuite):
     name = "versus_model"
     summary = "Plays another model, `opponent`."
     version = 1
-    metrics: ClassVar[Mapping[str, Metric]] = {
-        **MatchSuite.metrics,
-        "opponent_illegal_moves": Metric(
-            "mean", "Illegal and unreadable moves of the opponent in a game; each is replaced."
-        ),
-    }
 
     def __init__(
         self, suite_games: int, suite_seed: int, opponent: str | None, engine_args: EngineArguments
@@ -49,18 +41,8 @@ class VersusModelSuite(MatchSuite):
         if not opponent:
             raise SuiteUnavailableError("there is no opponent; give one with --opponent")
         self.opponent = opponent
-        self._player = open_model(opponent, ModelArguments(), OracleValues({}, engine_args))
-        self._faults = dict.fromkeys(self.items, 0)
-
-    def judged(self, model: Answerer) -> Iterator[Judged]:
-        """See `Suite`."""
-        self._faults = dict.fromkeys(self.items, 0)
-        for name, values, groups in super().judged(model):
-            yield name, {**values, "opponent_illegal_moves": self._faults[name]}, groups
+        self._player = open_model(opponent, ModelArguments(), engine_args)
 
     def opponent_moves(self, games: Sequence[Game]) -> list[chess.Move]:
         """See `MatchSuite`."""
-        choices = ask_choices(self._player, games)
-        for game, choice in zip(games, choices, strict=True):
-            self._faults[game.name] += bool(choice.fault)
-        return [choice.move for choice in choices]
+        return [choice.move for choice in ask_choices(self._player, games)]

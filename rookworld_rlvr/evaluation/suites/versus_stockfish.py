@@ -18,8 +18,6 @@ from ..games import Game
 from ..matches import MatchSuite
 from ..suite import SuiteResult, SuiteUnavailableError
 
-_LEVEL = "Skill Level"
-
 T = TypeVar("T")
 
 
@@ -74,7 +72,7 @@ class SkilledEngine:
     from the first. It forgets each position before the next.
 
     Args:
-        args: The program, its hash table, and the seconds after which it counts as hanging.
+        args: The program, and the seconds after which it counts as hanging.
 
     Attributes:
         name: The engine's.
@@ -86,8 +84,10 @@ class SkilledEngine:
     """
 
     def __init__(self, args: EngineArguments) -> None:
-        self._args = args
+        # A time, which depth 1 never needs: without one, `play` would wait for ever.
+        self._limit = chess.engine.Limit(depth=1, time=args.engine_timeout)
         self._engine: chess.engine.SimpleEngine | None = None
+        self._path = args.engine_path
         self.name = from_main(self._start)
 
     def moves(self, boards: Sequence[chess.Board]) -> list[chess.Move]:
@@ -98,43 +98,21 @@ class SkilledEngine:
         """
         return from_main(lambda: [self._move(board) for board in boards])
 
-    def close(self) -> None:
-        """End the engine's process."""
-        if self._engine is not None:
-            self._engine.close()
-
     def _start(self) -> str:
-        path = find_engine(self._args.engine_path)
+        path = find_engine(self._path)
+        # A process group of its own: Ctrl-C is for the program that asks.
+        self._engine = chess.engine.SimpleEngine.popen_uci(path, stderr=DEVNULL, setpgrp=True)
         try:
-            # A process group of its own: Ctrl-C is for the program that asks.
-            engine = chess.engine.SimpleEngine.popen_uci(path, stderr=DEVNULL, setpgrp=True)
-            self._engine = engine
-            wanted = {"Threads": 1, "Hash": HASH_MB, _LEVEL: 0}
-            engine.configure({key: value for key, value in wanted.items() if key in engine.options})
-        except (TimeoutError, OSError, chess.engine.EngineError) as error:
-            self.close()
-            raise EngineError(
-                f"{path!r} does not run here as a UCI engine ({str(error) or 'no answer'}); give another"
-            ) from error
-        if _LEVEL not in engine.options:
-            self.close()
-            raise EngineError(f"{path!r} has no option {_LEVEL!r}; give Stockfish")
-        return str(engine.id.get("name", "unnamed engine"))
+            self._engine.configure({"Threads": 1, "Hash": HASH_MB, "Skill Level": 0})
+        except chess.engine.EngineError:
+            self._engine.close()
+            raise
+        return str(self._engine.id.get("name", "unnamed engine"))
 
     def _move(self, board: chess.Board) -> chess.Move:
         assert self._engine is not None  # this is the main process
-        # A time, which depth 1 never needs: without one, `play` would wait for ever.
-        limit = chess.engine.Limit(depth=1, time=self._args.engine_timeout)
-        try:
-            # A new game, so that the engine forgets the last position.
-            move = self._engine.play(board, limit, game=object()).move
-        except TimeoutError as error:
-            raise EngineError(
-                f"no move within {limit.time:g} s at {board.fen()!r}; give another engine, or a larger "
-                "engine_timeout"
-            ) from error
-        except chess.engine.EngineError as error:
-            raise EngineError(f"the engine failed at {board.fen()!r} ({error})") from error
+        # A new game, so that the engine forgets the last position.
+        move = self._engine.play(board, self._limit, game=object()).move
         if move is None:
             raise EngineError(f"the engine gave no move at {board.fen()!r}; give another")
         return move
@@ -143,21 +121,23 @@ class SkilledEngine:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        if self._engine is not None:
+            self._engine.close()
 
 
 def from_main(ask: Callable[[], T]) -> T:
     """Call `ask` on the main process alone, and return its result on every process.
 
     Raises:
-        EngineError: On every process, if `ask` raised it; the others would wait for ever.
+        EngineError: On every process, if the engine failed; the others would wait for ever.
     """
     outcome: list[Any] = [None, None]
     if PartialState().is_main_process:
         try:
             outcome[0] = ask()
-        except EngineError as error:
-            outcome[1] = str(error)
+        except (EngineError, TimeoutError, OSError, chess.engine.EngineError) as error:
+            why = str(error) or "no answer in time"
+            outcome[1] = f"the engine failed ({why}); a Stockfish with skill levels is needed"
     answer, failure = broadcast_object_list(outcome)
     if failure is not None:
         raise EngineError(failure)

@@ -12,7 +12,7 @@ from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.engine.arguments import EngineArguments
 from rookworld_rlvr.evaluation.registry import SuiteArguments, open_suites
 from rookworld_rlvr.evaluation.suite import SuiteUnavailableError
-from rookworld_rlvr.evaluation.suites.puzzles import PuzzlesSuite, common_themes, read_puzzles
+from rookworld_rlvr.evaluation.suites.puzzles import PuzzlesSuite, read_puzzles
 
 from ...scripted import GARBAGE, Scripted, oracle, shallow
 
@@ -68,16 +68,6 @@ def test_metrics_by_hand(file: str) -> None:
         "first_move/1000_to_1499": (0 / 3, 3),
         "first_move/1500_to_1999": (1, 1),
         "first_move/2000_on": (1, 1),
-        "first_move/short": (2 / 5, 5),
-        "first_move/advantage": (1 / 4, 4),
-        "first_move/endgame": (1 / 3, 3),
-        "first_move/middlegame": (1 / 2, 2),
-        "first_move/crushing": (1, 1),
-        "first_move/hangingPiece": (1, 1),
-        "first_move/long": (1, 1),
-        "first_move/mate": (1, 1),
-        "first_move/mateIn1": (1, 1),
-        "first_move/rookEndgame": (0, 1),
         "whole_line": (2 / 6, 6),  # 00008 and the mate
         "whole_line/below_1000": (1, 1),
         "whole_line/1000_to_1499": (0, 3),
@@ -85,11 +75,8 @@ def test_metrics_by_hand(file: str) -> None:
         "whole_line/2000_on": (1, 1),
     }
     assert {name: found[name] for name in expected} == expected
-    assert [name for name in found if name.startswith("first_move")] == [
-        name for name in expected if name.startswith("first_move")
-    ], "bands by rating, then themes by how common they are, then by name"
+    assert list(found) == list(expected)
     assert [len(call) for call in model.calls] == [6, 2, 1], "one call a move for all that go on"
-    assert result.notes["malformed"] == 0
 
 
 def test_a_compressed_file_is_the_same(file: str, tmp_path: Path) -> None:
@@ -102,7 +89,7 @@ def test_a_compressed_file_is_the_same(file: str, tmp_path: Path) -> None:
         stream.write(text[len(text) // 2 :])
     packed.write_bytes(packed.read_bytes() + second.read_bytes())  # two frames, as pzstd writes
     assert read_puzzles(str(packed), 100, 0) == read_puzzles(file, 100, 0)
-    assert len(read_puzzles(file, 100, 0)[0]) == 6
+    assert len(read_puzzles(file, 100, 0)) == 6
 
 
 def test_a_sample_follows_from_the_ids_and_the_seed(file: str, tmp_path: Path) -> None:
@@ -115,23 +102,18 @@ def test_a_sample_follows_from_the_ids_and_the_seed(file: str, tmp_path: Path) -
     assert len({tuple(drawn(file, 3, seed)) for seed in range(5)}) > 1
 
 
-def test_malformed_rows_are_counted_and_left_out(tmp_path: Path) -> None:
+def test_rows_without_a_puzzle_are_left_out(tmp_path: Path) -> None:
     mate = ROWS[-1]
     rows = [
         mate,
-        mate,
         mate.replace("twice", "a").replace("h8g8 a1a8", "h8g8"),
         mate.replace("twice", "b").replace("a1a8", "a1b8"),
-        mate.replace("twice", "c").replace("a1a8", "0000"),
-        mate.replace("twice", "d").replace("600", "6e2"),
-        mate.replace("twice", "e").replace("7k/", "7q/"),
-        mate.replace("twice", "f").replace("h8g8 a1a8", ""),
-        "g,short",
+        mate.replace("twice", "c").replace("600", "6e2"),
+        mate.replace("twice", "d").replace("7k/", "7q/"),
+        mate.replace("twice", "e").replace("h8g8 a1a8", ""),
     ]
-    puzzles, malformed = read_puzzles(write_rows(tmp_path / "rows.csv", rows), 100, 0)
+    puzzles = read_puzzles(write_rows(tmp_path / "rows.csv", rows), 100, 0)
     assert [puzzle.name for puzzle in puzzles] == ["twice"]
-    assert malformed == 8
-    assert common_themes(puzzles) == ["mate", "mateIn1", "short"]
 
 
 def test_without_a_readable_file_the_suite_is_left_out(tmp_path: Path) -> None:
@@ -143,7 +125,7 @@ def test_without_a_readable_file_the_suite_is_left_out(tmp_path: Path) -> None:
     latin.write_bytes(HEADER.encode() + b"\n\xe9\xe8\n")
     for path, reason in (
         (None, "no puzzles are packaged"),
-        (headless, "no column PuzzleId, FEN, Moves, Rating, Themes"),
+        (headless, "could not be read"),
         (empty, "holds no puzzle"),
         (str(torn), "could not be read"),
         (str(latin), "could not be read"),
