@@ -189,8 +189,8 @@ def main(argv: Sequence[str]) -> None:
         from rookworld_rlvr.training.health.monitor import HealthCallback
 
         callbacks.insert(0, HealthCallback())
-    if training_args.report_to:
-        from rookworld_rlvr.training.dashboard import RunConfigCallback, use_dashboards
+    if "wandb" in training_args.report_to:
+        from rookworld_rlvr.training.dashboard import RunConfigCallback, use_dashboard
 
         callbacks.insert(0, RunConfigCallback(parser.values, changed))
     trainer = RookWorldGRPOTrainer(
@@ -204,8 +204,8 @@ def main(argv: Sequence[str]) -> None:
         callbacks=callbacks,
     )
     print_short_lines(trainer)
-    if training_args.report_to:
-        use_dashboards(trainer, truth)
+    if "wandb" in training_args.report_to:
+        use_dashboard(trainer, truth)
     trainer.heldout.before = before  # None: it is measured when training begins
     if training_args.pass_samples and keep:
         trainer.heldout.right = starting_counts(training_args)
