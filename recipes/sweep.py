@@ -28,7 +28,6 @@ from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.cli.sweep import (
     SweepArguments,
-    best_of,
     describe,
     ended,
     log_of,
@@ -52,7 +51,6 @@ def main(argv: Sequence[str]) -> None:
     ################
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # this script prints its own messages
     (sweep,) = StrictParser(GROUPS, RECIPE).parse_strictly(argv)
-    metric, goal = sweep.metric["name"], sweep.metric["goal"]
     check_trials(sweep, sweep.trials())
     study = open_study(sweep)
 
@@ -67,13 +65,15 @@ def main(argv: Sequence[str]) -> None:
         lines = cells(f"trial {number + 1} of {sweep.total}: ", describe(trial.params).split("  "))
         print("\n".join([*lines, f"    log: {log_of(sweep.folder / name_of(trial))}"]), flush=True)
         result = run_trial(sweep, study, trial)
-        print(f"    {outcome(result, metric)} ({minutes(result):.1f} minutes)", flush=True)
+        print(
+            f"    {outcome(result, sweep.metric['name'])} ({minutes(result):.1f} minutes)",
+            flush=True,
+        )
 
     ################
     # Ranking
     ################
-    print(ranking(ended(study), metric, goal))
-    print(f"\n{best_of(sweep, study)}")
+    print(ranking(sweep, study))
 
 
 def stop(number: int, _: object) -> None:

@@ -12,7 +12,7 @@ import json
 import math
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +26,7 @@ from ..common.errors import RookWorldError
 from ..common.settings import Checked, key_faults, setting
 from ..common.shipped import shipped
 from ..common.stats import Estimate
-from ..common.terminal import cells, printable, wrapped
+from ..common.terminal import cells, printable
 from ..tasks.metrics import headlines, training_metrics, unknown_metric
 from ..training.results import RESULTS, heldout_results
 
@@ -311,19 +311,24 @@ def read_score(path: Path, metric: str) -> Estimate:
 # --------------------------------------------------------------------------------------------------
 # Ranking
 # --------------------------------------------------------------------------------------------------
-def ranking(trials: Sequence[FrozenTrial], metric: str, goal: str) -> str:
-    """A table with the best trial first, and below it the failed trials with the reason."""
-    scored = [trial for trial in trials if trial.state is TrialState.COMPLETE]
+def ranking(sweep: SweepArguments, study: optuna.Study) -> str:
+    """A table with the best trial first, the failed trials with the reason, and the best model."""
+    metric: Any = sweep.metric
+    name, goal = metric["name"], metric["goal"]
+    scored = study.get_trials(states=[TrialState.COMPLETE])
     scored.sort(key=lambda trial: trial.value or 0.0, reverse=goal == "maximize")
-    wide = max(20, len(metric) + 2)
-    lines = [f"{'rank':>4}{'trial':>11}{metric:>{wide}}{'minutes':>9}   parameters"]
+    wide = max(20, len(name) + 2)
+    lines = [f"{'rank':>4}{'trial':>11}{name:>{wide}}{'minutes':>9}   parameters"]
     for rank, trial in enumerate(scored, 1):
         head = f"{rank:>4}{name_of(trial):>11}{trial.value:>{wide}.4f}{minutes(trial):>9.1f}   "
         lines += cells(head, describe(trial.params).split("  ")) or [head]
-    failed = [trial for trial in trials if trial.state is TrialState.FAIL]
+    failed = [trial for trial in ended(study) if trial.state is TrialState.FAIL]
     if failed:
         lines += ["", f"failed, not scored: {len(failed)}"]
-        lines += [f"{name_of(trial):>15}   {outcome(trial, metric)}" for trial in failed]
+        lines += [f"{name_of(trial):>15}   {outcome(trial, name)}" for trial in failed]
+    if scored:
+        folder = sweep.folder / name_of(scored[0])
+        lines += ["", f"best model: {folder}, {outcome(scored[0], name)}, log {log_of(folder)}"]
     return "\n".join(lines)
 
 
@@ -331,29 +336,8 @@ def outcome(trial: FrozenTrial, metric: str) -> str:
     """The result of a trial, in one sentence."""
     if _FAILURE in trial.user_attrs:
         return printable(str(trial.user_attrs[_FAILURE]))
-    low, high = trial.user_attrs.get(_INTERVAL, (math.nan, math.nan))
+    low, high = trial.user_attrs[_INTERVAL]
     return f"{metric} {trial.value:.4f} [{low:.4f}, {high:.4f}]"
-
-
-def best_of(sweep: SweepArguments, study: optuna.Study) -> str:
-    """The best trial: its folder, result and log, and the trials that chance may have put behind it.
-
-    Empty if none was scored.
-    """
-    scored = study.get_trials(states=[TrialState.COMPLETE])
-    if not scored:
-        return ""
-    metric: Any = sweep.metric
-    best = study.best_trial
-    folder = sweep.folder / name_of(best)
-    low, high = best.user_attrs[_INTERVAL]
-    close = [name_of(t) for t in scored if t.number != best.number and low <= t.value <= high]
-    unclear = (
-        f"not clearly better than {', '.join(close)}, whose score is in its 95% interval; more "
-        "held-out rows could tell them apart"
-    )
-    lines = [f"best model: {folder}", outcome(best, metric["name"]), f"log: {log_of(folder)}"]
-    return "\n    ".join([*lines, wrapped(unclear, 4)] if close else lines)
 
 
 def minutes(trial: FrozenTrial) -> float:
