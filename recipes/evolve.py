@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import grpo
-from sweep import of_file
 
 from rookworld_rlvr.cli.checks import check_recipe
 from rookworld_rlvr.cli.main import command_line
@@ -57,7 +56,8 @@ def check_training(args: EvolveArguments, engine_args: EngineArguments) -> DataA
     try:
         parsed = StrictParser(grpo.GROUPS, grpo.RECIPE).parse_strictly(line[1:], check_recipe)
     except ConfigurationError as error:
-        raise ConfigurationError([of_file("train", fault) for fault in error.faults]) from None
+        said = [fault.replace("command line: ", "train: ") for fault in error.faults]
+        raise ConfigurationError(said) from None
     data_args: DataArguments
     (data_args,) = (group for group in parsed if isinstance(group, DataArguments))
     if POLICY.name not in data_args.tasks:

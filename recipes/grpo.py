@@ -41,7 +41,6 @@ from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.judge_spec import judges_of
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks.metrics import limits
-from rookworld_rlvr.training.changes import own_rewards_changed, sessions_of
 from rookworld_rlvr.training.config import RookWorldGRPOConfig, RunArguments
 from rookworld_rlvr.training.health.rules import HealthArguments
 from rookworld_rlvr.training.interrupt import StopOnInterrupt
@@ -52,7 +51,6 @@ from rookworld_rlvr.training.results import (
     ANSWERS_AFTER,
     EVALUATION,
     KL_TO_START,
-    OWN_REWARDS,
     REPORT,
     RESULTS,
     before_after_table,
@@ -62,7 +60,6 @@ from rookworld_rlvr.training.results import (
 )
 from rookworld_rlvr.training.run_folder import (
     close_provenance,
-    finished,
     goes_on,
     note_coverage,
     open_folder,
@@ -111,9 +108,6 @@ def main(argv: Sequence[str]) -> None:
         loading.check_lengths_here(model_args, data.prompts(), longest, trust)
         state.print(dry_run_text(data, training_args.rewards, truth))
         state.print(f"\n{resolved.partition(DEFAULTS)[0]}")
-        return
-    if ended := finished(training_args.resume_from_checkpoint, output_dir, resolved):
-        state.print(ended)
         return
     checkpoint = resume_point(training_args.resume_from_checkpoint, output_dir, resolved)
     quarantine = quarantine_path(output_dir)
@@ -195,8 +189,8 @@ def main(argv: Sequence[str]) -> None:
         from rookworld_rlvr.training.health.monitor import HealthCallback
 
         callbacks.insert(0, HealthCallback())
-    if training_args.report_to:
-        from rookworld_rlvr.training.dashboard import RunConfigCallback, use_dashboards
+    if "wandb" in training_args.report_to:
+        from rookworld_rlvr.training.dashboard import RunConfigCallback, use_dashboard
 
         callbacks.insert(0, RunConfigCallback(parser.values, changed))
     trainer = RookWorldGRPOTrainer(
@@ -210,11 +204,8 @@ def main(argv: Sequence[str]) -> None:
         callbacks=callbacks,
     )
     print_short_lines(trainer)
-    if training_args.report_to:
-        use_dashboards(trainer, truth)
-    if before and own_rewards_changed(sessions_of(output_dir), training_args.rewards):
-        before = {name: x for name, x in before.items() if not name.startswith(OWN_REWARDS)}
-        state.print("your own rewards have changed, so that they are not compared with the start")
+    if "wandb" in training_args.report_to:
+        use_dashboard(trainer, truth)
     trainer.heldout.before = before  # None: it is measured when training begins
     if training_args.pass_samples and keep:
         trainer.heldout.right = starting_counts(training_args)
@@ -270,7 +261,7 @@ def main(argv: Sequence[str]) -> None:
             changed=changed,
             repository=repository,
         )
-        write_grpo_card(  # last: `finished` goes by it
+        write_grpo_card(  # last: `is_finished` goes by it
             run,
             before,
             after,

@@ -41,7 +41,6 @@ from rookworld_rlvr.training.model_card import OwnCard, Run, write_model_card
 from rookworld_rlvr.training.progress import heldout_lines, print_short_lines
 from rookworld_rlvr.training.results import before_after_table
 from rookworld_rlvr.training.run_folder import (
-    finished,
     goes_on,
     note_coverage,
     open_folder,
@@ -73,9 +72,6 @@ def train(argv: Sequence[str], change: Callable[[Row], Row] | None = None) -> Pa
     # Data
     ################
     wish = None if run_args.dry_run else sft_args.resume_from_checkpoint
-    if ended := finished(wish, output_dir, resolved):
-        state.print(ended)
-        return output_dir
     checkpoint = resume_point(wish, output_dir, resolved)
     quarantine = quarantine_path(output_dir)
     is_pushed = state.is_main_process and not run_args.dry_run

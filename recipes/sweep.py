@@ -28,12 +28,11 @@ from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.cli.sweep import (
     SweepArguments,
-    best_of,
     describe,
     ended,
-    folder_of,
     log_of,
     minutes,
+    name_of,
     open_study,
     outcome,
     ranking,
@@ -52,7 +51,6 @@ def main(argv: Sequence[str]) -> None:
     ################
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # this script prints its own messages
     (sweep,) = StrictParser(GROUPS, RECIPE).parse_strictly(argv)
-    metric, goal = sweep.metric["name"], sweep.metric["goal"]
     check_trials(sweep, sweep.trials())
     study = open_study(sweep)
 
@@ -65,15 +63,17 @@ def main(argv: Sequence[str]) -> None:
         study.sampler = sweep.sampler(number)
         trial = study.ask(sweep.space)
         lines = cells(f"trial {number + 1} of {sweep.total}: ", describe(trial.params).split("  "))
-        print("\n".join([*lines, f"    log: {log_of(folder_of(sweep, trial))}"]), flush=True)
+        print("\n".join([*lines, f"    log: {log_of(sweep.folder / name_of(trial))}"]), flush=True)
         result = run_trial(sweep, study, trial)
-        print(f"    {outcome(result, metric)} ({minutes(result):.1f} minutes)", flush=True)
+        print(
+            f"    {outcome(result, sweep.metric['name'])} ({minutes(result):.1f} minutes)",
+            flush=True,
+        )
 
     ################
     # Ranking
     ################
-    print(ranking(ended(study), metric, goal))
-    print(f"\n{best_of(sweep, study)}")
+    print(ranking(sweep, study))
 
 
 def stop(number: int, _: object) -> None:
@@ -88,26 +88,20 @@ def check_trials(sweep: SweepArguments, trials: Sequence[dict[str, Any]]) -> Non
     Raises:
         ConfigurationError: With the faults of all trials, each once.
     """
-    if Path(sweep.script).resolve() != Path(grpo.__file__).resolve():
-        raise ConfigurationError(
-            [f"program: {sweep.program!r} is not recipes/grpo.py; leave it out"]
-        )
     faults: dict[str, None] = {}
     for values in trials:
         parser = StrictParser(grpo.GROUPS, grpo.RECIPE)
-        try:
-            words = [*sweep.arguments(values, sweep.folder / "trial"), "--dry_run"]  # asks no Hub
+        words = sweep.command_of(values, sweep.folder / "trial")
+        if str(sweep.script) not in words or Path(sweep.script).name != "grpo.py":
+            raise ConfigurationError(["command: ${program} must be in it, and program grpo.py"])
+        try:  # a dry run asks no Hub
+            words = [*words[words.index(sweep.script) + 1 :], "--dry_run"]
             parser.parse_strictly(words, check_recipe)
         except ConfigurationError as error:
-            faults |= dict.fromkeys(of_file("parameters", fault) for fault in error.faults)
+            said = (fault.replace("command line: ", "parameters: ") for fault in error.faults)
+            faults |= dict.fromkeys(said)
     if faults:
         raise ConfigurationError(list(faults))
-
-
-def of_file(key: str, fault: str) -> str:
-    """A fault of an option that a file's key gave."""
-    fault = fault.replace("command line: unknown option --", f"{key}: unknown key ")
-    return fault.replace("command line: ", f"{key}: ")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,6 @@ from rookworld_rlvr.training.hub import create_repository, push
 from rookworld_rlvr.training.interrupt import StopOnInterrupt
 from rookworld_rlvr.training.model_card import OwnCard, Run, write_judge_card
 from rookworld_rlvr.training.run_folder import (
-    finished,
     goes_on,
     open_folder,
     open_provenance,
@@ -63,9 +62,6 @@ def main(argv: Sequence[str]) -> None:
     # Data
     ################
     wish = None if run_args.dry_run else reward_args.resume_from_checkpoint
-    if ended := finished(wish, output_dir, resolved):
-        state.print(ended)
-        return
     checkpoint = resume_point(wish, output_dir, resolved)
     quarantine = quarantine_path(output_dir)
     is_pushed = state.is_main_process and not run_args.dry_run

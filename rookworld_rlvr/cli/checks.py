@@ -44,7 +44,7 @@ def check_sft_recipe(*groups: Any) -> list[str]:
 
 def check_judge_recipe(*groups: Any) -> list[str]:
     """Faults of a recipe for training a judge, from several dataclasses together."""
-    run_args, data_args, judge_args, model_args, reward_args = groups
+    run_args, _, judge_args, model_args, reward_args = groups
     faults = check_output(reward_args)
     if model_args is not None:
         faults += check_model_arguments(model_args, run_args)
@@ -52,22 +52,7 @@ def check_judge_recipe(*groups: Any) -> list[str]:
             faults.append("use_peft: a judge is trained without adapters; leave it out")
     if judge_args is not None:
         faults += check_model_name(judge_args.generator, key="generator")
-    if data_args is not None:
-        faults += [
-            f"{key}: not used for a judge, whose pairs are mixed by pair_shares and built from right "
-            "answers; leave it out"
-            for key in _NOT_OF_PAIRS
-            if getattr(data_args, key)
-        ]
-        faults += [
-            f"pair_shares: some kinds are of the task {task!r}, which is not in `tasks`; add it there"
-            for task in (judge_args.tasks() if judge_args is not None else ())
-            if task not in data_args.tasks
-        ]
     return faults
-
-
-_NOT_OF_PAIRS = ("task_shares", "first_plies_share")
 
 
 def check_output(args: TrainingArguments | None) -> list[str]:
@@ -116,28 +101,23 @@ def check_recipe(*groups: Any) -> list[str]:
     """
     run_args, data_args, label_args, model_args, _, training_args, suite_args = groups
     faults = [] if run_args is None else check_output(training_args)
-    if suite_args is not None and training_args is not None:
-        faults += [
-            f"{key}: {metric!r} belongs to a suite that is not in `suites`; add {name} there"
-            for key, metric in compared_metrics(training_args)
-            for name, headline in SUITE_HEADLINES.items()
-            if metric == headline and name not in suite_args.suites
-        ]
     if model_args is not None:
         faults += check_model_arguments(model_args, run_args)
-    if label_args is not None and data_args is not None:
-        faults += check_labels(label_args, data_args.tasks)
-    if data_args is not None and training_args is not None:
-        faults += left_out_tasks(training_args, data_args.tasks)
-        faults += _unjudged(training_args.rewards, data_args.tasks)
-        for key, metric in compared_metrics(training_args):
-            task = metric.split("/")[0]
-            if task in TASKS and task not in data_args.tasks:
-                faults.append(
-                    f"{key}: {metric!r} belongs to a task that is not in `tasks`: {data_args.tasks}; "
-                    "add it there, or give the headline of a suite, such as suites/environment/exact"
-                )
-    return faults
+    if training_args is None:
+        return faults
+    tasks, suites = TASKS.keys(), SUITE_HEADLINES.keys()
+    if suite_args is not None:
+        suites = suite_args.suites
+    if data_args is not None:
+        tasks = data_args.tasks
+        faults += left_out_tasks(training_args, tasks) + _unjudged(training_args.rewards, tasks)
+        faults += check_labels(label_args, tasks) if label_args is not None else []
+    not_run = [SUITE_HEADLINES[name] for name in SUITE_HEADLINES.keys() - set(suites)]
+    return faults + [
+        f"{key}: {metric!r} is not measured; add its task to `tasks`, or its suite to `suites`"
+        for key, metric in compared_metrics(training_args)
+        if metric in not_run or metric.split("/")[0] in TASKS.keys() - set(tasks)
+    ]
 
 
 def require_suites(args: RookWorldGRPOConfig, left_out: Mapping[str, str]) -> None:
@@ -183,9 +163,9 @@ def check_cluster(args: PrepareArguments) -> list[str]:
         return []
     needed = ["datatrove", "ray"] if args.cluster == "ray" else ["datatrove"]
     if missing := [name for name in needed if find_spec(name) is None]:
+        names = " and ".join(missing)
         return [
-            f"cluster: {args.cluster!r} needs {' and '.join(missing)}; install "
-            f"'rookworld-rlvr[cluster]'{' and ray' if 'ray' in missing else ''}"
+            f"cluster: {args.cluster!r} needs {names}; install 'rookworld-rlvr[cluster]' and ray"
         ]
     from ..data.cluster import option_faults  # it imports datatrove
 
@@ -204,14 +184,6 @@ def check_prepare_recipe(
         faults.append(
             "labels: 'stored' leaves synthetic_policy_rows without answers; set labels: "
             "stored_or_engine, or leave synthetic_policy_rows out"
-        )
-    if args.cluster and label_args.engine_cache is not None:
-        faults.append(
-            "engine_cache: with cluster each task keeps its values in a file of its own; leave it out"
-        )
-    if args.cluster and label_args.engine_workers is None:
-        faults.append(
-            "engine_workers: null is this machine's cores, for every task; give the engines of each"
         )
     if os.environ.get("WORLD_SIZE", "1") != "1":
         faults.append(

@@ -15,7 +15,7 @@ from ..common.terminal import wrapped
 from ..data.loading import LoadedData
 from ..engine.truth import PolicyTruth
 from ..rewards.own import checked
-from ..rewards.registry import RewardFunc, get_reward_funcs, known_rewards
+from ..rewards.registry import RewardFunc, get_reward_funcs
 from ..tasks.registry import TASKS
 from ..tasks.task import Task
 
@@ -30,35 +30,28 @@ def dry_run_text(
 ) -> str:
     """The counts of the data, and for each task three rows with answers to them, scored.
 
-    The reference, a wrong and an unreadable answer to each row make one batch. A reward that is the same
-    for all of them is named.
+    The reference, a wrong and an unreadable answer to each row make one batch.
     """
     funcs = get_reward_funcs(specs, truth)
-    with asyncio.Runner() as runner:  # one event loop for all rewards, as in training
-        return "\n".join(_lines(data, funcs, runner))
-
-
-def _lines(data: LoadedData, funcs: Sequence[RewardFunc], runner: asyncio.Runner) -> list[str]:
     lines = [wrapped("\n".join(data.report.lines()))]
-    seen: dict[str, list[float]] = {func.__name__: [] for func in funcs}
-    for name, task in TASKS.items():
-        rows = list(islice((row for row in data.train if row["task"] == name), ROWS_SHOWN))
-        known = [
-            row
-            for row in rows
-            if not task.needs_values or row["action_values"] or row["completion"]
-        ]
-        batch = [(row, *answer) for row in known for answer in _answers(task, row)]
-        cells = _rewards(batch, funcs, runner, seen) if batch else []
-        answered = iter(zip(batch, cells, strict=True))
-        for place, row in enumerate(rows, 1):
-            lines += ["", f"{name} row {place}: {row['prompt']!r}"]
-            if row not in known:
-                lines.append("  no answer and no values: the engine is asked during training")
-                continue
-            for (_, kind, text), cell in islice(answered, len(KINDS)):
+    with asyncio.Runner() as runner:  # one event loop for all rewards, as in training
+        for name, task in TASKS.items():
+            rows = (row for row in data.train if row["task"] == name)
+            known = (
+                row
+                for row in rows
+                if not task.needs_values or row["action_values"] or row["completion"]
+            )
+            batch = [
+                (row, *answer)
+                for row in islice(known, ROWS_SHOWN)
+                for answer in _answers(task, row)
+            ]
+            for (row, kind, text), cell in zip(batch, _rewards(batch, funcs, runner), strict=True):
+                if kind == KINDS[0]:
+                    lines += ["", f"{name} row: {row['prompt']!r}"]
                 lines += [f"  {kind:<10} {text!r}", f"{'':13}{cell or 'no reward applies'}"]
-    return [*lines, *(f"\n{wrapped(warning)}" for warning in _constant(seen))]
+    return "\n".join(lines)
 
 
 def _answers(task: Task, row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -70,9 +63,10 @@ def _rewards(
     batch: Sequence[tuple[Mapping[str, Any], str, str]],
     funcs: Sequence[RewardFunc],
     runner: asyncio.Runner,
-    seen: Mapping[str, list[float]],
 ) -> list[str]:
-    """What the rewards give for each answer of a batch; the numbers are added to `seen`."""
+    """What the rewards give for each answer of a batch."""
+    if not batch:
+        return []
     rows, _, texts = zip(*batch, strict=True)
     columns = {
         key: [row[key] for row in rows] for key in rows[0] if key not in ("prompt", "completion")
@@ -91,23 +85,9 @@ def _rewards(
             **of_trainer,
         )
         values = runner.run(found) if inspect.iscoroutine(found) else found
-        numbers = checked(func.__name__, values, len(batch))
-        for cell, number in zip(cells, numbers, strict=True):
+        for cell, number in zip(cells, checked(func.__name__, values, len(batch)), strict=True):
             if isinstance(number, RookWorldError):
                 raise number
             if number is not None:
                 cell.append(f"{func.__name__} {number:.3f}")
-                seen[func.__name__].append(number)
     return list(map("  ".join, cells))
-
-
-def _constant(seen: Mapping[str, list[float]]) -> Iterator[str]:
-    for name, numbers in seen.items():
-        if not numbers and name not in known_rewards():  # a packaged one may be of another task
-            yield f"warning: the reward {name} gives no number for any of these answers"
-        elif len(set(numbers)) == 1:
-            yield (
-                f"warning: the reward {name} is {numbers[0]:.3f} for all {len(numbers)} answers, "
-                "right, wrong and unreadable. That may be chance if it rewards something rare; a reward "
-                "that never differs teaches nothing"
-            )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import logging
 import os
 import shlex
@@ -13,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,7 +26,7 @@ from ..common.errors import ConfigurationError, RookWorldError, close_matches
 from ..common.shipped import shipped, shipped_names
 from ..common.terminal import show, width, wrapped
 from ..models.loading import PACKAGED_MODEL
-from .early import check_early, first_line, options
+from .words import check_keys, first_line, options
 
 SCRIPTS = {
     "grpo": "grpo",
@@ -51,15 +50,11 @@ MODULES = {
 }
 """Command → the module that it runs."""
 
-LAUNCHER = {
-    "--accelerate_config": "--config_file",
-    "--num_processes": "--num_processes",
-    "--num_machines": "--num_machines",
-    "--machine_rank": "--machine_rank",
-    "--main_process_ip": "--main_process_ip",
-    "--main_process_port": "--main_process_port",
-}
-"""Option of `rookworld` for several processes → option of ``accelerate launch``."""
+LAUNCHER = (
+    *("accelerate_config", "num_processes"),
+    *("num_machines", "machine_rank", "main_process_ip", "main_process_port"),
+)
+"""Options of `rookworld` for several processes: those of ``accelerate launch``, and its file."""
 
 
 def main() -> NoReturn:
@@ -74,7 +69,7 @@ def main() -> NoReturn:
             show("\n".join(recipes(words)))
         elif command in SCRIPTS:
             launcher, line = command_line(SCRIPTS[command], words)
-            start(command, Path(line[0]), options(line[1:]))
+            start(command, line)
             if launcher:
                 os.environ[ctrl_c.VARIABLE] = "1"
                 raise SystemExit(launch([*launcher, *line]))
@@ -93,16 +88,17 @@ def main() -> NoReturn:
     raise SystemExit(0)
 
 
-def start(command: str, script: Path, given: Mapping[str, Sequence[str]]) -> None:
+def start(command: str, line: Sequence[str]) -> None:
     """Say what can be said at once, because the script loads torch first, which takes ten seconds.
 
     Raises:
-        ConfigurationError: See `check_early`.
+        ConfigurationError: A key or the recipe does not exist.
     """
-    if not {"help", "help_all", "h"} & given.keys():
-        check_early(script, given)
-        if line := first_line(script, given):
-            print(wrapped(f"rookworld {command}: {line}"), flush=True)
+    given = dict(options(line[1:])[1:])
+    if not {"help", "-h"} & {*given, *line}:
+        check_keys(given)
+        if said := first_line(Path(line[0]), given):
+            print(wrapped(f"rookworld {command}: {said}"), flush=True)
 
 
 def command_name() -> str:
@@ -114,11 +110,11 @@ def command_name() -> str:
 
 def typed() -> str:
     """How to type the command here: by name, or by path if the shell would not find it."""
-    beside = Path(sys.executable).with_name("rookworld")
-    found = shutil.which("rookworld")
-    if not beside.is_file() or (found and Path(found).samefile(beside)):
-        return "rookworld"
-    return os.path.relpath(beside) if beside.is_relative_to(Path.cwd()) else str(beside)
+    return (
+        "rookworld"
+        if shutil.which("rookworld")
+        else str(Path(sys.executable).with_name("rookworld"))
+    )
 
 
 def next_commands(
@@ -136,22 +132,22 @@ def next_commands(
         given: The keys that it was given: the user's own tasks, and after supervised training which
             rows to go on with.
     """
-    folder = shlex.quote(str(output_dir))
+    folder, given = shlex.quote(str(output_dir)), given or {}
     models = [shlex.quote(start), folder] if start else [folder]
     lines = [" ".join(["evaluate", *(f"--model_name_or_path {model}" for model in models)])]
     if command == "sft":
-        kept = {key: (given or {}).get(key) or [] for key in _KEPT_BY_SFT}
-        kept["rewards"] = _rewards_for(kept["tasks"])  # `sft` has none
+        kept = {key: given[key] for key in _KEPT_BY_SFT if given.get(key)}
         # The packaged model's recipe suits what is trained from it; others get TRL's defaults.
         usual = f" --config grpo_nano --output_dir {folder}-grpo" if start == PACKAGED_MODEL else ""
-        lines += [f"grpo{usual} --model_name_or_path {folder}{_words(kept)}"]
+        rewards = _words({"rewards": _rewards_for(given.get("tasks") or [])})
+        lines += [f"grpo{usual} --model_name_or_path {folder}{_words(kept)}{rewards}"]
     elif start == PACKAGED_MODEL:
         lines += ["recipes copy grpo_mixed .", "grpo --config grpo_mixed.yaml   # after your edits"]
     else:
         config, new = f"{output_dir}/resolved_config.yaml", f"{output_dir}-2"
         words = f"grpo --config {shlex.quote(config)} --output_dir {shlex.quote(new)}"
         lines += [f"{words}   # after your edits"]
-    own = _words({"tasks_from": (given or {}).get("tasks_from") or []})
+    own = _words({"tasks_from": given.get("tasks_from") or []})
     lines = [f"report --run {folder}{own}", *lines] if command == "grpo" else lines
     return "\n".join(["what comes next:", *(f"  {typed()} {line}" for line in lines)])
 
@@ -163,34 +159,27 @@ _KEPT_BY_SFT = (
 
 
 def _words(keys: Mapping[str, Any]) -> str:
-    """Keys as they are typed; those without a value are left out.
+    """Keys as they are typed; those with an empty list are left out.
 
-    >>> _words({"tasks": ["policy", "environment"], "heldout_share": 0.3, "text_column": ""})
+    >>> _words({"tasks": ["policy", "environment"], "heldout_share": 0.3, "rewards": []})
     ' --tasks policy environment --heldout_share 0.3'
     """
     lists = {key: value if isinstance(value, list) else [value] for key, value in keys.items()}
-    return "".join(
-        f" --{key} {shlex.join(map(str, items))}"
-        for key, items in lists.items()
-        if items not in ([], [""])
-    )
+    return "".join(f" --{key} {shlex.join(map(str, lists[key]))}" for key in lists if lists[key])
 
 
 def _rewards_for(tasks: Sequence[str]) -> list[str]:
     """A reward for each task, if the usual recipe's do not judge them all."""
     from ..tasks.registry import TASKS  # it knows the user's own by now
 
-    return (
-        []
-        if all(TASKS[task].is_default for task in tasks)
-        else [f"{task}_{TASKS[task].rewards[0]}" for task in tasks]
-    )
+    judged = all(TASKS[task].is_default for task in tasks)
+    return [] if judged else [f"{task}_{TASKS[task].rewards[0]}" for task in tasks]
 
 
 def usage() -> str:
     """The commands, one per line, each with the first sentence of its script."""
     files = {name: shipped("recipes") / f"{script}.py" for name, script in SCRIPTS.items()}
-    files |= {name: _file_of(module) for name, module in MODULES.items()}
+    files |= {name: Path(__file__).parents[1] / "inference" / f"{name}.py" for name in MODULES}
     lines = [_entry(f"  {name:<10} ", _first_sentence(path)) for name, path in files.items()]
     more = (
         "rookworld COMMAND --help describes the keys of a command; "
@@ -216,85 +205,53 @@ def usage() -> str:
 
 
 def command_line(script: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Options for accelerate's launcher, empty if not needed, and the script with its arguments."""
-    path = str(shipped("recipes") / f"{script}.py")
-    launcher: list[str] = []
-    rest: list[str] = []
-    given = [part for word in words for part in _split(word)]
-    while given:
-        word = given.pop(0)
-        if word in LAUNCHER:
-            if not given:
-                raise ConfigurationError([f"{word}: the value is missing; give one"])
-            value = given.pop(0)
-            value = _accelerate_config(value) if word == "--accelerate_config" else value
-            launcher += [LAUNCHER[word], value]
+    """Options for accelerate's launcher, empty if not needed, and the script with its arguments.
+
+    Raises:
+        ConfigurationError: An option for several processes or machines is missing.
+    """
+    (_, rest), *given = options(words)
+    launcher: dict[str, str] = {}
+    for key, values in given:
+        if key not in LAUNCHER:
+            rest += [f"--{key}", *values]
+        elif len(values) == 1:
+            launcher[key] = values[0]
         else:
-            rest.append(word)
-    if launcher and "--config_file" not in launcher:
-        launcher = ["--config_file", _accelerate_config(_usual_config()), *launcher]
-    return [*launcher, *_of_machines(launcher)], [path, *rest]
+            raise ConfigurationError([f"--{key}: {' '.join(values)!r} is not one value; give one"])
+    line = [str(shipped("recipes") / f"{script}.py"), *rest]
+    if not launcher:
+        return [], line
+    file = _accelerate_config(launcher.pop("accelerate_config", "") or _usual_config())
+    more = chain(*((f"--{key}", value) for key, value in launcher.items()))
+    return ["--config_file", file, *more, *_of_machines(Path(file), launcher)], line
 
 
-def _of_machines(launcher: Sequence[str]) -> list[str]:
+def _of_machines(file: Path, given: Mapping[str, str]) -> list[str]:
     """Further options for several machines; empty for one.
 
     Raises:
-        ConfigurationError: Options are missing, or are not numbers.
-    """
-    given = dict(zip(launcher[::2], launcher[1::2], strict=True))
-    numbers = {"num_processes", "num_machines", "machine_rank", "main_process_port"}
-    faults = [
-        f"--{name}: {value!r} is not a whole number of 0 or more"
-        for name in sorted(numbers)
-        if not (value := given.get(f"--{name}", "0")).isdecimal()
-    ]
-    if faults:
-        raise ConfigurationError(faults)
-    file = _settings(Path(given["--config_file"])) if given else {}
-    known = {**file, **{name.removeprefix("--"): value for name, value in given.items()}}
-    machines = int(known.get("num_machines") or 1)
-    if machines < 2:
-        lost = [name for name in ("machine_rank", "main_process_ip") if f"--{name}" in given]
-        if lost:
-            raise ConfigurationError(
-                [f"--{name}: this is for several machines; give --num_machines" for name in lost]
-            )
-        return []
-    rank = int(given.get("--machine_rank", machines))
-    if rank >= machines:
-        faults.append(f"--machine_rank: give this machine's number, from 0 to {machines - 1}")
-    if not known.get("main_process_ip"):
-        faults.append("--main_process_ip: give the address of the machine with rank 0")
-    if not int(known.get("main_process_port") or 0):
-        faults.append(
-            "--main_process_port: give a port that is free there, the same on all machines"
-        )
-    if int(known.get("num_processes") or 0) % machines:
-        faults.append(
-            f"--num_processes: {known['num_processes']} processes do not spread evenly over {machines} "
-            "machines; it counts those of all machines"
-        )
-    if faults:
-        raise ConfigurationError(faults)
-    return ["--same_network"]
-
-
-def _settings(path: Path) -> dict[str, Any]:
-    """What an accelerate configuration says.
-
-    Raises:
-        ConfigurationError: The file is not YAML or JSON, or not a mapping.
+        ConfigurationError: The file cannot be read, or options are missing, with which accelerate would
+            wait for ever.
     """
     try:
-        found = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        text = f"--accelerate_config: {path} cannot be read ({' '.join(str(error).split())})"
-        raise ConfigurationError([f"{text}; accelerate config writes one"]) from error
-    if not isinstance(found, dict):
-        text = f"--accelerate_config: {path} is not a mapping of keys to values"
-        raise ConfigurationError([f"{text}; accelerate config writes one"])
-    return found
+        known = {**yaml.safe_load(file.read_text("utf-8")), **given}
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+        said = " ".join(str(error).split())
+        raise ConfigurationError(
+            [f"--accelerate_config: {file} cannot be read ({said})"]
+        ) from error
+    if str(known.get("num_machines", 1)) == "1":
+        return []
+    needed = {
+        "machine_rank": given.get("machine_rank"),
+        "main_process_ip": known.get("main_process_ip"),
+        "main_process_port": known.get("main_process_port") or None,
+    }
+    if missing := [key for key, value in needed.items() if value is None]:
+        why = "missing; on several machines give each its machine_rank, from 0, and the address and a "
+        raise ConfigurationError([f"--{key}: {why}free port of rank 0" for key in missing])
+    return ["--same_network"]
 
 
 def launch(words: Sequence[str]) -> int:
@@ -312,14 +269,10 @@ def launch(words: Sequence[str]) -> int:
     signal.signal(
         signal.SIGINT, lambda number, frame: None
     )  # the script handles Ctrl-C; wait for it
-    options = launch_command_parser().parse_args(list(words))
     try:
-        launch_command(options)
+        launch_command(launch_command_parser().parse_args(list(words)))
     except ChildFailedError as error:
-        code = _exit_code(error.get_first_failure()[1].exitcode)
-        if int(options.num_machines or 1) > 1 and code not in (2, 130, 143):
-            print(_how_machines_go_on(code), file=sys.stderr)
-        return code
+        return _exit_code(error.get_first_failure()[1].exitcode)
     except subprocess.CalledProcessError as error:
         return _exit_code(error.returncode)
     except SignalException as error:
@@ -336,48 +289,24 @@ def _exit_code(code: int) -> int:
     return 128 - code if code < 0 else code
 
 
-def _how_machines_go_on(code: int) -> str:
-    """What to do after a failure on several machines; the cause may be on another one."""
-    return (
-        f"rookworld: this machine's processes ended with exit code {code}. If a connection was closed, "
-        "another machine ended first: look there for the cause. When all machines have ended, give each "
-        "its command again, with --resume_from_checkpoint auto to go on from the last checkpoint"
-    )
-
-
 def recipes(words: Sequence[str]) -> list[str]:
     """List the recipes with a description each, or copy one."""
     folder, names = shipped("recipes"), shipped_names("recipes")
-    if words in (["-h"], ["--help"]):
-        return ["rookworld recipes lists them; rookworld recipes copy NAME [FOLDER] copies one."]
     if not words:
         return [_entry(f"{name:<20} ", first_comment(folder / f"{name}.yaml")) for name in names]
     if words[0] != "copy" or len(words) not in (2, 3):
         raise ConfigurationError(
-            [f"recipes: {' '.join(words)!r} is not understood; write copy NAME [FOLDER]"]
+            ["rookworld recipes lists them, recipes copy NAME [FOLDER] copies one"]
         )
     name = words[1].removesuffix(".yaml")
+    target = Path(*words[2:]) / f"{name}.yaml"
     if name not in names:
-        raise ConfigurationError(
-            [f"recipes: there is no recipe {words[1]!r}{close_matches(name, names)}"]
-        )
-    target = Path(words[2] if len(words) == 3 else ".") / f"{name}.yaml"
+        raise ConfigurationError([f"there is no recipe {words[1]!r}{close_matches(name, names)}"])
     if target.exists():
-        raise ConfigurationError(
-            [f"recipes: {target} exists already; remove it, or name another folder"]
-        )
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(folder / target.name, target)
-    except OSError as error:
-        raise ConfigurationError([f"recipes: cannot write {target} ({error.strerror})"]) from error
+        raise ConfigurationError([f"{target} exists already; remove it, or name another folder"])
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(folder / target.name, target)
     return [str(target)]
-
-
-def _split(word: str) -> list[str]:
-    """Split ``--key=value`` into two words if it is an option of the launcher."""
-    flag, equals, value = word.partition("=")
-    return [flag, value] if equals and flag in LAUNCHER else [word]
 
 
 def _accelerate_config(name: str) -> str:
@@ -386,11 +315,8 @@ def _accelerate_config(name: str) -> str:
         return name
     names = shipped_names("accelerate_configs")
     if name not in names:
-        raise ConfigurationError(
-            [
-                f"--accelerate_config: {name!r} is not a file; give a file or one of {', '.join(names)}"
-            ]
-        )
+        here = ", ".join(names)
+        raise ConfigurationError([f"--accelerate_config: {name!r} is not a file or one of {here}"])
     return str(shipped("accelerate_configs") / f"{name}.yaml")
 
 
@@ -400,20 +326,13 @@ def _usual_config() -> str:
     return "multi_gpu" if torch.accelerator.is_available() else "cpu"
 
 
-def _file_of(module: str) -> Path:
-    spec = importlib.util.find_spec(module)
-    assert spec is not None and spec.origin is not None, module
-    return Path(spec.origin)
-
-
 def _entry(head: str, text: str) -> str:
     """A list's entry in the terminal's width."""
     return textwrap.fill(text, width(), initial_indent=head, subsequent_indent=" " * len(head))
 
 
 def _first_sentence(path: Path) -> str:
-    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    return text.split("\n\n")[0].replace("\n", " ")
+    return path.read_text(encoding="utf-8").split('"""')[1].split("\n\n")[0].replace("\n", " ")
 
 
 def first_comment(path: Path) -> str:

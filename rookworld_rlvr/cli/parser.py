@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from types import NoneType
-from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, get_origin, get_type_hints
 
 import yaml
 from trl import TrlParser
@@ -24,7 +23,7 @@ from ..common.shipped import find_recipe
 from ..common.terminal import show, width, wrapped
 from ..tasks.registry import register_own
 from .main import command_name
-from .words import named_here, our_key, usual
+from .words import named_here, options, usual
 
 
 def _register_suite(name: str) -> None:
@@ -59,24 +58,6 @@ _OF_A_CALL = (
 )  # keys of one call, which are not part of the resolved configuration
 
 
-_REMEDIES = {
-    "must be divisible by num_generations": "; set per_device_train_batch_size or num_generations so "
-    "that per_device_train_batch_size x gradient_accumulation_steps x processes is a multiple of "
-    "num_generations"
-}  # for messages of the libraries that have none
-
-
-def _in_words(fault: str) -> str:
-    """A fault that argparse reports, as this package words it.
-
-    >>> _in_words("argument --max_steps/--max-steps: invalid int value: 'ten'")
-    "max_steps: 'ten' is not a whole number"
-    """
-    fault = re.sub(r"^argument --(\w+)[^:]*: ", r"\1: ", fault)
-    fault = re.sub(r"invalid int value: (.*)", r"\1 is not a whole number", fault)
-    return re.sub(r"invalid float value: (.*)", r"\1 is not a number", fault)
-
-
 class _UniqueKeyLoader(yaml.SafeLoader):
     """A YAML loader that refuses duplicate keys; PyYAML would take the last one."""
 
@@ -86,12 +67,6 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         if twice:
             raise yaml.YAMLError(f"key {twice[0]!r} appears twice")
         return super().construct_mapping(node, deep)
-
-
-REMOTE_CODE = (
-    "would let this file run code that comes with a model; leave it out, and if you have read the code "
-    "and trust it, give --trust_remote_code true on the command line"
-)
 
 
 def remote_code_in(key: str, value: Any) -> bool:
@@ -104,7 +79,7 @@ def remote_code_in(key: str, value: Any) -> bool:
     """
     if key == _ON_COMMAND_LINE:
         return value not in (False, "false", None)  # a resolved configuration has the default
-    return isinstance(value, str | list | dict) and _ON_COMMAND_LINE in str(value)
+    return _ON_COMMAND_LINE in str(value)
 
 
 class StrictParser(TrlParser):
@@ -120,6 +95,7 @@ class StrictParser(TrlParser):
         self.default_config = default_config
         self.values: dict[str, Any] = {}
         self.recipe = ""
+        self._faults: list[str] = []
 
     def parse_strictly(
         self, argv: Sequence[str], check: Callable[..., list[str]] | None = None
@@ -137,31 +113,38 @@ class StrictParser(TrlParser):
             ConfigurationError: With all faults: unknown keys, values of the wrong type, and those that
                 the dataclasses report. If the recipe cannot be read, that is the only fault.
         """
-        faults: list[str] = []
-        path, options = self._split(list(argv), faults)
-        values = self._read_yaml(path or self.default_config, faults)
+        if "--help" in argv or "-h" in argv:
+            keys = [word.lstrip("-").replace("-", "_") for word in argv]
+            show(self.own_help([key for key in keys if key not in ("help", "h")]))
+            raise SystemExit(0)
+        self._faults = []
+        (_, strays), *given = options(argv)
+        self._faults += [f"command line: {word!r} belongs to no --key" for word in strays]
+        configs = [words for key, words in given if key == "config"]
+        path = find_recipe(" ".join(configs[-1])) if configs else None
+        values = self._read_yaml(path or self.default_config)
         on_line: dict[str, Any] = {}
-        for flag, tokens in options:
-            self._read_option(flag, tokens, on_line, faults, "command line")
+        for key, words in given:
+            if key != "config":
+                self._read_option(key, words, on_line, "command line")
         if path is None:
             values, path = usual(values, on_line), self.default_config
-        elif "output_dir" in self._read_yaml(self.default_config, []):
+        elif "output_dir" in self._read_yaml(self.default_config):
             values.setdefault("output_dir", f"runs/{path.stem}")  # transformers' is trainer_output
         self.recipe = path.stem if path is not None else ""
-        values |= on_line
-        self._take_own(values, faults)
-        outputs = [self._build(kind, values, faults) for kind in self.dataclass_types]
-        self.values = values
+        self.values = values | on_line
+        for key, register in _OWN.items():  # before other keys name them
+            for name in self.values.get(key) or ():
+                self._attempt(register, name)
+        outputs = [self._build(kind) for kind in self.dataclass_types]
         if check is not None:
-            faults += check(*outputs)
-        if faults:
-            raise ConfigurationError(faults)
+            self._faults += check(*outputs)
+        if self._faults:
+            raise ConfigurationError(self._faults)
         return tuple(outputs)
 
     def own_help(self, keys: Sequence[str] = ()) -> str:
         """The text of ``--help``: the keys that people turn, then this package's by topic.
-
-        Where a command has many, only their names are given.
 
         Args:
             keys: Describe only these.
@@ -170,49 +153,35 @@ class StrictParser(TrlParser):
             ConfigurationError: One of them does not exist.
         """
         known = self._actions_by_key
-        if faults := [
-            f"--help: unknown key {key!r}{named_here(key, known)}"
-            for key in keys
-            if key not in known
-        ]:
-            raise ConfigurationError(faults)
-        describe = partial(self._help_of, usual_values=self._read_yaml(self.default_config, []))
+        unknown = [f"--help: {self._unknown(key)}" for key in keys if key not in known]
+        if unknown:
+            raise ConfigurationError(unknown)
         if keys:
-            return wrapped("\n".join(chain(*map(describe, keys))))
+            return "\n".join(map(self._help_of, keys))
         is_short = len(known) <= _FEW
-        first = [] if is_short else [key for key in _FIRST if key in known]
+        shown = [] if is_short else [key for key in _FIRST if key in known]
         lines = [f"{self.prog} [--config RECIPE] [--key value ...]"]
-        lines += ["", "The keys that are set most often."] if first else []
-        lines += chain(*map(describe, first))
-        shown = set(first)
-        for kind in self.dataclass_types:
-            for owner in reversed(kind.__mro__):
-                names = [key for key in vars(owner).get("__annotations__", ()) if key in known]
-                names = [key for key in names if key not in shown]
-                if not names or _library(owner):
-                    continue
-                shown.update(names)
-                lines += ["", " ".join((owner.__doc__ or "").split("\n\n")[0].split())]
-                lines += chain(*map(describe, names)) if is_short else [f"  {', '.join(names)}"]
-        more = len(known) - len(shown)
-        of_libraries = f"{more} more keys are TRL's and transformers'. " if more else ""
-        lines += ["", f"{of_libraries}--help KEY describes one key, --help_all all of them."]
-        return wrapped("\n".join(lines))
+        if shown:
+            lines += ["", "The keys that are set most often.", *map(self._help_of, shown)]
+        for owner in chain(*(reversed(kind.__mro__) for kind in self.dataclass_types)):
+            names = [key for key in vars(owner).get("__annotations__", ()) if key in known]
+            names = [key for key in names if key not in shown]
+            if not names or owner.__module__.startswith(("trl.", "transformers.")):
+                continue
+            shown += names
+            lines += ["", " ".join((owner.__doc__ or "").split("\n\n")[0].split())]
+            lines += map(self._help_of, names) if is_short else [f"  {', '.join(names)}"]
+        return wrapped("\n".join([*lines, "", "--help KEY describes one key, TRL's too."]))
 
-    def _help_of(self, key: str, usual_values: Mapping[str, Any]) -> list[str]:
+    def _help_of(self, key: str) -> str:
         """A key with its default and its description, on one line if they fit."""
         action = self._actions_by_key[key]
-        values = (
-            [] if action.default in (None, argparse.SUPPRESS, [], "") else [str(action.default)]
-        )
-        value = usual_values.get(key, action.default)
-        if isinstance(value, str | int | float) and value != action.default and self.default_config:
-            values.append(f"{value} in {self.default_config.stem}")
         choices = f" {action.metavar}" if isinstance(action.metavar, str) else ""
-        head = f"--{key}{choices}" + (f" ({', '.join(values)})" if values else "")
+        has_default = action.default not in (None, argparse.SUPPRESS, [], "")
+        head = f"  --{key}{choices}" + (f" ({action.default})" if has_default else "")
         text = " ".join((action.help or "").replace("%%", "%").split())
-        line = f"  {head}  {text}"
-        return [line] if len(line) <= width() else [f"  {head}", wrapped(f"{' ' * 6}{text}", 6)]
+        line = f"{head}  {text}"
+        return line if len(line) <= width() else "\n".join([head, wrapped(f"      {text}", 6)])
 
     def resolved(self, *arguments: Any) -> str:
         """A recipe that gives the same run: first what differs from the defaults, then the defaults.
@@ -228,14 +197,13 @@ class StrictParser(TrlParser):
         derived: dict[str, Any] = {}
         for group in arguments:
             for item in dataclasses.fields(group):
-                value = _plain(getattr(group, item.name))
-                usual = _plain(_default(item))
                 if item.name in _OF_A_CALL:
                     continue
+                value = _plain(getattr(group, item.name))
+                usual = _plain(_default(item))
                 if item.name in self.values:
                     given = self.values[item.name]
-                    is_json = isinstance(given, str) and isinstance(value, dict | list)
-                    given = value if is_json and given.lstrip()[:1] in ("[", "{") else given
+                    given = value if isinstance(value, dict | list) else given  # it was text
                     (default if given == usual else changed)[item.name] = given
                 elif item.init and _is_plain(value):
                     (default if value == usual else derived)[item.name] = value
@@ -264,74 +232,36 @@ class StrictParser(TrlParser):
         """Raise the message that argparse would print before it exits."""
         raise argparse.ArgumentTypeError(message)
 
-    def _split(
-        self, argv: list[str], faults: list[str]
-    ) -> tuple[Path | None, list[tuple[str, list[str]]]]:
-        """The path of the recipe that is given, and each option with the words after it."""
-        if asked := {"-h", "--help", "--help_all"} & set(argv):
-            keys = argv[argv.index(asked.pop()) + 1 :]
-            text = self.format_help() if "--help_all" in argv else None
-            show(text or self.own_help([key.lstrip("-").replace("-", "_") for key in keys]))
-            raise SystemExit(0)
-        options: list[tuple[str, list[str]]] = []
-        for word in argv:
-            if word.startswith("--"):
-                flag, equals, value = word.partition("=")
-                options.append((flag, [value] if equals else []))
-            elif options:
-                options[-1][1].append(word)
-            else:
-                mains = ("run", "model_name_or_path", "dataset_name", "config")
-                named, equals, value = word.partition("=")
-                key = next(name for name in mains if name in {*self._actions_by_key, "config"})
-                meant = our_key(named, self._actions_by_key) if equals else None
-                remedy = f"--{meant} {value}" if meant else f"--{key} {word}"
-                faults.append(f"command line: {word!r} does not belong to any key; write {remedy}")
-        path = None
-        for flag, words in options:
-            if flag == "--config":
-                if len(words) == 1:
-                    path = find_recipe(words[0])
-                else:
-                    faults.append(
-                        f"--config: {' '.join(words)!r} is not one recipe; give one file or name"
-                    )
-        return path, [option for option in options if option[0] != "--config"]
-
-    def _read_yaml(self, path: Path | None, faults: list[str]) -> dict[str, Any]:
+    # --------------------------------------------------------------------------------------------
+    # Values
+    # --------------------------------------------------------------------------------------------
+    def _read_yaml(self, path: Path | None) -> dict[str, Any]:
         if path is None:
             return {}
         try:
             content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
-        except OSError as error:
-            text = f"--config: cannot read {str(path)!r} ({error.strerror})"
-            raise ConfigurationError([text]) from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            text = f"--config: {path} is not valid YAML ({_yaml_fault(error)})"
+        except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+            text = f"--config: {path} is not valid YAML ({' '.join(str(error).split())})"
             raise ConfigurationError([text]) from error
         if not isinstance(content, dict):
             raise ConfigurationError([f"--config: {path} must be a mapping of keys to values"])
-        variables = content.pop("env", None) or {}
-        if isinstance(variables, dict):
-            for key, value in variables.items():
-                os.environ.setdefault(str(key), str(value))
-        else:
-            faults.append(f"{path}: env: {variables!r} must be a mapping of variables to values")
+        for variable, value in (content.pop("env", None) or {}).items():
+            os.environ.setdefault(str(variable), str(value))
         values: dict[str, Any] = {}
-        known = self._actions_by_key
         for key, value in content.items():
-            if str(key) not in known:
-                faults.append(f"{path}: unknown key {key!r}{named_here(str(key), known)}")
-                continue
-            if remote_code_in(key, value):
-                faults.append(f"{path}: {key}: {value!r} {REMOTE_CODE}")
-                continue
-            self._read_value(str(key), value, values, faults, str(path))
+            if str(key) not in self._actions_by_key:
+                self._faults.append(f"{path}: {self._unknown(str(key))}")
+            elif remote_code_in(key, value):
+                self._faults.append(
+                    f"{path}: {key}: {value!r} would let this file run code that comes with a model; "
+                    "leave it out, and if you have read the code and trust it, give "
+                    "--trust_remote_code true on the command line"
+                )
+            else:
+                self._read_value(str(key), value, values, str(path))
         return values
 
-    def _read_value(
-        self, key: str, value: Any, values: dict[str, Any], faults: list[str], where: str
-    ) -> None:
+    def _read_value(self, key: str, value: Any, values: dict[str, Any], where: str) -> None:
         """Read a YAML value: as it is if its type is right, else as if its text had been typed.
 
         PyYAML reads ``1e-6`` as a text, for example.
@@ -341,46 +271,42 @@ class StrictParser(TrlParser):
         is_text = bool(items) and all(isinstance(item, str | int | float) for item in items)
         is_to_convert = list in allowed if items is value else type(value) not in allowed
         if value is None and NoneType not in allowed:
-            faults.append(f"{where}: {key}: the value is missing; give one, or leave the key out")
+            self._faults.append(f"{where}: {key}: the value is missing; give one, or leave it out")
         elif is_text and is_to_convert:
             words = [str(item).lower() if isinstance(item, bool) else str(item) for item in items]
-            self._read_option(f"--{key}", words, values, faults, where)
+            self._read_option(key, words, values, where)
         else:
             values[key] = value
 
-    def _read_option(
-        self, flag: str, words: list[str], values: dict[str, Any], faults: list[str], where: str
-    ) -> None:
+    def _read_option(self, key: str, words: list[str], values: dict[str, Any], where: str) -> None:
+        """Read a key's value as argparse does; it converts the first word only of `list[str] | str`."""
+        flag = f"--{key}"
         if flag not in self._option_string_actions:
-            close = named_here(flag.lstrip("-").replace("-", "_"), self._actions_by_key)
-            faults.append(f"{where}: unknown option {flag}{close}")
+            self._faults.append(f"{where}: {self._unknown(key)}")
             return
         action = self._option_string_actions[flag]
-        if action.nargs in ("+", "*") and len(words) == 1 and words[0].startswith("["):
+        is_list = action.nargs in ("+", "*")
+        if is_list and len(words) == 1 and words[0].startswith("["):
             words = _items(words[0])
         try:
             namespace, rest = self.parse_known_args([flag, *words])
         except (TypeError, ValueError, argparse.ArgumentTypeError, SystemExit) as error:
-            faults.append(f"{where}: {_in_words(str(error))}")
+            self._faults.append(f"{where}: {error}")
             return
         value = getattr(namespace, action.dest)
-        kind = self._item_kind(action.dest)
-        kind = str if kind is Any else kind  # names of rewards
-        if rest and kind in (int, float, str):  # of `list[int] | str`, argparse takes one word only
-            try:
-                value = [kind(word) for word in words]
-            except ValueError:
-                text = f"{' '.join(words)!r} is not a list of {kind.__name__}"
-                faults.append(f"{where}: {flag}: {text}")
-                return
+        if rest and any(get_origin(kind) is list for kind in self._kinds(key)):
+            value = words
         elif rest:
-            faults.append(f"{where}: {flag} takes one value; leave {' '.join(rest)!r} out")
+            self._faults.append(f"{where}: {flag} takes one value; leave {' '.join(rest)!r} out")
             return
-        if action.nargs in ("+", "*") and action.dest in values:
+        if is_list and action.dest in values:
             value = [*values[action.dest], *value]  # a list may be given in several parts
         values[action.dest] = value
 
-    @property
+    def _unknown(self, key: str) -> str:
+        return f"unknown key {key!r}{named_here(key, self._actions_by_key)}"
+
+    @cached_property
     def _actions_by_key(self) -> dict[str, argparse.Action]:
         return {action.dest: action for action in reversed(self._actions) if action.dest != "help"}
 
@@ -393,31 +319,22 @@ class StrictParser(TrlParser):
         """The types of each dataclass's keys; they take milliseconds to resolve."""
         return [get_type_hints(kind) for kind in self.dataclass_types]
 
-    def _item_kind(self, key: str) -> Any:
-        """The type of the items, if the key's value may be a list."""
-        lists = [kind for kind in self._kinds(key) if get_origin(kind) is list]
-        return get_args(lists[0])[0] if lists else None
-
-    def _take_own(self, values: dict[str, Any], faults: list[str]) -> None:
-        """Register the user's own tasks and suites before other keys name them."""
-        for key, register in _OWN.items():
-            for name in values.get(key) or ():
-                try:
-                    register(name)
-                except ConfigurationError as error:
-                    faults += error.faults
-
-    def _build(self, kind: type, values: dict[str, Any], faults: list[str]) -> Any:
+    # --------------------------------------------------------------------------------------------
+    # Instances
+    # --------------------------------------------------------------------------------------------
+    def _build(self, kind: type) -> Any:
         names = {item.name for item in dataclasses.fields(kind) if item.init}
+        given = {key: value for key, value in self.values.items() if key in names}
+        return self._attempt(kind, **given)
+
+    def _attempt(self, make: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What a call returns; None if it finds faults, which are noted."""
         try:
-            return kind(**{key: value for key, value in values.items() if key in names})
+            return make(*args, **kwargs)
         except ConfigurationError as error:
-            faults.extend(error.faults)
+            self._faults += error.faults
         except (TypeError, ValueError, ImportError, argparse.ArgumentTypeError) as error:
-            fault = " ".join(str(error).split()).rstrip(".")
-            faults.append(
-                fault + next((text for part, text in _REMEDIES.items() if part in fault), "")
-            )
+            self._faults.append(" ".join(str(error).split()))
         return None
 
 
@@ -432,19 +349,6 @@ def _items(text: str) -> list[str]:
     except yaml.YAMLError:
         return [text]
     return [*map(str, found)] if isinstance(found, list) else [text]
-
-
-def _yaml_fault(error: yaml.YAMLError | UnicodeDecodeError) -> str:
-    """What is wrong and where, without the copy of the line, whose mark needs a line of its own."""
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
-        mark = error.problem_mark
-        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
-    return " ".join(str(error).split())
-
-
-def _library(kind: type) -> bool:
-    """Whether a class is a library's."""
-    return kind.__module__.partition(".")[0] in ("trl", "transformers", "builtins")
 
 
 def _default(item: dataclasses.Field[Any]) -> Any:

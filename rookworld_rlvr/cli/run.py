@@ -44,12 +44,8 @@ _CONNECT_S = 30.0
 warnings.filterwarnings("ignore", message=r"`(is_)?gradient_checkpointing\w*` is deprecated")
 
 
-# peft sets it right for GPT-2's Conv1D by itself.
-warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")
-
-
-# torch says so on every machine without a GPU.
-warnings.filterwarnings("ignore", message=r"'pin_memory' argument is set as true")
+# peft sets it right for GPT-2's Conv1D by itself, and torch's is said on every machine without a GPU.
+warnings.filterwarnings("ignore", message="fan_in_fan_out is set|'pin_memory' argument is set")
 
 
 def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
@@ -65,7 +61,7 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # a log file is read while it grows
     if "datasets" in sys.modules and not sys.stderr.isatty():
-        _hide_bars()
+        _hide_bars()  # they would fill a log file
     code: Any = 0
     others = Others.of_this_run()
     if "resume_from_checkpoint" not in _keys(main):  # training takes Ctrl-C itself, once it begins
@@ -79,9 +75,7 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> NoReturn:
     except BrokenPipeError:
         if "resume_from_checkpoint" in _keys(main):
             raise  # training does not end because nobody reads what it prints
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # the reader has left: `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left: `| head`
         code = 128 + signal.SIGPIPE
     except Exception as error:
         text = str(error) if isinstance(error, RookWorldError) else _exhaustion(error, main)
@@ -118,43 +112,28 @@ def _choose_devices() -> None:
             # accelerate's launcher does not pass `use_cpu` on to several processes; without it, each
             # process would run as if it were the only one.
             os.environ.setdefault("ACCELERATE_USE_CPU", "true")
-        return
-    count = torch.cuda.device_count()
-    if count < 2:
-        return
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    os.environ["CUDA_VISIBLE_DEVICES"] = first
-    print(
-        f"one of {count} GPUs is used; rookworld COMMAND --num_processes {count} uses all of them"
-    )
+    elif (count := torch.cuda.device_count()) > 1:
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        os.environ["CUDA_VISIBLE_DEVICES"] = first
+        print(f"one of {count} GPUs is used; --num_processes {count} uses all of them")
 
 
-_OF_MEMORY = (
-    "per_device_train_batch_size",
-    "per_device_eval_batch_size",
-    "batch_size",
-    "max_completion_length",
-    "max_length",
-)  # keys that decide how much memory a script needs
+_OF_MEMORY = ("batch_size", "max_completion_length", "max_length")
 
 
 def _exhaustion(error: BaseException, main: Callable[[Sequence[str]], None]) -> str | None:
     """What to say if memory or disk has run out; None for other errors."""
     said = " ".join(str(error).split())[:200] or type(error).__name__
     known = _keys(main)
-    resume = ""
-    if "resume_from_checkpoint" in known:
-        resume = (
-            ", and run again with --resume_from_checkpoint auto to go on from the last checkpoint"
-        )
+    sizes = (key for key in known if key.startswith("per_device_") or key in _OF_MEMORY)
     if is_disk_full(error):
-        return f"the disk is full ({said}); free some space{resume}"
-    if not is_out_of_memory(error):
+        text = f"the disk is full ({said}); free some space"
+    elif is_out_of_memory(error):
+        text = f"out of memory ({said}); lower {' or '.join(sorted(sizes)) or 'the amount of work'}"
+    else:
         return None
-    keys = " or ".join(key for key in _OF_MEMORY if key in known)
-    if "gradient_accumulation_steps" in known:
-        keys += " (raise gradient_accumulation_steps to keep the size of a step)"
-    return f"out of memory ({said}); lower {keys or 'the amount of work'}{resume}"
+    again = ", and run again with --resume_from_checkpoint auto to go on from the last checkpoint"
+    return text + (again if "resume_from_checkpoint" in known else "")
 
 
 def _keys(main: Callable[[Sequence[str]], None]) -> set[str]:

@@ -12,29 +12,23 @@ import json
 import math
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
 import optuna
-import yaml
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from ..common.children import last_line, run_child
 from ..common.errors import RookWorldError
-from ..common.own import own_files
 from ..common.settings import Checked, key_faults, setting
-from ..common.shipped import find_recipe, shipped
+from ..common.shipped import shipped
 from ..common.stats import Estimate
-from ..common.terminal import cells, printable, wrapped
+from ..common.terminal import cells, printable
 from ..tasks.metrics import headlines, training_metrics, unknown_metric
 from ..training.results import RESULTS, heldout_results
-
-METHODS = ("grid", "random", "bayes")
-
 
 STUDY_FILE = "study.db"
 
@@ -84,9 +78,6 @@ class SweepArguments(Checked):
         "`${args}`.",
     )
     name: str = setting("sweep", "The sweep's name.")
-    description: str | None = setting(None, "A text for a dashboard.")
-    project: str | None = setting(None, "W&B's project; used by W&B's server only.")
-    entity: str | None = setting(None, "W&B's user or team; used by W&B's server only.")
     count: int | None = setting(
         None,
         "The number of trials, those of earlier starts included; a grid may leave it out.",
@@ -100,28 +91,17 @@ class SweepArguments(Checked):
 
     def faults(self) -> list[str]:
         """What no key shows alone, one sentence each; parameters are converted."""
-        faults = []
+        faults = [] if key_faults(self, "metric") else _metric_faults(self.metric)
         if self.method in ("random", "bayes") and self.count is None:
             faults.append(f"count: missing; a {self.method} sweep needs a number of trials")
-        faults += [] if key_faults(self, "metric") else _metric_faults(self.metric)
         if not isinstance(self.parameters, Mapping) or not self.parameters:
-            faults.append("parameters: must be a mapping of recipe keys to their values")
-        else:
-            for key, spec in self.parameters.items():
-                given = (key, spec, self.method)
-                self.space[key] = self._attempt(faults, f"parameters: {key}", distribution, *given)
-        if "${program}" not in (self.command or _COMMAND):
-            faults.append(
-                "command: ${program} is missing; write it in the place of the script's name"
-            )
+            return [*faults, "parameters: must be a mapping of recipe keys to their values"]
+        for key, spec in self.parameters.items():
+            try:
+                self.space[key] = distribution(key, spec, self.method)
+            except ValueError as error:
+                faults.append(f"parameters: {key}: {error}")
         return faults
-
-    @staticmethod
-    def _attempt(faults: list[str], name: str, make: Callable[..., Any], *given: Any) -> Any:
-        try:
-            return make(*given)
-        except ValueError as error:
-            faults.extend(getattr(error, "faults", [f"{name}: {error}"]))
 
     @property
     def script(self) -> str:
@@ -164,11 +144,6 @@ class SweepArguments(Checked):
             drawn.append(study.ask(self.space).params)
         return drawn
 
-    def arguments(self, values: Values, folder: Path) -> list[str]:
-        """The arguments that the script gets in a trial's command."""
-        words = self.command_of(values, folder)
-        return words[words.index(self.script) + 1 :]
-
     def command_of(self, values: Values, folder: Path) -> list[str]:
         """A trial's command, as `wandb agent` would write it, with the trial's own folder."""
         meanings = {
@@ -192,20 +167,15 @@ class _Grid(optuna.samplers.GridSampler):
 
 
 def _metric_faults(metric: Any) -> list[str]:
-    if not isinstance(metric, Mapping) or not isinstance(metric.get("name"), str):
-        return ["metric: must be a mapping; write {name: eval/overall, goal: maximize}"]
-    faults = [
-        f"metric: {key!r} is not supported; leave it out"
-        for key in metric
-        if key not in ("name", "goal")
-    ]
-    known = [_PREFIX + name for name in training_metrics()]
-    if metric["name"] not in known:
-        faults.append(f"metric: {unknown_metric(metric['name'], known, _PREFIX)}")
     goals = ("maximize", "minimize")
-    if metric.get("goal") not in goals:
-        faults.append(f"metric: goal is {metric.get('goal')!r}; choose one of {', '.join(goals)}")
-    return faults
+    is_known = isinstance(metric, Mapping) and metric.keys() == {"name", "goal"}
+    if not is_known or metric["goal"] not in goals:
+        return [
+            f"metric: {metric!r} is not supported; write {{name: eval/overall, goal: maximize}}"
+        ]
+    known = [_PREFIX + name for name in training_metrics()]
+    name = metric["name"]
+    return [] if name in known else [f"metric: {unknown_metric(name, known, _PREFIX)}"]
 
 
 def distribution(key: str, spec: Any, method: str) -> optuna.distributions.BaseDistribution:
@@ -220,21 +190,20 @@ def distribution(key: str, spec: Any, method: str) -> optuna.distributions.BaseD
         raise ValueError(f"{spec!r} is not a mapping; write {{value: {spec!r}}}")
     kind = spec.get("distribution")
     keys = spec.keys() - {"distribution"}
-    if keys == {"value"} and kind in (None, "constant"):
+    if keys == {"value"}:
         return CategoricalDistribution([_choice(spec["value"])])
-    if keys == {"values"} and kind in (None, "categorical") and isinstance(spec["values"], list):
+    if keys == {"values"} and isinstance(spec["values"], list):
         return CategoricalDistribution([*map(_choice, spec["values"])])
-    if keys != {"min", "max"} or kind not in (None, "uniform", "int_uniform", "log_uniform_values"):
-        raise ValueError(
-            f"{dict(spec)} is not supported; give value, a list of values, or min and max with "
-            "distribution uniform, int_uniform or log_uniform_values"
-        )
-    if method == "grid":
-        raise ValueError("a grid cannot use a range; give values")
-    low, high = spec["min"], spec["max"]
+    low: Any = spec.get("min")
+    high: Any = spec.get("max")
     types = {type(low), type(high)}
-    if not types <= ({int} if kind == "int_uniform" else {int, float}):
-        raise ValueError(f"min {low!r} and max {high!r} must be numbers (write 1e-6 as 1.0e-6)")
+    kinds = (None, "uniform", "int_uniform", "log_uniform_values")
+    if keys != {"min", "max"} or method == "grid" or kind not in kinds or not types <= {int, float}:
+        raise ValueError(
+            f"{dict(spec)} is not supported; give value, a list of values, or, unless method is grid, "
+            "the numbers min and max with distribution uniform, int_uniform or log_uniform_values "
+            "(write 1e-6 as 1.0e-6)"
+        )
     if kind == "int_uniform" or (kind is None and types == {int}):
         return IntDistribution(low, high)
     return FloatDistribution(low, high, log=kind == "log_uniform_values")
@@ -264,7 +233,7 @@ def open_study(sweep: SweepArguments) -> optuna.Study:
         load_if_exists=True,
     )
     keys = ("program", "method", "metric", "parameters", "command", "seed")
-    now = {**{key: getattr(sweep, key) for key in keys}, "files": _files(sweep)}
+    now = {key: getattr(sweep, key) for key in keys}
     before = json.loads(study.user_attrs.get("sweep", "{}"))
     if changed := [key for key in before if before[key] != json.loads(json.dumps(now[key]))]:
         raise RookWorldError(
@@ -280,17 +249,6 @@ def open_study(sweep: SweepArguments) -> optuna.Study:
     return study
 
 
-def _files(sweep: SweepArguments) -> dict[str, str]:
-    """The digests of the recipes that the command names, and of the user's files that they name."""
-    files = {}
-    for before, word in itertools.pairwise(["", *map(str, sweep.command or ())]):
-        if before == "--config" or word.startswith("--config="):
-            path = find_recipe(word.removeprefix("--config="), "command: --config: ")
-            files[word] = sha256(path.read_bytes()).hexdigest()
-            files |= own_files(yaml.safe_load(path.read_text(encoding="utf-8")))
-    return files
-
-
 def ended(study: optuna.Study) -> list[FrozenTrial]:
     """The trials that were scored or failed, without those that were interrupted."""
     return [
@@ -300,13 +258,8 @@ def ended(study: optuna.Study) -> list[FrozenTrial]:
     ]
 
 
-def folder_of(sweep: SweepArguments, trial: optuna.Trial | FrozenTrial) -> Path:
-    """A trial's folder: that of the interrupted trial which it continues, or one of its own."""
-    return sweep.folder / name_of(trial)
-
-
 def name_of(trial: optuna.Trial | FrozenTrial) -> str:
-    """The name of a trial's folder."""
+    """The name of a trial's folder: that of an interrupted trial which it continues, or its own."""
     return str(trial.user_attrs.get(_FOLDER, f"trial-{trial.number:03}"))
 
 
@@ -321,21 +274,19 @@ def run_trial(sweep: SweepArguments, study: optuna.Study, trial: optuna.Trial) -
     Its output goes to a file beside its folder.
     """
     metric: Any = sweep.metric
-    folder = folder_of(sweep, trial)
+    folder = sweep.folder / name_of(trial)
     log = log_of(folder)
     command = [*sweep.command_of(trial.params, folder), "--resume_from_checkpoint=auto"]
-    if code := run_child(command, log):
-        failure = f"exit code {code}, see {log}: {last_line(log)}"
-    else:
-        try:
-            score = read_score(folder / RESULTS, metric["name"])
-        except (OSError, KeyError, ValueError) as error:
-            failure = f"no {metric['name']} in {folder / RESULTS} ({error!r})"
-        else:
-            trial.set_user_attr(_INTERVAL, [score.low, score.high])
-            return study.tell(trial, score.value)
-    trial.set_user_attr(_FAILURE, failure)
-    return study.tell(trial, state=TrialState.FAIL)
+    code = run_child(command, log)
+    try:
+        if code:
+            raise ValueError(f"exit code {code}, see {log}: {last_line(log)}")
+        score = read_score(folder / RESULTS, metric["name"])
+    except (OSError, KeyError, ValueError) as error:
+        trial.set_user_attr(_FAILURE, str(error) if code else f"no {metric['name']} ({error!r})")
+        return study.tell(trial, state=TrialState.FAIL)
+    trial.set_user_attr(_INTERVAL, [score.low, score.high])
+    return study.tell(trial, score.value)
 
 
 def read_score(path: Path, metric: str) -> Estimate:
@@ -349,10 +300,8 @@ def read_score(path: Path, metric: str) -> Estimate:
     """
     after = heldout_results(json.loads(path.read_text(encoding="utf-8")), "after")
     name = metric.removeprefix(_PREFIX)
-    names = (
-        [part for part in headlines().values() if part in after] if name == "overall" else [name]
-    )
-    parts = [after[part] for part in names]
+    averaged = [part for part in headlines().values() if part in after]
+    parts = [after[part] for part in (averaged if name == "overall" else [name])]
     value = sum(part.value for part in parts) / len(parts)
     below = math.hypot(*(part.value - part.interval[0] for part in parts)) / len(parts)
     above = math.hypot(*(part.interval[1] - part.value for part in parts)) / len(parts)
@@ -362,19 +311,24 @@ def read_score(path: Path, metric: str) -> Estimate:
 # --------------------------------------------------------------------------------------------------
 # Ranking
 # --------------------------------------------------------------------------------------------------
-def ranking(trials: Sequence[FrozenTrial], metric: str, goal: str) -> str:
-    """A table with the best trial first, and below it the failed trials with the reason."""
-    scored = [trial for trial in trials if trial.state is TrialState.COMPLETE]
+def ranking(sweep: SweepArguments, study: optuna.Study) -> str:
+    """A table with the best trial first, the failed trials with the reason, and the best model."""
+    metric: Any = sweep.metric
+    name, goal = metric["name"], metric["goal"]
+    scored = study.get_trials(states=[TrialState.COMPLETE])
     scored.sort(key=lambda trial: trial.value or 0.0, reverse=goal == "maximize")
-    wide = max(20, len(metric) + 2)
-    lines = [f"{'rank':>4}{'trial':>11}{metric:>{wide}}{'minutes':>9}   parameters"]
+    wide = max(20, len(name) + 2)
+    lines = [f"{'rank':>4}{'trial':>11}{name:>{wide}}{'minutes':>9}   parameters"]
     for rank, trial in enumerate(scored, 1):
         head = f"{rank:>4}{name_of(trial):>11}{trial.value:>{wide}.4f}{minutes(trial):>9.1f}   "
         lines += cells(head, describe(trial.params).split("  ")) or [head]
-    failed = [trial for trial in trials if trial.state is TrialState.FAIL]
+    failed = [trial for trial in ended(study) if trial.state is TrialState.FAIL]
     if failed:
         lines += ["", f"failed, not scored: {len(failed)}"]
-        lines += [f"{name_of(trial):>15}   {outcome(trial, metric)}" for trial in failed]
+        lines += [f"{name_of(trial):>15}   {outcome(trial, name)}" for trial in failed]
+    if scored:
+        folder = sweep.folder / name_of(scored[0])
+        lines += ["", f"best model: {folder}, {outcome(scored[0], name)}, log {log_of(folder)}"]
     return "\n".join(lines)
 
 
@@ -382,29 +336,8 @@ def outcome(trial: FrozenTrial, metric: str) -> str:
     """The result of a trial, in one sentence."""
     if _FAILURE in trial.user_attrs:
         return printable(str(trial.user_attrs[_FAILURE]))
-    low, high = trial.user_attrs.get(_INTERVAL, (math.nan, math.nan))
+    low, high = trial.user_attrs[_INTERVAL]
     return f"{metric} {trial.value:.4f} [{low:.4f}, {high:.4f}]"
-
-
-def best_of(sweep: SweepArguments, study: optuna.Study) -> str:
-    """The best trial: its folder, result and log, and the trials that chance may have put behind it.
-
-    Empty if none was scored.
-    """
-    scored = study.get_trials(states=[TrialState.COMPLETE])
-    if not scored:
-        return ""
-    metric: Any = sweep.metric
-    best = study.best_trial
-    folder = folder_of(sweep, best)
-    low, high = best.user_attrs[_INTERVAL]
-    close = [name_of(t) for t in scored if t.number != best.number and low <= t.value <= high]
-    unclear = (
-        f"not clearly better than {', '.join(close)}, whose score is in its 95% interval; more "
-        "held-out rows could tell them apart"
-    )
-    lines = [f"best model: {folder}", outcome(best, metric["name"]), f"log: {log_of(folder)}"]
-    return "\n    ".join([*lines, wrapped(unclear, 4)] if close else lines)
 
 
 def minutes(trial: FrozenTrial) -> float:
@@ -414,7 +347,7 @@ def minutes(trial: FrozenTrial) -> float:
 
 def describe(values: Values) -> str:
     """Parameters in one line, with two blanks between them."""
-    return "  ".join(
-        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
-        for key, value in values.items()
-    )
+    shown = {
+        k: f"{value:.4g}" if isinstance(value, float) else value for k, value in values.items()
+    }
+    return "  ".join(f"{key} {value}" for key, value in shown.items())

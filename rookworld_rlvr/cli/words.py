@@ -1,16 +1,19 @@
-"""What users call things: other code's names for our keys, and recipes by name."""
+"""The words of a command line: options, other code's names for our keys, and the recipe in use."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
+from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ..common.errors import close_matches
-from ..common.shipped import shipped_names
+from ..common.errors import ConfigurationError, close_matches
+from ..common.shipped import find_recipe
 from ..models.loading import PACKAGED_MODEL
 
 NEUTRAL = ("rewards", "dataset_name", "dtype", "bf16")
@@ -18,6 +21,22 @@ NEUTRAL = ("rewards", "dataset_name", "dtype", "bf16")
 
 
 WORDS = Path(__file__).parents[1] / "assets" / "words.yaml"
+
+
+def options(line: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """The keys of a command line with the words after each, the first with what comes before any.
+
+    >>> options(["--learning-rate=1e-5", "--tasks", "policy", "environment"])[1:]
+    [('learning_rate', ['1e-5']), ('tasks', ['policy', 'environment'])]
+    """
+    found: list[tuple[str, list[str]]] = [("", [])]
+    for word in line:
+        flag, equals, value = word.partition("=")
+        if word.startswith("--"):
+            found.append((flag[2:].replace("-", "_"), [value] if equals else []))
+        else:
+            found[-1][1].append(word)
+    return found
 
 
 @cache
@@ -42,18 +61,6 @@ def named_here(name: str, known: Collection[str]) -> str:
     return close_matches(name, known)
 
 
-def our_key(name: str, known: Collection[str]) -> str | None:
-    """The key that a word means, whatever its case: one of ours, or another code's name for one.
-
-    >>> our_key("K-SAMPLES", ["num_generations"]), our_key("rows.txt", ["max_rows"])
-    ('num_generations', None)
-    """
-    word = name.lower().replace("-", "_")
-    ours = {other: key for key, others in words()["names"].items() for other in others}
-    found = ours.get(word, word)
-    return found if found in known else None
-
-
 def usual(recipe: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """What applies of the usual recipe, which is used without ``--config``.
 
@@ -67,20 +74,53 @@ def usual(recipe: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """
     if not {"model_name_or_path", "new_model"} & recipe.keys():
         return recipe
-    model = str(given.get("model_name_or_path", PACKAGED_MODEL))
-    data = str(given.get("dataset_name", ""))
-    is_packaged = model == PACKAGED_MODEL and not {"/", "."} & set(
-        data
-    )  # else a file, or on the Hub
-    makes_new = "new_model" in recipe  # what the packaged model was made by
-    if is_packaged and not (makes_new and "model_name_or_path" in given):
+    model, data = given.get("model_name_or_path"), str(given.get("dataset_name", ""))
+    has_other_model = model not in (None, PACKAGED_MODEL)
+    has_own_data = bool({"/", "."} & set(data))  # a file, or on the Hub
+    makes_new = "new_model" in recipe
+    if not (has_other_model or has_own_data or (makes_new and model)):
         return recipe
-    path = Path(data) if model == PACKAGED_MODEL else Path(model).absolute()
-    name = path.stem if model == PACKAGED_MODEL else path.name
-    if name in shipped_names("recipes") or path == Path("runs", name).absolute():
-        name += f"-{Path(recipe['output_dir']).name.partition('_')[0]}"
-    if model != PACKAGED_MODEL or makes_new:
+    name = Path(str(model)).name if has_other_model else Path(data).stem or PACKAGED_MODEL
+    folder = f"runs/{Path(recipe['output_dir']).name.partition('_')[0]}-{name}"
+    if has_other_model or makes_new:
         recipe = {key: recipe[key] for key in NEUTRAL if key in recipe}
-    if makes_new:
         recipe["model_name_or_path"] = PACKAGED_MODEL
-    return {**recipe, "output_dir": f"runs/{name}"}
+    return {**recipe, "output_dir": folder}
+
+
+# --------------------------------------------------------------------------------------------------
+# Before torch is loaded, which takes seconds
+# --------------------------------------------------------------------------------------------------
+def check_keys(given: Collection[str]) -> None:
+    """Refuse keys that no dataclass declares, by the text of the files that declare any.
+
+    Raises:
+        ConfigurationError: With these keys.
+    """
+    libraries = [Path(find_spec(name).origin).parent for name in ("trl", "transformers")]  # type: ignore
+    package, recipes = Path(__file__).parents[1], find_recipe("grpo_nano").parent
+    configs = libraries[0].glob("trainer/*_config.py"), [libraries[1] / "training_args.py"]
+    files = chain(package.rglob("*.py"), recipes.glob("*.py"), *configs)
+    text = "\n".join(file.read_text("utf-8") for file in files)
+    known = {"config", *re.findall(r"^    ([a-z]\w*): .*=", text, re.M)}
+    if unknown := [key for key in given if key.removeprefix("no_") not in known]:
+        faults = [f"command line: unknown key {key!r}{named_here(key, known)}" for key in unknown]
+        raise ConfigurationError(faults)
+
+
+def first_line(script: Path, given: Mapping[str, Sequence[str]]) -> str:
+    """The recipe that a command is about to use, and its folder; empty if it has no usual recipe."""
+    default = re.search(r"^RECIPE = .*\"(.*\.yaml)\"", script.read_text("utf-8"), re.M)
+    if default is None:
+        return ""
+    line = {key: values[-1] for key, values in given.items() if values}
+    file = find_recipe(line["config"]) if "config" in line else script.with_name(default[1])
+    try:
+        content = dict(yaml.safe_load(file.read_text("utf-8")))
+    except (OSError, ValueError, TypeError, yaml.YAMLError):
+        return f"recipe {file}"  # the parser says what is wrong with it
+    recipe = content if "config" in line else usual(content, line)
+    is_kept = recipe.get("learning_rate") == content.get("learning_rate")
+    what = f"recipe {file}" if is_kept else "the usual recipe is not for this, so TRL's defaults"
+    folder = line.get("output_dir") or recipe.get("output_dir", f"runs/{file.stem}")
+    return what if script.stem == "diagnose" else f"{what}; output in {folder}"

@@ -1,24 +1,17 @@
-"""What a run was trained with, from which step on: keys that change when it is resumed."""
+"""What a run was trained with, from which step on: the keys that may change when it is resumed."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import yaml
-from trl import ModelConfig
 
 from ..common.errors import RookWorldError
-from ..common.own import own_file_names
-from ..data.loading import DataArguments
-from ..evaluation.registry import SuiteArguments
-from ..rewards.registry import specs_of
 from .checkpoints import STATE
-from .config import NewModelArguments
 from .results import PROVENANCE, RESOLVED_CONFIG
 
 Changes = Mapping[
@@ -26,38 +19,27 @@ Changes = Mapping[
 ]  # key → its value before, its value now; None if there is none
 
 
-_FREE = {"max_quarantined_share", "attn_implementation"}
-
-
-FIXED = {
-    item.name
-    for group in (
-        DataArguments,
-        ModelConfig,
-        NewModelArguments,
-        SuiteArguments,
-    )
-    for item in fields(group)
-} - _FREE | {
-    # which rows come, and what is right
-    *("seed", "data_seed", "shuffle_dataset", "task_phases"),
-    *("labels", "engine_depth"),
-    # a judge's pairs
-    *("generator", "train_pairs", "heldout_pairs", "pair_shares", "smallest_gap"),
-    *("ranked_prompts", "ranked_tokens"),
-    # what a checkpoint holds the state of
-    *("model_init_kwargs", "optim", "optim_args", "optim_target_modules", "advantage_estimator"),
-    *("auto_find_batch_size", "fsdp", "fsdp_config", "deepspeed", "parallelism_config"),
-    # by what the best checkpoint so far was chosen
-    *("metric_for_best_model", "greater_is_better", "guard"),
+FREE = {
+    # how long, how fast, and how often it is looked at
+    *(
+        "max_steps",
+        "num_train_epochs",
+        "learning_rate",
+        "logging_steps",
+        "eval_steps",
+        "save_steps",
+    ),
+    *("eval_strategy", "save_strategy", "save_total_limit"),
+    # where it logs and is pushed
+    *("output_dir", "run_name", "project", "report_to", "log_completions", "health"),
+    *("push_to_hub", "hub_model_id", "hub_private_repo", "hub_revision"),
+    # what it fits into
+    *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
+    *("gradient_checkpointing", "max_completion_length", "attn_implementation", "bf16", "use_cpu"),
+    *("dataloader_num_workers", "torch_compile", "use_vllm", "vllm_mode"),
+    *("vllm_gpu_memory_utilization", "preflight", "max_quarantined_share"),
 }
-"""Keys that a checkpoint's run keeps: a resumed run could not take another value, or not be compared."""
-
-
-_REMEMBERS_RATE = {"reduce_lr_on_plateau", "greedy"}  # schedules that do not follow from the step
-
-
-_OF_RATE = {"learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs"}
+"""The keys that may change when a run is resumed. All others say what is trained and measured."""
 
 
 def differences(before: str, now: str) -> dict[str, list[Any]]:
@@ -93,68 +75,50 @@ def _mapping(text: str) -> dict[str, Any]:
 # A resumed run
 # --------------------------------------------------------------------------------------------------
 def changed_keys(checkpoint: Path, resolved: str) -> dict[str, list[Any]]:
-    """The keys whose values differ from those that a checkpoint was trained with.
+    """The keys whose values differ from those that a checkpoint's run has now.
 
     Args:
         checkpoint: A checkpoint in a run's folder; of another folder nothing is known.
         resolved: The resolved configuration of the run that goes on from it.
 
     Raises:
-        RookWorldError: Some of them cannot change; it names them all.
+        RookWorldError: Some of them are not `FREE`; it names them all.
     """
     run = checkpoint.parent
     if not (run / RESOLVED_CONFIG).is_file():
         return {}
-    try:
-        found = differences((run / RESOLVED_CONFIG).read_text(encoding="utf-8"), resolved)
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        said = " ".join(str(error).split())
-        raise RookWorldError(f"{run / RESOLVED_CONFIG} could not be read ({said})") from error
+    found = differences((run / RESOLVED_CONFIG).read_text(encoding="utf-8"), resolved)
     known = _keys(resolved)[1]
+    schedule = known.get("lr_scheduler_type")
+    fixed = {"learning_rate"} if schedule in ("reduce_lr_on_plateau", "greedy") else set()
+    if refused := found.keys() - (FREE - fixed):
+        raise RookWorldError(_refusal(checkpoint, {key: found[key] for key in sorted(refused)}))
     done, steps = step_of(checkpoint), known.get("max_steps")
     if isinstance(steps, int) and 0 < steps < done:
         raise RookWorldError(
             f"max_steps: {steps}: {checkpoint} has made {done} steps already; give more than that"
         )
-    for session in reversed(sessions_of(run)):  # their steps are made anew
-        if session.get("from_step", 0) < step_of(checkpoint):
-            break
-        for key, (before, _) in session.get("changed", {}).items():
-            found[key] = [before, known.get(key)]
-    found = {key: [before, now] for key, (before, now) in found.items() if before != now}
-    fixed = FIXED
-    if _REMEMBERS_RATE & {
-        *map(str, found.get("lr_scheduler_type", [known.get("lr_scheduler_type")]))
-    }:
-        fixed = FIXED | _OF_RATE
-    if refused := sorted(found.keys() & fixed):
-        raise RookWorldError(_refusal(checkpoint, {key: found[key] for key in refused}))
     return found
 
 
 def _refusal(checkpoint: Path, refused: Changes) -> str:
-    told = [
-        f"  - {key}: was {words(before)}, is {words(now)}" for key, (before, now) in refused.items()
-    ]
-    text = (
-        f"resume_from_checkpoint: {checkpoint} was trained with other values of keys that must stay "
-        "while a run goes on:"
+    run = checkpoint.parent
+    lines = [f"  - {key}: was {words(was)}, is {words(now)}" for key, (was, now) in refused.items()]
+    return "\n".join(
+        [
+            f"resume_from_checkpoint: {checkpoint} was trained with other values of keys that must stay "
+            "while a run goes on:",
+            *lines,
+            "give these keys their earlier values, or start a new run from its weights: "
+            f"--config {run / RESOLVED_CONFIG} --resume_from_checkpoint false "
+            f"--model_name_or_path {checkpoint} --output_dir {run}-2",
+        ]
     )
-    remedy = "give these keys their earlier values, or start a new run"
-    if (checkpoint / "config.json").is_file():  # not of adapters alone
-        remedy += (
-            f" from its weights: --config {checkpoint.parent / RESOLVED_CONFIG} "
-            f"--resume_from_checkpoint false --model_name_or_path {checkpoint} "
-            f"--output_dir {checkpoint.parent}-2"
-        )
-    return "\n".join([text, *told, remedy])
 
 
-def step_of(checkpoint: Path | None) -> int:
-    """The optimiser steps that a checkpoint has made; 0 for none."""
-    if checkpoint is None:
-        return 0
-    return int(json.loads((checkpoint / STATE).read_text()).get("global_step", 0))
+def step_of(checkpoint: Path) -> int:
+    """The optimiser steps that a checkpoint has made."""
+    return int(json.loads((checkpoint / STATE).read_text())["global_step"])
 
 
 def sessions_of(run: Path) -> list[dict[str, Any]]:
@@ -166,55 +130,18 @@ def sessions_of(run: Path) -> list[dict[str, Any]]:
     return found
 
 
-def own_rewards_changed(sessions: Sequence[Mapping[str, Any]], rewards: Any) -> bool:
-    """Whether the user's own rewards may have become other functions while a run was stopped.
-
-    >>> own_rewards_changed([{}, {"changed": {"sha256 of mine.py": ["0a", "0b"]}}], ["mine.py:f"])
-    True
-    >>> own_rewards_changed([{}, {"changed": {"sha256 of part.py": ["0a", "0b"]}}], ["mine.py:f"])
-    False
-    >>> specs = [{"name": "mine.py:f", "weight": 1.0}], [{"name": "mine.py:f", "weight": 0.5}]
-    >>> own_rewards_changed([{"changed": {"rewards": specs}}], specs[1])
-    False
-    """
-    named = own_file_names(rewards)
-    return any(
-        key.removeprefix("sha256 of ") in named
-        or (key == "rewards" and _unweighted(before) != _unweighted(now))
-        for session in sessions
-        for key, (before, now) in session.get("changed", {}).items()
-    )
-
-
-def _unweighted(specs: Any) -> Any:
-    known = specs_of(specs)
-    if not isinstance(known, list):
-        return known
-    return [{key: spec[key] for key in spec if key != "weight"} for spec in known]
-
-
 # --------------------------------------------------------------------------------------------------
 # As text
 # --------------------------------------------------------------------------------------------------
 def stretches(sessions: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What changed in a run's configuration, a line for each step from which on something did.
+    """What each session changed in a run's configuration, in the order of the sessions.
 
-    >>> first, second = {}, {"from_step": 4, "changed": {"learning_rate": [1e-4, 5e-5]}}
-    >>> stretches([first, second])
-    ['from step 4: learning_rate 0.0001 -> 5e-05']
-
-    A session that begins earlier than the one before makes its steps anew:
-
-    >>> stretches([first, second, {"from_step": 2, "changed": {"beta": [0.0, 0.1]}}])
-    ['from step 2: beta 0 -> 0.1']
+    >>> stretches([{}, {"from_step": 4, "changed": {"max_steps": [6, 9]}}])
+    ['from step 4: max_steps 6 -> 9']
     """
-    valid: list[Mapping[str, Any]] = []
-    for session in sessions:
-        step = session.get("from_step", 0)
-        valid = [*(earlier for earlier in valid if earlier.get("from_step", 0) < step), session]
     return [
         f"from step {session['from_step']}: {changed_words(session['changed'])}"
-        for session in valid
+        for session in sessions
         if session.get("changed")
     ]
 

@@ -26,7 +26,7 @@ from transformers.trainer_utils import (
     rotate_checkpoints,
 )
 
-from ..common.errors import RookWorldError, is_disk_full
+from ..common.errors import RookWorldError
 from ..common.threads import use_threads
 
 MANIFEST = "manifest.json"
@@ -176,12 +176,6 @@ def _check_best(folder: Path) -> None:
 BETWEEN = ("_tr_loss", "_globalstep_last_logged", "_total_train_tokens", "_step", "sampled")
 
 
-_OF_BATCH = ("_buffered_inputs", "_logs")  # sampled and scored by the arguments of then
-
-
-_GIVEN = ("initial_lr", "betas", "eps", "weight_decay")  # what arguments set in a parameter group
-
-
 _FILLED = ("_metrics", "_logs")  # containers that others hold, too
 
 
@@ -196,7 +190,7 @@ class WholeCheckpoints:
     lr_scheduler: Any
     resumed_from: Path | None = None
     _goes_on: TrainerCallback | None = None
-    _given: list[dict[str, Any]]  # by parameter group
+    _rates: list[float]  # by parameter group, as the arguments give them
     _buffered_inputs: Any
 
     def save_more(self, folder: Path) -> None:
@@ -232,10 +226,8 @@ class WholeCheckpoints:
                 self.state.save_to_json(os.path.join(written, STATE))
                 seal(Path(written))
                 publish(Path(written), Path(final))
-        except Exception as error:
+        except Exception:
             shutil.rmtree(beside, ignore_errors=True)
-            if is_disk_full(error):
-                raise _not_saved(Path(final), error) from error
             raise
         if self.args.should_save:
             best = self.state.best_model_checkpoint
@@ -271,26 +263,19 @@ class WholeCheckpoints:
         return (0 if is_over else epochs, *others, max_steps)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Remember what the arguments set in the optimiser, before a checkpoint's state replaces it."""
+        """Remember the learning rates of the arguments, before a checkpoint's replace them."""
         made = super().create_scheduler(num_training_steps, optimizer)  # type: ignore[misc]
         groups = (optimizer or self.optimizer).param_groups
-        self._given = [{key: group[key] for key in _GIVEN if key in group} for group in groups]
+        self._rates = [group.get("initial_lr", group["lr"]) for group in groups]
         return made
 
     def take_arguments(self) -> None:
-        """Take rate, schedule, decay and betas from the arguments, not from the checkpoint."""
-        groups, schedule = self.optimizer.param_groups, self.lr_scheduler
-        rates = [group["lr"] for group in groups]
-        for group, given in zip(groups, self._given, strict=True):
-            group.update(given)
+        """Take learning rate and schedule from the arguments, not from the checkpoint."""
+        schedule = self.lr_scheduler
         if isinstance(schedule, LambdaLR):  # others remember their rate
-            schedule.base_lrs = [group["initial_lr"] for group in groups]
-            shares = [share(schedule.last_epoch) for share in schedule.lr_lambdas]
-            schedule._last_lr = [x * y for x, y in zip(schedule.base_lrs, shares, strict=True)]
-            for group, rate in zip(groups, schedule._last_lr, strict=True):
-                group["lr"] = rate
-        if (now := groups[0]["lr"]) != rates[0]:
-            self.accelerator.print(f"learning rate of the next step: {rates[0]:.3g} -> {now:.3g}")
+            schedule.base_lrs = list(self._rates)
+            schedule.last_epoch -= 1
+            schedule.step()  # sets the rate of the next step
 
     # --------------------------------------------------------------------------------------------
     # Between two steps
@@ -301,12 +286,6 @@ class WholeCheckpoints:
         of_sampling = ("steps_per_generation", "num_iterations", "num_generations")
         sizes = {name: getattr(self.args, name, 0) for name in (*names, *of_sampling)}
         return {name: int(size or 0) for name, size in sizes.items()}
-
-    def _arguments(self) -> str:
-        """The arguments as JSON, without those of a call."""
-        of_call = ("output_dir", "run_name", "resume_from_checkpoint")
-        given = self.args.to_dict().items()
-        return json.dumps({key: value for key, value in given if key not in of_call}, default=str)
 
     def _between_file(self, folder: Path) -> Path:
         return folder / f"between_steps_{self.args.process_index}.pt"
@@ -321,7 +300,6 @@ class WholeCheckpoints:
             kept["_buffered_inputs"] = self._buffered_inputs
         folder.mkdir(parents=True, exist_ok=True)
         saved = {"batches": sizes, "threads": torch.get_num_threads(), "kept": kept}
-        saved["arguments"] = self._arguments()
         torch.save(saved, self._between_file(folder))
 
     def load_between(self, folder: Path) -> None:
@@ -337,10 +315,7 @@ class WholeCheckpoints:
             told = ", ".join(f"{name} was {before.get(name)}, is {now[name]}" for name in changed)
             self.accelerator.print(f"the run goes on, but not exactly as without a stop: {told}")
             return
-        changed = saved.get("arguments", self._arguments()) != self._arguments()
         for name, value in saved["kept"].items():
-            if name in _OF_BATCH and changed:
-                continue
             if name in _FILLED:
                 _fill(getattr(self, name), value)
             else:
@@ -372,16 +347,6 @@ class _GoingOn(TrainerCallback):
 def _step(state: Path) -> int:
     """The optimiser step of a checkpoint's state."""
     return int(json.loads(state.read_text())["global_step"])
-
-
-def _not_saved(folder: Path, error: BaseException) -> RookWorldError:
-    before = checkpoints(folder.parent)
-    last = f"{before[-1].name} is the last whole one" if before else "there is no earlier one"
-    return RookWorldError(
-        f"{folder} could not be saved, because the disk is full ({' '.join(str(error).split())[:120]}); "
-        f"{last}: free some space and run the same command with --resume_from_checkpoint auto, or "
-        "lower save_total_limit"
-    )
 
 
 def _plain(value: Any) -> Any:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field
+from dataclasses import MISSING, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainingArguments
-from transformers.integrations import (
-    INTEGRATION_TO_CALLBACK,
-    get_available_reporting_integrations,
-)
+from transformers.integrations import INTEGRATION_TO_CALLBACK
 from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy
 from trl import GRPOConfig, RewardConfig, SFTConfig
 
@@ -82,15 +79,6 @@ class ModelShape:
     vocab_size: int = setting(MISSING, "Size of the vocabulary, in tokens.", least=1)
 
 
-def _shape_faults(shape: Mapping[str, Any], name: str) -> list[str]:
-    faults = record_faults(ModelShape, shape, name)
-    if not faults and shape["n_embd"] % shape["n_head"]:
-        faults.append(
-            f"{name}: n_embd {shape['n_embd']} is not a multiple of n_head {shape['n_head']}; change one"
-        )
-    return faults
-
-
 @dataclass
 class NewModelArguments(Checked):
     """A new model to train from scratch, instead of `model_name_or_path`."""
@@ -100,7 +88,7 @@ class NewModelArguments(Checked):
         "Shape of a new GPT-2, {n_layer, n_embd, n_head, n_positions, vocab_size}, which is "
         "trained from scratch, with a tokenizer trained on the training rows. None starts from "
         "model_name_or_path.",
-        check=_shape_faults,
+        check=partial(record_faults, ModelShape),
     )
 
 
@@ -108,87 +96,39 @@ def _must_be_true(otherwise: str) -> Check:
     return lambda value, name: [] if value else [f"{name}: {value!r} {otherwise}; leave it out"]
 
 
-def _steps_faults(value: int, name: str) -> list[str]:
-    if value == -1 or value >= 1:
-        return []
+def _report_faults(value: Any, name: str) -> list[str]:
+    known = ("none", "all", *INTEGRATION_TO_CALLBACK)
     return [
-        f"{name}: {value} is not a number of steps; give at least 1, or -1 to use num_train_epochs"
+        f"{name}: {given!r} is not a dashboard{close_matches(given, known)}"
+        for given in ([value] if isinstance(value, str) else value or ())
+        if given not in known
     ]
 
 
-def _report_faults(value: Any, name: str) -> list[str]:
-    known = ["none", "all", *INTEGRATION_TO_CALLBACK]
-    here = ["none", "all", *get_available_reporting_integrations()]
-    faults = []
-    for given in [value] if isinstance(value, str) else value or ():
-        if given not in known:
-            faults.append(f"{name}: {given!r} is not a dashboard{close_matches(given, known)}")
-        elif given not in here:
-            faults.append(
-                f"{name}: {given} is not installed; run pip install {given}, or choose another dashboard"
-            )
-    return faults
-
-
 _TRAINING_BOUNDS = {
-    "adam_beta1": Bounds(least=0, below=1),
-    "adam_beta2": Bounds(least=0, below=1),
-    "adam_epsilon": Bounds(above=0),
-    "dataloader_num_workers": Bounds(least=0),
-    "eval_steps": Bounds(above=0),
-    "gradient_accumulation_steps": Bounds(least=1),
     "learning_rate": Bounds(least=0),
-    "logging_steps": Bounds(above=0),
-    "max_grad_norm": Bounds(least=0),
-    "max_steps": Bounds(check=_steps_faults),
-    "num_train_epochs": Bounds(above=0),
     "output_dir": Bounds(check=folder_faults),
-    "per_device_eval_batch_size": Bounds(least=1),
-    "per_device_train_batch_size": Bounds(least=1),
     "report_to": Bounds(check=_report_faults),
-    "save_steps": Bounds(above=0),
-    "save_total_limit": Bounds(least=1),
-    "warmup_steps": Bounds(least=0),
-    "weight_decay": Bounds(least=0),
 }
-"""Bounds that transformers does not check; other values end in a traceback or teach nothing."""
+"""Bounds that transformers checks after all that takes time."""
 
 
 _GRPO_BOUNDS = {
-    "beta": Bounds(least=0),
-    "epsilon": Bounds(least=0),
-    "importance_sampling_level": Bounds(among=("token", "sequence")),
     "loss_type": Bounds(
         among=("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "sapo", "cispo", "vespo")
     ),
-    "max_completion_length": Bounds(least=1),
-    "multi_objective_aggregation": Bounds(among=("sum_then_normalize", "normalize_then_sum")),
-    "num_generations_eval": Bounds(least=1),
-    "num_iterations": Bounds(least=1),
-    "repetition_penalty": Bounds(above=0),
-    "scale_rewards": Bounds(among=("group", "batch", "none", "True", "False")),
     "temperature": Bounds(above=0),
-    "top_k": Bounds(least=0),
     "top_p": Bounds(above=0, most=1),
-    "vllm_importance_sampling_mode": Bounds(
-        among=("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
-    ),
-    "vllm_mode": Bounds(among=("colocate", "server")),
-    "vllm_model_impl": Bounds(among=("vllm", "transformers")),
 }
-"""Bounds that TRL checks in the first step, after all that takes time, or not at all."""
+"""Bounds that TRL checks in the first step, or not at all."""
 
 
 @dataclass
 class TrainingDefaults:
     """Where a run logs, and whether it is pushed to the Hub."""
 
-    report_to: None | str | list[str] = field(  # noqa: RUF036  (the parser takes the second)
-        default="wandb",
-        metadata={
-            "help": "Where to log: wandb (offline if there is no key), trackio, none, or another "
-            "dashboard that transformers supports."
-        },
+    report_to: None | str | list[str] = with_default(  # noqa: RUF036  (the parser takes the second)
+        TrainingArguments, "report_to", "wandb"
     )
     resume_from_checkpoint: str | None = setting(
         None,
@@ -197,16 +137,6 @@ class TrainingDefaults:
         "default a new run starts, and an earlier one in output_dir is kept under another name.",
     )
     project: str = with_default(TrainingArguments, "project", "rookworld-rlvr")
-    push_to_hub: bool = setting(
-        False,
-        "Push the final model with its card, configuration, results and report to the Hub after the "
-        "run. hub_private_repo: true makes the repository private.",
-    )
-    hub_model_id: str | None = setting(
-        None,
-        "The repository to push to, owner/name. None uses your account and the name of the run's "
-        "folder.",
-    )
     hub_strategy: HubStrategy | str = with_default(TrainingArguments, "hub_strategy", "end")
 
     def __post_init__(self) -> None:
@@ -226,17 +156,13 @@ class TrainingDefaults:
 
     def _hub_faults(self) -> list[str]:
         faults = []
-        strategy = str(getattr(self.hub_strategy, "value", self.hub_strategy))
         if self.hub_token is not None:  # type: ignore[attr-defined]
             faults.append(
                 "hub_token: the token would be written into the run's files; leave it out, and set "
                 "HF_TOKEN or run hf auth login"
             )
-        if self.push_to_hub and strategy != "end":
-            faults.append(
-                f"hub_strategy: {strategy!r} would push checkpoints without a card; leave it out: the "
-                "final model is pushed after the run"
-            )
+        if getattr(self.hub_strategy, "value", self.hub_strategy) != "end":
+            faults.append("hub_strategy: the final model is pushed after the run; leave it out")
         return faults
 
     def faults(self) -> list[str]:
@@ -299,34 +225,16 @@ class RookWorldGRPOConfig(
         "Switch dropout off in policy and reference, for sampling and training; it must be true.",
         check=_must_be_true("would make the trainer's log-probs differ from the sampler's"),
     )
-    remove_unused_columns: bool | None = field(
-        default=False,
-        metadata={"help": "False keeps the columns that rewards need, such as action_values."},
-    )
+    remove_unused_columns: bool | None = with_default(GRPOConfig, "remove_unused_columns", False)
     max_completion_length: int | None = with_default(
         GRPOConfig, "max_completion_length", ANSWER_TOKENS
     )
-    num_generations_eval: int | None = field(
-        default=1,
-        metadata={"help": "Completions per held-out row; evaluation is greedy, so one is enough."},
+    num_generations_eval: int | None = with_default(GRPOConfig, "num_generations_eval", 1)
+    ddp_find_unused_parameters: bool | None = with_default(
+        GRPOConfig, "ddp_find_unused_parameters", False
     )
-    ddp_find_unused_parameters: bool | None = field(
-        default=False,
-        metadata={
-            "help": "Look for unused parameters in each step; a GPT-2 has none, so false saves time."
-        },
-    )
-    log_completions: bool = field(
-        default=True,
-        metadata={
-            "help": "Log tables of completions to the dashboard, and keep them as Parquet files, every "
-            "tenth step."
-        },
-    )
-    num_completions_to_print: int | None = field(
-        default=0,
-        metadata={"help": "How many completions to print with each table; 0 prints none."},
-    )
+    log_completions: bool = with_default(GRPOConfig, "log_completions", True)
+    num_completions_to_print: int | None = with_default(GRPOConfig, "num_completions_to_print", 0)
 
     def faults(self) -> list[str]:
         """Faults that show only when several keys are compared, one sentence each."""
@@ -339,17 +247,7 @@ class RookWorldGRPOConfig(
 
     def settled_faults(self) -> list[str]:
         """Faults that show once TRL has computed the batch sizes, one sentence each."""
-        return settled_part_faults(self, self.world_size) + self._batching_faults()
-
-    def _batching_faults(self) -> list[str]:
-        half = next((name for name in ("bf16", "fp16") if getattr(self, name)), None)
-        if not self.use_transformers_continuous_batching or half is None:
-            return []
-        return [
-            f"use_transformers_continuous_batching: with {half}, TRL rounds the weights to it before "
-            "the first sampling and never restores them, so that small updates are lost; set "
-            f"{half}: false, or leave it out"
-        ]
+        return settled_part_faults(self, self.world_size)
 
     def _reward_faults(self) -> list[str]:
         """The faults of the rewards; if there are none, their weights are set for TRL."""
@@ -371,10 +269,7 @@ class RookWorldGRPOConfig(
 class RookWorldSFTConfig(TrainingDefaults, SFTConfig):
     """`trl.SFTConfig` with RookWorld's defaults: loss on completions only."""
 
-    completion_only_loss: bool | None = field(
-        default=True,
-        metadata={"help": "Compute the loss on the answers only, not on the prompts."},
-    )
+    completion_only_loss: bool | None = with_default(SFTConfig, "completion_only_loss", True)
 
 
 @bounded(**_TRAINING_BOUNDS)
@@ -382,16 +277,7 @@ class RookWorldSFTConfig(TrainingDefaults, SFTConfig):
 class RookWorldRewardConfig(TrainingDefaults, RewardConfig):
     """`trl.RewardConfig` with RookWorld's defaults: pairs of any length are kept unless you ask."""
 
-    max_length: int | None = field(
-        default=None,
-        metadata={
-            "help": "Leave out pairs with more tokens than this. None keeps all, and the run stops if a "
-            "pair is too long for the model."
-        },
-    )
-    ddp_find_unused_parameters: bool | None = field(
-        default=False,
-        metadata={
-            "help": "Look for unused parameters in each step; a GPT-2 has none, so false saves time."
-        },
+    max_length: int | None = with_default(RewardConfig, "max_length", None)
+    ddp_find_unused_parameters: bool | None = with_default(
+        RewardConfig, "ddp_find_unused_parameters", False
     )

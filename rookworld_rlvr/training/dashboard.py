@@ -1,4 +1,4 @@
-"""Dashboards: sections and boards on W&B or Trackio, and how W&B is set up."""
+"""W&B: this package's sections and boards, and how it is set up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import wandb
 from requests.utils import get_netrc_auth
 from transformers import TrainerCallback
-from transformers.integrations import TrackioCallback, WandbCallback
+from transformers.integrations import WandbCallback
 
 from ..common.machine import machine
 from ..engine.truth import PolicyTruth
@@ -27,54 +27,33 @@ _WANDB_URLS = ("https://api.forge.coreweave.com", "https://api.wandb.ai")
 _RUN_ID_FILE = "wandb_run_id.txt"
 
 
-def open_dashboards(args: Any) -> list[Any]:
-    """The modules `wandb` and `trackio`, if the run logs there; both have the same interface.
-
-    Args:
-        args: The trainer's arguments.
-    """
-    found: list[Any] = []
-    if "wandb" in args.report_to and wandb.run is not None:
-        found.append(wandb)
-    if "trackio" in args.report_to:
-        import trackio  # an extra
-
-        if trackio.context_vars.current_run.get() is not None:
-            found.append(trackio)
-    return found
-
-
 class RunConfigCallback(TrainerCallback):
-    """Adds recipe and commit to the dashboard's configuration, and prints W&B's address of the run.
+    """Adds recipe and commit to W&B's configuration, and prints the address of the run.
 
     Args:
-        recipe: The keys that were given; by themselves, dashboards know only the trainer's arguments.
+        recipe: The keys that were given; by itself, W&B knows only the trainer's arguments.
         changed: What changed when the run was resumed, see `changes.stretches`.
     """
 
     def __init__(self, recipe: Mapping[str, Any], changed: Sequence[str] = ()) -> None:
-        self.recipe = dict(recipe)
-        self.changed = list(changed)
+        self._added = {"recipe": dict(recipe), "changed": list(changed)}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not state.is_world_process_zero:
-            return
-        for dashboard in open_dashboards(args):
-            found = {"recipe": self.recipe, "commit": machine()["commit"], "changed": self.changed}
-            dashboard.config.update(found, allow_val_change=True)
-            if dashboard is wandb and wandb.run is not None:
-                offline = f"to upload this run: wandb sync {Path(wandb.run.dir).parent}"
-                print(f"W&B: {wandb.run.url or offline}")  # there is no address offline
+        if state.is_world_process_zero and wandb.run is not None:
+            added = {**self._added, "commit": machine()["commit"]}
+            wandb.run.config.update(added, allow_val_change=True)
+            offline = f"to upload this run: wandb sync {Path(wandb.run.dir).parent}"
+            print(f"W&B: {wandb.run.url or offline}")  # there is no address offline
 
 
 BOARD_ROWS = 8  # in a table; a picture takes about 20 KB
 
 
-class _Dashboard(TrainerCallback):
-    """Logs to a dashboard under this package's sections, with a table of boards beside TRL's.
+class WandbDashboard(WandbCallback):
+    """Logs to W&B under this package's sections, with a table of boards beside TRL's.
 
     TRL's table `completions` holds the whole batch as text. `boards` shows only a few of its
-    completions, with a picture each, because dashboards keep every picture in a file of its own.
+    completions, with a picture each, because W&B keeps every picture in a file of its own.
 
     Args:
         trainer: The `RookWorldGRPOTrainer` with the completions to draw.
@@ -96,25 +75,18 @@ class _Dashboard(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        if not state.is_world_process_zero or not logs:
+        if not state.is_world_process_zero or not logs or wandb.run is None:
             return
-        named = {dashboard_key(name): value for name, value in logs.items()}
-        has_boards = self.tables.due(self.trainer, logs)
-        for dashboard in open_dashboards(args):
-            if dashboard.__name__ == self.module:
-                self._log(dashboard, named, has_boards, state.global_step)
-
-    def _log(self, dashboard: Any, named: dict[str, Any], has_boards: bool, step: int) -> None:
+        named: dict[str, Any] = {dashboard_key(name): value for name, value in logs.items()}
         if "time/train" in named:  # numbers of the whole training, not of a step
-            if dashboard is wandb:
-                dashboard.run.summary.update(named)
+            wandb.run.summary.update(named)
             named = {}
-        if has_boards:
-            named["boards"] = self._boards(dashboard)
+        if self.tables.due(self.trainer, logs):
+            named["boards"] = self._boards()
         if named:
-            dashboard.log({**named, STEP: step})
+            wandb.log({**named, STEP: state.global_step})
 
-    def _boards(self, dashboard: Any) -> Any:
+    def _boards(self) -> wandb.Table:
         """A table with a row for each completion: prompt, completion, each reward, advantage, board."""
         sampled = sampled_rows(self.trainer, BOARD_ROWS)
         tasks = [TASKS[row["task"]] for row in sampled]
@@ -129,24 +101,9 @@ class _Dashboard(TrainerCallback):
         data = []
         for index, row in enumerate(sampled):
             picture = tasks[index].board(row, row["completion"], values.get(index))
-            drawn = dashboard.Html(picture, inject=False, data_is_not_path=True)
+            drawn = wandb.Html(picture, inject=False, data_is_not_path=True)
             data.append([step, *(row[name] for name in names), drawn])
-        return dashboard.Table(columns=["step", *names, "board"], data=data)
-
-
-class WandbDashboard(_Dashboard, WandbCallback):
-    """transformers' W&B callback with this package's sections and boards."""
-
-    module = "wandb"
-
-
-class TrackioDashboard(_Dashboard, TrackioCallback):
-    """transformers' Trackio callback with this package's sections and boards."""
-
-    module = "trackio"
-
-
-_OURS = {WandbCallback: WandbDashboard, TrackioCallback: TrackioDashboard}
+        return wandb.Table(columns=["step", *names, "board"], data=data)
 
 
 def sampled_rows(trainer: Any, count: int) -> list[dict[str, Any]]:
@@ -179,14 +136,14 @@ def sampled_rows(trainer: Any, count: int) -> list[dict[str, Any]]:
     ]
 
 
-def use_dashboards(trainer: Any, truth: PolicyTruth) -> None:
-    """Replace transformers' dashboard callbacks by ours, if the run reports to them.
+def use_dashboard(trainer: Any, truth: PolicyTruth) -> None:
+    """Replace transformers' W&B callback by ours, if the run logs there.
 
-    Ours take the same places in the list, so that later callbacks still find the dashboard's run open.
+    Ours takes the same place in the list, so that later callbacks still find W&B's run open.
     """
     handler = trainer.callback_handler
     handler.callbacks = [
-        _OURS[type(callback)](trainer, truth) if type(callback) in _OURS else callback
+        WandbDashboard(trainer, truth) if type(callback) is WandbCallback else callback
         for callback in handler.callbacks
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
@@ -18,13 +18,6 @@ _TOKENIZER = (
     *("vocab.*", "merges.txt", "*.jinja"),
 )
 _RECORDS = (CARD, RESOLVED_CONFIG, RESULTS, PROVENANCE, REPORT, "judge_report.json")
-
-
-class Upload(NamedTuple):
-    """Files of one folder to upload, without its subfolders."""
-
-    folder: Path
-    files: tuple[str, ...]  # patterns of their names
 
 
 def create_repository(args: Any) -> str | None:
@@ -73,40 +66,37 @@ def push(repository: str, folder: Path, args: Any) -> str:
     """
     api, parts = HfApi(), uploads(folder)
     try:
-        for part in parts:
+        for source, files in parts.items():
             api.upload_folder(
                 repo_id=repository,
-                folder_path=part.folder,
-                allow_patterns=list(part.files),
+                folder_path=source,
+                allow_patterns=files,
                 ignore_patterns=["*/*"],
                 revision=args.hub_revision,
                 commit_message=f"Add {folder.resolve().name}",
             )
     except Exception as error:  # errors of the HTTP library too; the run itself is complete
-        commands = "\n".join(f"  {_by_hand(repository, part, args)}" for part in parts)
+        commands = (
+            shlex.join(
+                ["hf", "upload", repository, str(source), ".", "--exclude", "*/*", *included]
+            )
+            for source, files in parts.items()
+            for included in [[word for pattern in files for word in ("--include", pattern)]]
+        )
         raise RookWorldError(
             f"push_to_hub: the run is complete in {folder}, but could not be pushed to {repository} "
-            f"({_reason(error)}). To push it by hand:\n{commands}"
+            f"({_reason(error)}). To push it by hand:\n"
+            + "\n".join(f"  {line}" for line in commands)
         ) from error
     return f"pushed to {api.endpoint}/{repository}"
 
 
-def uploads(folder: Path) -> list[Upload]:
-    """Which files of a run are uploaded; adapters in place of the whole model."""
+def uploads(folder: Path) -> dict[Path, list[str]]:
+    """Which files of which folders of a run are uploaded; adapters in place of the whole model."""
     if not (folder / ADAPTER).is_dir():
-        return [Upload(folder, _MODEL + _TOKENIZER + _RECORDS)]
-    return [
-        Upload(folder / ADAPTER, ("adapter_config.json", "adapter_model.safetensors")),
-        Upload(folder, _TOKENIZER + _RECORDS),
-    ]
-
-
-def _by_hand(repository: str, part: Upload, args: Any) -> str:
-    words = ["hf", "upload", repository, str(part.folder), "."]
-    words += [word for pattern in part.files for word in ("--include", pattern)]
-    words += ["--exclude", "*/*"]
-    words += ["--revision", args.hub_revision] if args.hub_revision else []
-    return shlex.join(words)
+        return {folder: [*_MODEL, *_TOKENIZER, *_RECORDS]}
+    adapters = ["adapter_config.json", "adapter_model.safetensors"]
+    return {folder / ADAPTER: adapters, folder: [*_TOKENIZER, *_RECORDS]}
 
 
 def _reason(error: Exception) -> str:

@@ -24,7 +24,7 @@ from ..data.loading import LoadedData
 from ..data.sources import PACKAGED_DATA, dataset_file
 from ..models.loading import PACKAGED_MODEL, resolve_model_path
 from ..rewards.registry import tasks_of
-from ..tasks.metrics import Results, headlines
+from ..tasks.metrics import Results
 from ..tasks.registry import TASKS
 from .results import CARD, interval_text, kl_words
 from .run_folder import open_weights
@@ -130,13 +130,7 @@ def write_grpo_card(
         adapters: Whether adapters were trained.
         kl_to_start: See `measurements.measure_others`; None if it was not measured.
     """
-    averaged = [name for name in headlines().values() if name in after]
     trained = {task for task, rows in run.data.report.train.items() if rows}
-    chosen_by = [args.metric_for_best_model]
-    if chosen_by == ["overall"]:
-        chosen_by = averaged
-    named = " and ".join(f"`{name}`" for name in chosen_by)
-    criterion = f"mean of {named}" if len(chosen_by) > 1 else named
     write_model_card(
         run,
         before,
@@ -144,7 +138,7 @@ def write_grpo_card(
         tags=["grpo", "rlvr"],
         answer_tokens=args.max_completion_length,
         adapters=adapters,
-        criterion=criterion if args.load_best_model_at_end else None,
+        criterion=args.metric_for_best_model if args.load_best_model_at_end else None,
         step=step,
         steps=steps,
         rewards=[_reward(spec) for spec in args.rewards if tasks_of([spec]) & trained],
@@ -175,11 +169,18 @@ def write_model_card(
         adapters: Whether adapters were trained.
         values: What else the kind's template names.
     """
-    shares = {name: found.value for name, found in after.items()}
-    values |= {"before": before, "after": after}
-    values |= {"answer_tokens": answer_tokens, "adapters": adapters}
-    library = "peft" if adapters and run.repository else "transformers"
-    _write(run, shares, tags, "text-generation", library, **values)
+    _write(
+        run,
+        {name: found.value for name, found in after.items()},
+        tags,
+        "text-generation",
+        "peft" if adapters and run.repository else "transformers",
+        before=before,
+        after=after,
+        answer_tokens=answer_tokens,
+        adapters=adapters,
+        **values,
+    )
 
 
 def write_judge_card(
@@ -211,7 +212,7 @@ def _write(
     **values: Any,
 ) -> None:
     """Write header and text. What is not on the Hub is named in the text only."""
-    name = _public(run.dataset) or "synthetic rows"
+    name = public(run.dataset) or "synthetic rows"
     data = ModelCardData(
         **_licence(run),
         base_model=run.base if run.base and _is_on_hub(run.base) else None,
@@ -252,15 +253,14 @@ def _licence(run: Run) -> dict[str, Any]:
     if run.base is None:
         return {"license": LICENCE} if run.dataset in ("", *PACKAGED_DATA) else {}
     card = Path(resolve_model_path(run.base)) / CARD
-    found: Any = {}
+    found: Any = None
     if card.is_file():
         found = ModelCard.load(card, ignore_metadata_errors=True).data
     elif _is_on_hub(run.base):
-        # Whatever the HTTP library raises; the card then says that it is not known.
-        with suppress(Exception):
-            found = HfApi().model_info(run.base, timeout=10).card_data or {}
+        with suppress(Exception):  # whatever the HTTP library raises: then it is not known
+            found = HfApi().model_info(run.base, timeout=10).card_data
     keys = ("license", "license_name", "license_link")
-    return {key: found.get(key) for key in keys if found.get(key)}
+    return {key: found.get(key) for key in keys if found and found.get(key)}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -273,10 +273,10 @@ def _sources(run: Run) -> dict[str, Any]:
     trained = [task for task in playing_first if report.train[task.name]]
     return {
         "abilities": " and ".join(task.ability for task in trained),
-        "base": run.base and _base(run.base),
-        "base_id": run.base and _public(run.base),
+        "base": run.base and _origin(run.base, "https://huggingface.co"),
+        "base_id": run.base and public(run.base),
         "is_packaged": run.base == PACKAGED_MODEL,
-        "dataset": _dataset(run.dataset),
+        "dataset": _origin(run.dataset, "https://huggingface.co/datasets"),
         "synthetic": sum(
             int(run.recipe.get(key) or 0) for key in ("synthetic_rows", "synthetic_fill_in_rows")
         ),
@@ -292,22 +292,13 @@ def _sources(run: Run) -> dict[str, Any]:
     }
 
 
-def _base(name: str) -> str:
-    if name == PACKAGED_MODEL:
-        return f"`{name}`, the model that comes with rookworld-rlvr"
-    if _is_on_hub(name):
-        return f"[{name}](https://huggingface.co/{name})"
-    return f"`{Path(name).name}`, a model in a folder"
-
-
-def _dataset(name: str) -> str:
-    if not name:
-        return "no data set"
-    if name in PACKAGED_DATA:
+def _origin(name: str, hub: str) -> str:
+    """Where a model or a data set comes from."""
+    if name in (PACKAGED_MODEL, *PACKAGED_DATA):
         return f"`{name}`, which comes with rookworld-rlvr"
     if _is_hub_dataset(name):
-        return f"[{name}](https://huggingface.co/datasets/{name})"
-    return f"the file `{Path(name).name}`"
+        return f"[{name}]({hub}/{name})"
+    return f"`{Path(name).name}`" if name else "no data set"
 
 
 def _moves(heldout: Dataset) -> tuple[int, int, int]:
@@ -328,44 +319,30 @@ def _examples(heldout: Dataset) -> list[tuple[str, str]]:
 
 def _reward(spec: Mapping[str, Any]) -> tuple[str, float, str]:
     options = {key: value for key, value in spec.items() if key not in ("name", "weight")}
-    words = ", ".join(f"{key} {_public(value)}" for key, value in options.items())
-    return _public(spec["name"]), float(spec.get("weight", 1.0)), words
+    words = ", ".join(f"{key} {value}" for key, value in options.items())
+    return public(spec["name"]), float(spec.get("weight", 1.0)), public(words)
 
 
 def _made(run: Run) -> dict[str, Any]:
     """How the model was made, without the paths of the machine."""
     here = machine()
     launcher = ["--num_processes", str(run.processes)] if run.processes > 1 else []
-    words = [_public_word(word) for word in run.argv]
-    recipe = _public(dict(run.recipe))
-    folder = _public(str(run.folder))
     return {
-        "model_id": run.repository or folder,
-        "command": shlex.join(["rookworld", run.command, *launcher, *words]),
+        "model_id": run.repository or public(str(run.folder)),
+        "command": public(shlex.join(["rookworld", run.command, *launcher, *run.argv])),
         "duration": "a minute or less" if run.seconds < 90 else f"{run.seconds / 60:.0f} minutes",
         "hardware": ", ".join(here["devices"]) or f"{here['cores']} CPU cores",
         "versions": ", ".join(f"{name} {here['versions'][name]}" for name in _VERSIONS)
         + (f", commit {here['commit'][:10]}" if here["commit"] else ""),
-        "changed": [re.sub(r"(?<!\S)/\S*/", "", line) for line in run.changed],
-        "recipe": yaml.safe_dump(recipe, sort_keys=False, default_flow_style=None).strip(),
+        "changed": [*map(public, run.changed)],
+        "recipe": public(yaml.safe_dump(dict(run.recipe), sort_keys=False, width=1000).strip()),
     }
 
 
-def _public_word(word: str) -> str:
-    flag, equals, value = word.partition("=")
-    return f"{flag}={_public(value)}" if equals and flag.startswith("--") else str(_public(word))
+def public(text: str) -> str:
+    """A text with absolute paths shortened to file names, so that a card shows nobody's folders.
 
-
-def _public(value: Any) -> Any:
-    """A value with absolute paths shortened to file names, so that a card shows nobody's folders.
-
-    >>> _public(
-    ...     {"config": "/home/ann/mine.yaml", "rewards": ["/home/ann/short.py:short"], "seed": 0}
-    ... )
-    {'config': 'mine.yaml', 'rewards': ['short.py:short'], 'seed': 0}
+    >>> public("--config=/home/ann/mine.yaml --rewards '/home/ann/short.py:short' https://a.b/c/")
+    "--config=mine.yaml --rewards 'short.py:short' https://a.b/c/"
     """
-    if isinstance(value, Mapping):
-        return {key: _public(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_public(item) for item in value]
-    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+    return re.sub(r"(?<![\w:/.])/(?!/)\S*/", "", text)

@@ -8,10 +8,9 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from peft import PeftConfig, PeftModel
 from transformers import PreTrainedModel, Trainer
 
 from ..common.errors import RookWorldError
-from ..common.files import open_to_others, replace_text, unwritable
+from ..common.files import open_to_others, replace_text
 from ..common.machine import machine
 from ..common.terminal import is_in_use
 from ..data.loading import LoadedData
@@ -32,6 +31,7 @@ from ..tasks.coverage import coverage, note, noted
 from ..tasks.metrics import Results, evaluate_completions
 from ..tasks.registry import score_row
 from ..tasks.types import values_by_move
+from .changes import changed_keys, changed_words, differences, sessions_of, step_of, stretches
 from .checkpoints import checkpoints, damage, last_whole
 from .results import (
     ADAPTER,
@@ -43,9 +43,6 @@ from .results import (
     read_proportions,
 )
 
-_NO = ("false", "no", "none")
-_LAST = ("true", "yes", "last")
-_AUTO = "auto"
 # Shards of weights and optimiser that torch and DeepSpeed read with the whole of pickle.
 _PICKLED_SHARDS = ("*/.metadata", "global_step*")
 
@@ -62,67 +59,49 @@ def resume_point(wish: str | None, output_dir: Path, resolved: str) -> Path | No
     Raises:
         RookWorldError: There is no checkpoint where one was asked for, or none that is whole, or it
             could run code, see `refuse_pickles`, or it was trained with other values of keys that
-            cannot change, see `changes.FIXED`.
+            cannot change, see `changes.FREE`.
+        SystemExit: For ``auto``, the very run that is asked for is finished.
     """
-    point: Path | None = _decided_by_main(partial(_resume_point, wish, output_dir, resolved))
-    return point
-
-
-def _decided_by_main(decide: Callable[[], Any]) -> Any:
-    """What the main process decides, on all processes; its error, too."""
     found: list[Any] = [None]
     if PartialState().is_main_process:
         try:
-            found = [decide()]
-        except RookWorldError as error:
+            found = [_resume_point((wish or "false"), output_dir, resolved)]
+        except (RookWorldError, SystemExit) as error:
             found = [error]
-    (decision,) = broadcast_object_list(found)
-    if isinstance(decision, RookWorldError):
-        raise decision
-    return decision
+    (point,) = broadcast_object_list(found)
+    if isinstance(point, BaseException):
+        raise point
+    return point  # type: ignore[no-any-return]
 
 
-def _resume_point(wish: str | None, output_dir: Path, resolved: str) -> Path | None:
-    if wish is None or wish.lower() in _NO:
+def _resume_point(wish: str, output_dir: Path, resolved: str) -> Path | None:
+    if wish.lower() in ("false", "none"):
         return None
-    from .changes import changed_keys, changed_words
-
-    if wish.lower() == _AUTO and is_finished(output_dir):
-        other = changed_words(_differences(output_dir, resolved))
-        print(
-            f"the run in {output_dir} is finished, and had other keys ({other}): a new run starts"
-        )
+    is_auto = wish.lower() == "auto"
+    if is_auto and is_finished(output_dir):
+        _end_if_the_same(output_dir, resolved)
         return None
-    if wish.lower() in (*_LAST, _AUTO):
+    if is_auto or wish.lower() == "true":
         if found := checkpoints(output_dir):
             changed_keys(found[-1], resolved)  # may refuse, before anything is touched
-        last = last_whole(output_dir)
-        if last is None and wish.lower() != _AUTO:
+        folder = last_whole(output_dir)
+        if folder is None and is_auto:
+            print(f"no checkpoint in {output_dir} yet: the run starts at step 0")
+            return None
+        if folder is None:
             raise RookWorldError(
                 f"resume_from_checkpoint: no checkpoint in {output_dir}; give auto to start a new run "
                 "where there is none, or a folder checkpoint-N"
             )
-        if last is None:
-            print(f"no checkpoint in {output_dir} yet: the run starts at step 0")
-            return None
-        refuse_pickles(last, output_dir)
-        return last
-    folder = Path(wish)
-    # A run's folder has a log too, but no optimiser state.
-    if _is_run(folder) or not folder.is_dir():
-        is_run = f"{wish!r} is a run's folder, not one of its checkpoints"
-        what = is_run if folder.is_dir() else f"no checkpoint in {wish!r}"
-        raise RookWorldError(
-            f"resume_from_checkpoint: {what}; give a folder checkpoint-N, or true "
-            f"for the last checkpoint in {output_dir}"
-        )
-    if (fault := damage(folder)) is not None:
-        raise RookWorldError(
-            f"resume_from_checkpoint: {wish!r} is damaged or no checkpoint ({fault}); give another "
-            f"folder, or true for the last whole checkpoint in {output_dir}"
-        )
+    else:
+        folder = Path(wish)
+        if fault := damage(folder):
+            raise RookWorldError(
+                f"resume_from_checkpoint: {wish!r} is damaged or no checkpoint ({fault}); give a folder "
+                f"checkpoint-N, or true for the last whole checkpoint in {output_dir}"
+            )
+        changed_keys(folder, resolved)  # may refuse
     refuse_pickles(folder, output_dir)
-    changed_keys(folder, resolved)  # may refuse
     return folder
 
 
@@ -131,37 +110,22 @@ def is_finished(output_dir: Path) -> bool:
     return _is_run(output_dir) and (output_dir / CARD).is_file()
 
 
-def finished(wish: str | None, output_dir: Path, resolved: str) -> str | None:
-    """For ``auto``: what to say if the very run that is asked for is finished; None to train.
-
-    All processes get the main process's answer.
-
-    Args:
-        wish: See `resume_point`.
-        output_dir: The run's folder.
-        resolved: The resolved configuration.
-    """
-    text: str | None = _decided_by_main(partial(_finished, wish, output_dir, resolved))
-    return text
-
-
-def _finished(wish: str | None, output_dir: Path, resolved: str) -> str | None:
-    if wish is None or wish.lower() != _AUTO or not is_finished(output_dir):
-        return None
-    if _differences(output_dir, resolved):
-        return None
-    return (
+def _end_if_the_same(output_dir: Path, resolved: str) -> None:
+    """End the command if the finished run in a folder is the one that is asked for."""
+    before = (output_dir / RESOLVED_CONFIG).read_text(encoding="utf-8")
+    if other := differences(before, resolved):
+        print(
+            f"the run in {output_dir} is finished, and had other keys ({changed_words(other)}): a new "
+            "run starts"
+        )
+        return
+    print(
         f"the run in {output_dir} is finished; see its {CARD}. To run it once more, give "
         "--resume_from_checkpoint false, which keeps this one under another name; to train on, give "
         "--resume_from_checkpoint true and a larger max_steps: the learning rate goes on where a "
         "schedule over so many steps has it"
     )
-
-
-def _differences(output_dir: Path, resolved: str) -> dict[str, list[Any]]:
-    from .changes import differences
-
-    return differences((output_dir / RESOLVED_CONFIG).read_text(encoding="utf-8"), resolved)
+    raise SystemExit(0)
 
 
 def refuse_pickles(checkpoint: Path, output_dir: Path) -> None:
@@ -194,8 +158,11 @@ def goes_on(output_dir: Path, checkpoint: Path | None) -> bool:
 
 def foreign_faults(output_dir: Path) -> list[str]:
     """A fault if the folder holds files that are not a run's."""
-    is_free = not output_dir.is_dir() or _is_empty(output_dir) or _is_run(output_dir)
-    return [] if is_free else [_no_run(output_dir)]
+    if not output_dir.is_dir() or _is_empty(output_dir) or _is_run(output_dir):
+        return []
+    return [
+        f"output_dir: {str(output_dir)!r} holds files that are not from a run; give another folder"
+    ]
 
 
 def _is_empty(folder: Path) -> bool:
@@ -205,10 +172,6 @@ def _is_empty(folder: Path) -> bool:
 
 def _is_run(folder: Path) -> bool:
     return (folder / RESOLVED_CONFIG).is_file()
-
-
-def _no_run(folder: Path) -> str:
-    return f"output_dir: {str(folder)!r} holds files that are not from a run; give another folder"
 
 
 def open_folder(output_dir: Path, keep: bool, resolved: str, quarantine: Path) -> None:
@@ -224,29 +187,26 @@ def open_folder(output_dir: Path, keep: bool, resolved: str, quarantine: Path) -
         quarantine: The file of malformed rows, if loading found any.
 
     Raises:
-        RookWorldError: The folder could not be created, holds something that is not a run, or a run that
-            another process is writing.
+        RookWorldError: The folder holds something that is not a run, or a run that another process is
+            writing.
     """
     if is_in_use(output_dir):
         raise RookWorldError(
             f"output_dir: another run is writing to {output_dir}; wait for its end, or give another"
         )
-    try:
-        if output_dir.is_dir() and not _is_empty(output_dir) and not keep:
-            _move_aside(output_dir)
-        output_dir.mkdir(parents=True, exist_ok=True)
-        (output_dir / CARD).unlink(missing_ok=True)  # the run is not finished any more
-        if not keep:
-            replace_text(output_dir / RESOLVED_CONFIG, resolved)
-        if quarantine.is_file():
-            quarantine.replace(output_dir / "quarantine.jsonl")
-    except OSError as error:
-        raise RookWorldError(unwritable("output_dir", output_dir, error)) from error
+    if faults := foreign_faults(output_dir):
+        raise RookWorldError(*faults)
+    if output_dir.is_dir() and not _is_empty(output_dir) and not keep:
+        _move_aside(output_dir)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    (output_dir / CARD).unlink(missing_ok=True)  # the run is not finished any more
+    if not keep:
+        replace_text(output_dir / RESOLVED_CONFIG, resolved)
+    if quarantine.is_file():
+        quarantine.replace(output_dir / "quarantine.jsonl")
 
 
 def _move_aside(output_dir: Path) -> None:
-    if not _is_run(output_dir):
-        raise RookWorldError(_no_run(output_dir))
     folder = output_dir.resolve()
     number = 1
     while (old := folder.with_name(f"{folder.name}.{number}")).exists():
@@ -345,8 +305,6 @@ def open_provenance(
     }
     sessions, history = [session], []
     if resumed_from is not None:
-        from .changes import changed_keys, sessions_of, step_of, stretches
-
         session |= {
             "from_step": step_of(resumed_from),
             "changed": changed_keys(resumed_from, resolved),

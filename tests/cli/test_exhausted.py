@@ -15,8 +15,7 @@ from rookworld_rlvr.training.config import RookWorldGRPOConfig
 GROUPS = [RookWorldGRPOConfig]  # as in a recipe's script
 MEMORY = [
     "out of memory",
-    "lower per_device_train_batch_size or per_device_eval_batch_size or max_completion_length",
-    "raise gradient_accumulation_steps",
+    "lower max_completion_length or per_device_eval_batch_size or per_device_train_batch_size",
     "--resume_from_checkpoint auto",
 ]
 DISK = ["the disk is full", "completions_00010.parquet", "--resume_from_checkpoint auto"]

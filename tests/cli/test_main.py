@@ -53,13 +53,13 @@ def test_lists_keep_to_the_terminals_width(monkeypatch: pytest.MonkeyPatch) -> N
     ("words", "said"),
     [
         (["plai"], "'plai' is not a command; did you mean play"),
-        (["grpo", "--num_processes"], "--num_processes: the value is missing"),
+        (["grpo", "--num_processes"], "--num_processes: '' is not one value"),
         (
             ["grpo", "--accelerate_config", "gpus"],
-            "'gpus' is not a file; give a file or one of cpu, ",
+            "'gpus' is not a file or one of cpu, ",
         ),
         (["recipes", "copy", "grpo_mix"], "no recipe 'grpo_mix'; did you mean grpo_mixed"),
-        (["recipes", "grpo_mixed"], "write copy NAME [FOLDER]"),
+        (["recipes", "grpo_mixed"], "recipes copy NAME [FOLDER] copies one"),
     ],
 )
 def test_faults_name_the_remedy(
@@ -81,7 +81,7 @@ def test_several_processes_are_launched() -> None:
     script = str(RECIPES / "grpo.py")
     assert command_line("grpo", ["--max_steps", "3"]) == ([], [script, "--max_steps", "3"])
     fsdp2 = str(REPOSITORY / "accelerate_configs" / "fsdp2.yaml")
-    words = ["--accelerate_config=fsdp2", "--max_steps", "3", "--num_processes", "8"]
+    words = ["--accelerate_config=fsdp2", "--max_steps=3", "--num_processes", "8"]
     options = ["--config_file", fsdp2, "--num_processes", "8"]
     assert command_line("grpo", words) == (options, [script, "--max_steps", "3"])
     mine = str(REPOSITORY / "accelerate_configs" / "cpu.yaml")

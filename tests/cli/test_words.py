@@ -1,14 +1,17 @@
-"""Other code's names for our keys, and recipes by name."""
+"""Other code's names for our keys, recipes by name, and what is said before torch is loaded."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rookworld_rlvr.cli.main import SCRIPTS
 from rookworld_rlvr.cli.parser import StrictParser
-from rookworld_rlvr.cli.words import words
+from rookworld_rlvr.cli.words import check_keys, first_line, options, words
 from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.common.shipped import find_recipe
 
@@ -44,14 +47,14 @@ def test_every_word_leads_to_a_key_of_grpo_and_hides_none() -> None:
 def test_a_key_by_another_name_is_named(word: str, key: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(f"{word}: 1\n")
     fault, *_ = faults("grpo", f"--{word}", "1")
-    assert fault.startswith(f"command line: unknown option --{word}; here it is {key}")
+    assert fault.startswith(f"command line: unknown key {word!r}; here it is {key}")
     fault, *_ = faults("grpo", "--config", str(tmp_path / "mine.yaml"))
     assert fault.startswith(f"{tmp_path}/mine.yaml: unknown key {word!r}; here it is {key}")
 
 
 def test_a_command_without_the_key_does_not_name_it() -> None:
     fault, *_ = faults("report", "--lr", "1")
-    assert "unknown option --lr; choose one of output_file, run" in fault
+    assert "unknown key 'lr'; choose one of output_file, run" in fault
 
 
 def test_a_file_comes_before_a_packaged_recipe(
@@ -75,3 +78,82 @@ def test_a_file_comes_before_a_packaged_recipe(
 def test_an_unknown_recipe_is_one_message(name: str, remedy: str) -> None:
     (fault,) = faults("sft", "--config", name, "--max_steps", "ten")
     assert fault.startswith(f"--config: {name!r} is neither a file nor a packaged recipe; {remedy}")
+
+
+# --------------------------------------------------------------------------------------------------
+# Before torch is loaded
+# --------------------------------------------------------------------------------------------------
+MAIN = """
+import os, sys
+from rookworld_rlvr.cli.main import main
+try:
+    main()
+finally:
+    assert "torch" not in sys.modules
+"""
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", sorted(SCRIPTS.values()))
+def test_no_key_of_a_parser_is_refused_early(name: str) -> None:
+    check_keys(set(StrictParser(recipe(name).GROUPS)._actions_by_key) | {"no_preflight"})
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("grpo --lerning_rate 1", "unknown key 'lerning_rate'; did you mean learning_rate"),
+        ("grpo --lr=1", "unknown key 'lr'; here it is learning_rate"),
+        ("grpo --config ours.yaml", "'ours.yaml' is neither a file nor a packaged recipe"),
+    ],
+)
+def test_a_fault_that_needs_no_torch_comes_without_it(line: str, fault: str) -> None:
+    command = [sys.executable, "-c", MAIN, *line.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert fault in done.stderr
+
+
+def test_the_first_line_names_recipe_and_folder(elsewhere: Path) -> None:
+    def said(words: str, name: str = "grpo") -> str:
+        return first_line(RECIPES / f"{name}.py", dict(options(words.split())))
+
+    assert said("--max_steps 3").endswith("grpo_nano.yaml; output in runs/grpo_nano")
+    assert "output" not in said("", "diagnose")
+    assert said("--output_dir mine").endswith("output in mine")
+    assert said("--config grpo_mixed").endswith("grpo_mixed.yaml; output in runs/grpo_mixed")
+    assert said("--dataset_name rows.jsonl").endswith("output in runs/grpo-rows")
+    assert said("--model_name_or_path ann/big").endswith("TRL's defaults; output in runs/grpo-big")
+
+
+def values_of(script: str, *words: str) -> tuple[dict[str, Any], set[str]]:
+    """The values of a script's keys, and the keys that are not the dataclasses' defaults."""
+    parser = StrictParser(recipe(script).GROUPS, recipe(script).RECIPE)
+    groups = parser.parse_strictly(words)
+    return {key: value for group in groups for key, value in vars(group).items()}, {*parser.values}
+
+
+@pytest.mark.parametrize(("script", "rate"), [("grpo", 1e-6), ("sft", 2e-5)])  # TRL's
+def test_another_model_has_neutral_defaults_and_a_folder_of_its_own(
+    script: str, rate: float, elsewhere: Path
+) -> None:
+    values, given = values_of(script, "--model_name_or_path", "ann/big", "--max_steps", "5")
+    assert (values["learning_rate"], values["output_dir"]) == (rate, f"runs/{script}-big")
+    assert values["max_steps"] == 5 and values["model_name_or_path"] == "ann/big"
+    assert given <= {
+        "model_name_or_path", "max_steps", "rewards", "dataset_name", "dtype", "bf16", "output_dir"
+    }  # fmt: skip
+
+
+def test_own_rows_fine_tune_the_packaged_model(elsewhere: Path) -> None:
+    """They are not mixed into the recipe that makes it from scratch, with its synthetic rows."""
+    Path("mine.jsonl").write_text("{}")
+    for line in (["--dataset_name", "mine.jsonl"], ["--model_name_or_path", "rookworld-nano"]):
+        values, _ = values_of("sft", *line, "--use_cpu", "--bf16", "false")
+        assert (values["model_name_or_path"], values["new_model"]) == ("rookworld-nano", None)
+        assert values["synthetic_rows"] == 0 and values["output_dir"] != "runs/sft_nano"

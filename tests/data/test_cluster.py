@@ -352,8 +352,6 @@ def test_faults_of_the_options_are_reported_together(
     for words in ("keyword argument 'tine'", "tasks: set by us", "no program sbatch here"):
         assert words in found
     assert "a required argument: 'time'" in faults(tmp_path, *on_tasks(4, kind="slurm"))
-    own = faults(tmp_path, *on_tasks(2, "--engine_cache", "values.sqlite"))
-    assert "each task keeps its values in a file of its own" in own
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,7 @@ def run(words: list[str], folder: Path) -> bool:
 
 def small(command: str, words: list[str], folder: Path) -> list[str]:
     """The words with what makes them quick; a key that the page gives is not given twice."""
-    if {"--help", "--help_all"} & set(words):
+    if "--help" in words:
         return words
     given = {word for word in words if word.startswith("--")}
     recipe: dict[str, Any] = {}

@@ -493,7 +493,7 @@ def test_the_best_checkpoints_suite_must_run() -> None:
     args = grpo_config(metric_for_best_model="suites/self_play/legal_half_moves")
     others = (None,) * 5
     (fault,) = check_recipe(*others, args, SuiteArguments(suites=["policy"]))
-    assert "belongs to a suite that is not in `suites`" in fault
+    assert "is not measured; add its task to `tasks`, or its suite to `suites`" in fault
     assert not check_recipe(*others, args, SuiteArguments(suites=["self_play"]))
 
 

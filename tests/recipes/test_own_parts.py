@@ -226,9 +226,6 @@ def test_a_dry_run_calls_rewards_as_training_does() -> None:
     data = load_data(DataArguments(dataset_name="", synthetic_rows=60, tasks=["environment"]))
     text = dry_run_text(data, [{"name": "my_rewards.py:slow"}, {"name": "my_rewards.py:logging"}])
     assert "slow 0.500  logging 0.250" in text
-    assert "the reward slow is 0.500 for all" in text
-    text = dry_run_text(data, [{"name": "my_rewards.py:short", "length": 40}])
-    assert "never differs teaches nothing" not in text
     with pytest.raises(RookWorldError, match="the reward one returned 1 rewards for 9 completions"):
         dry_run_text(data, [{"name": "my_rewards.py:one"}])
 
@@ -260,18 +257,13 @@ def test_a_step_with_rewards_of_one_s_own(folder: Path) -> None:
     assert "name: my_rewards.py:short" in resolved
 
 
-def test_a_reward_that_was_edited_is_not_compared_with_the_start(folder: Path) -> None:
+def test_a_run_does_not_go_on_with_a_reward_that_was_edited(folder: Path) -> None:
     words = [*SMALL, "--rewards", json.dumps(["my_rewards.py:short", "graduated"])]
     assert script("grpo.py", *words, cwd=folder).returncode == 0
-    before = json.loads((folder / "run/results.json").read_text())["heldout"]
-    assert "rewards/short" in before
     (folder / "my_rewards.py").write_text((folder / "my_rewards.py").read_text() + "\n# edited\n")
     more = ["--resume_from_checkpoint", "true", "--max_steps", "2"]
     done = script("grpo.py", *words, *more, cwd=folder)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "your own rewards have changed" in done.stdout
-    after = json.loads((folder / "run/results.json").read_text())["heldout"]
-    assert before.keys() - after.keys() == {"rewards/short"}
+    assert done.returncode == 2 and "- sha256 of my_rewards.py: was " in done.stderr
 
 
 def test_a_reward_that_fails_ends_with_one_message(folder: Path) -> None:

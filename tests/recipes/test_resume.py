@@ -90,9 +90,9 @@ def test_a_changed_key_is_taken_and_recorded_or_refused(folder: Path) -> None:
     after = {path: path.read_bytes() for path in (folder / "run").rglob("*") if path.is_file()}
     assert after == before
 
-    said = run(folder, *more, "--learning_rate", "5e-5", "--beta", "0.5")
-    line = "from step 2: beta 0 -> 0.5; learning_rate 0.0001 -> 5e-05; max_steps 2 -> 4"
-    assert f"{line}\n" in said and "\nlearning rate of the next step: 0 -> 2.5e-05\n" in said
+    said = run(folder, *more, "--learning_rate", "5e-5")
+    line = "from step 2: learning_rate 0.0001 -> 5e-05; max_steps 2 -> 4"
+    assert f"{line}\n" in said
     assert f"# {line}\n" in (folder / "run" / "resolved_config.yaml").read_text()
     assert f"- {line}\n" in (folder / "run" / "README.md").read_text()
     assert line.replace(">", "&gt;") in page(read_runs([str(folder / "run")]))
@@ -100,7 +100,6 @@ def test_a_changed_key_is_taken_and_recorded_or_refused(folder: Path) -> None:
     logged = [row for row in killed.log(folder / "run") if "learning_rate" in row]
     rates = [row["learning_rate"] for row in logged]
     assert rates == pytest.approx([1e-4, 5e-5, 2.5e-5, 5e-5 * (1 - math.cos(math.pi / 4)) / 2])
-    assert [row.get("kl/coefficient") for row in logged] == [None, None, 0.5, 0.5]
 
 
 @pytest.mark.slow

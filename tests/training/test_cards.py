@@ -80,7 +80,7 @@ def test_a_run_s_card_tells_what_was_measured_and_how_to_use_it(tmp_path: Path) 
         assert f"| {' | '.join(cells)} |" in card.text
     assert data.license == "gpl-3.0" and data.library_name == "transformers"
     assert data.base_model is None and data.datasets is None, "neither is on the Hub"
-    assert "trained from `rookworld-nano`, the model that comes with rookworld-rlvr" in card.text
+    assert "trained from `rookworld-nano`, which comes with rookworld-rlvr" in card.text
     assert f"The checkpoint of step {results['best_step']} of 2 was chosen" in card.text
     assert "a little too good" in card.text and "given two faults on purpose" in card.text
     assert "nothing about playing strength" in card.text
@@ -170,7 +170,7 @@ def test_what_is_on_the_hub_is_in_the_header_and_no_folder_is_in_the_text(
         assert "on purpose" not in card.text
         other = written(tmp_path / "b", packaged, base="bob/other", dataset="/home/ann/rows.jsonl")
     assert other.data.license is None and "base model's licence holds" in other.text
-    assert other.data.datasets is None and "the file `rows.jsonl`" in other.text
+    assert other.data.datasets is None and "`rows.jsonl`" in other.text
     assert "--config=mine.yaml --seed 3" in other.text and "engine_path: fish" in other.text
     assert "/home/ann" not in str(card) + str(other)
 

@@ -1,20 +1,15 @@
 from __future__ import annotations
 
-import dataclasses
-import inspect
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from trl import ModelConfig
-from trl.trainer import grpo_trainer
 
 from rookworld_rlvr.cli.checks import check_recipe
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.common.errors import ConfigurationError
-from rookworld_rlvr.common.settings import BOUNDS
 from rookworld_rlvr.data.loading import DataArguments
 from rookworld_rlvr.engine.truth import LabelArguments
 from rookworld_rlvr.evaluation.registry import SuiteArguments
@@ -84,24 +79,14 @@ class TestValues:
         assert RookWorldGRPOConfig.report_to == "wandb"
 
 
-def test_the_names_that_trl_compares_with_are_known() -> None:
-    source = inspect.getsource(grpo_trainer)
-    known = {item.name: item for item in dataclasses.fields(RookWorldGRPOConfig)}
-    for key in ("loss_type", "importance_sampling_level", "scale_rewards", "vllm_mode"):
-        compared = re.findall(rf"\.{key} (?:==|!=|in) (\[[^]]*\]|\"\w+\")", source)
-        names = set(re.findall(r'"(\w+)"', " ".join(compared)))
-        assert names and names <= set(known[key].metadata[BOUNDS].among), key
-
-
 class TestFaults:
     @pytest.mark.parametrize(
         ("change", "argv", "words"),
         [
             ({"learning_rat": 1e-5}, (), ["learning_rat", "learning_rate"]),
-            ({}, ("--learning_rat", "1"), ["--learning_rat", "learning_rate"]),
+            ({}, ("--learning_rat", "1"), ["learning_rat", "learning_rate"]),
             ({"max_steps": "many"}, (), ["max_steps", "many"]),
             ({"dry_run": "perhaps"}, (), ["dry_run", "perhaps"]),
-            ({}, ("--max_steps", "many"), ["max_steps", "many"]),
             ({}, ("--max_steps", "1", "2"), ["'2'", "--max_steps"]),
             ({"rewards": [{"name": "policy_formt"}]}, (), ["policy_formt", "policy_format"]),
             ({"rewards": None}, (), ["rewards", "environment_exact"]),
@@ -120,7 +105,6 @@ class TestFaults:
             ({"disable_dropout": False}, (), ["disable_dropout"]),
             ({"eval_on_start": False}, (), ["eval_on_start"]),
             ({"synthetic_rows": None}, (), ["synthetic_rows", "value is missing"]),
-            ({"env": [1]}, (), ["env", "[1]"]),
             ({"load_in_4bit": True}, (), ["load_in_4bit"]),
             ({"reward_weights": [1.0, 2.0]}, (), ["reward_weights", "rewards"]),
             ({}, ("--rewards", "[{"), ["rewards", "JSON", "write '[a, {name: b}]'"]),
@@ -129,14 +113,6 @@ class TestFaults:
             ({"rewards": ["policy_format"]}, (), ["no reward for the task", "environment"]),
             ({"num_generations": 7}, (), ["num_generations"]),
             ({"loss_type": "dr-grpo"}, (), ["loss_type", "did you mean dr_grpo"]),
-            ({"importance_sampling_level": "tokens"}, (), ["did you mean token"]),
-            ({"scale_rewards": "groups"}, (), ["scale_rewards", "did you mean group"]),
-            ({"vllm_mode": "colocated"}, (), ["vllm_mode", "did you mean colocate"]),
-            (
-                {"use_transformers_continuous_batching": True, "bf16": True},
-                (),
-                ["use_transformers_continuous_batching", "set bf16: false"],
-            ),
         ],
     )
     def test_each_names_value_and_remedy(
@@ -147,12 +123,9 @@ class TestFaults:
         for word in words:
             assert word in found[0]
 
-    @pytest.mark.parametrize("bf16", [True, None], ids=["given", "by default"])
-    def test_bf16_without_a_gpu(
-        self, bf16: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_bf16_without_a_gpu(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: False)
-        (fault,) = faults_of(tmp_path, {**GOOD, "use_cpu": False, "bf16": bf16})
+        (fault,) = faults_of(tmp_path, {**GOOD, "use_cpu": False, "bf16": True})
         assert fault == "bf16: no GPU that supports bf16 was found; give --bf16 false"
 
     @pytest.mark.parametrize("text", ["a: [", "- a list", "just words", "a: 1\na: 2"])
@@ -161,12 +134,6 @@ class TestFaults:
         path.write_text(text)
         with pytest.raises(ConfigurationError, match=r"bad\.yaml"):
             StrictParser([RunArguments]).parse_strictly(["--config", str(path)])
-
-    def test_a_missing_recipe_lists_its_neighbours(self, tmp_path: Path) -> None:
-        (tmp_path / "grpo_nano.yaml").write_text("{}")
-        missing = tmp_path / "grpo_nan.yaml"
-        with pytest.raises(ConfigurationError, match=r"did you mean .*grpo_nano\.yaml"):
-            StrictParser([RunArguments]).parse_strictly(["--config", str(missing)])
 
 
 def test_all_mistakes_give_one_message_and_exit_code_2(tmp_path: Path) -> None:

@@ -1,24 +1,12 @@
 from __future__ import annotations
 
-import json
 import os
-import sqlite3
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from wandb.sdk.lib.urls import DEFAULT_BASE_URL
 
 from rookworld_rlvr.training.dashboard import configure_wandb
-
-from ..conftest import RECIPES
-
-SMALL = """
-    --max_steps 2 --per_device_train_batch_size 16 --heldout_rows 6 --max_completion_length 32
-    --eval_steps 2 --save_steps 2 --logging_steps 1 --output_dir trial --use_cpu
-""".split()
 
 
 @pytest.fixture
@@ -67,30 +55,3 @@ class TestWandb:
             configure_wandb(tmp_path, resume=resume)
             ids.append(os.environ["WANDB_RUN_ID"])
         assert ids[0] == ids[1] != ids[2]
-
-
-@pytest.mark.slow
-def test_trackio_has_what_wandb_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    done = subprocess.run(
-        [sys.executable, str(RECIPES / "grpo.py"), *SMALL, "--report_to", "trackio"],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert 'trackio show --project "rookworld-rlvr"' in done.stdout
-    (database,) = (tmp_path / "trackio").glob("*.db")
-    with sqlite3.connect(database) as connection:
-        rows = connection.execute("SELECT run_name, metrics FROM metrics").fetchall()
-        (config,) = connection.execute("SELECT config FROM configs").fetchone()
-    assert {name for name, _ in rows} == {"trial"}, "the folder's name"
-    logged: dict[str, Any] = {}
-    for _, metrics in rows:
-        logged |= json.loads(metrics)
-    assert {"reward/mean", "eval/overall", "time/step", "boards", "completions"} <= set(logged)
-    assert not [key for key in logged if key.startswith("profiling/")]
-    assert list((tmp_path / "trackio").rglob("*.html")), "the boards"
-    assert json.loads(config)["recipe"]["max_steps"] == 2

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rookworld_rlvr.common.errors import ConfigurationError
 from rookworld_rlvr.common.files import asset_path
-from rookworld_rlvr.training.config import RookWorldGRPOConfig, RookWorldSFTConfig
+from rookworld_rlvr.training.config import RookWorldGRPOConfig
 
 from ..conftest import script
 from ..hub import OWNER, TOKEN, Hub, stand_in
@@ -144,5 +144,3 @@ def test_keys_that_would_push_something_else(tmp_path: Path) -> None:
         RookWorldGRPOConfig(rewards=rewards, **pushed, **keys)
     assert "hf_secret" not in str(caught.value)
     assert [fault.split(":")[0] for fault in caught.value.faults] == ["hub_token", "hub_strategy"]
-    args = RookWorldSFTConfig(hub_strategy="every_save", **keys)
-    assert not args.push_to_hub, "what nobody uses is no fault"

@@ -23,7 +23,6 @@ from rookworld_rlvr.training.checkpoints import seal
 from rookworld_rlvr.training.results import HELDOUT_BEFORE, write_proportions
 from rookworld_rlvr.training.run_folder import (
     close_provenance,
-    finished,
     foreign_faults,
     goes_on,
     note_coverage,
@@ -40,7 +39,7 @@ from rookworld_rlvr.training.run_folder import (
 def checkpoint(tmp_path: Path) -> Path:
     folder = tmp_path / "run" / "checkpoint-20"
     folder.mkdir(parents=True)
-    (folder / "trainer_state.json").write_text("{}")
+    (folder / "trainer_state.json").write_text('{"global_step": 20}')
     seal(folder)
     return folder
 
@@ -59,18 +58,18 @@ def test_the_last_checkpoint_a_folder_or_none(
     ):
         assert resume_point(wish, folder, "a: 1") == expected
     assert f"no checkpoint in {other} yet" in capsys.readouterr().out
-    (run / "resolved_config.yaml").write_text("")
+    (run / "resolved_config.yaml").write_text("a: 1")
     (run / "trainer_state.json").write_text("{}")  # its whole log, without an optimiser's state
     assert resume_point("true", run, "a: 1") == checkpoint
     for wish, folder, words in (
         ("true", other, "give auto to start a new run"),
-        (str(tmp_path / "missing"), tmp_path, r"no checkpoint in '.*missing'"),
-        (str(run), run, "a run's folder, not one of its checkpoints"),
+        (str(tmp_path / "missing"), tmp_path, r"missing' is damaged or no checkpoint"),
+        (str(run), run, r"run' is damaged or no checkpoint \(manifest"),
     ):
         with pytest.raises(RookWorldError, match=words):
             resume_point(wish, folder, "a: 1")
     (checkpoint / "trainer_state.json").write_text("[]")
-    with pytest.raises(RookWorldError, match=r"trainer_state\.json does not have its checksum"):
+    with pytest.raises(RookWorldError, match=r"trainer_state\.json has"):
         resume_point(str(checkpoint), run, "a: 1")
     assert checkpoint.is_dir(), "one that was named stays"
     assert goes_on(run, checkpoint)
@@ -79,17 +78,17 @@ def test_the_last_checkpoint_a_folder_or_none(
 
 def test_auto_knows_a_finished_run(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = checkpoint.parent
-    (run / "resolved_config.yaml").write_text("# from step 2: b 0 -> 1\na: 1\n")
-    assert finished("auto", run, "a: 1") is None, "it was killed"
+    (run / "resolved_config.yaml").write_text("# from step 2: max_steps 1 -> 2\na: 1\n")
+    assert resume_point("auto", run, "a: 1") == checkpoint, "it was killed"
     (run / "README.md").write_text("the card, which is written last")
-    text = finished("auto", run, "a: 1")
-    assert text is not None and "is finished" in text
-    assert finished("true", run, "a: 1") is None and finished(None, run, "a: 1") is None
-    assert finished("auto", run, "a: 2") is None, "with other keys it is another run"
+    with pytest.raises(SystemExit) as ended:
+        resume_point("auto", run, "a: 1")
+    assert ended.value.code == 0 and "is finished; see its README.md" in capsys.readouterr().out
+    assert resume_point("true", run, "a: 1") == checkpoint
     assert resume_point("auto", run, "a: 2") is None
     assert "had other keys (a 1 -> 2): a new run starts" in capsys.readouterr().out
     open_folder(run, keep=True, resolved="a: 1", quarantine=run / "none")  # more steps, by true
-    assert finished("auto", run, "a: 1") is None and resume_point("auto", run, "a: 1") == checkpoint
+    assert resume_point("auto", run, "a: 1") == checkpoint
 
 
 def test_an_earlier_run_is_kept_beside_the_new_one(tmp_path: Path) -> None:
@@ -124,18 +123,10 @@ def test_a_folder_that_another_run_writes_to_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "nano.1" / "resolved_config.yaml").read_text() == "one"
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        (".", "not from a run"),
-        ("thesis.tex", "output_dir: cannot write"),
-        ("thesis.tex/below", "output_dir: cannot write"),
-    ],
-)
-def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path, name: str, words: str) -> None:
+def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(RookWorldError, match=words):
-        open_folder(tmp_path / name, keep=False, resolved="", quarantine=tmp_path / "none")
+    with pytest.raises(RookWorldError, match="not from a run"):
+        open_folder(tmp_path, keep=False, resolved="", quarantine=tmp_path / "none")
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
@@ -178,17 +169,19 @@ def test_each_start_of_a_run_is_a_session(packaged: LoadedData, tmp_path: Path) 
     checkpoint = tmp_path / "checkpoint-2"
     checkpoint.mkdir()
     (checkpoint / "trainer_state.json").write_text('{"global_step": 2}')
-    open_provenance(tmp_path, "a: 1", packaged, PolicyTruth(), processes=1)
-    changes = open_provenance(tmp_path, "a: 2", packaged, PolicyTruth(), 2, resumed_from=checkpoint)
-    assert changes == ["from step 2: a 1 -> 2"]
-    assert (tmp_path / "resolved_config.yaml").read_text() == "# from step 2: a 1 -> 2\na: 2"
+    first, second = "save_steps: 1\n", "save_steps: 2\n"
+    open_provenance(tmp_path, first, packaged, PolicyTruth(), processes=1)
+    line = "from step 2: save_steps 1 -> 2"
+    at = 2, checkpoint
+    assert open_provenance(tmp_path, second, packaged, PolicyTruth(), *at) == [line]
+    assert (tmp_path / "resolved_config.yaml").read_text() == f"# {line}\n{second}"
     close_provenance(tmp_path, started=0.0, parameters=7)
-    first, second = json.loads((tmp_path / "provenance.json").read_text())["sessions"]
-    assert first["resumed_from"] is None and "seconds" not in first, "it was killed"
-    assert second["resumed_from"] == str(checkpoint) and second["parameters"] == 7
-    assert (second["from_step"], second["changed"]) == (2, {"a": [1, 2]})
-    assert second["versions"]["chess"] == chess.__version__
-    assert second["data"]["heldout"] == dict(packaged.report.heldout)
+    killed, ended = json.loads((tmp_path / "provenance.json").read_text())["sessions"]
+    assert killed["resumed_from"] is None and "seconds" not in killed
+    assert ended["resumed_from"] == str(checkpoint) and ended["parameters"] == 7
+    assert (ended["from_step"], ended["changed"]) == (2, {"save_steps": [1, 2]})
+    assert ended["versions"]["chess"] == chess.__version__
+    assert ended["data"]["heldout"] == dict(packaged.report.heldout)
     open_provenance(tmp_path, "a: 1", packaged, PolicyTruth(), processes=1)
     assert len(json.loads((tmp_path / "provenance.json").read_text())["sessions"]) == 1
 

@@ -246,12 +246,11 @@ def _report(findings: Sequence[Finding], args: Any) -> None:
             file.write(finding.to_json() + "\n")
     if not args.report_to:
         return
-    from ..dashboard import open_dashboards  # with W&B, which takes a second
+    import wandb  # takes a second
 
-    for dashboard in open_dashboards(args):
-        for finding in findings:
-            dashboard.alert(
-                title=f"{finding.rule} at step {finding.step}",
-                text=finding.message,
-                level=getattr(dashboard.AlertLevel, _LEVELS[finding.severity]),
-            )
+    for finding in findings if wandb.run is not None else ():
+        wandb.run.alert(  # type: ignore[union-attr]
+            title=f"{finding.rule} at step {finding.step}",
+            text=finding.message,
+            level=_LEVELS[finding.severity],
+        )
