@@ -258,7 +258,7 @@ class JudgeReward:
     """
 
     is_judge = True  # for `judges_of`
-    limits_itself = True  # all processes call it together, see `guard`
+    is_packaged = True  # see `guard`
 
     def __init__(
         self, spec: JudgeSpec, judge: Judge | None = None, truth: PolicyTruth | None = None

@@ -270,6 +270,6 @@ def _reward_func(spec: Spec, truth: PolicyTruth) -> RewardFunc:
     vars(reward_func).update(
         truth=truth,  # for parts of the trainer that judge the same completions
         tasks=reward.tasks,
-        limits_itself=True,  # by the engine's time-outs, see `guard`
+        is_packaged=True,  # see `guard`
     )
     return reward_func
