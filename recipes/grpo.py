@@ -107,8 +107,6 @@ def main(argv: Sequence[str]) -> None:
         require_truth(data, data_args.tasks, label_args.labels)
         truth = PolicyTruth.open(label_args, *data.policy_rows())
         check_rows(len(data.train), prompts)
-        longest, trust = training_args.max_completion_length, training_args.trust_remote_code
-        loading.check_lengths_here(model_args, data.prompts(), longest, trust)
         state.print(dry_run_text(data, training_args.rewards, truth))
         state.print(f"\n{resolved.partition(DEFAULTS)[0]}")
         return

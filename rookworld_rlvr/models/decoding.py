@@ -229,10 +229,9 @@ def decode(
         noise = None if seeds is None else [seeds[place] for place in places]
         chooser = Chooser([rows[place] for place in places], network.device, noise, keep_logps)
         texts, longest = [prompts[place] for place in places], [lengths[place] for place in places]
-        for place, *row in zip(
-            places, *draw(network, texts, chooser, longest, options), strict=True
-        ):
-            ids[place], logps[place] = row
+        of_ids, of_logps = draw(network, texts, chooser, longest, options)
+        for place, row_ids, row_logps in zip(places, of_ids, of_logps, strict=True):
+            ids[place], logps[place] = row_ids, row_logps
         if progress is not None:
             progress(len(places))
     return Drawn(ids, logps if keep_logps else None)

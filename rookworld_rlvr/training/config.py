@@ -384,10 +384,7 @@ class RookWorldRewardConfig(TrainingDefaults, RewardConfig):
 
     max_length: int | None = field(
         default=None,
-        metadata={
-            "help": "Leave out pairs with more tokens than this. None keeps all, and the run stops if a "
-            "pair is too long for the model."
-        },
+        metadata={"help": "Leave out pairs with more tokens than this. None keeps all."},
     )
     ddp_find_unused_parameters: bool | None = field(
         default=False,

@@ -198,7 +198,10 @@ def test_an_exception_is_placed_in_the_user_s_file() -> None:
         ({"name": "my_rewards.py:fussy"}, "my_rewards.py:fussy takes (text); TRL passes all"),
         ({"name": "my_rewards.py:nothing"}, "nothing must be a function, but is None"),
         ({"name": "my_rewards.py:short", "lenght": 3}, "no option 'lenght'; did you mean length"),
-        ({"name": "my_rewards.py:short", "tasks": ["polic"]}, "is not a valid task; did you mean policy"),
+        (
+            {"name": "my_rewards.py:short", "tasks": ["polic"]},
+            "not a valid task; did you mean policy",
+        ),
         ({"name": "my_rewards.py:short", "tasks": "policy"}, "is not a list"),
         ({"name": "short"}, "there is no reward called 'short'"),
     ],
