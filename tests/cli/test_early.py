@@ -72,7 +72,7 @@ def test_what_is_no_early_fault() -> None:
     """What is measured beside models, and what waits for the dataclasses."""
     check_early(RECIPES / "evaluate.py", {"model_name_or_path": ["random", "oracle"]})
     check_early(GRPO, options(["--learning_rate", "-1", "--no_preflight", "--max-steps=3"]))
-    with pytest.raises(ConfigurationError, match="'oracle' is neither packaged"):
+    with pytest.raises(ConfigurationError, match="there is no folder 'oracle'"):
         check_early(GRPO, {"model_name_or_path": ["oracle"]})
 
 

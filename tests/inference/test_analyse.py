@@ -76,7 +76,7 @@ def test_an_engine_that_is_not_there_is_said_and_no_error(
         (["--moves", "e4", "e4"], "'e4' cannot be played here (illegal)"),
         (["--moves", "Ke3"], "'Ke3' cannot be played here (illegal); give a legal move"),
         (["--moves", "0000"], "'0000' cannot be played here"),
-        (["--model", "nowhere", "--no_engine"], "model: 'nowhere' is neither packaged"),
+        (["--model", "nowhere", "--no_engine"], "model: there is no folder 'nowhere'"),
         (["--environment"], "--environment and --move need each other"),
         (["--environment", "--move", "Qh9"], "'Qh9' cannot be played here (unreadable)"),
         (["--engine_depth", "1"], "--engine_depth: 1 is below 2"),

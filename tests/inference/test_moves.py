@@ -53,5 +53,5 @@ def test_castling_is_read_in_both_forms_and_written_in_one() -> None:
 
 
 def test_a_name_that_is_no_model_is_refused_before_anybody_is_asked() -> None:
-    with pytest.raises(RookWorldError, match="--model: 'nowhere' is neither packaged"):
+    with pytest.raises(RookWorldError, match="--model: there is no folder 'nowhere'"):
         start("nowhere")

@@ -122,7 +122,7 @@ def test_faults_of_the_recipe_are_found_together() -> None:
         "task_shares: not used for a judge, whose pairs are mixed by pair_shares",
         "use_peft: a judge is trained without adapters",
         "of the task 'policy', which is not in `tasks`",
-        "generator: 'nobody' is neither packaged",
+        "generator: there is no folder 'nobody'",
         "train_pair",
     ):
         assert fault in str(caught.value)
