@@ -64,7 +64,6 @@ from rookworld_rlvr.training.run_folder import (
     close_provenance,
     finished,
     goes_on,
-    note_coverage,
     open_folder,
     open_provenance,
     quarantine_path,
@@ -167,7 +166,6 @@ def main(argv: Sequence[str]) -> None:
     loading.check_lengths(
         model.config, tokenizer, data.prompts(), training_args.max_completion_length
     )
-    note_coverage(model, data.train, is_new=False)
     reward_funcs = get_reward_funcs(training_args.rewards, truth)
     for judge in judges_of(reward_funcs).values():
         judge.check_lengths(data.prompts(), training_args.max_completion_length)

@@ -21,9 +21,7 @@ from ..engine.arguments import DEFAULT_DEPTH, EngineArguments
 from ..engine.labeller import Labeller
 from ..tasks import rules
 from ..tasks.boards import placement_of
-from ..tasks.coverage import Coverage, unlike
-from ..tasks.environment import ENVIRONMENT, answer_fields
-from ..tasks.policy import POLICY
+from ..tasks.environment import answer_fields
 from ..tasks.text import MAX_HISTORY
 from ..tasks.types import MATE_CP, EnvironmentAnswer, PolicyAnswer, Values
 from .arguments import Arguments, run, start
@@ -116,7 +114,7 @@ def _analysed(args: argparse.Namespace) -> Iterator[str]:
     model = start(args.model)
     (reply,) = model.analyse_all([fen])
     yield from position_lines(fen)
-    yield from answer_lines(fen, args.model, reply, values, model.trained_on)
+    yield from answer_lines(fen, args.model, reply, values)
     yield f"Evaluations in pawns, from the side to move. {engine}"
 
 
@@ -153,7 +151,6 @@ def answer_lines(
     name: str,
     reply: Reply[PolicyAnswer],
     values: Values | None = None,
-    trained_on: Coverage | None = None,
 ) -> Iterator[str]:
     """What a model says of a position, beside Stockfish's values, and what that is worth.
 
@@ -162,7 +159,6 @@ def answer_lines(
         name: The model's.
         reply: What it said.
         values: The engine's, in centipawns for every legal move.
-        trained_on: What the model was trained on.
     """
     board = rules.board_of(fen)
     if (answer := reply.record) is None:
@@ -176,8 +172,7 @@ def answer_lines(
         yield f"best move of Stockfish: {_san(board, best)} ({verdict(values[best])})"
     if answer is not None:
         yield from (f"flaw: {flaw}" for flaw in _flaws(answer))
-    reasons = [*_doubts(reply, rules.legal_moves(fen)), *unlike(trained_on or {}, POLICY.name, fen)]
-    yield from (f"out of its depth: {reason}" for reason in reasons)
+    yield from (f"out of its depth: {reason}" for reason in _doubts(reply, rules.legal_moves(fen)))
 
 
 def _table(board: chess.Board, answer: PolicyAnswer, values: Values | None) -> Iterator[str]:
@@ -249,8 +244,6 @@ def _simulated(args: argparse.Namespace) -> Iterator[str]:
     model = start(args.model)
     (reply,) = model.step_all([(fen, move, moves)])
     yield from simulation_lines(fen, move, args.model, reply, moves)
-    for reason in unlike(model.trained_on, ENVIRONMENT.name, fen):
-        yield f"out of its depth: {reason}"
 
 
 def simulation_lines(

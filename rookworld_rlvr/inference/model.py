@@ -10,7 +10,6 @@ import torch
 from ..common.errors import NotationError, RookWorldError
 from ..models import loading
 from ..models.decoding import ANSWER_TOKENS, complete
-from ..tasks.coverage import Coverage, noted
 from ..tasks.environment import parse_environment_answer
 from ..tasks.policy import parse_policy_answer
 from ..tasks.types import EnvironmentAnswer, PolicyAnswer
@@ -63,15 +62,6 @@ class RookWorld:
             raise RookWorldError(
                 f"device: {device!r} cannot be used ({error}); give cpu"
             ) from error
-
-    @property
-    def trained_on(self) -> Coverage:
-        """The positions that it was trained on, by task; empty if its configuration does not say.
-
-        Raises:
-            RookWorldError: The configuration's note cannot be read.
-        """
-        return noted(self.network.config)
 
     # --------------------------------------------------------------------------------------------
     # One answer
