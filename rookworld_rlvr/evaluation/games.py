@@ -134,7 +134,7 @@ class GameSuite(Suite[chess.Board]):
                 for game, reply in zip(running, self.replies(model, running), strict=True):
                     game.take(reply)
                 left = sum(MOST_PLIES - game.half_moves for game in games if game.ending is None)
-                progress.update(len(games) * MOST_PLIES - left - progress.done)
+                progress.update(len(games) * MOST_PLIES - left - progress.n)
         self.played = games
         for game in games:
             yield game.name, self.judge(game), ()
