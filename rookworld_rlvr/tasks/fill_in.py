@@ -31,14 +31,14 @@ import chess
 from rapidfuzz.distance import Levenshtein
 
 from ..common.errors import IllegalPositionError, NotationError, UnjudgeableError
-from . import boards, rules
+from . import rules
 from .environment import (
     parse_environment_answer,
     parse_environment_prompt,
     write_environment_answer,
     write_environment_prompt,
 )
-from .task import BELOW_EXACT, Component, Metric, Row, Sampling, Task
+from .task import BELOW_EXACT, Metric, Row, Sampling, Task, documented
 from .text import (
     CASTLING,
     COUNTER,
@@ -590,15 +590,7 @@ class FillInTask(Task):
     ability = "fills in what is hidden in a record (`F:` prompts)"
     components = FILL_IN_COMPONENTS
     rewards = ("exact", "similarity", "format")
-    meanings = MappingProxyType(
-        {
-            "exact": Component("0 or 1", "The answer is consistent with the rest of the record."),
-            "similarity": Component(
-                meaning="1 if exact, else below 0.95 by edit distance to the nearest consistent answer."
-            ),
-            "format": Component("0 or 1", "The answer has the form of the hidden field."),
-        }
-    )
+    meanings = documented(score_fill_in)
     metrics = MappingProxyType(
         {
             "exact": Metric("exact"),
@@ -677,6 +669,8 @@ class FillInTask(Task):
 
     def board(self, row: Row, completion: str, values: Values | None = None) -> str:
         """See `Task`: the record's state and action; the caption has the answer and one that fits."""
+        from . import boards  # only pictures need it
+
         record = parse_fill_in_prompt(row["prompt"])
         fits = fitting(record)
         asked, _ = filled(record, fits[0])
