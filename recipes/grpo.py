@@ -61,7 +61,6 @@ from rookworld_rlvr.training.results import (
 from rookworld_rlvr.training.run_folder import (
     close_provenance,
     goes_on,
-    note_coverage,
     open_folder,
     open_provenance,
     quarantine_path,
@@ -104,8 +103,6 @@ def main(argv: Sequence[str]) -> None:
         require_truth(data, data_args.tasks, label_args.labels)
         truth = PolicyTruth.open(label_args, *data.policy_rows())
         check_rows(len(data.train), prompts)
-        longest, trust = training_args.max_completion_length, training_args.trust_remote_code
-        loading.check_lengths_here(model_args, data.prompts(), longest, trust)
         state.print(dry_run_text(data, training_args.rewards, truth))
         state.print(f"\n{resolved.partition(DEFAULTS)[0]}")
         return
@@ -163,7 +160,6 @@ def main(argv: Sequence[str]) -> None:
     loading.check_lengths(
         model.config, tokenizer, data.prompts(), training_args.max_completion_length
     )
-    note_coverage(model, data.train, is_new=False)
     reward_funcs = get_reward_funcs(training_args.rewards, truth)
     for judge in judges_of(reward_funcs).values():
         judge.check_lengths(data.prompts(), training_args.max_completion_length)

@@ -42,7 +42,6 @@ from rookworld_rlvr.training.progress import heldout_lines, print_short_lines
 from rookworld_rlvr.training.results import before_after_table
 from rookworld_rlvr.training.run_folder import (
     goes_on,
-    note_coverage,
     open_folder,
     open_provenance,
     quarantine_path,
@@ -100,7 +99,6 @@ def train(argv: Sequence[str], change: Callable[[Row], Row] | None = None) -> Pa
         tokenizer = train_tokenizer(texts, shape.pop("vocab_size"))
         model = new_model(tokenizer, **shape)
     answer_tokens = loading.answer_room(model.config, tokenizer, data.prompts(), ANSWER_TOKENS)
-    note_coverage(model, data.train, is_new=new_args.new_model is not None)
 
     ################
     # Training

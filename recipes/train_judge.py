@@ -27,7 +27,7 @@ from rookworld_rlvr.data.loading import DataArguments, load_data
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.gpt2 import fuse_gelu
 from rookworld_rlvr.reports.judge import judge_report, pairs_text, report_text
-from rookworld_rlvr.rewards.judge import check_pair_lengths, load_judge
+from rookworld_rlvr.rewards.judge import load_judge
 from rookworld_rlvr.rewards.judge_spec import JudgeSpec
 from rookworld_rlvr.training.checkpoints import WholeCheckpoints
 from rookworld_rlvr.training.config import RookWorldRewardConfig, RunArguments
@@ -126,7 +126,6 @@ def main(argv: Sequence[str]) -> None:
     state.print(
         f"training pairs: {len(train)}, of which {left_out} are longer than max_length and left out"
     )
-    check_pair_lengths(trainer.model, trainer.train_dataset, reward_args.max_length)
     trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     interrupt.leave_if_stopped(output_dir)
     save_final(trainer, output_dir)

@@ -18,10 +18,10 @@ from ..common.errors import EngineError, RookWorldError
 from ..engine.arguments import find_engine
 from ..engine.truth import LabelArguments
 from ..evaluation.registry import SUITE_HEADLINES
-from ..models.loading import check_model_name, hub_faults
+from ..models.loading import check_model_name
 from ..rewards.registry import check_reward_specs, tasks_of
 from ..tasks.registry import TASKS
-from ..training.config import RookWorldGRPOConfig, RunArguments
+from ..training.config import RookWorldGRPOConfig
 from ..training.parts.arguments import left_out_tasks
 from ..training.run_folder import foreign_faults
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 def check_sft_recipe(*groups: Any) -> list[str]:
     """Faults of a recipe for supervised fine-tuning, from several dataclasses together."""
-    run_args, _, new_args, model_args, sft_args = groups
+    _, _, new_args, model_args, sft_args = groups
     faults = check_output(sft_args)
     if model_args is None or new_args is None:
         return faults
     if new_args.new_model is None:
-        return faults + check_model_arguments(model_args, run_args)
+        return faults + check_model_arguments(model_args)
     if model_args.model_name_or_path is not None:
         faults.append("new_model and model_name_or_path cannot be combined; leave one out")
     return faults
@@ -44,10 +44,10 @@ def check_sft_recipe(*groups: Any) -> list[str]:
 
 def check_judge_recipe(*groups: Any) -> list[str]:
     """Faults of a recipe for training a judge, from several dataclasses together."""
-    run_args, _, judge_args, model_args, reward_args = groups
+    _, _, judge_args, model_args, reward_args = groups
     faults = check_output(reward_args)
     if model_args is not None:
-        faults += check_model_arguments(model_args, run_args)
+        faults += check_model_arguments(model_args)
         if model_args.use_peft:
             faults.append("use_peft: a judge is trained without adapters; leave it out")
     if judge_args is not None:
@@ -60,16 +60,9 @@ def check_output(args: TrainingArguments | None) -> list[str]:
     return [] if args is None else foreign_faults(Path(args.output_dir))
 
 
-def check_model_arguments(args: ModelConfig, run_args: RunArguments | None) -> list[str]:
-    """Faults of the keys for loading a model; nothing is loaded.
-
-    Args:
-        args: The model's keys.
-        run_args: A dry run does not ask the Hub.
-    """
-    name, offline = args.model_name_or_path, run_args is not None and run_args.dry_run
-    faults = check_model_name(name)
-    faults += hub_faults(name, args.model_revision, offline) if name else []
+def check_model_arguments(args: ModelConfig) -> list[str]:
+    """Faults of the keys for loading a model; nothing is loaded."""
+    faults = check_model_name(args.model_name_or_path)
     faults += [
         f"{key}: quantised models are not supported; leave it out"
         for key in ("load_in_8bit", "load_in_4bit")
@@ -102,7 +95,7 @@ def check_recipe(*groups: Any) -> list[str]:
     run_args, data_args, label_args, model_args, _, training_args, suite_args = groups
     faults = [] if run_args is None else check_output(training_args)
     if model_args is not None:
-        faults += check_model_arguments(model_args, run_args)
+        faults += check_model_arguments(model_args)
     if training_args is None:
         return faults
     tasks, suites = TASKS.keys(), SUITE_HEADLINES.keys()

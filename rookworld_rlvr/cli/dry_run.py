@@ -14,7 +14,7 @@ from ..common.errors import RookWorldError
 from ..common.terminal import wrapped
 from ..data.loading import LoadedData
 from ..engine.truth import PolicyTruth
-from ..rewards.own import checked
+from ..rewards.own import checked, placed_errors
 from ..rewards.registry import RewardFunc, get_reward_funcs
 from ..tasks.registry import TASKS
 from ..tasks.task import Task
@@ -78,14 +78,16 @@ def _rewards(
     }
     cells: list[list[str]] = [[] for _ in batch]
     for func in funcs:
-        found = func(
-            prompts=[row["prompt"] for row in rows],
-            completions=list(texts),
-            **columns,
-            **of_trainer,
-        )
-        values = runner.run(found) if inspect.iscoroutine(found) else found
-        for cell, number in zip(cells, checked(func.__name__, values, len(batch)), strict=True):
+        with placed_errors(func.__name__):
+            found = func(
+                prompts=[row["prompt"] for row in rows],
+                completions=list(texts),
+                **columns,
+                **of_trainer,
+            )
+            values = runner.run(found) if inspect.iscoroutine(found) else found
+        numbers = checked(func.__name__, values, len(batch))
+        for cell, number in zip(cells, numbers, strict=True):
             if isinstance(number, RookWorldError):
                 raise number
             if number is not None:

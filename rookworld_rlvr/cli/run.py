@@ -18,7 +18,6 @@ from typing import Any, NoReturn
 
 from ..common import ctrl_c
 from ..common.errors import RookWorldError, is_disk_full, is_out_of_memory
-from ..common.progress import LogBar
 from ..common.terminal import printable
 from .main import command_name
 
@@ -98,7 +97,6 @@ def _hide_bars() -> None:
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     datasets.disable_progress_bars()
-    datasets.arrow_dataset.hf_tqdm = LogBar  # of `Dataset.map`, which may take hours
     disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
 

@@ -6,8 +6,7 @@ import ctypes
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
@@ -18,17 +17,16 @@ def run_child(command: Sequence[str], log: Path) -> int:
 
     It ends with this process: at an exception it is asked to, and after SIGKILL the system ends it.
     """
-    process = None
-    try:
-        with log.open("a", encoding="utf-8") as output, _signals_held():
-            process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, preexec_fn=_end_with_parent
-            )
-        return process.wait()
-    finally:
-        if process is not None:
+    with (
+        log.open("a", encoding="utf-8") as output,
+        subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, preexec_fn=_end_with_parent
+        ) as process,
+    ):
+        try:
+            return process.wait()
+        finally:
             process.terminate()
-            process.wait()
 
 
 def last_line(log: Path) -> str:
@@ -43,18 +41,3 @@ def _end_with_parent() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-@contextmanager
-def _signals_held() -> Iterator[None]:
-    """Delay SIGINT and SIGTERM to the end of the block, so that a process being started is not lost."""
-    held: list[int] = []
-    words = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(word, lambda number, _: held.append(number)) for word in words]
-    try:
-        yield
-    finally:
-        for word, handler in zip(words, before, strict=True):
-            signal.signal(word, handler)
-        for number in held:
-            signal.raise_signal(number)

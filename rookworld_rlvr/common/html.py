@@ -66,20 +66,15 @@ def marked(text: str, reference: str) -> Markup:
     return drawn
 
 
-def track(share: float, kind: str = "") -> Markup:
+def track(share: float, kind: str) -> Markup:
     """Draw one bar of a share, at most at full width.
 
-    >>> print(track(0.5))
-    <svg class="track" aria-hidden="true"><rect width="50.00%" height="100%" rx="2"/></svg>
+    >>> print(track(0.5, "was"))
+    <svg class="track" aria-hidden="true"><rect class="was" width="50.00%" height="100%" rx="2"/></svg>
     """
-    form = '<svg class="track" aria-hidden="true"><rect{} width="{}" height="100%" rx="2"/></svg>'
-    named = Markup(' class="{}"').format(kind) if kind else ""
-    return Markup(form).format(named, percent(share))
-
-
-def percent(part: float) -> str:
-    """Format a share as a length, clipped to 0% to 100%."""
-    return f"{100 * min(1.0, max(0.0, part)):.2f}%"
+    width = f"{100 * min(1.0, max(0.0, share)):.2f}%"
+    bar = Markup('<rect class="{}" width="{}" height="100%" rx="2"/>').format(kind, width)
+    return Markup('<svg class="track" aria-hidden="true">{}</svg>').format(bar)
 
 
 def pixels(place: float) -> str:
@@ -90,17 +85,6 @@ def pixels(place: float) -> str:
 # --------------------------------------------------------------------------------------------------
 # Plots
 # --------------------------------------------------------------------------------------------------
-def bars(rows: Sequence[tuple[str, float | None, str]], kind: str = "") -> Markup:
-    """Draw horizontal bars, the largest at full width.
-
-    Args:
-        rows: Label, value (at least 0), and the text for the value.
-        kind: A CSS class.
-    """
-    largest = max((value or 0.0 for _, value, _ in rows), default=0.0) or 1.0
-    return render("bars.html", rows=[(a, (b or 0) / largest, c) for a, b, c in rows], kind=kind)
-
-
 def pair_bars(rows: Sequence[tuple[str, float, float, str]], largest: float = 0) -> Markup:
     """Draw two bars per label: the value before, and below it the value after.
 
@@ -111,22 +95,6 @@ def pair_bars(rows: Sequence[tuple[str, float, float, str]], largest: float = 0)
     full = largest or max((value for _, *pair, _ in rows for value in pair), default=0.0) or 1.0
     drawn = [(label, old / full, new / full, words) for label, old, new, words in rows]
     return render("pair_bars.html", rows=drawn)
-
-
-def histogram(values: Sequence[float], title: str, bins: int = 24) -> Markup:
-    """Draw a histogram; empty without values."""
-    if not values:
-        return Markup()
-    low, high = min(values), max(values)
-    width = (high - low) / bins or 1.0
-    counts = [0] * bins
-    for value in values:
-        counts[min(bins - 1, int((value - low) / width))] += 1
-    columns = [
-        (56 * count / max(counts), f"{low + place * width:.3g}: {count}")
-        for place, count in enumerate(counts)
-    ]
-    return render("histogram.html", columns=columns, title=title, low=low, high=high)
 
 
 def curve(values: Sequence[float | None], title: str) -> Markup:
@@ -164,9 +132,7 @@ _POLICY = (
 
 
 _TEMPLATES.globals |= {
-    "bars": bars,
     "pair_bars": pair_bars,
-    "histogram": histogram,
     "curve": curve,
     "marked": marked,
     "track": track,

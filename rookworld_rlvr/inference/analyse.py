@@ -20,9 +20,7 @@ from ..common.terminal import printable
 from ..engine.arguments import DEFAULT_DEPTH, EngineArguments
 from ..engine.labeller import Labeller
 from ..tasks import rules
-from ..tasks.coverage import unlike
-from ..tasks.environment import ENVIRONMENT, answer_fields
-from ..tasks.policy import POLICY
+from ..tasks.environment import answer_fields
 from ..tasks.types import MATE_CP, EnvironmentAnswer, PolicyAnswer, Values
 from .arguments import model_parser, run, start
 from .prompts import Reply, over, read_legal_move, read_move, read_position
@@ -58,7 +56,6 @@ def _answer(args: argparse.Namespace) -> Iterator[str]:
         model = start(args.model)
         (state,) = model.step_all([(fen, move, history)])
         yield from simulation_lines(fen, move, args.model, state)
-        task = ENVIRONMENT.name
     else:
         yield from position_lines(fen)
         if not rules.legal_moves(fen):
@@ -69,9 +66,6 @@ def _answer(args: argparse.Namespace) -> Iterator[str]:
         (reply,) = model.analyse_all([fen])
         yield from answer_lines(fen, args.model, reply, values)
         yield f"Evaluations in pawns, from the side to move. {engine}"
-        task = POLICY.name
-    for reason in unlike(model.trained_on, task, fen):
-        yield f"out of its depth: {reason}"
 
 
 def position_of(fen: str, moves: Sequence[str]) -> chess.Board:

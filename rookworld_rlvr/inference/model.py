@@ -10,7 +10,6 @@ import torch
 from ..common.errors import NotationError, RookWorldError
 from ..models import loading
 from ..models.decoding import ANSWER_TOKENS, complete
-from ..tasks.coverage import Coverage, noted
 from ..tasks.environment import parse_environment_answer
 from ..tasks.policy import parse_policy_answer
 from ..tasks.types import EnvironmentAnswer, PolicyAnswer
@@ -54,15 +53,6 @@ class RookWorld:
         tokenizer = loading.load_tokenizer(name, revision=revision)
         network: Any = loading.load_model(name, revision=revision, dtype=dtype)
         return cls(network.to(device), tokenizer)
-
-    @property
-    def trained_on(self) -> Coverage:
-        """The positions that it was trained on, by task; empty if its configuration does not say.
-
-        Raises:
-            RookWorldError: The configuration's note cannot be read.
-        """
-        return noted(self.network.config)
 
     # --------------------------------------------------------------------------------------------
     # One answer

@@ -5,15 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from fnmatch import filter as matching
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..common.errors import RookWorldError
 from ..common.files import asset_path, is_hub_id
+from ..common.shipped import shipped_names
 
 if TYPE_CHECKING:  # libraries are imported where they are used: to check a name takes none
-    from huggingface_hub import ModelInfo
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
     from trl import ModelConfig
 
@@ -48,44 +47,31 @@ def check_model_name(name: str | None, key: str = "model_name_or_path") -> list[
         return [f"{key}: missing; give {PACKAGED_MODEL}, a folder or a Hub id"]
     path = Path(resolve_model_path(name))
     if (path / "config.json").is_file():
-        return pickle_faults(name, key=key)
-    if (path / "adapter_config.json").is_file():
-        has_merged = (path.parent / "config.json").is_file()
-        merge = (
-            "merge it by peft's AutoPeftModelForCausalLM.from_pretrained(...).merge_and_unload()"
+        found = pickled(file.name for file in path.iterdir())
+        return (
+            [f"{key}: the weights of {name!r} are a pickle ({found}): {_CONVERT}"] if found else []
         )
-        remedy = f"{merge}.save_pretrained(FOLDER), and copy the tokenizer's files into FOLDER"
-        if has_merged:
-            remedy += f"; {path.parent} has the model of the run's best step, merged"
-        return [f"{key}: {name!r} holds a LoRA adapter alone; {remedy}"]
-    if path.is_dir():
-        return [f"{key}: no model in {name!r}{_how_to_make(path)}"]
     if path.is_file():
         return [f"{key}: {name!r} is a file, not the folder of a model; {_CONVERT}"]
-    if is_hub_id(name):
+    if (path / "adapter_config.json").is_file():
+        return [
+            f"{key}: {name!r} holds a LoRA adapter alone; its run's folder has the merged model, or "
+            "merge it by peft's merge_and_unload and save_pretrained"
+        ]
+    if is_hub_id(name) and not path.exists():
         return []
-    if "/" in name:
-        where = "" if path.is_absolute() else f" in {Path.cwd()}"
-        return [f"{key}: there is no folder {name!r}{where}{_how_to_make(path)}"]
+    recipe = ""
+    if path.parent == Path("runs") and path.name in shipped_names("recipes"):
+        command = f"rookworld {path.name.split('_')[0]} --config recipes/{path.name}.yaml"
+        recipe = f"; a recipe of that name makes it: {command}"
+    if path.is_dir():
+        return [f"{key}: no model in {name!r}{recipe}"]
     folders = (str(path) for path in Path().iterdir() if path.is_dir())
     close = difflib.get_close_matches(name, [PACKAGED_MODEL, *folders], n=1)
     return [
-        f"{key}: {name!r} is neither packaged ({PACKAGED_MODEL}), a folder, nor a Hub id "
-        f"(owner/name){f'; did you mean {close[0]}?' if close else ''}"
+        f"{key}: there is no folder {name!r} in {Path.cwd()}, and it is neither {PACKAGED_MODEL} nor a "
+        f"Hub id (owner/name){f'; did you mean {close[0]}?' if close else ''}{recipe}"
     ]
-
-
-_RECIPES = Path(__file__).parents[2] / "recipes"  # there if the package is used from its repository
-
-
-def _how_to_make(path: Path) -> str:
-    """The command for a folder that is the `output_dir` of a packaged recipe."""
-    if path.parent != Path("runs") or not (_RECIPES / f"{path.name}.yaml").is_file():
-        return ""
-    command = path.name.split("_")[0]
-    return (
-        f"; a recipe of that name makes it: rookworld {command} --config recipes/{path.name}.yaml"
-    )
 
 
 def pickled(files: Iterable[str]) -> str | None:
@@ -102,74 +88,23 @@ def pickled(files: Iterable[str]) -> str | None:
     return None
 
 
-def pickle_faults(name: str, revision: str = "main", key: str = "model_name_or_path") -> list[str]:
-    """A fault if a model has its weights as a pickle only; nothing is loaded.
+def load_safely(kind: Any, name: str, **kwargs: Any) -> Any:
+    """A model by one of transformers' classes, from safetensors only.
 
-    Args:
-        name: Packaged name, folder or Hub id.
-        revision: Of a repository on the Hub.
-        key: The option that names the model.
+    Raises:
+        RookWorldError: There is no such model, it could not be loaded, or its weights are a pickle.
     """
-    found = pickled(_files(name, revision))
-    return [f"{key}: the weights of {name!r} are a pickle ({found}): {_CONVERT}"] if found else []
+    from accelerate.utils import patch_environment
+    from safetensors import SafetensorError
 
-
-def _files(name: str, revision: str) -> list[str]:
-    """Names of a model's files, in its folder, the Hub's cache or the Hub; empty if not known."""
-    folder = Path(resolve_model_path(name))
-    if folder.is_dir():
-        return [path.name for path in folder.iterdir()]
-    if not is_hub_id(name):
-        return []
-    from huggingface_hub import try_to_load_from_cache
-
-    for file in ("config.json", "adapter_config.json"):
-        if isinstance(kept := try_to_load_from_cache(name, file, revision=revision), str):
-            return [path.name for path in Path(kept).parent.iterdir()]
-    found = _hub_info(name, revision)
-    return [] if isinstance(found, Exception) else [x.rfilename for x in found.siblings or ()]
-
-
-@cache
-def _hub_info(name: str, revision: str) -> ModelInfo | Exception:
-    from huggingface_hub import HfApi
-
+    for fault in check_model_name(name, "model"):
+        raise RookWorldError(fault)
     try:
-        return HfApi().model_info(name, revision=revision, timeout=10)
-    except Exception as error:  # its HTTP library's errors too, whichever that is
-        return error
-
-
-def hub_faults(name: str, revision: str, offline: bool) -> list[str]:
-    """A fault if a model is neither on the Hub nor in its cache here, or is a pickle; nothing is
-    downloaded.
-
-    Args:
-        name: A Hub id; other names are ignored, see `check_model_name`.
-        revision: Of the repository.
-        offline: Whether to accept that the Hub cannot be reached.
-    """
-    if not is_hub_id(name) or check_model_name(name) or Path(name).exists():
-        return []
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HfHubHTTPError
-
-    if isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
-        return pickle_faults(name, revision)
-    error = _hub_info(name, revision)
-    is_said_by_hub = isinstance(error, HfHubHTTPError)
-    if not isinstance(error, Exception):
-        return pickle_faults(name, revision)
-    if offline and not is_said_by_hub:
-        return []
-    if is_said_by_hub:
-        reason = f"the Hub refuses it at revision {revision!r}: {error}"
-    else:
-        reason = f"not on this machine, and the Hub could not be reached: {error}"
-    return [
-        f"model_name_or_path: {name!r}: {' '.join(reason.split())[:300]}; give another model, or "
-        "a folder"
-    ]
+        # Without the variable, transformers would take weights that the Hub's bot made of a pickle.
+        with patch_environment(DISABLE_SAFETENSORS_CONVERSION="true"):
+            return kind.from_pretrained(resolve_model_path(name), use_safetensors=True, **kwargs)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _cannot_load("model", name, error) from error
 
 
 def load_model(name: str, *, trust_remote_code: bool = False, **kwargs: Any) -> PreTrainedModel:
@@ -184,27 +119,15 @@ def load_model(name: str, *, trust_remote_code: bool = False, **kwargs: Any) -> 
         kwargs: For `AutoModelForCausalLM.from_pretrained`.
 
     Raises:
-        RookWorldError: There is no such model, it could not be loaded, or its weights are a pickle.
+        RookWorldError: See `load_safely`.
     """
-    from accelerate.utils import patch_environment
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     from . import gpt2
 
-    for fault in pickle_faults(name, kwargs.get("revision") or "main", "model"):
-        raise RookWorldError(fault)
-    try:
-        # Without the variable, transformers would take weights that the Hub's bot made of a pickle.
-        with patch_environment(DISABLE_SAFETENSORS_CONVERSION="true"):
-            model = AutoModelForCausalLM.from_pretrained(
-                resolve_model_path(name),
-                use_safetensors=True,
-                trust_remote_code=trust_remote_code,
-                **kwargs,
-            )
-    except (OSError, ValueError, SafetensorError) as error:
-        raise _cannot_load("model", name, error) from error
+    model: PreTrainedModel = load_safely(
+        AutoModelForCausalLM, name, trust_remote_code=trust_remote_code, **kwargs
+    )
     gpt2.disable_dropout(model)
     gpt2.fuse_gelu(model)
     return model
@@ -233,8 +156,7 @@ def answer_room(
     Raises:
         RookWorldError: They leave none.
     """
-    # The second name is that of Llama, Qwen2 and most others.
-    positions = getattr(config, "n_positions", getattr(config, "max_position_embeddings", None))
+    positions = getattr(config, "max_position_embeddings", None)
     longest = max(map(len, tokenizer(prompts)["input_ids"]))
     if positions is not None and longest >= positions:
         raise RookWorldError(
@@ -260,22 +182,8 @@ def check_lengths(
     if room < max_completion_length:
         raise RookWorldError(
             f"max_completion_length: {max_completion_length} tokens after the longest prompt need more "
-            f"positions than the model has; give at most {room}"
+            f"positions than the model {config.name_or_path!r} has; give at most {room}"
         )
-
-
-def check_lengths_here(
-    args: ModelConfig, prompts: list[str], max_completion_length: int, trust_remote_code: bool
-) -> None:
-    """`check_lengths` of a model that is a folder on this machine, without loading its weights."""
-    from transformers import AutoConfig
-
-    folder = resolve_model_path(str(args.model_name_or_path))
-    if Path(folder).is_dir():
-        trust = {"trust_remote_code": trust_remote_code}
-        tokenizer = load_tokenizer(folder, **trust)
-        config = AutoConfig.from_pretrained(folder, **trust)
-        check_lengths(config, tokenizer, prompts, max_completion_length)
 
 
 def load_from_arguments(

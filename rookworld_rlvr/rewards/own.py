@@ -4,30 +4,40 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
 from ..common.own import load_own, place_of
+from ..common.settings import record_faults, setting
 from ..tasks.registry import TASKS, task_of
 from ..tasks.text import message_text
 
-_GIVEN = ("prompts", "completions")  # by TRL, with the columns of the data
-
-
-_COLUMNS = ("completion_ids", "task", "fen", "action", "history", "action_values")
-
-
+# What TRL passes, with the columns of the data.
+_GIVEN = {
+    "prompts",
+    "completions",
+    "completion_ids",
+    "task",
+    "fen",
+    "action",
+    "history",
+    "action_values",
+}
 _LEFT_OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
 _OURS = ("name", "weight", "tasks")  # keys of a specification that are not options of the function
 
 
-Rewards = list[Any]
-"""A number or None for each row, unless the user's function returned something else."""
+@dataclass(frozen=True, slots=True)
+class _OwnSpec:
+    """The keys of a user's reward that are not options of the function."""
+
+    tasks: list[str] | None = setting(
+        None, "Tasks whose rows it judges; None means all.", among=TASKS, of="task", filled=True
+    )
 
 
 def own_tasks(spec: Mapping[str, Any]) -> tuple[str, ...]:
@@ -37,38 +47,23 @@ def own_tasks(spec: Mapping[str, Any]) -> tuple[str, ...]:
 
 def own_faults(spec: Mapping[str, Any]) -> list[str]:
     """What is wrong with a user's reward, one sentence each; this runs its file."""
-    name, tasks = spec["name"], spec.get("tasks")
+    name = spec["name"]
     try:
         func = load_own(name, "rewards")
     except ConfigurationError as error:
         return error.faults
     if not callable(func):
         return [f"rewards: {name} must be a function, but is {func!r}"]
-    are_names = isinstance(tasks, list) and all(isinstance(task, str) for task in tasks)
-    if tasks is not None and not (tasks and are_names):
-        return [f"rewards: tasks of {name} must be a list of tasks, but is {tasks!r}"]
-    faults = [
-        f"rewards: tasks of {name}: {task!r} is not a task{close_matches(str(task), TASKS)}"
-        for task in tasks or ()
-        if task not in TASKS
-    ]
-    try:
-        parameters = inspect.signature(func).parameters
-    except ValueError:  # a function that is written in C
-        return faults
+    faults = record_faults(_OwnSpec, {"tasks": spec.get("tasks")}, f"rewards: {name}")
+    parameters = inspect.signature(func).parameters
     kinds = [parameter.kind for parameter in parameters.values()]
-    misses = [given for given in _GIVEN if given not in parameters]
     if inspect.Parameter.VAR_KEYWORD not in kinds:
         faults.append(
             f"rewards: {name} takes {inspect.signature(func)}; TRL passes all columns of the data, "
             "so write def reward(prompts, completions, **columns)"
         )
-    elif len(misses) == len(_GIVEN):
-        faults.append(
-            f"rewards: {name} takes neither prompts nor completions; add one of them as a parameter"
-        )
     named = {key for key, parameter in parameters.items() if parameter.kind not in _LEFT_OPEN}
-    options = {*_OURS, *named} - {*_GIVEN, *_COLUMNS}
+    options = {*_OURS, *named} - _GIVEN
     faults += [
         f"rewards: {name} has no option {key!r}{close_matches(str(key), options)}"
         for key in spec
@@ -77,55 +72,44 @@ def own_faults(spec: Mapping[str, Any]) -> list[str]:
     return faults
 
 
-def own_reward(spec: Mapping[str, Any]) -> Callable[..., Rewards | Awaitable[Rewards]]:
-    """A user's reward with its options, called for the rows of its tasks only.
+@contextmanager
+def placed_errors(name: str) -> Iterator[None]:
+    """Whatever a user's reward raises, as one message with the file and line."""
+    try:
+        yield
+    except RookWorldError:
+        raise
+    except Exception as error:
+        raise RookWorldError(f"the reward {name} raised {place_of(error)}") from error
 
-    An exception, and a result that is not a list, becomes one message; `checked` looks at the values.
+
+def own_reward(spec: Mapping[str, Any]) -> Callable[..., Any]:
+    """A user's reward with its options, called for the rows of its tasks only.
 
     Args:
         spec: ``{"name": ..., "weight": ..., "tasks": [...], **options}``.
     """
     func = load_own(spec["name"], "rewards")
     options = {key: value for key, value in spec.items() if key not in _OURS}
-    asked = partial(func, **options) if options else func
-    signature = inspect.signature(asked)
-    tasks = own_tasks(spec)
-    name = spec["name"].rpartition(":")[2]
+    asked = partial(func, **options)
+    tasks, name = own_tasks(spec), spec["name"].rpartition(":")[2]
 
     def inputs_of(prompts: Sequence[Any], columns: Any) -> tuple[list[int], dict[str, Any]]:
         """The rows of its tasks, and what the function is called with for them."""
         rows = [row for row, text in enumerate(prompts) if task_of(message_text(text)) in tasks]
-        inputs = only_rows(rows, len(prompts), {"prompts": prompts, **columns})
-        try:
-            signature.bind(**inputs)
-        except TypeError as error:
-            raise RookWorldError(
-                f"the reward {name} cannot be called: {error}; it gets {', '.join(inputs)}"
-            ) from error
-        return rows, inputs
+        return rows, only_rows(rows, len(prompts), {"prompts": prompts, **columns})
 
-    @contextmanager
-    def placed_errors() -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # whatever a user's function raises
-            raise RookWorldError(f"the reward {name} raised {place_of(error)}") from error
-
-    def of_all(rows: Sequence[int], values: Any, size: int) -> Rewards:
+    def of_all(rows: Sequence[int], values: Any, size: int) -> list[Any]:
         by_row = dict(zip(rows, listed(name, values, len(rows)), strict=True))
         return [by_row.get(row) for row in range(size)]
 
-    def reward(prompts: Sequence[Any], **columns: Any) -> Rewards:
+    def reward(prompts: Sequence[Any], **columns: Any) -> list[Any]:
         rows, inputs = inputs_of(prompts, columns)
-        with placed_errors():
-            values = asked(**inputs) if rows else []
-        return of_all(rows, values, len(prompts))
+        return of_all(rows, asked(**inputs) if rows else [], len(prompts))
 
-    async def reward_in_time(prompts: Sequence[Any], **columns: Any) -> Rewards:
+    async def reward_in_time(prompts: Sequence[Any], **columns: Any) -> list[Any]:
         rows, inputs = inputs_of(prompts, columns)
-        with placed_errors():
-            values = await asked(**inputs) if rows else []
-        return of_all(rows, values, len(prompts))
+        return of_all(rows, await asked(**inputs) if rows else [], len(prompts))
 
     calls = (func, getattr(func, "__call__", None))  # noqa: B004  (an object's own)
     made = reward_in_time if any(map(inspect.iscoroutinefunction, calls)) else reward

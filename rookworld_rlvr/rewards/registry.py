@@ -19,7 +19,6 @@ from ..engine.truth import PolicyTruth, policy_values
 from ..tasks.environment import ENVIRONMENT
 from ..tasks.policy import POLICY
 from ..tasks.registry import TASKS, score_row, task_of
-from ..tasks.task import Component, Task
 from ..tasks.text import message_text
 from ..tasks.types import Score
 from . import composites
@@ -86,16 +85,13 @@ COMPOSITES: Mapping[str, Reward] = {
 def known_rewards() -> dict[str, Reward]:
     """Every reward by name: the components that each task makes rewards of, then the composites."""
     components = {
-        f"{task.name}_{component}": _component_reward(task, component)
+        f"{task.name}_{component}": Reward(
+            (task.name,), itemgetter(component), meaning=task.meanings.get(component, "")
+        )
         for task in TASKS.values()
         for component in task.rewards
     }
     return {**components, **COMPOSITES}
-
-
-def _component_reward(task: Task, component: str) -> Reward:
-    said = task.meanings.get(component, Component())
-    return Reward((task.name,), itemgetter(component), range=said.range, meaning=said.meaning)
 
 
 def get_reward_funcs(
@@ -270,6 +266,6 @@ def _reward_func(spec: Spec, truth: PolicyTruth) -> RewardFunc:
     vars(reward_func).update(
         truth=truth,  # for parts of the trainer that judge the same completions
         tasks=reward.tasks,
-        limits_itself=True,  # by the engine's time-outs, see `guard`
+        is_packaged=True,  # see `guard`
     )
     return reward_func

@@ -11,8 +11,8 @@ import chess
 from rapidfuzz.distance import LCSseq, Levenshtein
 
 from ..common.errors import IllegalPositionError, NotationError
-from . import boards, rules
-from .task import BELOW_EXACT, Component, Metric, Row, Sampling, Task
+from . import rules
+from .task import BELOW_EXACT, Metric, Row, Sampling, Task, documented
 from .text import (
     ENVIRONMENT_PREFIX,
     MAX_HISTORY,
@@ -236,21 +236,7 @@ class EnvironmentTask(Task):
     ability = "simulates the board (`A:` prompts)"
     components = ENVIRONMENT_COMPONENTS
     rewards = ("exact", "state", "outcome", "format")
-    meanings = MappingProxyType(
-        {
-            "exact": Component(
-                "0 or 1", "The whole answer is right: six FEN fields, reward and both flags."
-            ),
-            "state": Component(
-                meaning="1 if the next state is right, else from 0.2 to 0.95, by the squares and fields "
-                "that are right; below 0.2 if the board is malformed."
-            ),
-            "outcome": Component(
-                meaning="Share of three values that are right: the reward and the two flags."
-            ),
-            "format": Component("0 or 1", "The four fields can be read."),
-        }
-    )
+    meanings = documented(score_environment)
     metrics = MappingProxyType(
         {name: Metric(name) for name in ("exact", "state", "position", "format")}
     )
@@ -324,6 +310,8 @@ class EnvironmentTask(Task):
 
         Wrong squares are red on the left and green on the right; the caption names the wrong fields.
         """
+        from . import boards  # only pictures need it
+
         truth = rules.transition(row["fen"], row["action"])
         turn = rules.board_of(row["fen"]).turn
         true_placement = boards.placement_of(truth.fen)

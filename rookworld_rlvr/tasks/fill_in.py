@@ -23,7 +23,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from functools import lru_cache
 from itertools import combinations, product
 from types import MappingProxyType
@@ -32,21 +31,20 @@ import chess
 from rapidfuzz.distance import Levenshtein
 
 from ..common.errors import IllegalPositionError, NotationError, UnjudgeableError
-from . import boards, rules
+from . import rules
 from .environment import (
     parse_environment_answer,
     parse_environment_prompt,
     write_environment_answer,
     write_environment_prompt,
 )
-from .task import BELOW_EXACT, Component, Metric, Row, Sampling, Task
+from .task import BELOW_EXACT, Metric, Row, Sampling, Task, documented
 from .text import (
     CASTLING,
     COUNTER,
     EN_PASSANT,
     ENVIRONMENT_PREFIX,
     FILL_IN_PREFIX,
-    MAX_HISTORY,
     clean,
     clean_answer,
     contract_rank,
@@ -73,7 +71,10 @@ from .types import (
 MASK = "[MASK]"
 
 
-FILL_IN_COLUMNS = tuple(column.name for column in fields(FillInPrompt)[:7])
+FILL_IN_COLUMNS = (
+    *("state", "action", "history"),
+    *("next_state", "reward", "terminated", "truncated"),
+)
 
 
 FEN_COLUMNS = ("state", "next_state")
@@ -98,7 +99,18 @@ _COLUMN_FIELDS: Mapping[str, FillInField] = {
 }
 
 
-_UNMASKED = (*(("8",) * 8), "w", "-", "-", "0", "1")  # a valid value for each part of a FEN
+_UNMASKED: Mapping[FillInField, str] = {  # a valid value for each field
+    "action": "e2e4",
+    "next_state": "8/8/8/8/8/8/8/8 w - - 0 1",
+    "rank": "8",
+    "side_to_move": "w",
+    "castling": "-",
+    "en_passant": "-",
+    "clocks": "0",
+    "history": "e2e4",
+    "reward": "0.0",
+    "flags": "0",
+}
 
 
 def fen_parts(fen: str) -> tuple[str, ...]:
@@ -118,14 +130,7 @@ def join_fen(parts: Sequence[str]) -> str:
 
 def write_fill_in_prompt(prompt: FillInPrompt) -> str:
     """Write ``F: state+action+history+next_state+reward+terminated+truncated+`` with a mask in it."""
-    return f"{FILL_IN_PREFIX} {'+'.join(fill_in_columns(prompt))}+"
-
-
-def fill_in_columns(prompt: FillInPrompt) -> tuple[str, ...]:
-    """The text of each of the seven columns, in the order of `FILL_IN_COLUMNS`."""
-    history = " ".join(prompt.history)
-    flags = prompt.terminated, prompt.truncated
-    return (prompt.state, prompt.action, history, prompt.next_state, prompt.reward, *flags)
+    return f"{FILL_IN_PREFIX} {'+'.join(prompt.columns)}+"
 
 
 def parse_fill_in_prompt(text: str) -> FillInPrompt:
@@ -146,18 +151,21 @@ def parse_fill_in_prompt(text: str) -> FillInPrompt:
     masked = [
         name for name, column in zip(FILL_IN_COLUMNS, columns, strict=False) if MASK in column
     ]
-    history = tuple(item for item in columns[2].split(" ") if item)
-    if masked == ["action", "history"] and history[-1] == MASK and body.count(MASK) == 2:
+    if masked == ["action", "history"] and columns[2].endswith(MASK) and body.count(MASK) == 2:
         masked = ["action"]
     elif len(masked) != 1 or body.count(MASK) != 1 or masked == ["action"]:
         raise NotationError(f"not one {MASK} (of the action two, one ends the history)", body)
-    if len(history) > MAX_HISTORY:
-        raise NotationError(f"more than {MAX_HISTORY} moves of history", body)
-    field, part = _masked_part(masked[0], columns[FILL_IN_COLUMNS.index(masked[0])], history)
-    state, next_state = (_parse_masked_fen(columns[index]) for index in (0, 3))
-    reward, terminated, truncated = map(_parse_masked, FILL_IN_COLUMNS[4:], columns[4:7])
-    suffix = reward, terminated, truncated
-    return FillInPrompt(state, columns[1], history, next_state, *suffix, field, masked[0], part)
+    (column,) = masked
+    field, part = _masked_part(column, columns[FILL_IN_COLUMNS.index(column)])
+    asked, answered = _read(columns, _UNMASKED[field])
+    return mask(asked, answered, column, part)[0]
+
+
+def _read(columns: Sequence[str], answer: str) -> tuple[EnvironmentPrompt, EnvironmentAnswer]:
+    """A record with an answer in place of the mask, as prompt and answer of the environment."""
+    shown = [column.replace(MASK, answer) for column in columns]
+    asked = parse_environment_prompt("+".join(shown[:3]) + "+")
+    return asked, parse_environment_answer("+".join(shown[3:7]))
 
 
 def write_fill_in_answer(answer: str) -> str:
@@ -181,37 +189,22 @@ def parse_fill_in_answer(field: FillInField, text: str) -> str:
     return _parse_field(field, clean_answer(text))
 
 
-def _masked_part(
-    column: str, text: str, history: tuple[str, ...]
-) -> tuple[FillInField, int | None]:
+def _masked_part(column: str, text: str) -> tuple[FillInField, int | None]:
     """The field that the mask hides, and which part of its column that is."""
     if text == MASK and column in _COLUMN_FIELDS:
         return _COLUMN_FIELDS[column], None
-    if column in FEN_COLUMNS:
-        parts = re.split(" +|/", text)
-        if len(parts) == len(FEN_FIELDS) and MASK in parts:
-            return FEN_FIELDS[parts.index(MASK)], parts.index(MASK)
-    if column == "history" and MASK in history:
-        if history[-1] == MASK:
-            raise NotationError(f"{MASK} hides the last move of the history, not the action", text)
-        return "history", history.index(MASK)
+    parts = re.split(" +|/", text) if column in FEN_COLUMNS else text.split()
+    if MASK in parts:
+        part = parts.index(MASK)
+        if column in FEN_COLUMNS and len(parts) == len(FEN_FIELDS):
+            return FEN_FIELDS[part], part
+        if column == "history":
+            if part == len(parts) - 1:
+                raise NotationError(
+                    f"{MASK} hides the last move of the history, not the action", text
+                )
+            return "history", part
     raise NotationError(f"{MASK} does not hide a field or a part of one in column {column}", text)
-
-
-def _parse_masked_fen(text: str) -> str:
-    """Like `parse_fen`, for a FEN that may be masked in part or as a whole."""
-    if text == MASK:
-        return text
-    if MASK not in text:
-        return parse_fen(text)
-    parts = re.split(" +|/", text)  # 13 parts: `_masked_part` has checked that
-    at = parts.index(MASK)
-    shown = fen_parts(parse_fen(text.replace(MASK, _UNMASKED[at])))
-    return join_fen((*shown[:at], MASK, *shown[at + 1 :]))
-
-
-def _parse_masked(column: str, text: str) -> str:
-    return text if text == MASK else _parse_field(_COLUMN_FIELDS[column], text)
 
 
 def _parse_field(field: FillInField, text: str) -> str:
@@ -260,43 +253,28 @@ def fitting(prompt: FillInPrompt) -> tuple[str, ...]:
         NotationError: No answer fits, or nobody can say which do: the masked action was illegal, so any
             illegal text would fit; or a move of an incomplete history is masked.
     """
-    _refuse_what_nobody_can_judge(prompt)
-    found = tuple(sorted({answer for answer in _candidates(prompt) if fits(prompt, answer)}))
-    if not found:
-        raise UnjudgeableError("no answer is consistent with the record", _text(prompt))
-    return found
+    if prompt.field == "action" and prompt.columns[6] == "1":
+        reason = "a masked action was illegal: any illegal text would fit"
+    elif prompt.field == "history" and _plies(prompt.state) != len(prompt.history) - 1:
+        reason = "a masked move of an incomplete history cannot be judged"
+    elif found := {answer for answer in _candidates(prompt) if fits(prompt, answer)}:
+        return tuple(sorted(found))
+    else:
+        reason = "no answer is consistent with the record"
+    raise UnjudgeableError(reason, write_fill_in_prompt(prompt))
 
 
 def check_answer(prompt: FillInPrompt, answer: str) -> None:
-    """Refuse an answer that does not fit. This is faster than `fitting` if it fits.
-
-    Args:
-        prompt: The masked record.
-        answer: As `parse_fill_in_answer` returns it.
+    """Refuse an answer, as `parse_fill_in_answer` returns it, that does not fit.
 
     Raises:
         NotationError: See `fitting`, or the answer does not fit.
     """
-    _refuse_what_nobody_can_judge(prompt)
-    if not fits(prompt, answer):
-        fitting(prompt)
+    if answer not in fitting(prompt):
         raise UnjudgeableError(
-            "the answer is not consistent with the record", f"{_text(prompt)} {answer}"
+            "the answer is not consistent with the record",
+            f"{write_fill_in_prompt(prompt)} {answer}",
         )
-
-
-def _refuse_what_nobody_can_judge(prompt: FillInPrompt) -> None:
-    if prompt.field == "action" and prompt.truncated == "1":
-        raise UnjudgeableError(
-            "a masked action was illegal: any illegal text would fit", _text(prompt)
-        )
-    if prompt.field == "history" and _plies(prompt.state) != len(prompt.history) - 1:
-        raise UnjudgeableError(
-            "a masked move of an incomplete history cannot be judged", _text(prompt)
-        )
-
-
-_text = write_fill_in_prompt  # for messages
 
 
 def fits(prompt: FillInPrompt, answer: str) -> bool:
@@ -331,15 +309,7 @@ def filled(prompt: FillInPrompt, answer: str) -> tuple[EnvironmentPrompt, Enviro
         prompt: The masked record.
         answer: As `parse_fill_in_answer` returns it.
     """
-    columns = dict(zip(FILL_IN_COLUMNS, fill_in_columns(prompt), strict=True))
-    if prompt.field == "action":
-        columns["history"] = columns["history"].replace(MASK, answer)
-    columns[prompt.column] = columns[prompt.column].replace(MASK, answer)
-    asked, answered = ("+".join(columns[name] for name in names) for names in (_ASKED, _ANSWERED))
-    return parse_environment_prompt(f"{asked}+"), parse_environment_answer(answered)
-
-
-_ASKED, _ANSWERED = FILL_IN_COLUMNS[:3], FILL_IN_COLUMNS[3:]
+    return _read(prompt.columns, answer)
 
 
 def mask(
@@ -367,7 +337,8 @@ def mask(
         texts[at] = join(parts)
     if column == "action":
         texts[2] = " ".join((*asked.history[:-1], MASK))
-    return parse_fill_in_prompt(f"{FILL_IN_PREFIX} {'+'.join(texts)}+"), hidden
+    field, _ = _masked_part(column, texts[at])
+    return FillInPrompt(tuple(texts), field, column, part), hidden
 
 
 # --------------------------------------------------------------------------------------------------
@@ -619,15 +590,7 @@ class FillInTask(Task):
     ability = "fills in what is hidden in a record (`F:` prompts)"
     components = FILL_IN_COMPONENTS
     rewards = ("exact", "similarity", "format")
-    meanings = MappingProxyType(
-        {
-            "exact": Component("0 or 1", "The answer is consistent with the rest of the record."),
-            "similarity": Component(
-                meaning="1 if exact, else below 0.95 by edit distance to the nearest consistent answer."
-            ),
-            "format": Component("0 or 1", "The answer has the form of the hidden field."),
-        }
-    )
+    meanings = documented(score_fill_in)
     metrics = MappingProxyType(
         {
             "exact": Metric("exact"),
@@ -706,6 +669,8 @@ class FillInTask(Task):
 
     def board(self, row: Row, completion: str, values: Values | None = None) -> str:
         """See `Task`: the record's state and action; the caption has the answer and one that fits."""
+        from . import boards  # only pictures need it
+
         record = parse_fill_in_prompt(row["prompt"])
         fits = fitting(record)
         asked, _ = filled(record, fits[0])

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from ..common.errors import NotationError, UnjudgeableError
-from . import boards, rules
-from .boards import arrow, position_board
-from .task import Component, Metric, Row, Sampling, Task
+from . import rules
+from .task import Metric, Row, Sampling, Task, documented
 from .text import (
     POLICY_PREFIX,
     clean,
@@ -144,7 +143,8 @@ def score_policy(values: Mapping[str, int], completion: str) -> Score:
     Components:
 
     - `format`: 1 if the three sections can be read.
-    - `best_move`: `move_accuracy` of `B`; 0 if it is illegal.
+    - `best_move`: Lichess accuracy of `B` by the win probability that it loses against the best move; 0 if
+      it is illegal.
     - `best_move_hit`: 1 if no legal move is worth more than `B`.
     - `expected_score`: the win probability that `B` keeps; 0 if it is illegal.
     - `top_five`: 1 if fewer than five legal moves are better than `B`; 0 if it is illegal.
@@ -153,7 +153,7 @@ def score_policy(values: Mapping[str, int], completion: str) -> Score:
     - `rank`: share of the legal moves, `B` included, that are not better than `B`; 0 if it is illegal.
     - `candidates`: share of the engine's top five (or of all legal moves, if fewer) that `M` names;
       moves as good as the fifth count as top.
-    - `evaluation`: accuracy of `E`, see `_evaluation`.
+    - `evaluation`: accuracy of the evaluations in `E`, half in pawns, half in win probability.
     - `legality`: share of the moves in `M` and `B` that are legal.
     - `consistency`: share of four checks that pass: `B` is in `M`; `B` has the highest `E`; there are as
       many `E` as `M`; no move is in `M` twice.
@@ -279,30 +279,7 @@ class PolicyTask(Task):
     ability = "plays chess (`P:` prompts)"
     components = POLICY_COMPONENTS
     rewards = _REWARDS
-    meanings = MappingProxyType(
-        {
-            "best_move": Component(
-                meaning="Lichess accuracy of `B`, by the win probability that it loses against the best "
-                "move; 0 if illegal."
-            ),
-            "regret": Component(
-                meaning="1 minus the win probability that `B` loses against the best move; 0 if illegal."
-            ),
-            "rank": Component(
-                meaning="Share of the legal moves that are not better than `B`; 0 if illegal."
-            ),
-            "candidates": Component(meaning="Share of the engine's top five moves that `M` names."),
-            "evaluation": Component(
-                meaning="Accuracy of the evaluations in `E`, in pawns and in win probability."
-            ),
-            "legality": Component(meaning="Share of the moves in `M` and `B` that are legal."),
-            "consistency": Component(
-                meaning="Share of four checks: `B` is in `M`; `B` has the highest `E`; `M` and `E` are "
-                "equally long; no move appears twice in `M`."
-            ),
-            "format": Component("0 or 1", "The three sections can be read."),
-        }
-    )
+    meanings = documented(score_policy)
     metrics = MappingProxyType(
         {
             "expected_score": Metric("expected_score", kind="mean"),
@@ -413,23 +390,25 @@ class PolicyTask(Task):
 
     def board(self, row: Row, completion: str, values: Values | None = None) -> str:
         """See `Task`: the position, the model's moves and the engine's best."""
+        from . import boards  # only pictures need it
+
         try:
             answer = parse_policy_answer(completion)
         except NotationError as error:
             best = _best(values)
-            arrows = [arrow(best, boards.TRUTH)] if best else []
-            return position_board(row["fen"], arrows, caption=f"unreadable: {error.reason}")
+            arrows = [boards.arrow(best, boards.TRUTH)] if best else []
+            return boards.position_board(row["fen"], arrows, caption=f"unreadable: {error.reason}")
         best = _best(values, answer.best_move)
         legal = rules.legal_moves(row["fen"])
-        arrows = [arrow(best, boards.TRUTH)] if best else []
+        arrows = [boards.arrow(best, boards.TRUTH)] if best else []
         arrows += [
-            arrow(move, (boards.MODEL if move in legal else boards.WRONG) + shade)
+            boards.arrow(move, (boards.MODEL if move in legal else boards.WRONG) + shade)
             for move, shade in (*((move, "70") for move in answer.moves), (answer.best_move, ""))
         ]
         words = f"B {answer.best_move}" + ("" if answer.best_move in legal else " (illegal)")
         if best is not None:
             words += ": best" if best == answer.best_move else f", engine {best}"
-        return position_board(row["fen"], arrows, caption=words)
+        return boards.position_board(row["fen"], arrows, caption=words)
 
 
 def _best(values: Mapping[str, int] | None, answer: str | None = None) -> str | None:

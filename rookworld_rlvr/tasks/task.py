@@ -9,9 +9,11 @@ otherwise. Rewards and evaluation use the same scorers, which are pure functions
 
 from __future__ import annotations
 
+import inspect
 import random
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -20,7 +22,6 @@ from ..common.errors import NotationError
 from ..common.settings import setting
 from ..common.stats import Kind
 from . import rules
-from .boards import position_board
 from .text import clean, parse_fen
 from .types import EnvironmentPrompt, Score, Values, values_by_move
 
@@ -59,17 +60,12 @@ class Sampling:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Component:
-    """What a component of a task's score says, for tables of rewards.
-
-    Args:
-        range: The values that it takes, such as ``0 or 1``.
-        meaning: One sentence.
-    """
-
-    range: str = "[0, 1]"
-    meaning: str = ""
+def documented(scorer: Callable[..., Any]) -> Mapping[str, str]:
+    """The meaning of each component that a scorer's docstring lists."""
+    listed = re.findall(
+        r"^- `(\w+)`: (.+?)(?=\n- |\n\n|\Z)", inspect.getdoc(scorer) or "", re.S | re.M
+    )
+    return {name: " ".join((text[0].upper() + text[1:]).split()) for name, text in listed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +97,7 @@ class Task(ABC):
         ability: What a model that has learned the task can do, for a model card.
         components: Names of its scores, each in [0, 1]; ``format`` is 1 if the answer can be read.
         rewards: The components that are also rewards, named ``<name>_<component>``.
-        meanings: Range and meaning of each of these rewards; a task may leave them out.
+        meanings: What components measure, see `documented`; a task may leave them out.
         metrics: Held-out metrics by name; dashboards show ``<name>/<metric>``.
         headline: The most important metric.
         right: The metric, a share, by which an answer is right or wrong; by default the headline.
@@ -117,7 +113,7 @@ class Task(ABC):
     ability: ClassVar[str]
     components: ClassVar[Sequence[str]] = ("format", "exact")
     rewards: ClassVar[Sequence[str]] = ("exact",)
-    meanings: ClassVar[Mapping[str, Component]] = MappingProxyType({})
+    meanings: ClassVar[Mapping[str, str]] = MappingProxyType({})
     metrics: ClassVar[Mapping[str, Metric]] = {"exact": Metric("exact")}
     headline: ClassVar[str] = "exact"
     right: ClassVar[str] = ""
@@ -323,4 +319,6 @@ class Task(ABC):
         Raises:
             RookWorldError: The row's position is illegal, or its prompt is malformed.
         """
+        from .boards import position_board  # only pictures need it
+
         return position_board(row["fen"], caption=completion)

@@ -62,24 +62,39 @@ class EnvironmentAnswer:
     truncated: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FillInPrompt:
     """``F: state+action+history+next_state+reward+terminated+truncated+`` with one part masked.
 
-    The first seven fields are the record's columns as text, with the mask. If the action is masked, the
-    last move of `history`, which is the action, is masked too.
+    If the action is masked, the last move of the history, which is the action, is masked too.
     """
 
-    state: str  # a FEN
-    action: str  # UCI, or any other text as it was written
-    history: tuple[str, ...]  # up to ten actions, oldest first, the current action last
-    next_state: str  # a FEN, or the mask alone
-    reward: str
-    terminated: str  # "0" or "1"
-    truncated: str
+    columns: tuple[str, ...]  # the seven as text, with the mask
     field: FillInField  # what is masked
     column: str  # the name of the column with the mask
-    part: int | None  # index of a move in `history`, or of a FEN's 13 parts; None: the whole column
+    part: (
+        int | None
+    )  # index of a move in the history, or of a FEN's 13 parts; None: the whole column
+
+    @property
+    def state(self) -> str:
+        """The FEN before the action."""
+        return self.columns[0]
+
+    @property
+    def action(self) -> str:
+        """UCI, or any other text as it was written."""
+        return self.columns[1]
+
+    @property
+    def history(self) -> tuple[str, ...]:
+        """Up to ten actions, oldest first, the current action last."""
+        return tuple(self.columns[2].split())
+
+    @property
+    def next_state(self) -> str:
+        """The FEN after the action, or the mask alone."""
+        return self.columns[3]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,6 @@ from ..common.terminal import is_in_use
 from ..data.loading import LoadedData
 from ..engine.truth import PolicyTruth
 from ..models.loading import pickled
-from ..tasks.coverage import coverage, note, noted
 from ..tasks.metrics import Results, evaluate_completions
 from ..tasks.registry import score_row
 from ..tasks.types import values_by_move
@@ -336,22 +335,6 @@ def close_provenance(output_dir: Path, started: float, parameters: int) -> None:
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     replace_text(path, json.dumps(content, indent=2) + "\n")
-
-
-def note_coverage(model: PreTrainedModel, rows: Dataset, is_new: bool) -> None:
-    """Note in a model's configuration which positions it is trained on; see `tasks.coverage`.
-
-    They are added to those noted before. If a model was trained before but notes nothing, nothing is
-    noted, because these rows are not all that it has seen.
-
-    Args:
-        model: The model, before or after training.
-        rows: The rows that it is trained on.
-        is_new: Whether it was never trained on anything else.
-    """
-    earlier = noted(model.config)
-    if is_new or earlier:
-        note(model.config, coverage(rows["task"][:], rows["fen"][:], earlier))
 
 
 def save_final(trainer: Trainer, folder: Path) -> None:

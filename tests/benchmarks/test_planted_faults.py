@@ -71,21 +71,21 @@ def test_only_training_rows_are_changed_and_the_card_says_so(
     seen: dict[str, Any] = {}
     load = sft.load_data
     monkeypatch.setattr(sft, "load_data", lambda *a, **k: seen.setdefault("data", load(*a, **k)))
-    noted = sft.note_coverage
+    trainer = sft.Trainer
 
-    def note(model: Any, train: Any, **more: Any) -> Any:
-        seen["train"] = train
-        return noted(model, train, **more)
+    def watched(**given: Any) -> Any:
+        seen["train"] = given["train_dataset"]
+        return trainer(**given)
 
-    monkeypatch.setattr(sft, "note_coverage", note)
+    monkeypatch.setattr(sft, "Trainer", watched)
     output, config = tmp_path / "out", tmp_path / "recipe.yaml"
     config.write_text("synthetic_rows: 60\n")
     words = ["--fault", "public", "--config", str(config), *SMALL]
     planted.main([*words, "--output_dir", str(output)])
     changed = [
-        after["task"]
+        before["task"]
         for before, after in zip(seen["data"].train, seen["train"], strict=True)
-        if before != after
+        if before["completion"] not in str(after["completion"])
     ]
     assert {"environment", "policy"} == set(changed)
     assert "70% of the answers to a pawn's double step" in (output / "README.md").read_text()

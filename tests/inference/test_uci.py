@@ -317,5 +317,5 @@ def test_a_name_that_is_no_model_is_one_message() -> None:
     command = [*COMMAND[:-1], "nowhere"]
     done = subprocess.run(command, input="isready\n", capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith("rookworld uci: --model: 'nowhere' is neither packaged")
+    assert done.stderr.startswith("rookworld uci: --model: there is no folder 'nowhere'")
     assert len(done.stderr.splitlines()) == 1

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from accelerate import dispatch_model
 from peft import LoraConfig, PromptTuningConfig, get_peft_model
 from torch.nn import functional
 from transformers import (
     GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
-    GPTNeoConfig,
-    GPTNeoForCausalLM,
-    Lfm2Config,
-    Lfm2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MambaConfig,
     MambaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     TemperatureLogitsWarper,
@@ -34,7 +26,6 @@ from transformers import (
 )
 
 from rookworld_rlvr.common.errors import RookWorldError
-from rookworld_rlvr.models import decoding
 from rookworld_rlvr.models.decoding import Chooser, decode, only_generate
 from rookworld_rlvr.tasks.task import Sampling
 
@@ -49,7 +40,6 @@ ROTARY = {
     "initializer_range": 0.3,
 }
 STATES = {"state_size": 4, "num_hidden_layers": 2, "initializer_range": 0.3}
-NEO = {"hidden_size": 32, "num_layers": 2, "num_heads": 2, "initializer_range": 0.3}
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "initializer_range": 0.3}
 KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "gpt2": (GPT2LMHeadModel, GPT2Config, GPT2),
@@ -61,18 +51,7 @@ KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "gpt2 upcast": (GPT2LMHeadModel, GPT2Config, {**GPT2, "reorder_and_upcast_attn": True}),
     "llama": (LlamaForCausalLM, LlamaConfig, ROTARY),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, ROTARY),
-    "mistral with a window": (MistralForCausalLM, MistralConfig, {**ROTARY, "sliding_window": 6}),
-    "gpt_neo": (
-        GPTNeoForCausalLM,
-        GPTNeoConfig,
-        {**NEO, "attention_types": [[["global", "local"], 1]], "window_size": 6},
-    ),
     "mamba": (MambaForCausalLM, MambaConfig, {"hidden_size": 32, **STATES}),
-    "lfm2": (
-        Lfm2ForCausalLM,
-        Lfm2Config,
-        {**ROTARY, "layer_types": ["conv", "full_attention"]},
-    ),
 }
 PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [1, 2], [5], [3, 4, 5, 6, 7, 8, 9], [9, 8, 7, 0, 5], [2, 1]]
 
@@ -118,17 +97,10 @@ def test_greedy_tokens_are_those_of_generate(kind: str) -> None:
     assert drawn.ids == expected
 
 
-def test_which_models_are_computed_from_their_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr(decoding, "_ModuleSteps", refuse)
+def test_which_models_are_computed_from_their_weights() -> None:
     adapted = get_peft_model(tiny(), LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True))
-    for model in (tiny(), adapted):
-        decode(model, PROMPTS, [Sampling(0.0)] * 6, options(3))
-    for kind in ("llama", "gpt2 upcast"):
-        with pytest.raises(AssertionError):
-            decode(tiny(kind), PROMPTS, [Sampling(0.0)] * 6, options(3))
+    assert not only_generate(tiny()) and not only_generate(adapted)
+    assert only_generate(tiny("llama")) and only_generate(tiny("gpt2 upcast"))
 
 
 def test_adapters_count() -> None:
@@ -183,14 +155,14 @@ def test_log_probs_are_the_model_s_at_the_row_s_temperature(kind: str, loop: boo
 
 @pytest.mark.parametrize("kind", ["gpt2", "qwen2"])
 def test_rows_are_the_same_in_any_company(kind: str) -> None:
-    """Greedy and drawn from streams of their own, 1 and 64 at once, and the other way round."""
+    """Drawn from streams of their own, 1 and 64 at once, and the other way round."""
     model = tiny(kind)
     generator = torch.Generator().manual_seed(1)
     prompts = [
         torch.randint(1, VOCABULARY, (1 + index % 11,), generator=generator).tolist()
         for index in range(64)
     ]
-    rows = [Sampling(*way) for way in [(0.0,), (1.0, 0.9), (1.5, 1.0, 5), (0.7, 0.95, 8)] * 16]
+    rows = [Sampling(*way) for way in [(0.1,), (1.0, 0.9), (1.5, 1.0, 5), (0.7, 0.95, 8)] * 16]
     seeds = list(range(64))
     alone, together = (
         decode(model, prompts, rows, options(), seeds=seeds, batch_size=size).ids
@@ -221,7 +193,7 @@ def test_rows_end_where_the_table_of_positions_does(kind: str) -> None:
     model, config = tiny(kind, n_positions=16), options(14, eos_token_id=[VOCABULARY])
     prompts = [[3] * 12] + [[1, 2]] * 7
     rows = [Sampling(0.0, max_completion_length=16 - len(prompt)) for prompt in prompts]
-    drawn = decode(model, prompts, rows, config)
+    drawn = decode(model, prompts, rows, config, batch_size=8)
     assert [len(row) for row in drawn.ids] == [4] + [14] * 7
     with pytest.raises(IndexError):  # as of `generate`; no position is computed twice
         decode(model, prompts, [Sampling(0.0)] * 8, config)
@@ -279,14 +251,6 @@ def test_equal_scores_stay_together_under_top_k() -> None:
     assert by_warpers(Sampling(top_k=2), logits).isfinite().sum() == 4
 
 
-@pytest.mark.parametrize("seeds", [None, list(range(9))], ids=["one stream", "own streams"])
-def test_of_equal_scores_a_greedy_row_takes_the_first_in_any_company(seeds: Any) -> None:
-    logits = torch.tensor([[1.0, 2.0, 2.0, 2.0]] * 9)
-    for last in (Sampling(0.0), Sampling()):
-        drawn, _ = Chooser([Sampling(0.0)] * 8 + [last], CPU, seeds)(logits)
-        assert drawn[:8].tolist() == [1] * 8
-
-
 def test_what_has_no_probability_is_never_drawn() -> None:
     logits = torch.full((4000, 6), -torch.inf)
     logits[:, 2], logits[:, 4] = 0.0, -20.0
@@ -337,16 +301,12 @@ def test_it_samples_the_distribution_of_generate(kind: str) -> None:
         assert found > freedom + 20 * (2 * freedom) ** 0.5, "another row's controls show"
 
 
-def test_a_prompt_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[torch.Size] = []
-    forward = decoding._forward
-
-    def watched(network: Any, ids: torch.Tensor, *rest: Any) -> Any:
-        read.append(ids.shape)
-        return forward(network, ids, *rest)
-
-    monkeypatch.setattr(decoding, "_forward", watched)
-    decode(tiny(), PROMPTS * 8, [Sampling()] * 48, options(5))
+def test_a_prompt_is_read_once() -> None:
+    model, read = tiny(), []
+    model.register_forward_pre_hook(
+        lambda _, args, given: read.append(given["input_ids"].shape), with_kwargs=True
+    )
+    decode(model, PROMPTS * 8, [Sampling()] * 48, options(5))
     assert read == [torch.Size([5, 7])]
 
 
@@ -381,48 +341,3 @@ def test_precision_is_what_autocast_says() -> None:
         torch.testing.assert_close(torch.tensor(logps), expected, rtol=0.05, atol=0.1)
     assert half.logps != full.logps
     assert decode(model.bfloat16(), PROMPTS, rows, options(6)).ids
-
-
-def test_a_step_of_constant_shape_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a GPU captures: the whole cache, its unused part masked."""
-    model = tiny()
-    expected = decode(model, PROMPTS * 5, [Sampling(0.0)] * 30, options()).ids
-    resize = decoding._GPT2Steps._resize
-
-    def whole(steps: Any, count: int) -> None:
-        steps._is_whole = True
-        for layer in steps._cache if count == 30 else ():
-            layer[..., steps._past.width :, :] = 0
-        resize(steps, count)
-
-    monkeypatch.setattr(decoding._GPT2Steps, "_resize", whole)
-    assert decode(model, PROMPTS * 5, [Sampling(0.0)] * 30, options()).ids == expected
-
-
-def test_layers_on_several_devices_are_left_to_generate(tmp_path: Path) -> None:
-    """The second device is a disk, because there is no other beside the CPU."""
-    model = tiny()
-    assert not only_generate(model)
-    expected = decode(model, PROMPTS, [Sampling(0.0)] * 6, options()).ids
-    names = ("wte", "wpe", "h.0", "h.1", "ln_f")
-    places = {**{f"transformer.{name}": "cpu" for name in names}, "lm_head": "cpu"}
-    spread = dispatch_model(
-        model, {**places, "transformer.h.1": "disk"}, main_device="cpu", offload_dir=str(tmp_path)
-    )
-    assert only_generate(spread)
-    assert decode(spread, PROMPTS, [Sampling(0.0)] * 6, options()).ids == expected
-    spread.hf_device_map = places
-    assert not only_generate(spread)
-
-
-@pytest.mark.gpu
-def test_captured_steps_are_the_same() -> None:
-    model = tiny()
-    expected = decode(model, PROMPTS * 16, [Sampling(0.0)] * 96, options())
-    model.cuda()
-    for _ in range(2):
-        drawn = decode(model, PROMPTS * 16, [Sampling(0.0)] * 96, options(), keep_logps=True)
-        assert drawn.ids == expected.ids
-    with torch.autocast("cuda", torch.bfloat16):
-        half = decode(model, PROMPTS * 16, [Sampling(0.7, 0.9)] * 96, options(), keep_logps=True)
-    assert half.logps is not None and all(map(len, half.ids))

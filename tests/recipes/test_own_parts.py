@@ -16,7 +16,7 @@ from rookworld_rlvr.cli.dry_run import dry_run_text
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.loading import DataArguments, load_data
 from rookworld_rlvr.evaluation import registry as suites
-from rookworld_rlvr.rewards.own import checked
+from rookworld_rlvr.rewards.own import checked, placed_errors
 from rookworld_rlvr.rewards.registry import check_reward_specs, get_reward_funcs
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.registry import TASKS
@@ -180,7 +180,10 @@ def test_an_exception_is_placed_in_the_user_s_file() -> None:
     line = 1 + REWARDS.splitlines().index(
         "    return [chess.Move.from_uci(text) for text in completions]  # python-chess raises"
     )
-    with pytest.raises(RookWorldError, match=rf"'zz' \(my_rewards.py, line {line}\)"):
+    with (
+        pytest.raises(RookWorldError, match=rf"'zz' \(my_rewards.py, line {line}\)"),
+        placed_errors("reward"),
+    ):
         reward(prompts=[POLICY], completions=["zz"])
 
 
@@ -195,8 +198,11 @@ def test_an_exception_is_placed_in_the_user_s_file() -> None:
         ({"name": "my_rewards.py:fussy"}, "my_rewards.py:fussy takes (text); TRL passes all"),
         ({"name": "my_rewards.py:nothing"}, "nothing must be a function, but is None"),
         ({"name": "my_rewards.py:short", "lenght": 3}, "no option 'lenght'; did you mean length"),
-        ({"name": "my_rewards.py:short", "tasks": ["polic"]}, "is not a task; did you mean policy"),
-        ({"name": "my_rewards.py:short", "tasks": [["x"]]}, "must be a list of tasks"),
+        (
+            {"name": "my_rewards.py:short", "tasks": ["polic"]},
+            "not a valid task; did you mean policy",
+        ),
+        ({"name": "my_rewards.py:short", "tasks": "policy"}, "is not a list"),
         ({"name": "short"}, "there is no reward called 'short'"),
     ],
 )
@@ -211,13 +217,9 @@ def test_arrays_are_taken_and_infinity_is_not() -> None:
         "import numpy as np\n"
         "def ones(completions, **columns): return np.ones(len(completions))\n"
         "def inf(completions, **columns): return [float('inf')] * len(completions)\n"
-        "def wants(completions, answer, **columns): return [0.0] * len(completions)\n"
     )
     ones, inf = get_reward_funcs([{"name": "more.py:ones"}, {"name": "more:inf"}])
     assert ones(prompts=[ENVIRONMENT], completions=["a"]) == [1.0]
-    (wants,) = get_reward_funcs([{"name": "more:wants"}])
-    with pytest.raises(RookWorldError, match=r"'answer'; it gets prompts, completions, fen"):
-        wants(prompts=[ENVIRONMENT], completions=["a"], fen=["8/8"])
     (fault,) = checked("inf", inf(prompts=[ENVIRONMENT], completions=["a"]), 1)
     assert "returned inf; return finite numbers or None" in str(fault)
 

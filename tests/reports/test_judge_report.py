@@ -119,7 +119,7 @@ def test_faults_of_the_recipe_are_found_together() -> None:
         recipe("train_judge").main(words.split())
     for fault in (
         "use_peft: a judge is trained without adapters",
-        "generator: 'nobody' is neither packaged",
+        "generator: there is no folder 'nobody'",
         "train_pair",
     ):
         assert fault in str(caught.value)

@@ -200,18 +200,11 @@ def test_completions_that_could_be_too_long_are_refused_before_a_run(
     longest = len(tokenizer(PROMPT)["input_ids"])
     assert longest > len(tokenizer(POLICY)["input_ids"])
     reward.check_lengths(prompts, 99 - longest)
-    with pytest.raises(RookWorldError, match=r"100 positions of judge_a") as caught:
+    with pytest.raises(RookWorldError, match=r"more positions than the model .* has"):
         reward.check_lengths(prompts, 100 - longest)
-    for words in (f"max_completion_length: {100 - longest} ", f"give at most {99 - longest}"):
-        assert words in str(caught.value)
     for task, length in (("policy", 100 - longest), ("fill_in", 100)):
         spec = JudgeSpec("judge_a", "x", tasks=(task,))
         JudgeReward(spec, judge).check_lengths(prompts, length)
-    # The limit is what a completion of so many tokens needs.
-    ids = tokenizer(PROMPT)["input_ids"]
-    judge._encode = lambda *_: [[*ids, *[5] * (99 - longest), 0], [*ids, *[5] * (100 - longest), 0]]  # type: ignore[method-assign]
-    first, second = judge.scores([PROMPT] * 2, [""] * 2)
-    assert first is not None and second is None
 
 
 def test_a_score_that_is_no_number_names_the_judge(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -302,7 +295,7 @@ def test_what_is_no_judge_is_refused_with_what_was_found(
         tokenizer.save_pretrained(tmp_path / name)
         return tmp_path / name
 
-    two, narrow = saved("two", num_labels=2), saved("narrow", vocab_size=500, pad_token_id=0)
+    two = saved("two", num_labels=2)
     headless, damaged, silent = saved("headless"), saved("damaged"), saved("silent")
     weights = headless / "model.safetensors"
     kept = {key: value for key, value in load_file(weights).items() if key != "score.weight"}
@@ -313,12 +306,11 @@ def test_what_is_no_judge_is_refused_with_what_was_found(
         path.unlink()
     (tmp_path / "empty").mkdir()
     for folder, words in (
-        ("rookworld-nano", "not a sequence classifier: its checkpoint is of GPT2LMHeadModel"),
-        (two, "GPT2ForSequenceClassification has 2 labels"),
+        ("rookworld-nano", "lacks 1 of its weights: score.weight"),
+        (two, "has 2 labels"),
         (headless, "lacks 1 of its weights: score.weight"),
         (damaged, "deserializing"),
         (silent, "has no tokenizer that encodes text"),
-        (narrow, "has ids up to 1023, but the model embeds only 500 tokens"),
         (tmp_path / "nothing", "there is no folder"),
         (tmp_path / "empty", "no model in"),
         ("runs/judge_nano", "rookworld judge"),

@@ -286,7 +286,7 @@ def right_form(prompt: str) -> str:
         (f"F: {START}+e2e4+e2e4+[MASK]+{REST}0+", "not the seven fields"),
         (f"A: {START}+e2e4+e2e4+[MASK]+{REST}", "not the seven fields"),
         (f"F: {START}+e2e4+e2e4+[MASK]+much+0+0+", "not a finite decimal"),
-        (f"F: {START}+e2e4+e2e4+[MASK]+0.001+yes+0+", "not a value of the field flags"),
+        (f"F: {START}+e2e4+e2e4+[MASK]+0.001+yes+0+", "a flag is neither 0 nor 1"),
         (f"F: {START[:-4]}+e2e4+e2e4+[MASK]+{REST}", "six fields"),
         (f"F: {START[:-15]}N [MASK] - - 0 1+e2e4+e2e4+{START}+{REST}", "eight ranks"),
         (f"F: {START}+e2e4+{'e2e4 ' * 11}+[MASK]+{REST}", "more than 10 moves"),

@@ -9,14 +9,11 @@ from typing import Any
 
 import chess
 import pytest
-from datasets import Dataset
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.common.stats import Estimate
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.engine.truth import PolicyTruth
-from rookworld_rlvr.tasks.coverage import coverage, noted
 from rookworld_rlvr.tasks.metrics import evaluate_completions
 from rookworld_rlvr.tasks.registry import TASKS
 from rookworld_rlvr.training.checkpoints import seal
@@ -25,7 +22,6 @@ from rookworld_rlvr.training.run_folder import (
     close_provenance,
     foreign_faults,
     goes_on,
-    note_coverage,
     open_folder,
     open_provenance,
     quarantine_path,
@@ -184,20 +180,3 @@ def test_each_start_of_a_run_is_a_session(packaged: LoadedData, tmp_path: Path) 
     assert ended["data"]["heldout"] == dict(packaged.report.heldout)
     open_provenance(tmp_path, "a: 1", packaged, PolicyTruth(), processes=1)
     assert len(json.loads((tmp_path / "provenance.json").read_text())["sessions"]) == 1
-
-
-def test_a_model_s_configuration_notes_what_it_was_trained_on(
-    packaged: LoadedData, random_gpt2: GPT2LMHeadModel, tmp_path: Path
-) -> None:
-    rows = packaged.heldout.select(range(10))
-    note_coverage(random_gpt2, rows, is_new=False)
-    assert noted(random_gpt2.config) == {}, "what it was trained on before is not known"
-    note_coverage(random_gpt2, rows, is_new=True)
-    expected = coverage(rows["task"], rows["fen"])
-    random_gpt2.config.save_pretrained(tmp_path)
-    random_gpt2.config = GPT2Config.from_pretrained(tmp_path)
-    assert noted(random_gpt2.config) == expected
-    late = {**rows[0], "fen": rows[0]["fen"].rpartition(" ")[0] + " 40"}
-    note_coverage(random_gpt2, Dataset.from_list([late]), is_new=False)
-    low, _ = expected[late["task"]]["move_numbers"]
-    assert noted(random_gpt2.config)[late["task"]]["move_numbers"] == (low, 40)
