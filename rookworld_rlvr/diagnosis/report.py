@@ -101,7 +101,7 @@ def findings(part: Part) -> list[tuple[Part, str]]:
 def completions(group: Part) -> list[Part]:
     """A group's completions, the best reward first, each with sums over its tokens."""
     rows = sorted(group["completions"], key=lambda row: -(row["reward"] or 0.0))
-    names = ("policy_term", "taught_term", "penalty", "total")
+    names = ("policy_term", "penalty", "total")
     return [
         {
             "completion": row["text"],
@@ -118,10 +118,8 @@ def completions(group: Part) -> list[Part]:
 
 
 def tokens(row: Part) -> list[Part]:
-    """A completion's tokens with their log-probs, KL, and how the loss pulls at them."""
-    columns = {
-        name: row[name] for name in ("sampler", "policy", "reference", "kl", "pull") if row[name]
-    }
+    """A completion's tokens with their log-probs and KL."""
+    columns = {name: row[name] for name in ("sampler", "policy", "reference", "kl") if row[name]}
     return [
         {"token": token, **{name: column[place] for name, column in columns.items()}}
         for place, token in enumerate(row["tokens"] or ())
