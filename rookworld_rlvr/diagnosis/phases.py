@@ -131,7 +131,6 @@ def run_diagnosis(
         for row in group["completions"]
     )
     layers = trainer.layers
-    terms = rows[["policy_term", "penalty", "total"]].dropna(axis=1, how="all")
     record: Part = {
         "version": VERSION,
         "recipe": recipe,
@@ -165,7 +164,6 @@ def run_diagnosis(
         },
         "update": {
             **{name: log.get(name) for name in ("loss", "grad_norm", "learning_rate")},
-            "prompts": records(terms.groupby([rows["group"], rows["task"]]).sum()),
             "layers": records(layers.assign(ratio=layers["update_norm"] / layers["weight_norm"])),
         },
         "after": {**performance(trainer, -1), **changes(trainer)},
@@ -248,7 +246,6 @@ def changes(trainer: DiagnosedTrainer) -> Part:
     return {
         "reward_change": change.mean(),
         "prompts_that_rose": (change > 0).mean(),
-        "prompts_that_fell": (change < 0).mean(),
         "paired": paired,
         "prompts": prompts[[*prompts.columns[1:], "prompt"]].to_dict("records"),
     }
@@ -311,7 +308,14 @@ def analysis(trainer: DiagnosedTrainer, record: Part) -> Part:
         "verdict": f"{first.rule}: {first.message}" if first else _HEALTHY,
         "cause": first and first.rule,
         "keys": list(first.remedy_keys) if first else [],
-        "findings": [{**asdict(f), "consequence_of": causes[f.rule]} for f in found],
+        "findings": [
+            {
+                **asdict(f),
+                "consequence_of": causes[f.rule],
+                "explains": [other.rule for other in found if causes[other.rule] == f.rule],
+            }
+            for f in found
+        ],
     }
 
 
