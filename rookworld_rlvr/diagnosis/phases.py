@@ -182,8 +182,7 @@ def of(log: Mapping[str, Any], *starts: str) -> Part:
 
 def records(frame: pd.DataFrame) -> list[Part]:
     """A table as records, with its index."""
-    plain = frame if frame.index.name is None and frame.index.nlevels == 1 else frame.reset_index()
-    found: list[Part] = plain.to_dict("records")
+    found: list[Part] = frame.reset_index().to_dict("records")
     return found
 
 
@@ -219,7 +218,7 @@ _KEYS = (
 def performance(trainer: DiagnosedTrainer, when: int) -> Part:
     """Held-out metrics with 95% intervals, and the mean rewards of the batch's own prompts."""
     results, _ = trainer.heldouts[when]
-    batch = pd.DataFrame(gather_object(records(pd.DataFrame(trainer.performance[when]))))
+    batch = pd.DataFrame(gather_object(pd.DataFrame(trainer.performance[when]).to_dict("records")))
     return {
         "overall": headline(results),
         "batch_reward": batch.mean().to_dict(),

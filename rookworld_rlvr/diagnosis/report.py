@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from ..common.errors import IllegalPositionError, RookWorldError
-from ..common.files import unwritable
+from ..common.errors import IllegalPositionError
 from ..common.html import render
 from ..common.terminal import printable, width
 from ..tasks.boards import action_arrows, position_board
@@ -188,16 +187,9 @@ def _board(group: Part) -> Markup:
 
 
 def write_reports(folder: Path, record: Part) -> list[Path]:
-    """Write the JSON file and the page.
-
-    Raises:
-        RookWorldError: The folder could not be written to.
-    """
+    """Write the JSON file and the page."""
     files = {RESULT_JSON: json.dumps(record, allow_nan=False) + "\n", RESULT_HTML: page(record)}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        raise RookWorldError(unwritable("output_dir", folder, error)) from error
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
     return [folder / name for name in files]

@@ -278,10 +278,8 @@ def layer_of(name: str) -> str:
     >>> layer_of("transformer.wte.weight")
     'wte'
     """
-    if block := re.search(r"\b(?:h|layers)\.\d+\.\w+", name):
-        return block[0]
-    parts = [part for part in name.split(".")[:-1] if part not in ("default", "base_layer")]
-    return parts[-1] if parts else name
+    found = re.search(r"\b(?:h|layers)\.\d+\.\w+|\w+(?=\.\w+$)", name)
+    return found[0] if found else name
 
 
 class StepNotes(TrainerCallback):  # type: ignore[misc]

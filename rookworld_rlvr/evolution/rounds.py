@@ -27,14 +27,7 @@ from ..evaluation.models import ModelArguments, OracleValues, open_model
 from ..evaluation.results import ModelResults, results_document
 from ..evaluation.suites.versus_model import VersusModelSuite
 from ..models.loading import PACKAGED_MODEL, check_model_name
-from ..reports.run.record import (
-    LEDGER,
-    ROUND_HEADS,
-    changes,
-    read_ledger,
-    read_runs,
-    round_cells,
-)
+from ..reports.run.record import LEDGER, ROUND_HEADS, read_ledger, read_runs, round_cells
 from ..tasks import rules
 from ..tasks.policy import POLICY, write_policy_prompt
 from ..tasks.registry import task_of
@@ -218,7 +211,7 @@ class Round:
             replace_text(path, json.dumps(results_document([played], [], {}), indent=2))
         match = json.loads(path.read_text(encoding="utf-8"))["suites"]["versus_model"]["metrics"]
         (run,) = read_runs([str(self.model)])
-        change = changes(run.answers)[_SCORE]
+        change = run.changes[_SCORE]
         broke_guard = bool(run.config.get("guard")) and not run.best_step
         why = reasons(change, Estimate(**match["score"]), broke_guard)
         weights = sorted(self.model.glob("model*.safetensors"))

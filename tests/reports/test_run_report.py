@@ -18,7 +18,7 @@ from rookworld_rlvr.common.stats import Proportion
 from rookworld_rlvr.evaluation.pass_at_k import RightCounts, write_counts
 from rookworld_rlvr.reports.run import RunRecord, page, read_runs
 from rookworld_rlvr.reports.run.plots import Series, plot
-from rookworld_rlvr.reports.run.record import AnswerPair, change, changes, choose, errors
+from rookworld_rlvr.reports.run.record import AnswerPair, change, choose, errors
 
 from ..browser import HEIGHT, WIDTHS, Browser, colour, painted
 from ..conftest import recipe
@@ -172,22 +172,6 @@ def environment_pair(name: str, before: float, after: float) -> AnswerPair:
     return AnswerPair(first, second)
 
 
-def test_the_goals_of_the_author_stand_beside_what_was_measured() -> None:
-    best = {"policy/best_move": Proportion(62, 200)}
-    openings = suite(position={"value": 0.95, "low": 0.91, "high": 0.97, "n": 221})
-    openings["notes"] = {"file": "his.json"}
-    run = RunRecord("run", {}, before=best, after=best)
-    run.evaluation = evaluation("tiny", {"openings": openings})
-    text = page([run])
-    assert text.count("Goals that the author of RookWorld-LM-124M set for that model") == 2
-    assert "best move, at least 30%" in text and "31.0% [25.0, 37.7], reached" in text
-    assert "openings of the file, at least 80%" in text
-    assert "95.0% [91.0, 97.0], reached" in text
-    del openings["notes"]
-    run.before = run.after = {"fill_in/exact": Proportion(62, 200)}
-    assert "Goals that" not in page([run])
-
-
 def test_answers_are_chosen_by_change_and_by_quality() -> None:
     changes_of = {"same": (0.5, 0.5), "better": (0.1, 0.6), "best gain": (0.0, 0.9)}
     changes_of |= {"fell": (0.9, 0.2), "right": (1.0, 1.0), "bad": (0.0, 0.0)}
@@ -215,18 +199,15 @@ def environment_answer(fen: str, exact: float) -> dict[str, Any]:
     }
 
 
-def test_what_changed_is_counted_row_by_row() -> None:
+def test_errors_are_counted_by_kind() -> None:
     right = environment_answer("rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1", 1)
     wrong = environment_answer("rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQk e3 0 1", 0)
     unscored = AnswerPair(wrong, {**right, "score": None})
     pairs = [AnswerPair(wrong, right)] * 9 + [AnswerPair(right, wrong), AnswerPair(right, right)]
-    found = changes([*pairs, unscored])["environment/exact"]
-    assert found.difference == pytest.approx(8 / 11)
-    assert found.p == pytest.approx(2 * 11 / 1024), "by hand: ten fair coins, nine heads or more"
     (kinds,) = errors([*pairs, unscored])
     assert kinds.rows == 11
     assert kinds.kinds == {"castling": (9, 1), "en passant": (9, 1)}
-    assert changes([]) == {} and errors([]) == []
+    assert errors([]) == []
 
 
 # --------------------------------------------------------------------------------------------------
@@ -288,7 +269,7 @@ def test_a_run_that_fell_does_not_look_well(runs: Path) -> None:
     run.health = []
     tie = page([run])
     assert '<div class="verdict tie">' in tie and "a tie: chance alone may explain it" in tie
-    run.answers = []  # which the paired test goes by
+    run.changes = {}
     zero = {name: Proportion(0, result.n) for name, result in run.before.items()}
     one = {name: Proportion(result.n, result.n) for name, result in run.before.items()}
     run.before, run.after = zero, one

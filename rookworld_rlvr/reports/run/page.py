@@ -9,8 +9,8 @@ from markupsafe import Markup
 
 from ...common.files import read_asset
 from ...common.html import name, render
-from ...common.stats import Estimate, Paired, Proportion
-from ...evaluation.results import WHOSE, decoding_text, goal_rows
+from ...common.stats import Estimate, Paired
+from ...evaluation.results import decoding_text
 from ...tasks.metrics import headline, headlines
 from ...tasks.registry import TASKS
 from ...training.changes import stretches, words
@@ -21,7 +21,6 @@ from .record import (
     Answer,
     Choice,
     RunRecord,
-    changes,
     choose,
     errors,
     quality,
@@ -39,14 +38,12 @@ def page(runs: Sequence[RunRecord], rounds: Sequence[Mapping[str, Any]] = ()) ->
         rounds: Entries of the ledger of `rookworld evolve`.
     """
     with_answers = [run for run in runs if run.answers]
-    changed = {run.name: changes(run.answers) for run in with_answers}
     told = [run for run in runs if run.before]
     return render(
         "run_report.html",
         runs=runs,
         names=[run.name for run in runs],
-        verdict=lambda run: _verdict(run, changed.get(run.name, {})),
-        changes=changed,
+        verdict=_verdict,
         errors=[(run.name, errors(run.answers)) for run in with_answers],
         **_setup(runs),
         told=told,
@@ -58,16 +55,10 @@ def page(runs: Sequence[RunRecord], rounds: Sequence[Mapping[str, Any]] = ()) ->
         interval_text=interval_text,
         kl_words=kl_words,
         reach=sorted({line for run in told for line in limit_lines(run.results.get("limits", {}))}),
-        goals=goal_rows("heldout", [_shares(run) for run in told]),
-        whose=WHOSE,
         heldout_plots=heldout_plots(runs),
         training_plots=list(filter(None, training_plots(runs))),
         quality=quality,
-        qualities={
-            task: TASKS[task].quality_words
-            for task in dict.fromkeys(pair.after["task"] for run in runs for pair in run.answers)
-            if task in TASKS
-        },
+        quality_words={task.name: task.quality_words for task in TASKS.values()},
         boards=[(run.name, list(_boards(run, len(with_answers)))) for run in with_answers],
         suites=[(run.name, table) for run in runs for table in _suites(run)],
         passes=[table for run in runs for table in _passes(run, len(runs))],
@@ -79,7 +70,7 @@ def page(runs: Sequence[RunRecord], rounds: Sequence[Mapping[str, Any]] = ()) ->
 # --------------------------------------------------------------------------------------------------
 # What was run, and how it went
 # --------------------------------------------------------------------------------------------------
-def _verdict(run: RunRecord, changes: Mapping[str, Paired]) -> tuple[str, str]:
+def _verdict(run: RunRecord) -> tuple[str, str]:
     """The colour of a run's line, ``warning``, ``tie`` or nothing for a gain; and how it went."""
     loud = [finding for finding in run.health or () if finding["severity"] != "info"]
     alarms = f"; {len(loud)} health warning{'' if len(loud) == 1 else 's'}" if loud else ""
@@ -88,7 +79,7 @@ def _verdict(run: RunRecord, changes: Mapping[str, Paired]) -> tuple[str, str]:
         return "warning", f"did not finish; logged up to step {last}{alarms}."
     metrics = [metric for metric in headlines().values() if metric in run.after]
     before, after = headline(run.before), headline(run.after)
-    is_tie = len(tie_lines(run.before, run.after, changes)) > len(metrics)
+    is_tie = len(tie_lines(run.before, run.after, run.changes)) > len(metrics)
     steps = run.results.get("steps")
     is_chosen = run.best_step is not None
     model = f"checkpoint of step {run.best_step} of {steps}" if is_chosen else f"{steps} steps"
@@ -121,10 +112,6 @@ def _provenance(run: RunRecord) -> Mapping[str, Any]:
         "seconds of each session": [session.get("seconds") for session in run.sessions],
         "changed when resumed": stretches(run.sessions),
     }
-
-
-def _shares(run: RunRecord) -> dict[str, Estimate]:
-    return {m: found.estimate for m, found in run.after.items() if isinstance(found, Proportion)}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -194,8 +181,6 @@ def _suites(run: RunRecord) -> Iterator[dict[str, Any]]:
             f"{result['seed']}, {decoding_text(result['decoding'])}",
             "heads": heads,
             "rows": rows,
-            "goals": goal_rows(suite, columns, result.get("notes", {})),
-            "models": [model["model"] for model in having],
         }
 
 

@@ -15,7 +15,7 @@ import yaml
 from ...common.errors import RookWorldError
 from ...common.stats import Paired
 from ...evaluation.pass_at_k import RightCounts, read_counts
-from ...tasks.metrics import Results, compare
+from ...tasks.metrics import Results
 from ...tasks.registry import TASKS
 from ...training.checkpoints import checkpoints
 from ...training.health.monitor import HEALTH_FILE
@@ -29,6 +29,7 @@ from ...training.results import (
     PROVENANCE,
     RESOLVED_CONFIG,
     RESULTS,
+    compared,
     heldout_results,
     read_proportions,
 )
@@ -73,6 +74,7 @@ class RunRecord:
         evaluation: ``evaluation.json``.
         right: Counts for pass@k, ``before`` and ``after`` training, by task; empty if not measured.
         missing: What is missing, one sentence each.
+        changes: How held-out metrics changed row by row.
     """
 
     name: str
@@ -87,6 +89,7 @@ class RunRecord:
     evaluation: Mapping[str, Any] | None = None
     right: Mapping[str, Mapping[str, RightCounts]] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
+    changes: Mapping[str, Paired] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
@@ -171,6 +174,7 @@ def read_run(folder: Path, name: str) -> RunRecord:
         evaluation=read(EVALUATION, None),
         right=read(HELDOUT_PASS, ({}, {}), read_counts)[1],
         missing=missing,
+        changes=compared(folder),
     )
     if not run.finished:
         missing.append(f"The run did not finish; its curves are those of {state}.")
@@ -235,13 +239,6 @@ def scored(pairs: Sequence[AnswerPair], task: str) -> list[AnswerPair]:
         for pair in pairs
         if pair.after["task"] == task and None not in (pair.before["score"], pair.after["score"])
     ]
-
-
-def changes(pairs: Sequence[AnswerPair]) -> dict[str, Paired]:
-    """Metric → how its answers changed row by row; both need a score."""
-    known = [pair for task in TASKS for pair in scored(pairs, task)]
-    sides = ([pair[side]["score"] for pair in known] for side in (0, 1))
-    return compare([pair.after for pair in known], *sides)
 
 
 def errors(pairs: Sequence[AnswerPair]) -> list[Errors]:
