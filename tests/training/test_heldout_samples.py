@@ -98,7 +98,7 @@ def test_the_report_shows_the_numbers(runs: Path) -> None:
     section = drawn[drawn.index('<section id="passes">') : drawn.index('<section id="errors">')]
     assert section.count("<table") == 2
     assert "environment: 8 held-out rows, 4 samples each" in section
-    assert "pass@1 is also mean@k" in section and "greedy</th>" in section
+    assert "pass@1 is also mean@k" in section and "greedy</code>" in section
     assert 'id="passes"' not in page(read_runs([str(runs / "plain" / "run")]))
 
 

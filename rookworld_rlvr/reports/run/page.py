@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -59,9 +60,9 @@ def page(runs: Sequence[RunRecord], rounds: Sequence[Mapping[str, Any]] = ()) ->
         training_plots=list(filter(None, training_plots(runs))),
         quality=quality,
         quality_words={task.name: task.quality_words for task in TASKS.values()},
-        boards=[(run.name, list(_boards(run, len(with_answers)))) for run in with_answers],
+        boards=[(run.name, list(_boards(run, 3 if len(runs) == 1 else 1))) for run in with_answers],
         suites=[(run.name, table) for run in runs for table in _suites(run)],
-        passes=[table for run in runs for table in _passes(run, len(runs))],
+        passes=[(run.name, table) for run in runs for table in _passes(run)],
         rounds=list(map(round_cells, rounds)),
         round_heads=ROUND_HEADS,
     )
@@ -117,16 +118,16 @@ def _provenance(run: RunRecord) -> Mapping[str, Any]:
 # --------------------------------------------------------------------------------------------------
 # Answers
 # --------------------------------------------------------------------------------------------------
-def _boards(run: RunRecord, runs: int) -> Iterator[tuple[Choice, list[Any]]]:
-    """A run's answers, each beside the truth."""
-    for choice in choose(run.answers, 3 if runs == 1 else 1):
+def _boards(run: RunRecord, count: int) -> Iterator[tuple[Choice, list[Any]]]:
+    """So many of a run's answers of each kind, each with a board that shows it beside the truth."""
+    for choice in choose(run.answers, count):
         drawn = []
         for before, after in choice.pairs:
-            sides = [("before", before), ("after", after)]
+            sides = {"before": before, "after": after}
             if before["completion"] == after["completion"]:
-                sides = [("before and after", after)]
-            boards = [_board(answer) for _, answer in sides]
-            drawn.append((after["prompt"], list(zip(sides, boards, strict=True))))
+                sides = {"before and after": after}
+            boards = [((words, answer), _board(answer)) for words, answer in sides.items()]
+            drawn.append((after["prompt"], boards))
         yield choice, drawn
 
 
@@ -142,62 +143,54 @@ _VALUE = Markup("<b>{:.4g}</b> <small>[{:.4g}, {:.4g}]</small>")
 _CHANGE = Markup("<b>{:+.4g}</b> <small>[{:+.4g}, {:+.4g}], p {:.2g}</small>")
 
 
-def _value(value: Estimate | None) -> Markup:
+def _cell(value: Estimate | Paired | None) -> Markup:
+    """A number with its interval; a bound for which the items are too few is None in a file."""
     if value is None:
         return Markup("-")
-    if value.low is None:
-        return Markup("<b>{:.4g}</b> <small>n too small</small>").format(value.value)
-    return _VALUE.format(value.value, value.low, value.high)
+    low, high = (math.nan if bound is None else bound for bound in (value.low, value.high))
+    if isinstance(value, Paired):
+        return _CHANGE.format(value.difference, low, high, value.p)
+    return _VALUE.format(value.value, low, high)
 
 
-def _change(change: Paired | None) -> Markup:
-    if change is None or change.low is None:
-        return Markup("-")
-    return _CHANGE.format(change.difference, change.low, change.high, change.p)
+def _rows(columns: Sequence[Mapping[str, Estimate | Paired]]) -> list[list[Markup]]:
+    """A row for each metric of some column."""
+    metrics = dict.fromkeys(metric for column in columns for metric in column)
+    return [
+        [name(metric), *(_cell(column.get(metric)) for column in columns)] for metric in metrics
+    ]
 
 
 def _suites(run: RunRecord) -> Iterator[dict[str, Any]]:
     """A table for each suite, with a column for each model and for its change from the first."""
     first = run.evaluation or {"suites": {}}
-    models = [first, *first.get("compared", ())]
     for suite, result in first["suites"].items():
-        having = [model for model in models if suite in model["suites"]]
-        columns, heads = [], ["metric"]
-        for model in having:
-            found = model["suites"][suite]["metrics"]
-            columns.append({metric: Estimate(**value) for metric, value in found.items()})
-            heads += [model["model"]] + ["change"] * (model is not first)
-        rows = []
-        for metric in result["metrics"]:
-            cells = [name(metric)]
-            for model, column in zip(having, columns, strict=True):
-                cells.append(_value(column.get(metric)))
-                if model is not first:
-                    change = model["paired"][suite].get(metric)
-                    cells.append(_change(change and Paired(**change)))
-            rows.append(cells)
+        heads, columns = ["metric"], list[Mapping[str, Estimate | Paired]]()
+        for model in [first, *first.get("compared", ())]:
+            if suite in model["suites"]:
+                found = model["suites"][suite]["metrics"]
+                heads.append(model["model"])
+                columns.append({metric: Estimate(**value) for metric, value in found.items()})
+            if changes := model.get("paired", {}).get(suite):
+                heads.append("change")
+                columns.append({metric: Paired(**value) for metric, value in changes.items()})
         yield {
             "caption": f"{suite}, version {result['version']}, {result['n']} rows, seed "
             f"{result['seed']}, {decoding_text(result['decoding'])}",
             "heads": heads,
-            "rows": rows,
+            "rows": _rows(columns),
         }
 
 
-def _passes(run: RunRecord, runs: int) -> Iterator[dict[str, Any]]:
+def _passes(run: RunRecord) -> Iterator[dict[str, Any]]:
     """A table of pass@k for each task that was measured."""
     for task in TASKS:
         before, after = (run.right.get(when, {}).get(task) for when in ("before", "after"))
-        counts = after or before
-        if counts is None:
-            continue
-        sides = [found.estimates() if found else {} for found in (before, after)]
-        changed = before.compare(after) if before and after else {}
-        yield {
-            "caption": f"{f'{run.name}, ' if runs > 1 else ''}{task}: {len(counts.right)} held-out "
-            f"rows, {counts.samples} samples each",
-            "rows": [
-                [name, *(_value(side.get(name)) for side in sides), _change(changed.get(name))]
-                for name in counts.estimates()
-            ],
-        }
+        if counts := after or before:
+            sides = [found.estimates() if found else {} for found in (before, after)]
+            changes = before.compare(after) if before and after else {}
+            yield {
+                "caption": f"{task}: {len(counts.right)} held-out rows, {counts.samples} samples each",
+                "heads": ["", "before", "after", "change"],
+                "rows": _rows([*sides, changes]),
+            }
