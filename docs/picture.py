@@ -31,7 +31,6 @@ svg { width: 100%; height: auto; }
 .plot text { font-size: 10px; fill: #5b6470; } .note { display: none; }
 .plot polyline { fill: none; stroke: #1f5fbf; stroke-width: 2; }
 .plot .band { fill: #1f5fbf; opacity: .15; } .plot circle { fill: #1f5fbf; }
-.plot circle.ring { fill: none; stroke: #1f5fbf; stroke-width: 1.5; }
 .grid { stroke: #e3e5e8; } .chosen { stroke: #9aa1aa; stroke-dasharray: 3 3; }
 """
 

@@ -103,7 +103,7 @@ def main(argv: Sequence[str]) -> None:
     )
     trainer.remove_callback(ProgressCallback)
     trainer.remove_callback(PrinterCallback)
-    why = [{"key": k, "value": v, "why": why} for k, (v, why) in args.overrides().items()]
+    why = [f"{key} {value}: {reason}" for key, (value, reason) in args.overrides().items()]
     more = {"data": data.report.lines(), "engine": truth.lines(), "set_by_the_diagnosis": why}
     record = run_diagnosis(trainer, name, more, compared)
 

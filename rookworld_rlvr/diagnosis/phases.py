@@ -21,8 +21,8 @@ from datasets import Dataset
 from ..common.errors import RookWorldError
 from ..common.files import read_asset
 from ..common.settings import Checked, setting
-from ..common.stats import Proportion, sign_test
-from ..tasks.metrics import evaluate_completions, headline, rights
+from ..common.stats import Proportion
+from ..tasks.metrics import compare, headline, rights, scores
 from ..tasks.registry import TASKS
 from ..training.health.monitor import Finding, HealthMonitor
 from ..training.health.rules import RULES, Severity
@@ -85,15 +85,13 @@ class DiagnoseArguments(Checked):
         """
         if self.compare is None:
             return []
-        names = (RESULT_JSON, "trainer_state.json", "checkpoint-*/trainer_state.json")
-        saved = [path for name in names for path in Path(self.compare).glob(name)]
-        if not saved:
+        paths = [Path(self.compare, name) for name in (RESULT_JSON, "trainer_state.json")]
+        if not (saved := [path for path in paths if path.is_file()]):
             raise RookWorldError(
                 f"compare: {self.compare!r} has no log; give the folder of a run (trainer_state.json) "
                 f"or of a diagnosis ({RESULT_JSON})"
             )
-        histories = [json.loads(path.read_text())["log_history"] for path in saved]
-        return [log for log in max(histories, key=len) if "loss" in log]
+        return [log for log in json.loads(saved[0].read_text())["log_history"] if "loss" in log]
 
 
 def spread_rows(rows: Dataset, most: int) -> Dataset:
@@ -126,14 +124,13 @@ def run_diagnosis(
     trainer.train()
     trainer.evaluate()
     log_history = [entry for entry in trainer.state.log_history if "loss" in entry]
-    log, later, groups = log_history[0], trainer.one_step_on.get(1.0, {}), by_group(trainer)
+    log, later, groups = log_history[0], trainer.one_step_on, by_group(trainer)
     rows = pd.DataFrame(
         {**row, "group": place, "task": group["task"]}
         for place, group in enumerate(groups)
         for row in group["completions"]
     )
     layers = trainer.layers
-    terms = rows[["policy_term", "taught_term", "penalty", "total"]].dropna(axis=1, how="all")
     record: Part = {
         "version": VERSION,
         "recipe": recipe,
@@ -144,7 +141,6 @@ def run_diagnosis(
             **of(log, "reward"),
             "positive": (rows["reward"] > 0).mean(),
             "failures": gather_object(trainer.reward_guard.faults),
-            "note": constant_rewards(rows),
         },
         "advantages": {
             **of(log, "mean_advantage", "health/advantage", "zero_variance/trained"),
@@ -164,42 +160,19 @@ def run_diagnosis(
         },
         "kl": {
             **of(log, "loss/kl", "kl"),
-            "one_step_on": {
-                **of(later, "kl", "gradient/kl"),
-                "of_gradient": share_of_gradient(later),
-            },
+            "one_step_on": of(later, "kl", "gradient/kl"),
         },
         "update": {
             **{name: log.get(name) for name in ("loss", "grad_norm", "learning_rate")},
-            "prompts": records(terms.groupby([rows["group"], rows["task"]]).sum()),
             "layers": records(layers.assign(ratio=layers["update_norm"] / layers["weight_norm"])),
         },
         "after": {**performance(trainer, -1), **changes(trainer)},
         "costs": [{"phase": name, **cost} for name, cost in trainer.costs.items()],
         "log_history": log_history,
     }
-    record["analysis"] = {
-        **analysis(trainer, record),
-        **what_if(trainer, rows),
-        "comparison": comparison(log, compared),
-    }
+    record["analysis"] = {**analysis(trainer, record), "comparison": comparison(log, compared)}
     clean: Part = cleaned(record)
     return clean
-
-
-def constant_rewards(rows: pd.DataFrame) -> str:
-    """Which single rewards are the same for every completion that they score, while others vary.
-
-    >>> constant_rewards(pd.DataFrame({"rewards": [{"a": 1, "b": 0, "c": None}, {"a": 1, "b": 1}]}))
-    'the same for every completion of the batch, so they teach nothing here: a'
-    """
-    columns = pd.DataFrame(rows["rewards"].tolist())
-    values = columns.nunique()
-    constant = values.index[(values == 1) & (columns.count() > 1)].tolist()
-    if not constant or values.max() == 1:
-        return ""
-    which = ", ".join(constant)
-    return f"the same for every completion of the batch, so they teach nothing here: {which}"
 
 
 def of(log: Mapping[str, Any], *starts: str) -> Part:
@@ -209,8 +182,7 @@ def of(log: Mapping[str, Any], *starts: str) -> Part:
 
 def records(frame: pd.DataFrame) -> list[Part]:
     """A table as records, with its index."""
-    plain = frame if frame.index.name is None and frame.index.nlevels == 1 else frame.reset_index()
-    found: list[Part] = plain.to_dict("records")
+    found: list[Part] = frame.reset_index().to_dict("records")
     return found
 
 
@@ -246,7 +218,7 @@ _KEYS = (
 def performance(trainer: DiagnosedTrainer, when: int) -> Part:
     """Held-out metrics with 95% intervals, and the mean rewards of the batch's own prompts."""
     results, _ = trainer.heldouts[when]
-    batch = pd.DataFrame(gather_object(records(pd.DataFrame(trainer.performance[when]))))
+    batch = pd.DataFrame(gather_object(pd.DataFrame(trainer.performance[when]).to_dict("records")))
     return {
         "overall": headline(results),
         "batch_reward": batch.mean().to_dict(),
@@ -260,20 +232,11 @@ def performance(trainer: DiagnosedTrainer, when: int) -> Part:
 
 def changes(trainer: DiagnosedTrainer) -> Part:
     """The performance after the step against that before, answer by answer and prompt by prompt."""
-    rows = trainer.eval_dataset
-    before, after = (
-        [evaluate_completions([row], [text]) for row, text in zip(rows, texts, strict=True)]
-        for texts in (trainer.heldouts[0][1], trainer.heldouts[-1][1])
-    )
-    paired = []
-    for name in rights().values():
-        moves = [
-            b[name].value - a[name].value for a, b in zip(before, after, strict=True) if name in a
-        ]
-        fell, rose = sum(move < 0 for move in moves), sum(move > 0 for move in moves)
-        if moves:
-            counts = {"n": len(moves), "became_wrong": fell, "became_right": rose}
-            paired.append({"metric": name, **counts, "p_of_fall": sign_test(fell, rose)})
+    rows = list(trainer.eval_dataset)
+    pairs = compare(rows, *(scores(rows, texts) for _, texts in trainer.heldouts))
+    paired = [
+        {"metric": name, **asdict(pairs[name])} for name in rights().values() if name in pairs
+    ]
     first, last = trainer.performance
     columns = {"prompt": [row["prompt"] for row in trainer.prompts], **first}
     mine = pd.DataFrame(columns | {f"{name}_after": column for name, column in last.items()})
@@ -282,7 +245,6 @@ def changes(trainer: DiagnosedTrainer) -> Part:
     return {
         "reward_change": change.mean(),
         "prompts_that_rose": (change > 0).mean(),
-        "prompts_that_fell": (change < 0).mean(),
         "paired": paired,
         "prompts": prompts[[*prompts.columns[1:], "prompt"]].to_dict("records"),
     }
@@ -300,25 +262,16 @@ def by_group(trainer: DiagnosedTrainer) -> list[Part]:
 
 
 def generation(rows: pd.DataFrame) -> Part:
-    """What was sampled, and how far log-probs of sampler, policy and reference differ, in nats."""
-    scored = rows.dropna(subset="policy")
+    """What was sampled, in numbers."""
     sizes = rows.groupby("group").size()
     alike = rows.groupby("group")["text"].value_counts()
     return {
         "completions": len(rows),
-        "taught": int(rows["taught"].sum()),
-        "tokens": int(scored["policy"].map(len).sum()),
-        "ended": rows["ended"].mean(),
         "pairs_of_one_text": (alike * (alike - 1) / (sizes * (sizes - 1))).sum() / len(sizes),
-        "gap_to_sampler": _gap(scored[scored["taught"] == 0], "sampler"),
-        "gap_to_reference": _gap(scored, "reference"),
+        "taught": int(rows["taught"].sum()),
+        "tokens": int(rows["policy"].dropna().map(len).sum()),
+        "ended": rows["ended"].mean(),
     }
-
-
-def _gap(rows: pd.DataFrame, other: str) -> float:
-    """The largest difference of a token's log-probs; nan if there is nothing to compare."""
-    pairs = rows[["policy", other]].dropna().explode(["policy", other]).astype(float)
-    return float((pairs["policy"] - pairs[other]).abs().max())
 
 
 # --------------------------------------------------------------------------------------------------
@@ -354,7 +307,14 @@ def analysis(trainer: DiagnosedTrainer, record: Part) -> Part:
         "verdict": f"{first.rule}: {first.message}" if first else _HEALTHY,
         "cause": first and first.rule,
         "keys": list(first.remedy_keys) if first else [],
-        "findings": [{**asdict(f), "consequence_of": causes[f.rule]} for f in found],
+        "findings": [
+            {
+                **asdict(f),
+                "consequence_of": causes[f.rule],
+                "explains": [other.rule for other in found if causes[other.rule] == f.rule],
+            }
+            for f in found
+        ],
     }
 
 
@@ -370,22 +330,14 @@ def cause_of(rule: str, found: set[str]) -> str | None:
     return cause and (cause_of(cause, found) or cause)
 
 
-def share_of_gradient(numbers: Mapping[str, float], times: float = 1.0) -> float:
-    """The KL term's share in the sum of the terms' gradient norms, its own multiplied."""
-    kl, whole = times * numbers.get("gradient/kl", 0.0), sum(of(numbers, "gradient/").values())
-    return kl / (whole - numbers.get("gradient/kl", 0.0) + kl or 1.0)
-
-
 def measurements(
     trainer: DiagnosedTrainer, record: Part
 ) -> tuple[dict[str, float], dict[str, str]]:
     """What a diagnosis alone measures, by the metrics that the rules name; and details for messages."""
     set_up, sampled, log = record["setup"], record["generation"], record["log_history"][0]
-    gaps, allowed = trainer.probes, trainer.probes["tolerance"]
+    gaps = trainer.probes
     worst = max(("alone_gap", "sampler_gap", "reference_kl"), key=lambda name: abs(gaps[name]))
     dead = trainer.layers.index[trainer.layers["gradient_norm"] == 0].tolist()
-    if log.get("health/skipped_steps"):  # whose gradients were taken away
-        dead = []
     adapted = hasattr(trainer.networks()[0], "peft_config")
     rows = record["initial"]["heldout"]
     formats = {row["metric"]: row["share"] for row in rows if row["metric"].endswith("/format")}
@@ -399,14 +351,12 @@ def measurements(
         when: (unreadable, ""),
         "identical_pairs": (sampled["pairs_of_one_text"], ", counted by pairs of completions"),
     }
-    if gaps["position_gap"] > allowed:
-        noted["position_gap"] = (gaps["position_gap"], f"over {allowed:g}")
-    if abs(gaps[worst]) > allowed:
+    if abs(gaps[worst]) > gaps["tolerance"]:
         noted["preflight_gap"] = (abs(gaps[worst]), worst)
     if failures := record["rewards"]["failures"]:
         noted["reward_raised"] = (log["rewards/unscored"], failures[0])
-    if later := trainer.one_step_on.get(1.0):
-        share = max(later.get("kl/share_of_loss", 0.0), share_of_gradient(later))
+    if later := trainer.one_step_on:
+        share = max(later.get("kl/share_of_loss", 0.0), later["kl/share_of_gradient"])
         noted |= {
             "drift": (later["drift"], ""),
             "kl_share": (share, " or its gradient, one step later"),
@@ -416,67 +366,13 @@ def measurements(
         rise = (sum(rewards[-quarter:]) - sum(rewards[:quarter])) / quarter
         noted["batch_rise"] = (rise, str(len(rewards)))
     if len(rewards) == 1:  # one batch learnt by heart may cost held-out answers
-        pair = min(record["after"]["paired"], key=lambda row: row["p_of_fall"])
-        said = "{metric}: {became_wrong} of {n} answers become wrong and {became_right} right"
-        noted["heldout_p"] = (pair["p_of_fall"], said.format(**pair))
+        for pair in record["after"]["paired"]:
+            if pair["difference"] < 0 and pair["p"] < noted.get("heldout_p", (1.0,))[0]:
+                said = "{metric} of {n} answers falls by {difference:.3f}"
+                noted["heldout_p"] = (pair["p"], said.format(**pair))
     numbers = {f"diagnosis/{name}": value for name, (value, _) in noted.items()}
     numbers |= {f"eval_{name}": share for name, share in formats.items()}
     return numbers, {f"diagnosis/{name}": detail for name, (_, detail) in noted.items()}
-
-
-# --------------------------------------------------------------------------------------------------
-# 10: what other settings would do, and what another run did
-# --------------------------------------------------------------------------------------------------
-_TIMES = (0.25, 0.5, 1.0, 2.0, 4.0)
-_GROUP_SIZES = (2, 4, 8, 16, 32)
-
-
-def what_if(trainer: DiagnosedTrainer, rows: pd.DataFrame) -> Part:
-    """What another beta, rate, temperature or group size would do, computed from this batch.
-
-    The first two look one step on. Those of the rate took a multiple of the update.
-    """
-    later, beta, rate = trainer.one_step_on, trainer.args.beta, trainer.args.learning_rate
-    seen = ("drift", "kl", "kl/share_of_loss", "clip_ratio/region_mean")
-    rates = [
-        {"learning_rate": rate * k, **{name: found.get(name) for name in seen}}
-        for k, found in sorted(later.items())
-    ]
-    betas = pd.DataFrame({"beta": [beta * k for k in _TIMES]})
-    betas["penalty"] = betas["beta"] * later.get(1.0, {}).get("kl", math.nan)
-    betas["share_of_loss"] = betas["penalty"] / (betas["penalty"] + rows["advantage"].abs().mean())
-    if 1.0 in later:
-        betas["of_gradient"] = [share_of_gradient(later[1.0], k) for k in _TIMES]
-    groups = rows.dropna(subset="reward").groupby("group")["reward"]
-    # A group without spread is as likely as so many equal draws from the group's own rewards.
-    shares, spread = groups.value_counts(normalize=True), groups.std().mean()
-    sizes = pd.DataFrame({"num_generations": _GROUP_SIZES})
-    sizes["without_spread"] = [(shares**k).groupby("group").sum().mean() for k in _GROUP_SIZES]
-    sizes["error_of_group_mean"] = spread / sizes["num_generations"] ** 0.5
-    return {
-        "what_if_beta": records(betas.dropna(subset="penalty")),
-        "what_if_learning_rate": rates,
-        "what_if_temperature": temperatures(trainer),
-        "what_if_group_size": records(sizes),
-    }
-
-
-def temperatures(trainer: DiagnosedTrainer) -> list[Part]:
-    """Entropy, log-prob and expected reward at other temperatures, from completions sampled at this one.
-
-    The reward weighs each completion by how much likelier it is at the other temperature. The effective
-    share says how many of the completions count then: far from this temperature hardly any.
-    """
-    rows = pd.DataFrame(gather_object(trainer.at_temperatures)).dropna(subset="reward")
-    logps = rows.pivot(index="row", columns="times_temperature", values="logp")
-    ratios = logps.sub(logps[1.0], axis=0)
-    weights = (ratios - ratios.max()).map(math.exp)
-    weights /= weights.sum()
-    means = rows.groupby("times_temperature")[["entropy", "logp", "tokens"]].sum()
-    table = means[["entropy", "logp"]].div(means["tokens"], axis=0)
-    table["reward"] = weights.mul(rows.groupby("row")["reward"].first(), axis=0).sum()
-    table["effective_share"] = 1 / (weights**2).sum() / len(weights)
-    return records(table)
 
 
 def comparison(log: Mapping[str, Any], other: Sequence[Mapping[str, Any]]) -> list[Part]:

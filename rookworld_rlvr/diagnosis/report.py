@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,16 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from ..common.errors import IllegalPositionError, RookWorldError
-from ..common.files import unwritable
+from ..common.errors import IllegalPositionError
 from ..common.html import render
 from ..common.terminal import printable, width
 from ..tasks.boards import action_arrows, position_board
 from .phases import PHASES, RESULT_JSON
 
 RESULT_HTML = "diagnosis.html"
-ROWS_SHOWN = 12  # of a table in the terminal, and as many tokens
+ROWS_SHOWN = 12  # of a table in the terminal
 TEXT_SHOWN = 36  # characters of a cell in the terminal
-WHOLE = ("why",)  # columns that wrap instead
+BY_TOKEN = ("sampler", "policy", "reference", "kl")  # of a completion
 MOST_WIDTH = 120  # columns
 
 Part = Mapping[str, Any]
@@ -83,47 +81,30 @@ def _is_table(value: Any) -> bool:
 
 def findings(part: Part) -> list[tuple[Part, str]]:
     """The findings that no other one explains, and those that end with exit code 1, each in words."""
-    every = part["findings"]
     texts = []
-    for finding in every:
-        if finding["consequence_of"] is None or finding["severity"] == "stop":
-            explained = [f["rule"] for f in every if f["consequence_of"] == finding["rule"]]
-            text = finding["message"]
-            if finding["consequence_of"]:
-                text += f" [consequence of {finding['consequence_of']}]"
-            text += f" [keys: {', '.join(finding['remedy_keys'])}]"
-            texts.append(
-                (finding, text + (f" [explains {', '.join(explained)}]" if explained else ""))
-            )
+    for found in part["findings"]:
+        if found["consequence_of"] is None or found["severity"] == "stop":
+            said = {"keys": found["remedy_keys"], "explains": found["explains"]}
+            notes = [f"[{name}: {', '.join(words)}]" for name, words in said.items() if words]
+            texts.append((found, " ".join([found["message"], *notes])))
     return texts
 
 
 def completions(group: Part) -> list[Part]:
     """A group's completions, the best reward first, each with sums over its tokens."""
     rows = sorted(group["completions"], key=lambda row: -(row["reward"] or 0.0))
-    names = ("policy_term", "taught_term", "penalty", "total")
+    numbers = ("reward", "advantage", *BY_TOKEN, "policy_term", "penalty", "total")
     return [
-        {
-            "completion": row["text"],
-            "reward": row["reward"],
-            "advantage": row["advantage"],
-            **{
-                name: row[name] and sum(row[name])
-                for name in ("sampler", "policy", "reference", "kl")
-            },
-            **{name: row[name] for name in names if row[name] is not None},
-        }
+        {"completion": row["text"]}
+        | {name: sum(row[name]) if isinstance(row[name], list) else row[name] for name in numbers}
         for row in rows
     ]
 
 
 def tokens(row: Part) -> list[Part]:
-    """A completion's tokens with their log-probs, KL, and how the loss pulls at them."""
-    columns = {
-        name: row[name] for name in ("sampler", "policy", "reference", "kl", "pull") if row[name]
-    }
+    """A completion's tokens with their log-probs and KL."""
     return [
-        {"token": token, **{name: column[place] for name, column in columns.items()}}
+        {"token": token, **{name: row[name] and row[name][place] for name in BY_TOKEN}}
         for place, token in enumerate(row["tokens"] or ())
     ]
 
@@ -149,13 +130,10 @@ def print_report(record: Part) -> None:
         found = tables(part)
         groups = part.get("groups_of_texts", [])
         for group in (groups[place] for place in one_of_each_task(groups)):
-            best = max(group["completions"], key=lambda row: row["reward"] or 0.0)
-            found += tables(
-                {group["prompt"]: completions(group), "tokens of the best": tokens(best)}
-            )
+            found += tables({group["prompt"]: completions(group)})
         for name, heads, rows in found:
             console.print(_text(f"\n{name}", style="bold"))
-            console.print(_table(heads, rows[:ROWS_SHOWN]))
+            console.print(_table(heads, rows[:ROWS_SHOWN], TEXT_SHOWN))
             if len(rows) > ROWS_SHOWN:
                 console.print(f"... and {len(rows) - ROWS_SHOWN} more in {RESULT_JSON}")
     for name, heads, rows in tables({"costs": record["costs"]}):
@@ -163,17 +141,12 @@ def print_report(record: Part) -> None:
         console.print(_table(heads, rows))
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(
-        *(Column(_text(head)) for head in heads), show_header=bool(heads), box=None, pad_edge=False
-    )
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], most: int = 1_000) -> Table:
+    """A table whose cells have at most so many characters."""
+    columns = (Column(_text(head)) for head in heads)
+    table = Table(*columns, show_header=bool(heads), box=None, pad_edge=False)
     for row in rows:
-        cut = [
-            cell
-            if not heads or head in WHOLE or len(cell) <= TEXT_SHOWN
-            else f"{cell[:TEXT_SHOWN]}…"
-            for head, cell in zip_longest(heads, row, fillvalue="")
-        ]
+        cut = (cell if len(cell) <= most else f"{cell[:most]}…" for cell in row)
         table.add_row(*map(_text, cut))
     return table
 
@@ -214,16 +187,9 @@ def _board(group: Part) -> Markup:
 
 
 def write_reports(folder: Path, record: Part) -> list[Path]:
-    """Write the JSON file and the page.
-
-    Raises:
-        RookWorldError: The folder could not be written to.
-    """
+    """Write the JSON file and the page."""
     files = {RESULT_JSON: json.dumps(record, allow_nan=False) + "\n", RESULT_HTML: page(record)}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        raise RookWorldError(unwritable("output_dir", folder, error)) from error
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8", errors="backslashreplace")
     return [folder / name for name in files]

@@ -19,8 +19,7 @@ import torch
 from transformers import TrainerCallback
 
 from ..common.machine import peak_memory
-from ..models.decoding import Decoding, pad_rows
-from ..models.gpt2 import position_ids_from_mask
+from ..models.decoding import Decoding
 from ..tasks.metrics import Results
 from ..training.answering import decode, score
 from ..training.parts.aggregation import Loss, aggregate
@@ -32,14 +31,11 @@ from ..training.trainer import RookWorldGRPOTrainer
 
 ROW = "diagnosed_row"  # rides along in TRL's batches, which are shuffled and split
 COLUMNS = (  # of a completion, if it is trained on: numbers, then lists by token
-    *("advantage", "taught", "ended", "policy_term", "taught_term", "penalty", "total"),
-    *("tokens", "sampler", "policy", "reference", "kl", "pull"),
+    *("advantage", "taught", "ended", "policy_term", "penalty", "total"),
+    *("tokens", "sampler", "policy", "reference", "kl"),
 )
 SAMPLED = Decoding("sampled", temperature=0.8)  # as the predecessors measured a batch
 SAMPLES = 2  # a prompt
-TEMPERATURES = (0.5, 0.8, 1.0, 1.25, 2.0)  # times that of sampling
-TEMPERATURE_ROWS = 32  # completions of a process, scored by themselves
-MULTIPLES = (0.1, 0.3, 3.0, 10.0)  # of the update
 
 
 class DiagnosedTrainer(RookWorldGRPOTrainer):
@@ -52,9 +48,8 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         performance: Rewards of `prompts` before and after the step, see `measure_prompts`.
         heldouts: Results and answers of each held-out evaluation.
         layers: Gradient and update by layer.
-        one_step_on: What the loss would log for the same batch after the step, or after a multiple of
-            its update, by the multiple; empty if the weights are spread over processes.
-        at_temperatures: Log-prob and entropy of some completions at multiples of their temperature.
+        one_step_on: What the loss would log for the same batch after the step; empty if the weights
+            are spread over processes.
         costs: Seconds, calls and peak memory in bytes by phase.
     """
 
@@ -72,8 +67,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         self.performance: list[dict[str, list[float]]] = []
         self.heldouts: list[tuple[Results, Sequence[str]]] = []
         self.layers = pd.DataFrame()
-        self.one_step_on: dict[float, dict[str, float]] = {}
-        self.at_temperatures: list[dict[str, Any]] = []
+        self.one_step_on: dict[str, float] = {}
         self.batches: list[tuple[Mapping[str, Any], torch.Tensor]] = []
         backward = self.accelerator.backward
 
@@ -115,15 +109,11 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         batch = super().sample(inputs)
         if not self.is_first_step:
             return batch
-        log, count = self.completion_log(), len(batch["completion_ids"])
-        first = self.accelerator.process_index * count
-
-        def mine(column: Any) -> list[Any]:
-            """This process's rows; the log has those of all, even if groups were sampled again."""
-            return list(column)[-count * self.accelerator.num_processes :][first : first + count]
-
-        prompts, texts = mine(log["prompt", ""]), mine(log["completion", ""])
-        columns = [mine(log["rewards", name]) for name in self.reward_func_names]
+        count = len(batch["completion_ids"])
+        # The log has the rows of all processes, even if groups were sampled again.
+        log = self.completion_log(count * self.accelerator.num_processes)
+        prompts, texts = self.own_rows(log["prompt", ""]), self.own_rows(log["completion", ""])
+        columns = [self.own_rows(log["rewards", name]) for name in self.reward_func_names]
         totals = weighted(torch.tensor(columns, dtype=torch.float32).T, self.reward_weights.cpu())
         batch[ROW] = torch.arange(count, device=batch["completion_ids"].device)
         batch[ROW] += len(self.completions)
@@ -174,26 +164,24 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
     def _note(
         self, loss: Loss, inputs: Mapping[str, Any], factors: Mapping[str, torch.Tensor]
     ) -> None:
-        """Note what each completion has in the loss, and how the loss pulls at each token."""
+        """Note what each completion has in the loss."""
         assert loss.call.scores is not None
-        logps = loss.call.scores.logps
+        logps = loss.call.scores.logps.detach()
         advantages = torch.stack([*factors.values()]).sum(0).detach()  # (B,) or (B, C)
-        columns = {"policy_term": by_row(loss.terms["policy"], factors["advantages"])}
-        if "taught" in loss.terms:
-            columns["taught_term"] = by_row(loss.terms["taught"], factors["taught_advantages"])
+        term = loss.terms["policy"] + loss.terms.get("taught", 0.0)
+        columns = {"policy_term": by_row(term, [*factors.values()])}
         tokens = {
             "sampler": inputs.get("sampling_per_token_logps"),
-            "policy": logps.detach(),
+            "policy": logps,
             "reference": inputs.get("ref_per_token_logps"),
-            "pull": slopes_of(loss.total, [logps])[0],
         }
         if "kl" in self.parts and tokens["reference"] is not None:
-            kl = self.parts["kl"].per_token(self, logps.detach(), inputs)[0]
+            kl = self.parts["kl"].per_token(self, logps, inputs)[0]
             weights = torch.zeros_like(kl).requires_grad_()
             (slope,) = slopes_of(aggregate(self, weights, inputs), [weights])
             tokens["kl"] = kl
             columns["penalty"] = self.beta * (slope * kl).sum(1)
-        columns["total"] = sum(columns.values(), torch.zeros_like(columns["policy_term"]))
+        columns["total"] = columns["policy_term"] + columns.get("penalty", 0.0)
         mask, ends = inputs["completion_mask"].bool(), set(self.eos_token_ids)
         for place, row in enumerate(inputs[ROW].tolist()):
             kept, note = mask[place], self.completions[row]
@@ -207,19 +195,18 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
             for name, column in tokens.items():
                 if column is not None and not column[place][kept].isnan().any():  # of the sampler
                     note[name] = column[place][kept].float().tolist()
-        self.batches.append((inputs, logps.detach()))
+        self.batches.append((inputs, logps))
 
-    def look_one_step_on(self, multiple: float, gradients: bool = False) -> None:
-        """Compute the loss of the step's batches again, after a multiple of the update.
+    def look_one_step_on(self) -> None:
+        """Compute the loss of the step's batches again, after the update.
 
-        Only there a KL term has an effect: before the first update the policy is its reference. Adam's
-        first update is proportional to the learning rate, so a multiple stands for another rate.
+        Only there a KL term has an effect: before the first update the policy is its reference.
         """
         network = self.accelerator.unwrap_model(self.model)
         parameters = [p for p in network.parameters() if p.requires_grad]
         pulls: dict[str, torch.Tensor] = {}
         moved, tokens = 0.0, 0
-        with self.unrecorded() as metrics, torch.set_grad_enabled(gradients):
+        with self.unrecorded() as metrics:
             for inputs, before in self.batches:
                 old = inputs.get("old_per_token_logps")
                 again = {**inputs, "old_per_token_logps": before if old is None else old}
@@ -230,39 +217,17 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
                     mask = mask * ~inputs["taught"].unsqueeze(1)
                 moved += ((loss.call.scores.logps.detach() - before).abs() * mask).sum().item()
                 tokens += int(mask.sum())
-                for name, term in loss.terms.items() if gradients and parameters else ():
+                for name, term in loss.terms.items() if parameters else ():
                     flat = torch.cat([slope.flatten() for slope in slopes_of(term, parameters)])
                     pulls[name] = pulls.get(name, 0) + flat
             numbers = {name: sum(values) / len(values) for name, values in metrics.items()}
         local = torch.tensor([moved, tokens], device=self.accelerator.device)
         moved, tokens = self.accelerator.reduce(local, "sum").tolist()
         numbers["drift"] = moved / max(1, tokens)
-        for name, pull in pulls.items():
-            numbers[f"gradient/{name}"] = self.accelerator.reduce(pull, "mean").norm().item()
-        self.one_step_on[multiple] = numbers
-
-    @torch.no_grad()
-    def look_at_temperatures(self) -> None:
-        """Score some of the step's completions at other temperatures, each row by itself."""
-        rows = [(inputs, place) for inputs, _ in self.batches for place in range(len(inputs[ROW]))]
-        for inputs, place in rows[:TEMPERATURE_ROWS]:
-            prompt, completion = (
-                inputs[f"{part}_ids"][place][inputs[f"{part}_mask"][place].bool()]
-                for part in ("prompt", "completion")
-            )
-            ids = torch.cat([prompt, completion]).unsqueeze(0)
-            with self.accelerator.autocast():
-                logits = self.model_wrapped(input_ids=ids).logits[0, len(prompt) - 1 : -1].float()
-            given = inputs.get("temperature")
-            heat = self.temperature if given is None else given[place].item()
-            reward = self.completions[int(inputs[ROW][place])]["reward"]
-            row = (self.accelerator.process_index, int(inputs[ROW][place]))
-            for times in TEMPERATURES:
-                logps = (logits / (heat * times)).log_softmax(-1)  # (C, V)
-                note = {"row": row, "reward": reward, "times_temperature": times}
-                note["tokens"], note["entropy"] = len(logps), -(logps.exp() * logps).sum().item()
-                note["logp"] = logps.gather(1, completion.unsqueeze(1)).sum().item()
-                self.at_temperatures.append(note)
+        norms = {name: norm(self.accelerator.reduce(pull, "mean")) for name, pull in pulls.items()}
+        numbers |= {f"gradient/{name}": number for name, number in norms.items()}
+        numbers["kl/share_of_gradient"] = norms.get("kl", 0.0) / (sum(norms.values()) or 1.0)
+        self.one_step_on = numbers
 
     # --------------------------------------------------------------------------------------------
     # Held-out rows
@@ -285,14 +250,15 @@ def slopes_of(term: torch.Tensor, by: Sequence[torch.Tensor]) -> tuple[torch.Ten
     return torch.autograd.grad(term, by, retain_graph=True, materialize_grads=True)
 
 
-def by_row(term: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+def by_row(term: torch.Tensor, factors: Sequence[torch.Tensor]) -> torch.Tensor:
     """What each completion adds ``(B,)`` to a term that is proportional to its advantages.
 
     All of TRL's losses are, as long as no sign changes; so a term is the sum of each advantage times the
     slope by it (Euler), whatever the formula.
     """
-    shares = advantages * slopes_of(term, [advantages])[0]
-    return shares.detach().reshape(len(advantages), -1).sum(1)
+    slopes = zip(factors, slopes_of(term, factors), strict=True)
+    shares = [(factor * slope).detach().reshape(len(factor), -1).sum(1) for factor, slope in slopes]
+    return torch.stack(shares).sum(0)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -312,10 +278,8 @@ def layer_of(name: str) -> str:
     >>> layer_of("transformer.wte.weight")
     'wte'
     """
-    if block := re.search(r"\b(?:h|layers)\.\d+\.\w+", name):
-        return block[0]
-    parts = [part for part in name.split(".")[:-1] if part not in ("default", "base_layer")]
-    return parts[-1] if parts else name
+    found = re.search(r"\b(?:h|layers)\.\d+\.\w+|\w+(?=\.\w+$)", name)
+    return found[0] if found else name
 
 
 class StepNotes(TrainerCallback):  # type: ignore[misc]
@@ -342,8 +306,6 @@ class StepNotes(TrainerCallback):  # type: ignore[misc]
             for name, weight in self._parameters():
                 self.before[name] = full(weight)
                 self.gradients[name] = 0.0 if weight.grad is None else norm(full(weight.grad))
-            with self.trainer.phase("diagnosis"):
-                self.trainer.look_at_temperatures()
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step:
@@ -362,6 +324,7 @@ class StepNotes(TrainerCallback):  # type: ignore[misc]
         table[norms] **= 2
         self.trainer.layers = table.groupby("layer", sort=False).sum()
         self.trainer.layers[norms] **= 0.5
+        self.before.clear()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer = self.trainer
@@ -371,20 +334,8 @@ class StepNotes(TrainerCallback):  # type: ignore[misc]
             trainer.performance.append(trainer.measure_prompts())
         if not (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
             with trainer.phase("diagnosis"):
-                trainer.look_one_step_on(1.0, gradients=True)
-                self._try_multiples()
+                trainer.look_one_step_on()
         trainer.batches.clear()
-
-    @torch.no_grad()
-    def _try_multiples(self) -> None:
-        after = {name: full(weight) for name, weight in self._parameters()}
-        for multiple in MULTIPLES:
-            for name, weight in self._parameters():
-                weight.copy_(self.before[name].lerp(after[name], multiple))
-            self.trainer.look_one_step_on(multiple)
-        for name, weight in self._parameters():
-            weight.copy_(after[name])
-        self.before.clear()
 
 
 def norm(tensor: torch.Tensor) -> float:
@@ -392,31 +343,12 @@ def norm(tensor: torch.Tensor) -> float:
     return tensor.double().norm().item()
 
 
-@torch.no_grad()
 def probe(trainer: RookWorldGRPOTrainer) -> dict[str, float]:
-    """Measure the policy before the step, in nats, to explain a gap in parity.
-
-    The result holds the preflight's numbers and tolerance, and the largest difference that the mask's
-    position ids make to a padded batch; 0 if they are used anyway.
-    """
-    prompts = mixed_length_prompts(trainer)
-    rows = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
-    device, training = trainer.accelerator.device, trainer.model.training
-    padded = pad_rows([rows[0], rows[-1]], trainer.processing_class.pad_token_id)
-    batch = {name: padded[name].to(device) for name in ("input_ids", "attention_mask")}
-    text = batch["attention_mask"].bool()
+    """The preflight's numbers and tolerance, in nats, with what is random in training left on."""
+    training = trainer.model.training
     try:
         trainer.model.train()
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            parity = measure_parity(trainer, prompts)
-        trainer.model.eval()
-        with trainer.accelerator.autocast():
-            free, numbered = (
-                trainer.model_wrapped(**batch, **more).logits.float().log_softmax(-1)[text]
-                for more in ({}, {"position_ids": position_ids_from_mask(batch["attention_mask"])})
-            )
+        parity = measure_parity(trainer, mixed_length_prompts(trainer))
     finally:
         trainer.model.train(training)
-    position_gap = (free - numbered).abs().max().item()
-    tolerance = preflight_tolerance(trainer)
-    return {**asdict(parity), "position_gap": position_gap, "tolerance": tolerance}
+    return {**asdict(parity), "tolerance": preflight_tolerance(trainer)}

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,10 +27,11 @@ from ..evaluation.models import ModelArguments, open_model
 from ..evaluation.results import ModelResults, results_document
 from ..evaluation.suites.versus_model import VersusModelSuite
 from ..models.loading import PACKAGED_MODEL, check_model_name
-from ..reports.run.record import LEDGER, changes, read_ledger, read_runs
+from ..reports.run.record import LEDGER, ROUND_HEADS, read_ledger, read_runs, round_cells
 from ..tasks import rules
 from ..tasks.policy import POLICY, write_policy_prompt
-from .play import MOST_GAMES, Filter, SelfPlay, kept, new_positions, play, wrong_states
+from ..tasks.registry import task_of
+from .play import MOST_GAMES, is_open, new_positions, play, wrong_states
 
 _KEYS = "evolve.json"
 _ROWS = "rows.parquet"
@@ -42,7 +42,6 @@ _VALUES = pa.list_(pa.struct([("move", pa.string()), ("cp", pa.int64())]))
 _SCHEMA = pa.schema(
     [("prompt", pa.string()), ("completion", pa.string()), ("action_values", _VALUES)]
 )
-_MAY_CHANGE = ("rounds",)
 
 
 @dataclass
@@ -64,28 +63,11 @@ class EvolveArguments(Checked):
         200, "Games of the policy against itself in a round.", least=1, most=MOST_GAMES
     )
     plies: int = setting(20, "Half-moves after which such a game is cut off.", least=1)
-    play_temperature: float = setting(1.0, "The temperature of its answers there.", above=0)
-    board: Literal["rules", "model", "both"] = setting(
-        "both",
-        "Who says what a move leads to: python-chess (rules), the model's own environment answers "
-        "(model), or python-chess with the model asked too (both), whose wrong answers become "
-        "environment rows.",
-    )
-    sides: Literal["all", "winner"] = setting(
-        "all",
-        "Whose positions are learnt from: all, or the winner's by the last position's values.",
-    )
     decided: float = setting(
         0.95,
         "Positions are left out whose best move keeps more than this win probability, or less than the "
         "rest to 1.",
         least=0.5,
-        most=1,
-    )
-    least_loss: float = setting(
-        0.0,
-        "Positions are left out where the move that was played lost less win probability than this.",
-        least=0,
         most=1,
     )
     match_games: int = setting(
@@ -135,17 +117,12 @@ class Round:
             return dict(note["counts"])
         args = self.args
         self.folder.mkdir(parents=True, exist_ok=True)
-        base = [row for row in self.base.parsed_rows() if not isinstance(row, Malformed)]
-        earlier = [row for number in range(1, self.number) for row in self._rows_of(number)]
-        known = {rules.position_key(row["fen"]) for row in base if row["task"] == POLICY.name}
-        known |= {
-            rules.position_key(POLICY.position(row["prompt"]).fen)
-            for row in earlier
-            if row["action_values"]
-        }
+        before = self._rows_before()
+        prompts = [row["prompt"] for row in before if task_of(row["prompt"]) == POLICY.name]
+        known = {rules.position_key(POLICY.position(prompt).fen) for prompt in prompts}
         seed = args.seed * 1_000 + self.number
         model = open_model(self.start, ModelArguments(), self.engine_args)
-        games = play(model, args.games, args.plies, args.play_temperature, args.board, seed)
+        games = play(model, args.games, args.plies, seed)
         fens = new_positions(games, known)
         with (
             Labeller(self.engine_args) as labeller,
@@ -154,13 +131,21 @@ class Round:
             found = labeller.values(list(fens), progress.update)
             source = labeller.source
         values = {fen: one.by_move() for fen, one in zip(fens, found, strict=True) if one}
-        wanted = Filter(args.sides, args.decided, args.least_loss)
-        chosen = dict.fromkeys(fen for game in games for fen in kept(game, values, wanted))
+        chosen = [fen for fen in fens if fen in values and is_open(values[fen], args.decided)]
         states = wrong_states(games)
         new = [policy_row(fen, values[fen]) for fen in chosen]
         new += [{"prompt": prompt, "completion": truth} for prompt, truth in states.items()]
-        counts = {**_counts(games), "new_positions": len(fens), "policy_rows": len(chosen)}
-        counts |= {"environment_rows": len(states), "rows_before": len(base) + len(earlier)}
+        plies = [ply for game in games for ply in game.plies]
+        counts = {
+            "games": len(games),
+            "half_moves": len(plies),
+            "replaced_moves": sum(bool(ply.fault) for ply in plies),
+            "wrong_states": sum(bool(ply.wrong_state) for ply in plies),
+            "new_positions": len(fens),
+            "policy_rows": len(chosen),
+            "environment_rows": len(states),
+            "rows_before": len(before),
+        }
         note = {
             "engine": source.engine if new else None,
             "limit": source.limit,
@@ -168,14 +153,20 @@ class Round:
             "dataset_provenance": read_provenance(dataset_file(self.base.dataset_name)),
             "counts": counts,
         }
-        _write(self.folder / _ROWS, [*new, *earlier, *base], note, len(new))
+        rows = [*new, *before]
+        tables = (
+            pa.Table.from_pylist(rows[at : at + ROW_GROUP], _SCHEMA)
+            for at in range(0, len(rows), ROW_GROUP)
+        )
+        write_parquet(self.folder / _ROWS, _SCHEMA, tables, lambda: note)
         return counts
 
-    def _rows_of(self, number: int) -> list[Row]:
-        """The new rows of an earlier round."""
-        path = Path(self.args.output_dir) / f"round-{number:03}" / _ROWS
-        note = read_provenance(path) or {}
-        return list(pq.read_table(path).slice(0, note["new_rows"]).to_pylist())
+    def _rows_before(self) -> list[Row]:
+        """The rows of the round before, or of the recipe's own data set."""
+        if self.number > 1:
+            path = self.folder.with_name(f"round-{self.number - 1:03}") / _ROWS
+            return list(pq.read_table(path).to_pylist())
+        return [row for row in self.base.parsed_rows() if not isinstance(row, Malformed)]
 
     # --------------------------------------------------------------------------------------------
     # Model
@@ -220,7 +211,7 @@ class Round:
             replace_text(path, json.dumps(results_document([played], [], {}), indent=2))
         match = json.loads(path.read_text(encoding="utf-8"))["suites"]["versus_model"]["metrics"]
         (run,) = read_runs([str(self.model)])
-        change = changes(run.answers)[_SCORE]
+        change = run.changes[_SCORE]
         broke_guard = bool(run.config.get("guard")) and not run.best_step
         why = reasons(change, Estimate(**match["score"]), broke_guard)
         weights = sorted(self.model.glob("model*.safetensors"))
@@ -264,23 +255,6 @@ def policy_row(fen: str, values: Mapping[str, int]) -> Row:
     return {"prompt": prompt, "completion": POLICY.truth(prompt, values), "action_values": listed}
 
 
-def _counts(games: Sequence[SelfPlay]) -> dict[str, int]:
-    plies = [ply for game in games for ply in game.plies]
-    return {
-        "games": len(games),
-        "half_moves": len(plies),
-        "replaced_moves": sum(bool(ply.fault) for ply in plies),
-        "wrong_states": sum(bool(ply.wrong_state) for ply in plies),
-    }
-
-
-def _write(path: Path, rows: Iterable[Row], note: Mapping[str, Any], new: int) -> None:
-    plain = ({key: row.get(key) for key in _SCHEMA.names} for row in rows)
-    groups = iter(lambda: list(islice(plain, ROW_GROUP)), [])
-    tables = (pa.Table.from_pylist(group, _SCHEMA) for group in groups)
-    write_parquet(path, _SCHEMA, tables, lambda: {**note, "new_rows": new})
-
-
 # --------------------------------------------------------------------------------------------------
 # Ledger
 # --------------------------------------------------------------------------------------------------
@@ -294,7 +268,7 @@ def rounds(
     """
     folder = Path(args.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    keys = {key: value for key, value in asdict(args).items() if key not in _MAY_CHANGE}
+    keys = {key: value for key, value in asdict(args).items() if key != "rounds"}
     path = folder / _KEYS
     if path.is_file():
         before = json.loads(path.read_text(encoding="utf-8"))
@@ -327,13 +301,6 @@ def rounds(
 
 
 def entry_text(entry: Mapping[str, Any]) -> str:
-    """A round in a sentence."""
-    before, after = entry["heldout"][_SCORE]
-    change, rating = entry["expected_score"], entry["match"].get("elo_difference")
-    elo = "{value:+.0f} [{low:+.0f}, {high:+.0f}]".format(**rating) if rating else "not finite"
-    return (
-        f"round {entry['round']}: {entry['policy_rows']} positions and {entry['environment_rows']} "
-        f"environment rows from {entry['games']} games; expected score {before:.4f} -> {after:.4f} "
-        f"({change['difference']:+.4f} [{change['low']:+.4f}, {change['high']:+.4f}]), Elo {elo}: "
-        f"{'accepted' if entry['accepted'] else 'not accepted: ' + '; '.join(entry['reasons'])}"
-    )
+    """A round in a line."""
+    cells = zip(ROUND_HEADS, round_cells(entry), strict=True)
+    return ", ".join(f"{head} {cell}" for head, cell in cells)

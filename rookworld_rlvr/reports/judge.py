@@ -1,4 +1,4 @@
-"""How good a judge is on data that it was not trained on: pairs, calibration, ranking."""
+"""How good a judge is on data that it was not trained on: pairs, and ranking."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from datasets import Dataset
 
 from ..common.errors import RookWorldError
@@ -23,7 +22,6 @@ from ..rewards.registry import COMPOSITES
 from ..tasks.registry import TASKS, score_row
 from ..tasks.types import Score, values_by_move
 
-BINS = 10
 RANKED_BY = "graduated, shaping continuous; for fill-in the similarity"
 RANKED_COMPLETIONS = 8  # of the generator, for each prompt
 _PAIRS_SHOWN = 2  # of a kind
@@ -39,25 +37,28 @@ def judge_report(
 
     Args:
         judge: As a recipe's reward would load it.
-        pairs: Held-out pairs.
+        pairs: Held-out pairs; those that are too long for the judge are left out.
         heldout: Held-out rows; the generator answers their prompts.
         args: The generator and how many prompts.
 
     Raises:
         RookWorldError: The generator cannot be loaded, or every pair is too long for the judge.
     """
-    found = pair_differences(judge, pairs)
-    differences = [difference for difference in found if difference is not None]
+    prompts = [pair.prompt for pair in pairs]
+    chosen = judge.scores(prompts, [pair.chosen for pair in pairs])
+    rejected = judge.scores(prompts, [pair.rejected for pair in pairs])
+    differences = [
+        (pair.kind, better - worse)
+        for pair, better, worse in zip(pairs, chosen, rejected, strict=True)
+        if better is not None and worse is not None
+    ]
     if not differences:
         raise RookWorldError(
             f"{judge.name}: all {len(pairs)} held-out pairs are longer than the {judge.longest:.0f} "
             "tokens that it has positions for; give a model with more positions"
         )
-    kept = [pair for pair, one in zip(pairs, found, strict=True) if one is not None]
-    report: dict[str, Any] = {
-        "pairs": {**pair_accuracy(kept, differences), "too_long": len(pairs) - len(kept)},
-        "calibration": calibration(differences),
-    }
+    too_long = len(pairs) - len(differences)
+    report: dict[str, Any] = {"pairs": {**pair_accuracy(differences), "too_long": too_long}}
     if args.ranked_prompts:
         report["ranking"] = {
             "generator": args.generator,
@@ -69,60 +70,27 @@ def judge_report(
     return report
 
 
-def pair_differences(judge: Judge, pairs: Sequence[Pair]) -> list[float | None]:
-    """Score of the chosen answer less that of the rejected one, by pair; None if one is too long."""
-    prompts = [pair.prompt for pair in pairs]
-    chosen = judge.scores(prompts, [pair.chosen for pair in pairs])
-    rejected = judge.scores(prompts, [pair.rejected for pair in pairs])
-    return [
-        None if better is None or worse is None else better - worse
-        for better, worse in zip(chosen, rejected, strict=True)
-    ]
+def pair_accuracy(differences: Sequence[tuple[str, float]]) -> dict[str, Any]:
+    """Share of pairs whose chosen answer scores higher, in all and by kind; a tie counts as wrong.
 
-
-# --------------------------------------------------------------------------------------------------
-# Pairs
-# --------------------------------------------------------------------------------------------------
-def pair_accuracy(pairs: Sequence[Pair], differences: Sequence[float]) -> dict[str, Any]:
-    """Share of pairs whose chosen answer scores higher, in all and by kind; a tie counts as wrong."""
-    by_kind: dict[str, list[float]] = {}
-    for pair, difference in zip(pairs, differences, strict=True):
-        by_kind.setdefault(pair.kind, []).append(difference)
+    Args:
+        differences: A pair's kind, and the score of its chosen answer less that of the rejected one.
+    """
+    by_kind: dict[str, list[bool]] = {}
+    for kind, difference in differences:
+        by_kind.setdefault(kind, []).append(difference > 0)
     return {
-        **_accuracy(differences),
-        "ties": differences.count(0),
-        "by_kind": {kind: _accuracy(found) for kind, found in sorted(by_kind.items())},
+        **_named("accuracy", estimate("share", [difference > 0 for _, difference in differences])),
+        "ties": sum(difference == 0 for _, difference in differences),
+        "by_kind": {
+            kind: _named("accuracy", estimate("share", found))
+            for kind, found in sorted(by_kind.items())
+        },
     }
-
-
-def _accuracy(differences: Sequence[float]) -> dict[str, Any]:
-    return _named("accuracy", estimate("share", [difference > 0 for difference in differences]))
 
 
 def _named(name: str, result: Estimate) -> dict[str, Any]:
     return {name: result.value, "low": result.low, "high": result.high, "n": result.n}
-
-
-def calibration(differences: Sequence[float]) -> dict[str, Any]:
-    """How well a judge's confidence agrees with how often it is right.
-
-    The confidence in a pair is the sigmoid of the difference in score, in [0.5, 1], for the answer that
-    the judge prefers. The expected calibration error is the mean over pairs of the gap between
-    confidence and share right in the pair's bin.
-
-    Source: C. Guo, G. Pleiss, Y. Sun and K. Weinberger, "On Calibration of Modern Neural Networks",
-    ICML 2017, section 2.
-    """
-    table = pd.DataFrame({"confidence": np.abs(differences), "right": np.greater(differences, 0)})
-    table["confidence"] = 0.5 * (1 + np.tanh(table["confidence"] / 2))
-    place = ((table["confidence"] - 0.5) * 2 * BINS).astype(int).clip(upper=BINS - 1)
-    found = table.groupby(place.rename("place")).agg(
-        n=("right", "size"), confidence=("confidence", "mean"), right=("right", "mean")
-    )
-    gap = ((found["confidence"] - found["right"]).abs() * found["n"]).sum() / len(differences)
-    low = 0.5 + found.index / (2 * BINS)
-    bins = found.assign(low=low, high=low + 1 / (2 * BINS)).to_dict("records")
-    return {"expected_calibration_error": float(gap), "bins": bins}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -151,10 +119,7 @@ def ranking(judge: Judge, heldout: Dataset, args: JudgeDataArguments) -> dict[st
             )
             for turn in range(RANKED_COMPLETIONS)
         ]
-        taus = [
-            _tau_of_row(judge, row, [texts[index] for texts in drawn])
-            for index, row in enumerate(rows)
-        ]
+        taus = [_tau_of_row(judge, row, texts) for row, *texts in zip(rows, *drawn, strict=True)]
         ranked = [tau for tau in taus if tau is not None]
         found[task] = {
             **(_named("tau", estimate("mean", ranked, -1.0)) if ranked else {"n": 0}),
@@ -165,13 +130,12 @@ def ranking(judge: Judge, heldout: Dataset, args: JudgeDataArguments) -> dict[st
 
 def _tau_of_row(judge: Judge, row: Mapping[str, Any], completions: Sequence[str]) -> float | None:
     """Kendall's τ of a row's completions, without those too long to judge; None if undefined."""
-    scored = [
-        score_row(row["prompt"], text, values_by_move(row["action_values"])) for text in completions
-    ]
-    scores = judge.scores([row["prompt"]] * len(completions), completions)
+    prompt, values = row["prompt"], values_by_move(row["action_values"])
+    scores = judge.scores([prompt] * len(completions), completions)
+    truths = [score_row(prompt, text, values) for text in completions]
     both = [
         (score, _worth(row["task"], truth))
-        for score, truth in zip(scores, scored, strict=True)
+        for score, truth in zip(scores, truths, strict=True)
         if score is not None and truth is not None
     ]
     return kendall_tau([score for score, _ in both], [reward for _, reward in both])

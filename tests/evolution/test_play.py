@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import chess
 import pytest
 
@@ -10,20 +8,12 @@ from rookworld_rlvr.data import synthesis
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, is_held_out
 from rookworld_rlvr.evaluation.models import RandomMover
 from rookworld_rlvr.evolution import play as module
-from rookworld_rlvr.evolution.play import (
-    Filter,
-    Ply,
-    SelfPlay,
-    kept,
-    new_positions,
-    play,
-    wrong_states,
-)
+from rookworld_rlvr.evolution.play import is_open, new_positions, play, wrong_states
 from rookworld_rlvr.evolution.rounds import policy_row, reasons
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks.environment import ENVIRONMENT
 
-from ..scripted import GARBAGE, Scripted
+from ..scripted import Scripted
 
 
 def board_after(*moves: str) -> chess.Board:
@@ -51,8 +41,7 @@ def scripted(states: str = "right") -> Scripted:
 
     def answer(prompt: str) -> str:
         truth = ENVIRONMENT.truth(prompt) or ""
-        wrong = {"right": truth, "off": truth.replace(" 1 2+", " 9 2+"), "garbage": GARBAGE}
-        return wrong[states]
+        return truth.replace(" 1 2+", " 9 2+") if states == "off" else truth
 
     return Scripted(moves, answer)
 
@@ -60,18 +49,17 @@ def scripted(states: str = "right") -> Scripted:
 @pytest.mark.usefixtures("from_boards")
 def test_games_end_by_the_rules_and_illegal_moves_are_replaced() -> None:
     model = scripted()
-    mate, other = play(model, 2, 2, 1.0, "rules", seed=0)
-    assert [ply.move for ply in mate.plies] == ["g2g4", "d8h4"] and mate.board.is_checkmate()
-    assert [ply.move for ply in other.plies] == ["g1h3", "b8c6"]
+    mate, other = play(model, 2, 2, seed=0)
+    assert mate.board.is_checkmate() and len(mate.plies) == 2
+    assert [move.uci() for move in other.board.move_stack[2:]] == ["g1h3", "b8c6"]
     assert "e1e3 is illegal" in other.plies[0].fault and not other.plies[1].fault
-    assert mate.history == ["f2f3", "e7e5", "g2g4", "d8h4"]
-    assert [len(call) for call in model.calls] == [2, 2], "all games are asked at once"
+    assert [len(call) for call in model.calls] == [2, 2, 2, 2], "all games are asked at once"
 
 
 @pytest.mark.usefixtures("from_boards")
 def test_disagreements_about_the_board_become_rows() -> None:
-    assert wrong_states(play(scripted(), 2, 2, 1.0, "both", seed=0)) == {}
-    games = play(scripted("off"), 2, 2, 1.0, "both", seed=0)
+    assert wrong_states(play(scripted(), 2, 2, seed=0)) == {}
+    games = play(scripted("off"), 2, 2, seed=0)
     assert games[0].board.is_checkmate(), "the rules' board is played on"
     # Of four states, that after 2. Nh3 is the one with these counters.
     (found,) = wrong_states(games).items()
@@ -82,18 +70,10 @@ def test_disagreements_about_the_board_become_rows() -> None:
     )
 
 
-@pytest.mark.usefixtures("from_boards")
-def test_a_game_goes_on_from_the_model_s_own_board() -> None:
-    games = play(scripted("garbage"), 2, 2, 1.0, "model", seed=0)
-    assert [len(game.plies) for game in games] == [1, 1], "there is no board to go on from"
-    mate, _ = play(scripted(), 2, 2, 1.0, "model", seed=0)
-    assert mate.board.fen() == board_after("f3", "e5", "g4", "Qh4#").fen()
-
-
 def test_no_game_is_learnt_from_a_held_out_position() -> None:
-    games = play(RandomMover(), 40, 6, 1.0, "rules", seed=1)
+    games = play(RandomMover(), 40, 6, seed=1)
     assert len({game.plies[0].fen for game in games}) == 40
-    assert games[0].history == play(RandomMover(), 1, 6, 1.0, "rules", seed=1)[0].history
+    assert games[0].board == play(RandomMover(), 1, 6, seed=1)[0].board
     played = [ply.fen for game in games for ply in game.plies]
     assert any(is_held_out(fen, HELDOUT_SHARE) for fen in played)
     found = new_positions(games, {rules.position_key(played[0])})
@@ -101,42 +81,10 @@ def test_no_game_is_learnt_from_a_held_out_position() -> None:
     assert not any(is_held_out(fen, HELDOUT_SHARE) for fen in found)
 
 
-def game_of(*moves: str) -> tuple[SelfPlay, list[str]]:
-    board, plies = chess.Board(), []
-    for san in moves:
-        move = board.parse_san(san)
-        plies.append(Ply(board.fen(), move.uci()))
-        board.push(move)
-    return SelfPlay(board, [], plies), [ply.fen for ply in plies]
-
-
-def even(cp: int, played: str, loss: int = 0) -> dict[str, int]:
-    """Values of two moves, of which the one that was played loses."""
-    return {
-        "a2a3" if chess.Move.from_uci(played).from_square < 32 else "a7a6": cp,
-        played: cp - loss,
-    }
-
-
-def test_what_is_kept_of_a_game() -> None:
-    game, fens = game_of("e4", "e5", "Nf3", "Nc6")
-    values = {
-        fens[0]: even(20, "e2e4"),
-        fens[1]: even(-20, "e7e5", loss=300),
-        fens[2]: even(900, "g1f3"),
-        fens[3]: even(-300, "b8c6"),
-    }
-
-    def found(sides: str = "all", decided: float = 1.0, least_loss: float = 0.0) -> Sequence[int]:
-        wanted = Filter(sides, decided, least_loss)  # type: ignore[arg-type]
-        return [fens.index(fen) for fen in kept(game, values, wanted)]
-
-    assert found() == [0, 1, 2, 3]
-    assert found(sides="winner") == [0, 2], "Black is lost at the end"
-    assert found(decided=0.9) == [0, 1, 3], "a won position teaches little"
-    assert found(least_loss=0.1) == [1]
-    del values[fens[3]]  # the engine gave up; the last position with values decides
-    assert found(sides="winner") == [0, 2]
+def test_decided_positions_are_left_out() -> None:
+    values = {"a2a3": -900, "e2e4": 20}
+    assert is_open(values, 0.95) and is_open({"a2a3": 900}, 1.0)
+    assert not is_open({"a2a3": 900}, 0.95) and not is_open({"a2a3": -900}, 0.95)
 
 
 def test_a_row_has_the_best_move_and_all_values() -> None:

@@ -102,7 +102,6 @@ def test_killed_rounds_end_as_if_nothing_had_happened(tmp_path: Path, stockfish:
         ({"train": {"max_stps": 4}}, "train: unknown key 'max_stps'; did you mean max_steps"),
         ({"train": {"max_steps": "many"}}, "invalid int value: 'many'"),
         ({"model_name_or_path": "runs/nope"}, "there is no folder 'runs/nope'"),
-        ({"board": "models"}, "board"),
         ({"guard": {"environment/exact": 0.1}}, "unknown key 'guard'"),
     ],
 )

@@ -11,10 +11,9 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
-from rookworld_rlvr.data.judge_pairs import PAIR_SHARES, JudgeDataArguments, Pair, make_pairs
+from rookworld_rlvr.data.judge_pairs import PAIR_SHARES, JudgeDataArguments, make_pairs
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.reports.judge import (
-    calibration,
     judge_report,
     kendall_tau,
     pair_accuracy,
@@ -38,20 +37,11 @@ def test_kendall_s_tau_by_hand() -> None:
 
 
 def test_accuracy_counts_kinds_and_no_ties() -> None:
-    pairs = [Pair(kind, "", "", "") for kind in ("piece", "piece", "flags", "flags")]
-    found = pair_accuracy(pairs, [1.0, -1.0, 0.0, 2.0])
+    found = pair_accuracy([("piece", 1.0), ("piece", -1.0), ("flags", 0.0), ("flags", 2.0)])
     assert (found["accuracy"], found["n"], found["ties"]) == (0.5, 4, 1)
     assert found["by_kind"]["flags"]["accuracy"] == 0.5
     # Wilson's interval of 2 in 4.
     assert (found["low"], found["high"]) == pytest.approx((0.1500, 0.8500), abs=1e-4)
-
-
-def test_calibration_by_hand() -> None:
-    surer, sure = math.log(0.92 / 0.08), math.log(0.73 / 0.27)  # whose sigmoids are 0.92 and 0.73
-    found = calibration([0.0, sure, -sure, surer])
-    table = [(round(row["low"], 2), row["n"], row["right"]) for row in found["bins"]]
-    assert table == [(0.5, 1, 0.0), (0.7, 2, 0.5), (0.9, 1, 1.0)], "who prefers nobody is not right"
-    assert found["expected_calibration_error"] == pytest.approx((0.5 + 2 * 0.23 + 0.08) / 4)
 
 
 def test_a_report_of_an_untrained_judge_leaves_out_pairs_that_are_too_long(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ import yaml
 from ...common.errors import RookWorldError
 from ...common.stats import Paired
 from ...evaluation.pass_at_k import RightCounts, read_counts
-from ...tasks.metrics import Results, compare
+from ...tasks.metrics import Results
 from ...tasks.registry import TASKS
 from ...training.checkpoints import checkpoints
 from ...training.health.monitor import HEALTH_FILE
@@ -28,17 +29,23 @@ from ...training.results import (
     PROVENANCE,
     RESOLVED_CONFIG,
     RESULTS,
+    compared,
     heldout_results,
     read_proportions,
 )
 
 LEDGER = "ledger.jsonl"  # of `rookworld evolve`
+ROUND_HEADS = (
+    "round",
+    "positions",
+    "environment rows",
+    "expected score",
+    "change",
+    "Elo",
+    "outcome",
+)
 _STATE = "trainer_state.json"
-_OTHERS = {
-    "new_model": "sft",
-    "completion_only_loss": "sft",
-    "train_pairs": "judge",
-}  # a key of theirs → the command
+_OPTIONAL = (EVALUATION, HELDOUT_PASS)  # what only some runs write
 Logs = Mapping[str, Any]
 Answer = Mapping[str, Any]  # the keys that `run_folder.write_answers` gives
 
@@ -67,6 +74,7 @@ class RunRecord:
         evaluation: ``evaluation.json``.
         right: Counts for pass@k, ``before`` and ``after`` training, by task; empty if not measured.
         missing: What is missing, one sentence each.
+        changes: How held-out metrics changed row by row.
     """
 
     name: str
@@ -81,6 +89,7 @@ class RunRecord:
     evaluation: Mapping[str, Any] | None = None
     right: Mapping[str, Mapping[str, RightCounts]] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
+    changes: Mapping[str, Paired] = field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
@@ -98,40 +107,29 @@ class RunRecord:
         return {name: result.n for name, result in {**self.before, **self.after}.items()}
 
     def points(self, name: str) -> list[tuple[float, float]]:
-        """Step and value of a metric, wherever it was logged as a number.
+        """Step and value of a metric, wherever it was logged as a finite number.
 
         A step that was measured twice, as in a resumed run, has its last value.
         """
         values = {
             float(logs["step"]): float(logs[name])
             for logs in self.history
-            if isinstance(logs.get(name), int | float)
+            if isinstance(logs.get(name), int | float) and math.isfinite(logs[name])
         }
         return list(values.items())
-
-
-def read_ledger(folder: Path) -> list[dict[str, Any]]:
-    """The entries of a folder's ledger; empty without one."""
-    path = folder / LEDGER
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    return [json.loads(line) for line in lines]
 
 
 def read_runs(folders: Sequence[str]) -> list[RunRecord]:
     """Read folders, each under a name of its own.
 
     Raises:
-        RookWorldError: One of them is not a run, or is given twice.
+        RookWorldError: One of them is not a run.
     """
-    paths = [Path(folder) for folder in folders]
-    resolved = [path.resolve() for path in paths]
-    for path, place in zip(paths, resolved, strict=True):
-        if resolved.count(place) > 1:
-            raise RookWorldError(f"run: {str(path)!r} is given twice; give each folder once")
-    names = [place.name for place in resolved]
+    paths = list(dict.fromkeys(Path(folder).resolve() for folder in folders))
+    names = [path.name for path in paths]
     return [
-        read_run(path, place.name if names.count(place.name) == 1 else "/".join(place.parts[-2:]))
-        for path, place in zip(paths, resolved, strict=True)
+        read_run(path, path.name if names.count(path.name) == 1 else "/".join(path.parts[-2:]))
+        for path in paths
     ]
 
 
@@ -141,40 +139,48 @@ def read_run(folder: Path, name: str) -> RunRecord:
     Raises:
         RookWorldError: It is not a run of `recipes/grpo.py`.
     """
-    config = folder / RESOLVED_CONFIG
-    if not config.is_file():
-        kind = f"has no {RESOLVED_CONFIG}" if folder.is_dir() else "is not a folder"
+    missing: list[str] = []
+
+    def read(file: str, nothing: Any, reader: Callable[[Path], Any] = _json) -> Any:
+        """A file's content; `nothing`, and a sentence, if it is absent or broken."""
+        try:
+            return reader(folder / file)
+        except FileNotFoundError:
+            missing.extend([] if file in _OPTIONAL else [f"There is no {file}."])
+        except (OSError, ValueError, TypeError) as error:
+            missing.append(f"{file} could not be read ({error}).")
+        return nothing
+
+    config = read(RESOLVED_CONFIG, {}, lambda path: yaml.safe_load(path.read_text("utf-8")))
+    if "num_generations" not in config:
         raise RookWorldError(
-            f"run: {str(folder)!r} {kind}; give the output_dir of a run of rookworld grpo"
+            f"run: {str(folder)!r} is not a run of rookworld grpo; give the output_dir of one (what "
+            f"other commands have measured is in their {CARD})"
         )
-    try:
-        values = yaml.safe_load(config.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise RookWorldError(f"run: {str(config)!r} could not be read ({reason})") from error
-    values = values if isinstance(values, dict) else {}
-    for key, command in _OTHERS.items():
-        if key in values:
-            raise RookWorldError(
-                f"run: {str(folder)!r} is of rookworld {command}, whose results are in its {CARD}; give "
-                "the output_dir of a run of rookworld grpo"
-            )
-    run = RunRecord(name, values)
-    unknown = f"There is no {PROVENANCE}: versions, machine, command and duration are not known."
-    run.sessions = _read(run, folder / PROVENANCE, {}, unknown).get("sessions", ())
-    _read_history(run, folder)
-    _read_results(run, folder)
-    _read_answers(run, folder)
-    unwatched = f"There is no {HEALTH_FILE}: the run's health was not watched."
-    run.health = _read(run, folder / HEALTH_FILE, None, unwatched, _json_lines)
-    run.evaluation = _read(run, folder / EVALUATION, None)
-    _, run.right = _read(run, folder / HELDOUT_PASS, ({}, {}), read=read_counts)
+    saved = [f"{path.name}/{_STATE}" for path in checkpoints(folder)[-1:]]
+    state = saved[0] if saved and not (folder / _STATE).is_file() else _STATE
+    results = {"heldout": {}, **read(RESULTS, {})}
+    sides = (read(file, [], _json_lines) for file in (ANSWERS_BEFORE, ANSWERS_AFTER))
+    run = RunRecord(
+        name,
+        config,
+        sessions=read(PROVENANCE, {}).get("sessions", ()),
+        history=read(state, {}).get("log_history", ()),
+        before=heldout_results(results, "before") or read(HELDOUT_BEFORE, {}, read_proportions),
+        after=heldout_results(results, "after"),
+        results={key: value for key, value in results.items() if key != "heldout"},
+        answers=[AnswerPair(*pair) for pair in zip(*sides, strict=False)],
+        health=read(HEALTH_FILE, None, _json_lines),
+        evaluation=read(EVALUATION, None),
+        right=read(HELDOUT_PASS, ({}, {}), read_counts)[1],
+        missing=missing,
+        changes=compared(folder),
+    )
+    if not run.finished:
+        missing.append(f"The run did not finish; its curves are those of {state}.")
     return run
 
 
-# --------------------------------------------------------------------------------------------------
-# Files
-# --------------------------------------------------------------------------------------------------
 def _json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
@@ -183,61 +189,28 @@ def _json_lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def _read(
-    run: RunRecord,
-    path: Path,
-    nothing: Any,
-    absent: str = "",
-    read: Callable[[Path], Any] = _json,
-) -> Any:
-    """A file's content; `nothing`, and a sentence in `missing`, if it is absent or broken."""
-    if not path.is_file():
-        run.missing += [absent] if absent else []
-        return nothing
-    try:
-        return read(path)
-    except (OSError, ValueError, TypeError) as error:
-        run.missing.append(f"{path.name} could not be read ({error}).")
-        return nothing
+# --------------------------------------------------------------------------------------------------
+# Rounds of `rookworld evolve`
+# --------------------------------------------------------------------------------------------------
+def read_ledger(folder: Path) -> list[dict[str, Any]]:
+    """The entries of a folder's ledger; empty without one."""
+    path = folder / LEDGER
+    return _json_lines(path) if path.is_file() else []
 
 
-def _read_history(run: RunRecord, folder: Path) -> None:
-    """Read the log at the run's root, or for a run that was killed, that of its last checkpoint."""
-    path = folder / _STATE
-    if not path.is_file():
-        saved = [state for last in checkpoints(folder)[-1:] for state in last.glob(_STATE)]
-        if not saved:
-            run.missing.append("There is no checkpoint and no log, so there are no curves.")
-            return
-        path = saved[0]
-        run.missing.append(f"The curves end with {path.parent.name}, the last one saved.")
-    run.history = _read(run, path, {}).get("log_history", ())
-
-
-def _read_results(run: RunRecord, folder: Path) -> None:
-    uncounted = f"There is no {HELDOUT_BEFORE}: held-out rows were not counted."
-    run.before = _read(run, folder / HELDOUT_BEFORE, {}, uncounted, read_proportions)
-    if not (folder / RESULTS).is_file():
-        run.missing.append(f"There is no {RESULTS}: the run did not finish.")
-        return
-    results = {"heldout": {}, **_read(run, folder / RESULTS, {})}
-    run.before, run.after = (heldout_results(results, when) for when in ("before", "after"))
-    run.results = {key: value for key, value in results.items() if key != "heldout"}
-
-
-def _read_answers(run: RunRecord, folder: Path) -> None:
-    paths = folder / ANSWERS_BEFORE, folder / ANSWERS_AFTER
-    absent = [path.name for path in paths if not path.is_file()]
-    if absent:
-        run.missing.append(
-            f"There is no {' and no '.join(absent)}, so answers before and after are not compared."
-        )
-        return
-    before, after = (_read(run, path, [], read=_json_lines) for path in paths)
-    if [answer["prompt"] for answer in before] != [answer["prompt"] for answer in after]:
-        run.missing.append("The answers before and after belong to different rows.")
-        return
-    run.answers = [AnswerPair(*pair) for pair in zip(before, after, strict=True)]
+def round_cells(entry: Mapping[str, Any]) -> list[str]:
+    """An entry of the ledger in words, by `ROUND_HEADS`."""
+    before, after = entry["heldout"]["policy/expected_score"]
+    change, elo = entry["expected_score"], entry["match"].get("elo_difference")
+    return [
+        str(entry["round"]),
+        str(entry["policy_rows"]),
+        str(entry["environment_rows"]),
+        f"{before:.1%} → {after:.1%}",
+        "{difference:+.2%} [{low:+.2%}, {high:+.2%}]".format(**change),
+        "{value:+.0f} [{low:+.0f}, {high:+.0f}]".format(**elo) if elo else "not finite",
+        "accepted" if entry["accepted"] else "not accepted: " + "; ".join(entry["reasons"]),
+    ]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -259,44 +232,33 @@ class Choice(NamedTuple):
     pairs: Sequence[AnswerPair]
 
 
-def changes(pairs: Sequence[AnswerPair]) -> dict[str, Paired]:
-    """Metric → how its answers changed row by row; both need a score."""
-    sides = _sides(_scored(pairs))
-    return compare(sides[1], *([answer["score"] for answer in side] for side in sides))
+def scored(pairs: Sequence[AnswerPair], task: str) -> list[AnswerPair]:
+    """A task's pairs with two scores."""
+    return [
+        pair
+        for pair in pairs
+        if pair.after["task"] == task and None not in (pair.before["score"], pair.after["score"])
+    ]
 
 
 def errors(pairs: Sequence[AnswerPair]) -> list[Errors]:
     """Errors by task and kind, see `Task.errors`."""
     found = []
     for name, task in TASKS.items():
-        mine = [pair for pair in _scored(pairs) if pair.after["task"] == name]
+        of_task = scored(pairs, name)
         before, after = (
             Counter(
                 kind
-                for answer in side
+                for answer in (pair[side] for pair in of_task)
                 for kind in task.errors(answer["prompt"], answer["completion"], answer["values"])
             )
-            for side in _sides(mine)
+            for side in (0, 1)
         )
-        order = sorted(before | after, key=lambda kind: (-max(before[kind], after[kind]), kind))
-        if mine:
-            found.append(
-                Errors(name, len(mine), {kind: (before[kind], after[kind]) for kind in order})
-            )
+        kinds = {kind: (before[kind], after[kind]) for kind in before | after}
+        order = sorted(kinds, key=lambda kind: (-max(kinds[kind]), kind))
+        if of_task:
+            found.append(Errors(name, len(of_task), {kind: kinds[kind] for kind in order}))
     return found
-
-
-def _scored(pairs: Sequence[AnswerPair]) -> list[AnswerPair]:
-    """The pairs with two scores, of known tasks."""
-    return [
-        pair
-        for pair in pairs
-        if pair.after["task"] in TASKS and None not in (pair.before["score"], pair.after["score"])
-    ]
-
-
-def _sides(pairs: Sequence[AnswerPair]) -> tuple[list[Answer], list[Answer]]:
-    return [before for before, _ in pairs], [after for _, after in pairs]
 
 
 def choose(pairs: Sequence[AnswerPair], count: int) -> list[Choice]:
@@ -310,19 +272,19 @@ def choose(pairs: Sequence[AnswerPair], count: int) -> list[Choice]:
     """
     choices = []
     for task in TASKS:
-        mine = [p for p in pairs if p.after["task"] == task and p.after["score"] is not None]
-        orders = {
-            "most gained": sorted((p for p in mine if change(p) > 0), key=change, reverse=True),
-            "most lost": sorted((p for p in mine if change(p) < 0), key=change),
-            "worst": sorted(mine, key=lambda pair: quality(pair.after)),
-            "best": sorted(mine, key=lambda pair: quality(pair.after), reverse=True),
+        left = scored(pairs, task)
+        orders: dict[str, Callable[[AnswerPair], float]] = {
+            "most gained": lambda pair: -max(0.0, change(pair)),
+            "most lost": lambda pair: min(0.0, change(pair)),
+            "worst": lambda pair: quality(pair.after),
+            "best": lambda pair: -quality(pair.after),
         }
-        seen: list[AnswerPair] = []
         for title, order in orders.items():
-            chosen = [pair for pair in order if pair not in seen][:count]
-            seen += chosen
-            if chosen:
-                choices.append(Choice(task, title, chosen))
+            chosen = sorted(left, key=order)[:count]
+            if title.startswith("most"):
+                chosen = [pair for pair in chosen if order(pair)]
+            left = [pair for pair in left if pair not in chosen]
+            choices += [Choice(task, title, chosen)] if chosen else []
     return choices
 
 
