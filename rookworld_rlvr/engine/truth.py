@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from ..common.errors import EngineError, IllegalPositionError, NotationError
+from ..common.errors import IllegalPositionError, NotationError
 from ..common.progress import Progress
 from ..common.settings import setting
 from ..tasks.registry import TASKS, task_of
@@ -79,8 +79,6 @@ class PolicyTruth:
     """
 
     def __init__(self, labels: str = "stored", labeller: Labeller | None = None) -> None:
-        if labels not in LABELS or (labels != "stored" and labeller is None):
-            raise ValueError(f"labels={labels!r} with labeller={labeller!r}")
         self.labels = labels
         self.labeller = labeller
 
@@ -101,14 +99,7 @@ class PolicyTruth:
             return cls()
         from .labeller import Labeller  # most runs need no engine
 
-        try:
-            return cls(args.labels, Labeller(args))
-        except EngineError as error:
-            raise EngineError(
-                f"{error}. {asked} policy rows are to be valued by it (labels: {args.labels}): value "
-                "them on another machine (rookworld prepare) and set labels: stored, or set tasks: "
-                "[environment]"
-            ) from error
+        return cls(args.labels, Labeller(args))
 
     def values(
         self, fens: Sequence[str], stored: Sequence[Any], progress: str = ""
@@ -147,7 +138,6 @@ class PolicyTruth:
             f"labels: {self.labels}, {source.engine}, {source.limit}",
             f"positions searched    {self.labeller.searched:>8}",
             f"positions given up    {len(given_up):>8}",
-            *(f"    {position}: {reason}" for position, reason in list(given_up.items())[:5]),
         ]
 
     def close(self) -> None:

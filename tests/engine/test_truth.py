@@ -15,7 +15,6 @@ from rookworld_rlvr.data.loading import (
     DataArguments,
     DataReport,
     LoadedData,
-    engine_outlook,
     label_heldout,
     load_data,
     require_truth,
@@ -140,26 +139,6 @@ def test_stored_or_engine_values_the_held_out_rows_without_values(packaged: Load
         asked = before["fen"] in bare
         expected = fake_values(before["fen"]) if asked else values_by_move(before["action_values"])
         assert values_by_move(after["action_values"]) == expected
-
-
-def test_what_the_engine_has_before_it_is_told(packaged: LoadedData) -> None:
-    tasks = packaged.train["task"][:]
-    labeller = FakeLabeller()
-    labeller.searched, labeller.seconds = 40, 5.0  # 8 a second
-    truth = truth_of("engine", labeller)
-    share = tasks.count("policy") / len(tasks)
-    (line,) = engine_outlook(packaged, truth, prompts=16, steps=100)
-    assert f"about {round(1600 * share):,} positions, {16 * share:.1f} a batch" in line
-    assert f"{16 * share / 8:.2g} s a batch" in line and "rate of 8 a second" in line
-    (line,) = engine_outlook(packaged, truth, prompts=16, steps=100, processes=2)
-    assert f"{16 * share / 16:.2g} s a batch" in line, "two processes have two engines"
-    (line,) = engine_outlook(packaged, truth, prompts=16, steps=-1)
-    assert f"about {tasks.count('policy'):,} positions" in line, "each is valued once"
-    labeller.searched = 0
-    (line,) = engine_outlook(packaged, truth, prompts=16, steps=100)
-    assert line.endswith("but for those in engine_cache")
-    assert engine_outlook(packaged, truth_of("stored_or_engine", labeller), 16, 100) == []
-    assert engine_outlook(packaged, PolicyTruth(), prompts=16, steps=100) == []
 
 
 LINES = [
