@@ -104,7 +104,7 @@ def main(argv: Sequence[str]) -> None:
 
         data = load_data(data_args)
         require_truth(data, data_args.tasks, label_args.labels)
-        truth = PolicyTruth.open(label_args, *data.policy_rows())
+        truth = PolicyTruth.open(label_args, data.report.unlabelled)
         check_rows(len(data.train), prompts)
         longest, trust = training_args.max_completion_length, training_args.trust_remote_code
         loading.check_lengths_here(model_args, data.prompts(), longest, trust)
@@ -132,7 +132,7 @@ def main(argv: Sequence[str]) -> None:
     state.print(wrapped("\n".join(data.report.lines())))
     require_truth(data, data_args.tasks, label_args.labels)
     check_rows(len(data.train), prompts)
-    truth = PolicyTruth.open(label_args, *data.policy_rows())
+    truth = PolicyTruth.open(label_args, data.report.unlabelled)
     with state.local_main_process_first():  # the other processes find the values in the cache
         data = label_heldout(data, truth)
     for line in truth.lines():

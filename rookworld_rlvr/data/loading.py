@@ -117,12 +117,6 @@ class LoadedData:
     others: Sequence[Row] = ()
     """Held-out rows of tasks that are not trained."""
 
-    def policy_rows(self) -> tuple[int, int]:
-        """How many rows need values, and how many of them carry no `action_values`."""
-        counted = (self.report.train, self.report.heldout)
-        rows = sum(c[name] for c in counted for name, task in TASKS.items() if task.needs_values)
-        return rows, self.report.unlabelled
-
     def prompts(self) -> list[str]:
         """The different prompts of both splits."""
         return sorted({*self.train["prompt"][:], *self.heldout["prompt"][:]})
@@ -357,7 +351,7 @@ def require_truth(data: LoadedData, tasks: Sequence[str], labels: str = "stored"
     Args:
         data: What was loaded.
         tasks: The tasks that the recipe trains.
-        labels: One of `engine.truth.LABELS`.
+        labels: See `engine.truth.LabelArguments`.
 
     Raises:
         RookWorldError: Some policy rows have no `action_values` and no engine may be asked, or a

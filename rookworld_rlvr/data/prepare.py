@@ -24,7 +24,7 @@ from ..common.html import render
 from ..common.progress import Progress
 from ..common.settings import setting, with_default
 from ..engine.labeller import Labeller
-from ..engine.truth import LabelArguments, LabelSource
+from ..engine.truth import LabelArguments
 from ..tasks import rules
 from ..tasks.policy import POLICY, write_policy_prompt
 from ..tasks.registry import TASKS, join_row
@@ -122,7 +122,9 @@ class PrepareArguments(PositionArguments, RowArguments):
 class PrepareLabelArguments(LabelArguments):
     """`LabelArguments` with another default: rows that have values keep them."""
 
-    labels: LabelSource = with_default(LabelArguments, "labels", "stored_or_engine")
+    labels: Literal["stored", "stored_or_engine"] = with_default(
+        LabelArguments, "labels", "stored_or_engine"
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -235,7 +237,7 @@ def write_labelled(
         RookWorldError: The cache cannot be used.
     """
     needs_engine = label_args.labels != "stored" and any(
-        _is_asked(row, label_args) for row in rows.select_columns(["task", "action_values"])
+        map(_needs_values, rows.select_columns(["task", "action_values"]))
     )
     with (
         Labeller(label_args) if needs_engine else nullcontext() as labeller,
@@ -246,7 +248,7 @@ def write_labelled(
             for group in rows.with_format("arrow").iter(ROW_GROUP):
                 batch = group.to_pylist()
                 if labeller is not None:
-                    _value(batch, label_args, labeller, report)
+                    _value(batch, labeller, report)
                 written = [_written(row, args, report) for row in batch]
                 yield pa.Table.from_pylist(written, _WRITTEN.arrow_schema)
                 progress.update(len(batch))
@@ -258,17 +260,13 @@ def write_labelled(
         )
 
 
-def _is_asked(row: Mapping[str, Any], args: LabelArguments) -> bool:
-    """Whether a row's values come from the engine, if one is asked at all."""
-    is_wanted = args.labels == "engine" or row["action_values"] is None
-    return TASKS[row["task"]].needs_values and is_wanted
+def _needs_values(row: Mapping[str, Any]) -> bool:
+    return TASKS[row["task"]].needs_values and row["action_values"] is None
 
 
-def _value(
-    rows: list[Row], args: LabelArguments, labeller: Labeller, report: PrepareReport
-) -> None:
+def _value(rows: list[Row], labeller: Labeller, report: PrepareReport) -> None:
     """Put values into the rows that need them; None where the engine gave up."""
-    asked = [row for row in rows if _is_asked(row, args)]
+    asked = [row for row in rows if _needs_values(row)]
     answers = labeller.values([row["fen"] for row in asked])
     for row, found in zip(asked, answers, strict=True):
         row["action_values"] = found and action_values_column(found.by_move())
@@ -285,9 +283,7 @@ def _written(row: Row, args: PrepareArguments, report: PrepareReport) -> Row:
     report.repaired.update(filter(None, [repaired.done]))
     report.not_repairable.update(filter(None, [repaired.refused]))
     report.rows["written"] += 1
-    report.rows["policy rows without values"] += (
-        TASKS[row["task"]].needs_values and row["action_values"] is None
-    )
+    report.rows["policy rows without values"] += _needs_values(row)
     text = join_row(row["prompt"], repaired.completion)
     return {"text": text, "action_values": row["action_values"]}
 
