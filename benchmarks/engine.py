@@ -111,7 +111,7 @@ def rewards(batches: Sequence[Sequence[str]], path: str) -> bool:
         args = EngineArguments(engine_depth=DEPTH, engine_cache=":memory:")
         names = [name for name, reward in known_rewards().items() if reward.tasks == ("policy",)]
         with Labeller(args) as labeller:
-            truth = PolicyTruth("engine", labeller)
+            truth = PolicyTruth(labeller)
             funcs = get_reward_funcs([{"name": name} for name in names], truth)
             started = time.perf_counter()
             for func in funcs:

@@ -35,7 +35,8 @@ from rookworld_rlvr.data.loading import (
     is_held_out,
     load_data,
 )
-from rookworld_rlvr.data.synthesis import environment_prompts, environment_row, prompt_of
+from rookworld_rlvr.data.positions import prompt_of
+from rookworld_rlvr.data.synthesis import environment_prompts, environment_row
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import PLAIN, complete
 from rookworld_rlvr.tasks.environment import ENVIRONMENT

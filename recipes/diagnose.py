@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> None:
         count = training_args.generation_batch_size // training_args.num_generations
         data = replace(data, train=spread_rows(data.train, count))
     require_truth(data, data_args.tasks, label_args.labels)
-    truth = PolicyTruth.open(label_args, *data.policy_rows())
+    truth = PolicyTruth.open(label_args, data.report.unlabelled)
     with state.local_main_process_first():
         data = label_heldout(data, truth)
     model, tokenizer = loading.load_from_arguments(model_args, training_args.trust_remote_code)

@@ -30,7 +30,6 @@ from rookworld_rlvr.common.machine import machine
 from rookworld_rlvr.common.terminal import keep_log, wrapped
 from rookworld_rlvr.data.loading import (
     DataArguments,
-    engine_outlook,
     label_heldout,
     load_data,
     require_truth,
@@ -101,7 +100,7 @@ def main(argv: Sequence[str]) -> None:
 
         data = load_data(data_args)
         require_truth(data, data_args.tasks, label_args.labels)
-        truth = PolicyTruth.open(label_args, *data.policy_rows())
+        truth = PolicyTruth.open(label_args, data.report.unlabelled)
         check_rows(len(data.train), prompts)
         state.print(dry_run_text(data, training_args.rewards, truth))
         state.print(f"\n{resolved.partition(DEFAULTS)[0]}")
@@ -124,13 +123,10 @@ def main(argv: Sequence[str]) -> None:
     state.print(wrapped("\n".join(data.report.lines())))
     require_truth(data, data_args.tasks, label_args.labels)
     check_rows(len(data.train), prompts)
-    truth = PolicyTruth.open(label_args, *data.policy_rows())
+    truth = PolicyTruth.open(label_args, data.report.unlabelled)
     with state.local_main_process_first():  # the other processes find the values in the cache
         data = label_heldout(data, truth)
-    micro_steps = training_args.max_steps * training_args.gradient_accumulation_steps
-    batches = micro_steps // (training_args.steps_per_generation * training_args.num_iterations)
-    ahead = engine_outlook(data, truth, prompts, batches, state.num_processes)
-    for line in (*truth.lines(), *ahead):
+    for line in truth.lines():
         state.print(line)
     before = starting_point(output_dir, checkpoint, data.heldout)
     keep = goes_on(output_dir, checkpoint)

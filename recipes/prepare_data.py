@@ -18,11 +18,12 @@ from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.common.files import check_writable
-from rookworld_rlvr.data.parquet import data_card, read_provenance
+from rookworld_rlvr.data.parquet import read_provenance
 from rookworld_rlvr.data.prepare import (
     PrepareArguments,
     PrepareLabelArguments,
     PrepareReport,
+    data_card,
     read_rows,
     report_lines,
     write_labelled,

@@ -135,7 +135,6 @@ class FakeLabeller:
         self.calls: list[list[str]] = []
         self.given_up: dict[str, str] = {}
         self.searched = 0
-        self.seconds = 1.0
         self.closed = False
 
     def values(

@@ -6,7 +6,7 @@ A check takes the instances of its script's `GROUPS`; a dataclass with faults of
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import TrainingArguments
 from trl import ModelConfig
 
-from ..common.errors import EngineError, RookWorldError
-from ..engine.arguments import find_engine
-from ..engine.truth import LabelArguments
+from ..common.errors import RookWorldError
 from ..evaluation.registry import SUITE_HEADLINES
 from ..models.loading import check_model_name
 from ..rewards.registry import check_reward_specs, tasks_of
@@ -92,7 +90,7 @@ def check_recipe(*groups: Any) -> list[str]:
 
     A diagnosis has no `RunArguments`, and may write over the report of an earlier one.
     """
-    run_args, data_args, label_args, model_args, _, training_args, suite_args = groups
+    run_args, data_args, _, model_args, _, training_args, suite_args = groups
     faults = [] if run_args is None else check_output(training_args)
     if model_args is not None:
         faults += check_model_arguments(model_args)
@@ -104,7 +102,6 @@ def check_recipe(*groups: Any) -> list[str]:
     if data_args is not None:
         tasks = data_args.tasks
         faults += left_out_tasks(training_args, tasks) + _unjudged(training_args.rewards, tasks)
-        faults += check_labels(label_args, tasks) if label_args is not None else []
     not_run = [SUITE_HEADLINES[name] for name in SUITE_HEADLINES.keys() - set(suites)]
     return faults + [
         f"{key}: {metric!r} is not measured; add its task to `tasks`, or its suite to `suites`"
@@ -140,16 +137,6 @@ def compared_metrics(args: RookWorldGRPOConfig) -> list[tuple[str, str]]:
     ]
 
 
-def check_labels(args: LabelArguments, tasks: Iterable[str]) -> list[str]:
-    """A fault if an engine is certain to be needed, but was not found."""
-    if args.labels == "engine" and any(TASKS[task].needs_values for task in tasks):
-        try:
-            find_engine(args.engine_path)
-        except EngineError as error:
-            return [f"labels: engine: {error}"]
-    return []
-
-
 def check_cluster(args: PrepareArguments) -> list[str]:
     """Faults of `cluster` and `cluster_options`, and packages or programs that are missing for them."""
     if args.cluster is None:
@@ -172,7 +159,7 @@ def check_prepare_recipe(
     """Faults of a recipe for preparing data, from several dataclasses together."""
     if args is None or label_args is None:
         return []
-    faults = check_labels(label_args, TASKS) + check_cluster(args)
+    faults = check_cluster(args)
     if label_args.labels == "stored" and args.synthetic_policy_rows:
         faults.append(
             "labels: 'stored' leaves synthetic_policy_rows without answers; set labels: "

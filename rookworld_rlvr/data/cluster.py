@@ -6,8 +6,7 @@ The command reads the rows and puts them into a folder beside the output file, `
   rows read. `rows/`: the parsed rows.
 - `values/`: a cache of values for each task, so that no file has two writers. `parts/`: the rows that
   each task has labelled.
-- `label/`, `join/`: datatrove's marks of finished tasks, logs, counts and Slurm script. `jobs.json`:
-  the jobs that Slurm was given last.
+- `label/`, `join/`: datatrove's marks of finished tasks, logs and Slurm script.
 
 Which tasks run, where and when, which of them are done and what is left after a restart is
 datatrove's business.
@@ -24,21 +23,22 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import datasets
+from datasets.fingerprint import Hasher
 from datatrove.executor import (
     LocalPipelineExecutor,
     RayPipelineExecutor,
     SlurmPipelineExecutor,
 )
 from datatrove.executor.base import PipelineExecutor
-from datatrove.pipeline.base import PipelineStep
 
 from ..common.errors import RookWorldError
 from ..common.files import replace_text, write_json
@@ -68,57 +68,39 @@ _FREE = {
 
 
 # --------------------------------------------------------------------------------------------------
-# Steps
+# Steps, as datatrove calls them
 # --------------------------------------------------------------------------------------------------
-class LabelShard(PipelineStep):  # type: ignore[misc]
-    """Label and repair a task's share of the rows.
+def label_shard(
+    folder: Path,
+    args: PrepareArguments,
+    label_args: LabelArguments,
+    data: None,
+    rank: int,
+    world_size: int,
+) -> None:
+    """Label and repair the share of the rows of task `rank` of `world_size`.
 
     Args:
         folder: The folder that this module describes; all machines must see it under this path.
         args: Which repairs to make.
         label_args: Which values to take, and whom to ask for them.
+        data: What datatrove passes from step to step; not used.
+        rank: The task's number.
+        world_size: The number of tasks.
     """
-
-    type = "Label"
-    name = "values of moves and repairs"
-
-    def __init__(self, folder: Path, args: PrepareArguments, label_args: LabelArguments) -> None:
-        super().__init__()
-        self.folder, self.args, self.label_args = folder, args, label_args
-
-    def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
-        """Write the part of task `rank` of `world_size`."""
-        asyncio.set_event_loop_policy(None)  # Ray's, of uvloop, cannot start an engine as we do
-        datasets.disable_progress_bars()  # they would fill the log
-        rows = datasets.load_from_disk(self.folder / "rows").shard(world_size, rank)
-        values = str(self.folder / "values" / f"{rank:05d}.sqlite")
-        label_args, report = replace(self.label_args, engine_cache=values), PrepareReport()
-        write_labelled(_part(self.folder, rank), rows, self.args, label_args, report)
-        for group, counts in vars(report).items():
-            for name, count in counts.items():
-                self.stat_update(f"{group}, {name}", value=count)
+    asyncio.set_event_loop_policy(None)  # Ray's, of uvloop, cannot start an engine as we do
+    datasets.disable_progress_bars()  # they would fill the log
+    rows = datasets.load_from_disk(folder / "rows").shard(world_size, rank)
+    label_args = replace(label_args, engine_cache=str(folder / "values" / f"{rank:05d}.sqlite"))
+    write_labelled(_part(folder, rank), rows, args, label_args, PrepareReport())
 
 
-class JoinParts(PipelineStep):  # type: ignore[misc]
-    """Write the parts of all tasks into the output file.
-
-    Args:
-        folder: The folder that this module describes.
-        tasks: How many parts there are.
-        output: The Parquet file to write.
-    """
-
-    type = "Join"
-    name = "parts of all tasks"
-
-    def __init__(self, folder: Path, tasks: int, output: Path) -> None:
-        super().__init__()
-        self.folder, self.tasks, self.output = folder, tasks, output
-
-    def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
-        """Write the output file."""
-        read = json.loads((self.folder / "read.json").read_text(encoding="utf-8"))
-        join_parquet([_part(self.folder, task) for task in range(self.tasks)], self.output, read)
+def join_parts(
+    folder: Path, tasks: int, output: Path, data: None, rank: int, world_size: int
+) -> None:
+    """Write the parts of all tasks into the output file; for the other arguments see `label_shard`."""
+    read = json.loads((folder / "read.json").read_text(encoding="utf-8"))
+    join_parquet([_part(folder, task) for task in range(tasks)], output, read)
 
 
 def _part(folder: Path, rank: int) -> Path:
@@ -143,19 +125,15 @@ def label_on_cluster(args: PrepareArguments, label_args: LabelArguments) -> str:
     _check_question(folder, args, label_args)
     if not (folder / "rows").exists():
         _store_rows(folder, args)
-    rows = datasets.load_from_disk(folder / "rows")
-    tasks = max(1, min(args.cluster_tasks, len(rows)))
-    first, last = LabelShard(folder, args, label_args), JoinParts(folder, tasks, output)
-    label = _executor(args, label_args, folder / "label", first, tasks)
-    join = _executor(args, label_args, folder / "join", last, 1, depends=label)
+    tasks = max(1, min(args.cluster_tasks, len(datasets.load_from_disk(folder / "rows"))))
+    label_step = partial(label_shard, folder, args, label_args)
+    label = _executor(args, label_args, folder / "label", label_step, tasks)
+    join_step = partial(join_parts, folder, tasks, output)
+    join = _executor(args, label_args, folder / "join", join_step, 1, depends=label)
     if not output.exists():  # it may have been moved away since
         (folder / "join" / "completions" / "00000").unlink(missing_ok=True)
     if args.cluster == "slurm":
-        if not join.get_incomplete_ranks():
-            return ""
-        jobs = _submitted(folder / "jobs.json", label, join)
-        done = tasks - len(label.get_incomplete_ranks())
-        return f"{jobs}: {done} of {tasks} tasks are done; the last job writes {output}"
+        return _submitted(label, join) if join.get_incomplete_ranks() else ""
     for stage in (label, join):
         if args.cluster == "local":
             _run_here(stage)
@@ -181,9 +159,7 @@ def _run_here(stage: Any) -> None:
     fork = multiprocessing.get_context("fork")  # a forked worker need not import everything again
     pool = ProcessPoolExecutor(stage.workers, fork, initializer=_end_with_parent)
     try:
-        done = pool.map(stage._run_for_rank, ranks, ranks)
-        for _ in shown(done, f"datatrove's {stage.pipeline[0].name}", len(ranks), "tasks"):
-            pass
+        list(shown(pool.map(stage._run_for_rank, ranks, ranks), "tasks", len(ranks), "tasks"))
     except BrokenProcessPool as error:
         raise RookWorldError(
             "cluster: a worker process was killed, perhaps for lack of memory; give fewer "
@@ -207,22 +183,16 @@ def _end_with_parent() -> None:
 
 def option_faults(cluster: str, options: Mapping[str, Any]) -> list[str]:
     """What is wrong with the arguments for datatrove's executor, and whether Slurm is there."""
-    faults = []
     try:
-        inspect.signature(_EXECUTORS[cluster]).bind(**{**dict.fromkeys(_OURS), **options})
+        inspect.signature(_EXECUTORS[cluster]).bind(**dict.fromkeys(_OURS), **options)
     except TypeError as error:
-        faults.append(
-            f"cluster_options: {options!r}: {error} of datatrove's {_EXECUTORS[cluster].__name__}; give "
-            "its arguments"
-        )
-    if ours := sorted(set(_OURS) & set(options)):
-        faults.append(f"cluster_options: {', '.join(ours)}: set by us; leave it out")
-    faults += [
-        f"cluster: no program {name} here; start on a machine that submits to Slurm"
-        for name in ("sbatch", "squeue")
-        if cluster == "slurm" and shutil.which(name) is None
-    ]
-    return faults
+        return [
+            f"cluster_options: {options!r}: {error}; give further arguments of datatrove's "
+            f"{_EXECUTORS[cluster].__name__}"
+        ]
+    if cluster == "slurm" and shutil.which("sbatch") is None:
+        return ["cluster: no program sbatch here; start on a machine that submits to Slurm"]
+    return []
 
 
 def _check_question(folder: Path, args: PrepareArguments, label_args: LabelArguments) -> None:
@@ -231,16 +201,14 @@ def _check_question(folder: Path, args: PrepareArguments, label_args: LabelArgum
     asked = {name: value for name, value in asked.items() if name not in _FREE}
     if (file := dataset_file(args.dataset_name)) is not None:
         asked["dataset_name"] = [args.dataset_name, file.stat().st_size, file.stat().st_mtime]
-    path = folder / "question.json"
+    path, text = folder / "question.json", json.dumps(asked)
     folder.mkdir(parents=True, exist_ok=True)
     if not path.exists():
-        replace_text(path, json.dumps(asked))
-        return
-    before = json.loads(path.read_text(encoding="utf-8"))
-    if changed := [name for name, value in asked.items() if before.get(name) != value]:
+        replace_text(path, text)
+    elif path.read_text(encoding="utf-8") != text:
         raise RookWorldError(
-            f"cluster: {folder} belongs to a run with other settings ({', '.join(changed)}); remove "
-            "the folder, or give another output_file"
+            f"cluster: {folder} belongs to a run with other settings or data, see {path}; remove the "
+            "folder, or give another output_file"
         )
 
 
@@ -258,7 +226,7 @@ def _executor(
     args: PrepareArguments,
     label_args: LabelArguments,
     folder: Path,
-    step: PipelineStep,
+    step: Callable[..., None],
     tasks: int,
     depends: PipelineExecutor | None = None,
 ) -> Any:
@@ -268,7 +236,7 @@ def _executor(
     usual: dict[str, dict[str, Any]] = {
         "local": {"workers": min(cores() or 1, tasks)},
         "slurm": {
-            "job_name": f"rookworld_{folder.name}",
+            "job_name": f"rookworld_{folder.parent.stem}_{Hasher.hash(str(folder.parent))}",
             "cpus_per_task": label_args.workers(),
             "venv_path": str(environment) if environment.is_file() else None,
         },
@@ -280,33 +248,25 @@ def _executor(
     )
 
 
-def _submitted(path: Path, label: Any, join: Any) -> str:
+def _submitted(label: Any, join: Any) -> str:
     """Submit what is not done, unless earlier jobs are left: two would write to the same files.
 
     Args:
-        path: Where the numbers of the jobs are kept.
         label: Slurm's executor of the tasks.
         join: That of the last step, which depends on `label`.
     """
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    if before and _are_queued(before):
-        return f"jobs {', '.join(before)} are in Slurm's queue"
-    try:
-        join.run()
-    except subprocess.CalledProcessError as error:
-        raise RookWorldError(
-            f"cluster: sbatch refused the jobs (exit code {error.returncode}; its reason is above); "
-            "mend cluster_options"
-        ) from error
-    finally:
-        jobs = [str(one.job_id) for one in (label, join) if one.job_id not in (None, -1)]
-        replace_text(path, json.dumps(jobs))
-    return f"jobs {', '.join(jobs)} submitted"
-
-
-def _are_queued(jobs: Sequence[str]) -> bool:
-    """Whether any of some jobs runs or waits."""
-    words = ["squeue", "--noheader", "--format=%r", f"--jobs={','.join(jobs)}"]
-    reasons = subprocess.run(words, capture_output=True, text=True, check=False).stdout.split("\n")
+    asked = ["squeue", "--noheader", "--me", "--format=%r", f"--name={join.job_name}"]
+    reasons = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.split()
     # A last job whose tasks have failed stays in the queue, and never runs.
-    return any(reason.strip() not in ("", "DependencyNeverSatisfied") for reason in reasons)
+    is_queued = any(reason != "DependencyNeverSatisfied" for reason in reasons)
+    if not is_queued:
+        try:
+            join.run()
+        except subprocess.CalledProcessError as error:
+            raise RookWorldError(
+                f"cluster: sbatch refused the jobs (exit code {error.returncode}; its reason is above); "
+                "mend cluster_options"
+            ) from error
+    done = label.world_size - len(label.get_incomplete_ranks())
+    said = "are in Slurm's queue" if is_queued else "were submitted"
+    return f"the jobs {join.job_name} {said}: {done} of {label.world_size} tasks are done"

@@ -34,7 +34,7 @@ from ..tasks.types import (
     values_by_move,
 )
 from .loading import action_values_of
-from .synthesis import SHARES
+from .shares import PAIR_SHARES
 
 Row = Mapping[str, Any]
 
@@ -50,9 +50,6 @@ class Pair:
     prompt: str
     chosen: str
     rejected: str
-
-
-PAIR_SHARES: Mapping[str, float] = SHARES["pairs"]
 
 
 def task_of_kind(kind: str) -> str:
@@ -144,7 +141,10 @@ def _pairs(kind: str, rows: Sequence[Row], gap: float, seed: int) -> Iterator[Pa
     """Pairs of one kind, from the rows of its task in turn, without end."""
     rng = random.Random(f"{seed} {kind}")
     in_turn = cycle(rng.sample(rows, len(rows)))
-    answered = _answers_by_part(rows) if kind in TASKS else {}
+    answered: defaultdict[str, list[str]] = defaultdict(list)  # by part, see `Task.part`
+    if kind in TASKS:
+        for row in rows:
+            answered[TASKS[kind].part(row)].append(row["completion"])
     while True:
         for row in islice(in_turn, len(rows)):
             name = kind
@@ -155,7 +155,11 @@ def _pairs(kind: str, rows: Sequence[Row], gap: float, seed: int) -> Iterator[Pa
             elif kind in _POLICY:
                 answers = _POLICY[kind](row, gap, rng)
             else:
-                answers = _environment_answers(row, kind, rng)
+                truth = rules.transition(row["fen"], row["action"])
+                wrong = _wrong_answer(kind, row["fen"], row["action"], truth, rng)
+                answers = None
+                if wrong is not None and wrong != truth:
+                    answers = write_environment_answer(truth), write_environment_answer(wrong)
             if answers is not None:
                 yield Pair(name, row["prompt"], *answers)
                 break
@@ -166,14 +170,7 @@ def _pairs(kind: str, rows: Sequence[Row], gap: float, seed: int) -> Iterator[Pa
             )
 
 
-# --------------------------------------------------------------------------------------------------
-# Any task: a right answer, and one that goes wrong somewhere
-# --------------------------------------------------------------------------------------------------
-def _answers_by_part(rows: Sequence[Row]) -> dict[str, list[str]]:
-    answers: defaultdict[str, list[str]] = defaultdict(list)
-    for row in rows:
-        answers[TASKS[row["task"]].part(row)].append(row["completion"])
-    return answers
+_TRIES = 20  # most of them are wrong
 
 
 def _right_and_wrong(row: Row, answered: Sequence[str], rng: random.Random) -> _Answers | None:
@@ -197,20 +194,9 @@ def _right_and_wrong(row: Row, answered: Sequence[str], rng: random.Random) -> _
     return None
 
 
-_TRIES = 20  # most of them are wrong
-
-
 # --------------------------------------------------------------------------------------------------
-# Environment: the right answer, and one with a single fault
+# Environment: an answer with a single fault
 # --------------------------------------------------------------------------------------------------
-def _environment_answers(row: Row, kind: str, rng: random.Random) -> _Answers | None:
-    truth = rules.transition(row["fen"], row["action"])
-    wrong = _wrong_answer(kind, row["fen"], row["action"], truth, rng)
-    if wrong is None or wrong == truth:
-        return None
-    return write_environment_answer(truth), write_environment_answer(wrong)
-
-
 def _wrong_answer(
     kind: str, fen: str, action: str, truth: EnvironmentAnswer, rng: random.Random
 ) -> EnvironmentAnswer | None:
@@ -263,7 +249,8 @@ def _other_board(fen: str, action: str, rng: random.Random) -> str:
     board = chess.Board(fen)
     occupied = list(chess.SquareSet(board.occupied))
     empty = list(~chess.SquareSet(board.occupied))
-    near = _squares_of(action) if rng.random() < 0.5 else ()
+    named = {square for square in chess.SQUARES if chess.square_name(square) in action}
+    near = named if rng.random() < 0.5 else set()
     start = rng.choice([square for square in occupied if square in near] or occupied)
     target = rng.choice([square for square in empty if square in near] or empty)
     piece = board.piece_at(start)
@@ -277,15 +264,6 @@ def _other_board(fen: str, action: str, rng: random.Random) -> str:
     if change != "removed":
         board.set_piece_at(target, piece)
     return board.board_fen()
-
-
-def _squares_of(action: str) -> tuple[int, ...]:
-    """From and to, if the action can be read as a move."""
-    try:
-        move = chess.Move.from_uci(action)
-    except ValueError:
-        return ()
-    return (move.from_square, move.to_square)
 
 
 # --------------------------------------------------------------------------------------------------

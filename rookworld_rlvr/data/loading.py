@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import count, cycle, islice, pairwise
+from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from datasets import Dataset, DatasetDict
 
 from ..common.errors import ConfigurationError, RookWorldError
 from ..common.hashing import draw
-from ..common.progress import interval
 from ..common.settings import record_faults, setting
 from ..engine.truth import PolicyTruth
 from ..tasks import rules
@@ -39,10 +38,8 @@ from .sources import (
     RowArguments,
     check_dataset_name,
     dataset_file,
-    place_of,
     quarantine,
 )
-from .synthesis import environment_row, first_plies
 
 logger = logging.getLogger(__name__)
 
@@ -67,59 +64,47 @@ class DataReport:
     read: int = 0
     quarantined: Counter[str] = field(default_factory=Counter)  # could not be read, by reason
     unjudgeable: Counter[str] = field(default_factory=Counter)  # by what no rule of chess allows
-    first: str = ""  # where the first of the quarantined rows is, and what is wrong with it
     corrected: int = 0  # environment answers to learn that the rules contradicted
     duplicates: int = 0
     train: Counter[str] = field(default_factory=Counter)  # rows by task, before any repetition
     heldout: Counter[str] = field(default_factory=Counter)  # rows by task
     left_out: Counter[str] = field(default_factory=Counter)  # rows by task that is not trained
-    overlap: int = 0  # positions in both splits; loading fails unless it is 0
     shared: int = 0  # rows not trained on because eval_dataset_name has their positions
     unlabelled: int = 0  # policy rows without action values
     values: str = ""  # who valued the moves, if the data set says so
 
-    def whys(self) -> str:
-        """Why rows are not there, most frequent reason first, in a clause."""
-        whys = [*(self.quarantined + self.unjudgeable).most_common(5)]
-        whys += [(f"of the task {task}", rows) for task, rows in self.left_out.items()]
-        return ", ".join(f"{rows} {why}" for why, rows in whys) or "none was left out"
-
     def lines(self) -> list[str]:
         """The counts as lines for a terminal."""
         lines = [f"rows read             {self.read:>8}"]
-        for name, task in TASKS.items():
-            train, heldout = self.train[name], self.heldout[name]
-            if train + heldout or (task.is_default and name not in self.left_out):
-                lines.append(f"{name:<12} train {train:>8}   held out {heldout:>6}")
-        lines += _counted("quarantined           ", self.quarantined)
-        if self.first:
-            lines.append(f"the first is {self.first}")
-        if self.unjudgeable:
-            lines += _counted("left out, as no rule of chess can judge them", self.unjudgeable)
-        if self.corrected:
-            lines.append(f"environment answers replaced by the rules' {self.corrected:>8}")
-        lines += [f"{name} rows left out by `tasks` {n:>8}" for name, n in self.left_out.items()]
-        lines.append(f"duplicates dropped    {self.duplicates:>8}")
-        lines.append(f"train/held-out overlap{self.overlap:>8} positions")
-        if self.shared:
-            why = "not trained on, as their positions are in eval_dataset_name"
-            lines.append(f"{why} {self.shared:>6}")
-        lines.append(f"policy rows without action_values{self.unlabelled:>6}")
+        for name in TASKS:
+            if rows := self.train[name] + self.heldout[name]:
+                held_out = self.heldout[name]
+                lines.append(f"{name:<12} train {rows - held_out:>8}   held out {held_out:>6}")
+        for title, reasons in (
+            ("quarantined", self.quarantined),
+            ("left out, as no rule of chess can judge them", self.unjudgeable),
+            ("left out by `tasks`", self.left_out),
+        ):
+            if reasons:
+                lines.append(f"{title:<22}{reasons.total():>8}")
+                lines += [f"    {rows:>8}  {why}" for why, rows in reasons.most_common()]
+        for title, rows in (
+            ("duplicates dropped", self.duplicates),
+            ("environment answers replaced by the rules'", self.corrected),
+            ("not trained on, as their positions are in eval_dataset_name", self.shared),
+            ("policy rows without action_values", self.unlabelled),
+        ):
+            if rows:
+                lines.append(f"{title:<22}{rows:>8}")
         if self.values:
             lines.append(f"action_values: {self.values}")
-        for name, rows in self.heldout.items():
-            if 0 < rows < FEWEST_HELDOUT:
-                lines.append(
-                    f"warning: only {rows} held-out {name} rows are measured, so few that chance "
-                    "decides much: raise heldout_rows or heldout_share, or give a larger "
-                    "eval_dataset_name"
-                )
+        lines += [
+            f"warning: only {rows} held-out {name} rows are measured, so few that chance decides much: "
+            "raise heldout_rows or heldout_share, or give a larger eval_dataset_name"
+            for name, rows in self.heldout.items()
+            if 0 < rows < FEWEST_HELDOUT
+        ]
         return lines
-
-
-def _counted(title: str, reasons: Counter[str]) -> list[str]:
-    counts = [f"    {rows:>8}  {reason}" for reason, rows in reasons.most_common()]
-    return [f"{title}{reasons.total():>8}", *counts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +116,6 @@ class LoadedData:
     report: DataReport
     others: Sequence[Row] = ()
     """Held-out rows of tasks that are not trained."""
-
-    def policy_rows(self) -> tuple[int, int]:
-        """How many rows need values, and how many of them carry no `action_values`."""
-        counted = (self.report.train, self.report.heldout)
-        rows = sum(c[name] for c in counted for name, task in TASKS.items() if task.needs_values)
-        return rows, self.report.unlabelled
 
     def prompts(self) -> list[str]:
         """The different prompts of both splits."""
@@ -244,6 +223,8 @@ def load_data(
     rows = _read(args, report, quarantine_file)
     rows += args.made_rows()
     if args.first_plies_share:
+        from .synthesis import environment_row, first_plies
+
         rows += map(environment_row, first_plies())
     chosen = _chosen_heldout(args, report, quarantine_file)
 
@@ -273,19 +254,17 @@ def load_data(
     heldout = first_of_each_task(heldout, args.heldout_rows)
     report.train.update(row["task"] for row in train)
     report.heldout.update(row["task"] for row in heldout)
-    report.overlap = len(_positions(train) & _positions(heldout))
-    if report.overlap:
-        raise RookWorldError(f"{report.overlap} positions are both trained on and held out")
-    train = _mix(_with_first_plies(train, args.first_plies_share), args)
-    if args.dataset_name and not (report.read or rows):
-        raise RookWorldError(f"{args.dataset_name!r} holds no rows; give other data")
+    if overlap := _positions(train) & _positions(heldout):
+        raise RookWorldError(f"{len(overlap)} positions are both trained on and held out")
     for name, split in (("training", train), ("held-out", heldout)):
         if not split:
+            why = dict(report.quarantined + report.unjudgeable + report.left_out)
             raise RookWorldError(
                 f"no {name} rows in {args.dataset_name!r} with tasks={args.tasks} and heldout_share="
-                f"{args.heldout_share}: of {report.read} rows, {report.whys()}. Give more rows, another "
-                "share or other tasks; rookworld audit says more about the rows"
+                f"{args.heldout_share}: of {report.read} rows, {why} are left out. Give more rows, "
+                "another share or other tasks; rookworld audit says more about the rows"
             )
+    train = _mix(_with_first_plies(train, args.first_plies_share), args)
     return LoadedData(_dataset(train), _dataset(heldout), report, others)
 
 
@@ -323,27 +302,19 @@ def _read(args: DataArguments, report: DataReport, quarantine_file: Path | None)
     report.quarantined.update(row.reason for row in malformed if not row.is_readable)
     report.unjudgeable.update(row.reason for row in malformed if row.is_readable)
     good = [row for row in parsed if not isinstance(row, Malformed)]
-    turns = {task: turn for turn, task in enumerate(args.tasks)}
-    again = sum(  # each task asks of a position in turn, but it counts once
-        row["fen"] == before["fen"] and turns.get(row["task"], 0) > turns.get(before["task"], 0)
-        for before, row in pairwise(good)
-    )
-    quarantine(malformed, len(parsed) - again, args, quarantine_file)
-    unread = (row for row in malformed if not row.is_readable)
-    report.first = next((place_of(row, args.dataset_name) for row in unread), "")
+    quarantine(malformed, len(parsed), args, quarantine_file)
     return good
 
 
 def _judged(rows: Sequence[Row], report: DataReport) -> list[Row]:
     """The rows with the rules' answers to environment prompts; answers that differed are counted."""
-    judged = [
-        {**row, "completion": ENVIRONMENT.truth(row["prompt"])}
-        if row["task"] == ENVIRONMENT.name
-        else row
-        for row in rows
-    ]
-    pairs = zip(rows, judged, strict=True)
-    report.corrected += sum(mine["completion"] != right["completion"] for mine, right in pairs)
+    judged = []
+    for row in rows:
+        if row["task"] == ENVIRONMENT.name:
+            truth = ENVIRONMENT.truth(row["prompt"])
+            report.corrected += truth != row["completion"]
+            row = {**row, "completion": truth}
+        judged.append(row)
     return judged
 
 
@@ -380,7 +351,7 @@ def require_truth(data: LoadedData, tasks: Sequence[str], labels: str = "stored"
     Args:
         data: What was loaded.
         tasks: The tasks that the recipe trains.
-        labels: One of `engine.truth.LABELS`.
+        labels: See `engine.truth.LabelArguments`.
 
     Raises:
         RookWorldError: Some policy rows have no `action_values` and no engine may be asked, or a
@@ -408,7 +379,7 @@ def label_heldout(data: LoadedData, truth: PolicyTruth) -> LoadedData:
     Rows that the engine gives up on are left out: they cannot be measured.
 
     Raises:
-        RookWorldError: See `PolicyTruth.values`; or no held-out policy row is left.
+        RookWorldError: See `PolicyTruth.values`.
     """
     if truth.labeller is None:
         return data
@@ -423,50 +394,7 @@ def label_heldout(data: LoadedData, truth: PolicyTruth) -> LoadedData:
         row["action_values"] = values and action_values_column(values)
     kept = [row for row in rows if row["action_values"] or not TASKS[row["task"]].needs_values]
     report = replace(data.report, heldout=Counter(row["task"] for row in kept))
-    if policy and not any(report.heldout[row["task"]] for row in policy):
-        raise RookWorldError(
-            f"the engine gave up on all {len(policy)} held-out policy rows (last reason: "
-            f"{list(truth.labeller.given_up.values())[-1]}); give another engine, or a larger "
-            "engine_timeout"
-        )
     return replace(data, heldout=_dataset(kept), report=report)
-
-
-def engine_outlook(
-    data: LoadedData, truth: PolicyTruth, prompts: int, steps: int, processes: int = 1
-) -> list[str]:
-    """A line on what the engine will have to value during training; none if it is not asked.
-
-    The time is estimated from what it has valued so far.
-
-    Args:
-        data: What was loaded.
-        truth: Where values come from, after `label_heldout`.
-        prompts: Prompts of a sampled batch, of all processes.
-        steps: Sampled batches of the training; 0 or less if it goes by epochs.
-        processes: Processes of the run, each with engines of its own.
-    """
-    if truth.labeller is None:
-        return []
-    rows = zip(*(data.train[name][:] for name in ("task", "fen", "action_values")), strict=True)
-    wanted = [
-        fen
-        for task, fen, values in rows
-        if TASKS[task].needs_values and not truth.is_stored(values)
-    ]
-    if not wanted:
-        return []
-    batch = prompts * len(wanted) / len(data.train)
-    positions = len(set(wanted))  # each is valued once
-    total = round(min(positions, batch * steps)) if steps > 0 else positions
-    line = f"during training the engine values about {total:,} positions, {batch:.1f} a batch"
-    if not truth.labeller.searched:
-        return [f"{line}, but for those in engine_cache"]
-    each = truth.labeller.seconds / truth.labeller.searched / processes
-    return [
-        f"{line}: {batch * each:.2g} s a batch, {interval(total * each)} in all, by the "
-        f"rate of {1 / each:.0f} a second so far"
-    ]
 
 
 def is_held_out(fen: str, share: float) -> bool:
@@ -540,15 +468,11 @@ def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
     if not shares:
         return rows
     by_task = {task: [row for row in rows if row["task"] == task] for task in shares}
-    if not any(by_task.values()):
-        return []  # what is wrong is more than shares
-    for task, found in by_task.items():
-        if not found:
-            raise RookWorldError(
-                f"no {task} rows to train on in {args.dataset_name!r}, but task_shares="
-                f"{args.task_shares} gives them a share of {shares[task]:g}: give such rows, or leave "
-                f"the task out by --tasks {' '.join(one for one in args.tasks if one != task)}"
-            )
+    if missing := [task for task, found in by_task.items() if not found]:
+        raise RookWorldError(
+            f"no rows of {', '.join(missing)} to train on in {args.dataset_name!r}, but task_shares="
+            f"{args.task_shares} gives them a share: give such rows, or leave the tasks out of `tasks`"
+        )
     return _repeat(by_task, shares)
 
 
@@ -572,6 +496,8 @@ def is_first_ply(row: Row) -> bool:
 
 @cache
 def _first_positions() -> frozenset[str]:
+    from .synthesis import first_plies
+
     return frozenset(rules.position_key(prompt.fen) for prompt in first_plies())
 
 

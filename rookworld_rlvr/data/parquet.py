@@ -12,12 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..common.errors import RookWorldError
-from ..common.html import render
 
 _KEY = b"rookworld_rlvr"  # in the file's metadata, beside the key that datasets writes
 
 
-ROW_GROUP = 20_000  # rows
+ROW_GROUP = 500  # rows, whose values are in memory at once
 
 
 Counts = Mapping[str, Mapping[str, int]]  # by group and name
@@ -86,12 +85,6 @@ def join_parquet(parts: Sequence[Path], path: Path, counts: Counts) -> None:
     batches = (batch for part in parts for batch in pq.ParquetFile(part).iter_batches(ROW_GROUP))
     tables = (pa.Table.from_batches([batch]) for batch in batches)
     write_parquet(path, pq.read_schema(parts[0]), tables, lambda: note)
-
-
-def data_card(provenance: Mapping[str, Any]) -> str:
-    """The README.md of a data set on the Hub."""
-    note = json.dumps(provenance, indent=2)
-    return f"{render('data_card.md', values=provenance, provenance=note)}\n"
 
 
 def values_line(path: str | Path | None) -> str:

@@ -6,9 +6,9 @@ from there.
 
 from __future__ import annotations
 
-import logging
+import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,10 +20,11 @@ import numpy.typing as npt
 import pyarrow as pa
 from datasets import Dataset, Features, Value
 
+from ..common.html import render
 from ..common.progress import Progress
 from ..common.settings import setting, with_default
 from ..engine.labeller import Labeller
-from ..engine.truth import LabelArguments, LabelSource
+from ..engine.truth import LabelArguments
 from ..tasks import rules
 from ..tasks.policy import POLICY, write_policy_prompt
 from ..tasks.registry import TASKS, join_row
@@ -45,10 +46,7 @@ from .sources import (
     quarantine,
 )
 
-logger = logging.getLogger(__name__)
-
-
-_BATCH = 256  # rows whose values are in memory at once, some 4 KB each
+_POLICY_PLIES = 6  # of the longest game before a synthetic policy row
 
 
 _WRITTEN = Features({"text": Value("string"), "action_values": FEATURES["action_values"]})
@@ -77,19 +75,14 @@ class PrepareArguments(PositionArguments, RowArguments):
     output_file: str = setting("", "Parquet file to write.", check=_parquet_faults)
     synthetic_policy_rows: int = setting(
         0,
-        "Number of random positions to add as policy rows; their answers are written from the engine's "
-        "values.",
+        "Number of random positions, after up to six plies, to add as policy rows; their answers are "
+        "written from the engine's values.",
         least=0,
-    )
-    synthetic_policy_plies: int = setting(
-        6,
-        "Longest random game that leads to such a position, in plies.",
-        least=1,
     )
     repairs: list[str] = setting(
         [],
-        "Repairs to make: candidates, evaluations and best_move rewrite M, E and B by the values of "
-        "moves, environment recomputes answers with python-chess, duplicates drops repeated prompts.",
+        "Repairs to make: policy rewrites policy answers by the values of moves, best_move only B, "
+        "environment recomputes answers by python-chess, duplicates drops repeated prompts.",
         among=REPAIRS,
         of="repair",
     )
@@ -129,7 +122,9 @@ class PrepareArguments(PositionArguments, RowArguments):
 class PrepareLabelArguments(LabelArguments):
     """`LabelArguments` with another default: rows that have values keep them."""
 
-    labels: LabelSource = with_default(LabelArguments, "labels", "stored_or_engine")
+    labels: Literal["stored", "stored_or_engine"] = with_default(
+        LabelArguments, "labels", "stored_or_engine"
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -195,7 +190,7 @@ def _rows(args: PrepareArguments, report: PrepareReport, quarantine_file: Path) 
 
 def made_rows(args: PrepareArguments) -> Iterator[Row]:
     """Synthetic rows of all tasks; a policy row has no answer yet."""
-    positions = synthesis.opening_positions(args.synthetic_seed, args.synthetic_policy_plies)
+    positions = synthesis.opening_positions(args.synthetic_seed, _POLICY_PLIES)
     seen: set[str] = set()
     with Progress("making policy rows", args.synthetic_policy_rows) as progress:
         while len(seen) < args.synthetic_policy_rows:
@@ -241,73 +236,54 @@ def write_labelled(
         EngineError: No engine was found, or it fails at position after position.
         RookWorldError: The cache cannot be used.
     """
-    asked = rows.select_columns(["task", "action_values"])
-    is_needed = label_args.labels != "stored" and any(
-        _is_asked(r, label_args.labels) for r in asked
+    needs_engine = label_args.labels != "stored" and any(
+        map(_needs_values, rows.select_columns(["task", "action_values"]))
     )
     with (
-        Labeller(label_args) if is_needed else nullcontext() as labeller,
+        Labeller(label_args) if needs_engine else nullcontext() as labeller,
         Progress("labelling", len(rows)) as progress,
     ):
-        source = None if labeller is None else labeller.source
 
-        def finished(batch: list[Row]) -> pa.Table:
-            if labeller is not None:
-                _value(batch, label_args, labeller, report)
-            table = pa.Table.from_pylist(
-                [_written(row, args.repairs, report) for row in batch], _WRITTEN.arrow_schema
-            )
-            progress.update(len(batch))
-            return table
-
-        def groups() -> Iterator[pa.Table]:
-            for first in range(0, len(rows), ROW_GROUP):
-                group = rows.select(range(first, min(first + ROW_GROUP, len(rows))))
-                starts = range(0, len(group), _BATCH)
-                yield pa.concat_tables(
-                    finished(group.select(range(s, min(s + _BATCH, len(group)))).to_list())
-                    for s in starts
-                )
+        def tables() -> Iterator[pa.Table]:
+            for group in rows.with_format("arrow").iter(ROW_GROUP):
+                batch = group.to_pylist()
+                if labeller is not None:
+                    _value(batch, labeller, report)
+                written = [_written(row, args, report) for row in batch]
+                yield pa.Table.from_pylist(written, _WRITTEN.arrow_schema)
+                progress.update(len(batch))
 
         report.rows.update({"written": 0, "policy rows without values": 0})
+        source = None if labeller is None else labeller.source
         write_parquet(
-            path, _WRITTEN.arrow_schema, groups(), lambda: provenance(args, source, report)
+            path, _WRITTEN.arrow_schema, tables(), lambda: provenance(args, source, report)
         )
 
 
-def _is_asked(row: Mapping[str, Any], labels: str) -> bool:
-    """Whether a row's values come from the engine, if one is asked at all."""
-    return TASKS[row["task"]].needs_values and (labels == "engine" or row["action_values"] is None)
+def _needs_values(row: Mapping[str, Any]) -> bool:
+    return TASKS[row["task"]].needs_values and row["action_values"] is None
 
 
-def _value(
-    rows: Sequence[Row], args: LabelArguments, labeller: Labeller, report: PrepareReport
-) -> None:
+def _value(rows: list[Row], labeller: Labeller, report: PrepareReport) -> None:
     """Put values into the rows that need them; None where the engine gave up."""
-    asked = [row for row in rows if _is_asked(row, args.labels)]
-    searched, given_up = labeller.searched, set(labeller.given_up)
+    asked = [row for row in rows if _needs_values(row)]
     answers = labeller.values([row["fen"] for row in asked])
     for row, found in zip(asked, answers, strict=True):
         row["action_values"] = found and action_values_column(found.by_move())
-    lost = [position for position in labeller.given_up if position not in given_up]
-    for position in lost:
-        logger.warning("given up: %s (%s)", position, labeller.given_up[position])
-    valued = labeller.searched - searched
-    # A row needs none if its position is in the cache, or came before.
-    report.searches["not needed"] += len(asked) - valued - len(lost)
-    report.searches["done"] += valued
-    report.searches["given up"] += len(lost)
+    # The others were in the cache, or their position came before.
+    done, given_up = labeller.searched, len(labeller.given_up)
+    total = report.searches.total() + len(asked)
+    counts = {"not needed": total - done - given_up, "done": done, "given up": given_up}
+    report.searches = Counter(counts)
 
 
-def _written(row: Row, repairs: Sequence[str], report: PrepareReport) -> Row:
+def _written(row: Row, args: PrepareArguments, report: PrepareReport) -> Row:
     """A row as it is written, with its answer repaired."""
-    repaired = repair_row(row, repairs)
-    report.repaired.update(repaired.done)
-    report.not_repairable.update(repaired.refused)
+    repaired = repair_row(row, args.repairs)
+    report.repaired.update(filter(None, [repaired.done]))
+    report.not_repairable.update(filter(None, [repaired.refused]))
     report.rows["written"] += 1
-    report.rows["policy rows without values"] += (
-        TASKS[row["task"]].needs_values and row["action_values"] is None
-    )
+    report.rows["policy rows without values"] += _needs_values(row)
     text = join_row(row["prompt"], repaired.completion)
     return {"text": text, "action_values": row["action_values"]}
 
@@ -327,3 +303,9 @@ def provenance(
         "repairs": list(args.repairs),
         "counts": {group: dict(counts) for group, counts in vars(report).items()},
     }
+
+
+def data_card(provenance: Mapping[str, Any]) -> str:
+    """The README.md of a data set on the Hub."""
+    note = json.dumps(provenance, indent=2)
+    return f"{render('data_card.md', values=provenance, provenance=note)}\n"

@@ -25,7 +25,6 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import chain, islice
@@ -36,6 +35,7 @@ import chess
 import datasets
 from datasets import Dataset, Features, List, Value
 from datasets.arrow_writer import ArrowWriter
+from datasets.exceptions import DatasetGenerationError
 from datasets.fingerprint import Hasher
 
 from .. import __version__
@@ -55,8 +55,7 @@ from ..tasks.policy import POLICY
 from ..tasks.registry import TASKS, split_row, task_of
 from ..tasks.text import clean
 from ..tasks.types import values_by_move
-from . import positions, synthesis
-from .synthesis import FIELD_SHARES, KIND_SHARES
+from .shares import FIELD_SHARES, KIND_SHARES
 
 PACKAGED_DATA = {
     "rookworld-nano-openings": "nano_openings.parquet",
@@ -131,20 +130,13 @@ def check_dataset_name(name: str, key: str = "dataset_name") -> list[str]:
         return []
     path = Path(name)
     if path.suffix in _FILE_LOADERS:
-        if path.is_file():
-            return []
-        siblings = map(str, path.parent.glob("*"))
-        return [f"{key}: no file {name!r}{close_matches(name, siblings)}"]
-    if path.is_file():
-        remedy = (
-            "unpack it" if path.suffix in (".gz", ".bz2", ".xz", ".zst", ".zip") else "rename it"
-        )
-        return [f"{key}: {name!r} must end in one of {', '.join(_FILE_LOADERS)}; {remedy}"]
-    if is_hub_id(name):
+        files = map(str, path.parent.glob("*"))
+        return [] if path.is_file() else [f"{key}: no file {name!r}{close_matches(name, files)}"]
+    if is_hub_id(name) and not path.exists():
         return []
     return [
-        f"{key}: {name!r} is neither packaged, a file, nor a Hub id (owner/name)"
-        f"{close_matches(name, PACKAGED_DATA)}"
+        f"{key}: {name!r} is neither packaged, a Hub id (owner/name), nor a file that ends in "
+        f"{', '.join(_FILE_LOADERS)}{close_matches(name, PACKAGED_DATA)}"
     ]
 
 
@@ -176,17 +168,18 @@ class SourceArguments(Checked):
             RookWorldError: The data set cannot be read, or has no column to read.
         """
         column = self.text_column
-        with _loading(self.dataset_name):
+        try:
             for number, row in enumerate(islice(_open_dataset(self), self.max_rows)):
                 if not number:
                     _check_columns(self, row)
-                if not number:  # a byte order mark, which programs for Windows write
-                    row = {
-                        k: v.lstrip("\ufeff") if isinstance(v, str) else v for k, v in row.items()
-                    }
-                if column != "text":
-                    row = {**row, "text": row.get(column), column: None}
-                yield row
+                yield row if column == "text" else {**row, "text": row.get(column), column: None}
+        except RookWorldError:
+            raise
+        except (OSError, ValueError, StopIteration, DatasetGenerationError) as error:
+            raise RookWorldError(
+                f"cannot load the data set {self.dataset_name!r} "
+                f"({error.__cause__ or str(error) or 'no rows'}); check name, content and network"
+            ) from error
 
 
 @dataclass
@@ -237,36 +230,33 @@ class RowArguments(SourceArguments):
         "environment rows.",
         least=0,
     )
-    synthetic_fill_in_shares: dict[str, float] | str | None = setting(
-        None,
-        "Share of each field that synthetic fill-in rows mask, {action: 0.7, rank: 0.3}. Without it, "
-        "the shares of assets/shares.yaml.",
-        shares=FIELD_SHARES,
-        of="field",
-    )
 
     def made_rows(self) -> list[Row]:
         """The synthetic rows: environment rows, then fill-in rows; datasets keeps many on disk."""
         kinds: Any = self.synthetic_shares or KIND_SHARES
-        fields: Any = self.synthetic_fill_in_shares or FIELD_SHARES
         seed, plies = self.synthetic_seed, self.synthetic_opening_plies
         counts = self.synthetic_rows, self.synthetic_fill_in_rows
 
         def make() -> Iterator[Row]:
+            from . import synthesis  # most runs make none
+
             asked = synthesis.environment_prompts(seed, kinds, plies)
             environment = map(synthesis.environment_row, islice(asked, counts[0]))
-            fill_in = islice(synthesis.fill_in_rows(seed, fields, kinds, plies), counts[1])
+            fill_in = islice(synthesis.fill_in_rows(seed, FIELD_SHARES, kinds, plies), counts[1])
             yield from shown(chain(environment, fill_in), "making synthetic rows", sum(counts))
 
         if sum(counts) < WORTH_KEEPING:
-            return list(make())
-        return _kept(make, FEATURES, [counts, seed, plies, dict(kinds), dict(fields)])
+            return list(make()) if sum(counts) else []
+        return _kept(make, FEATURES, [counts, seed, plies, dict(kinds)])
 
     def parsed_rows(self, tasks: Sequence[str] = ()) -> list[Row | Malformed]:
-        """The data set's rows, see `parse_rows`; of a large file, datasets keeps them on disk."""
+        """The data set's rows, see `parse_rows`; of a large file, datasets keeps them on disk.
+
+        A prompt that came alone has the truth as its completion, empty if that is not known.
+        """
 
         def parse() -> Iterator[Row | Malformed]:
-            return parse_rows(self.raw_rows(), tasks=tasks)
+            return map(_answered, parse_rows(self.raw_rows(), tasks))
 
         file = dataset_file(self.dataset_name)
         if file is None or not file.is_file() or file.stat().st_size < LARGE_FILE:
@@ -289,7 +279,7 @@ def _kept(make: Callable[[], Iterable[Row]], features: Features, asked: Any) -> 
     key = Hasher.hash([asked, __version__, chess.__version__, _source_digest()])
     try:
         kept = Dataset.from_generator(lambda: iter(make()), features, fingerprint=key)
-    except datasets.exceptions.DatasetGenerationError as error:
+    except DatasetGenerationError as error:
         raise error.__cause__ or error from None
     rows: list[Row] = kept.to_list()
     return rows
@@ -324,21 +314,11 @@ def dataset_file(name: str) -> Path | None:
 
 def _check_columns(args: SourceArguments, row: Row) -> None:
     column = args.text_column
-    for name in ("prompt", "completion"):
-        if isinstance(row.get(name), list):
-            raise RookWorldError(
-                f"the column {name} of {args.dataset_name!r} holds chat messages; give their text, such "
-                'as {"prompt": "P: <FEN> ", "completion": "M: ..."}'
-            )
-    if column in row or (column == "text" and not row.keys().isdisjoint(_COLUMNS)):
-        return
-    head = f"no column {column!r} in {args.dataset_name!r}; found: {', '.join(row)}. "
-    if len(row) == 1 and any(mark in next(iter(row)) for mark in ";\t|"):
-        raise RookWorldError(f"{head}Columns of a CSV file are separated by commas; write it so")
-    raise RookWorldError(
-        f"{head}Name the column that holds the rows in text_column, or give columns prompt and "
-        "completion, or fen"
-    )
+    if column not in row and (column != "text" or row.keys().isdisjoint(_COLUMNS)):
+        raise RookWorldError(
+            f"no column {column!r} in {args.dataset_name!r}; found: {', '.join(row)}. Name the column "
+            "that holds the rows in text_column, or give columns prompt and completion, or fen"
+        )
 
 
 def on_disk(rows: Iterable[Row], features: Features) -> Dataset:
@@ -352,41 +332,6 @@ def on_disk(rows: Iterable[Row], features: Features) -> Dataset:
     return Dataset.from_file(str(Path(folder) / "rows.arrow"))
 
 
-@contextmanager
-def _loading(name: str) -> Iterator[None]:
-    try:
-        yield
-    except (
-        OSError,
-        ValueError,
-        StopIteration,  # an empty file
-        datasets.exceptions.DatasetGenerationError,
-    ) as error:
-        why = _first_line_not_json(dataset_file(name)) or (
-            f"{error.__cause__ or str(error) or 'no rows'}); check the "
-            f"{'content' if dataset_file(name) else 'name and the network'}, or give another file"
-        )
-        raise RookWorldError(f"cannot load the data set {name!r} ({why}") from error
-
-
-def _first_line_not_json(file: Path | None) -> str:
-    """What is wrong with the first line of a JSONL file that is not JSON, if there is one."""
-    if file is None or file.suffix != ".jsonl" or not file.is_file():
-        return ""
-    with file.open(encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                json.loads(line.strip() or "{}")
-            except json.JSONDecodeError as error:
-                why = error.msg.removesuffix(" starting at")
-                cut = "; the file ends in the middle of it" if not line.endswith("\n") else ""
-                return (
-                    f"line {number} is not JSON, {why}{cut}): {line[:60].rstrip()!r}; copy the "
-                    "file again, or mend or delete the line"
-                )
-    return ""
-
-
 def _open_dataset(args: SourceArguments) -> Any:
     if not args.dataset_name:
         return []
@@ -397,64 +342,58 @@ def _open_dataset(args: SourceArguments) -> Any:
             args.dataset_name, split=args.dataset_split, streaming=streaming
         )
     if file.suffix == ".pgn":
-        return positions.pgn_positions(file)
-    return datasets.load_dataset(_FILE_LOADERS[file.suffix], data_files=str(file), split="train")
+        from .positions import pgn_positions
+
+        return pgn_positions(file)
+    loader = _FILE_LOADERS[file.suffix]
+    options = {"encoding": "utf-8-sig"} if loader == "text" else {}  # a byte order mark of Windows
+    return datasets.load_dataset(loader, data_files=str(file), split="train", **options)
 
 
 # --------------------------------------------------------------------------------------------------
 # Parsing
 # --------------------------------------------------------------------------------------------------
 def parse_rows(
-    raws: Iterable[Mapping[str, Any]], tasks: Sequence[str] = (), as_given: bool = False
+    raws: Iterable[Mapping[str, Any]], tasks: Sequence[str] = ()
 ) -> Iterator[Row | Malformed]:
     """Each raw row as a parsed row, or as what is wrong with it; empty lines are left out.
 
     Args:
         raws: See `parse_raw`.
         tasks: Make prompts of positions, see `positions.asked_of`; without tasks these are malformed.
-        as_given: Leave the completion of a prompt that came alone empty.
     """
     for number, raw in enumerate(raws, 1):
         if raw.get("text") == "":
             continue
         try:
-            asked = positions.asked_of(raw, tasks) if tasks else [raw]
+            asked = [raw]
+            if tasks and not _is_row(raw):
+                from .positions import asked_of  # most data sets hold rows
+
+                asked = asked_of(raw, tasks)
+            yield from [parse_raw(row) for row in asked]
         except (NotationError, IllegalPositionError) as error:
-            yield _malformed(number, raw, error)
-            continue
-        for row in asked:
-            yield parse_row(number, row, as_given)
+            kind = getattr(error, "kind", None)  # of a position that is not legal
+            reason = str(kind or getattr(error, "reason", "not a FEN"))
+            text = {key: raw[key] for key in (*_COLUMNS, "completion") if key in raw}
+            is_readable = kind is not None or isinstance(error, UnjudgeableError)
+            yield Malformed(number, reason, str(error), text, is_readable)
 
 
-def parse_row(number: int, raw: Mapping[str, Any], as_given: bool = False) -> Row | Malformed:
-    """A raw row as a parsed row, or as what is wrong with it.
-
-    Args:
-        number: Of the row in its data set, from 1.
-        raw: See `parse_raw`.
-        as_given: See `parse_raw`.
-    """
-    try:
-        return parse_raw(raw, as_given)
-    except (NotationError, IllegalPositionError) as error:
-        return _malformed(number, raw, error)
+def _is_row(raw: Mapping[str, Any]) -> bool:
+    """Whether it has the mark of a row: a task's prefix, or the ``+`` between fields."""
+    text = raw.get("text") or raw.get("prompt")
+    return isinstance(text, str) and (
+        "+" in text or clean(text).startswith(TASKS[task_of(text)].prefix)
+    )
 
 
-def _malformed(number: int, raw: Mapping[str, Any], error: Exception) -> Malformed:
-    kind = getattr(error, "kind", None)  # of a position that is not legal
-    reason = str(kind or getattr(error, "reason", "not a FEN"))
-    text = {key: raw[key] for key in ("text", "prompt", "completion", "fen", "fault") if key in raw}
-    is_readable = kind is not None or isinstance(error, UnjudgeableError)
-    return Malformed(number, reason, str(error), text, is_readable)
-
-
-def parse_raw(raw: Mapping[str, Any], as_given: bool = False) -> Row:
+def parse_raw(raw: Mapping[str, Any]) -> Row:
     """One row with the columns described above, from one raw row.
 
     Args:
         raw: Column `text` (a RookWorld line or a prompt alone), or `prompt` and perhaps `completion`;
             `action_values` is optional.
-        as_given: Leave the completion of a prompt that came alone empty.
 
     Raises:
         NotationError: The text is malformed, a policy prompt has no legal move, action values do not
@@ -467,52 +406,42 @@ def parse_raw(raw: Mapping[str, Any], as_given: bool = False) -> Row:
         text = f"{raw.get('prompt') or ''} {raw.get('completion') or ''}"
     if not isinstance(text, str):
         raise NotationError("the column does not hold text", str(text))
-    values = raw.get("action_values") if TASKS[task_of(text)].needs_values else None
-    if values is not None:
-        _moves_and_worths(values)
-    came_alone = False
-    try:
-        task, prompt, completion = split_row(text)
-    except NotationError:
-        if (found := _prompt_alone(text, values)) is None:
-            raise
-        task, prompt, completion = found
-        came_alone = True
-    position = TASKS[task].check(prompt, completion)
-    if values is not None:
-        values = _checked_values(position.fen, values)
-    given = "" if came_alone and as_given else completion
-    return TASKS[task].row(prompt, given, position, values)
-
-
-def _prompt_alone(text: str, values: Any) -> tuple[str, str, str] | None:
-    """Task, prompt and truth (empty if unknown) of a prompt alone; None if it is not one."""
     task = TASKS[task_of(text)]
     try:
-        prompt = task.read_prompt(clean(text))
-        known = values_by_move(values) if values else None
-        return task.name, prompt, task.truth(prompt, known) or ""
-    except (NotationError, KeyError, TypeError):  # the last two: from values that are checked later
-        return None
+        _, prompt, completion = split_row(text)
+    except NotationError as error:
+        try:
+            prompt, completion = task.read_prompt(clean(text)), ""
+        except NotationError:
+            raise error from None
+    position = task.check(prompt, completion or task.truth(prompt) or "")
+    values = raw.get("action_values") if task.needs_values else None
+    if values is not None:
+        values = _checked_values(position.fen, values)
+    return task.row(prompt, completion, position, values)
 
 
-def _moves_and_worths(values: Any) -> tuple[list[str], list[int]]:
+def _checked_values(fen: str, values: Any) -> list[dict[str, Any]]:
     try:
-        found = [(str(value["move"]), operator.index(value["cp"])) for value in values]
+        pairs = [(str(value["move"]), operator.index(value["cp"])) for value in values]
     except (KeyError, TypeError) as error:
         raise NotationError(
             "action_values must be a list of {move, cp}, cp in whole centipawns", str(values)
         ) from error
-    return [move for move, _ in found], [cp for _, cp in found]
-
-
-def _checked_values(fen: str, values: Any) -> list[dict[str, Any]]:
-    moves, worths = _moves_and_worths(values)
-    if sorted(moves) != sorted(rules.legal_moves(fen)):
+    if sorted(move for move, _ in pairs) != sorted(rules.legal_moves(fen)):
         raise NotationError("action_values do not name every legal move once", fen)
+    worths = [cp for _, cp in pairs]
     if worths != sorted(worths, reverse=True):
         raise NotationError("action_values are not ordered best first", fen)
-    return [{"move": move, "cp": cp} for move, cp in zip(moves, worths, strict=True)]
+    return [{"move": move, "cp": cp} for move, cp in pairs]
+
+
+def _answered(row: Row | Malformed) -> Row | Malformed:
+    """The row, with the truth as its completion if it has none."""
+    if isinstance(row, Malformed) or row["completion"]:
+        return row
+    truth = TASKS[row["task"]].truth(row["prompt"], values_by_move(row["action_values"]))
+    return {**row, "completion": truth or ""}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -523,8 +452,6 @@ def quarantine(
 ) -> None:
     """Write malformed rows with their reasons, as JSON lines, and stop if too many cannot be read.
 
-    It also stops if no row can be judged.
-
     Args:
         malformed: The malformed rows; without any no file is written.
         read: Rows read, malformed or not.
@@ -532,39 +459,24 @@ def quarantine(
         path: Where the rows go.
 
     Raises:
-        RookWorldError: More than that share cannot be read.
+        RookWorldError: More than that share cannot be read, or no row can be judged.
     """
-    if not malformed:
-        if path:
-            path.unlink(missing_ok=True)  # of an earlier try; the data have been mended since
-        return
-    if path:
+    if path and not malformed:
+        path.unlink(missing_ok=True)  # of an earlier try; the data have been mended since
+    elif path:
         path.parent.mkdir(parents=True, exist_ok=True)
         content = [{"row": row.number, "reason": row.message, **row.text} for row in malformed]
         lines = (json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in content)
         path.write_text("".join(lines), encoding="utf-8")
     unreadable = [row for row in malformed if not row.is_readable]
-    if len(malformed) == read and not unreadable:
-        kinds = Counter(row.reason for row in malformed)
+    is_none_judgeable = 0 < len(malformed) == read and not unreadable
+    if len(unreadable) > args.max_quarantined_share * read or is_none_judgeable:
+        bad = unreadable or malformed
+        reasons = Counter(row.reason for row in bad)
+        where = f"see {path}" if path else "a run without --dry_run writes all of them to a file"
         raise RookWorldError(
-            f"none of the {read} rows of {args.dataset_name!r} can be judged by the rules of chess: "
-            f"{dict(kinds.most_common(5))}; give other data"
-        )
-    if len(unreadable) / read > args.max_quarantined_share:
-        reasons = Counter(row.reason for row in unreadable)
-        where = (
-            f"; see {path}" if path else "; a run without --dry_run writes all of them to a file"
-        )
-        raise RookWorldError(
-            f"{len(unreadable)} of {read} rows of {args.dataset_name!r} are malformed, more than "
+            f"{len(bad)} of {read} rows of {args.dataset_name!r} are malformed, more than "
             f"max_quarantined_share={args.max_quarantined_share}: {dict(reasons.most_common(5))}; the "
-            f"first is {place_of(unreadable[0], args.dataset_name)}{where}. Mend the data or raise "
-            "the share"
+            f"first is row {bad[0].number}: {bad[0].message}; {where}. Mend the data or "
+            "raise the share"
         )
-
-
-def place_of(row: Malformed, name: str) -> str:
-    """Where a row of the data set `name` is, and what is wrong; the lines of a text are its rows."""
-    file = dataset_file(name)
-    is_text = file is not None and _FILE_LOADERS[file.suffix] == "text"
-    return f"{'line' if is_text else 'row'} {row.number}: {row.message}"

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import chess
 
 from ..common.errors import NotationError, RookWorldError
-from ..common.files import read_asset
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT, write_environment_prompt
 from ..tasks.fill_in import (
@@ -30,8 +29,9 @@ from ..tasks.fill_in import (
     write_fill_in_answer,
     write_fill_in_prompt,
 )
-from ..tasks.text import MAX_HISTORY
 from ..tasks.types import FILL_IN_FIELDS, EnvironmentAnswer, EnvironmentPrompt, FillInField
+from .positions import prompt_of
+from .shares import FIELD_SHARES, KIND_SHARES
 
 T = TypeVar("T")
 
@@ -46,16 +46,6 @@ _TRIES = 10_000
 
 
 _FILL_IN_TRIES = 1_000
-
-
-SHARES: Mapping[str, Mapping[str, float]] = read_asset("shares.yaml")
-"""Default shares of kinds of rows, of hidden fields, and of kinds of a judge's pairs."""
-
-
-KIND_SHARES: Mapping[str, float] = SHARES["kinds"]
-
-
-FIELD_SHARES: Mapping[str, float] = SHARES["fields"]
 
 
 def environment_prompts(
@@ -90,12 +80,6 @@ def environment_prompts(
     while True:
         (kind,) = rng.choices(names, weights)
         yield _until_found(makers[kind])
-
-
-def prompt_of(board: chess.Board, action: str) -> EnvironmentPrompt:
-    """The prompt that asks what `action` does in a game's position, with the moves before it."""
-    played = [move.uci() for move in board.move_stack[-(MAX_HISTORY - 1) :]]
-    return EnvironmentPrompt(board.fen(), action, (*played, action))
 
 
 def first_plies() -> Iterator[EnvironmentPrompt]:
@@ -143,9 +127,9 @@ def fill_in_rows(
         row = next(filter(None, rows), None)
         if row is None:
             raise RookWorldError(
-                f"synthetic_fill_in_shares: nothing to hide as {field!r} in {_FILL_IN_TRIES} prompts of "
+                f"synthetic_fill_in_rows: nothing to hide as {field!r} in {_FILL_IN_TRIES} prompts of "
                 f"the kinds {dict(kinds)} (the history needs whole openings of two plies or more, the "
-                "action a legal move); give other kinds in synthetic_shares, or this field a share of 0"
+                "action a legal move); give other kinds in synthetic_shares"
             )
         yield row
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,11 +79,6 @@ class ValueCache:
         rows = ((position, self._ask(query, self._id, position)) for position in positions)
         return {position: self._read(*row) for position, row in rows if row is not None}
 
-    def missing(self, positions: Iterable[str]) -> list[str]:
-        """The positions that the cache does not hold, in their order."""
-        query = "SELECT 1 FROM action_values WHERE source = ? AND position = ?"
-        return [position for position in positions if not self._ask(query, self._id, position)]
-
     def put(self, position: str, values: PositionValues) -> None:
         """Store a position's values, unless another process has stored some already."""
         moves = " ".join(f"{value.move} {value.cp}" for value in values.values)
@@ -126,7 +120,6 @@ class Labeller:
     Attributes:
         source: Engine and limit of all values.
         searched: How many positions the engine has searched.
-        seconds: How long that took.
         given_up: Positions that were given up, with the reason; they are not searched again.
 
     Raises:
@@ -145,7 +138,6 @@ class Labeller:
         self.source = self._pool.source
         self.given_up: Mapping[str, str] = self._pool.given_up
         self.searched = 0
-        self.seconds = 0.0
 
     def values(
         self, fens: Sequence[str], on_value: Callable[[], object] | None = None
@@ -177,9 +169,7 @@ class Labeller:
                 if on_value is not None:
                     on_value()
 
-            started = time.perf_counter()
             self._pool.values(waiting, keep)
-            self.seconds += time.perf_counter() - started
         return [known.get(position) for position in positions]
 
     def close(self) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
-from ..common.errors import EngineError, IllegalPositionError, NotationError
+from ..common.errors import IllegalPositionError, NotationError
 from ..common.progress import Progress
 from ..common.settings import setting
 from ..tasks.registry import TASKS, task_of
@@ -52,21 +52,15 @@ def policy_values(
     return [values.get(index) for index in range(len(prompts))]
 
 
-LabelSource = Literal["stored", "engine", "stored_or_engine"]
-
-
-LABELS: tuple[LabelSource, ...] = get_args(LabelSource)
-
-
 @dataclass
 class LabelArguments(EngineArguments):
     """Where the values of moves come from, for policy rewards and held-out metrics."""
 
-    labels: LabelSource = setting(
+    labels: Literal["stored", "stored_or_engine"] = setting(
         "stored",
         "Where values of moves come from. stored: the rows' action_values, which every policy row then "
-        "needs; engine: the engine, for every position; stored_or_engine: the engine, only for rows "
-        "without action_values. The engine's values are kept in engine_cache.",
+        "needs; stored_or_engine: the engine, for rows without them. Its values are kept in "
+        "engine_cache.",
     )
 
 
@@ -74,41 +68,28 @@ class PolicyTruth:
     """Values of all legal moves for the rows of a batch.
 
     Args:
-        labels: One of `LABELS`.
-        labeller: Asks the engine; required unless `labels` is ``stored``.
+        labeller: Asks the engine for rows without values; None asks nobody.
     """
 
-    def __init__(self, labels: str = "stored", labeller: Labeller | None = None) -> None:
-        if labels not in LABELS or (labels != "stored" and labeller is None):
-            raise ValueError(f"labels={labels!r} with labeller={labeller!r}")
-        self.labels = labels
+    def __init__(self, labeller: Labeller | None = None) -> None:
         self.labeller = labeller
 
     @classmethod
-    def open(cls, args: LabelArguments, policy_rows: int, unlabelled: int) -> PolicyTruth:
+    def open(cls, args: LabelArguments, unlabelled: int) -> PolicyTruth:
         """Make a `PolicyTruth`, and start the engine only if it is needed.
 
         Args:
             args: Where values come from, and which engine to use.
-            policy_rows: How many policy rows there are.
-            unlabelled: How many of them have no values; ``stored_or_engine`` asks for these.
+            unlabelled: How many policy rows have no values.
 
         Raises:
             EngineError: The engine is needed, but was not found or does not run.
         """
-        asked = {"stored": 0, "engine": policy_rows, "stored_or_engine": unlabelled}[args.labels]
-        if not asked:
+        if args.labels == "stored" or not unlabelled:
             return cls()
         from .labeller import Labeller  # most runs need no engine
 
-        try:
-            return cls(args.labels, Labeller(args))
-        except EngineError as error:
-            raise EngineError(
-                f"{error}. {asked} policy rows are to be valued by it (labels: {args.labels}): value "
-                "them on another machine (rookworld prepare) and set labels: stored, or set tasks: "
-                "[environment]"
-            ) from error
+        return cls(Labeller(args))
 
     def values(
         self, fens: Sequence[str], stored: Sequence[Any], progress: str = ""
@@ -123,7 +104,7 @@ class PolicyTruth:
         Raises:
             RookWorldError: See `Labeller.values`.
         """
-        found = [values_by_move(values) if self.is_stored(values) else None for values in stored]
+        found = list(map(values_by_move, stored))
         waiting = [index for index, values in enumerate(found) if values is None]
         if self.labeller is None or not waiting:
             return found
@@ -134,20 +115,15 @@ class PolicyTruth:
             found[index] = None if answer is None else answer.by_move()
         return found
 
-    def is_stored(self, values: Any) -> bool:
-        """Whether a row's `action_values` are there, and are the ones to take."""
-        return values is not None and self.labels != "engine"
-
     def lines(self) -> list[str]:
         """A summary for the terminal: the engine, and how many positions were searched or given up."""
         if self.labeller is None:
             return []
         source, given_up = self.labeller.source, self.labeller.given_up
         return [
-            f"labels: {self.labels}, {source.engine}, {source.limit}",
+            f"engine: {source.engine}, {source.limit}",
             f"positions searched    {self.labeller.searched:>8}",
             f"positions given up    {len(given_up):>8}",
-            *(f"    {position}: {reason}" for position, reason in list(given_up.items())[:5]),
         ]
 
     def close(self) -> None:

@@ -298,7 +298,6 @@ def open_provenance(
         "from_step": 0,
         "changed": {},
         "data": {item.name: getattr(data.report, item.name) for item in fields(data.report)},
-        "labels": None if truth is None else truth.labels,
         "engine": None if source is None else asdict(source),
         **machine(),
     }

@@ -9,13 +9,13 @@ import pytest
 
 from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 from rookworld_rlvr.data.judge_pairs import (
-    PAIR_SHARES,
     JudgeDataArguments,
     Pair,
     make_pairs,
     task_of_kind,
 )
 from rookworld_rlvr.data.loading import DataArguments, LoadedData, is_held_out, load_data
+from rookworld_rlvr.data.shares import PAIR_SHARES
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks import text as notation
 from rookworld_rlvr.tasks.environment import score_environment

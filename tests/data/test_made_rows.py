@@ -55,7 +55,6 @@ def test_rows_are_made_once_until_anything_that_they_follow_from_changes(
         {"synthetic_fill_in_rows": 16},
         {"synthetic_opening_plies": 6},
         {"synthetic_shares": {"openings": 1.0}},
-        {"synthetic_fill_in_shares": {"rank": 1.0}},
     ):
         del made[:]
         assert arguments(**other).made_rows() != first and made, other
@@ -84,17 +83,17 @@ def test_making_rows_is_shown(
 # --------------------------------------------------------------------------------------------------
 @pytest.fixture
 def parsed(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> list[int]:
-    """The numbers of the rows that were parsed."""
+    """A one for each row that was parsed."""
     monkeypatch.setattr(sources, "LARGE_FILE", 1)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "kept")
     numbers: list[int] = []
-    parse = sources.parse_row
+    parse = sources.parse_raw
 
-    def counted(number: int, *given: Any) -> Any:
-        numbers.append(number)
-        return parse(number, *given)
+    def counted(raw: Any) -> Any:
+        numbers.append(1)
+        return parse(raw)
 
-    monkeypatch.setattr(sources, "parse_row", counted)
+    monkeypatch.setattr(sources, "parse_raw", counted)
     return numbers
 
 
@@ -109,7 +108,7 @@ FEN = "8/8/8/8/8/2k5/8/K2R4 w - - 0 1"
 def test_a_file_is_parsed_once_and_its_faults_are_kept(parsed: list[int], tmp_path: Path) -> None:
     args = write(tmp_path / "rows.jsonl", f"P: {FEN}", "nonsense", f"P: {FEN.replace('K', '1')}")
     first = args.parsed_rows(["policy"])
-    assert parsed == [1, 3], "the second is no row at all"
+    assert parsed == [1, 1], "the second is no row at all"
     assert first == list(parse_rows(args.raw_rows(), tasks=["policy"]))
     good, *bad = first
     assert isinstance(good, dict) and good["fen"] == FEN

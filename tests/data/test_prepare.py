@@ -101,27 +101,26 @@ def test_rows_keep_their_order_and_only_policy_rows_get_values(tmp_path: Path) -
 
 
 def test_repairs_are_made_and_counted(tmp_path: Path) -> None:
-    wanted = ["best_move", "evaluations", "environment", "duplicates"]
+    wanted = ["best_move", "environment", "duplicates"]
     rows, report, note = prepare(tmp_path, [ENVIRONMENT, MATE, ENVIRONMENT, MATE], repairs=wanted)
     assert [row["text"][0] for row in rows] == ["A", "P"]
     assert " b - - 0 1+" in rows[0]["text"]
     answer = parse_policy_answer(rows[1]["text"].split(" M:")[1].join(["M:", ""]))
     assert answer.best_move == "a1a8"
-    assert answer.evaluations[0] == 999.99
-    assert report.repaired == {"best_move": 1, "evaluations": 1, "environment": 1, "duplicates": 2}
+    assert report.repaired == {"best_move": 1, "environment": 1, "duplicates": 2}
     assert note["counts"]["repaired"] == dict(report.repaired)
     assert note["repairs"] == wanted
 
 
-def test_stored_values_stay_or_are_asked_anew(tmp_path: Path) -> None:
+def test_stored_values_stay(tmp_path: Path) -> None:
     rows, _, _ = prepare(tmp_path, [MATE])
     stored = rows[0]["action_values"]
     stored[0]["cp"] = 77_777  # still the best: it would be seen if it were asked anew
     (tmp_path / "rows.jsonl").write_text(json.dumps({"text": MATE, "action_values": stored}) + "\n")
     name = str(tmp_path / "rows.jsonl")
-    for labels, worth in (("stored_or_engine", 77_777), ("stored", 77_777), ("engine", 99_999)):
+    for labels in ("stored_or_engine", "stored"):
         rows, _, _ = prepare(tmp_path, [MATE], dataset_name=name, labels=labels)
-        assert values_of(rows[0])["a1a8"] == worth, labels
+        assert values_of(rows[0])["a1a8"] == 77_777, labels
 
 
 def test_a_file_made_from_another_says_who_valued_that_one(tmp_path: Path) -> None:
@@ -151,7 +150,7 @@ def test_malformed_rows_are_kept_apart_with_their_reasons(tmp_path: Path) -> Non
     kept = [json.loads(line) for line in (tmp_path / "quarantine.jsonl").read_text().splitlines()]
     assert [row["row"] for row in kept] == [2, 4], "lines of the file"
     assert "no legal move" in kept[0]["reason"]
-    with pytest.raises(RookWorldError, match=r"1 of 4 rows .* the first is line 4: "):
+    with pytest.raises(RookWorldError, match=r"1 of 4 rows .* the first is row 4: "):
         prepare(tmp_path, lines)
 
 
@@ -176,7 +175,6 @@ def test_openings_are_made_with_answers_by_the_engine(tmp_path: Path) -> None:
         [MATE],
         dataset_name="",
         synthetic_policy_rows=6,
-        synthetic_policy_plies=2,
         synthetic_rows=3,
     )
     assert [row["text"][0] for row in rows] == ["P"] * 6 + ["A"] * 3
@@ -217,7 +215,6 @@ def test_batches_put_together_are_the_whole(
     whole, report, _ = prepare(tmp_path, lines, repairs=["duplicates"])
     (tmp_path / "values.sqlite").unlink()
     monkeypatch.setattr(prepare_module, "ROW_GROUP", 4)
-    monkeypatch.setattr(prepare_module, "_BATCH", 3)
     again, by_chunks, _ = prepare(tmp_path, lines, repairs=["duplicates"])
     assert again == whole and by_chunks == report
     groups = pq.ParquetFile(tmp_path / "out.parquet").num_row_groups
@@ -344,7 +341,10 @@ BAD_INPUT = [
     (("--engine_path", "/nowhere/stockfish"), "no program '/nowhere/stockfish'"),
     (("--engine_path", "/bin/true"), "'/bin/true' is not a UCI engine"),
     (("--engine_path", "rows.txt"), "no program 'rows.txt'"),
-    (("--dataset_name", "no_king.txt"), "judged by the rules of chess: {'a king is missing': 1}"),
+    (
+        ("--dataset_name", "no_king.txt"),
+        "are malformed, more than max_quarantined_share=0.01: {'a king is missing': 1}",
+    ),
     (("--dataset_name", "mated.txt"), "no legal move to choose"),
     (("--engine_cache", "rows.txt"), "engine_cache: cannot use 'rows.txt'"),
 ]

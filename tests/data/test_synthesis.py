@@ -137,10 +137,9 @@ def test_shares_hold() -> None:
             {
                 "synthetic_seed": 7,
                 "synthetic_shares": {"openings": 0.3, "special_moves": 0.4, "game_ends": 0.3},
-                "synthetic_fill_in_shares": {"rank": 0.5, "castling": 0.5},
                 "synthetic_opening_plies": 5,
             },
-            "90bdcf8487c4da65",
+            "901bd0622589ca2e",
         ),
         (
             {

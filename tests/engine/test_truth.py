@@ -15,13 +15,12 @@ from rookworld_rlvr.data.loading import (
     DataArguments,
     DataReport,
     LoadedData,
-    engine_outlook,
     label_heldout,
     load_data,
     require_truth,
 )
 from rookworld_rlvr.engine.labeller import Labeller
-from rookworld_rlvr.engine.truth import LABELS, LabelArguments, LabelSource, PolicyTruth
+from rookworld_rlvr.engine.truth import LabelArguments, PolicyTruth
 from rookworld_rlvr.engine.valuation import limit_text
 from rookworld_rlvr.tasks.types import values_by_move
 
@@ -32,25 +31,9 @@ STORED_VALUES = {"e1d1": 5, "e1f1": -5}
 ONE, OTHER = POSITIONS[:2]
 
 
-def truth_of(labels: str, labeller: FakeLabeller | None = None) -> PolicyTruth:
-    return PolicyTruth(labels, labeller)  # type: ignore[arg-type]
-
-
-# --------------------------------------------------------------------------------------------------
-# Values of a batch
-# --------------------------------------------------------------------------------------------------
-
-
-def test_the_engine_is_asked_for_every_row_whatever_is_stored() -> None:
+def test_the_engine_is_asked_for_the_rows_without_values() -> None:
     labeller = FakeLabeller()
-    values = truth_of("engine", labeller).values([ONE, OTHER], [STORED, None])
-    assert values == [fake_values(ONE), fake_values(OTHER)]
-    assert labeller.calls == [[ONE, OTHER]]
-
-
-def test_stored_or_engine_asks_for_the_rows_without_values() -> None:
-    labeller = FakeLabeller()
-    truth = truth_of("stored_or_engine", labeller)
+    truth: Any = PolicyTruth(labeller)  # type: ignore[arg-type]
     values = truth.values([ONE, OTHER, START], [None, STORED, []])
     assert values == [fake_values(ONE), STORED_VALUES, fake_values(START)]
     assert labeller.calls == [[ONE, START]]
@@ -59,42 +42,27 @@ def test_stored_or_engine_asks_for_the_rows_without_values() -> None:
     assert len(labeller.calls) == 1
 
 
-@pytest.mark.parametrize("labels", ["engine", "stored_or_engine"])
-def test_the_real_engine_gives_what_it_gave_for_the_column(stockfish: str, labels: str) -> None:
+def test_the_real_engine_is_opened_where_it_is_needed(stockfish: str) -> None:
+    args = LabelArguments(
+        stockfish, labels="stored_or_engine", engine_depth=3, engine_cache=":memory:"
+    )
     with Labeller(engine_arguments(stockfish)) as labeller:
         found = labeller.values(POSITIONS)
-    expected = [values.by_move() for values in found if values is not None]
-    with PolicyTruth(labels, Labeller(engine_arguments(stockfish))) as truth:
-        assert truth.values(POSITIONS, [None] * len(POSITIONS)) == expected
+    with PolicyTruth.open(args, 1) as truth:
+        assert truth.labeller is not None and truth.labeller.source.limit == limit_text(3)
+        values = truth.values(POSITIONS, [None] * len(POSITIONS))
+    assert values == [value.by_move() for value in found if value is not None]
 
 
-# --------------------------------------------------------------------------------------------------
-# No engine without need
-# --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("labels", "policy_rows", "unlabelled"),
-    [("stored", 9, 0), ("engine", 0, 0), ("stored_or_engine", 9, 0), ("stored_or_engine", 0, 0)],
-)
-def test_no_engine_is_looked_for_where_none_is_needed(
-    labels: LabelSource, policy_rows: int, unlabelled: int
-) -> None:
+@pytest.mark.parametrize(("labels", "unlabelled"), [("stored", 9), ("stored_or_engine", 0)])
+def test_no_engine_is_looked_for_where_none_is_needed(labels: Any, unlabelled: int) -> None:
     args = LabelArguments(labels=labels, engine_path="/no/such/engine")
-    truth = PolicyTruth.open(args, policy_rows, unlabelled)
+    truth = PolicyTruth.open(args, unlabelled)
     assert truth.labeller is None
     assert truth.values([ONE, OTHER], [STORED, None]) == [STORED_VALUES, None]
     if labels != "stored":
         with pytest.raises(EngineError, match=r"engine_path: no program .*'/no/such/engine'"):
-            PolicyTruth.open(args, 9, 1)
-
-
-def test_an_engine_that_is_needed_is_opened_with_the_limit_given(stockfish: str) -> None:
-    args = LabelArguments(
-        stockfish, labels="stored_or_engine", engine_depth=3, engine_cache=":memory:"
-    )
-    with PolicyTruth.open(args, 9, 1) as truth:
-        assert truth.labels == "stored_or_engine"
-        assert truth.labeller is not None
-        assert truth.labeller.source.limit == limit_text(3)
+            PolicyTruth.open(args, 1)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -114,52 +82,17 @@ def heldout_policy(data: LoadedData) -> list[dict[str, Any]]:
     return [row for row in data.heldout.to_list() if row["task"] == "policy"]
 
 
-def test_held_out_rows_are_valued_by_the_engine_and_nothing_else_changes(
-    packaged: LoadedData,
-) -> None:
-    labeller = FakeLabeller()
-    labelled = label_heldout(packaged, truth_of("engine", labeller))
-    assert len(labeller.calls) == 1
-    assert labelled.train is packaged.train
-    assert labelled.heldout.features == packaged.heldout.features
-    for before, after in zip(packaged.heldout.to_list(), labelled.heldout.to_list(), strict=True):
-        if before["task"] == "policy":
-            assert after["action_values"] == [
-                {"move": move, "cp": cp} for move, cp in fake_values(before["fen"]).items()
-            ]
-            assert before["action_values"] != after["action_values"]
-        assert {**before, "action_values": 0} == {**after, "action_values": 0}
-
-
-def test_stored_or_engine_values_the_held_out_rows_without_values(packaged: LoadedData) -> None:
+def test_the_engine_values_the_held_out_rows_without_values(packaged: LoadedData) -> None:
     bare = [row["fen"] for row in heldout_policy(packaged)][::7]
     labeller = FakeLabeller()
-    labelled = label_heldout(without_values(packaged, bare), truth_of("stored_or_engine", labeller))
+    labelled = label_heldout(without_values(packaged, bare), PolicyTruth(labeller))
     assert labeller.calls == [bare]
-    for before, after in zip(heldout_policy(packaged), heldout_policy(labelled), strict=True):
+    assert labelled.train is packaged.train
+    for before, after in zip(packaged.heldout.to_list(), labelled.heldout.to_list(), strict=True):
+        assert {**before, "action_values": 0} == {**after, "action_values": 0}
         asked = before["fen"] in bare
         expected = fake_values(before["fen"]) if asked else values_by_move(before["action_values"])
         assert values_by_move(after["action_values"]) == expected
-
-
-def test_what_the_engine_has_before_it_is_told(packaged: LoadedData) -> None:
-    tasks = packaged.train["task"][:]
-    labeller = FakeLabeller()
-    labeller.searched, labeller.seconds = 40, 5.0  # 8 a second
-    truth = truth_of("engine", labeller)
-    share = tasks.count("policy") / len(tasks)
-    (line,) = engine_outlook(packaged, truth, prompts=16, steps=100)
-    assert f"about {round(1600 * share):,} positions, {16 * share:.1f} a batch" in line
-    assert f"{16 * share / 8:.2g} s a batch" in line and "rate of 8 a second" in line
-    (line,) = engine_outlook(packaged, truth, prompts=16, steps=100, processes=2)
-    assert f"{16 * share / 16:.2g} s a batch" in line, "two processes have two engines"
-    (line,) = engine_outlook(packaged, truth, prompts=16, steps=-1)
-    assert f"about {tasks.count('policy'):,} positions" in line, "each is valued once"
-    labeller.searched = 0
-    (line,) = engine_outlook(packaged, truth, prompts=16, steps=100)
-    assert line.endswith("but for those in engine_cache")
-    assert engine_outlook(packaged, truth_of("stored_or_engine", labeller), 16, 100) == []
-    assert engine_outlook(packaged, PolicyTruth(), prompts=16, steps=100) == []
 
 
 LINES = [
@@ -179,7 +112,7 @@ def loaded(tmp_path: Path, **options: Any) -> LoadedData:
 
 def test_rows_without_values_are_counted_and_need_an_engine(tmp_path: Path) -> None:
     data = loaded(tmp_path, heldout_share=0.5)
-    assert data.policy_rows() == (31, 30)
+    assert data.report.unlabelled == 30
     with pytest.raises(RookWorldError) as caught:
         require_truth(data, ["policy"])
     for words in ("30 policy rows", "rookworld prepare", "stored_or_engine"):
@@ -188,15 +121,13 @@ def test_rows_without_values_are_counted_and_need_an_engine(tmp_path: Path) -> N
     data.report.heldout["environment"] = 1
     with pytest.raises(RookWorldError, match="leave them out by --tasks environment"):
         require_truth(data, ["policy", "environment"], labels="stored")
-    for labels in ("engine", "stored_or_engine"):
-        require_truth(data, ["policy"], labels=labels)
+    require_truth(data, ["policy"], labels="stored_or_engine")
 
 
-@pytest.mark.parametrize("labels", LABELS)
-def test_a_task_without_held_out_rows_cannot_be_measured_whoever_labels(
-    packaged: LoadedData, labels: str
-) -> None:
+def test_a_task_without_held_out_rows_cannot_be_measured(packaged: LoadedData) -> None:
     report = DataReport()
     report.heldout["policy"] = 5
     with pytest.raises(RookWorldError, match="no held-out rows of the task 'environment'"):
-        require_truth(replace(packaged, report=report), ["policy", "environment"], labels=labels)
+        require_truth(
+            replace(packaged, report=report), ["policy", "environment"], labels="stored_or_engine"
+        )

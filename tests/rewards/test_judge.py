@@ -272,7 +272,7 @@ def test_rows_without_a_score_or_a_truth_count_in_no_mean() -> None:
 def test_policy_answers_are_measured_against_the_engine_s_values(
     folder: str, move: str, truth: float
 ) -> None:
-    answer, labels = f" M: {move} E: 0.5 B: {move}", PolicyTruth("engine", FakeLabeller())
+    answer, labels = f" M: {move} E: 0.5 B: {move}", PolicyTruth(FakeLabeller())
     (reward,) = get_reward_funcs([{"name": "judge", "model": folder}], labels)
     logged: dict[str, float] = {}
     reward([POLICY, PROMPT], [answer, RIGHT], log_metric=logged.__setitem__)

@@ -204,11 +204,11 @@ def test_a_composite_reward_logs_the_means_of_its_components_by_task() -> None:
 # --------------------------------------------------------------------------------------------------
 def test_the_engine_is_asked_once_for_all_policy_rows_of_a_batch() -> None:
     labeller = FakeLabeller()
-    (reward,) = get_reward_funcs(["policy_rank"], PolicyTruth("engine", labeller))
+    (reward,) = get_reward_funcs(["policy_rank"], PolicyTruth(labeller))
     numbers = reward(
         prompts=[ENVIRONMENT_PROMPT, *(f"P: {fen}" for fen in (*POSITIONS[:3], START))],
         completions=["", *["M: e1d1 E: 0.0 B: e1d1"] * 3, "M: a2a3 E: 0.0 B: a2a3"],
-        action_values=[None, ACTION_VALUES, None, None, None],
+        action_values=[None] * 5,
     )
     assert labeller.calls == [[*POSITIONS[:3], START]]
     # e1d1 comes first by the alphabet, so it is worth most; in the second it is Black's turn.
@@ -217,9 +217,7 @@ def test_the_engine_is_asked_once_for_all_policy_rows_of_a_batch() -> None:
 
 def test_stored_or_engine_asks_for_the_rows_without_values() -> None:
     labeller = FakeLabeller()
-    (reward,) = get_reward_funcs(
-        [{"name": "policy_rank"}], PolicyTruth("stored_or_engine", labeller)
-    )
+    (reward,) = get_reward_funcs([{"name": "policy_rank"}], PolicyTruth(labeller))
     completions = ["M: h2h3 E: 0.0 B: h2h3", "M: a2a4 E: 0.0 B: a2a4"]
     numbers = reward([POLICY_PROMPT, f"P: {START}"], completions, [ACTION_VALUES, None])
     assert labeller.calls == [[START]]
@@ -229,12 +227,12 @@ def test_stored_or_engine_asks_for_the_rows_without_values() -> None:
 @pytest.mark.parametrize("name", [*POLICY_ONLY, "graduated"])
 def test_a_row_that_the_engine_gave_up_on_has_no_reward_and_is_counted(name: str) -> None:
     logged: dict[str, float] = {}
-    truth = PolicyTruth("engine", FakeLabeller(refuse=[POSITIONS[1]]))
+    truth = PolicyTruth(FakeLabeller(refuse=[POSITIONS[1]]))
     (reward,) = get_reward_funcs([name], truth)
     first, second, _ = reward(
         prompts=[f"P: {POSITIONS[0]}", f"P: {POSITIONS[1]}", ENVIRONMENT_PROMPT],
         completions=["M: e1d1 E: 1.0 B: e1d1", "M: e5d5 E: 1.0 B: e5d5", "e2e4"],
-        action_values=[None, ACTION_VALUES, None],
+        action_values=[None] * 3,
         log_metric=logged.__setitem__,
     )
     assert first is not None and first > 0 and second is None
@@ -254,12 +252,11 @@ def test_a_row_that_the_engine_gave_up_on_has_no_reward_and_is_counted(name: str
         "P: k7/2Q5/1K6/8/8/8/8/8 b - - 0 1",  # stalemate
     ],
 )
-@pytest.mark.parametrize("labels", ["stored", "engine"])
-def test_a_policy_prompt_without_a_move_to_choose_has_no_truth(labels: str, prompt: str) -> None:
+@pytest.mark.parametrize("values", [None, ACTION_VALUES])
+def test_a_policy_prompt_without_a_move_to_choose_has_no_truth(values: Any, prompt: str) -> None:
     labeller = FakeLabeller()
-    truth = PolicyTruth(labels, labeller) if labels == "engine" else None
-    for reward in get_reward_funcs(POLICY_ONLY, truth):
-        numbers = reward([prompt, POLICY_PROMPT], [PERFECT] * 2, [ACTION_VALUES] * 2)
+    for reward in get_reward_funcs(POLICY_ONLY, PolicyTruth(labeller)):
+        numbers = reward([prompt, POLICY_PROMPT], [PERFECT] * 2, [values] * 2)
         assert numbers[0] is None and numbers[1] is not None
     assert all(call == [POLICY_PROMPT.removeprefix("P: ")] for call in labeller.calls)
 
@@ -283,7 +280,7 @@ def test_the_engine_and_its_values_stored_give_the_same_rewards(stockfish: str) 
     ]
     specs = [*POLICY_ONLY, "graduated"]
     rewards = {}
-    with PolicyTruth("engine", Labeller(args)) as truth:
+    with PolicyTruth(Labeller(args)) as truth:
         for stored, asked in zip(
             get_reward_funcs(specs), get_reward_funcs(specs, truth), strict=True
         ):

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from rookworld_rlvr.common.errors import NotationError
 from rookworld_rlvr.common.files import asset_path
 from rookworld_rlvr.data.parquet import read_provenance
-from rookworld_rlvr.data.sources import Malformed, SourceArguments, parse_raw, parse_row
+from rookworld_rlvr.data.sources import Malformed, SourceArguments, parse_raw, parse_rows
 from rookworld_rlvr.data.synthesis import fill_in_rows
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks import fill_in
@@ -250,9 +250,9 @@ CORRUPTED = {
 def test_a_corrupted_record_is_quarantined_and_never_scored(prompt: str) -> None:
     with pytest.raises(NotationError, match=re.escape(CORRUPTED[prompt])):
         fill_in.fitting(parse_fill_in_prompt(prompt))
-    row = parse_row(3, {"prompt": prompt, "completion": right_form(prompt)})
+    (row,) = parse_rows([{"prompt": prompt, "completion": right_form(prompt)}])
     assert isinstance(row, Malformed)
-    assert (row.number, row.reason) == (3, CORRUPTED[prompt])
+    assert (row.number, row.reason) == (1, CORRUPTED[prompt])
     assert score_row(prompt, right_form(prompt)) is None
     for name in ("fill_in_exact", "fill_in_similarity", "fill_in_format"):
         (reward,) = get_reward_funcs([{"name": name}])
@@ -377,9 +377,7 @@ def test_similarity_is_to_the_best_of_several() -> None:
 def test_the_packaged_rows() -> None:
     rows = list(SourceArguments("rookworld-nano-fill-in").raw_rows())
     assert len(rows) == 12_057
-    parsed = [
-        parse_row(number, row) for number, row in enumerate(random.Random(0).sample(rows, 400))
-    ]
+    parsed = list(parse_rows(random.Random(0).sample(rows, 400)))
     good = [row for row in parsed if isinstance(row, dict) and row["task"] == "fill_in"]
     assert len(good) == len(parsed)
     fields = Counter(parse_fill_in_prompt(row["prompt"]).field for row in good)

@@ -108,8 +108,8 @@ def test_what_reads_all_tasks_reads_it(loaded: LoadedData, tmp_path: Path) -> No
     assert text.count("legal_moves_exact 0.000") == 6  # wrong, and unreadable
     assert any(line.startswith("legal_moves  train") for line in loaded.report.lines())
     assert TASKS["legal_moves"].board(rows[0], " 20").startswith("<svg")
-    counted = audit(AuditArguments(dataset_name=str(tmp_path / "rows.jsonl")))["rows"]
-    assert (counted["white"]["legal_moves"], counted["black"]["legal_moves"]) == (20, 0)
+    counted = audit(AuditArguments(dataset_name=str(tmp_path / "rows.jsonl")))["checks"]
+    assert counted["legal_moves"]["idle_en_passant_in_prompt"]["white"]["rows"] == 20
     (exact,) = get_reward_funcs([{"name": "legal_moves_exact"}])
     assert exact([f"N: {START}", "P: x"], [" 20", " 20"]) == [1.0, None]
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from rookworld_rlvr.common.errors import NotationError
 from rookworld_rlvr.data import synthesis
-from rookworld_rlvr.data.sources import parse_row
+from rookworld_rlvr.data.sources import parse_rows
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks import rules
 from rookworld_rlvr.tasks import text as notation
@@ -300,7 +300,7 @@ def test_any_record_and_any_completion_is_scored_or_has_no_truth() -> None:
         prompt = edited(rng, row["prompt"]) if spoilt else row["prompt"]
         completion = edited(rng, rng.choice([row, rng.choice(rows)])["completion"])
         numbers = [REWARDS[f"fill_in_{name}"]([prompt], [completion])[0] for name in FILL_IN_SCORES]
-        parsed = parse_row(number, {"text": prompt + completion})
+        (parsed,) = parse_rows([{"text": prompt + completion}])
         if None in numbers:
             assert numbers == [None] * 3 and spoilt
             outcomes["no truth"] += 1

@@ -103,8 +103,8 @@ OWN = "seed: 0\n# sha256 of mine.py: "
 @pytest.mark.parametrize(
     ("before", "now", "changed"),
     [
-        ("seed: 0\n", "seed: 0\n# The defaults.\nlabels: engine\n", {}),  # of a newer version
-        ("seed: 0\n", "seed: 0\nlabels: engine\n", {"labels": [None, "engine"]}),
+        ("seed: 0\n", "seed: 0\n# The defaults.\nlabels: stored\n", {}),  # of a newer version
+        ("seed: 0\n", "seed: 0\nlabels: stored\n", {"labels": [None, "stored"]}),
         (DERIVED, "seed: 0\nsteps_per_generation: 1\n", {}),
         (f"{OWN}ab\n", f"{OWN}cd\n", {"sha256 of mine.py": ["ab", "cd"]}),
     ],

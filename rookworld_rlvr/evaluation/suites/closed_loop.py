@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from ...common.errors import NotationError
-from ...data.synthesis import prompt_of
+from ...data.positions import prompt_of
 from ...tasks import rules
 from ...tasks.environment import parse_environment_answer, write_environment_prompt
 from ...tasks.types import EnvironmentAnswer

@@ -36,7 +36,7 @@ def test_values_come_from_where_the_rewards_take_them(
     _, policy = mixed_rows(packaged.train, each=1)
     answer = TASKS["policy"].truth(policy["prompt"], fake_values(policy["fen"]))
     assert answer is not None
-    bare, truth = {**policy, "action_values": None}, PolicyTruth("engine", FakeLabeller())
+    bare, truth = {**policy, "action_values": None}, PolicyTruth(FakeLabeller())
     rewards = [{"name": "policy_best_move"}]
     trainer = build(rewards=rewards, reward_funcs=get_reward_funcs(rewards, truth))
     assert truth_of(trainer.reward_funcs) is truth, "although the trainer guards its rewards"
