@@ -45,7 +45,6 @@ class EvaluateArguments(SuiteArguments):
         among=SUITE_HEADLINES,
         of="suite",
         filled=True,
-        remedy="give some, such as environment and policy",
     )
     training_data: list[str] = setting(
         [],

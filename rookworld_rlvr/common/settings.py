@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -44,9 +45,7 @@ class Bounds:
         of: What kind of thing these names are, for messages: "task", "rule".
         shares: The keys that a mapping may have. Its values must be in [0, 1] and add up to 1.
         filled: A string or list must not be empty.
-        once: A list must not contain the same item twice.
         check: Returns further faults of a value that has the right type.
-        remedy: What to do about a value that is out of bounds.
     """
 
     above: float | None = None
@@ -57,9 +56,7 @@ class Bounds:
     of: str = ""
     shares: Collection[str] | None = None
     filled: bool = False
-    once: bool = False
     check: Check | None = None
-    remedy: str = ""
 
 
 def setting(default: Any, help: str, **bounds: Any) -> Any:
@@ -124,7 +121,7 @@ def key_faults(record: Any, *only: str) -> list[str]:
         only: Check these keys only; without names, check all of them.
     """
     faults = []
-    for name, hint, bounds, _ in _keys(type(record)):
+    for name, hint, bounds, _, _ in _keys(type(record)):
         if only and name not in only:
             continue
         value = getattr(record, name)
@@ -160,11 +157,11 @@ def record_faults(kind: type, given: Mapping[Any, Any], where: str) -> list[str]
         for name in given
         if name not in keys
     ]
-    for name, (hint, bounds, is_required) in keys.items():
+    for name, (hint, bounds, is_required, help) in keys.items():
         if name in given:
             faults += _value_faults(f"{where}: {name}", given[name], hint, bounds)
         elif is_required:
-            faults.append(_fault(f"{where}: {name}: missing", bounds.remedy))
+            faults.append(f"{where}: {name}: missing; {help}")
     return faults
 
 
@@ -198,13 +195,14 @@ def each(check: Check) -> Check:
 # --------------------------------------------------------------------------------------------------
 # By type
 # --------------------------------------------------------------------------------------------------
-def _keys(kind: type) -> Iterator[tuple[str, Any, Bounds, bool]]:
-    """Name, type, bounds, and whether a value is required, of each field made by `setting`."""
+def _keys(kind: type) -> Iterator[tuple[str, Any, Bounds, bool, str]]:
+    """Name, type, bounds, whether a value is required, and help of each field made by `setting`."""
     hints = get_type_hints(kind)
     for item in dataclasses.fields(kind):
         if BOUNDS in item.metadata:
             is_required = item.default is MISSING and item.default_factory is MISSING
-            yield item.name, hints[item.name], item.metadata[BOUNDS], is_required
+            help = item.metadata.get("help", "")
+            yield item.name, hints[item.name], item.metadata[BOUNDS], is_required, help
 
 
 def kinds(hint: Any) -> tuple[Any, ...]:
@@ -228,8 +226,15 @@ def _value_faults(name: str, value: Any, hint: Any, bounds: Bounds) -> list[str]
         faults = _mapping_faults(name, value, kind, bounds)
     elif form in (list, tuple):
         if not isinstance(value, list | tuple):
-            return [_fault(f"{name}: {value!r} is not a list", bounds.remedy)]
-        faults = _list_faults(name, value, kind, bounds)
+            return [f"{name}: {value!r} is not a list"]
+        if not value and bounds.filled:
+            of = f" of {', '.join(bounds.among)}" if bounds.among else ""
+            return [f"{name}: empty; give at least one{of}"]
+        of_item = {str(item): item for item in value}  # YAML reads some names as numbers
+        item_faults = (
+            _item_faults(name, item, get_args(kind)[0], bounds) for item in of_item.values()
+        )
+        faults = [fault for found in item_faults for fault in found]
     elif faults := _item_faults(name, value, kind, bounds):
         return faults
     return faults + (bounds.check(value, name) if bounds.check else [])
@@ -245,24 +250,6 @@ def _mapping_faults(name: str, value: Mapping[Any, Any], kind: Any, bounds: Boun
         for at, item in value.items()
         if at in among
         for fault in _item_faults(f"{name}: {at}", item, get_args(kind)[1], of_item)
-    ]
-
-
-def _list_faults(name: str, value: Sequence[Any], kind: Any, bounds: Bounds) -> list[str]:
-    if not value and bounds.filled:
-        of = f" of {', '.join(bounds.among)}" if bounds.among else ""
-        return [_fault(f"{name}: empty", bounds.remedy or f"give at least one{of}")]
-    texts = [str(item) for item in value]  # YAML reads some names as numbers
-    of_item = dict(zip(texts, value, strict=True))
-    faults = [
-        fault
-        for item in of_item.values()
-        for fault in _item_faults(name, item, get_args(kind)[0], bounds)
-    ]
-    return faults + [
-        f"{name}: {text!r} appears {texts.count(text)} times; give it once"
-        for text in of_item
-        if bounds.once and texts.count(text) > 1
     ]
 
 
@@ -283,39 +270,24 @@ def _item_faults(name: str, value: Any, kind: Any, bounds: Bounds) -> list[str]:
         return [] if value in get_args(kind) else _name_faults(name, [value], known, bounds.of)
     if kind in (int, float):
         return _number_faults(name, value, kind, bounds)
-    if bounds.filled and not isinstance(value, str):
-        return [_fault(f"{name}: {value!r} is not text", bounds.remedy)]
-    return [_fault(f"{name}: missing", bounds.remedy)] if bounds.filled and not value else []
+    if bounds.filled and not (isinstance(value, str) and value):
+        return [f"{name}: {value!r} is not text" if value else f"{name}: missing; give a text"]
+    return []
 
 
 def _number_faults(name: str, value: Any, kind: type, bounds: Bounds) -> list[str]:
-    whole = "whole " if kind is int else ""
     if not _is_number(value, kind):
-        return [_fault(f"{name}: {value!r} is not a {whole}number", bounds.remedy)]
-    low = bounds.least if bounds.above is None else bounds.above
-    high = bounds.most if bounds.below is None else bounds.below
-    is_above = low is None or (value >= low if bounds.above is None else value > low)
-    is_below = high is None or (value <= high if bounds.below is None else value < high)
-    if is_above and is_below:
-        return []
-    if low is not None and high is not None and not whole:
-        opening, closing = "[("[bounds.above is not None], "])"[bounds.below is not None]
-        reason, remedy = f"is not in {opening}{low:g}, {high:g}{closing}", ""
-    elif bounds.above is not None and not is_above:
-        reason, remedy = (
-            f"is not above {low}",
-            f"give more than {low}" if low else "give a positive number",
-        )
-    elif not is_above:
-        reason, remedy = "is too small", f"give at least {low}"
-    else:
-        reason, remedy = "is too large", f"give at most {high}"
-    return [_fault(f"{name}: {value!r} {reason}", bounds.remedy or remedy)]
+        return [f"{name}: {value!r} is not a {'whole ' if kind is int else ''}number"]
+    for bound, is_met, words in (
+        (bounds.above, operator.gt, "is too small; give more than"),
+        (bounds.least, operator.ge, "is too small; give at least"),
+        (bounds.below, operator.lt, "is too large; give less than"),
+        (bounds.most, operator.le, "is too large; give at most"),
+    ):
+        if bound is not None and not is_met(value, bound):
+            return [f"{name}: {value!r} {words} {bound:g}"]
+    return []
 
 
 def _is_number(value: Any, kind: type) -> bool:
     return isinstance(value, int | kind) and not isinstance(value, bool)
-
-
-def _fault(what: str, remedy: str) -> str:
-    return f"{what}; {remedy}" if remedy else what

@@ -48,7 +48,6 @@ class AuditArguments(PositionArguments, SourceArguments):
         "or PGN games. A position counts as a policy prompt without an answer.",
         filled=True,
         check=check_dataset_name,
-        remedy="give a Hub id, a file or a packaged name",
     )
     eval_dataset_name: str = setting(
         "",

@@ -193,7 +193,6 @@ class PositionArguments(Checked):
         among=(POLICY.name, ENVIRONMENT.name),
         of="task for positions",
         filled=True,
-        once=True,
     )
 
 

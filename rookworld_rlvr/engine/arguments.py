@@ -59,7 +59,6 @@ class EngineArguments(Checked):
         "Seconds after which the search of a position counts as failed; no search should come near it. "
         "The engine is then restarted and the position tried once more before it is given up.",
         above=0,
-        remedy="give a number of seconds above 0",
     )
     engine_cache: str | None = setting(
         None,

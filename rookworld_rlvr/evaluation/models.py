@@ -31,7 +31,6 @@ class ModelArguments(Checked):
         [loading.PACKAGED_MODEL],
         "Models to evaluate: packaged names, folders or Hub ids; oracle is always right, random plays "
         "random legal moves. The others are compared with the first.",
-        once=True,
         check=each(contestant_faults),
     )
     model_revision: str = setting("main", "Branch, tag or commit of models on the Hub.")

@@ -21,9 +21,8 @@ class JudgeSpec:
     name: str = setting(MISSING, "judge or judge_<suffix>; the reward's name on dashboards.")
     model: str = setting(
         MISSING,
-        "Folder or Hub id of a sequence classifier with one score.",
+        "Folder (rookworld judge makes one) or Hub id of a sequence classifier with one score.",
         filled=True,
-        remedy="give a folder (rookworld judge makes one) or a Hub id",
     )
     batch_size: int = setting(64, "Texts scored in one forward pass.", least=1)
     scale: Literal["raw", "sigmoid"] = setting(

@@ -143,8 +143,8 @@ def score_policy(values: Mapping[str, int], completion: str) -> Score:
     Components:
 
     - `format`: 1 if the three sections can be read.
-    - `best_move`: Lichess accuracy of `B` by the win probability that it loses against the best move; 0 if
-      it is illegal.
+    - `best_move`: Lichess accuracy of `B` by the win probability that it loses against the best move; 0
+      if it is illegal.
     - `best_move_hit`: 1 if no legal move is worth more than `B`.
     - `expected_score`: the win probability that `B` keeps; 0 if it is illegal.
     - `top_five`: 1 if fewer than five legal moves are better than `B`; 0 if it is illegal.

@@ -26,7 +26,7 @@ from ..common.settings import (
 )
 from ..models.decoding import ANSWER_TOKENS
 from ..rewards.guard import RewardFaultArguments
-from ..rewards.registry import check_reward_specs, known_rewards, specs_of
+from ..rewards.registry import check_reward_specs, specs_of
 from .parts.arguments import (
     PartArguments,
     metric_faults,
@@ -193,7 +193,6 @@ class RookWorldGRPOConfig(
         "The rewards, a list of names or of {name, weight, options}: name is a reward's name or "
         "path/to/file.py:function, weight is a factor (1 if left out), options are the reward's "
         "own. A name alone has weight 1. A script may give functions to the trainer instead.",
-        remedy=f"give some of {', '.join(known_rewards())}",
     )
     preflight: bool = setting(
         True,

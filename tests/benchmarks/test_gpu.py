@@ -80,13 +80,3 @@ def test_a_trainer_that_runs_out_of_memory_is_left_out() -> None:
     assert numbers["step, s"] == {"plain": None, "ours": 2.0, "ratio": None, "ratios": []}
     assert step.line("step, s", numbers["step, s"]).split() == ["step,", "s", "-", "2"]
     assert benchmark("gpu").compared(numbers["step, s"]) == "plain TRL out of memory, ours 2"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak is Linux's")
-def test_memory_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    words = "--model tiny --prompts 4 --completions 4 --here plain".split()
-    assert started("memory", *words) == 0
-    assert json.loads(capsys.readouterr().out) >= 0
-    assert started("memory", *words, "--growth", "--steps", "4") == 0
-    assert 0.5 < json.loads(capsys.readouterr().out) < 2

@@ -49,22 +49,3 @@ def test_each_run_is_a_valid_recipe(
     assert way.supervised or all(values[key] == option for key, option in way.options.items())
     learning.trained(start, method, 7, tmp_path)
     assert len(ran) == (2 if way.after else 1), "a finished run is not repeated"
-
-
-@pytest.mark.parametrize("start", ["hole", "openings"])
-def test_what_is_measured(start: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = learning.heldout(start)
-    few = [row for task in ("environment", "policy") for row in rows if row["task"] == task][:3]
-    few += [row for row in rows if row["task"] == "policy"][:3]
-    monkeypatch.setattr(learning, "heldout", lambda name: few)
-    plies = list(learning.first_plies())[::20]  # some are held out
-    monkeypatch.setattr(learning, "first_plies", lambda: plies)
-    packaged = loading.resolve_model_path(loading.PACKAGED_MODEL)
-    measurer = learning.Measurer(start, packaged, pass_samples=2)
-    found = measurer.measure(packaged)
-    assert list(found["shares"]) == list(learning.STARTS[start].measures)
-    assert all(0 <= right <= n and n for right, n in found["shares"].values())
-    assert max(map(abs, found["kl"].values())) < 1e-6, "the model is its own start"
-    assert list(found["pass"]) == ["greedy", "pass@1", "pass@2"]
-    cells = learning.line("start", "-", "-", found).split(" | ")
-    assert len(cells) == 4 + len(found["shares"])

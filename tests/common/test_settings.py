@@ -31,7 +31,7 @@ COLOURS = {"red": 1, "green": 2, "blue": 3}
 
 @dataclass(frozen=True)
 class Bulb:
-    socket: Literal["E14", "E27"] = setting(MISSING, "Where it fits.", remedy="look at the lamp")
+    socket: Literal["E14", "E27"] = setting(MISSING, "Look at the lamp.")
     kelvin: int | None = setting(None, "Its warmth.", least=1_000)
 
 
@@ -40,20 +40,18 @@ class Lamp(Checked):
     """A dataclass with a key of each kind."""
 
     mode: Literal["steady", "blinking"] = setting("steady", "How it shines.")
-    watts: float = setting(5.0, "What it takes.", above=0, remedy="give watts")
+    watts: float = setting(5.0, "What it takes.", above=0)
     dimmed: float = setting(0.0, "By how much, 100% is off.", least=0, most=1)
     duty: float | None = setting(None, "Share of a period that it is on.", above=0, below=1)
     gain: float = setting(1.0, "Of its amplifier.", least=0)
     hours: int = setting(1, "For how long.", least=1, most=24)
-    colours: list[str] = setting(
-        ["red"], "It shows them in turn.", among=COLOURS, filled=True, once=True
-    )
+    colours: list[str] = setting(["red"], "It shows them in turn.", among=COLOURS, filled=True)
     delays: list[int] | None = setting(None, "Between them, in seconds.", least=0)
     shares: dict[str, float] | str | None = setting(
         None, "Of its colours.", shares=COLOURS, of="colour"
     )
     levels: dict[str, int] | str | None = setting(None, "Of its colours.", among=COLOURS, least=1)
-    label: str = setting("lamp", "What it is called.", filled=True, remedy="give a word")
+    label: str = setting("lamp", "What it is called.", filled=True)
     words: list[str] = setting(
         [],
         "On its base.",
@@ -69,20 +67,16 @@ class Lamp(Checked):
     ("options", "fault"),
     [
         ({"mode": "stedy"}, "mode: 'stedy' is not a valid value; did you mean steady?"),
-        ({"watts": 0}, "watts: 0 is not above 0; give watts"),
-        ({"watts": math.nan}, "watts: nan is not above 0; give watts"),
-        ({"watts": True}, "watts: True is not a number; give watts"),
-        ({"watts": "5"}, "watts: '5' is not a number; give watts"),
-        ({"dimmed": 1.5}, "dimmed: 1.5 is not in [0, 1]"),
-        ({"dimmed": math.nan}, "dimmed: nan is not in [0, 1]"),
-        ({"duty": 1}, "duty: 1 is not in (0, 1)"),
-        ({"gain": -0.5}, "gain: -0.5 is too small; give at least 0"),
+        ({"watts": 0}, "watts: 0 is too small; give more than 0"),
+        ({"watts": math.nan}, "watts: nan is too small; give more than 0"),
+        ({"watts": True}, "watts: True is not a number"),
+        ({"watts": "5"}, "watts: '5' is not a number"),
+        ({"dimmed": 1.5}, "dimmed: 1.5 is too large; give at most 1"),
+        ({"duty": 1}, "duty: 1 is too large; give less than 1"),
         ({"hours": 0}, "hours: 0 is too small; give at least 1"),
-        ({"hours": 25}, "hours: 25 is too large; give at most 24"),
         ({"hours": 1.0}, "hours: 1.0 is not a whole number"),
         ({"colours": ["gren"]}, "colours: 'gren' is not a valid value; did you mean green?"),
         ({"colours": []}, "colours: empty; give at least one of red, green, blue"),
-        ({"colours": ["red"] * 3}, "colours: 'red' appears 3 times; give it once"),
         ({"delays": [1, -1]}, "delays: -1 is too small; give at least 0"),
         ({"delays": 3}, "delays: 3 is not a list"),
         ({"shares": "{"}, "shares: '{' is not valid JSON or YAML"),
@@ -91,7 +85,7 @@ class Lamp(Checked):
         ({"shares": {"red": 2}}, "shares: red: 2 is not a share; give a number from 0 to 1"),
         ({"shares": '{"red": 0.5}'}, "shares: the shares add up to 0.5, not to 1"),
         ({"levels": {"red": 0}}, "levels: red: 0 is too small; give at least 1"),
-        ({"label": ""}, "label: missing; give a word"),
+        ({"label": ""}, "label: missing; give a text"),
         ({"words": ["a", "b!"]}, "words: b!"),
     ],
 )
@@ -107,9 +101,8 @@ def test_all_faults_are_found_at_once() -> None:
         Lamp(mode="blinkin", watts=-1, colours=["rde", "red", "red"], note="lamp")
     assert caught.value.faults == [
         "mode: 'blinkin' is not a valid value; did you mean blinking?",
-        "watts: -1 is not above 0; give watts",
+        "watts: -1 is too small; give more than 0",
         "colours: 'rde' is not a valid value; did you mean red?",
-        "colours: 'red' appears 2 times; give it once",
         "label and note are alike; change one",
     ]
 
@@ -126,7 +119,7 @@ def test_another_default_keeps_help_and_bounds() -> None:
         watts: float = with_default(Lamp, "watts", 1.0)
 
     assert Torch().watts == 1.0
-    with pytest.raises(ConfigurationError, match="give watts"):
+    with pytest.raises(ConfigurationError, match="give more than 0"):
         Torch(watts=0)
 
 
@@ -134,7 +127,7 @@ def test_a_mapping_that_is_to_become_a_record() -> None:
     assert record_faults(Bulb, {"socket": "E27"}, "bulb") == []
     assert record_faults(Bulb, {"kelvin": 10, "soket": "E27"}, "bulb") == [
         "bulb: no option 'soket'; did you mean socket?",
-        "bulb: socket: missing; look at the lamp",
+        "bulb: socket: missing; Look at the lamp.",
         "bulb: kelvin: 10 is too small; give at least 1000",
     ]
 
@@ -150,7 +143,7 @@ def test_choices_are_checked_with_all_the_rest(tmp_path: Path, source: str) -> N
     assert "did you mean mode" in unknown
     assert others[:2] == [
         "mode: 'blinkin' is not a valid value; did you mean blinking?",
-        "watts: 0.0 is not above 0; give watts",
+        "watts: 0.0 is too small; give more than 0",
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import json
 import re
@@ -45,21 +44,6 @@ def test_generated_tables_are_those_of_the_code() -> None:
     assert set(generate.MARKED.findall(text)) and all(
         f"<!-- generated: {name} -->" in text for name in generate.TABLES
     )
-
-
-def test_a_key_without_a_description_fails() -> None:
-    @dataclasses.dataclass
-    class Keys:
-        known: int = dataclasses.field(default=1, metadata={"help": "Known."})
-        unknown: int = 1
-
-    known, unknown = dataclasses.fields(Keys)
-    generate = generator()
-    assert generate.described(Keys, known) == "Known."
-    with pytest.raises(ValueError, match=r"Keys\.unknown has no description"):
-        generate.described(Keys, unknown)
-    with pytest.raises(ValueError, match="a cell is empty"):
-        generate.table(["a", "b"], [["1", ""]])
 
 
 def anchors(page: Path) -> set[str]:

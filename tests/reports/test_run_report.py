@@ -29,29 +29,11 @@ SMALL = """
     --logging_steps 1 --use_cpu --report_to none --beta 0.01 --seed 3
 """.split()
 
-GREEDY = {"name": "greedy", "max_new_tokens": 64}
-EXACT = {"value": 0.5, "low": 0.4, "high": 0.6, "n": 500}
-BY_MOVE = {"value": 0.25, "low": 0.1, "high": 0.4, "n": 20}
+EXACT = {"exact": {"value": 0.5, "low": 0.4, "high": 0.6, "n": 500}}
+SUITE = {"version": 1, "n": 500, "seed": 0, "decoding": {"name": "greedy"}, "metrics": EXACT}
 PAIRED = {"difference": 0.2, "low": 0.1, "high": 0.3, "p": 0.001, "test": "mcnemar", "n": 500}
-
-
-def suite(decoding: dict[str, Any] = GREEDY, **metrics: Any) -> dict[str, Any]:
-    return {"version": 1, "n": 500, "seed": 0, "decoding": decoding, "metrics": metrics}
-
-
-def evaluation(model: str, suites: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"schema_version": 1, "model": model, "suites": suites, "left_out": {}, **more}
-
-
-MEASURED = {"next_state_exact": EXACT}
-COMPARED = {"environment": {"next_state_exact": PAIRED}}
-EVALUATION = evaluation(
-    "rookworld-nano",
-    {"environment": suite(**MEASURED, **{"next_state_exact/move_1": BY_MOVE})},
-    left_out={"puzzles": "no file: give --puzzles_file"},
-    compared=[evaluation("runs/grpo_nano", {"environment": suite(**MEASURED)}, paired=COMPARED)],
-    provenance={},
-)
+FIRST, SECOND = ({"model": name, "suites": {"environment": SUITE}} for name in "ab")
+EVALUATION = FIRST | {"compared": [SECOND | {"paired": {"environment": {"exact": PAIRED}}}]}
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +55,6 @@ def killed(runs: Path, tmp_path: Path) -> Path:
     for name in ("results.json", "trainer_state.json", "heldout_answers_after.jsonl"):
         (folder / name).unlink()
     shutil.rmtree(folder / "checkpoint-2")
-    content = json.loads((folder / "provenance.json").read_text())
-    for key in ("seconds", "parameters"):
-        content["sessions"][-1].pop(key)
-    (folder / "provenance.json").write_text(json.dumps(content))
     return folder
 
 
@@ -94,23 +72,6 @@ def report(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
     return int(end.value.code or 0)
 
 
-# --------------------------------------------------------------------------------------------------
-# What a run leaves
-# --------------------------------------------------------------------------------------------------
-
-
-def test_what_a_resumed_run_began_with_stays(runs: Path) -> None:
-    name = "heldout_answers_before.jsonl"
-    assert (runs / "resumed" / name).read_bytes() == (runs / "first" / name).read_bytes()
-    sessions = json.loads((runs / "resumed" / "provenance.json").read_text())["sessions"]
-    resumed_from = [session["resumed_from"] for session in sessions]
-    assert resumed_from == [None, str(runs / "resumed" / "checkpoint-2")]
-    (run,) = read_runs([str(runs / "resumed")])
-    assert [step for step, _ in run.points("reward")] == [1, 2, 3]
-    measured = [step for step, _ in run.points("eval_overall")]
-    assert measured == [0, 1, 2, 3], "a resumed run measures again where it goes on"
-
-
 def test_answers_are_those_that_were_counted(runs: Path) -> None:
     (run,) = read_runs([str(runs / "first")])
     for name, component in (("environment/exact", "exact"), ("policy/best_move", "best_move_hit")):
@@ -124,9 +85,6 @@ def test_answers_are_those_that_were_counted(runs: Path) -> None:
             assert Proportion(sum(hits), len(hits)) == result
 
 
-# --------------------------------------------------------------------------------------------------
-# Plots
-# --------------------------------------------------------------------------------------------------
 def points(drawn: str, shape: str) -> list[tuple[float, float]]:
     """The corners of the only line or band, from the left above."""
     (found,) = re.findall(rf'<{shape}[^>]* points="([^"]*)"', drawn)
@@ -156,20 +114,10 @@ def test_a_long_line_keeps_its_spikes() -> None:
     assert line is not None and len(line[1].split()) <= 240
 
 
-# --------------------------------------------------------------------------------------------------
-# Answers and published numbers
-# --------------------------------------------------------------------------------------------------
-def environment_pair(name: str, before: float, after: float) -> AnswerPair:
-    first, second = (
-        {
-            "task": "environment",
-            "prompt": name,
-            "completion": name,
-            "score": {"state": state, "outcome": state},
-        }
-        for state in (before, after)
-    )
-    return AnswerPair(first, second)
+def environment_pair(name: str, *states: float) -> AnswerPair:
+    sides = ({"state": state, "outcome": state} for state in states)
+    common = {"task": "environment", "prompt": name, "completion": name}
+    return AnswerPair(*({**common, "score": score} for score in sides))
 
 
 def test_answers_are_chosen_by_change_and_by_quality() -> None:
@@ -186,22 +134,15 @@ def test_answers_are_chosen_by_change_and_by_quality() -> None:
     assert change(pairs[2]) == pytest.approx(0.9)
 
 
-def environment_answer(fen: str, exact: float) -> dict[str, Any]:
-    start = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
-    score = {"format": 1.0, "exact": exact, "state": exact}
-    return {
-        "task": "environment",
-        "prompt": f"A: {start}+e2e4+e2e4+",
-        "fen": start,
-        "completion": f"{fen}+0.001+0+0",
-        "score": score,
-        "values": None,
-    }
+def environment_answer(fen: str) -> dict[str, Any]:
+    prompt = "A: rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1+e2e4+e2e4+"
+    answer = {"task": "environment", "prompt": prompt, "completion": f"{fen}+0.001+0+0"}
+    return {**answer, "score": {}, "values": None}
 
 
 def test_errors_are_counted_by_kind() -> None:
-    right = environment_answer("rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1", 1)
-    wrong = environment_answer("rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQk e3 0 1", 0)
+    right = environment_answer("rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1")
+    wrong = environment_answer("rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQk e3 0 1")
     unscored = AnswerPair(wrong, {**right, "score": None})
     pairs = [AnswerPair(wrong, right)] * 9 + [AnswerPair(right, wrong), AnswerPair(right, right)]
     (kinds,) = errors([*pairs, unscored])
@@ -247,7 +188,7 @@ def test_the_page_tells_the_run(one: Path) -> None:
     assert drawn.count('class="band') == 12, "one a metric, none for the mean"
     assert "<code>B</code> &amp; 40%" in drawn, "the health log"
     assert not run.missing and 'id="missing"' not in drawn
-    assert "environment, version 1, 500 rows, seed 0, greedy, max_new_tokens 64" in drawn
+    assert "environment, version 1, 500 rows, seed 0, greedy" in drawn
     assert "<b>+0.2</b> <small>[+0.1, +0.3], p 0.001</small>" in drawn
     before, after = run.right["before"]["policy"], run.right["after"]["policy"]
     found = before.compare(after)["pass@1"]
@@ -278,8 +219,8 @@ def test_a_run_that_fell_does_not_look_well(runs: Path) -> None:
     assert '<div class="verdict warning">' in page([run])
 
 
-def test_several_runs_side_by_side(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_several_runs_side_by_side_on_a_phone(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, browser: Browser
 ) -> None:
     out = tmp_path / "both.html"
     folders = [word for name in ("first", "resumed") for word in ("--run", str(runs / name))]
@@ -289,6 +230,11 @@ def test_several_runs_side_by_side(
     assert "Keys that differ between the runs" in drawn
     assert '<code class="name">max_<wbr>steps</code></th><td>2</td><td>3</td>' in drawn
     assert drawn.count("first</li>") >= 14, "a legend under every plot"
+    browser.open(out, 390)
+    assert browser.overflow() <= 0
+    lines = "document.querySelectorAll('.legend line')"
+    strokes = browser.ask(f"return [...{lines}].map(e => getComputedStyle(e).stroke)")
+    assert len(set(strokes)) == 2
 
 
 def test_runs_of_one_name_keep_apart(runs: Path, tmp_path: Path) -> None:
@@ -388,17 +334,6 @@ def _hex(value: str) -> list[int]:
     digits = value.strip().removeprefix("#")
     digits = digits if len(digits) == 6 else "".join(2 * digit for digit in digits)
     return [int(digits[place : place + 2], 16) for place in (0, 2, 4)]
-
-
-def test_several_runs_fit_on_a_phone(browser: Browser, runs: Path, tmp_path: Path) -> None:
-    path = tmp_path / "both.html"
-    path.write_text(page(read_runs([str(runs / "first"), str(runs / "resumed")])))
-    browser.open(path, 390)
-    assert browser.overflow() <= 0
-    keys = ".legend line"
-    assert len(browser.boxes(keys)) >= 28
-    strokes = f"return [...document.querySelectorAll('{keys}')].map(e=>getComputedStyle(e).stroke)"
-    assert len(set(browser.ask(strokes))) == 2
 
 
 def test_eight_long_runs_stay_small(runs: Path) -> None:

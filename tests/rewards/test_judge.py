@@ -91,7 +91,7 @@ def test_all_faults_of_an_entry_are_reported_and_nothing_is_loaded() -> None:
     for words in (
         "weight inf of judge_small",
         "no option 'modle'; did you mean model?",
-        "judge_small: model: missing; give a folder",
+        "judge_small: model: missing; Folder",
         "judge_small: batch_size: 0 is too small",
         "judge_small: scale: 'sigmod' is not a valid value; did you mean sigmoid?",
         "judge_small: tasks: 'policies' is not a valid task; did you mean policy?",

@@ -48,8 +48,11 @@ def faults(**options: Any) -> list[str]:
         ({"task_sampling": {"polcy": {}}}, "'polcy' is not a valid task; did you mean policy?"),
         ({"task_sampling": {"policy": 1}}, "policy: 1 is not a mapping; write {}"),
         ({"task_sampling": {"policy": {"top_q": 1}}}, "no option 'top_q'; did you mean"),
-        ({"task_sampling": {"policy": {"temperature": 0}}}, "temperature: 0 is not above 0"),
-        ({"task_sampling": {"policy": {"top_p": 2}}}, "top_p: 2 is not in (0, 1]"),
+        (
+            {"task_sampling": {"policy": {"temperature": 0}}},
+            "temperature: 0 is too small; give more than 0",
+        ),
+        ({"task_sampling": {"policy": {"top_p": 2}}}, "top_p: 2 is too large; give at most 1"),
         ({"task_sampling": {"policy": {"top_k": -1}}}, "top_k: -1 is too small"),
         # Several keys.
         ({"kl_control": "adaptive", "beta": 0.1}, "needs a kl_target"),
