@@ -29,6 +29,7 @@ from ..training.health.rules import RULES, Severity
 from ..training.measurements import evenly
 from ..training.results import OWN_REWARDS
 from .trainer import DiagnosedTrainer
+from .what_if import what_if
 
 Part = dict[str, Any]
 
@@ -170,7 +171,11 @@ def run_diagnosis(
         "costs": [{"phase": name, **cost} for name, cost in trainer.costs.items()],
         "log_history": log_history,
     }
-    record["analysis"] = {**analysis(trainer, record), "comparison": comparison(log, compared)}
+    record["analysis"] = {
+        **analysis(trainer, record),
+        **what_if(trainer, rows),
+        "comparison": comparison(log, compared),
+    }
     clean: Part = cleaned(record)
     return clean
 

@@ -28,8 +28,8 @@ from ..training.parts.part import Batch
 from ..training.parts.sampling import rollout
 from ..training.preflight import measure_parity, mixed_length_prompts, preflight_tolerance
 from ..training.trainer import RookWorldGRPOTrainer
+from .what_if import ROW, after_multiples, at_temperatures
 
-ROW = "diagnosed_row"  # rides along in TRL's batches, which are shuffled and split
 COLUMNS = (  # of a completion, if it is trained on: numbers, then lists by token
     *("advantage", "taught", "ended", "policy_term", "penalty", "total"),
     *("tokens", "sampler", "policy", "reference", "kl"),
@@ -49,7 +49,8 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         heldouts: Results and answers of each held-out evaluation.
         layers: Gradient and update by layer.
         one_step_on: What the loss would log for the same batch after the step; empty if the weights
-            are spread over processes.
+            are spread over processes. `after_multiples`: the same after multiples of the update.
+        at_temperatures: Some completions at other temperatures, see `what_if.at_temperatures`.
         costs: Seconds, calls and peak memory in bytes by phase.
     """
 
@@ -68,6 +69,8 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         self.heldouts: list[tuple[Results, Sequence[str]]] = []
         self.layers = pd.DataFrame()
         self.one_step_on: dict[str, float] = {}
+        self.after_multiples: dict[float, dict[str, float]] = {}
+        self.at_temperatures: list[dict[str, Any]] = []
         self.batches: list[tuple[Mapping[str, Any], torch.Tensor]] = []
         backward = self.accelerator.backward
 
@@ -197,8 +200,8 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
                     note[name] = column[place][kept].float().tolist()
         self.batches.append((inputs, logps))
 
-    def look_one_step_on(self) -> None:
-        """Compute the loss of the step's batches again, after the update.
+    def look_one_step_on(self, gradients: bool = True) -> dict[str, float]:
+        """What the loss of the step's batches logs if it is computed again, after the update.
 
         Only there a KL term has an effect: before the first update the policy is its reference.
         """
@@ -206,7 +209,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         parameters = [p for p in network.parameters() if p.requires_grad]
         pulls: dict[str, torch.Tensor] = {}
         moved, tokens = 0.0, 0
-        with self.unrecorded() as metrics:
+        with self.unrecorded() as metrics, torch.set_grad_enabled(gradients):
             for inputs, before in self.batches:
                 old = inputs.get("old_per_token_logps")
                 again = {**inputs, "old_per_token_logps": before if old is None else old}
@@ -217,7 +220,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
                     mask = mask * ~inputs["taught"].unsqueeze(1)
                 moved += ((loss.call.scores.logps.detach() - before).abs() * mask).sum().item()
                 tokens += int(mask.sum())
-                for name, term in loss.terms.items() if parameters else ():
+                for name, term in loss.terms.items() if gradients and parameters else ():
                     flat = torch.cat([slope.flatten() for slope in slopes_of(term, parameters)])
                     pulls[name] = pulls.get(name, 0) + flat
             numbers = {name: sum(values) / len(values) for name, values in metrics.items()}
@@ -227,7 +230,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
         norms = {name: norm(self.accelerator.reduce(pull, "mean")) for name, pull in pulls.items()}
         numbers |= {f"gradient/{name}": number for name, number in norms.items()}
         numbers["kl/share_of_gradient"] = norms.get("kl", 0.0) / (sum(norms.values()) or 1.0)
-        self.one_step_on = numbers
+        return numbers
 
     # --------------------------------------------------------------------------------------------
     # Held-out rows
@@ -306,6 +309,8 @@ class StepNotes(TrainerCallback):  # type: ignore[misc]
             for name, weight in self._parameters():
                 self.before[name] = full(weight)
                 self.gradients[name] = 0.0 if weight.grad is None else norm(full(weight.grad))
+            with self.trainer.phase("diagnosis"):
+                self.trainer.at_temperatures = at_temperatures(self.trainer)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step:
@@ -324,7 +329,6 @@ class StepNotes(TrainerCallback):  # type: ignore[misc]
         table[norms] **= 2
         self.trainer.layers = table.groupby("layer", sort=False).sum()
         self.trainer.layers[norms] **= 0.5
-        self.before.clear()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer = self.trainer
@@ -334,7 +338,9 @@ class StepNotes(TrainerCallback):  # type: ignore[misc]
             trainer.performance.append(trainer.measure_prompts())
         if not (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
             with trainer.phase("diagnosis"):
-                trainer.look_one_step_on()
+                trainer.one_step_on = trainer.look_one_step_on()
+                trainer.after_multiples = after_multiples(trainer, self.before)
+        self.before.clear()
         trainer.batches.clear()
 
 

@@ -162,6 +162,28 @@ def test_rewards_and_answers_are_compared_with_those_before(content: dict[str, A
             assert content[key]["batch_reward"][name] == pytest.approx(mean, abs=1e-5)
 
 
+def test_other_settings_are_computed_from_the_batch(content: dict[str, Any]) -> None:
+    names = ("beta", "learning_rate", "temperature", "group_size")
+    tables = {name: content["analysis"][f"what_if_{name}"] for name in names}
+    later = content["policy"]["one_step_on"]
+    drifts = [row["drift"] for row in tables["learning_rate"]]
+    assert drifts == sorted(drifts) and drifts[2] == pytest.approx(later["drift"])
+    shares = [row["share_of_loss"] for row in tables["beta"]]
+    assert shares == sorted(shares)
+    penalty = content["kl"]["one_step_on"]["kl"] * content["setup"]["step"]["beta"]
+    assert tables["beta"][2]["penalty"] == pytest.approx(penalty, rel=1e-4)
+    entropies = [row["entropy"] for row in tables["temperature"]]
+    assert entropies == sorted(entropies)
+    assert entropies[2] == pytest.approx(content["policy"]["entropy"], rel=1e-3)
+    assert tables["temperature"][2]["effective_share"] == pytest.approx(1)
+    assert tables["temperature"][2]["reward"] == pytest.approx(
+        content["rewards"]["reward"], rel=1e-3
+    )
+    assert tables["group_size"][0]["num_generations"] == 2
+    alike = [row["without_spread"] for row in tables["group_size"]]
+    assert alike == sorted(alike, reverse=True)
+
+
 def test_phases_are_timed_and_weighed(content: dict[str, Any]) -> None:
     rows = {row["phase"]: row for row in content["costs"]}
     for name in ("sampling", "rewards", "reference", "forward", "backward"):
@@ -390,8 +412,8 @@ def test_two_processes_report_once(tmp_path: Path, options: str) -> None:
     groups = content["generation"]["groups_of_texts"]
     rows = [row for group in groups for row in group["completions"]]
     assert len(rows) == 32 and len(content["after"]["prompts"]) == 4
-    assert sum(row["policy_term"] for row in rows) / 2 == pytest.approx(
-        content["policy"]["loss/policy"], rel=1e-3, abs=1e-5
-    )
+    whole = content["policy"]["loss/policy"] + content["policy"].get("loss/taught", 0.0)
+    terms = sum(row["policy_term"] for row in rows) / 2
+    assert terms == pytest.approx(whole, rel=1e-3, abs=1e-5)
     assert ("loss/supervised" in content["policy"]) == bool(options)
     assert content["analysis"]["findings"] == []
