@@ -149,8 +149,8 @@ def _arguments() -> argparse.Namespace:
     add(
         "--pgn",
         type=Path,
-        default=Path("games.pgn"),
-        help="file to append the game to (default: games.pgn)",
+        default=Path("play.pgn"),
+        help="file to append the game to (default: play.pgn)",
     )
     return parser.parse_args()
 

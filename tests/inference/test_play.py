@@ -147,7 +147,7 @@ def interrupt() -> None:
 @pytest.mark.parametrize(("at_the_end", "code"), [(None, 0), (interrupt, 130)])
 def test_a_game_that_is_broken_off_is_kept(command, tmp_path: Path, at_the_end, code) -> None:
     assert command(f"--fen {chess.STARTING_FEN}", "e4\n", at_the_end) == code
-    (game,) = games(tmp_path / "games.pgn")
+    (game,) = games(tmp_path / "play.pgn")
     assert [move.uci() for move in game.mainline_moves()] == ["e2e4", "e7e5"]
     assert game.headers["Result"] == "*"
 
@@ -183,5 +183,5 @@ def test_a_pipe_and_the_command_itself(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "0-1 (you resign)" in done.stdout and not done.stderr
-    (game,) = games(tmp_path / "games.pgn")
+    (game,) = games(tmp_path / "play.pgn")
     assert next(iter(game.mainline())).san() == "Nf3"
