@@ -134,7 +134,7 @@ def main(argv: Sequence[str]) -> None:
     # Result
     ################
     if trainer.accelerator.is_main_process:
-        judge = load_judge(JudgeSpec("judge", str(output_dir)))
+        judge = load_judge(JudgeSpec("judge", model=str(output_dir)))
         report = judge_report(judge, heldout, data.heldout, judge_args)
         write_json(output_dir / REPORT, report)
         print(report_text(report))

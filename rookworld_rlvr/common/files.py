@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import yaml
@@ -28,31 +27,19 @@ def check_writable(path: Path, key: str = "output_file") -> None:
         if is_new:
             path.unlink()
     except OSError as error:
-        raise _unwritable(path, error, key) from error
+        raise RookWorldError(
+            f"{key}: cannot write {str(path)!r} ({error.strerror}); give another path"
+        ) from error
 
 
 def folder_faults(folder: str, name: str) -> list[str]:
-    """Why a folder cannot be written to, found by trying; empty if it can. Nothing is left behind.
-
-    Args:
-        folder: If it does not exist, it is made for the check and removed again.
-        name: The configuration's key that names the folder.
-    """
-    path, made = Path(folder), []
-    if os.environ.get("RANK", "0") != "0":  # the main process checks for all
+    """Why a folder cannot be written to or made; empty if it can. `name` is the key that gave it."""
+    path = Path(folder).absolute()
+    there = next(parent for parent in (path, *path.parents) if parent.exists())
+    if there.is_dir() and os.access(there, os.W_OK):
         return []
-    try:
-        for parent in (*reversed(path.parents), path):
-            if not parent.exists():
-                parent.mkdir()
-                made.append(parent)
-        TemporaryFile(dir=path).close()
-    except OSError as error:
-        return [unwritable(name, path, error)]
-    finally:
-        for parent in reversed(made):
-            parent.rmdir()
-    return []
+    reason = "Permission denied" if there.is_dir() else f"{there.name} is a file"
+    return [f"{name}: cannot write to {folder!r} ({reason}); give another folder"]
 
 
 def unwritable(name: str, folder: Path, error: OSError) -> str:
@@ -79,22 +66,9 @@ def open_to_others(path: Path) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write indented JSON, readable by people and programs.
-
-    Raises:
-        RookWorldError: The file cannot be written.
-    """
-    try:
-        text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
-        path.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _unwritable(path: Path, error: OSError, key: str = "output_file") -> RookWorldError:
-    return RookWorldError(
-        f"{key}: cannot write {str(path)!r} ({error.strerror}); give another path"
-    )
+    """Write indented JSON, readable by people and programs."""
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
 
 
 def cache_folder() -> Path:

@@ -51,10 +51,11 @@ def load_own(name: str, key: str) -> Any:
     if not is_own(name):
         raise ConfigurationError([f"{key}: {name!r} has no ':name'; write path/to/file.py:name"])
     source, _, attribute = name.rpartition(":")
+    if source.endswith(".py") and not Path(source).is_file():
+        close = close_matches(source, map(str, Path(source).parent.glob("*.py")))
+        raise ConfigurationError([f"{key}: no file {source!r}{close}"])
     try:
         module = _module(source)
-    except _NoFileError as error:
-        raise ConfigurationError([f"{key}: {error}"]) from None
     except (Exception, SystemExit) as error:  # a user's file may raise anything
         raise ConfigurationError(
             [f"{key}: {source} could not be run: {place_of(error)}"]
@@ -81,20 +82,12 @@ def load_own_class(name: str, key: str, kind: type) -> Any:
     return found
 
 
-class _NoFileError(Exception):
-    pass
-
-
 def _module(source: str) -> ModuleType:
     if not source.endswith(".py"):
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())  # where a user expects it; last, so it hides nothing
         return importlib.import_module(source)
-    path = Path(source)
-    if not path.is_file():
-        close = close_matches(source, map(str, path.parent.glob("*.py")))
-        raise _NoFileError(f"no file {source!r}{close}")
-    return _run_file(path.resolve(), path.read_bytes())
+    return _run_file(Path(source).resolve(), Path(source).read_bytes())
 
 
 @cache  # by content too, so that a changed file is run again
@@ -105,9 +98,7 @@ def _run_file(path: Path, content: bytes) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look themselves up there
     if str(path.parent) not in sys.path:
-        sys.path.append(
-            str(path.parent)
-        )  # so it can import its neighbours; last, so it hides nothing
+        sys.path.append(str(path.parent))  # for its neighbours; last, so it hides nothing
     spec.loader.exec_module(module)
     return module
 

@@ -71,9 +71,6 @@ RESAMPLES = 2_000
 _ENUMERATED = 12  # differences whose 4,096 signs are all tried
 
 
-_CHUNK = 4_000_000  # numbers drawn at once
-
-
 _SEED = 0
 
 
@@ -227,18 +224,17 @@ def permutation_test(differences: np.ndarray) -> float:
         bits = np.arange(2 ** len(changed))[:, None] >> np.arange(len(changed)) & 1
         return float((abs((2 * bits - 1) @ changed) >= bound).mean())
     generator = np.random.default_rng(_SEED)
-    at_once = max(1, _CHUNK // len(changed))
-    extreme = 1  # the sample itself counts, so p is never 0
-    for start in range(0, RESAMPLES, at_once):
-        count = min(at_once, RESAMPLES - start)
-        signs = generator.integers(2, size=(count, len(changed))) * 2 - 1
-        extreme += int((abs(signs @ changed) >= bound).sum())
+    signs = generator.integers(2, size=(RESAMPLES, len(changed))) * 2 - 1
+    extreme = 1 + int((abs(signs @ changed) >= bound).sum())  # the sample itself counts, so p > 0
     return extreme / (RESAMPLES + 1)
 
 
 def _mean_interval(values: np.ndarray, least: float) -> tuple[float, float]:
     if len(values) >= _FEW and values.min() < values.max():
-        return _percentiles(_bootstrap_means(values))
+        generator = np.random.default_rng(_SEED)
+        drawn = values[generator.integers(len(values), size=(RESAMPLES, len(values)))].mean(axis=1)
+        low, high = np.percentile(drawn, [2.5, 97.5])
+        return float(low), float(high)
     return _bounded(values, least)
 
 
@@ -256,20 +252,3 @@ def _bounded(values: np.ndarray, least: float) -> tuple[float, float]:
         return mean - missed * (mean - least), mean + missed * (1 - mean)
     low, high = Proportion(n * (mean - least) / (1 - least), n).interval
     return least + low * (1 - least), least + high * (1 - least)
-
-
-def _bootstrap_means(values: np.ndarray) -> np.ndarray:
-    """Means of `RESAMPLES` draws with replacement, ``(RESAMPLES,)``."""
-    generator = np.random.default_rng(_SEED)
-    at_once = max(1, min(RESAMPLES, _CHUNK // len(values)))
-    means: list[np.ndarray] = []
-    for start in range(0, RESAMPLES, at_once):
-        count = min(at_once, RESAMPLES - start)
-        places = generator.integers(len(values), size=(count, len(values)))
-        means.append(values[places].mean(axis=1))
-    return np.concatenate(means)
-
-
-def _percentiles(drawn: np.ndarray) -> tuple[float, float]:
-    low, high = np.percentile(drawn, [2.5, 97.5])
-    return float(low), float(high)

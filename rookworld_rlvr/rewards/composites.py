@@ -4,20 +4,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import MISSING, dataclass
+from typing import Any, Literal
 
+from ..common.settings import setting
 from ..tasks.types import Score
 
-SHAPINGS = ("graduated", "linear", "binary", "continuous")
-
-
+Shaping = Literal["graduated", "linear", "binary", "continuous"]
 UNREADABLE = -0.3
-
-
 THRESHOLDS = (0.5, 0.85)
-
-
 _POLICY_QUALITY = ("best_move", "candidates", "evaluation", "legality", "consistency")
+
+
+def _threshold_faults(value: Any, name: str) -> list[str]:
+    if len(value) == 2 and 0 < value[0] < value[1] < 1:
+        return []
+    return [f"{name}: {value!r}; give two numbers between 0 and 1, the smaller first"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What an entry of `rewards` may have."""
+
+    name: str = setting(MISSING, "The reward's name.")
+    weight: float = setting(1.0, "The factor of the reward.")
+
+
+@dataclass(frozen=True, slots=True)
+class GraduatedOptions(Options):
+    """What an entry for `graduated` may have."""
+
+    shaping: Shaping = setting("graduated", "The form of the scale.")
+    thresholds: tuple[float, ...] = setting(
+        THRESHOLDS, "Of the ladder's third and fourth rung.", check=_threshold_faults
+    )
 
 
 def graduated(
@@ -37,7 +57,7 @@ def graduated(
 
     Args:
         score: What `score_environment` or `score_policy` returns.
-        shaping: One of `SHAPINGS`.
+        shaping: One of `Shaping`.
         thresholds: Of the ladder's third and fourth rung.
     """
     if not score["format"]:
@@ -59,20 +79,6 @@ def _quality(score: Score, partial: bool) -> float:
     if score["exact"]:
         return 1.0
     return 0.8 * score["state"] + 0.2 * score["outcome"] if partial else score["fields"]
-
-
-def shaping_fault(value: Any) -> str:
-    """What is wrong with the shaping of `graduated`; empty if nothing is."""
-    return "" if value in SHAPINGS else f"choose one of {', '.join(SHAPINGS)}"
-
-
-def thresholds_fault(value: Any) -> str:
-    """What is wrong with the thresholds of `graduated`; empty if nothing is."""
-    numbers = value if isinstance(value, list | tuple) else ()
-    are_two = len(numbers) == 2 and all(isinstance(number, float | int) for number in numbers)
-    if are_two and 0 < numbers[0] < numbers[1] < 1:
-        return ""
-    return "give two numbers between 0 and 1, the smaller first, such as [0.5, 0.85]"
 
 
 def asymmetric(score: Score) -> float:

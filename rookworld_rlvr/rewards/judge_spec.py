@@ -5,22 +5,22 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..common.settings import record_faults, setting
+from ..common.settings import setting
 from ..tasks.registry import TASKS
+from .composites import Options
 
 _NAME = re.compile(r"judge(_[a-z0-9]+)*")
 
 
 @dataclass(frozen=True, slots=True)
-class JudgeSpec:
+class JudgeSpec(Options):
     """A judge as a reward."""
 
-    name: str = setting(MISSING, "judge or judge_<suffix>; the reward's name on dashboards.")
     model: str = setting(
-        MISSING,
+        "",
         "Folder (rookworld judge makes one) or Hub id of a sequence classifier with one score.",
         filled=True,
     )
@@ -47,16 +47,8 @@ def is_judge(name: Any) -> bool:
 
 
 def judge_spec(spec: Mapping[str, Any]) -> JudgeSpec:
-    """An entry as a record; `judge_faults` must have found nothing wrong with it."""
-    given = {key: value for key, value in spec.items() if key != "weight"}
-    return JudgeSpec(**{**given, "tasks": tuple(given.get("tasks", TASKS))})
-
-
-def judge_faults(spec: Mapping[str, Any]) -> list[str]:
-    """What is wrong with an entry's options, one sentence each; the weight is not checked."""
-    where = f"rewards: {spec['name']}"
-    options = {key: value for key, value in spec.items() if key != "weight"}
-    return record_faults(JudgeSpec, options, where)
+    """An entry as a record; nothing must be wrong with it."""
+    return JudgeSpec(**{**spec, "tasks": tuple(spec.get("tasks", TASKS))})
 
 
 def judges_of(reward_funcs: Iterable[Any]) -> dict[str, Any]:

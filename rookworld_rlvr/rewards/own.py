@@ -15,6 +15,7 @@ from ..common.own import load_own, place_of
 from ..common.settings import record_faults, setting
 from ..tasks.registry import TASKS, task_of
 from ..tasks.text import message_text
+from .composites import Options
 
 # What TRL passes, with the columns of the data.
 _GIVEN = {
@@ -32,7 +33,7 @@ _OURS = ("name", "weight", "tasks")  # keys of a specification that are not opti
 
 
 @dataclass(frozen=True, slots=True)
-class _OwnSpec:
+class _OwnSpec(Options):
     """The keys of a user's reward that are not options of the function."""
 
     tasks: list[str] | None = setting(
@@ -54,7 +55,8 @@ def own_faults(spec: Mapping[str, Any]) -> list[str]:
         return error.faults
     if not callable(func):
         return [f"rewards: {name} must be a function, but is {func!r}"]
-    faults = record_faults(_OwnSpec, {"tasks": spec.get("tasks")}, f"rewards: {name}")
+    ours = {key: value for key, value in spec.items() if key in _OURS}
+    faults = record_faults(_OwnSpec, ours, f"rewards: {name}")
     parameters = inspect.signature(func).parameters
     kinds = [parameter.kind for parameter in parameters.values()]
     if inspect.Parameter.VAR_KEYWORD not in kinds:

@@ -7,22 +7,21 @@ whose truth is missing. Names are dashboard keys: TRL logs ``rewards/<name>/mean
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
 from ..common.errors import ConfigurationError, close_matches
 from ..common.own import is_own
+from ..common.settings import record_faults
 from ..engine.truth import PolicyTruth, policy_values
 from ..tasks.environment import ENVIRONMENT
 from ..tasks.policy import POLICY
 from ..tasks.registry import TASKS, score_row, task_of
 from ..tasks.text import message_text
-from ..tasks.types import Score
 from . import composites
-from .judge_spec import is_judge, judge_faults, judge_spec
+from .judge_spec import JudgeSpec, is_judge, judge_spec
 from .own import own_faults, own_reward, own_tasks
 
 RewardFunc = Callable[..., Any]
@@ -39,23 +38,16 @@ class Reward:
     Args:
         tasks: The tasks that it judges.
         number: Makes the number of a score; takes the options as keywords.
-        options: By name, what is wrong with an option's value, empty if nothing is; `number` has the
-            defaults.
+        options: What an entry for it may have; `number` has the defaults.
         range: The values that it takes, such as ``[0, 1]`` or ``0 or 1``.
         meaning: One sentence; empty if a user's own task leaves it out.
     """
 
     tasks: tuple[str, ...]
     number: Callable[..., float]
-    options: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
+    options: type[composites.Options] = composites.Options
     range: str = "[0, 1]"
     meaning: str = ""
-
-
-_GRADUATED = {
-    "shaping": composites.shaping_fault,
-    "thresholds": composites.thresholds_fault,
-}
 
 
 COMPOSITES: Mapping[str, Reward] = {
@@ -67,7 +59,7 @@ COMPOSITES: Mapping[str, Reward] = {
     "graduated": Reward(
         (ENVIRONMENT.name, POLICY.name),
         composites.graduated,
-        _GRADUATED,
+        composites.GraduatedOptions,
         "[-0.3, 1]",
         "Environment and policy answers on one scale, by the share that is right; `shaping` sets the "
         "scale's form.",
@@ -79,7 +71,7 @@ COMPOSITES: Mapping[str, Reward] = {
         meaning="A wrong next state costs more than a wrong reward or flag.",
     ),
 }
-"""Rewards made of several components; the components are logged with them."""
+"""Rewards made of several components."""
 
 
 def known_rewards() -> dict[str, Reward]:
@@ -166,33 +158,16 @@ def check_reward_specs(specs: Any) -> list[str]:
 def _check_reward_spec(spec: Spec) -> list[str]:
     name = spec["name"]
     rewards = known_rewards()
-    if name not in rewards and not is_judge(name) and not is_own(name):
-        known = (*rewards, "judge")
-        close = close_matches(name, known)
-        for task in TASKS.values():
-            component = name.removeprefix(f"{task.name}_")
-            if component != name and component in task.components:
-                close = f"; add {component!r} to `rewards` of the class {type(task).__name__}"
+    if is_own(name):
+        return own_faults(spec)
+    if is_judge(name):
+        return record_faults(JudgeSpec, {"model": "", **spec}, f"rewards: {name}")
+    if name not in rewards:
+        close = close_matches(name, (*rewards, "judge"))
         return [
             f"rewards: there is no reward called {name!r} (your own is path/to/file.py:name){close}"
         ]
-    faults = []
-    weight = spec.get("weight", 1.0)
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
-        faults.append(f"rewards: weight {weight!r} of {name} is not a finite number")
-    if is_own(name):
-        return faults + own_faults(spec)
-    if is_judge(name):
-        return faults + judge_faults(spec)
-    for key, value in spec.items():
-        if key in ("name", "weight"):
-            continue
-        if key not in rewards[name].options:
-            known = ("name", "weight", *rewards[name].options)
-            faults.append(f"rewards: {name} has no option {key!r}{close_matches(str(key), known)}")
-        elif fault := rewards[name].options[key](value):
-            faults.append(f"rewards: {key} of {name} is {value!r}; {fault}")
-    return faults
+    return record_faults(rewards[name].options, spec, f"rewards: {name}")
 
 
 def tasks_of(specs: Sequence[Spec]) -> set[str]:
@@ -207,25 +182,10 @@ def _tasks(spec: Spec) -> tuple[str, ...]:
     return judge_spec(spec).tasks if is_judge(name) else known_rewards()[name].tasks
 
 
-def _component_means(
-    reward: Reward, tasks: Sequence[str], scores: Sequence[Score | None]
-) -> dict[str, float]:
-    """The mean of every component that went into a reward, ``<task>_<component>``."""
-    by_task = {
-        task: [s for s, of in zip(scores, tasks, strict=True) if of == task and s is not None]
-        for task in reward.tasks
-    }
-    return {
-        f"{task}_{component}": math.fsum(score[component] for score in known) / len(known)
-        for task, known in by_task.items()
-        for component in (known[0] if known else ())
-    }
-
-
 def _reward_func(spec: Spec, truth: PolicyTruth) -> RewardFunc:
     name = spec["name"]
     reward = known_rewards()[name]
-    options = {key: spec[key] for key in reward.options if key in spec}
+    options = {key: value for key, value in spec.items() if key not in ("name", "weight")}
 
     def reward_func(
         prompts: Sequence[Any],
@@ -239,8 +199,7 @@ def _reward_func(spec: Spec, truth: PolicyTruth) -> RewardFunc:
             list(map(message_text, completions)),
         )
         column = action_values if action_values is not None else [None] * len(prompts)
-        tasks = [task_of(prompt) for prompt in prompts]
-        applies = [task in reward.tasks for task in tasks]
+        applies = [task_of(prompt) in reward.tasks for prompt in prompts]
         values = policy_values(truth, prompts, column, applies)
         scores = [
             score_row(prompt, completion, by_move) if mine else None
@@ -253,9 +212,6 @@ def _reward_func(spec: Spec, truth: PolicyTruth) -> RewardFunc:
             log_metric(f"rewards/{name}/without_truth", missing / max(1, sum(applies)))
             if truth.labeller is not None:
                 log_metric("engine/given_up", len(truth.labeller.given_up))
-            if name in COMPOSITES:
-                for component, mean in _component_means(reward, tasks, scores).items():
-                    log_metric(f"rewards/{name}/{component}", mean)
         return [None if score is None else reward.number(score, **options) for score in scores]
 
     reward_func.__name__ = name

@@ -108,8 +108,7 @@ def _pattern(part: str) -> str:
     if not part.startswith("<"):
         return re.escape(part)
     task = f"({'|'.join(TASKS)})"
-    named = {"<task>": task, "<component>": f"{task}_[^/]+"}
-    return named.get(part, ".+" if part.endswith("...>") else "[^/]+")
+    return {"<task>": task}.get(part, ".+" if part.endswith("...>") else "[^/]+")
 
 
 def explain(key: str) -> Metric | None:

@@ -189,7 +189,7 @@ class TestWhatIsLoaded:
         for load in (
             loading.load_model,
             RookWorld.from_pretrained,
-            lambda name: load_judge(JudgeSpec("judge", name)),
+            lambda name: load_judge(JudgeSpec("judge", model=name)),
         ):
             with pytest.raises(RookWorldError, match=said):
                 load(str(folder))

@@ -99,7 +99,7 @@ def test_a_recipe_trains_a_judge_that_a_reward_loads(
     assert "| all | 20 |" in capsys.readouterr().out
     card = Path("judge/README.md").read_text()
     assert "train_pairs: 80" in card and "| all | 20 |" in card and "trl 1.16" in card
-    judge = load_judge(JudgeSpec("judge", "judge"))
+    judge = load_judge(JudgeSpec("judge", model="judge"))
     (score,) = judge.scores(["A: "], ["text"])
     assert score is not None and math.isfinite(score)
 

@@ -62,7 +62,7 @@ def score_alone(network: Any, ids: Sequence[int]) -> float:
 
 
 def fixed(*batches: list[float | None], **options: Any) -> JudgeReward:
-    return JudgeReward(JudgeSpec("judge", "x", **options), Fixed(*batches))  # type: ignore[arg-type]
+    return JudgeReward(JudgeSpec("judge", model="x", **options), Fixed(*batches))  # type: ignore[arg-type]
 
 
 class Fixed:
@@ -81,7 +81,7 @@ class Fixed:
 def test_all_faults_of_an_entry_are_reported_and_nothing_is_loaded() -> None:
     entry = {
         "name": "judge_small",
-        "weight": math.inf,
+        "weight": "much",
         "modle": "x",
         "batch_size": 0,
         "scale": "sigmod",
@@ -89,9 +89,9 @@ def test_all_faults_of_an_entry_are_reported_and_nothing_is_loaded() -> None:
     }
     faults = "\n".join(check_reward_specs([entry]))
     for words in (
-        "weight inf of judge_small",
+        "judge_small: weight: 'much' is not a number",
         "no option 'modle'; did you mean model?",
-        "judge_small: model: missing; Folder",
+        "judge_small: model: missing",
         "judge_small: batch_size: 0 is too small",
         "judge_small: scale: 'sigmod' is not a valid value; did you mean sigmoid?",
         "judge_small: tasks: 'policies' is not a valid task; did you mean policy?",
@@ -104,7 +104,7 @@ def test_all_faults_of_an_entry_are_reported_and_nothing_is_loaded() -> None:
     assert check_reward_specs([good, {**again, "name": "judge_b"}]) == []
     assert "did you mean judge?" in check_reward_specs([{"name": "jugde"}])[0]
     (fault,) = check_reward_specs([{"name": "environment_exact", "model": "x"}])
-    assert "environment_exact has no option 'model'" in fault, "the other rewards' are as they were"
+    assert "environment_exact: no option 'model'" in fault, "the other rewards' are as they were"
 
 
 def test_a_judge_of_a_task_judges_that_task(folder: str) -> None:
@@ -185,7 +185,7 @@ def test_a_text_that_is_too_long_gets_none_and_is_counted(
 ) -> None:
     judge = Judge(tiny_judge(tokenizer, n_positions=100), tokenizer)
     logged: dict[str, float] = {}
-    reward = JudgeReward(JudgeSpec("judge", "x"), judge)
+    reward = JudgeReward(JudgeSpec("judge", model="x"), judge)
     first, second = reward([PROMPT] * 2, ["no", "k" * 200], log_metric=logged.__setitem__)
     assert first is not None and second is None
     assert logged["judge/judge/too_long"] == 0.5
@@ -195,7 +195,7 @@ def test_completions_that_could_be_too_long_are_refused_before_a_run(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     judge = Judge(tiny_judge(tokenizer, n_positions=100), tokenizer, "judge_a")
-    reward = JudgeReward(JudgeSpec("judge_a", "x"), judge)
+    reward = JudgeReward(JudgeSpec("judge_a", model="x"), judge)
     prompts = [PROMPT, POLICY]
     longest = len(tokenizer(PROMPT)["input_ids"])
     assert longest > len(tokenizer(POLICY)["input_ids"])
@@ -203,14 +203,16 @@ def test_completions_that_could_be_too_long_are_refused_before_a_run(
     with pytest.raises(RookWorldError, match=r"more positions than the model .* has"):
         reward.check_lengths(prompts, 100 - longest)
     for task, length in (("policy", 100 - longest), ("fill_in", 100)):
-        spec = JudgeSpec("judge_a", "x", tasks=(task,))
+        spec = JudgeSpec("judge_a", model="x", tasks=(task,))
         JudgeReward(spec, judge).check_lengths(prompts, length)
 
 
 def test_a_score_that_is_no_number_names_the_judge(tokenizer: PreTrainedTokenizerBase) -> None:
     network = tiny_judge(tokenizer)
     network.score.weight.data.fill_(math.nan)
-    reward = JudgeReward(JudgeSpec("judge_broken", "x"), Judge(network, tokenizer, "judge_broken"))
+    reward = JudgeReward(
+        JudgeSpec("judge_broken", model="x"), Judge(network, tokenizer, "judge_broken")
+    )
     with pytest.raises(RookWorldError, match="judge_broken gives the score nan"):
         reward([PROMPT], [RIGHT])
 
@@ -319,7 +321,7 @@ def test_what_is_no_judge_is_refused_with_what_was_found(
         with pytest.raises(
             RookWorldError, match="rewards: judge_a could not be loaded from"
         ) as caught:
-            load_judge(JudgeSpec("judge_a", model))
+            load_judge(JudgeSpec("judge_a", model=model))
         assert words in str(caught.value) and repr(model) in str(caught.value)
 
 

@@ -178,27 +178,6 @@ def test_rows_without_truth_are_a_share_of_the_rows_that_the_reward_judges() -> 
     assert logged == {"rewards/policy_best_move/without_truth": pytest.approx(1 / 3)}
 
 
-def test_a_composite_reward_logs_the_means_of_its_components_by_task() -> None:
-    logged: dict[str, float] = {}
-    (reward,) = get_reward_funcs([{"name": "graduated"}])
-    reward(
-        prompts=[ENVIRONMENT_PROMPT] * 2 + [POLICY_PROMPT] * 3,
-        completions=[*ENVIRONMENT_COMPLETIONS[:2], *POLICY_COMPLETIONS[1:3], PERFECT],
-        action_values=[None, None, ACTION_VALUES, ACTION_VALUES, None],
-        log_metric=lambda name, value: logged.update(
-            {name.removeprefix("rewards/graduated/"): value}
-        ),
-    )
-    means = {
-        "without_truth": 1 / 5,
-        "environment_exact": 1 / 2,
-        "environment_state": (1 + 0.89) / 2,
-        "policy_candidates": 0.4 / 2,
-        "policy_legality": (1 + 1 / 3) / 2,
-    }
-    assert {name: logged[name] for name in means} == pytest.approx(means)
-
-
 # --------------------------------------------------------------------------------------------------
 # Truth by the engine
 # --------------------------------------------------------------------------------------------------
@@ -331,11 +310,10 @@ NO_LISTS: list[Any] = [None, [], "graduated", {"name": "graduated"}, 5]
         ([{"name": "graduated", "shapin": "linear"}], ["'shapin'", "did you mean shaping"]),
         ([{"name": "graduated", "shaping": "cubic"}], ["'cubic'", "linear", "binary"]),
         ([{"name": "graduated", "thresholds": [0.9, 0.5]}], ["[0.9, 0.5]", "the smaller first"]),
-        ([{"name": "graduated", "thresholds": 0.5}], ["is 0.5", "give two numbers"]),
+        ([{"name": "graduated", "thresholds": 0.5}], ["0.5 is not a list"]),
         ([{"name": "asymmetric", "shaping": "linear"}], ["asymmetric", "no option 'shaping'"]),
-        ([{"name": "asymmetric", "weight": "heavy"}], ["'heavy'", "is not a finite number"]),
-        ([{"name": "asymmetric", "weight": True}], ["True", "is not a finite number"]),
-        ([{"name": "asymmetric", "weight": float("nan")}], ["nan", "is not a finite number"]),
+        ([{"name": "asymmetric", "weight": "heavy"}], ["'heavy'", "is not a number"]),
+        ([{"name": "asymmetric", "weight": True}], ["True", "is not a number"]),
         ([{"weight": 1.0}], ["must be a mapping with a name"]),
         (["asymmetric"], ["'asymmetric'", "must be a mapping with a name"]),
         ([None], ["None", "must be a mapping with a name"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -91,7 +92,7 @@ def test_a_malformed_board_counts_by_how_near_it_is(board: str, state: float) ->
     others = {name: 0.0 for name in ENVIRONMENT_COMPONENTS if name != "state"}
     assert score == pytest.approx({**others, "state": state}, abs=1e-6)
     assert score["state"] < environment("8/8/8/8/8/8/8/8 w - e6 3 9+0.5+1+1")["state"]
-    for shaping in composites.SHAPINGS:
+    for shaping in get_args(composites.Shaping):
         assert composites.graduated(score, shaping) == pytest.approx(state - 0.3, abs=1e-6)
 
 

@@ -79,8 +79,6 @@ def test_held_out_metrics_and_rewards_have_their_entries() -> None:
     for name in known_rewards():
         entry = explain(dashboard_key(f"rewards/{name}/mean"))
         assert entry is not None and entry.key == "reward/<reward>/mean"
-    component = explain("reward/weighted_policy/policy_best_move")
-    assert component is not None and component.key == "reward/<reward>/<component>"
 
 
 def test_every_number_over_steps_has_one_panel() -> None:
