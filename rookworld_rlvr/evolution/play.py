@@ -10,6 +10,7 @@ import chess
 
 from ..data import synthesis
 from ..data.loading import HELDOUT_SHARE, is_held_out
+from ..data.positions import prompt_of
 from ..evaluation.answerers import Answerer
 from ..inference.prompts import choose, policy_prompt, reply_of
 from ..models.decoding import PLAIN, Decoding
@@ -82,7 +83,7 @@ def _move(model: Answerer, games: Sequence[SelfPlay], decoding: Decoding) -> Non
         for game, (answer,) in zip(games, answers, strict=True)
     ]
     prompts = [
-        write_environment_prompt(synthesis.prompt_of(game.board, choice.move.uci()))
+        write_environment_prompt(prompt_of(game.board, choice.move.uci()))
         for game, choice in zip(games, choices, strict=True)
     ]
     states = model.answers(prompts)

@@ -48,7 +48,7 @@ def seal(folder: Path) -> None:
     """Write a checkpoint's manifest, when everything else is on the disk to stay."""
     manifest = folder / MANIFEST
     files = {
-        path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        path.relative_to(folder).as_posix(): _entry(path)
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path != manifest
     }
@@ -65,6 +65,11 @@ def publish(written: Path, final: Path) -> None:
     written.rename(final)
     _to_disk(final.parent)
     shutil.rmtree(written.parent)
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    """What the manifest says of a file."""
+    return {"bytes": path.stat().st_size, "sha256": _sha256(path)}
 
 
 def _sha256(path: Path) -> str:
@@ -89,17 +94,13 @@ def damage(folder: Path) -> str | None:
         return f"{MANIFEST} is missing"
     try:
         files = json.loads((folder / MANIFEST).read_text())["files"]
-        sealed = [(name, int(known["bytes"]), known["sha256"]) for name, known in files.items()]
+        for name, known in files.items():
+            if not (folder / name).is_file():
+                return f"{name} is missing"
+            if _entry(folder / name) != known:
+                return f"{name} does not have its size and checksum"
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} is not readable"
-    for name, size, checksum in sealed:
-        path = folder / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if (found := path.stat().st_size) != size:
-            return f"{name} has {found:,} bytes instead of {size:,}"
-        if _sha256(path) != checksum:
-            return f"{name} does not have its checksum"
     return None
 
 
@@ -120,11 +121,14 @@ def last_whole(run: Path) -> Path | None:
     Raises:
         RookWorldError: There are checkpoints, but none is whole.
     """
-    _remove_unfinished(run)
+    unfinished = run / SAVING
+    if unfinished.is_dir():
+        names = ", ".join(sorted(path.name for path in unfinished.iterdir()))
+        print(f"{unfinished}: {names} was being written when the run ended; it is removed")
+        shutil.rmtree(unfinished)
     damaged: dict[Path, str] = {}
     for folder in reversed(checkpoints(run)):
-        fault = damage(folder)
-        if fault is None:
+        if (fault := damage(folder)) is None:
             _set_aside(damaged)
             _check_best(folder)
             print(f"going on from {folder}")
@@ -138,14 +142,6 @@ def last_whole(run: Path) -> Path | None:
             "another name"
         )
     return None
-
-
-def _remove_unfinished(run: Path) -> None:
-    unfinished = run / SAVING
-    if unfinished.is_dir():
-        names = ", ".join(sorted(path.name for path in unfinished.iterdir())) or "nothing"
-        print(f"{unfinished}: {names} was being written when the run ended; it is removed")
-        shutil.rmtree(unfinished)
 
 
 def _set_aside(damaged: Mapping[Path, str]) -> None:
@@ -311,9 +307,8 @@ class WholeCheckpoints:
         use_threads(saved.get("threads", torch.get_num_threads()))
         now, before = self._batches(), saved["batches"]
         if now != before:
-            changed = [name for name in now if now[name] != before.get(name)]
-            told = ", ".join(f"{name} was {before.get(name)}, is {now[name]}" for name in changed)
-            self.accelerator.print(f"the run goes on, but not exactly as without a stop: {told}")
+            text = "the run goes on, but with other batches than without a stop"
+            self.accelerator.print(f"{text}: {before} -> {now}")
             return
         for name, value in saved["kept"].items():
             if name in _FILLED:

@@ -19,8 +19,6 @@ from ..common import ctrl_c
 # The terminal signals all processes, and accelerate's launcher passes the signal on again.
 _TOGETHER_S = 2.0
 
-_AGAIN = "run the same command with --resume_from_checkpoint auto to go on"
-
 
 class StopOnInterrupt(TrainerCallback):
     """Ends training with a checkpoint at SIGINT or SIGTERM, on all processes after the same step.
@@ -73,16 +71,15 @@ class StopOnInterrupt(TrainerCallback):
         Raises:
             SystemExit: With 130 after SIGINT and 143 after SIGTERM.
         """
-        if self.signal is not None:
-            PartialState().print(self.describe(output_dir))
-            raise SystemExit(128 + self.signal)
-
-    def describe(self, output_dir: Path) -> str:
-        """Where training ended, and how to resume it."""
+        if self.signal is None:
+            return
         folder = output_dir / f"{PREFIX_CHECKPOINT_DIR}-{self.stopped_at}"
-        if not folder.is_dir():
-            return f"interrupted at step {self.stopped_at}; it has no checkpoint, see save_strategy"
-        return f"interrupted at step {self.stopped_at}: {folder} is saved; {_AGAIN} from it"
+        there = "; it has no checkpoint, see save_strategy"
+        if folder.is_dir():
+            again = "run the same command with --resume_from_checkpoint auto to go on from it"
+            there = f": {folder} is saved; {again}"
+        PartialState().print(f"interrupted at step {self.stopped_at}{there}")
+        raise SystemExit(128 + self.signal)
 
     def _stop_if_asked(self, args: Any, state: Any, control: Any) -> None:
         if asked := self._asked_anywhere():

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.files import replace_text
-from ..common.stats import Estimate, Paired, Percentage, Proportion, newcombe
+from ..common.stats import Estimate, Paired, Percentage, Proportion
 from ..common.terminal import wrapped
 from ..tasks.metrics import Results, compare, headline, headlines, is_mean
 
@@ -112,25 +112,20 @@ def compared(folder: Path) -> dict[str, Paired]:
 def tie_lines(before: Results, after: Results, pairs: Mapping[str, Paired]) -> list[str]:
     """A sentence for each headline whose change may be chance.
 
-    Row by row if there are `pairs`; else by the 95% interval of two shares of different rows, which is
-    wider.
+    Args:
+        before: Results before training.
+        after: Results after it.
+        pairs: The comparison row by row.
     """
     lines = []
     for name in headlines().values():
-        old, new, pair = before.get(name), after.get(name), pairs.get(name)
-        if old is None or new is None:
-            continue
-        low, high = (pair.low, pair.high) if pair else newcombe(old, new)
-        if pair.is_tie if pair else low <= 0 <= high:
-            change = 100 * (new.value - old.value)
-            test = f", p = {pair.p:.2g}" if pair else ""
+        if name in before and name in pairs and pairs[name].is_tie:
+            pair, change = pairs[name], after[name].value - before[name].value
             lines.append(
-                wrapped(
-                    f"{name} is a tie: the change of {change:+.1f} points may be chance (95% interval "
-                    f"[{100 * low:+.1f}, {100 * high:+.1f}]{test})."
-                )
+                f"{name} is a tie: the change of {100 * change:+.1f} points may be chance (95% interval "
+                f"[{100 * pair.low:+.1f}, {100 * pair.high:+.1f}], p = {pair.p:.2g})."
             )
-    return ["", *lines] if lines else []
+    return ["", *map(wrapped, lines)] if lines else []
 
 
 def write_results(

@@ -26,7 +26,6 @@ from ..common.machine import machine
 from ..common.terminal import is_in_use
 from ..data.loading import LoadedData
 from ..engine.truth import PolicyTruth
-from ..models.loading import pickled
 from ..tasks.metrics import Results, evaluate_completions
 from ..tasks.registry import score_row
 from ..tasks.types import values_by_move
@@ -57,7 +56,7 @@ def resume_point(wish: str | None, output_dir: Path, resolved: str) -> Path | No
 
     Raises:
         RookWorldError: There is no checkpoint where one was asked for, or none that is whole, or it
-            could run code, see `refuse_pickles`, or it was trained with other values of keys that
+            could run code, see `refuse_foreign_shards`, or it was trained with other values of keys that
             cannot change, see `changes.FREE`.
         SystemExit: For ``auto``, the very run that is asked for is finished.
     """
@@ -100,7 +99,7 @@ def _resume_point(wish: str, output_dir: Path, resolved: str) -> Path | None:
                 f"checkpoint-N, or true for the last whole checkpoint in {output_dir}"
             )
         changed_keys(folder, resolved)  # may refuse
-    refuse_pickles(folder, output_dir)
+    refuse_foreign_shards(folder, output_dir)
     return folder
 
 
@@ -127,20 +126,14 @@ def _end_if_the_same(output_dir: Path, resolved: str) -> None:
     raise SystemExit(0)
 
 
-def refuse_pickles(checkpoint: Path, output_dir: Path) -> None:
-    """Refuse a checkpoint that could run code when a run is resumed from it.
+def refuse_foreign_shards(checkpoint: Path, output_dir: Path) -> None:
+    """Refuse a sharded checkpoint from elsewhere, which could run code when a run is resumed from it.
 
-    What transformers reads with `torch.load` (optimiser, scheduler, random states) it reads with
-    ``weights_only=True``, which runs nothing.
+    All other files transformers reads with ``weights_only=True``, which runs nothing.
 
     Raises:
-        RookWorldError: Its weights are a pickle, or it is sharded and not from the run's own folder.
+        RookWorldError: It is sharded and not from the run's own folder.
     """
-    if found := pickled(path.name for path in checkpoint.iterdir()):
-        raise RookWorldError(
-            f"resume_from_checkpoint: the weights in {str(checkpoint)!r} are a pickle ({found}), which "
-            "can run code; resume from a checkpoint with model.safetensors"
-        )
     shards = [path for pattern in _PICKLED_SHARDS for path in checkpoint.glob(pattern)]
     if shards and not goes_on(output_dir, checkpoint):
         raise RookWorldError(

@@ -65,7 +65,7 @@ def test_auto_starts_goes_on_and_knows_the_end(folder: Path) -> None:
     shutil.copytree(run_folder / "checkpoint-4", run_folder / "_saving" / "checkpoint-6")
     said = run(folder, "--report_to", "none")
     assert "checkpoint-6 was being written" in said
-    assert "checkpoint-4 is damaged (optimizer.pt has" in said
+    assert "checkpoint-4 is damaged (optimizer.pt does not have" in said
     assert "run/damaged-checkpoint-4" in said and "going on from run/checkpoint-2" in said
     assert differences(outcome(run_folder), whole) == []
 
@@ -129,7 +129,7 @@ def test_two_processes_save_and_go_on_together(folder: Path) -> None:
     cut(folder / "run" / "checkpoint-4" / "rng_state_1.pth")
     done = launch(*command, cwd=folder)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("checkpoint-4 is damaged (rng_state_1.pth has") == 1
+    assert done.stdout.count("checkpoint-4 is damaged (rng_state_1.pth does not have") == 1
     assert differences(outcome(folder / "run"), whole) == []
 
 

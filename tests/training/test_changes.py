@@ -89,7 +89,7 @@ def test_fewer_steps_than_were_made_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RookWorldError, match="has made 4 steps already; give more"):
         changed_keys(checkpoint, "max_steps: 3\n")
     # A key that no step would be made with is not recorded.
-    with pytest.raises(RookWorldError, match="4 steps already.*leave learning_rate as before"):
+    with pytest.raises(RookWorldError, match=r"4 steps already.*leave learning_rate as before"):
         changed_keys(checkpoint, "max_steps: 4\nlearning_rate: 0.1\n")
 
 

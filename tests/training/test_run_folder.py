@@ -65,7 +65,7 @@ def test_the_last_checkpoint_a_folder_or_none(
         with pytest.raises(RookWorldError, match=words):
             resume_point(wish, folder, "a: 1")
     (checkpoint / "trainer_state.json").write_text("[]")
-    with pytest.raises(RookWorldError, match=r"trainer_state\.json has"):
+    with pytest.raises(RookWorldError, match=r"trainer_state\.json does not have"):
         resume_point(str(checkpoint), run, "a: 1")
     assert checkpoint.is_dir(), "one that was named stays"
     assert goes_on(run, checkpoint)
