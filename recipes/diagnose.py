@@ -27,7 +27,7 @@ from rookworld_rlvr.cli.checks import check_recipe
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.data.loading import DataArguments, label_heldout, load_data, require_truth
-from rookworld_rlvr.diagnosis.phases import DiagnoseArguments, run_diagnosis, spread_rows
+from rookworld_rlvr.diagnosis.phases import DiagnoseArguments, run_diagnosis
 from rookworld_rlvr.diagnosis.report import print_report, write_reports
 from rookworld_rlvr.diagnosis.trainer import DiagnosedTrainer
 from rookworld_rlvr.engine.truth import LabelArguments, PolicyTruth
@@ -37,8 +37,10 @@ from rookworld_rlvr.rewards.judge_spec import judges_of
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.health.rules import HealthArguments
+from rookworld_rlvr.training.measurements import evenly
 
 RECIPE = Path(__file__).with_name("grpo_nano.yaml")
+HELDOUT_ROWS = 100  # of each task, unless the command line says otherwise
 GROUPS = [
     DiagnoseArguments,
     DataArguments,
@@ -58,6 +60,7 @@ def main(argv: Sequence[str]) -> None:
     name = Path(words.get("--config", RECIPE)).stem
     # Never the recipe's own folder.
     folder = words.get("--output_dir", f"runs/diagnosis-{name}")
+    argv = ["--heldout_rows", str(HELDOUT_ROWS), *argv]
     parser = StrictParser(GROUPS, RECIPE)
     given, *_ = parser.parse_strictly(argv, check)
     sets = [part for key, (value, _) in given.overrides().items() for part in (f"--{key}", value)]
@@ -71,10 +74,10 @@ def main(argv: Sequence[str]) -> None:
     state = PartialState()
     with state.main_process_first():
         data = load_data(data_args)
-    data = replace(data, heldout=spread_rows(data.heldout, args.diagnose_heldout_rows))
     if args.overfit_single_batch:
         count = training_args.generation_batch_size // training_args.num_generations
-        data = replace(data, train=spread_rows(data.train, count))
+        rows = evenly(range(len(data.train)), count)
+        data = replace(data, train=data.train.select(rows))
     require_truth(data, data_args.tasks, label_args.labels)
     truth = PolicyTruth.open(label_args, data.report.unlabelled)
     with state.local_main_process_first():

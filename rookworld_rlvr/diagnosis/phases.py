@@ -16,7 +16,6 @@ from typing import Any
 import pandas as pd
 import torch
 from accelerate.utils import gather_object
-from datasets import Dataset
 
 from ..common.errors import RookWorldError
 from ..common.files import read_asset
@@ -26,7 +25,6 @@ from ..tasks.metrics import compare, headline, rights, scores
 from ..tasks.registry import TASKS
 from ..training.health.monitor import Finding, HealthMonitor
 from ..training.health.rules import RULES, Severity
-from ..training.measurements import evenly
 from ..training.results import OWN_REWARDS
 from .trainer import DiagnosedTrainer
 from .what_if import what_if
@@ -64,11 +62,6 @@ class DiagnoseArguments(Checked):
     compare: str | None = setting(
         None, "Folder of a run, or of another diagnosis, whose log the step is compared with."
     )
-    diagnose_heldout_rows: int = setting(
-        200,
-        "Held-out rows to evaluate before and after the step, spread evenly over the tasks.",
-        least=1,
-    )
 
     def overrides(self) -> dict[str, tuple[str, str]]:
         """Keys of the recipe that a diagnosis sets: key → its value, and the reason."""
@@ -93,17 +86,6 @@ class DiagnoseArguments(Checked):
                 f"or of a diagnosis ({RESULT_JSON})"
             )
         return [log for log in json.loads(saved[0].read_text())["log_history"] if "loss" in log]
-
-
-def spread_rows(rows: Dataset, most: int) -> Dataset:
-    """At most so many rows, spread evenly over tasks and over each task's rows."""
-    tasks = rows["task"]
-    by_task = [[i for i, name in enumerate(tasks) if name == task] for task in TASKS]
-    present = sorted(filter(None, by_task), key=len)
-    chosen: list[int] = []
-    for turn, indices in enumerate(present):
-        chosen += evenly(indices, max(1, (most - len(chosen)) // (len(present) - turn)))
-    return rows.select(sorted(chosen))
 
 
 def run_diagnosis(

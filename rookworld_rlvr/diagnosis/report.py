@@ -19,6 +19,7 @@ from ..tasks.boards import action_arrows, position_board
 from .phases import PHASES, RESULT_JSON
 
 RESULT_HTML = "diagnosis.html"
+GROUPS_SHOWN = 2  # in the terminal, and unfolded on the page
 ROWS_SHOWN = 12  # of a table in the terminal
 TEXT_SHOWN = 36  # characters of a cell in the terminal
 BY_TOKEN = ("sampler", "policy", "reference", "kl")  # of a completion
@@ -109,12 +110,6 @@ def tokens(row: Part) -> list[Part]:
     ]
 
 
-def one_of_each_task(groups: Sequence[Part]) -> list[int]:
-    """The places of each task's first group."""
-    tasks = [group["task"] for group in groups]
-    return [tasks.index(task) for task in dict.fromkeys(tasks)]
-
-
 # --------------------------------------------------------------------------------------------------
 # The terminal
 # --------------------------------------------------------------------------------------------------
@@ -128,8 +123,7 @@ def print_report(record: Part) -> None:
         for finding, text in findings(part) if key == "analysis" else ():
             console.print(_text(f"{finding['severity']}: {finding['rule']}: {text}"))
         found = tables(part)
-        groups = part.get("groups_of_texts", [])
-        for group in (groups[place] for place in one_of_each_task(groups)):
+        for group in part.get("groups_of_texts", [])[:GROUPS_SHOWN]:
             found += tables({group["prompt"]: completions(group)})
         for name, heads, rows in found:
             console.print(_text(f"\n{name}", style="bold"))
@@ -167,7 +161,7 @@ def page(record: Part) -> Markup:
         record=record,
         titles=PHASES,
         groups=groups,
-        unfolded=one_of_each_task(groups),
+        unfolded=GROUPS_SHOWN,
         board=_board,
         shown=shown,
         lines=lines,

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from transformers import TrainerCallback
@@ -326,9 +327,8 @@ class StepNotes(TrainerCallback):  # type: ignore[misc]
             for name, weight in self._parameters()
         )
         norms = ["gradient_norm", "weight_norm", "update_norm"]
-        table[norms] **= 2
-        self.trainer.layers = table.groupby("layer", sort=False).sum()
-        self.trainer.layers[norms] **= 0.5
+        how = {"parameters": "sum", **dict.fromkeys(norms, np.linalg.norm)}
+        self.trainer.layers = table.groupby("layer", sort=False).agg(how)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer = self.trainer

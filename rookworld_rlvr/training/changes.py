@@ -94,11 +94,14 @@ def changed_keys(checkpoint: Path, resolved: str) -> dict[str, list[Any]]:
     if refused := found.keys() - (FREE - fixed):
         raise RookWorldError(_refusal(checkpoint, {key: found[key] for key in sorted(refused)}))
     done, steps = step_of(checkpoint), known.get("max_steps")
-    unused = sorted(found.keys() - {"max_steps"}) if steps == done else []  # no step is left for them
+    unused = (
+        sorted(found.keys() - {"max_steps"}) if steps == done else []
+    )  # no step is left for them
     if isinstance(steps, int) and (0 < steps < done or unused):
         earlier = f", or leave {', '.join(unused)} as before" if unused else ""
         raise RookWorldError(
-            f"max_steps: {steps}: {checkpoint} has made {done} steps already; give more than that{earlier}"
+            f"max_steps: {steps}: {checkpoint} has made {done} steps already; give more than that"
+            f"{earlier}"
         )
     return found
 

@@ -16,13 +16,11 @@ from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.common.html import curve, marked, pair_bars
-from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.diagnosis.phases import (
     DiagnoseArguments,
     analysis,
     comparison,
     run_diagnosis,
-    spread_rows,
 )
 from rookworld_rlvr.diagnosis.report import findings
 from rookworld_rlvr.diagnosis.trainer import DiagnosedTrainer
@@ -211,15 +209,6 @@ def test_a_batch_that_is_not_learnt_by_heart() -> None:
 # --------------------------------------------------------------------------------------------------
 # The rest
 # --------------------------------------------------------------------------------------------------
-def test_rows_are_spread_over_tasks(packaged: LoadedData) -> None:
-    rows = spread_rows(packaged.heldout, 40)
-    assert rows["task"].count("environment") == rows["task"].count("policy") == 20
-    assert len(set(rows["prompt"])) == 40
-    assert len(spread_rows(packaged.heldout, 10_000)) == len(packaged.heldout)
-    only = packaged.heldout.filter(lambda row: row["task"] == "policy")
-    assert len(spread_rows(only, 30)) == 30
-
-
 def test_a_step_is_compared_with_a_log(tmp_path: Path) -> None:
     log = [{"step": step, "loss": 0.1, "kl": float(step)} for step in range(1, 21)]
     state = {"log_history": [*log, {"step": 20, "eval_overall": 0.5}]}

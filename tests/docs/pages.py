@@ -40,7 +40,7 @@ NANO = "--model_name_or_path rookworld-nano --dataset_name rookworld-nano-openin
 SMALL: dict[str, list[str]] = {
     "grpo": [*NANO, *TRAINING, *GROUPS],
     "sft": TRAINING,
-    "diagnose": [*NANO, *TRAINING, *GROUPS, "--diagnose_heldout_rows", "4"],
+    "diagnose": [*NANO, *TRAINING, *GROUPS],
     "evaluate": "--suite_rows 4 --suite_games 1".split(),
     "judge": [*TRAINING, *"--train_pairs 40 --heldout_pairs 20 --ranked_prompts 2".split()],
     "audit": ["--max_rows", "200"],

@@ -25,7 +25,7 @@ from .. import conftest
 from ..browser import HEIGHT, WIDTHS, Browser
 from ..conftest import RECIPES, launch
 
-SMALL = "--use_cpu --diagnose_heldout_rows 24 --per_device_train_batch_size 32".split()
+SMALL = "--use_cpu --heldout_rows 30 --per_device_train_batch_size 32".split()
 Diagnose = Callable[..., tuple[int, dict[str, Any]]]
 
 
@@ -194,7 +194,7 @@ def test_phases_are_timed_and_weighed(content: dict[str, Any]) -> None:
 def test_the_page_begins_with_the_verdict(healthy: Path) -> None:
     drawn = (healthy / "diagnosis.html").read_text()
     assert re.findall(r'<section id="(\w+)"', drawn) == ["verdict", *PHASES, "costs"]
-    assert drawn.count('<details class="group" open>') == 2, "one a task"
+    assert drawn.count('<details class="group" open>') == 2
     assert drawn.count('class="board"') >= 4
 
 
@@ -267,7 +267,7 @@ def test_a_correction_that_is_not_made(
 def test_a_value_far_from_the_usual_is_the_verdict(
     argv: str, cause: str, key: str, expected: int, diagnose: Diagnose
 ) -> None:
-    code, content = diagnose(*argv.split(), "--diagnose_heldout_rows", "60")
+    code, content = diagnose(*argv.split())
     found = rules(content)
     assert (code, content["analysis"]["cause"], remedy(content)) == (expected, cause, key)
     if cause == "kl_dominates":
@@ -389,7 +389,6 @@ def test_one_batch_over_and_over_beside_another_diagnosis(
     ("argv", "reason"),
     [
         ("--overfit_single_batch -1 --beta no", "overfit_single_batch: -1 is too small"),
-        ("--diagnose_heldout_rows 0", "diagnose_heldout_rows: 0 is too small"),
         ("--compare runs/none", "compare: 'runs/none' has no log"),
     ],
 )

@@ -26,8 +26,7 @@ Point = tuple[float, float]  # step and value
 Scale = Callable[[float], float]  # to pixels
 
 COLOURS = 8  # of the page's style, `--c0` to `--c7`
-_WIDTH, _HEIGHT = 380, 200
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 370, 8, 176  # of the plot's area
+_AREA = {"width": 380, "height": 200, "left": 46, "right": 370, "top": 8, "bottom": 176}  # pixels
 _MOST_POINTS = 120  # of a line; more would not be visible at this width
 _DASHES = ("", "7 3", "2 3", "9 3 2 3")  # so that colour alone never tells lines apart
 
@@ -70,8 +69,8 @@ def plot(title: str, series: Sequence[Series], note: str = "", is_share: bool = 
     ticks = _ticks(min(heights), max(heights))
     if is_share:  # a constant has room on both sides, but no share is outside of [0, 1]
         ticks = [tick for tick in ticks if 0 <= tick <= 1]
-    x = _scale(first, last, _LEFT, _RIGHT)
-    y = _scale(ticks[0], ticks[-1], _BOTTOM, _TOP)
+    x = _scale(first, last, _AREA["left"], _AREA["right"])
+    y = _scale(ticks[0], ticks[-1], _AREA["bottom"], _AREA["top"])
 
     def worded(value: float) -> str:
         return f"{100 * value:.3g}%" if is_share else f"{value:.3g}"
@@ -104,12 +103,7 @@ def plot(title: str, series: Sequence[Series], note: str = "", is_share: bool = 
         chosen=[(x(step), step) for step in chosen],
         steps=[(x(step), f"{step:.0f}") for step in sorted({first, (first + last) / 2, last})],
         note=note,
-        width=_WIDTH,
-        height=_HEIGHT,
-        left=_LEFT,
-        right=_RIGHT,
-        top=_TOP,
-        bottom=_BOTTOM,
+        **_AREA,
     )
 
 
