@@ -15,7 +15,7 @@ from ..common.terminal import wrapped
 from ..data.loading import LoadedData
 from ..engine.truth import PolicyTruth
 from ..rewards.own import checked, placed_errors
-from ..rewards.registry import RewardFunc, get_reward_funcs
+from ..rewards.registry import RewardFunc, get_reward_funcs, known_rewards
 from ..tasks.registry import TASKS
 from ..tasks.task import Task
 
@@ -30,41 +30,47 @@ def dry_run_text(
 ) -> str:
     """The counts of the data, and for each task three rows with answers to them, scored.
 
-    The reference, a wrong and an unreadable answer to each row make one batch.
+    The reference, a wrong and an unreadable answer to each row make one batch. A reward that is the same
+    for all of them is named.
     """
     funcs = get_reward_funcs(specs, truth)
+    seen: dict[str, list[float]] = {func.__name__: [] for func in funcs}
     lines = [wrapped("\n".join(data.report.lines()))]
     with asyncio.Runner() as runner:  # one event loop for all rewards, as in training
         for name, task in TASKS.items():
-            rows = (row for row in data.train if row["task"] == name)
             known = (
                 row
-                for row in rows
-                if not task.needs_values or row["action_values"] or row["completion"]
+                for row in data.train
+                if row["task"] == name
+                and (not task.needs_values or row["action_values"] or row["completion"])
             )
-            batch = [
-                (row, *answer)
-                for row in islice(known, ROWS_SHOWN)
-                for answer in _answers(task, row)
-            ]
-            for (row, kind, text), cell in zip(batch, _rewards(batch, funcs, runner), strict=True):
+            rows = list(islice(known, ROWS_SHOWN))
+            batch = [(row, *answer) for row in rows for answer in _answers(task, row, rows)]
+            cells = _rewards(batch, funcs, runner, seen)
+            for (row, kind, text), cell in zip(batch, cells, strict=True):
                 if kind == KINDS[0]:
                     lines += ["", f"{name} row: {row['prompt']!r}"]
                 lines += [f"  {kind:<10} {text!r}", f"{'':13}{cell or 'no reward applies'}"]
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"\n{wrapped(warning)}" for warning in _constant(seen))])
 
 
-def _answers(task: Task, row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _answers(
+    task: Task, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[str, str]]:
+    """A right answer, a wrong one (another row's, if the task makes no guesses), and a part of one."""
     reference = task.reference(row)
-    return zip(KINDS, (reference, task.broken(row), reference[: len(reference) // 3]), strict=True)
+    others = (text for other in rows if (text := task.reference(other)) != reference)
+    wrong = task.broken(row) or next(others, "")
+    return zip(KINDS, (reference, wrong, reference[: len(reference) // 3]), strict=True)
 
 
 def _rewards(
     batch: Sequence[tuple[Mapping[str, Any], str, str]],
     funcs: Sequence[RewardFunc],
     runner: asyncio.Runner,
+    seen: Mapping[str, list[float]],
 ) -> list[str]:
-    """What the rewards give for each answer of a batch."""
+    """What the rewards give for each answer of a batch; the numbers are added to `seen`."""
     if not batch:
         return []
     rows, _, texts = zip(*batch, strict=True)
@@ -92,4 +98,16 @@ def _rewards(
                 raise number
             if number is not None:
                 cell.append(f"{func.__name__} {number:.3f}")
+                seen[func.__name__].append(number)
     return list(map("  ".join, cells))
+
+
+def _constant(seen: Mapping[str, list[float]]) -> Iterator[str]:
+    for name, numbers in seen.items():
+        if not numbers and name not in known_rewards():  # a packaged one may be of another task
+            yield f"warning: the reward {name} gives no number for any of these answers"
+        elif len(set(numbers)) == 1:
+            yield (
+                f"warning: the reward {name} is {numbers[0]:.3f} for all {len(numbers)} answers, right, "
+                "wrong and unreadable; a reward that never differs teaches nothing"
+            )
