@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import sys
 import textwrap
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -116,6 +119,26 @@ def searches(folder: Path) -> int:
 def children() -> set[int]:
     """This process's children and theirs, zombies too."""
     return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 240.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+def wait_until_valued(place: Path, positions: int) -> None:
+    wait_until(lambda: valued(place) >= positions)
+
+
+def valued(place: Path) -> int:
+    """Positions in a cache, or in all caches of a folder, so far."""
+    total = 0
+    for path in place.glob("*.sqlite") if place.is_dir() else [place]:
+        with contextlib.suppress(sqlite3.OperationalError), sqlite3.connect(path) as cache:
+            total += int(cache.execute("SELECT COUNT(*) FROM action_values").fetchone()[0])
+    return total
 
 
 # --------------------------------------------------------------------------------------------------

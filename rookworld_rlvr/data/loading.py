@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import count, cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from datasets import Dataset, DatasetDict
 
@@ -42,6 +42,9 @@ from .sources import (
 )
 
 logger = logging.getLogger(__name__)
+
+
+T = TypeVar("T")
 
 
 HELDOUT_SHARE = 0.1
@@ -264,7 +267,7 @@ def load_data(
                 f"{args.heldout_share}: of {report.read} rows, {why} are left out. Give more rows, "
                 "another share or other tasks; rookworld audit says more about the rows"
             )
-    train = _mix(_with_first_plies(train, args.first_plies_share), args)
+    train = _mix(train, args)
     return LoadedData(_dataset(train), _dataset(heldout), report, others)
 
 
@@ -459,34 +462,37 @@ def _mirror_images(rows: Sequence[Row], apart: set[str], heldout_share: float) -
 
 
 def _mix(rows: list[Row], args: DataArguments) -> list[Row]:
-    """Repeat the rows of scarce tasks until each task has its share.
+    """The rows in the shares of first plies and of tasks that are asked for.
 
     Raises:
         RookWorldError: A task has a share, but no rows.
     """
-    shares = args.training_shares()
-    if not shares:
-        return rows
-    by_task = {task: [row for row in rows if row["task"] == task] for task in shares}
-    if missing := [task for task, found in by_task.items() if not found]:
-        raise RookWorldError(
-            f"no rows of {', '.join(missing)} to train on in {args.dataset_name!r}, but task_shares="
-            f"{args.task_shares} gives them a share: give such rows, or leave the tasks out of `tasks`"
-        )
-    return _repeat(by_task, shares)
+    if share := args.first_plies_share:
+        asked = [row for row in rows if row["task"] == ENVIRONMENT.name]
+        has_others = share < 1 and not all(map(is_first_ply, asked))
+        shares = {True: share, False: 1 - share} if has_others else {True: 1.0}
+        rest = [row for row in rows if row["task"] != ENVIRONMENT.name]
+        rows = _repeat(asked, is_first_ply, shares) + rest
+    if of_task := args.training_shares():
+        if missing := set(of_task) - {row["task"] for row in rows}:
+            raise RookWorldError(
+                f"no rows of {', '.join(missing)} to train on in {args.dataset_name!r}, but task_shares="
+                f"{args.task_shares} gives them a share: give such rows, or take them out of `tasks`"
+            )
+        rows = _repeat(rows, lambda row: row["task"], of_task)
+    return rows
 
 
-def _with_first_plies(rows: list[Row], share: float) -> list[Row]:
-    """Repeat environment rows of the first two plies, or the others, until those have their share."""
-    if not share:
-        return rows
-    parts: dict[str, list[Row]] = {"first": [], "other": []}
-    for row in rows:
-        if row["task"] == ENVIRONMENT.name:
-            parts["first" if is_first_ply(row) else "other"].append(row)
-    rest = [row for row in rows if row["task"] != ENVIRONMENT.name]
-    shares = {"first": share, "other": 1 - share if parts["other"] else 0}
-    return _repeat(parts, {part: shares[part] for part in parts if shares[part]}) + rest
+def _repeat(rows: list[Row], part_of: Callable[[Row], T], shares: Mapping[T, float]) -> list[Row]:
+    """Repeat the rows of scarce parts until each part has its share, which is above 0."""
+    parts = {part: [row for row in rows if part_of(row) == part] for part in shares}
+    fullest = max(shares, key=lambda part: len(parts[part]) / shares[part])
+    whole = len(parts[fullest])
+    return [
+        row
+        for part, share in shares.items()
+        for row in islice(cycle(parts[part]), round(whole * (share / shares[fullest])))
+    ]
 
 
 def is_first_ply(row: Row) -> bool:
@@ -499,17 +505,6 @@ def _first_positions() -> frozenset[str]:
     from .synthesis import first_plies
 
     return frozenset(rules.position_key(prompt.fen) for prompt in first_plies())
-
-
-def _repeat(parts: Mapping[str, list[Row]], shares: Mapping[str, float]) -> list[Row]:
-    """Repeat the rows of scarce parts until each part has its share, which is above 0."""
-    fullest = max(shares, key=lambda part: len(parts[part]) / shares[part])
-    whole = len(parts[fullest])
-    return [
-        row
-        for part, share in shares.items()
-        for row in islice(cycle(parts[part]), round(whole * (share / shares[fullest])))
-    ]
 
 
 def action_values_column(values: Mapping[str, int]) -> list[dict[str, Any]]:

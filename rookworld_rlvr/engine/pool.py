@@ -228,23 +228,13 @@ class EnginePool:
             EngineError: It cannot be started, or does not speak UCI.
         """
         try:
-            try:
-                return await self._handshake()
-            except chess.engine.EngineTerminatedError:  # killed as it started, or not an engine
-                return await self._handshake()
-        except TimeoutError as error:
+            async with asyncio.timeout(_HANDSHAKE_S):
+                return await _Process.start(self._path)
+        except (OSError, chess.engine.EngineError) as error:  # a time-out is an OSError
+            why = str(error) or f"no answer to 'uci' within {_HANDSHAKE_S:g} s"
             raise EngineError(
-                f"{self._path!r} is not a UCI engine: it does not answer 'uci' within "
-                f"{_HANDSHAKE_S:g} s; give another program"
+                f"{self._path!r} is not a UCI engine that runs here ({why}); give another program"
             ) from error
-        except (OSError, chess.engine.EngineError) as error:
-            raise EngineError(
-                f"{self._path!r} is not a UCI engine that runs here ({error}); give another program"
-            ) from error
-
-    async def _handshake(self) -> _Process:
-        async with asyncio.timeout(_HANDSHAKE_S):
-            return await _Process.start(self._path)
 
     async def _discard(self, slot: int) -> None:
         process, self._processes[slot] = self._processes[slot], None

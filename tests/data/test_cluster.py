@@ -6,11 +6,8 @@ import contextlib
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +22,7 @@ from rookworld_rlvr.data import prepare
 from rookworld_rlvr.data.parquet import join_parquet, read_provenance, write_parquet
 
 from ..conftest import recipe
+from ..engines import valued, wait_until, wait_until_valued
 from .test_prepare import ENVIRONMENT, MATE, SCRIPT, policy_lines
 
 needs_datatrove = pytest.mark.skipif(
@@ -107,13 +105,6 @@ def test_a_failed_task_is_named_and_can_be_repeated(
     assert table(tmp_path) == table(undisturbed)
 
 
-def test_an_output_file_that_cannot_be_written_is_named_first(tmp_path: Path) -> None:
-    (tmp_path / "out.parquet").mkdir()
-    for more in ([], on_tasks(2)):
-        with pytest.raises(RookWorldError, match=r"cannot write '.*out.parquet'"):
-            recipe("prepare_data").main(argv(tmp_path, *more))
-
-
 def test_a_killed_worker_is_not_waited_for(
     tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,46 +159,21 @@ def left_over(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def valued(folder: Path, finished: bool = True) -> int:
-    """Positions in the caches of all tasks so far, or of those that have not finished."""
-    total = 0
-    for path in (folder / "out.cluster" / "values").glob("*.sqlite"):
-        if not finished and (folder / "out.cluster/label/completions" / path.stem).exists():
-            continue
-        try:
-            with sqlite3.connect(path) as cache:
-                total += int(cache.execute("SELECT COUNT(*) FROM action_values").fetchone()[0])
-        except sqlite3.OperationalError:
-            continue
-    return total
-
-
-def has_valued(folder: Path, positions: int) -> bool:
-    return valued(folder) >= positions
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    for _ in range(12_000):  # four minutes
-        if condition():
-            return
-        time.sleep(0.02)
-    raise AssertionError("it did not come to that")
-
-
 @pytest.mark.slow
 def test_killed_twice_it_goes_on_where_it_was(tmp_path: Path) -> None:
-    plain = tmp_path / "plain"
+    plain, values = tmp_path / "plain", tmp_path / "out.cluster" / "values"
     plain.mkdir()
     cache = ("--engine_cache", str(plain / "values.sqlite"), "--engine_depth", "9")
     recipe("prepare_data").main(argv(plain, *cache))
     expected = counts(plain)
     for done in (6, 14):
         with start(tmp_path) as process:
-            wait_until(partial(has_valued, tmp_path, done))
+            wait_until_valued(values, done)
             os.kill(process.pid, signal.SIGKILL)
         assert not (tmp_path / "out.parquet").exists()
         wait_until(lambda: not left_over(tmp_path))
-        kept = valued(tmp_path, finished=False)
+        finished = {path.stem for path in (values.parent / "label" / "completions").glob("*")}
+        kept = sum(valued(p) for p in values.glob("*.sqlite") if p.stem not in finished)
     with start(tmp_path) as process:
         process.wait(timeout=300)
     assert process.returncode == 0, (tmp_path / "printed.txt").read_text()

@@ -22,7 +22,6 @@ from rookworld_rlvr.data.loading import (
     HELDOUT_SHARE,
     DataArguments,
     LoadedData,
-    action_values_of,
     is_first_ply,
     is_held_out,
     load_data,
@@ -30,7 +29,6 @@ from rookworld_rlvr.data.loading import (
 )
 from rookworld_rlvr.data.sources import check_dataset_name, parse_raw
 from rookworld_rlvr.tasks import rules
-from rookworld_rlvr.tasks.types import ActionValue
 
 Row = dict[str, Any]
 
@@ -168,25 +166,15 @@ def test_rows_without_a_prefix_are_environment_rows() -> None:
     }
 
 
-def test_a_policy_row_carries_its_values_and_no_action() -> None:
-    row = parse_raw({"text": PAWNS_ROW, "action_values": PAWNS_VALUES})
-    assert row["task"] == "policy"
-    assert (row["fen"], row["action"], row["history"]) == (PAWNS_FEN, "", [])
-    assert row["action_values"] == PAWNS_VALUES
-    assert action_values_of(row["action_values"])[0] == ActionValue("g2g4", 100)
-
-
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
         (PAWNS_VALUES[1:], "do not name every legal move once"),
         ([*PAWNS_VALUES, {"move": "h1h2", "cp": -400}], "do not name every legal move once"),
-        ([PAWNS_VALUES[0], *PAWNS_VALUES], "do not name every legal move once"),
         ([], "do not name every legal move once"),
         (PAWNS_VALUES[::-1], "not ordered best first"),
         ([{"uci": "g2g4", "cp": 100}], "must be a list of {move, cp}"),
         ([{**value, "cp": "mate"} for value in PAWNS_VALUES], "must be a list of {move, cp}"),
-        ([value["move"] for value in PAWNS_VALUES], "must be a list of {move, cp}"),
     ],
 )
 def test_values_that_do_not_fit_the_position_are_refused(values: Any, reason: str) -> None:
@@ -323,12 +311,6 @@ def test_what_is_missing_in_rows_for_other_trainers_is_said(
     assert sum(rows.num_rows.values()) == 36
     for words in ("rows read 40", "quarantined 3", "2 neither a RookWorld row", "rookworld audit"):
         assert words in caplog.text
-    caplog.clear()
-    lines = [row["text"] for row in raw_rows(20)]
-    load_rows(text_file(tmp_path / "lines.txt", lines), heldout_share=0.4)
-    assert "policy rows without action_values 20" in caplog.text
-    with pytest.raises(RookWorldError, match="3 of 40 rows"):  # one can be read, but not judged
-        load_rows(spoilt_file(tmp_path))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -397,7 +379,7 @@ def shares(environment: float) -> dict[str, float]:
     return {"environment": environment, "policy": 1 - environment}
 
 
-@pytest.mark.parametrize("share", [0.0, 0.2, 0.8, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.8])
 def test_task_shares_are_reached_by_repeating_and_no_row_is_lost(
     tmp_path: Path, share: float
 ) -> None:
@@ -409,15 +391,6 @@ def test_task_shares_are_reached_by_repeating_and_no_row_is_lost(
         assert set(mixed.train["prompt"]) == set(plain.train["prompt"])
     assert mixed.heldout.to_list() == plain.heldout.to_list()
     assert mixed.report.train == plain.report.train  # counted before any repetition
-
-
-def test_synthetic_rows_carry_the_truth_and_come_on_top(tmp_path: Path) -> None:
-    name = text_file(tmp_path / "rows.txt", [environment_line(board) for board in boards(20)])
-    data = load(name, synthetic_rows=30, synthetic_shares='{"illegal_actions": 1.0}')
-    assert data.report.read == 20
-    made = [row for row in all_rows(data) if row["completion"].endswith("+-1.0+0+1")]
-    assert len(made) + data.report.duplicates == 30
-    assert all(row["completion"].startswith(row["fen"] + "+") for row in made)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -440,7 +413,7 @@ def test_the_first_two_plies_are_420_rows_of_21_positions_and_some_are_held_out(
 FIRST_PLIES: dict[str, Any] = {"max_rows": 300, "synthetic_rows": 300, "first_plies_share": 0.3}
 
 
-@pytest.mark.parametrize("share", [0.01, 0.3, 1.0])
+@pytest.mark.parametrize("share", [0.3, 1.0])
 def test_the_first_two_plies_get_their_share_of_the_environment_rows(share: float) -> None:
     options = {**FIRST_PLIES, "first_plies_share": share}
     data = load("rookworld-nano-openings", heldout_share=0.1, task_shares=shares(0.6), **options)
@@ -478,29 +451,17 @@ def test_keys_that_contradict_are_reported_together() -> None:
         load_rows(task=["policy"])
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("rookworld-nano-opening", ["neither packaged", "did you mean rookworld-nano-openings"]),
-        ("zzz", ["neither packaged", "choose one of ", "rookworld-nano-openings"]),
-        ("a/b/c", ["neither packaged"]),
-        ("/name", ["neither packaged"]),
-    ],
-)
-def test_an_unknown_name_is_a_fault_with_close_matches(name: str, words: list[str]) -> None:
-    (fault,) = check_dataset_name(name)
-    assert repr(name) in fault
-    assert all(word in fault for word in words), fault
-
-
-def test_a_missing_file_is_a_fault_with_the_close_names_of_its_folder(tmp_path: Path) -> None:
+def test_an_unknown_name_or_file_is_a_fault_with_close_matches(tmp_path: Path) -> None:
     good = text_file(tmp_path / "openings.jsonl", [])
     assert check_dataset_name(good) == []
-    (fault,) = check_dataset_name(str(tmp_path / "opening.jsonl"))
-    assert "no file" in fault
-    assert f"did you mean {good}" in fault
-    (fault,) = check_dataset_name(str(tmp_path / "no" / "folder.txt"))
-    assert "no file" in fault
+    for name, words in (
+        ("rookworld-nano-opening", "neither packaged.*did you mean rookworld-nano-openings"),
+        ("a/b/c", "neither packaged"),
+        (str(tmp_path / "opening.jsonl"), f"no file.*did you mean {good}"),
+        (str(tmp_path / "no" / "folder.txt"), "no file"),
+    ):
+        (fault,) = check_dataset_name(name)
+        assert repr(name) in fault and re.search(words, fault), fault
 
 
 def test_a_broken_file_is_an_error_that_names_it(tmp_path: Path) -> None:

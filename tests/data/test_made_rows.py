@@ -10,7 +10,6 @@ from typing import Any
 import chess
 import pytest
 
-from rookworld_rlvr.common import progress
 from rookworld_rlvr.data import sources, synthesis
 from rookworld_rlvr.data.sources import Malformed, RowArguments, parse_rows
 from rookworld_rlvr.tasks.policy import POLICY
@@ -67,15 +66,6 @@ def test_rows_are_made_once_until_anything_that_they_follow_from_changes(
         monkeypatch.setattr(module, name, value)
         del made[:]
         assert arguments().made_rows() == first and made, name
-
-
-def test_making_rows_is_shown(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(progress, "LINE_EVERY_S", 0)
-    arguments().made_rows()
-    shown = capsys.readouterr().err
-    assert "making synthetic rows: 35 of 35 rows (100%)" in shown and "\r" not in shown
 
 
 # --------------------------------------------------------------------------------------------------

@@ -112,13 +112,6 @@ def test_values_give_a_policy_prompt_its_answer(tmp_path: Path) -> None:
         parse_raw({"prompt": f"P: {board.fen()}", "action_values": values[1:]})
 
 
-def test_a_malformed_row_is_no_prompt(tmp_path: Path) -> None:
-    rows = [{"text": f"{text}rnbq+1"} for text in prompts(3)] + [{"text": "P: no position"}]
-    name = jsonl(tmp_path / "rows.jsonl", rows)
-    with pytest.raises(RookWorldError, match="4 of 4 rows"):
-        load_data(DataArguments(dataset_name=name))
-
-
 def test_each_task_asks_of_a_position(tmp_path: Path) -> None:
     fens = sorted(set(islice(opening_positions(4, 12), 80)))
     name = jsonl(tmp_path / "rows.jsonl", [{"fen": fen} for fen in fens])
@@ -170,17 +163,6 @@ def test_games_are_read_as_far_as_they_go(tmp_path: Path) -> None:
     assert faults[0].startswith("game 2: ") and faults[1].startswith("game 3: ")
     with pytest.raises(RookWorldError, match=r"cannot be read to its end: .game 2"):
         load_data(DataArguments(dataset_name=str(tmp_path / "games.pgn"), tasks=["environment"]))
-
-
-def test_a_column_of_another_name_is_named(tmp_path: Path) -> None:
-    rows = [{"row": environment_row(a)["prompt"]} for a in islice(environment_prompts(0), 40)]
-    name = jsonl(tmp_path / "rows.jsonl", rows)
-    with pytest.raises(RookWorldError, match=r"no column 'text' in .*; found: row"):
-        load_data(DataArguments(dataset_name=name))
-    arguments = DataArguments(dataset_name=name, text_column="row", heldout_share=0.3)
-    assert load_data(arguments).report.train["environment"] > 10
-    with pytest.raises(RookWorldError, match=r"no column 'rwo' in .*; found: row"):
-        load_data(DataArguments(dataset_name=name, text_column="rwo"))
 
 
 def test_a_held_out_set_of_its_own(tmp_path: Path) -> None:

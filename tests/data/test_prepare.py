@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +32,10 @@ from rookworld_rlvr.engine.arguments import EngineArguments
 from rookworld_rlvr.engine.labeller import Labeller
 from rookworld_rlvr.tasks.policy import parse_policy_answer
 from rookworld_rlvr.tasks.registry import split_row
+from rookworld_rlvr.tasks.types import values_by_move
 
 from ..conftest import REPOSITORY, recipe, script
+from ..engines import valued, wait_until, wait_until_valued
 
 SCRIPT = REPOSITORY / "recipes" / "prepare_data.py"
 ENVIRONMENT = (
@@ -82,10 +81,6 @@ def prepare(tmp_path: Path, lines: list[str], **options: Any) -> tuple[Table, Pr
     return pq.read_table(output).to_pylist(), report, read_provenance(output) or {}
 
 
-def values_of(row: dict[str, Any]) -> dict[str, int]:
-    return {value["move"]: value["cp"] for value in row["action_values"]}
-
-
 # --------------------------------------------------------------------------------------------------
 # Rows
 # --------------------------------------------------------------------------------------------------
@@ -93,7 +88,7 @@ def test_rows_keep_their_order_and_only_policy_rows_get_values(tmp_path: Path) -
     rows, report, _ = prepare(tmp_path, [ENVIRONMENT, MATE, ENVIRONMENT, MATE])
     assert [row["text"][0] for row in rows] == ["A", "P", "A", "P"]
     assert rows[0]["action_values"] is rows[2]["action_values"] is None
-    assert values_of(rows[1])["a1a8"] == 99_999
+    assert (values_by_move(rows[1]["action_values"]) or {})["a1a8"] == 99_999
     assert rows[1] == rows[3], "the same position, the same values"
     assert len(rows[1]["action_values"]) == 17  # 13 of the rook, 2 of the king, 2 of the pawn
     assert report.searches["done"] == 1
@@ -120,7 +115,7 @@ def test_stored_values_stay(tmp_path: Path) -> None:
     name = str(tmp_path / "rows.jsonl")
     for labels in ("stored_or_engine", "stored"):
         rows, _, _ = prepare(tmp_path, [MATE], dataset_name=name, labels=labels)
-        assert values_of(rows[0])["a1a8"] == 77_777, labels
+        assert (values_by_move(rows[0]["action_values"]) or {})["a1a8"] == 77_777, labels
 
 
 def test_a_file_made_from_another_says_who_valued_that_one(tmp_path: Path) -> None:
@@ -180,7 +175,8 @@ def test_openings_are_made_with_answers_by_the_engine(tmp_path: Path) -> None:
     assert [row["text"][0] for row in rows] == ["P"] * 6 + ["A"] * 3
     assert report.rows["made"] == 9 and report.repaired == {"answer": 6}
     for row in rows[:6]:
-        values = values_of(row)
+        values = values_by_move(row["action_values"])
+        assert values is not None
         _, _, completion = split_row(row["text"])
         answer = parse_policy_answer(completion)
         assert values[answer.best_move] == max(values.values())
@@ -248,28 +244,6 @@ def start(folder: Path, rows: Path) -> subprocess.Popen[str]:
     )
 
 
-def valued(folder: Path) -> int:
-    """Positions in the cache so far."""
-    try:
-        with sqlite3.connect(folder / "values.sqlite") as cache:
-            return int(cache.execute("SELECT COUNT(*) FROM action_values").fetchone()[0])
-    except sqlite3.OperationalError:
-        return 0
-
-
-def has_valued(folder: Path, positions: int) -> bool:
-    return valued(folder) >= positions
-
-
-def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    for _ in range(3_000):
-        if condition():
-            return
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.02)
-    raise AssertionError("it did not come to that")
-
-
 def engines(process: subprocess.Popen[str]) -> Iterator[psutil.Process]:
     for child in psutil.Process(process.pid).children(recursive=True):
         try:
@@ -283,8 +257,8 @@ def test_killed_engines_are_replaced(tmp_path: Path, undisturbed: tuple[Path, Ta
     rows, expected = undisturbed
     with start(tmp_path, rows) as process:
         for done in (3, 12, 20):
-            wait_until(partial(has_valued, tmp_path, done), process)
-            wait_until(lambda: any(engines(process)), process)
+            wait_until_valued(tmp_path, done)
+            wait_until(lambda: any(engines(process)))
             next(engines(process)).kill()
         printed, _ = process.communicate(timeout=300)
     assert process.returncode == 0, printed
@@ -295,7 +269,7 @@ def test_killed_engines_are_replaced(tmp_path: Path, undisturbed: tuple[Path, Ta
 def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, undisturbed: tuple[Path, Table]) -> None:
     rows, expected = undisturbed
     with start(tmp_path, rows) as process:
-        wait_until(partial(has_valued, tmp_path, 8), process)
+        wait_until_valued(tmp_path, 8)
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
     assert not (tmp_path / "out.parquet").exists()
@@ -337,46 +311,30 @@ def test_faults_are_reported_together(monkeypatch: pytest.MonkeyPatch) -> None:
         recipe("prepare_data").main(["--synthetic_rows", "4", "--output_file", "x.parquet"])
 
 
-BAD_INPUT = [
-    (("--engine_path", "/nowhere/stockfish"), "no program '/nowhere/stockfish'"),
-    (("--engine_path", "/bin/true"), "'/bin/true' is not a UCI engine"),
-    (("--engine_path", "rows.txt"), "no program 'rows.txt'"),
-    (
-        ("--dataset_name", "no_king.txt"),
-        "are malformed, more than max_quarantined_share=0.01: {'a king is missing': 1}",
-    ),
-    (("--dataset_name", "mated.txt"), "no legal move to choose"),
-    (("--engine_cache", "rows.txt"), "engine_cache: cannot use 'rows.txt'"),
-]
-
-
-@pytest.fixture
-def bad_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
-    monkeypatch.chdir(tmp_path)
-    answer = "M: a2a3 E: 0.0 B: a2a3"
-    (tmp_path / "rows.txt").write_text(MATE + "\n")
-    (tmp_path / "no_king.txt").write_text(f"P: 8/8/8/8/8/8/8/8 w - - 0 1 {answer}\n")
-    (tmp_path / "mated.txt").write_text(f"P: R5k1/5ppp/8/8/8/8/8/7K b - - 0 1 {answer}\n")
-    options = "--dataset_name rows.txt --output_file out.parquet --engine_cache values.sqlite"
-    return tuple(options.split())
-
-
-@pytest.mark.parametrize(("argv", "words"), BAD_INPUT)
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--engine_path", "/bin/true"], "'/bin/true' is not a UCI engine"),
+        (["--dataset_name", "mated.txt"], "no legal move to choose"),
+        (["--engine_cache", "rows.txt"], "engine_cache: cannot use 'rows.txt'"),
+    ],
+)
 def test_bad_input_ends_with_exit_code_2_before_anything_is_written(
-    bad_rows: tuple[str, ...], argv: tuple[str, str], words: str
+    tmp_path: Path, argv: list[str], words: str
 ) -> None:
-    done = script("prepare_data.py", *bad_rows, *argv, cwd=Path.cwd())
+    (tmp_path / "rows.txt").write_text(MATE + "\n")
+    mated = "P: R5k1/5ppp/8/8/8/8/8/7K b - - 0 1 M: a2a3 E: 0.0 B: a2a3\n"
+    (tmp_path / "mated.txt").write_text(mated)
+    options = "--dataset_name rows.txt --output_file out.parquet --engine_cache values.sqlite"
+    done = script("prepare_data.py", *options.split(), *argv, cwd=tmp_path)
     assert done.returncode == 2 and words in done.stderr, done.stdout + done.stderr
-    assert not Path("out.parquet").exists()
+    assert not (tmp_path / "out.parquet").exists()
 
 
-def test_a_failed_upload_keeps_the_file(
-    bad_rows: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_upload_keeps_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    push = ("--hub_dataset_id", "nobody/nothing", "--engine_depth", "2")
-    with pytest.raises(
-        RookWorldError, match=r"'nobody/nothing' could not be written .* is complete"
-    ):
-        recipe("prepare_data").main([*bad_rows, *push])
-    assert read_provenance(Path("out.parquet")) is not None
+    (tmp_path / "rows.txt").write_text(ENVIRONMENT + "\n")
+    push = ["--hub_dataset_id", "nobody/nothing"]
+    with pytest.raises(RookWorldError, match=r"'nobody/nothing' could not be written .* complete"):
+        recipe("prepare_data").main([*argv(tmp_path, tmp_path / "rows.txt"), *push])
+    assert read_provenance(tmp_path / "out.parquet") is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import subprocess
 import sys
@@ -135,24 +136,14 @@ def test_a_writer_that_is_killed_loses_at_most_the_row_being_written(file: Path)
 # --------------------------------------------------------------------------------------------------
 # Files that are no cache
 # --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", ["folder", "below a file", "no database", "another database"])
-def test_a_file_that_cannot_be_used_is_named_with_the_remedy(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "cache"
-    if kind == "folder":
-        path.mkdir()
-    elif kind == "below a file":
-        path.write_text("", encoding="utf-8")
-        path = path / "values.sqlite"
-    elif kind == "no database":
-        path.write_text("P: 8/8/8/8/8/8/8/8 w - - 0 1\n" * 100, encoding="utf-8")
-    else:
-        with sqlite3.connect(path) as other:
-            other.execute("CREATE TABLE action_values (cp INTEGER)")
-        other.close()
-    with pytest.raises(RookWorldError) as caught:
-        ValueCache(path, SOURCE).put("one", made_up())
-    for words in ("engine_cache", repr(str(path)), "give another path", ":memory:"):
-        assert words in str(caught.value)
+def test_a_file_that_cannot_be_used_is_named_with_the_remedy(tmp_path: Path) -> None:
+    text, other = tmp_path / "text", tmp_path / "other"
+    text.write_text("P: 8/8/8/8/8/8/8/8 w - - 0 1\n" * 100, encoding="utf-8")
+    with contextlib.closing(sqlite3.connect(other)) as database:
+        database.execute("CREATE TABLE action_values (cp INTEGER)")
+    for path in (tmp_path, text / "values.sqlite", text, other):
+        with pytest.raises(RookWorldError, match=f"engine_cache: cannot use '{path}'.*:memory:"):
+            ValueCache(path, SOURCE).put("one", made_up())
 
 
 # --------------------------------------------------------------------------------------------------
