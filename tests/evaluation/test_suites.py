@@ -38,7 +38,7 @@ from rookworld_rlvr.evaluation.suite import (
     SuiteResult,
     keep_apart,
 )
-from rookworld_rlvr.evaluation.suites.environment import EnvironmentSuite, kinds
+from rookworld_rlvr.evaluation.suites.environment import EnvironmentSuite
 from rookworld_rlvr.evaluation.suites.fill_in import FillInSuite
 from rookworld_rlvr.evaluation.suites.openings import OpeningsSuite
 from rookworld_rlvr.evaluation.suites.policy import PolicySuite
@@ -131,24 +131,7 @@ def test_an_unreadable_environment_answer_is_wrong_in_all_but_its_position() -> 
     assert found == {**wrong, "invalid": 1.0, "position": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("fen", "action", "expected"),
-    [
-        (START, "e2e4", ["quiet"]),
-        (START, "e2e5", ["illegal"]),
-        (START, "0000", ["illegal"]),
-        (START, "castle", ["illegal"]),
-        ("r3k2r/8/8/8/8/8/8/R3K2R w KQkq - 0 1", "e1g1", ["castling"]),
-        ("4k3/8/8/3pP3/8/8/8/4K3 w - d6 0 2", "e5d6", ["en_passant", "capture"]),
-        ("3rk3/2P5/8/8/8/8/8/4K3 w - - 0 1", "c7d8q", ["promotion", "capture", "check"]),
-        ("6k1/5ppp/8/8/8/8/8/R5K1 w - - 0 1", "a1a8", ["mate"]),
-    ],
-)
-def test_kinds_of_moves(fen: str, action: str, expected: list[str]) -> None:
-    assert kinds(fen, action) == expected
-
-
-def test_environment_items_are_held_out_and_of_every_kind() -> None:
+def test_environment_items_are_held_out_and_from_all_of_the_game() -> None:
     suite = EnvironmentSuite(500, 0)
     fens = suite.positions()
     assert len(fens) == 500
@@ -162,7 +145,7 @@ def test_environment_items_are_held_out_and_of_every_kind() -> None:
     }
     for group in ("openings", "move_1", "moves_2_to_10", "moves_11_to_30", "moves_31_on"):
         assert counts.pop(group) >= 30, group
-    assert min(counts.values()) >= 10 and len(counts) == 8, counts
+    assert not counts
     moves = [len(name.split("+")[2].split()) for name in fens]
     assert max(moves) == 10, "the history"
 
@@ -176,7 +159,7 @@ def test_what_chance_gets_in_the_environment() -> None:
     ]
     metrics = suite.run(RandomMover()).metrics()
     assert is_near(metrics["next_state_exact"].value, chances)
-    assert metrics["invalid"].value == 0 == metrics["exact/illegal"].value
+    assert metrics["invalid"].value == 0
 
 
 def is_near(value: float, chances: Sequence[float]) -> bool:
@@ -417,7 +400,7 @@ def test_four_games_earn_no_star() -> None:
 
     few = results_text([model("first", 0.0, 4), model("second", 1.0, 4)])
     assert few.count("+1.000") == 3 and "+1.000*" not in few
-    assert "* means p < 0.05" in " ".join(few.split()) and "fewer than six" in " ".join(few.split())
+    assert "* means p < 0.05" in " ".join(few.split())
     many = results_text([model("first", 0.0, 6), model("second", 1.0, 6)])
     assert many.count("+1.000*") == 3, "a table's two and the summary's"
     assert all(len(line) <= 100 for line in many.splitlines())
