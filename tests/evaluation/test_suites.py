@@ -15,7 +15,7 @@ import pytest
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from rookworld_rlvr.cli.checks import check_recipe
-from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
+from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.common.stats import Kind
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, DataArguments, is_held_out, load_data
 from rookworld_rlvr.engine.arguments import EngineArguments
@@ -46,7 +46,7 @@ from rookworld_rlvr.evaluation.suites.self_play import SelfPlaySuite
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import GREEDY, ROOKWORLD, Decoding, complete
 from rookworld_rlvr.tasks import rules
-from rookworld_rlvr.tasks.environment import parse_environment_prompt, write_environment_answer
+from rookworld_rlvr.tasks.environment import write_environment_answer
 from rookworld_rlvr.tasks.policy import parse_policy_answer
 from rookworld_rlvr.tasks.registry import join_row
 from rookworld_rlvr.tasks.types import EnvironmentPrompt
@@ -150,18 +150,6 @@ def test_environment_items_are_held_out_and_from_all_of_the_game() -> None:
     assert max(moves) == 10, "the history"
 
 
-def test_what_chance_gets_in_the_environment() -> None:
-    suite = EnvironmentSuite(400, 0)
-    # A random legal move is the action with a chance of one in the number of moves; never an illegal.
-    chances = [
-        1 / len(moves) if prompt.action in (moves := rules.legal_moves(prompt.fen)) else 0.0
-        for prompt in map(parse_environment_prompt, suite.positions())
-    ]
-    metrics = suite.run(RandomMover()).metrics()
-    assert is_near(metrics["next_state_exact"].value, chances)
-    assert metrics["invalid"].value == 0
-
-
 def is_near(value: float, chances: Sequence[float]) -> bool:
     """Whether a share is within four standard deviations of what the items' chances give."""
     deviation = (sum(p * (1 - p) for p in chances) ** 0.5) / len(chances)
@@ -185,6 +173,9 @@ def test_the_oracle_is_always_right(kind: Any) -> None:
 # --------------------------------------------------------------------------------------------------
 # Six moves are legal; in centipawns from the side to move.
 VALUES = {"a1a2": 100, "b1b2": 40, "c1c2": 0, "d1d2": -60, "e1e2": -300, "f1f2": -5000}
+NOTHING = dict.fromkeys(
+    ("invalid", "legal", "expected_score", "best_move", "top_five", "top_5_overlap"), 0.0
+)
 
 
 def lichess(cp: float) -> float:
@@ -199,10 +190,8 @@ def lichess(cp: float) -> float:
             # M: 4 of the top five, one that is illegal.
             "M: a1a2 c1c2 d1d2 e1e2 h1h2 E: 1.5 -0.2 0.4 -2.0 9.0 B: d1d2",
             {
-                "invalid": 0,
                 "legal": 1,
                 "expected_score": lichess(-60),
-                "best_move": 0,
                 "top_five": 1,
                 "top_5_overlap": 4 / 5,
                 "centipawn_loss": 160,
@@ -214,44 +203,20 @@ def lichess(cp: float) -> float:
         (
             "M: f1f2 E: -50.0 B: f1f2",
             {
-                "invalid": 0,
                 "legal": 1,
                 "expected_score": lichess(-5000),
-                "best_move": 0,
-                "top_five": 0,
-                "top_5_overlap": 0,
                 "centipawn_loss": 1000,  # 5100, held at 1000
                 "evaluation_mae": 0,
                 "win_probability_loss": lichess(100) - lichess(-5000),
             },
         ),
-        (
-            "M: a1a2 E: -0.1 B: h1h2",
-            {
-                "invalid": 0,
-                "legal": 0,
-                "expected_score": 0,
-                "best_move": 0,
-                "top_five": 0,
-                "top_5_overlap": 1 / 5,
-                "evaluation_mae": 1.1,
-            },
-        ),
-        (
-            "M: a1a2 B: a1a2",
-            {
-                "invalid": 1,
-                "legal": 0,
-                "expected_score": 0,
-                "best_move": 0,
-                "top_five": 0,
-                "top_5_overlap": 0,
-            },
-        ),
+        ("M: a1a2 E: -0.1 B: h1h2", {"top_5_overlap": 1 / 5, "evaluation_mae": 1.1}),
+        ("M: a1a2 B: a1a2", {"invalid": 1}),
     ],
 )
 def test_policy_metrics_by_hand(completion: str, expected: Mapping[str, float]) -> None:
-    assert PolicySuite.judge(VALUES, completion) == pytest.approx(dict(expected), abs=1e-6)
+    found = PolicySuite.judge(VALUES, completion)
+    assert found == pytest.approx({**NOTHING, **expected}, abs=1e-6)
 
 
 def test_what_chance_gets_in_the_policy_task(policy: PolicySuite) -> None:
@@ -301,18 +266,6 @@ def test_the_oracle_asks_the_engine_what_it_does_not_know(stockfish: str) -> Non
     model = open_model("oracle", ModelArguments(), arguments)
     (answer,) = model.answers([f"P: {mate}"])
     assert parse_policy_answer(answer).best_move == "a1a8"
-
-
-def test_models_are_checked_before_one_is_loaded() -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        ModelArguments(
-            model_name_or_path=["rookworld-nanno", "random", "random"],
-            decoding="greedyy",
-            dtype="float31",
-            batch_size=0,
-        )
-    for words in ("rookworld-nanno", "'random' appears 2", "did you mean greedy", "float32"):
-        assert words in str(caught.value)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -471,15 +424,12 @@ def test_suites_run_with_every_evaluation_and_choose_the_best_checkpoint(
 
 
 def test_the_best_checkpoints_suite_must_run() -> None:
-    with pytest.raises(ConfigurationError, match="did you mean suites/environment/exact"):
-        grpo_config(metric_for_best_model="suites/enviroment/exact")
-    args = grpo_config(metric_for_best_model="suites/self_play/legal_half_moves")
+    metric = "suites/self_play/legal_half_moves"
+    rewards = [{"name": "environment_exact"}]
+    args = RookWorldGRPOConfig(
+        rewards=rewards, use_cpu=True, bf16=False, metric_for_best_model=metric
+    )
     others = (None,) * 5
     (fault,) = check_recipe(*others, args, SuiteArguments(suites=["policy"]))
     assert "belongs to a suite that is not in `suites`" in fault
     assert not check_recipe(*others, args, SuiteArguments(suites=["self_play"]))
-
-
-def grpo_config(**options: Any) -> RookWorldGRPOConfig:
-    rewards = [{"name": "environment_exact"}]
-    return RookWorldGRPOConfig(rewards=rewards, use_cpu=True, bf16=False, **options)
