@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from rookworld_rlvr.engine.arguments import EngineArguments
-from rookworld_rlvr.engine.labeller import Labeller
 from rookworld_rlvr.evaluation.answerers import Answerer
-from rookworld_rlvr.evaluation.models import Oracle
 from rookworld_rlvr.tasks.policy import parse_policy_prompt, write_policy_answer
 from rookworld_rlvr.tasks.registry import task_of
 from rookworld_rlvr.tasks.types import PolicyAnswer
@@ -49,17 +46,3 @@ class Scripted(Answerer):
 def policy_text(move: str) -> str:
     """A policy answer with one move."""
     return write_policy_answer(PolicyAnswer((move,), (0.0,), move))
-
-
-def oracle(labeller: Labeller) -> Oracle:
-    """An oracle whose engine goes on running."""
-    model = Oracle(EngineArguments())
-    model._labeller = labeller
-    return model
-
-
-def shallow(stockfish: str, depth: int) -> Labeller:
-    """Values to a depth, kept nowhere."""
-    return Labeller(
-        EngineArguments(engine_path=stockfish, engine_depth=depth, engine_cache=":memory:")
-    )

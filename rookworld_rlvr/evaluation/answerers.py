@@ -24,10 +24,8 @@ class Answerer(ABC):
         name: As results name it.
         decoding: How it chooses its tokens, for the record.
         sampling: How it chooses those of `samples`, if otherwise.
-        asked_by: The suite that asks, for a progress bar.
     """
 
-    asked_by: str = ""
     name: str
     decoding: Mapping[str, Any]
     sampling: Mapping[str, Any] | None = None
@@ -72,7 +70,7 @@ class LanguageModel(Answerer):
 
     def answers(self, prompts: Sequence[str]) -> list[str]:
         """See `Answerer`; a prompt that appears several times is decoded once."""
-        return self._answered(prompts, self.complete, self._title)
+        return self._answered(prompts, self.complete, self.name)
 
     def samples(
         self, prompts: Sequence[str], count: int, decoding: Decoding | None = None
@@ -87,7 +85,7 @@ class LanguageModel(Answerer):
             )
             return [texts[at : at + count] for at in range(0, len(texts), count)]
 
-        return self._answered(prompts, draw, f"{self._title}, sampled", each=count)
+        return self._answered(prompts, draw, f"{self.name}, sampled", each=count)
 
     def _answered(
         self, prompts: Sequence[str], answer: Callable[..., list[Answer]], title: str, each: int = 1
@@ -95,10 +93,6 @@ class LanguageModel(Answerer):
         unique = list(dict.fromkeys(prompts))
         answers = dict(zip(unique, shared(unique, answer, title, each), strict=True))
         return [answers[prompt] for prompt in prompts]
-
-    @property
-    def _title(self) -> str:
-        return f"{self.name}: {self.asked_by}" if self.asked_by else self.name
 
 
 def shared(

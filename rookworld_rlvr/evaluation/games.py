@@ -24,9 +24,6 @@ MOST_PLIES = 200  # half-moves after which a game is cut off
 
 
 Ending = Literal["rules", "illegal", "unreadable", "capped", "stopped"]
-"""Why a game is over: by the rules as python-chess ends it, without a claim (checkmate, stalemate,
-insufficient material, 75 moves, fivefold repetition); by an illegal or unreadable move; because it was
-cut off; or because a suite stopped it, see `Reply`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +49,10 @@ class Game:
         name: The suite's item.
         board: Its position, with the moves since the start of the game.
         half_moves: Legal moves since the suite's starting position, of both sides.
-        ending: None while it is under way.
+        ending: None while it is under way; else why it is over: by the rules as python-chess ends it,
+            without a claim (checkmate, stalemate, insufficient material, 75 moves, fivefold repetition);
+            by an illegal or unreadable move; because it was cut off; or because a suite stopped it, see
+            `Reply`.
         errors: What a suite notes of the model's answers.
     """
 

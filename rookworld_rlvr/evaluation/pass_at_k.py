@@ -61,7 +61,7 @@ def kinds(samples: int) -> dict[str, Kind]:
     {'pass@1': 'mean', 'pass@2': 'mean', 'pass@4': 'share', 'majority@4': 'share'}
     """
     found: dict[str, Kind] = {f"pass@{k}": "share" if k == samples else "mean" for k in ks(samples)}
-    return {**found, **({f"majority@{samples}": "share"} if samples else {})}
+    return found | ({f"majority@{samples}": "share"} if samples else {})
 
 
 def passes(right: int, samples: int) -> dict[str, float]:
@@ -125,14 +125,15 @@ class RightCounts:
 
     def _values(self) -> dict[str, dict[str, float]]:
         """By metric and prompt."""
-        found = {GREEDY_SHARE: {str(p): float(one) for p, one in enumerate(self.greedy)}}
-        for prompt, count in enumerate(self.right):
-            for name, value in passes(count, self.samples).items():
-                found.setdefault(name, {})[str(prompt)] = value
+        found: dict[str, Sequence[float]] = {GREEDY_SHARE: self.greedy}
+        for k in ks(self.samples):
+            found[f"pass@{k}"] = [pass_at_k(count, self.samples, k) for count in self.right]
         if self.majority:
-            votes = {str(prompt): float(one) for prompt, one in enumerate(self.majority)}
-            found[f"majority@{self.samples}"] = votes
-        return found
+            found[f"majority@{self.samples}"] = self.majority
+        return {
+            name: {str(prompt): float(value) for prompt, value in enumerate(values)}
+            for name, values in found.items()
+        }
 
 
 # --------------------------------------------------------------------------------------------------
@@ -170,21 +171,13 @@ def read_counts(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, RightCo
 
 def pass_summary(measured: Measured) -> dict[str, Any]:
     """By task: prompts, samples, the estimates of each time, and the paired change, for JSON."""
-    before, after = measured.get("before", {}), measured.get("after", {})
-    return {
-        task: {
-            "prompts": len(counts.right),
-            "samples": counts.samples,
-            **{
-                when: {name: asdict(value) for name, value in found[task].estimates().items()}
-                for when, found in (("before", before), ("after", after))
-                if task in found
-            },
-            **(
-                {"change": {n: asdict(v) for n, v in before[task].compare(after[task]).items()}}
-                if task in before and task in after
-                else {}
-            ),
-        }
-        for task, counts in {**before, **after}.items()
-    }
+    found: dict[str, dict[str, Any]] = {}
+    for when, by_task in measured.items():
+        for task, counts in by_task.items():
+            of_task = found.setdefault(task, {"prompts": len(counts.right)})
+            of_task["samples"] = counts.samples
+            of_task[when] = {name: asdict(value) for name, value in counts.estimates().items()}
+            if when == "after" and task in measured.get("before", {}):
+                change = measured["before"][task].compare(counts)
+                of_task["change"] = {name: asdict(value) for name, value in change.items()}
+    return found

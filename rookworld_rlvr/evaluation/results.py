@@ -128,9 +128,7 @@ def results_text(results: Sequence[ModelResults]) -> str:
 
 _LEGEND = (
     "Differences from {} are over the items that both models have a value for. * means p < 0.05 in a "
-    "two-sided test of these pairs (McNemar's exact test for shares, sign-flip permutation for means), "
-    "and a 95% interval without 0. A difference without a star is a tie: it may be chance. If fewer "
-    "than six items differ, there is never a star."
+    "two-sided test of these pairs, and a 95% interval without 0; without a star it may be chance."
 )
 
 

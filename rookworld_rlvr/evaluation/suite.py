@@ -152,7 +152,6 @@ class Suite(ABC, Generic[Item]):
         seen: dict[str, dict[str, float]] = {
             name: {} for metric in known for name in _names(metric, self.groups)
         }
-        model.asked_by = self.name
         for item, values, groups in chain(self.judged(model), self.sampled(model)):
             for metric, value in values.items():
                 if metric not in known:

@@ -26,12 +26,11 @@ if TYPE_CHECKING:
     from .prompts import Reply
 
 HELP = """\
-  a move     as Nf3, exd5, O-O, e8=Q, or as g1f3, e7e8q
-  takeback   take back your last move and the answer to it
-  moves      list the legal moves
-  resign     give the game up
-  quit       leave; the game so far is kept
-  help       this list"""
+  a move  as Nf3, exd5, O-O, e8=Q, or as g1f3, e7e8q
+  moves   list the legal moves
+  resign  give the game up
+  quit    leave; the game so far is kept
+  help    this list"""
 
 
 class TerminalGame:
@@ -61,7 +60,6 @@ class TerminalGame:
         self._analyse = analyse
         self._say = say
         self._commands: dict[str, Callable[[], object]] = {
-            "takeback": self.take_back,
             "moves": lambda: say(" ".join(map(board.san, board.legal_moves))),
             "resign": lambda: self.end("0-1" if human else "1-0", "you resign"),
             "help": lambda: say(HELP),
@@ -116,16 +114,6 @@ class TerminalGame:
 
     def _number(self) -> str:
         return f"{self.board.fullmove_number}{'. ' if self.board.turn else '... '}"
-
-    def take_back(self) -> None:
-        """Take back the human's last move and the model's answer to it."""
-        if len(self.board.move_stack) < 2:
-            self._say("you have not moved yet: there is nothing to take back")
-            return
-        for _ in range(2):
-            self.board.pop()
-            self.faults.pop(self.board.ply(), None)
-        self.show()
 
     def pgn(self) -> chess.pgn.Game:
         """The game so far, with a comment where the model's move had to be replaced."""

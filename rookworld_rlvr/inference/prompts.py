@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -144,29 +143,18 @@ def over(board: chess.Board) -> str:
 # Replies
 # --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """A legal move, and what the model says that it is worth."""
-
-    move: chess.Move
-    pawns: float | None  # from the side to move; None if the model gives no evaluation
-
-
-@dataclass(frozen=True, slots=True)
 class Choice:
-    """The legal candidates of an answer.
+    """The move that is played for an answer.
 
     Args:
-        candidates: Each move once, at least one; the first is played, the others follow by evaluation.
-        fault: Why the first is not the model's best move, a sentence; empty if it is.
+        move: A legal move.
+        pawns: What the model says that it is worth, from the side to move; None if it does not say.
+        fault: Why it is not the model's best move, a sentence; empty if it is.
     """
 
-    candidates: tuple[Candidate, ...]
+    move: chess.Move
+    pawns: float | None = None
     fault: str = ""
-
-    @property
-    def move(self) -> chess.Move:
-        """What is played."""
-        return self.candidates[0].move
 
 
 def choose(board: chess.Board, reply: Reply[PolicyAnswer]) -> Choice:
@@ -181,32 +169,30 @@ def choose(board: chess.Board, reply: Reply[PolicyAnswer]) -> Choice:
     candidates = _candidates(board, reply.record)
     best = _legal(board, reply.record.best_move)
     if best is not None:
-        first = [one for one in candidates if one.move == best] or [Candidate(best, None)]
-        others = (one for one in candidates if one.move != best)
-        return Choice((first[0], *others))
+        return Choice(best, candidates.get(best))
     fault = f"the model's best move {reply.record.best_move} is illegal"
     if not candidates:
         return no_answer(board, f"{fault}, and none of its candidates can be played")
-    move = candidates[0].move.uci()
-    return Choice(candidates, f"{fault}; its best legal candidate {move} is played")
+    evaluated = [move for move, pawns in candidates.items() if pawns is not None]
+    move = max(evaluated, key=lambda move: candidates[move] or 0.0, default=next(iter(candidates)))
+    why = f"{fault}; its best legal candidate {move.uci()} is played"
+    return Choice(move, candidates[move], why)
 
 
 def no_answer(board: chess.Board, why: str) -> Choice:
     """The first legal move in python-chess's order, for a model that gives none."""
     move = next(iter(board.legal_moves))
-    return Choice((Candidate(move, None),), f"{why}; {move.uci()}, the first legal move, is played")
+    return Choice(move, fault=f"{why}; {move.uci()}, the first legal move, is played")
 
 
-def _candidates(board: chess.Board, answer: PolicyAnswer) -> tuple[Candidate, ...]:
-    """The legal moves of `M`, each once, by `E`; equal ones in the model's order."""
-    candidates: dict[chess.Move, Candidate] = {}
+def _candidates(board: chess.Board, answer: PolicyAnswer) -> dict[chess.Move, float | None]:
+    """The legal moves of `M`, each with its first `E`."""
+    candidates: dict[chess.Move, float | None] = {}
     for text, pawns in itertools.zip_longest(answer.moves, answer.evaluations):
         move = _legal(board, text) if text else None
         if move is not None:
-            candidates.setdefault(move, Candidate(move, pawns))
-    return tuple(
-        sorted(candidates.values(), key=lambda one: math.inf if one.pawns is None else -one.pawns)
-    )
+            candidates.setdefault(move, pawns)
+    return candidates
 
 
 def _legal(board: chess.Board, text: str) -> chess.Move | None:

@@ -7,7 +7,6 @@ The model thinks in a thread of its own, and is asked between two tokens whether
 from __future__ import annotations
 
 import itertools
-import re
 import sys
 import threading
 import time
@@ -20,11 +19,10 @@ import chess
 from ..common.errors import RookWorldError
 from ..common.terminal import printable
 from ..tasks import rules
-from ..tasks.policy import MAX_CANDIDATES
 from ..tasks.text import parse_fen
 from ..tasks.types import MATE_CP, PolicyAnswer
 from .arguments import model_parser, run, start
-from .prompts import Candidate, choose, no_answer, read_legal_move
+from .prompts import choose, no_answer, read_legal_move
 
 if TYPE_CHECKING:
     from .prompts import Reply
@@ -36,8 +34,6 @@ Load = Callable[[str, Callable[[], bool]], Analyse]
 """A model's name, and whether to give up → the model; it raises `Stopped` when it is to give up."""
 
 OVERHEAD_MS = 100  # that an answer needs to arrive
-
-_WHOLE = re.compile(r"-?[0-9]{1,12}")
 
 
 class Stopped(Exception):
@@ -54,13 +50,12 @@ def seconds_for(numbers: Mapping[str, int], turn: chess.Color) -> float | None:
     Returns:
         None if there is no clock.
     """
-    left = numbers.get("movetime")
-    if left is None:
-        left = numbers.get("wtime" if turn else "btime")
-        if left is None:
-            return None
-        increment = numbers.get("winc" if turn else "binc", 0)
-        left = min(left, left // (1 if numbers.get("movestogo") == 1 else 2) + increment)
+    if "movetime" in numbers:
+        left = numbers["movetime"]
+    elif (clock := numbers.get("wtime" if turn else "btime")) is not None:
+        left = min(clock, clock // 2 + numbers.get("winc" if turn else "binc", 0))
+    else:
+        return None
     return max(0, left - OVERHEAD_MS) / 1000
 
 
@@ -69,7 +64,7 @@ def numbers_of(words: Sequence[str]) -> dict[str, int]:
     return {
         name: int(number)
         for name, number in itertools.pairwise(words)
-        if _WHOLE.fullmatch(number) and not _WHOLE.fullmatch(name)
+        if number.removeprefix("-").isdecimal()
     }
 
 
@@ -84,7 +79,6 @@ class Engine:
 
     def __init__(self, model: str, load: Load, write: Callable[[str], object]) -> None:
         self.model = model
-        self.multipv = 1
         self.board = chess.Board()
         self._load = load
         self._analyse: Analyse | None = None
@@ -96,7 +90,6 @@ class Engine:
         self._commands: dict[str, Callable[[list[str]], object]] = {
             "uci": self._uci,
             "isready": self._isready,
-            "setoption": self._setoption,
             "position": self._position,
             "go": self._go,
             "stop": lambda words: self._end_search(),
@@ -134,20 +127,12 @@ class Engine:
         self.say(
             f"id name RookWorld {Path(self.model).name}",
             "id author rookworld-rlvr",
-            f"option name MultiPV type spin default 1 min 1 max {MAX_CANDIDATES}",
             "uciok",
         )
 
     def _isready(self, words: list[str]) -> None:
         self._loaded()
         self.say("readyok")
-
-    def _setoption(self, words: list[str]) -> None:
-        found = re.fullmatch(r"name multipv value ([0-9]+)", " ".join(words), re.IGNORECASE)
-        if found and 1 <= int(found[1]) <= MAX_CANDIDATES:
-            self.multipv = int(found[1])
-        else:
-            self._tell(f"{' '.join(words)!r} is no option; write name MultiPV value 1 to 5")
 
     def _position(self, words: list[str]) -> None:
         try:
@@ -202,21 +187,15 @@ class Engine:
             choice = choose(board, analyse(board.fen()))
         except Stopped:
             choice = no_answer(board, "the model had not answered when its time was over")
-        took = int(1000 * (time.monotonic() - began))
-        lines = [
-            f"info depth 1 seldepth 1 multipv {number}{_score(candidate)} nodes 1 time {took} "
-            f"pv {candidate.move.uci()}"
-            for number, candidate in enumerate(choice.candidates[: self.multipv], 1)
-        ]
+        took, score = int(1000 * (time.monotonic() - began)), ""
+        if (
+            choice.pawns is not None
+        ):  # within those of a mate, as the model's numbers have no bounds
+            score = f" score cp {max(1 - MATE_CP, min(MATE_CP - 1, round(100 * choice.pawns)))}"
+        move = choice.move.uci()
+        line = f"info depth 1{score} nodes 1 time {took} pv {move}"
         fault = [f"info string {choice.fault}"] if choice.fault else []
-        return [*lines, *fault, f"bestmove {choice.move.uci()}"]
-
-
-def _score(candidate: Candidate) -> str:
-    """In centipawns, kept within those of a mate, as the model's numbers have no bounds."""
-    if candidate.pawns is None:
-        return ""
-    return f" score cp {max(1 - MATE_CP, min(MATE_CP - 1, round(100 * candidate.pawns)))}"
+        return [line, *fault, f"bestmove {move}"]
 
 
 def parse_position(words: Sequence[str]) -> chess.Board:

@@ -15,7 +15,7 @@ import pytest
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from rookworld_rlvr.cli.checks import check_recipe
-from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
+from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.common.stats import Kind
 from rookworld_rlvr.data.loading import HELDOUT_SHARE, DataArguments, is_held_out, load_data
 from rookworld_rlvr.engine.arguments import EngineArguments
@@ -38,7 +38,7 @@ from rookworld_rlvr.evaluation.suite import (
     SuiteResult,
     keep_apart,
 )
-from rookworld_rlvr.evaluation.suites.environment import EnvironmentSuite, kinds
+from rookworld_rlvr.evaluation.suites.environment import EnvironmentSuite
 from rookworld_rlvr.evaluation.suites.fill_in import FillInSuite
 from rookworld_rlvr.evaluation.suites.openings import OpeningsSuite
 from rookworld_rlvr.evaluation.suites.policy import PolicySuite
@@ -46,7 +46,7 @@ from rookworld_rlvr.evaluation.suites.self_play import SelfPlaySuite
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import GREEDY, ROOKWORLD, Decoding, complete
 from rookworld_rlvr.tasks import rules
-from rookworld_rlvr.tasks.environment import parse_environment_prompt, write_environment_answer
+from rookworld_rlvr.tasks.environment import write_environment_answer
 from rookworld_rlvr.tasks.policy import parse_policy_answer
 from rookworld_rlvr.tasks.registry import join_row
 from rookworld_rlvr.tasks.types import EnvironmentPrompt
@@ -131,24 +131,7 @@ def test_an_unreadable_environment_answer_is_wrong_in_all_but_its_position() -> 
     assert found == {**wrong, "invalid": 1.0, "position": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("fen", "action", "expected"),
-    [
-        (START, "e2e4", ["quiet"]),
-        (START, "e2e5", ["illegal"]),
-        (START, "0000", ["illegal"]),
-        (START, "castle", ["illegal"]),
-        ("r3k2r/8/8/8/8/8/8/R3K2R w KQkq - 0 1", "e1g1", ["castling"]),
-        ("4k3/8/8/3pP3/8/8/8/4K3 w - d6 0 2", "e5d6", ["en_passant", "capture"]),
-        ("3rk3/2P5/8/8/8/8/8/4K3 w - - 0 1", "c7d8q", ["promotion", "capture", "check"]),
-        ("6k1/5ppp/8/8/8/8/8/R5K1 w - - 0 1", "a1a8", ["mate"]),
-    ],
-)
-def test_kinds_of_moves(fen: str, action: str, expected: list[str]) -> None:
-    assert kinds(fen, action) == expected
-
-
-def test_environment_items_are_held_out_and_of_every_kind() -> None:
+def test_environment_items_are_held_out_and_from_all_of_the_game() -> None:
     suite = EnvironmentSuite(500, 0)
     fens = suite.positions()
     assert len(fens) == 500
@@ -162,21 +145,9 @@ def test_environment_items_are_held_out_and_of_every_kind() -> None:
     }
     for group in ("openings", "move_1", "moves_2_to_10", "moves_11_to_30", "moves_31_on"):
         assert counts.pop(group) >= 30, group
-    assert min(counts.values()) >= 10 and len(counts) == 8, counts
+    assert not counts
     moves = [len(name.split("+")[2].split()) for name in fens]
     assert max(moves) == 10, "the history"
-
-
-def test_what_chance_gets_in_the_environment() -> None:
-    suite = EnvironmentSuite(400, 0)
-    # A random legal move is the action with a chance of one in the number of moves; never an illegal.
-    chances = [
-        1 / len(moves) if prompt.action in (moves := rules.legal_moves(prompt.fen)) else 0.0
-        for prompt in map(parse_environment_prompt, suite.positions())
-    ]
-    metrics = suite.run(RandomMover()).metrics()
-    assert is_near(metrics["next_state_exact"].value, chances)
-    assert metrics["invalid"].value == 0 == metrics["exact/illegal"].value
 
 
 def is_near(value: float, chances: Sequence[float]) -> bool:
@@ -202,6 +173,9 @@ def test_the_oracle_is_always_right(kind: Any) -> None:
 # --------------------------------------------------------------------------------------------------
 # Six moves are legal; in centipawns from the side to move.
 VALUES = {"a1a2": 100, "b1b2": 40, "c1c2": 0, "d1d2": -60, "e1e2": -300, "f1f2": -5000}
+NOTHING = dict.fromkeys(
+    ("invalid", "legal", "expected_score", "best_move", "top_five", "top_5_overlap"), 0.0
+)
 
 
 def lichess(cp: float) -> float:
@@ -216,10 +190,8 @@ def lichess(cp: float) -> float:
             # M: 4 of the top five, one that is illegal.
             "M: a1a2 c1c2 d1d2 e1e2 h1h2 E: 1.5 -0.2 0.4 -2.0 9.0 B: d1d2",
             {
-                "invalid": 0,
                 "legal": 1,
                 "expected_score": lichess(-60),
-                "best_move": 0,
                 "top_five": 1,
                 "top_5_overlap": 4 / 5,
                 "centipawn_loss": 160,
@@ -231,44 +203,20 @@ def lichess(cp: float) -> float:
         (
             "M: f1f2 E: -50.0 B: f1f2",
             {
-                "invalid": 0,
                 "legal": 1,
                 "expected_score": lichess(-5000),
-                "best_move": 0,
-                "top_five": 0,
-                "top_5_overlap": 0,
                 "centipawn_loss": 1000,  # 5100, held at 1000
                 "evaluation_mae": 0,
                 "win_probability_loss": lichess(100) - lichess(-5000),
             },
         ),
-        (
-            "M: a1a2 E: -0.1 B: h1h2",
-            {
-                "invalid": 0,
-                "legal": 0,
-                "expected_score": 0,
-                "best_move": 0,
-                "top_five": 0,
-                "top_5_overlap": 1 / 5,
-                "evaluation_mae": 1.1,
-            },
-        ),
-        (
-            "M: a1a2 B: a1a2",
-            {
-                "invalid": 1,
-                "legal": 0,
-                "expected_score": 0,
-                "best_move": 0,
-                "top_five": 0,
-                "top_5_overlap": 0,
-            },
-        ),
+        ("M: a1a2 E: -0.1 B: h1h2", {"top_5_overlap": 1 / 5, "evaluation_mae": 1.1}),
+        ("M: a1a2 B: a1a2", {"invalid": 1}),
     ],
 )
 def test_policy_metrics_by_hand(completion: str, expected: Mapping[str, float]) -> None:
-    assert PolicySuite.judge(VALUES, completion) == pytest.approx(dict(expected), abs=1e-6)
+    found = PolicySuite.judge(VALUES, completion)
+    assert found == pytest.approx({**NOTHING, **expected}, abs=1e-6)
 
 
 def test_what_chance_gets_in_the_policy_task(policy: PolicySuite) -> None:
@@ -318,18 +266,6 @@ def test_the_oracle_asks_the_engine_what_it_does_not_know(stockfish: str) -> Non
     model = open_model("oracle", ModelArguments(), arguments)
     (answer,) = model.answers([f"P: {mate}"])
     assert parse_policy_answer(answer).best_move == "a1a8"
-
-
-def test_models_are_checked_before_one_is_loaded() -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        ModelArguments(
-            model_name_or_path=["rookworld-nanno", "random", "random"],
-            decoding="greedyy",
-            dtype="float31",
-            batch_size=0,
-        )
-    for words in ("rookworld-nanno", "did you mean greedy", "float32"):
-        assert words in str(caught.value)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -417,7 +353,7 @@ def test_four_games_earn_no_star() -> None:
 
     few = results_text([model("first", 0.0, 4), model("second", 1.0, 4)])
     assert few.count("+1.000") == 3 and "+1.000*" not in few
-    assert "* means p < 0.05" in " ".join(few.split()) and "fewer than six" in " ".join(few.split())
+    assert "* means p < 0.05" in " ".join(few.split())
     many = results_text([model("first", 0.0, 6), model("second", 1.0, 6)])
     assert many.count("+1.000*") == 3, "a table's two and the summary's"
     assert all(len(line) <= 100 for line in many.splitlines())
@@ -488,15 +424,12 @@ def test_suites_run_with_every_evaluation_and_choose_the_best_checkpoint(
 
 
 def test_the_best_checkpoints_suite_must_run() -> None:
-    with pytest.raises(ConfigurationError, match="did you mean suites/environment/exact"):
-        grpo_config(metric_for_best_model="suites/enviroment/exact")
-    args = grpo_config(metric_for_best_model="suites/self_play/legal_half_moves")
+    metric = "suites/self_play/legal_half_moves"
+    rewards = [{"name": "environment_exact"}]
+    args = RookWorldGRPOConfig(
+        rewards=rewards, use_cpu=True, bf16=False, metric_for_best_model=metric
+    )
     others = (None,) * 5
     (fault,) = check_recipe(*others, args, SuiteArguments(suites=["policy"]))
     assert "is not measured; add its task to `tasks`, or its suite to `suites`" in fault
     assert not check_recipe(*others, args, SuiteArguments(suites=["self_play"]))
-
-
-def grpo_config(**options: Any) -> RookWorldGRPOConfig:
-    rewards = [{"name": "environment_exact"}]
-    return RookWorldGRPOConfig(rewards=rewards, use_cpu=True, bf16=False, **options)

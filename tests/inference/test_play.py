@@ -48,14 +48,6 @@ def test_a_game_to_mate() -> None:
     assert [node.san() for node in played.pgn.mainline()] == ["f3", "e5", "g4", "Qh4#"]
 
 
-def test_takebacks_and_what_the_model_is_asked_again() -> None:
-    black = "M: e7e5 E: 0 B: e7e5"
-    played = Played("takeback, e4, takeback, d4, c4, TAKEBACK, quit", [black, black, "rubbish"])
-    assert [move.uci() for move in played.game.board.move_stack] == ["d2d4", "e7e5"]
-    assert "you have not moved yet" in played.text
-    assert played.game.faults == {}, "those of moves that were taken back"
-
-
 def test_the_models_illegal_moves_are_said_replaced_and_noted_in_the_pgn() -> None:
     played = Played("e4, resign", ["M: e7e4 c7c5 E: 1 0.2 B: e7e4"])
     fault = "the model's best move e7e4 is illegal; its best legal candidate c7c5 is played"
@@ -78,7 +70,7 @@ def test_a_draw_by_the_rules() -> None:
 
 def test_help_moves_and_the_board_from_the_human_s_side() -> None:
     played = Played("help, moves, quit", [])
-    assert all(f"  {word} " in played.text for word in ("takeback", "resign", "quit"))
+    assert all(f"  {word} " in played.text for word in ("moves", "resign", "quit"))
     assert " e4" in played.text
     ranks = [line[0] for line in played.shown[0].splitlines() if "|" in line]
     assert ranks == list("87654321")
@@ -130,7 +122,7 @@ def games(path: Path) -> list[chess.pgn.Game]:
 
 
 def test_a_session_with_the_packaged_model(command, tmp_path: Path, capsys) -> None:
-    assert command("--pgn mine.pgn", "e4\ntakeback\nd4\nresign\n", real=True) == 0
+    assert command("--pgn mine.pgn", "d4\nresign\n", real=True) == 0
     out = capsys.readouterr().out
     assert "You are white against rookworld-nano" in out and "the game is in mine.pgn" in out
     assert command("--colour black --pgn mine.pgn", "resign\n", real=True) == 0

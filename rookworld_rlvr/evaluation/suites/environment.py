@@ -35,13 +35,8 @@ FIRST_MOVES_SHARE = 0.08
 FIRST_MOVE = "move_1"
 
 
-MOVES = {FIRST_MOVE: 1, "moves_2_to_10": 10, "moves_11_to_30": 30}  # group -> last of its moves
-
-
-LAST_MOVES = "moves_31_on"
-
-
-KINDS = ("castling", "en_passant", "promotion", "capture", "check", "mate", "quiet", "illegal")
+# Group of items → the last of its moves.
+MOVES = {FIRST_MOVE: 1, "moves_2_to_10": 10, "moves_11_to_30": 30, "moves_31_on": math.inf}
 
 
 class EnvironmentSuite(PromptSuite[EnvironmentPrompt]):
@@ -75,13 +70,13 @@ class EnvironmentSuite(PromptSuite[EnvironmentPrompt]):
         "terminated": Metric("share", "The flag `terminated` is right."),
         "truncated": Metric("share", "The flag `truncated` is right."),
     }
-    grouped = ("exact", "next_state_exact")  # by opening, move number and kind of move
+    grouped = ("exact", "next_state_exact")  # by opening and move number
     about = (
         "Held-out positions of whole games. Compare rows of the packaged openings with "
         f"exact/{OPENINGS}: fewer than {OPENING_PLIES} plies played."
     )
 
-    groups = (OPENINGS, *MOVES, LAST_MOVES, *KINDS)
+    groups = (OPENINGS, *MOVES)
 
     def __init__(self, suite_rows: int, suite_seed: int) -> None:
         super().__init__(_prompts(suite_rows, suite_seed), suite_seed)
@@ -89,7 +84,11 @@ class EnvironmentSuite(PromptSuite[EnvironmentPrompt]):
     def groups_of(self, name: str) -> list[str]:
         """See `PromptSuite`."""
         item = self.items[name]
-        return [*_opening(item), _moves(item.fen), *kinds(item.fen, item.action)]
+        plies = chess.Board(item.fen).ply()
+        is_opening = (
+            plies == len(item.history) - 1 < OPENING_PLIES
+        )  # the history has the whole game
+        return [*([OPENINGS] if is_opening else []), _moves(item.fen)]
 
     @staticmethod
     def judge(item: EnvironmentPrompt, completion: str) -> dict[str, float]:
@@ -110,39 +109,9 @@ class EnvironmentSuite(PromptSuite[EnvironmentPrompt]):
         return values
 
 
-def kinds(fen: str, action: str) -> list[str]:
-    """The kinds of a move: all of `KINDS` that apply.
-
-    A mate is not counted as a check. A quiet move and an illegal one are of no other kind.
-    """
-    board = rules.board_of(fen)
-    try:
-        move = board.parse_uci(action)
-    except ValueError:
-        move = chess.Move.null()
-    if not move:
-        return ["illegal"]
-    kinds = {
-        "castling": board.is_castling(move),
-        "en_passant": board.is_en_passant(move),
-        "promotion": move.promotion is not None,
-        "capture": board.is_capture(move),
-    }
-    board.push(move)
-    kinds["mate"] = board.is_checkmate()
-    kinds["check"] = board.is_check() and not kinds["mate"]
-    return [name for name, applies in kinds.items() if applies] or ["quiet"]
-
-
-def _opening(prompt: EnvironmentPrompt) -> list[str]:
-    """`OPENINGS` if the history holds the whole game and the game is short, else nothing."""
-    plies = chess.Board(prompt.fen).ply()
-    return [OPENINGS] if plies == len(prompt.history) - 1 < OPENING_PLIES else []
-
-
 def _moves(fen: str) -> str:
     number = chess.Board(fen).fullmove_number
-    return next((name for name, last in MOVES.items() if number <= last), LAST_MOVES)
+    return next(name for name, last in MOVES.items() if number <= last)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
+from itertools import chain, islice, zip_longest
 from typing import ClassVar
 
 from ...data.sources import Row
@@ -44,7 +45,7 @@ class FillInSuite(PromptSuite[Row]):
     groups = FILL_IN_FIELDS
 
     def __init__(self, suite_rows: int, suite_seed: int) -> None:
-        super().__init__(dict(_items(suite_rows, suite_seed)), suite_seed)
+        super().__init__(_items(suite_rows, suite_seed), suite_seed)
 
     def positions(self) -> dict[str, str]:
         """See `Suite`."""
@@ -58,31 +59,20 @@ class FillInSuite(PromptSuite[Row]):
     def judge(item: Row, completion: str) -> dict[str, float]:
         """See `PromptSuite`."""
         score = score_fill_in(parse_fill_in_prompt(item["prompt"]), completion)
-        return {
-            "invalid": 1 - score["format"],
-            "exact": score["exact"],
-            "similarity": score["similarity"],
-        }
+        values = {name: score[name] for name in ("exact", "similarity")}
+        return {"invalid": 1 - score["format"], **values}
 
 
 # --------------------------------------------------------------------------------------------------
 # Items
 # --------------------------------------------------------------------------------------------------
-def _items(rows: int, seed: int) -> Iterator[tuple[str, Row]]:
+def _items(rows: int, seed: int) -> dict[str, Row]:
     """Rows by their prompt, which names the item; the fields take turns, no record is used twice."""
     known = list(heldout_prompts().values())
     used: set[EnvironmentPrompt] = set()
-    streams = {field: _masked(known, field, used, seed) for field in FILL_IN_FIELDS}
-    while streams:
-        for field in list(streams):
-            if not rows:
-                return
-            row = next(streams[field], None)
-            if row is None:
-                del streams[field]
-                continue
-            rows -= 1
-            yield row["prompt"], row
+    streams = [_masked(known, field, used, seed) for field in FILL_IN_FIELDS]
+    turns = filter(None, chain.from_iterable(zip_longest(*streams)))
+    return {row["prompt"]: row for row in islice(turns, rows)}
 
 
 def _masked(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -21,11 +22,8 @@ from ..answerers import Answerer
 from ..suite import Judged, Metric, PromptSuite, SuiteUnavailableError
 from .environment import EnvironmentSuite, heldout_prompts
 
-PLIES = {"ply_1": 1, "plies_2_to_5": 5, "plies_6_to_10": 10}  # group -> last of its half-moves
-
-
-LATER_PLIES = "plies_11_on"
-
+# Group of items → the last of its half-moves.
+PLIES = {"ply_1": 1, "plies_2_to_5": 5, "plies_6_to_10": 10, "plies_11_on": math.inf}
 
 JUDGED = ("invalid", "exact", "position")  # metrics of the suite environment
 
@@ -65,7 +63,7 @@ class OpeningsSuite(PromptSuite[EnvironmentPrompt]):
         "10."
     )
 
-    groups = (*PLIES, LATER_PLIES)
+    groups = tuple(PLIES)
 
     def __init__(self, suite_rows: int, suite_seed: int, openings_file: str | None = None) -> None:
         self._sampling = replace(ROOKWORLD, seed=suite_seed)
@@ -84,7 +82,8 @@ class OpeningsSuite(PromptSuite[EnvironmentPrompt]):
 
     def groups_of(self, name: str) -> list[str]:
         """See `PromptSuite`."""
-        return [ply_group(_ply(self.items[name]))]
+        ply = _ply(self.items[name])
+        return [next(group for group, last in PLIES.items() if ply <= last)]
 
     @staticmethod
     def judge(item: EnvironmentPrompt, completion: str) -> dict[str, float]:
@@ -98,15 +97,6 @@ class OpeningsSuite(PromptSuite[EnvironmentPrompt]):
         for (name, values, groups), (text,) in zip(super().judged(model), sampled, strict=True):
             more = self.judge(self.items[name], text)
             yield name, {**values, **{f"sampled_{key}": more[key] for key in JUDGED}}, groups
-
-
-def ply_group(ply: int) -> str:
-    """The group of a half-move, counted from 1.
-
-    >>> ply_group(1), ply_group(10), ply_group(11)
-    ('ply_1', 'plies_6_to_10', 'plies_11_on')
-    """
-    return next((name for name, last in PLIES.items() if ply <= last), LATER_PLIES)
 
 
 def _ply(prompt: EnvironmentPrompt) -> int:

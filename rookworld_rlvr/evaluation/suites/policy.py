@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from functools import cache
+from itertools import chain, islice, zip_longest
 from typing import Any, ClassVar
 
 from ...data.loading import HELDOUT_SHARE, is_held_out
@@ -137,10 +138,7 @@ def _balanced(known: Mapping[str, Values], rows: int, seed: int) -> dict[str, Va
     by_phase: dict[str, list[str]] = {}
     for fen in sorted(known):
         by_phase.setdefault(rules.phase(fen), []).append(fen)
-    streams = [fens for _, fens in sorted(by_phase.items())]
-    for index, fens in enumerate(streams):
-        random.Random(f"{seed} {index}").shuffle(fens)
-    chosen: list[str] = []
-    while len(chosen) < rows and any(streams):
-        chosen += [fens.pop() for fens in streams if fens]
-    return {fen: known[fen] for fen in chosen[:rows]}
+    for index, phase in enumerate(sorted(by_phase)):
+        random.Random(f"{seed} {index}").shuffle(by_phase[phase])
+    turns = chain.from_iterable(zip_longest(*(by_phase[phase][::-1] for phase in sorted(by_phase))))
+    return {fen: known[fen] for fen in islice(filter(None, turns), rows)}

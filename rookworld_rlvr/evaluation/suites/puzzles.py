@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -21,11 +22,8 @@ from ..suite import Judged, Metric, Suite, SuiteUnavailableError
 COLUMNS = ("PuzzleId", "FEN", "Moves", "Rating")
 
 
-BANDS = ((1_000, "below_1000"), (1_500, "1000_to_1499"), (2_000, "1500_to_1999"))
-
-
-TOP_BAND = "2000_on"
-
+# Group of items → its highest rating.
+BANDS = {"below_1000": 999, "1000_to_1499": 1499, "1500_to_1999": 1999, "2000_on": math.inf}
 
 _WHAT_TO_GIVE = (
     "give lichess_db_puzzle.csv or .csv.zst, from https://database.lichess.org/#puzzles, as "
@@ -78,7 +76,7 @@ class PuzzlesSuite(Suite[Puzzle]):
         "whole_line": Metric("share", "All of the solver's moves are right."),
     }
     grouped = ("first_move", "whole_line")  # by rating
-    groups = (*(name for _, name in BANDS), TOP_BAND)
+    groups = tuple(BANDS)
     about = "Positions of puzzles from people's games, at any move."
 
     def __init__(self, suite_rows: int, suite_seed: int, puzzles_file: str | None) -> None:
@@ -92,7 +90,8 @@ class PuzzlesSuite(Suite[Puzzle]):
         """See `Suite`."""
         puzzles = list(self.items.values())
         for puzzle, values in zip(puzzles, solve(model, puzzles), strict=True):
-            yield puzzle.name, values, [band(puzzle.rating)]
+            band = next(name for name, most in BANDS.items() if puzzle.rating <= most)
+            yield puzzle.name, values, [band]
 
 
 def solve(model: Answerer, puzzles: Sequence[Puzzle]) -> list[dict[str, float]]:
@@ -120,15 +119,6 @@ def solve(model: Answerer, puzzles: Sequence[Puzzle]) -> list[dict[str, float]]:
                 values["whole_line"] = float(right)
         running = going_on
     return solved
-
-
-def band(rating: int) -> str:
-    """The group of a rating.
-
-    >>> band(1499), band(2000)
-    ('1000_to_1499', '2000_on')
-    """
-    return next((name for bound, name in BANDS if rating < bound), TOP_BAND)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -347,18 +347,6 @@ def test_a_model_against_itself_is_no_better(
     assert files[1].read_text().count("[Event ") == 5
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        ([], "there is no opponent; give one with --opponent"),
-        (["--opponent", "runs/nope"], "opponent: there is no folder 'runs/nope'"),
-    ],
-)
-def test_a_match_needs_an_opponent(words: list[str], reason: str, tmp_path: Path) -> None:
-    done = run_script("evaluate.py", "--suites", "versus_model", *words, cwd=tmp_path)
-    assert done.returncode == 2 and reason in done.stderr
-
-
 def test_stockfish_is_asked_at_a_level_and_a_depth(
     stockfish: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from rookworld_rlvr.data.loading import HELDOUT_SHARE, is_held_out
 from rookworld_rlvr.evaluation.suites.mate_in_one import MateInOneSuite
 from rookworld_rlvr.tasks import rules
 
-from ...scripted import GARBAGE, oracle, policy_text, shallow
+from ...scripted import GARBAGE, policy_text
 
 TWO_ROOKS = "6k1/5ppp/8/8/8/8/8/RR4K1 w - - 0 1"  # a1a8 and b1b8
 
@@ -37,28 +37,20 @@ def test_a_mate_by_castling_counts_however_it_is_written(move: str) -> None:
     assert MateInOneSuite.judge(fen, policy_text(move))["mate"] == 1
 
 
-def mates_by_hand(fen: str, uci: str) -> bool:
-    board = chess.Board(fen)
-    board.push_uci(uci)
-    return board.is_checkmate()
+def mates(board: chess.Board, move: chess.Move) -> bool:
+    after = board.copy()
+    after.push(move)
+    return after.is_checkmate()
 
 
-# --------------------------------------------------------------------------------------------------
-# Positions made from a seed
-# --------------------------------------------------------------------------------------------------
-@pytest.fixture(scope="module")
-def made() -> MateInOneSuite:
-    return MateInOneSuite(60, 0)
-
-
-def test_positions_made_are_held_out_mates_of_games_and_endgames(made: MateInOneSuite) -> None:
-    fens = list(made.positions().values())
+def test_positions_made_are_held_out_mates_of_games_and_endgames() -> None:
+    fens = list(MateInOneSuite(60, 0).positions().values())
     assert len(fens) == 60 == len({rules.position_key(fen) for fen in fens})
     pieces = []
     for fen in fens:
         board = chess.Board(fen)
         assert board.is_valid() and is_held_out(fen, HELDOUT_SHARE)
-        assert any(mates_by_hand(fen, move.uci()) for move in board.legal_moves)
+        assert any(mates(board, move) for move in board.legal_moves)
         assert board.fen() == fen
         pieces.append(len(board.piece_map()))
     assert max(pieces[1::2]) <= 8, "each second one is a small endgame"
@@ -66,9 +58,3 @@ def test_positions_made_are_held_out_mates_of_games_and_endgames(made: MateInOne
     assert {chess.Board(fen).turn for fen in fens} == {True, False}
     again = list(MateInOneSuite(4, 0).positions().values())
     assert again == fens[:4] != list(MateInOneSuite(4, 1).positions().values())
-
-
-def test_the_oracle_always_mates(made: MateInOneSuite, stockfish: str) -> None:
-    with shallow(stockfish, 2) as labeller:
-        found = made.run(oracle(labeller)).metrics()
-    assert (found["mate"].value, found["legal"].value, found["invalid"].value) == (1, 1, 0)

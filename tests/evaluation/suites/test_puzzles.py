@@ -14,7 +14,7 @@ from rookworld_rlvr.evaluation.registry import SuiteArguments, open_suites
 from rookworld_rlvr.evaluation.suite import SuiteUnavailableError
 from rookworld_rlvr.evaluation.suites.puzzles import PuzzlesSuite, read_puzzles
 
-from ...scripted import GARBAGE, Scripted, oracle, shallow
+from ...scripted import GARBAGE, Scripted
 
 HEADER = "PuzzleId,FEN,Moves,Rating,RatingDeviation,Popularity,NbPlays,Themes,GameUrl,OpeningTags"
 # The first five stand at the head of Lichess's database; the last is made: a1a8 and b1b8 both mate.
@@ -138,10 +138,3 @@ def test_without_a_readable_file_the_suite_is_left_out(tmp_path: Path) -> None:
         PuzzlesSuite(1, 0, str(tmp_path / "nothing.csv"))
     with pytest.raises(ConfigurationError, match=r"puzzles_file: file .* not found"):
         SuiteArguments(puzzles_file=str(tmp_path / "nothing.csv"))
-
-
-def test_the_oracle_solves_all_lines(file: str, stockfish: str) -> None:
-    """The moves of Lichess's puzzles are the only good ones, so a moderate depth finds them."""
-    with shallow(stockfish, 8) as labeller:
-        found = PuzzlesSuite(100, 0, file).run(oracle(labeller)).metrics()
-    assert found["whole_line"].value == found["first_move"].value == found["legal"].value == 1
