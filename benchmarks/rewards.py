@@ -83,7 +83,7 @@ def clear_caches() -> None:
     rules.transition.cache_clear()
     for task in (environment, fill_in):
         task._judged_prompt.cache_clear()
-    environment._cached_score_environment.cache_clear()
+    environment.score_environment.cache_clear()
     fill_in.fitting.cache_clear()
 
 

@@ -28,7 +28,7 @@ from rookworld_rlvr.data.loading import DataArguments, load_data, require_answer
 from rookworld_rlvr.data.sources import Row
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import ANSWER_TOKENS, complete
-from rookworld_rlvr.models.gpt2 import new_model, train_tokenizer
+from rookworld_rlvr.models.new import new_model, train_tokenizer
 from rookworld_rlvr.tasks.metrics import compare, limits, measured, scores
 from rookworld_rlvr.tasks.registry import join_row
 from rookworld_rlvr.tasks.text import END_OF_TEXT

@@ -141,9 +141,7 @@ def complete_ids(
 
 def _room(model: PreTrainedModel, prompt_tokens: int) -> int:
     """How many tokens fit after a prompt."""
-    positions = getattr(model.config, "n_positions", None)
-    if positions is None:
-        return 1 << 30
+    positions = getattr(model.config, "max_position_embeddings", None) or 1 << 30
     if prompt_tokens >= positions:
         raise RookWorldError(
             f"a prompt of {prompt_tokens} tokens leaves no room in the model's {positions} positions; "

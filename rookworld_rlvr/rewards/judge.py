@@ -218,7 +218,7 @@ class JudgeReward:
         scores = self.judge.scores(prompts, completions)
         values = policy_values(self.truth, prompts, column, [True] * len(prompts))
         return [
-            _Judged(task_of(prompt), prompt + text, score, is_right(prompt, text, by_move))
+            _Judged(prompt + text, score, is_right(prompt, text, by_move))
             for prompt, text, score, by_move in zip(
                 prompts, completions, scores, values, strict=True
             )
@@ -239,8 +239,6 @@ class JudgeReward:
             scores = [one.score for one in scored if one.score is not None]
             numbers["std"] = pstdev(scores)
             numbers["reward_std"] = pstdev(map(self._scaled, scores))
-        for task in self.spec.tasks:
-            numbers |= _means([one for one in scored if one.task == task], f"_{task}")
         for name, number in numbers.items():
             log_metric(f"judge/{self.spec.name}/{name}", number)
 
@@ -249,16 +247,15 @@ class JudgeReward:
 class _Judged:
     """What is known of one completion."""
 
-    task: str
     text: str
     score: float | None  # None: the text is too long
     is_right: bool | None  # by its task's headline metric; None: no truth
 
 
-def _means(scored: Sequence[_Judged], suffix: str = "") -> dict[str, float]:
+def _means(scored: Sequence[_Judged]) -> dict[str, float]:
     """Mean score and share right of completions; a key is missing if no completion has a value."""
     sides = {
         "mean": [one.score for one in scored if one.score is not None],
         "truth": [float(one.is_right) for one in scored if one.is_right is not None],
     }
-    return {f"{name}{suffix}": fmean(values) for name, values in sides.items() if values}
+    return {name: fmean(values) for name, values in sides.items() if values}

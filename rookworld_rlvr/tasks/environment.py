@@ -113,9 +113,7 @@ MALFORMED = 0.2
 _SQUARES_POWER = 8
 
 
-_LONGEST_CACHED = 2_000  # characters
-
-
+@lru_cache(maxsize=16_384)  # all reward functions of a run ask for the same scores
 def score_environment(fen: str, action: str, completion: str) -> Score:
     """Score an environment answer against python-chess.
 
@@ -140,12 +138,6 @@ def score_environment(fen: str, action: str, completion: str) -> Score:
     Raises:
         IllegalPositionError: `fen` is not a legal position. No `completion` raises an error.
     """
-    if len(completion) > _LONGEST_CACHED:
-        return _score_environment(fen, action, completion)
-    return _cached_score_environment(fen, action, completion)
-
-
-def _score_environment(fen: str, action: str, completion: str) -> Score:
     truth = rules.transition(fen, action)
     fields, true_fields = [], truth.fen.split(" ")
     position = float(position_as_written(completion).split(" ") == true_fields[:4])
@@ -175,10 +167,6 @@ def _score_environment(fen: str, action: str, completion: str) -> Score:
         "closeness": Levenshtein.normalized_similarity(answer.fen, truth.fen),
         "position": position,
     }
-
-
-# All reward functions of a run ask for the same scores.
-_cached_score_environment = lru_cache(maxsize=16_384)(_score_environment)
 
 
 def _state_shape(placement: str, true_placement: str, right: Sequence[bool]) -> float:

@@ -21,7 +21,6 @@ from rookworld_rlvr.cli.checks import check_recipe
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.data.loading import DataArguments
 from rookworld_rlvr.engine.truth import PolicyTruth
-from rookworld_rlvr.models import loading
 from rookworld_rlvr.rewards.judge import Judge, JudgeReward, load_judge
 from rookworld_rlvr.rewards.judge_spec import JudgeSpec, judge_spec
 from rookworld_rlvr.rewards.registry import check_reward_specs, get_reward_funcs, tasks_of
@@ -154,15 +153,6 @@ def test_the_end_token_moves_nothing_where_it_is_the_padding_and_is_scored_where
     assert other.scores([PROMPT] * 3, completions)[:2] == pytest.approx([scored] * 2, abs=1e-5)
 
 
-def test_a_tokenizer_without_an_end_token_ends_nothing(folder: str) -> None:
-    tokenizer = loading.load_tokenizer(folder)
-    tokenizer.eos_token = None
-    judge = Judge(tiny_judge(tokenizer, pad_token_id=7), tokenizer)  # an end token would be scored
-    ids = tokenizer(PROMPT + RIGHT)["input_ids"]
-    found, _ = judge.scores([PROMPT] * 2, [RIGHT, "no"])
-    assert found == pytest.approx(score_alone(judge.network, ids), abs=1e-5)
-
-
 def test_it_scores_what_trls_reward_trainer_trains(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
@@ -244,8 +234,6 @@ def test_scales_and_a_batch_s_numbers_by_hand() -> None:
         "judge/judge/reward_std": pytest.approx((0.98201379 - 0.5) / 2),
         "judge/judge/truth": 0.5,
         "judge/judge/too_long": 0.0,
-        "judge/judge/mean_environment": 2.0,
-        "judge/judge/truth_environment": 0.5,
     }
     logged.clear()
     sigmoid([PROMPT] * 2, ["no", "no"], log_metric=logged.__setitem__)
@@ -262,11 +250,7 @@ def test_rows_without_a_score_or_a_truth_count_in_no_mean() -> None:
     reward([PROMPT], [RIGHT], log_metric=logged.__setitem__)
     assert logged == {"judge/judge/too_long": 1.0}
     reward([PROMPT, PROMPT, POLICY], [RIGHT, "no", "no"], log_metric=logged.__setitem__)
-    numbers = {key.removeprefix("judge/judge/"): number for key, number in logged.items()}
-    assert (numbers["mean"], numbers["mean_environment"], numbers["mean_policy"]) == (4, 2, 8)
-    assert numbers["truth"] == numbers["truth_environment"] == 0.5
-    assert "truth_policy" not in numbers, "without values there is no truth"
-    assert not any(key.endswith("fill_in") for key in numbers)
+    assert logged["judge/judge/mean"] == 4 and logged["judge/judge/truth"] == 0.5
     assert all(explain(dashboard_key(key)) for key in logged)
 
 
@@ -277,13 +261,12 @@ def test_policy_answers_are_measured_against_the_engine_s_values(
     answer, labels = f" M: {move} E: 0.5 B: {move}", PolicyTruth(FakeLabeller())
     (reward,) = get_reward_funcs([{"name": "judge", "model": folder}], labels)
     logged: dict[str, float] = {}
-    reward([POLICY, PROMPT], [answer, RIGHT], log_metric=logged.__setitem__)
-    assert logged["judge/judge/truth_policy"] == truth
-    assert logged["judge/judge/truth_environment"] == 1
+    reward([POLICY], [answer], log_metric=logged.__setitem__)
+    assert logged.pop("judge/judge/truth") == truth
     values = fake_values(POLICY.removeprefix("P: ")).items()
     stored = [{"move": move, "cp": cp} for move, cp in values]
     reward_of(folder)([POLICY], [answer], action_values=[stored], log_metric=logged.__setitem__)
-    assert logged["judge/judge/truth_policy"] == truth
+    assert logged["judge/judge/truth"] == truth
 
 
 # --------------------------------------------------------------------------------------------------
@@ -323,15 +306,6 @@ def test_what_is_no_judge_is_refused_with_what_was_found(
         ) as caught:
             load_judge(JudgeSpec("judge_a", model=model))
         assert words in str(caught.value) and repr(model) in str(caught.value)
-
-
-def test_a_run_is_refused_before_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    rewards = json.dumps([{"name": "judge", "model": "rookworld-nano"}])
-    small = "--max_rows 400 --synthetic_rows 100 --use_cpu true --report_to none".split()
-    with pytest.raises(RookWorldError, match="rewards: judge could not be loaded"):
-        recipe("grpo").main(["--rewards", rewards, *small])
-    assert list(tmp_path.iterdir()) == [], "an earlier run would have been moved aside"
 
 
 # --------------------------------------------------------------------------------------------------
