@@ -47,9 +47,10 @@ def dry_run_text(
                 for row in islice(known, ROWS_SHOWN)
                 for answer in _answers(task, row)
             ]
-            for (row, kind, text), cell in zip(batch, _rewards(batch, funcs, runner), strict=True):
+            scored = zip(batch, _rewards(batch, funcs, runner), strict=True)
+            for at, ((row, kind, text), cell) in enumerate(scored):
                 if kind == KINDS[0]:
-                    lines += ["", f"{name} row: {row['prompt']!r}"]
+                    lines += ["", f"{name} row {1 + at // len(KINDS)}: {row['prompt']!r}"]
                 lines += [f"  {kind:<10} {text!r}", f"{'':13}{cell or 'no reward applies'}"]
     return "\n".join(lines)
 
