@@ -17,23 +17,13 @@ from typing import Any
 
 import grpo
 
-try:
-    import optuna
-except ImportError:
-    print("sweep.py: Optuna is not installed; pip install -c constraints.txt -e .", file=sys.stderr)
-    raise SystemExit(2) from None
-
 from rookworld_rlvr.cli.checks import check_recipe
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.cli.sweep import (
     SweepArguments,
     describe,
-    ended,
-    log_of,
-    minutes,
-    name_of,
-    open_study,
+    folder_of,
     outcome,
     ranking,
     run_trial,
@@ -49,31 +39,28 @@ def main(argv: Sequence[str]) -> None:
     ################
     # Sweep
     ################
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # this script prints its own messages
     (sweep,) = StrictParser(GROUPS, RECIPE).parse_strictly(argv)
-    check_trials(sweep, sweep.trials())
-    study = open_study(sweep)
+    trials = sweep.trials()
+    check_trials(sweep, trials)
 
     ################
     # Trials
     ################
     for word in (signal.SIGINT, signal.SIGTERM):  # the trial ends too
         signal.signal(word, stop)
-    for number in range(len(ended(study)), sweep.total):
-        study.sampler = sweep.sampler(number)
-        trial = study.ask(sweep.space)
-        lines = cells(f"trial {number + 1} of {sweep.total}: ", describe(trial.params).split("  "))
-        print("\n".join([*lines, f"    log: {log_of(sweep.folder / name_of(trial))}"]), flush=True)
-        result = run_trial(sweep, study, trial)
-        print(
-            f"    {outcome(result, sweep.metric['name'])} ({minutes(result):.1f} minutes)",
-            flush=True,
-        )
+    records = []
+    for number, values in enumerate(trials):
+        lines = cells(f"trial {number + 1} of {len(trials)}: ", describe(values))
+        log = folder_of(sweep, number).with_suffix(".log")
+        print("\n".join([*lines, f"    log: {log}"]), flush=True)
+        records.append(run_trial(sweep, number, values))
+        minutes = records[-1]["minutes"]
+        print(f"    {outcome(records[-1])} ({minutes:.1f} minutes)", flush=True)
 
     ################
     # Ranking
     ################
-    print(ranking(sweep, study))
+    print(ranking(sweep, records))
 
 
 def stop(number: int, _: object) -> None:

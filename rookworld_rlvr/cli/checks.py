@@ -19,7 +19,7 @@ from ..evaluation.registry import SUITE_HEADLINES
 from ..models.loading import check_model_name
 from ..rewards.registry import check_reward_specs, tasks_of
 from ..tasks.registry import TASKS
-from ..training.config import RookWorldGRPOConfig
+from ..training.config import SHAPE, RookWorldGRPOConfig
 from ..training.parts.arguments import left_out_tasks
 from ..training.run_folder import foreign_faults
 
@@ -35,6 +35,8 @@ def check_sft_recipe(*groups: Any) -> list[str]:
         return faults
     if new_args.new_model is None:
         return faults + check_model_arguments(model_args)
+    if missing := [name for name in SHAPE if name not in new_args.new_model]:
+        faults.append(f"new_model: {', '.join(missing)} missing; give all of {', '.join(SHAPE)}")
     if model_args.model_name_or_path is not None:
         faults.append("new_model and model_name_or_path cannot be combined; leave one out")
     return faults

@@ -46,10 +46,10 @@ def dry_run_text(
             )
             rows = list(islice(known, ROWS_SHOWN))
             batch = [(row, *answer) for row in rows for answer in _answers(task, row, rows)]
-            cells = _rewards(batch, funcs, runner, seen)
-            for (row, kind, text), cell in zip(batch, cells, strict=True):
+            scored = zip(batch, _rewards(batch, funcs, runner, seen), strict=True)
+            for at, ((row, kind, text), cell) in enumerate(scored):
                 if kind == KINDS[0]:
-                    lines += ["", f"{name} row: {row['prompt']!r}"]
+                    lines += ["", f"{name} row {1 + at // len(KINDS)}: {row['prompt']!r}"]
                 lines += [f"  {kind:<10} {text!r}", f"{'':13}{cell or 'no reward applies'}"]
     return "\n".join([*lines, *(f"\n{wrapped(warning)}" for warning in _constant(seen))])
 

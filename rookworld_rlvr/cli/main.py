@@ -25,7 +25,8 @@ from ..common import (
 from ..common.errors import ConfigurationError, RookWorldError, close_matches
 from ..common.shipped import shipped, shipped_names
 from ..common.terminal import show, width, wrapped
-from ..models.loading import PACKAGED_MODEL
+from ..evaluation.registry import ORACLE, RANDOM_MOVER
+from ..models.loading import PACKAGED_MODEL, check_model_name
 from .words import check_keys, first_line, options
 
 SCRIPTS = {
@@ -92,11 +93,14 @@ def start(command: str, line: Sequence[str]) -> None:
     """Say what can be said at once, because the script loads torch first, which takes ten seconds.
 
     Raises:
-        ConfigurationError: A key or the recipe does not exist.
+        ConfigurationError: A key, the recipe or a model's folder does not exist.
     """
     given = dict(options(line[1:])[1:])
     if not {"help", "-h"} & {*given, *line}:
         check_keys(given)
+        names = {*given.get("model_name_or_path", ())} - {ORACLE, RANDOM_MOVER}
+        if faults := [*chain(*map(check_model_name, sorted(names)))]:
+            raise ConfigurationError(faults)
         if said := first_line(Path(line[0]), given):
             print(wrapped(f"rookworld {command}: {said}"), flush=True)
 

@@ -51,11 +51,8 @@ _FEW = 60
 DEFAULTS = "# The defaults."  # where a resolved configuration begins to be long
 
 
-_OF_A_CALL = (
-    "dry_run",
-    "resume_from_checkpoint",
-    _ON_COMMAND_LINE,
-)  # keys of one call, which are not part of the resolved configuration
+_OF_A_CALL = ("dry_run", "resume_from_checkpoint", _ON_COMMAND_LINE)
+"""Keys of one call, which are not part of the resolved configuration."""
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -266,7 +263,7 @@ class StrictParser(TrlParser):
 
         PyYAML reads ``1e-6`` as a text, for example.
         """
-        allowed = {get_origin(kind) or kind for kind in self._kinds(key)}
+        allowed = self._forms(key)
         items = value if isinstance(value, list) else [value]
         is_text = bool(items) and all(isinstance(item, str | int | float) for item in items)
         is_to_convert = list in allowed if items is value else type(value) not in allowed
@@ -294,7 +291,7 @@ class StrictParser(TrlParser):
             self._faults.append(f"{where}: {error}")
             return
         value = getattr(namespace, action.dest)
-        if rest and any(get_origin(kind) is list for kind in self._kinds(key)):
+        if rest and list in self._forms(key):
             value = words
         elif rest:
             self._faults.append(f"{where}: {flag} takes one value; leave {' '.join(rest)!r} out")
@@ -310,14 +307,15 @@ class StrictParser(TrlParser):
     def _actions_by_key(self) -> dict[str, argparse.Action]:
         return {action.dest: action for action in reversed(self._actions) if action.dest != "help"}
 
-    def _kinds(self, key: str) -> set[Any]:
-        """The types that a key's value may have."""
-        return {one for hint in self._hints if key in hint for one in kinds(hint[key])}
+    def _forms(self, key: str) -> set[Any]:
+        """The types that a key's value may have, without parameters."""
+        return {get_origin(kind) or kind for kind in kinds(self._hints[key])}
 
     @cached_property
-    def _hints(self) -> list[dict[str, Any]]:
-        """The types of each dataclass's keys; they take milliseconds to resolve."""
-        return [get_type_hints(kind) for kind in self.dataclass_types]
+    def _hints(self) -> dict[str, Any]:
+        """The keys' types; they take milliseconds to resolve."""
+        hints = (get_type_hints(kind).items() for kind in self.dataclass_types)
+        return dict(chain.from_iterable(hints))
 
     # --------------------------------------------------------------------------------------------
     # Instances

@@ -1,8 +1,8 @@
-"""Sweeps without W&B's server: Optuna runs a W&B sweep file, one trial after the other.
+"""Sweeps without W&B's server: the trials of a W&B sweep file, one after the other.
 
 A sweep file has W&B's format (https://docs.wandb.ai/guides/sweeps/define-sweep-configuration), so
-`wandb sweep` takes the same file. Optuna draws the parameters and keeps the
-study in a SQLite file, from which an interrupted sweep continues.
+`wandb sweep` takes the same file. What a trial draws follows from its number, and its record is a file
+beside its folder, so that an interrupted sweep goes on where it was.
 """
 
 from __future__ import annotations
@@ -12,17 +12,14 @@ import json
 import math
 import random
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import optuna
-from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import FrozenTrial, TrialState
-
 from ..common.children import last_line, run_child
-from ..common.errors import RookWorldError
+from ..common.files import replace_text
 from ..common.settings import Checked, key_faults, setting
 from ..common.shipped import shipped
 from ..common.stats import Estimate
@@ -30,22 +27,13 @@ from ..common.terminal import cells, printable
 from ..tasks.metrics import headlines, training_metrics, unknown_metric
 from ..training.results import RESULTS, heldout_results
 
-STUDY_FILE = "study.db"
-
-
 _PREFIX = "eval/"
 
 
 _COMMAND = ("${env}", "${interpreter}", "${program}", "${args}")  # W&B's own default
 
 
-_FAILURE = "failure"  # why a trial failed; an interrupted trial has no reason and goes on
-
-
-_INTERVAL = "interval"  # of a trial's score, 95%
-
-
-_FOLDER = "folder"  # of an interrupted trial, which another trial continues
+_RANGES = ("uniform", "int_uniform", "log_uniform_values")
 
 
 Values = Mapping[str, Any]
@@ -59,10 +47,8 @@ class SweepArguments(Checked):
         "recipes/grpo.py",
         "The script, relative to the folder that you start in; the packaged one if it is not there.",
     )
-    method: Literal["grid", "random", "bayes"] = setting(
-        "random",
-        "How parameters are drawn: `grid` tries every combination, in shuffled order; `bayes` is "
-        "Optuna's TPE.",
+    method: Literal["grid", "random"] = setting(
+        "random", "How parameters are drawn: `grid` tries every combination of `values`."
     )
     metric: dict[str, Any] | str | None = setting(
         None, "A held-out metric of the best checkpoint, `{name: eval/overall, goal: maximize}`."
@@ -83,25 +69,25 @@ class SweepArguments(Checked):
         "The number of trials, those of earlier starts included; a grid may leave it out.",
         above=0,
     )
-    seed: int = setting(
-        0, "The seed of the draws; an interrupted sweep continues with the same draws."
-    )
+    seed: int = setting(0, "The seed of the draws.")
     output_dir: str | None = setting(None, "The folder of the trials; by default `runs/<name>`.")
-    space: dict[str, Any] = field(init=False, default_factory=dict)  # Optuna's distributions
 
     def faults(self) -> list[str]:
-        """What no key shows alone, one sentence each; parameters are converted."""
+        """What no key shows alone, one sentence each."""
         faults = [] if key_faults(self, "metric") else _metric_faults(self.metric)
-        if self.method in ("random", "bayes") and self.count is None:
-            faults.append(f"count: missing; a {self.method} sweep needs a number of trials")
+        if self.method == "random" and self.count is None:
+            faults.append("count: missing; a random sweep needs a number of trials")
         if not isinstance(self.parameters, Mapping) or not self.parameters:
             return [*faults, "parameters: must be a mapping of recipe keys to their values"]
-        for key, spec in self.parameters.items():
-            try:
-                self.space[key] = distribution(key, spec, self.method)
-            except ValueError as error:
-                faults.append(f"parameters: {key}: {error}")
-        return faults
+        if "output_dir" in self.parameters:
+            faults.append("parameters: output_dir: every trial has its own folder; leave it out")
+        return faults + [
+            f"parameters: {key}: {spec!r} is not supported; give value, a list of values, or, unless "
+            "method is grid, the numbers min and max (1.0e-6, not 1e-6) with distribution "
+            f"{', '.join(_RANGES)}"
+            for key, spec in self.parameters.items()
+            if not _is_supported(spec, self.method)
+        ]
 
     @property
     def script(self) -> str:
@@ -115,34 +101,18 @@ class SweepArguments(Checked):
         """The folder of the trials."""
         return Path(self.output_dir or f"runs/{self.name}")
 
-    @property
-    def total(self) -> int:
-        """The number of trials."""
-        if self.method != "grid":
-            return self.count or 0
-        size = math.prod(len(choice.choices) for choice in self.space.values())
-        return min(self.count or size, size)
-
-    def sampler(self, number: int) -> optuna.samplers.BaseSampler:
-        """The sampler for trial `number`, counted from 0.
-
-        Each trial has its own seed. With one seed for all, a resumed sweep would draw its first trials
-        again.
-        """
-        if self.method == "grid":
-            return _Grid({key: choice.choices for key, choice in self.space.items()}, self.seed)
-        seed = random.Random(f"{self.seed}:{number}").getrandbits(32)
-        if self.method == "bayes":
-            return optuna.samplers.TPESampler(seed=seed)
-        return optuna.samplers.RandomSampler(seed)
-
     def trials(self) -> list[dict[str, Any]]:
-        """The parameters of all trials in order; for `bayes`, those drawn before any result is known."""
-        study, drawn = optuna.create_study(), []
-        for number in range(self.total):
-            study.sampler = self.sampler(number)
-            drawn.append(study.ask(self.space).params)
-        return drawn
+        """The parameters of all trials in order; those of a number are the same whatever the count."""
+        parameters: Any = self.parameters
+        if self.method == "grid":
+            combinations = itertools.product(*map(_choices, parameters.values()))
+            every = [dict(zip(parameters, values, strict=True)) for values in combinations]
+            return every[: self.count]
+        seeds = (f"{self.seed}:{number}" for number in range(self.count or 0))
+        return [
+            {key: _draw(spec, random.Random(f"{seed}:{key}")) for key, spec in parameters.items()}
+            for seed in seeds
+        ]
 
     def command_of(self, values: Values, folder: Path) -> list[str]:
         """A trial's command, as `wandb agent` would write it, with the trial's own folder."""
@@ -157,15 +127,8 @@ class SweepArguments(Checked):
 
 
 # --------------------------------------------------------------------------------------------------
-# From W&B's format to Optuna's objects
+# W&B's format
 # --------------------------------------------------------------------------------------------------
-class _Grid(optuna.samplers.GridSampler):
-    """Optuna's grid sampler, without its attempt to stop a loop of Optuna's after the last trial."""
-
-    def after_trial(self, *args: Any) -> None:
-        """Do nothing, because the trials are counted elsewhere."""
-
-
 def _metric_faults(metric: Any) -> list[str]:
     goals = ("maximize", "minimize")
     is_known = isinstance(metric, Mapping) and metric.keys() == {"name", "goal"}
@@ -178,115 +141,67 @@ def _metric_faults(metric: Any) -> list[str]:
     return [] if name in known else [f"metric: {unknown_metric(name, known, _PREFIX)}"]
 
 
-def distribution(key: str, spec: Any, method: str) -> optuna.distributions.BaseDistribution:
-    """The distribution that a parameter is drawn from.
-
-    Raises:
-        ValueError: The distribution is not supported, or its numbers are not valid.
-    """
-    if key == "output_dir":
-        raise ValueError("every trial has its own folder; leave it out")
-    if not isinstance(spec, Mapping):
-        raise ValueError(f"{spec!r} is not a mapping; write {{value: {spec!r}}}")
-    kind = spec.get("distribution")
-    keys = spec.keys() - {"distribution"}
-    if keys == {"value"}:
-        return CategoricalDistribution([_choice(spec["value"])])
-    if keys == {"values"} and isinstance(spec["values"], list):
-        return CategoricalDistribution([*map(_choice, spec["values"])])
-    low: Any = spec.get("min")
-    high: Any = spec.get("max")
-    types = {type(low), type(high)}
-    kinds = (None, "uniform", "int_uniform", "log_uniform_values")
-    if keys != {"min", "max"} or method == "grid" or kind not in kinds or not types <= {int, float}:
-        raise ValueError(
-            f"{dict(spec)} is not supported; give value, a list of values, or, unless method is grid, "
-            "the numbers min and max with distribution uniform, int_uniform or log_uniform_values "
-            "(write 1e-6 as 1.0e-6)"
-        )
-    if kind == "int_uniform" or (kind is None and types == {int}):
-        return IntDistribution(low, high)
-    return FloatDistribution(low, high, log=kind == "log_uniform_values")
+def _is_supported(spec: Any, method: str) -> bool:
+    keys = spec.keys() - {"distribution"} if isinstance(spec, Mapping) else set()
+    if keys == {"min", "max"} and method != "grid":
+        kind, ends = spec.get("distribution", "uniform"), [spec["min"], spec["max"]]
+        types = {int} if kind == "int_uniform" else {int, float}
+        are_numbers = set(map(type, ends)) <= types and ends == sorted(ends)
+        return kind in _RANGES and are_numbers and (ends[0] > 0 or not kind.startswith("log"))
+    return keys == {"value"} or (keys == {"values"} and isinstance(spec["values"], list))
 
 
-def _choice(value: Any) -> Any:
-    """A value as Optuna keeps it: a list or mapping as JSON, which the command line takes too."""
-    return json.dumps(value) if isinstance(value, list | dict) else value
+def _choices(spec: Values) -> list[Any]:
+    """A parameter's values, lists and mappings as JSON, which the command line takes too."""
+    values = spec["values"] if "values" in spec else [spec["value"]]
+    return [json.dumps(value) if isinstance(value, list | dict) else value for value in values]
+
+
+def _draw(spec: Values, rng: random.Random) -> Any:
+    if "min" not in spec:
+        return rng.choice(_choices(spec))
+    low, high = spec["min"], spec["max"]
+    kind = spec.get("distribution", "int_uniform" if isinstance(low + high, int) else "uniform")
+    if kind == "int_uniform":
+        return rng.randint(low, high)
+    if kind == "uniform":
+        return rng.uniform(low, high)
+    return math.exp(rng.uniform(math.log(low), math.log(high)))
 
 
 # --------------------------------------------------------------------------------------------------
 # Trials
 # --------------------------------------------------------------------------------------------------
-def open_study(sweep: SweepArguments) -> optuna.Study:
-    """The study in the sweep's folder; a trial that was interrupted is queued again, with its folder.
+def run_trial(sweep: SweepArguments, number: int, values: Values) -> dict[str, Any]:
+    """Run a trial as its own process, from its last checkpoint if it was interrupted; its record.
 
-    Raises:
-        RookWorldError: The folder holds the trials of another sweep.
+    Its output goes to a file beside its folder, as does its record once it has a score.
     """
     metric: Any = sweep.metric
-    path = sweep.folder / STUDY_FILE
-    sweep.folder.mkdir(parents=True, exist_ok=True)
-    study = optuna.create_study(
-        storage=f"sqlite:///{path}",
-        study_name="sweep",
-        direction=metric["goal"],
-        load_if_exists=True,
-    )
-    keys = ("program", "method", "metric", "parameters", "command", "seed")
-    now = {key: getattr(sweep, key) for key in keys}
-    before = json.loads(study.user_attrs.get("sweep", "{}"))
-    if changed := [key for key in before if before[key] != json.loads(json.dumps(now[key]))]:
-        raise RookWorldError(
-            f"{path} holds the trials of a sweep with other {', '.join(changed)}; give another "
-            "--output_dir"
-        )
-    study.set_user_attr("sweep", json.dumps(now))
-    for trial in study.get_trials(states=[TrialState.RUNNING]):
-        trial.state = TrialState.WAITING
-        trial.user_attrs = {_FOLDER: name_of(trial)}
-        study.add_trial(trial)  # the copy keeps its place in a grid
-        study.tell(trial.number, state=TrialState.FAIL)
-    return study
-
-
-def ended(study: optuna.Study) -> list[FrozenTrial]:
-    """The trials that were scored or failed, without those that were interrupted."""
-    return [
-        trial
-        for trial in study.trials
-        if trial.state is TrialState.COMPLETE or _FAILURE in trial.user_attrs
-    ]
-
-
-def name_of(trial: optuna.Trial | FrozenTrial) -> str:
-    """The name of a trial's folder: that of an interrupted trial which it continues, or its own."""
-    return str(trial.user_attrs.get(_FOLDER, f"trial-{trial.number:03}"))
-
-
-def log_of(folder: Path) -> Path:
-    """The file beside a trial's folder that has what the trial printed."""
-    return folder.with_suffix(".log")
-
-
-def run_trial(sweep: SweepArguments, study: optuna.Study, trial: optuna.Trial) -> FrozenTrial:
-    """Run a trial as its own process, from its last checkpoint if it was interrupted.
-
-    Its output goes to a file beside its folder.
-    """
-    metric: Any = sweep.metric
-    folder = sweep.folder / name_of(trial)
-    log = log_of(folder)
-    command = [*sweep.command_of(trial.params, folder), "--resume_from_checkpoint=auto"]
-    code = run_child(command, log)
+    folder = folder_of(sweep, number)
+    log, file = folder.with_suffix(".log"), folder.with_suffix(".json")
+    command = sweep.command_of(values, folder)
+    if file.is_file() and json.loads(file.read_text("utf-8"))["command"] == command:
+        return json.loads(file.read_text("utf-8"))  # type: ignore[no-any-return]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    code = run_child([*command, "--resume_from_checkpoint=auto"], log)
+    record: dict[str, Any] = {"trial": folder.name, "parameters": dict(values), "command": command}
+    record["minutes"] = (time.monotonic() - started) / 60
     try:
         if code:
             raise ValueError(f"exit code {code}, see {log}: {last_line(log)}")
         score = read_score(folder / RESULTS, metric["name"])
     except (OSError, KeyError, ValueError) as error:
-        trial.set_user_attr(_FAILURE, str(error) if code else f"no {metric['name']} ({error!r})")
-        return study.tell(trial, state=TrialState.FAIL)
-    trial.set_user_attr(_INTERVAL, [score.low, score.high])
-    return study.tell(trial, score.value)
+        return {**record, "failure": str(error) if code else f"no {metric['name']} ({error!r})"}
+    record |= {"score": score.value, "interval": [score.low, score.high]}
+    replace_text(file, json.dumps(record, indent=2) + "\n")
+    return record
+
+
+def folder_of(sweep: SweepArguments, number: int) -> Path:
+    """A trial's folder; its log has the same name with ``.log``."""
+    return sweep.folder / f"trial-{number:03}"
 
 
 def read_score(path: Path, metric: str) -> Estimate:
@@ -311,43 +226,33 @@ def read_score(path: Path, metric: str) -> Estimate:
 # --------------------------------------------------------------------------------------------------
 # Ranking
 # --------------------------------------------------------------------------------------------------
-def ranking(sweep: SweepArguments, study: optuna.Study) -> str:
+def ranking(sweep: SweepArguments, records: Sequence[Mapping[str, Any]]) -> str:
     """A table with the best trial first, the failed trials with the reason, and the best model."""
     metric: Any = sweep.metric
-    name, goal = metric["name"], metric["goal"]
-    scored = study.get_trials(states=[TrialState.COMPLETE])
-    scored.sort(key=lambda trial: trial.value or 0.0, reverse=goal == "maximize")
-    wide = max(20, len(name) + 2)
-    lines = [f"{'rank':>4}{'trial':>11}{name:>{wide}}{'minutes':>9}   parameters"]
-    for rank, trial in enumerate(scored, 1):
-        head = f"{rank:>4}{name_of(trial):>11}{trial.value:>{wide}.4f}{minutes(trial):>9.1f}   "
-        lines += cells(head, describe(trial.params).split("  ")) or [head]
-    failed = [trial for trial in ended(study) if trial.state is TrialState.FAIL]
-    if failed:
-        lines += ["", f"failed, not scored: {len(failed)}"]
-        lines += [f"{name_of(trial):>15}   {outcome(trial, name)}" for trial in failed]
+    scored = [record for record in records if "score" in record]
+    scored.sort(key=lambda record: record["score"], reverse=metric["goal"] == "maximize")
+    wide = max(20, len(metric["name"]) + 2)
+    lines = [f"{'rank':>4}{'trial':>11}{metric['name']:>{wide}}{'minutes':>9}   parameters"]
+    for rank, record in enumerate(scored, 1):
+        head = f"{rank:>4}{record['trial']:>11}{record['score']:>{wide}.4f}"
+        lines += cells(f"{head}{record['minutes']:>9.1f}   ", describe(record["parameters"]))
+    lines += [f"failed: {r['trial']}, {outcome(r)}" for r in records if "failure" in r]
     if scored:
-        folder = sweep.folder / name_of(scored[0])
-        lines += ["", f"best model: {folder}, {outcome(scored[0], name)}, log {log_of(folder)}"]
+        lines.append(f"best model: {sweep.folder / scored[0]['trial']}, {outcome(scored[0])}")
     return "\n".join(lines)
 
 
-def outcome(trial: FrozenTrial, metric: str) -> str:
+def outcome(record: Mapping[str, Any]) -> str:
     """The result of a trial, in one sentence."""
-    if _FAILURE in trial.user_attrs:
-        return printable(str(trial.user_attrs[_FAILURE]))
-    low, high = trial.user_attrs[_INTERVAL]
-    return f"{metric} {trial.value:.4f} [{low:.4f}, {high:.4f}]"
+    if "failure" in record:
+        return printable(record["failure"])
+    low, high = record["interval"]
+    return f"{record['score']:.4f} [{low:.4f}, {high:.4f}]"
 
 
-def minutes(trial: FrozenTrial) -> float:
-    """How long a trial took."""
-    return trial.duration.total_seconds() / 60 if trial.duration else 0.0
-
-
-def describe(values: Values) -> str:
-    """Parameters in one line, with two blanks between them."""
-    shown = {
-        k: f"{value:.4g}" if isinstance(value, float) else value for k, value in values.items()
-    }
-    return "  ".join(f"{key} {value}" for key, value in shown.items())
+def describe(values: Values) -> list[str]:
+    """Parameters with their values."""
+    return [
+        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in values.items()
+    ]

@@ -120,7 +120,9 @@ def first_line(script: Path, given: Mapping[str, Sequence[str]]) -> str:
     except (OSError, ValueError, TypeError, yaml.YAMLError):
         return f"recipe {file}"  # the parser says what is wrong with it
     recipe = content if "config" in line else usual(content, line)
-    is_kept = recipe.get("learning_rate") == content.get("learning_rate")
-    what = f"recipe {file}" if is_kept else "the usual recipe is not for this, so TRL's defaults"
+    what = f"recipe {file}" + ("" if "config" in line else ", as no --config is given")
+    if recipe.get("learning_rate") != content.get("learning_rate"):
+        model = line.get("model_name_or_path", recipe.get("model_name_or_path"))
+        what = f"no --config is given, so {model} is trained with TRL's defaults"
     folder = line.get("output_dir") or recipe.get("output_dir", f"runs/{file.stem}")
     return what if script.stem == "diagnose" else f"{what}; output in {folder}"

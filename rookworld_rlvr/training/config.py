@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from ..common.settings import (
     Checked,
     bounded,
     key_faults,
-    record_faults,
     setting,
     with_default,
 )
@@ -68,27 +66,21 @@ class MeasurementArguments:
     )
 
 
-@dataclass(frozen=True)
-class ModelShape:
-    """The shape of a GPT-2."""
-
-    n_layer: int = setting(MISSING, "Number of layers.", least=1)
-    n_embd: int = setting(MISSING, "Width of the hidden states; a multiple of n_head.", least=1)
-    n_head: int = setting(MISSING, "Attention heads of each layer.", least=1)
-    n_positions: int = setting(MISSING, "The largest number of tokens in a text.", least=1)
-    vocab_size: int = setting(MISSING, "Size of the vocabulary, in tokens.", least=1)
+SHAPE = ("n_layer", "n_embd", "n_head", "n_positions", "vocab_size")
 
 
 @dataclass
 class NewModelArguments(Checked):
     """A new model to train from scratch, instead of `model_name_or_path`."""
 
-    new_model: dict[str, Any] | str | None = setting(
+    new_model: dict[str, int] | str | None = setting(
         None,
         "Shape of a new GPT-2, {n_layer, n_embd, n_head, n_positions, vocab_size}, which is "
         "trained from scratch, with a tokenizer trained on the training rows. None starts from "
         "model_name_or_path.",
-        check=partial(record_faults, ModelShape),
+        among=SHAPE,
+        of="dimension",
+        least=1,
     )
 
 

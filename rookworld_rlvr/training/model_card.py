@@ -154,7 +154,6 @@ def write_model_card(
     after: Results,
     *,
     tags: Sequence[str],
-    answer_tokens: int,
     adapters: bool = False,
     **values: Any,
 ) -> None:
@@ -165,9 +164,8 @@ def write_model_card(
         before: Held-out results of the starting model; empty for a model from scratch.
         after: Held-out results of the saved model.
         tags: For the Hub.
-        answer_tokens: The largest number of tokens in an answer.
         adapters: Whether adapters were trained.
-        values: What else the kind's template names.
+        values: What else the kind's template names: `answer_tokens`, the most of an answer.
     """
     _write(
         run,
@@ -177,7 +175,6 @@ def write_model_card(
         "peft" if adapters and run.repository else "transformers",
         before=before,
         after=after,
-        answer_tokens=answer_tokens,
         adapters=adapters,
         **values,
     )
@@ -277,9 +274,6 @@ def _sources(run: Run) -> dict[str, Any]:
         "base_id": run.base and public(run.base),
         "is_packaged": run.base == PACKAGED_MODEL,
         "dataset": _origin(run.dataset, "https://huggingface.co/datasets"),
-        "synthetic": sum(
-            int(run.recipe.get(key) or 0) for key in ("synthetic_rows", "synthetic_fill_in_rows")
-        ),
         "rows": {
             name: (report.train[name], report.heldout[name])
             for name in TASKS
@@ -330,7 +324,7 @@ def _made(run: Run) -> dict[str, Any]:
     return {
         "model_id": run.repository or public(str(run.folder)),
         "command": public(shlex.join(["rookworld", run.command, *launcher, *run.argv])),
-        "duration": "a minute or less" if run.seconds < 90 else f"{run.seconds / 60:.0f} minutes",
+        "duration": f"{run.seconds / 60:.0f} minutes",
         "hardware": ", ".join(here["devices"]) or f"{here['cores']} CPU cores",
         "versions": ", ".join(f"{name} {here['versions'][name]}" for name in _VERSIONS)
         + (f", commit {here['commit'][:10]}" if here["commit"] else ""),

@@ -154,16 +154,6 @@ def is_saved_together(process: subprocess.Popen[str], folder: Path, code: int) -
     assert len(list(checkpoint.glob("rng_state_*.pth"))) == 2, "both processes saved their part"
 
 
-def test_a_reader_that_stops_early_is_no_fault() -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    code = "from rookworld_rlvr.common.terminal import show; show('x' * 100_000)"
-    words = [sys.executable, "-c", code]
-    done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, check=False)
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (0, b"")
-
-
 def test_recipes_are_listed_and_copied_but_never_over_another(tmp_path: Path) -> None:
     listed = recipes([])
     assert {line.split()[0] for line in listed} == {path.stem for path in RECIPES.glob("*.yaml")}

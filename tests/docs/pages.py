@@ -26,7 +26,7 @@ FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 
 # Commands that need a network, an account, a package manager or hours. What they name must exist.
 NOT_RUN = (
-    "accelerate", "apt-get", "brew", "cd", "git", "hf", "make", "optuna-dashboard", "pip", "python",
+    "accelerate", "apt-get", "brew", "cd", "git", "hf", "make", "pip", "python",
     "source", "trackio", "uv", "wandb",
 )  # fmt: skip
 

@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase, TrainerCallback
-from trl import GRPOTrainer
 
 from rookworld_rlvr.cli.parser import _OF_A_CALL, StrictParser
 from rookworld_rlvr.common.errors import RookWorldError
 from rookworld_rlvr.training.changes import FREE, changed_keys, differences
 from rookworld_rlvr.training.checkpoints import seal
 
-from ..conftest import NOT_KEPT, recipe
-
-MakeTrainer = Callable[..., GRPOTrainer]
-SIMPLE = (bool, int, float, str, type(None))
+from ..conftest import recipe
 
 
-# --------------------------------------------------------------------------------------------------
-# What is recorded or refused
-# --------------------------------------------------------------------------------------------------
 def other(value: Any) -> Any:
     """Another value, of the same kind if it can be."""
     if isinstance(value, bool):
@@ -116,100 +107,3 @@ def test_a_default_and_what_follows_from_other_keys_are_no_changes(
     before: str, now: str, changed: dict[str, Any]
 ) -> None:
     assert differences(before, now) == changed
-
-
-# --------------------------------------------------------------------------------------------------
-# What is used
-# --------------------------------------------------------------------------------------------------
-FIRST: dict[str, Any] = {
-    **NOT_KEPT,
-    "save_strategy": "steps",
-    "save_steps": 1,
-    "preflight": False,
-    "learning_rate": 1e-3,
-    "beta": 0.1,
-    "max_completion_length": 4,
-}
-CHANGED: dict[str, dict[str, Any]] = {
-    "rate and intervals": {
-        "learning_rate": 2e-3,
-        "num_train_epochs": 5.0,
-        "logging_steps": 7,
-        "save_steps": 3,
-        "max_completion_length": 5,
-    },
-    "steps and batches": {
-        "max_steps": 9,
-        "per_device_train_batch_size": 8,
-        "gradient_accumulation_steps": 2,
-        "logging_steps": 0.5,
-        "eval_strategy": "steps",
-        "eval_steps": 3,
-        "save_strategy": "no",
-    },
-}
-
-
-def used(trainer: Any) -> dict[str, Any]:
-    """What a trainer goes by after one step, as far as it is numbers and words."""
-    numbers: dict[str, Any] = {
-        f"{name}.{key}": value
-        for name, owner in {"trainer": trainer, **trainer.parts}.items()
-        for key, value in getattr(owner, "__dict__", {}).items()
-        if isinstance(value, SIMPLE) and not key.startswith("_")
-    }
-    schedule, groups = trainer.lr_scheduler, trainer.optimizer.param_groups
-    numbers["schedule"] = [[f(step) for step in range(12)] for f in schedule.lr_lambdas]
-    numbers["rates"] = [schedule.base_lrs, schedule.get_last_lr(), schedule.last_epoch]
-    keys = ("lr", "betas", "eps", "weight_decay")
-    numbers["groups"] = [{key: group[key] for key in keys} for group in groups]
-    steps = ("logging_steps", "eval_steps", "save_steps", "max_steps", "num_train_epochs")
-    numbers |= {name: getattr(trainer.state, name) for name in steps}
-    numbers["weights"] = trainer.reward_weights.tolist()
-    numbers["sampling"] = [trainer.sampling, trainer.samplings(["P: ", "A: "])]
-    of_a_step = {"nonfinite.norm", "advantages.last", "trainer.current_gradient_accumulation_steps"}
-    of_a_step |= {"trainer.beta"}  # the last loss's; `coefficient` is what comes
-    of_a_call = {"trainer.is_in_train", "trainer.current_flos"}
-    of_a_call |= {"trainer.regrouped", "trainer.resumed_from", "supervised.logps"}
-    return {key: numbers[key] for key in numbers.keys() - of_a_step - of_a_call}
-
-
-@pytest.mark.parametrize("name", CHANGED)
-def test_a_resumed_run_uses_what_a_new_one_with_these_keys_would(
-    name: str,
-    random_gpt2: GPT2LMHeadModel,
-    tokenizer: PreTrainedTokenizerBase,
-    make_trainer: MakeTrainer,
-    tmp_path: Path,
-) -> None:
-    changed = CHANGED[name]
-    assert changed.keys() <= FREE
-
-    start = str(tmp_path / "start")  # where the reference comes from
-    random_gpt2.save_pretrained(start)
-
-    def trainer(output: str, **keys: Any) -> Any:
-        options = {**FIRST, **keys, "output_dir": str(tmp_path / output)}
-        return make_trainer(GPT2LMHeadModel.from_pretrained(start), tokenizer, **options)
-
-    def look(output: str, checkpoint: str | None = None) -> dict[str, Any]:
-        """What a trainer goes by once it has made one step; then it ends."""
-        looking = trainer(output, **{"max_steps": 2, **changed})
-        seen: dict[str, Any] = {}
-
-        class Look(TrainerCallback):
-            def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                if state.global_step == 1:
-                    seen.update(used(looking))
-                    raise StopIteration
-
-            on_step_end = on_epoch_begin
-
-        looking.add_callback(Look())
-        with pytest.raises(StopIteration):
-            looking.train(resume_from_checkpoint=checkpoint)
-        return seen
-
-    trainer("run").train()
-    resumed = look("run", str(tmp_path / "run" / "checkpoint-1"))
-    assert resumed == look("new")

@@ -187,22 +187,6 @@ def test_every_documented_key_that_is_always_there_is_there(offline: Path) -> No
     assert not any(key.startswith(("train/reward", "train/health", "train/eval")) for key in logged)
 
 
-def test_curves_have_the_trainer_s_numbers_over_its_steps(offline: Path) -> None:
-    state = json.loads((offline / "checkpoint-2" / "trainer_state.json").read_text())
-    name = "environment_exact/mean"
-    theirs = {
-        entry["step"]: entry[f"rewards/{name}"]
-        for entry in state["log_history"]
-        if "reward" in entry
-    }
-    ours = {
-        row[STEP]: row[f"reward/{name}"]
-        for row in only_run(offline).history
-        if f"reward/{name}" in row
-    }
-    assert ours == pytest.approx(theirs) and sorted(ours) == [1, 2]
-
-
 def test_tables_hold_pictures_and_all_that_a_sync_needs_lies_in_the_run_s_folder(
     offline: Path,
 ) -> None:
