@@ -120,7 +120,7 @@ def first_line(script: Path, given: Mapping[str, Sequence[str]]) -> str:
     except (OSError, ValueError, TypeError, yaml.YAMLError):
         return f"recipe {file}"  # the parser says what is wrong with it
     recipe = content if "config" in line else usual(content, line)
-    what = f"recipe {file}" + ("" if "config" in line else ", as no --config is given")
+    what = f"recipe {file}" if "config" in line else f"recipe {file.stem}, as no --config is given"
     if recipe.get("learning_rate") != content.get("learning_rate"):
         model = line.get("model_name_or_path", recipe.get("model_name_or_path"))
         what = f"no --config is given, so {model} is trained with TRL's defaults"
