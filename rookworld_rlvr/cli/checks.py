@@ -22,7 +22,6 @@ from ..models.loading import check_model_name, hub_faults
 from ..rewards.registry import check_reward_specs, tasks_of
 from ..tasks.registry import TASKS
 from ..training.config import RookWorldGRPOConfig, RunArguments
-from ..training.parts.arguments import left_out_tasks
 from ..training.run_folder import foreign_faults
 
 if TYPE_CHECKING:
@@ -128,7 +127,6 @@ def check_recipe(*groups: Any) -> list[str]:
     if label_args is not None and data_args is not None:
         faults += check_labels(label_args, data_args.tasks)
     if data_args is not None and training_args is not None:
-        faults += left_out_tasks(training_args, data_args.tasks)
         faults += _unjudged(training_args.rewards, data_args.tasks)
         for key, metric in compared_metrics(training_args):
             task = metric.split("/")[0]

@@ -188,7 +188,7 @@ class DiagnosedTrainer(RookWorldGRPOTrainer):
             "pull": slopes_of(loss.total, [logps])[0],
         }
         if "kl" in self.parts and tokens["reference"] is not None:
-            kl = self.parts["kl"].per_token(self, logps.detach(), inputs)[0]
+            kl = self.parts["kl"].per_token(logps.detach(), inputs)[0]
             weights = torch.zeros_like(kl).requires_grad_()
             (slope,) = slopes_of(aggregate(self, weights, inputs), [weights])
             tokens["kl"] = kl

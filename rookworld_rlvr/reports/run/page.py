@@ -15,7 +15,7 @@ from ...evaluation.results import SCHEMA_VERSION, WHOSE, decoding_text, goal_row
 from ...tasks.metrics import headline, headlines
 from ...tasks.registry import TASKS
 from ...training.changes import stretches, words
-from ...training.results import change_text, interval_text, kl_words, limit_lines
+from ...training.results import change_text, interval_text, limit_lines
 from .plots import COLOURS, Series, heldout_plots, plot, training_plots
 from .record import Answer, Choice, RunRecord, changes, choose, errors, quality
 
@@ -184,7 +184,6 @@ def _before_after(runs: Sequence[RunRecord]) -> dict[str, Any]:
         "published": published,
         "change_text": change_text,
         "interval_text": interval_text,
-        "kl_words": kl_words,
         "reach": sorted(
             {line for run in told for line in limit_lines(run.results.get("limits", {}))}
         ),
