@@ -31,6 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from recipe_runs import REPOSITORY
 
@@ -42,7 +43,6 @@ from rookworld_rlvr.evaluation.pass_at_k import RightCounts
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import complete, complete_ids
 from rookworld_rlvr.tasks.metrics import evaluate_completions
-from rookworld_rlvr.training.measurements import answer_kls
 from rookworld_rlvr.training.parts.teaching import right
 
 RECIPES = REPOSITORY / "recipes"
@@ -250,6 +250,41 @@ def processor_seconds() -> float:
 # --------------------------------------------------------------------------------------------------
 # Measuring
 # --------------------------------------------------------------------------------------------------
+@torch.no_grad()
+def answer_kls(
+    policy: Any, start: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
+) -> list[float]:
+    """KL(policy || start) of each answer's distribution, given its prompt, summed over its tokens.
+
+    Args:
+        policy: A causal language model.
+        start: One with the same vocabulary.
+        prompts: Token ids of `B` prompts.
+        answers: Token ids of `B` answers, of which none is empty.
+
+    Returns:
+        `B` numbers, in nats.
+    """
+    rows = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
+    width = max(map(len, rows))
+    # Padding is on the right, so positions count from 0 and the mask hides nothing from the text.
+    ids = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=policy.device)
+    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows]).to(ids.device)
+    is_asked = torch.zeros_like(mask, dtype=torch.bool)  # the token before each token of an answer
+    for place, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
+        is_asked[place, len(prompt) - 1 : len(row) - 1] = True
+    log_policy, log_start = (  # a prompt's virtual tokens, as in prompt tuning, come first
+        network(input_ids=ids, attention_mask=mask)
+        .logits[:, -width:][is_asked]
+        .float()
+        .log_softmax(-1)
+        for network in (policy, start)
+    )
+    by_token = (log_policy.exp() * (log_policy - log_start)).sum(-1)
+    lengths = [len(answer) for answer in answers]
+    return [float(kl.sum()) for kl in torch.split(by_token, lengths)]
+
+
 class Measurer:
     """Measures a start's runs on the same rows.
 

@@ -49,12 +49,10 @@ from rookworld_rlvr.training.progress import print_short_lines
 from rookworld_rlvr.training.results import (
     ANSWERS_AFTER,
     EVALUATION,
-    KL_TO_START,
     REPORT,
     RESULTS,
     before_after_table,
     compared,
-    kl_words,
     write_results,
 )
 from rookworld_rlvr.training.run_folder import (
@@ -211,10 +209,8 @@ def main(argv: Sequence[str]) -> None:
     trainer.save_state()
     save_final(trainer, output_dir)  # first: what follows may fail, such as for lack of memory
     step = trainer.heldout.run_final()
-    kl_to_start = {}
     if data.others:
-        load_start = partial(loading.load_start, model_args, trust)
-        kl_to_start = measure_others(trainer, data, load_start)
+        measure_others(trainer, data.others, partial(loading.load_start, model_args, trust))
     trainer.save_state()  # again, with what was logged since
     assert trainer.heldout.before is not None  # eval_on_start cannot be switched off
     before, after = trainer.heldout.before, trainer.heldout.results
@@ -230,7 +226,6 @@ def main(argv: Sequence[str]) -> None:
             best_step=step,
             steps=trainer.state.global_step,
             limits=reach,
-            **({"kl_to_start": kl_to_start} if kl_to_start else {}),
             **({"pass": pass_summary(trainer.heldout.right)} if trainer.heldout.right else {}),
         )
         if suites:
@@ -261,11 +256,8 @@ def main(argv: Sequence[str]) -> None:
             step=step,
             steps=trainer.state.global_step,
             adapters=model_args.use_peft,
-            kl_to_start=kl_to_start,
         )
         print(before_after_table(before, after, compared(output_dir), reach))
-        if kl_to_start:
-            print(f"{KL_TO_START}: {kl_words(kl_to_start)}")
         for line in pass_lines(trainer.heldout.right) if trainer.heldout.right else ():
             print(line)
         is_start = training_args.guard and not step

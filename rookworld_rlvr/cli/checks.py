@@ -20,7 +20,6 @@ from ..models.loading import check_model_name
 from ..rewards.registry import check_reward_specs, tasks_of
 from ..tasks.registry import TASKS
 from ..training.config import SHAPE, RookWorldGRPOConfig
-from ..training.parts.arguments import left_out_tasks
 from ..training.run_folder import foreign_faults
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ def check_recipe(*groups: Any) -> list[str]:
         suites = suite_args.suites
     if data_args is not None:
         tasks = data_args.tasks
-        faults += left_out_tasks(training_args, tasks) + _unjudged(training_args.rewards, tasks)
+        faults += _unjudged(training_args.rewards, tasks)
     not_run = [SUITE_HEADLINES[name] for name in SUITE_HEADLINES.keys() - set(suites)]
     return faults + [
         f"{key}: {metric!r} is not measured; add its task to `tasks`, or its suite to `suites`"

@@ -280,7 +280,7 @@ def analysis(trainer: DiagnosedTrainer, record: Part) -> Part:
     """
     numbers, details = measurements(trainer, record)
     log = {**record["log_history"][0], **numbers}
-    found = HealthMonitor(patience=1).observe(1, log, trainer.args.max_grad_norm, details)
+    found = HealthMonitor(patience=1).observe(1, log, details)
     found = [replace(f, severity="stop") if f.rule in _GRAVER else f for f in found]
     sizes = dict.fromkeys(_OF_COMPLETIONS, record["generation"]["completions"])
     sizes |= dict.fromkeys(_OF_GROUPS, len(record["generation"]["groups_of_texts"]))

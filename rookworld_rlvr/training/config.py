@@ -60,8 +60,7 @@ class MeasurementArguments:
     other_task_rows: int = setting(
         200,
         "Largest number of held-out rows of each task that is in the data but not in `tasks`. At the "
-        "end, the starting and the final model answer them, and the KL between both is taken, also on "
-        "as many rows of each trained task; 0 measures none of it.",
+        "end, the starting and the final model answer them; 0 measures none of it.",
         least=0,
     )
 

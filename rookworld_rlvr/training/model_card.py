@@ -26,7 +26,7 @@ from ..models.loading import PACKAGED_MODEL, resolve_model_path
 from ..rewards.registry import tasks_of
 from ..tasks.metrics import Results
 from ..tasks.registry import TASKS
-from .results import CARD, interval_text, kl_words
+from .results import CARD, interval_text
 from .run_folder import open_weights
 
 LICENCE = "gpl-3.0"  # the licence of this package, its data and its model
@@ -116,7 +116,6 @@ def write_grpo_card(
     step: int,
     steps: int,
     adapters: bool = False,
-    kl_to_start: Mapping[str, float] | None = None,
 ) -> None:
     """Write the card of a GRPO run.
 
@@ -128,7 +127,6 @@ def write_grpo_card(
         step: The optimiser step of the saved model.
         steps: The number of optimiser steps made.
         adapters: Whether adapters were trained.
-        kl_to_start: See `measurements.measure_others`; None if it was not measured.
     """
     trained = {task for task, rows in run.data.report.train.items() if rows}
     write_model_card(
@@ -144,7 +142,6 @@ def write_grpo_card(
         rewards=[_reward(spec) for spec in args.rewards if tasks_of([spec]) & trained],
         generations=args.num_generations,
         start_share=args.start_share,
-        kl_to_start=kl_words(kl_to_start or {}),
     )
 
 

@@ -33,17 +33,6 @@ Limits = Mapping[str, Sequence[float]]
 OWN_REWARDS = "rewards/"
 """What the names of the means of a user's own rewards begin with."""
 
-KL_TO_START = "KL to the starting model, nats a token"
-
-
-def kl_words(kls: Mapping[str, float]) -> str:
-    """What `measurements.measure_others` gives, as text.
-
-    >>> kl_words({"policy": 0.0125, "environment": 0.0})
-    'policy 0.0125, environment 0.0000'
-    """
-    return ", ".join(f"{task} {kl:.4f}" for task, kl in kls.items())
-
 
 def before_after_table(
     before: Results,

@@ -8,7 +8,6 @@ Only this file and `checkpoints.py` use private names of TRL and transformers; `
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -40,7 +39,6 @@ from .parts.sampling import draws_itself, rollout, samplings_of
 from .parts.timing import StepTimes
 from .preflight import Parity, PreflightCallback
 from .progress import TableInterval, escape_for_terminal
-from .sharding import check_layout
 
 
 class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
@@ -115,11 +113,9 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler:
         """Let a part draw the prompts, for example by phases of tasks, which TRL's sampler cannot."""
         rows = self.train_dataset if dataset is None else dataset
-        for part in self.parts.values():
-            if (sampler := part.sampler(rows)) is not None:
-                self.prompt_sampler = sampler
-                return sampler
-        return super()._get_train_sampler(dataset)
+        own = (part.sampler(rows) for part in self.parts.values())
+        self.prompt_sampler = next((sampler for sampler in own if sampler is not None), None)
+        return self.prompt_sampler or super()._get_train_sampler(dataset)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Replace groups without signal, use our advantages, and add the reference's log-probs."""
@@ -223,31 +219,24 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         `kwargs`: passed on to TRL's method.
         """
         size = batch_size or len(ids)
-        parts = []
+        score = super()._get_per_token_logps_and_entropies
+        chunks = []
         for start in range(0, len(ids), size):
             chunk = slice(start, start + size)
             heat = None if temperatures is None else temperatures[chunk]
-            self.being_scored = Rows(ids[chunk], mask[chunk], length, heat)
+            rows = self.being_scored = Rows(ids[chunk], mask[chunk], length, heat)
             try:
-                parts.append(self._forward(network, self.being_scored, **kwargs))
+                own = (part.score(network, rows, **kwargs) for part in self.parts.values())
+                scores = next((scores for scores in own if scores is not None), None)
+                chunks.append(scores or Scores(*score(network, *rows[:3], **kwargs)))
             finally:
                 self.being_scored = None
-        if len(parts) == 1:
-            return parts[0]
-        logps, entropies, aux_losses = zip(*parts, strict=True)
+        logps, entropies, aux_losses = zip(*chunks, strict=True)
         return Scores(
             torch.cat(logps),
-            torch.cat(entropies) if entropies[0] is not None else None,
-            torch.stack(aux_losses).mean() if aux_losses[0] is not None else None,
+            None if entropies[0] is None else torch.cat(entropies),
+            None if aux_losses[0] is None else torch.stack(aux_losses).mean(),
         )
-
-    def _forward(self, network: torch.nn.Module, rows: Rows, **kwargs: Any) -> Scores:
-        for part in self.parts.values():
-            if (scores := part.score(network, rows, **kwargs)) is not None:
-                return scores
-        ids, mask, length, _ = rows
-        score = super()._get_per_token_logps_and_entropies
-        return Scores(*score(network, ids, mask, length, **kwargs))
 
     @torch.no_grad()
     def reference_log_probs(
@@ -348,10 +337,10 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Use a part's schedule, if one has any."""
-        for part in self.parts.values():
-            if self.lr_scheduler is None:  # type: ignore[has-type]
-                own = part.scheduler(optimizer or self.optimizer, num_training_steps)
-                self.lr_scheduler = own
+        if self.lr_scheduler is None:  # type: ignore[has-type]
+            given = optimizer or self.optimizer, num_training_steps
+            own = (part.scheduler(*given) for part in self.parts.values())
+            self.lr_scheduler = next((schedule for schedule in own if schedule is not None), None)
         return super().create_scheduler(num_training_steps, optimizer)
 
     def save_more(self, folder: Path) -> None:
@@ -364,11 +353,6 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         self.heldout.resumed_at = None if folder is None else self.state.global_step
         if folder is not None:
             load_parts(self.parts, folder)
-
-    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Refuse a checkpoint that this way of sharding could not read."""
-        check_layout(self, resume_from_checkpoint)
-        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def evaluate(
         self,
@@ -458,9 +442,10 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         self.log_completions = self.args.log_completions and self.tables.due(self, logs)
         if self.log_completions and self.num_completions_to_print != 0:
             escape_for_terminal(self._logs["completion"])
-        counts = [part.numbers().items() for part in self.parts.values() if "loss" in logs]
-        numbers = dict(itertools.chain.from_iterable(counts))
-        super().log({**logs, **self.times.elapsed(), **numbers}, start_time)
+        logs = {**logs, **self.times.elapsed()}
+        for part in self.parts.values() if "loss" in logs else ():
+            logs |= part.numbers()
+        super().log(logs, start_time)
 
     @staticmethod
     def attention_of(network: Any) -> str | None:

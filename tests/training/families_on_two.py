@@ -5,12 +5,10 @@ accelerate launch --cpu --num_processes 2 --module tests.training.families_on_tw
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from rookworld_rlvr.cli.run import run_cli
-from rookworld_rlvr.common.errors import ConfigurationError
 
 from ..conftest import recipe
 from .sharded import configure
@@ -64,10 +62,6 @@ def main(argv: Sequence[str]) -> None:
     for family in SHARDED[layout]:
         train(words(folder, layout, family, 2, 2))
         train(words(folder, layout, family, 4, 2, "true"))
-    try:
-        train(words(folder, "one", "full", 4, 2, "true"))
-    except ConfigurationError as error:
-        (folder / f"refused_{layout}.json").write_text(json.dumps(str(error)))
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def test_every_number_over_steps_has_one_panel() -> None:
     assert len(set(shown)) == len(shown)
     ends = {"time/train", "time/samples_per_second", "time/steps_per_second"}
     ends |= {"train/loss_mean", "train/total_flos", STEP}
-    ends |= {"eval/other/<task>/<metric>", "kl/start/<task>"}
+    ends |= {"eval/other/<task>/<metric>"}
     assert set(shown) == {m.key for m in GLOSSARY if not m.is_table} - ends
     for section in SECTIONS:
         for title, members in panels(section):

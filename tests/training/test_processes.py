@@ -145,13 +145,3 @@ def test_sharded_processes_sample_apart(tmp_path: Path) -> None:
         assert found["answers"] == answers(model, rank)
         assert found["after"] == found["before"], "sharded again"
         assert found["after"][0] * 2 == model.transformer.h[0].mlp.c_fc.weight.size(0)
-
-
-def test_a_checkpoint_of_another_layout_is_refused(sharded: Path) -> None:
-    """Its optimiser's state could not be read."""
-    refused = read(sharded.parent / f"refused_{sharded.name}.json")
-    assert "one/full/checkpoint-2 was written plainly and cannot be read with" in refused
-    line = words(sharded.parent, sharded.name, "full", 6, 1, "true")
-    done = script("grpo.py", *line, cwd=sharded)
-    assert done.returncode == 2
-    assert "and cannot be read plainly" in done.stderr and "--accelerate_config" in done.stderr

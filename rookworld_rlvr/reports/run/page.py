@@ -15,7 +15,7 @@ from ...evaluation.results import decoding_text
 from ...tasks.metrics import headline, headlines
 from ...tasks.registry import TASKS
 from ...training.changes import stretches, words
-from ...training.results import change_text, interval_text, kl_words, limit_lines, tie_lines
+from ...training.results import change_text, interval_text, limit_lines, tie_lines
 from .plots import COLOURS, heldout_plots, training_plots
 from .record import (
     ROUND_HEADS,
@@ -54,7 +54,6 @@ def page(runs: Sequence[RunRecord], rounds: Sequence[Mapping[str, Any]] = ()) ->
         },
         change_text=change_text,
         interval_text=interval_text,
-        kl_words=kl_words,
         reach=sorted({line for run in told for line in limit_lines(run.results.get("limits", {}))}),
         heldout_plots=heldout_plots(runs),
         training_plots=list(filter(None, training_plots(runs))),

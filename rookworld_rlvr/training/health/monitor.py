@@ -136,7 +136,6 @@ class HealthMonitor:
         self,
         step: int,
         logs: Mapping[str, Any],
-        max_grad_norm: float | None = None,
         details: Mapping[str, str] | None = None,
     ) -> list[Finding]:
         """Judge one log, of training or of a held-out evaluation.
@@ -144,30 +143,20 @@ class HealthMonitor:
         Args:
             step: The optimiser step of the log.
             logs: Metrics by name. A rule does not apply if its metrics are missing, None or nan.
-            max_grad_norm: Gradients are clipped at this norm; None or 0 means no clipping.
             details: What findings say of some metrics beside their number, by metric.
 
         Returns:
             The findings that are raised now.
         """
-        self.history.update(step, logs, max_grad_norm, details)
-        findings = (self._judge(rule) for rule in RULES.values())
-        return [finding for finding in findings if finding is not None]
-
-    def _judge(self, rule: Rule) -> Finding | None:
-        limit = math.inf if rule.bound is None else rule.bound
-        reading = rule.measure(self.history, limit)
-        if reading is None or not self._is_due(rule, reading):
-            return None
-        return Finding(
-            rule=rule.name,
-            severity=rule.severity,
-            step=self.history.step,
-            value=reading.value,
-            bound=rule.bound,
-            message=rule.message(reading, limit),
-            remedy_keys=rule.keys,
-        )
+        self.history.update(step, logs, details)
+        findings = []
+        for rule in RULES.values():
+            limit = math.inf if rule.bound is None else rule.bound
+            reading = rule.measure(self.history, limit)
+            if reading is not None and self._is_due(rule, reading):
+                said = reading.value, rule.bound, rule.message(reading, limit)
+                findings.append(Finding(rule.name, rule.severity, step, *said, rule.keys))
+        return findings
 
     def _is_due(self, rule: Rule, reading: Reading) -> bool:
         watch = self._watches[rule.name]
@@ -200,18 +189,21 @@ class HealthCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         self.monitor = HealthMonitor(self.patience, getattr(args, "guard", None))
-        for logs in state.log_history:  # of a resumed run, whose findings are known
-            self.monitor.observe(int(logs["step"]), _judged(logs, args), args.max_grad_norm)
+        found = [  # of a resumed run, up to the step from which it goes on
+            finding
+            for logs in state.log_history
+            for finding in self.monitor.observe(int(logs["step"]), _judged(logs, args))
+        ]
         path = Path(args.output_dir) / HEALTH_FILE
         path.parent.mkdir(parents=True, exist_ok=True)
-        _keep_until(path, state.global_step)  # stays empty in a healthy run
+        replace_text(path, "".join(f"{finding.to_json()}\n" for finding in found))
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
         if self.monitor is None or not logs:
             return
-        findings = self.monitor.observe(state.global_step, _judged(logs, args), args.max_grad_norm)
+        findings = self.monitor.observe(state.global_step, _judged(logs, args))
         if findings:
             _report(findings, args)
 
@@ -227,14 +219,6 @@ def _judged(logs: Mapping[str, Any], args: Any) -> Mapping[str, Any]:
     if not args.fp16 or math.isfinite(logs.get("grad_norm") or 0.0):
         return logs
     return {name: value for name, value in logs.items() if name != "grad_norm"}
-
-
-def _keep_until(path: Path, step: int) -> None:
-    """Drop the findings after a step, from which a resumed run goes on and finds them again."""
-    lines = path.read_text(encoding="utf-8").splitlines() if step and path.is_file() else []
-    whole = [line for line in lines if line.endswith("}")]  # a kill may have cut the last one
-    kept = [line for line in whole if json.loads(line)["step"] <= step]
-    replace_text(path, "".join(f"{line}\n" for line in kept))
 
 
 def _report(findings: Sequence[Finding], args: Any) -> None:

@@ -9,24 +9,20 @@ from __future__ import annotations
 import math
 import operator
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Literal
 
 from ...common.files import read_asset
 from ...common.settings import Checked, setting
-from ...evaluation.registry import SUITE_HEADLINES
-from ...tasks.metrics import headlines
 
 Severity = Literal["info", "warning", "stop"]
 Points = list[tuple[int, float]]  # step and value, oldest first
 
 _RECENT = 10  # logs over which trends are seen
 _FEWEST = 5  # logs needed before the latest one for a trend of the entropy
-_STAYS = 0.9  # share of the taught groups at first that is still taught if nothing is learnt
-_KEPT = ("reward", "entropy", "grad_norm")  # and names with one of _KEPT_PREFIXES
-_KEPT_PREFIXES = ("eval_", "judge/", "teach/")
+_KEPT = ("reward", "entropy")  # and held-out metrics
 _ROUNDING = 1e-9  # of a difference of shares
 
 
@@ -47,7 +43,6 @@ class History:
         step: The optimiser step of the latest log.
         now: Its numbers by name, nan and infinities included; None and other values are left out.
         details: Texts of the latest log by name, which describe its numbers of the same name.
-        max_grad_norm: Gradients are clipped at this norm; None or 0 means no clipping.
         series: ``(step, value)`` pairs by name, finite values only, oldest first.
 
     Args:
@@ -59,27 +54,24 @@ class History:
         self.step = 0
         self.now: dict[str, float] = {}
         self.details: Mapping[str, str] = {}
-        self.max_grad_norm: float | None = None
         self.series: dict[str, Points] = {}
 
     def update(
         self,
         step: int,
         logs: Mapping[str, Any],
-        max_grad_norm: float | None,
         details: Mapping[str, str] | None = None,
     ) -> None:
         """Add one log."""
         self.step = step
         self.details = details or {}
-        self.max_grad_norm = max_grad_norm
         self.now = {
             name: float(value)
             for name, value in logs.items()
             if isinstance(value, Real) and not isinstance(value, bool)
         }
         for name, value in self.now.items():
-            if math.isfinite(value) and (name in _KEPT or name.startswith(_KEPT_PREFIXES)):
+            if math.isfinite(value) and (name in _KEPT or name.startswith("eval_")):
                 self.series.setdefault(name, []).append((step, value))
 
     def get(self, *names: str) -> float | None:
@@ -102,11 +94,6 @@ class Reading:
 
 
 Measure = Callable[[History, float], Reading | None]
-
-
-def _most(readings: Iterable[Reading]) -> Reading | None:
-    """The reading with the largest value, the first one of equals."""
-    return max(readings, key=lambda reading: reading.value, default=None)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -145,15 +132,6 @@ def nothing_parses(history: History, bound: float) -> Reading | None:
     return Reading(max(shares), max(shares) <= bound) if shares else None
 
 
-def reward_failures(history: History, bound: float) -> Reading | None:
-    """The reward function that lacks the truth most often."""
-    return _most(
-        Reading(share, share > bound, name.removeprefix("rewards/").removesuffix("/without_truth"))
-        for name in history.now
-        if name.endswith("/without_truth") and (share := history.get(name)) is not None
-    )
-
-
 def unscored(history: History, bound: float) -> Reading | None:
     """Completions without a reward, but for those that a reward failed on, which training reports."""
     share = history.get("health/unscored")
@@ -168,17 +146,6 @@ def gradient_not_finite(history: History, bound: float) -> Reading | None:
     return None if norm is None else Reading(norm, not math.isfinite(norm))
 
 
-def gradient_clipped(history: History, bound: float) -> Reading | None:
-    """The logged norms are those before clipping."""
-    limit = history.max_grad_norm
-    norms = history.values("grad_norm")[-_RECENT:]
-    if not norms or not limit:
-        return None
-    clipped = sum(norm > limit for norm in norms)
-    detail = f"{clipped} of the last {len(norms)} gradient norms are over max_grad_norm {limit:g}"
-    return Reading(clipped / len(norms), clipped / len(norms) > bound, detail)
-
-
 def entropy_falling(history: History, bound: float) -> Reading | None:
     *before, now = history.values("entropy")[-_RECENT - 1 :] or [math.nan]
     if len(before) < _FEWEST or (usual := statistics.median(before)) <= 0:
@@ -188,55 +155,37 @@ def entropy_falling(history: History, bound: float) -> Reading | None:
 
 
 # --------------------------------------------------------------------------------------------------
-# Trends against the best before
+# Held-out rows
 # --------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class _Fall:
-    """How a held-out metric compares with its best value before."""
+def _overall_fall(history: History) -> tuple[float, float, str] | None:
+    """How far the overall accuracy is below its best before, and the reward's trend since then.
 
-    step: int  # of the best value, the latest one of equals
-    best: float
-    now: float
-
-    @property
-    def points(self) -> float:
-        return self.best - self.now
-
-    def __str__(self) -> str:
-        return f"from {self.best:.3f} at step {self.step} to {self.now:.3f}"
-
-
-def _heldout_fall(history: History, metric: str) -> _Fall | None:
-    points = history.series[metric] if history.get(metric) is not None else []
-    if len(points) < 2:
+    The trend is the mean of the later half of the logs minus that of the earlier half.
+    """
+    if history.get("eval_overall") is None or len(history.series["eval_overall"]) < 2:
         return None
-    best, step = max((value, step) for step, value in points[:-1])
-    return _Fall(step, best, points[-1][1])
-
-
-def _trend(history: History, name: str, since: int) -> float | None:
-    """Mean of the later half of a series' logs since a step, minus the mean of the earlier half."""
-    values = [value for step, value in history.series.get(name, ()) if step > since]
-    half = len(values) // 2
-    return statistics.fmean(values[half:]) - statistics.fmean(values[:half]) if half else None
+    *before, (_, now) = history.series["eval_overall"]
+    best, step = max((value, step) for step, value in before)
+    rewards = [value for at, value in history.series.get("reward", ()) if at > step]
+    half = len(rewards) // 2
+    trend = statistics.fmean(rewards[half:]) - statistics.fmean(rewards[:half]) if half else 0.0
+    return best - now, trend, f"from {best:.3f} at step {step} to {now:.3f}"
 
 
 def heldout_down(history: History, bound: float) -> Reading | None:
     """A fall while the reward has not risen; `reward_up_heldout_down` covers the other case."""
-    fall = _heldout_fall(history, "eval_overall")
-    if fall is None:
+    if (found := _overall_fall(history)) is None:
         return None
-    trend = _trend(history, "reward", fall.step) or 0.0
-    return Reading(fall.points, fall.points > bound and trend <= 0, str(fall))
+    fall, trend, detail = found
+    return Reading(fall, fall > bound and trend <= 0, detail)
 
 
 def reward_up_heldout_down(history: History, bound: float) -> Reading | None:
-    fall = _heldout_fall(history, "eval_overall")
-    trend = _trend(history, "reward", fall.step) if fall else None
-    if fall is None or trend is None:
+    if (found := _overall_fall(history)) is None:
         return None
-    detail = f"{fall} while the training reward rose by {trend:.3g}"
-    return Reading(fall.points, fall.points > bound and trend > 0, detail)
+    fall, trend, detail = found
+    detail = f"{detail} while the training reward rose by {trend:.3g}"
+    return Reading(fall, fall > bound and trend > 0, detail)
 
 
 def losses(
@@ -278,37 +227,6 @@ def guard(history: History, bound: float) -> Reading | None:
     return Reading(max(lost.values(), default=0.0), bool(lost), detail)
 
 
-def forgetting(history: History, bound: float) -> Reading | None:
-    """The task that has fallen most on held-out rows while another has not fallen."""
-    metrics = {task: f"eval_{name}" for task, name in headlines().items()}
-    falls = {task: fall for task in metrics if (fall := _heldout_fall(history, metrics[task]))}
-    if len(falls) < 2:
-        return None
-    task = max(falls, key=lambda task: falls[task].points)
-    fall = falls[task]
-    held = [
-        f"{other} went from {before:.3f} to {falls[other].now:.3f}"
-        for other in falls
-        if other != task
-        and (before := dict(history.series[metrics[other]]).get(fall.step)) is not None
-        and falls[other].now >= before
-    ]
-    detail = f"{task} {fall} while {' and '.join(held)}"
-    return Reading(fall.points, fall.points > bound and bool(held), detail)
-
-
-def suite_down(history: History, bound: float) -> Reading | None:
-    """The suite with the largest fall of its headline metric, as a share of its best."""
-    found = []
-    for suite, metric in SUITE_HEADLINES.items():
-        fall = _heldout_fall(history, f"eval_{metric}")
-        if fall is not None and fall.best > 0:
-            share = fall.points / fall.best
-            detail = f"{suite} from {fall.best:.3g} at step {fall.step} to {fall.now:.3g}"
-            found.append(Reading(share, share > bound, detail))
-    return _most(found)
-
-
 # --------------------------------------------------------------------------------------------------
 # Judges
 # --------------------------------------------------------------------------------------------------
@@ -321,62 +239,6 @@ def judge_constant(history: History, bound: float) -> Reading | None:
         if (spread := history.get(f"judge/{name}/reward_std", f"judge/{name}/std")) is not None
     ]
     return min(found, key=lambda reading: reading.value, default=None)
-
-
-def judge_against_truth(history: History, bound: float) -> Reading | None:
-    """The judge and task with the largest fall of the truth while the score rises.
-
-    The last five logs of what the judge has scored are compared with the best five before. Each task is
-    looked at by itself, because a shift of the mixture moves the mean over all tasks although none of
-    them has changed.
-    """
-    found = []
-    for name in history.now:
-        judge, truth, task = name.partition("/truth_")
-        scores = f"{judge}/mean_{task}"
-        if not (truth and history.get(name) is not None and history.get(scores) is not None):
-            continue
-        points = history.series[name]
-        starts = range(0, len(points) - 2 * _FEWEST + 1, _FEWEST)
-        windows = [points[start : start + _FEWEST] for start in starts]
-        best, now = max(windows, key=_mean, default=[]), points[-_FEWEST:]
-        earlier, later = (_within(history.series[scores], window) for window in (best, now))
-        if not earlier or not later:
-            continue
-        fall, rise = _mean(best) - _mean(now), _mean(later) - _mean(earlier)
-        detail = (
-            f"the score of {judge.removeprefix('judge/')} for {task} answers has risen by {rise:.3g} "
-            f"since step {best[-1][0]} while the share right of the same completions"
-        )
-        found.append(Reading(fall, fall > bound and rise > 0, detail))
-    return max(found, key=lambda reading: (reading.broken, reading.value), default=None)
-
-
-def _within(points: Points, window: Points) -> Points:
-    """The points within the steps of a window."""
-    return [point for point in points if window and window[0][0] <= point[0] <= window[-1][0]]
-
-
-def _mean(points: Points) -> float:
-    return statistics.fmean(value for _, value in points)
-
-
-# --------------------------------------------------------------------------------------------------
-# Right answers that are taught
-# --------------------------------------------------------------------------------------------------
-def taught_share_stays(history: History, bound: float) -> Reading | None:
-    """Compare the last five logs with the first five."""
-    shares, hopeless = history.values("teach/share"), history.values("teach/hopeless")
-    if len(shares) < 2 * _FEWEST:
-        return None
-    first, now = _ends(shares)
-    stays = all(later >= _STAYS * earlier for earlier, later in map(_ends, (shares, hopeless)))
-    return Reading(now, stays and now > bound, f"after {100 * first:.3g}% in the first five logs")
-
-
-def _ends(values: Sequence[float]) -> tuple[float, float]:
-    """Means of the first five and of the last five values."""
-    return statistics.fmean(values[:_FEWEST]), statistics.fmean(values[-_FEWEST:])
 
 
 # --------------------------------------------------------------------------------------------------

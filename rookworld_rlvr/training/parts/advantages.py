@@ -8,32 +8,23 @@ from typing import Any
 
 import torch
 
-from .arguments import BaselineArguments
 from .groups import STD_EPSILON, nanstd
-from .part import Batch, Call, Part, arguments_of
+from .part import Batch, Call, Part
 
 
 class Baseline(Part):
     """Computes advantages with a baseline other than the group's mean.
-
-    Args:
-        args: The part's keys.
-        trainer: The `RookWorldGRPOTrainer`; without one, only `advantages` works.
 
     Attributes:
         running: The running mean of rewards by task, for ``ema``.
         last: The mean of the last baselines over the prompts.
     """
 
-    def __init__(self, args: BaselineArguments, trainer: Any = None) -> None:
-        self.args = args
-        self._trainer = trainer
+    def __init__(self, trainer: Any) -> None:
+        super().__init__(trainer)
+        self.args = trainer.args
         self.running: dict[str, float] = {}
         self.last = math.nan
-
-    @classmethod
-    def of(cls, trainer: Any) -> Baseline:
-        return cls(arguments_of(trainer.args, BaselineArguments), trainer)
 
     def extend(self, call: Call, batch: Batch) -> None:
         """Replace TRL's advantages."""

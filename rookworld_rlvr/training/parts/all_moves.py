@@ -25,33 +25,28 @@ from .part import Batch, Call, Part
 from .shared_prompts import obstacle
 from .teaching import truth_of
 
+# Of the soft targets, in win probability: a move that keeps so much less than the best has 1 / e of its
+# share.
+SOFT_TEMPERATURE = 0.03
+
 
 class AllMoves(Part):
     """Adds the exact expected score over a group's legal moves, and their soft targets, to the loss.
 
-    Args:
-        trainer: The `RookWorldGRPOTrainer`.
+    Raises:
+        RookWorldError: The network cannot take the attention mask that this needs.
     """
 
     loss_term = "moves"
 
     def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+        super().__init__(trainer)
         self._texts: list[str] = []
-
-    @classmethod
-    def of(cls, trainer: Any) -> AllMoves:
-        """The part.
-
-        Raises:
-            RookWorldError: The network cannot take the attention mask that this needs.
-        """
         for network in trainer.networks():
             if reason := obstacle(trainer, network):
                 raise RookWorldError(
                     f"expected_score_coef, soft_moves_coef: {reason}; leave them out"
                 )
-        return cls(trainer)
 
     def after_sampling(
         self, call: Call, ids: list[list[int]], texts: list[str], logps: list[Any] | None
@@ -124,10 +119,12 @@ class AllMoves(Part):
         if not worths:
             return 0 * logps[0].sum()
         expected = torch.stack([(p.exp() * w).sum() for p, w in zip(logps, worths, strict=True)])
-        targets = [(w / args.soft_moves_temperature).softmax(-1) for w in worths]
+        targets = [(w / SOFT_TEMPERATURE).softmax(-1) for w in worths]
         soft = torch.stack([(p * t).sum() for p, t in zip(logps, targets, strict=True)])
         legal = torch.stack([p.detach().exp().sum() for p in logps])
-        self._log(expected.detach(), legal)
+        trainer.record(
+            {"moves/expected_score": expected.mean().item(), "moves/legal": legal.mean().item()}
+        )
         # `moves_items` spans the generation, of which a step takes a part.
         steps = trainer.current_gradient_accumulation_steps / trainer.args.steps_per_generation
         items = inputs["moves_items"].clamp(min=1) / trainer.accelerator.num_processes * steps
@@ -135,8 +132,3 @@ class AllMoves(Part):
         total = args.expected_score_coef * logs + args.soft_moves_coef * soft
         loss: torch.Tensor = -total.sum() / items
         return loss
-
-    def _log(self, expected: torch.Tensor, legal: torch.Tensor) -> None:
-        self._trainer.record(
-            {"moves/expected_score": expected.mean().item(), "moves/legal": legal.mean().item()}
-        )

@@ -22,35 +22,18 @@ class Averaging(Part):
 
     Training goes on from the trained weights, which are also those of checkpoints.
 
-    Args:
-        trainer: The `RookWorldGRPOTrainer`, with the starting weights.
-        share: The start's, from 0 to 1.
+    Raises:
+        RookWorldError: The weights are sharded, or adapters.
     """
 
-    def __init__(self, trainer: Any, share: float) -> None:
-        self._trainer = trainer
-        self._share = share
+    def __init__(self, trainer: Any) -> None:
+        super().__init__(trainer)
+        if is_sharded(trainer) or hasattr(trainer.networks()[0], "peft_config"):
+            raise RookWorldError(
+                f"start_share: {trainer.args.start_share} needs whole weights, but they are sharded or "
+                "adapters; leave it out, or use DDP without use_peft"
+            )
         self._start = [weight.detach().to("cpu", copy=True) for weight in self._weights()]
-
-    @classmethod
-    def of(cls, trainer: Any) -> Averaging:
-        """The part.
-
-        Raises:
-            RookWorldError: The weights are sharded, or adapters.
-        """
-        share = trainer.args.start_share
-        if is_sharded(trainer):
-            raise RookWorldError(
-                f"start_share: {share} needs whole weights, but they are sharded; leave it out, or use "
-                "DDP"
-            )
-        if hasattr(trainer.networks()[0], "peft_config"):
-            raise RookWorldError(
-                f"start_share: {share} is for full weights; with adapters, a lower lora_alpha of the "
-                "finished adapter does the same; leave it out, or use_peft"
-            )
-        return cls(trainer, share)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -69,8 +52,11 @@ class Averaging(Part):
         return list(self._trainer.networks()[0].parameters())
 
     def _average(self) -> None:
-        pairs = zip(self._weights(), self._start, strict=True)
-        self._set([w.detach().lerp(start.to(w.device), self._share) for w, start in pairs])
+        share, pairs = (
+            self._trainer.args.start_share,
+            zip(self._weights(), self._start, strict=True),
+        )
+        self._set([w.detach().lerp(start.to(w.device), share) for w, start in pairs])
 
     @torch.no_grad()
     def _set(self, values: list[torch.Tensor]) -> None:

@@ -15,25 +15,13 @@ class Guard(Part):
 
     The starting model is the first checkpoint and the best until another one keeps the guard. What is
     judged is in the trainer's log, so that a resumed run judges alike.
-
-    Args:
-        trainer: The `RookWorldGRPOTrainer`.
-        most: The largest loss by metric.
     """
-
-    def __init__(self, trainer: Any, most: Mapping[str, float]) -> None:
-        self.trainer = trainer
-        self.most = most
-
-    @classmethod
-    def of(cls, trainer: Any) -> Guard:
-        return cls(trainer, trainer.args.guard)
 
     def may_be_best(self, metrics: Mapping[str, float]) -> bool:
         """Whether an evaluation's metrics lose no more than they may against the run's first ones."""
-        first = ChainMap(*self.trainer.state.log_history)  # of each metric, its first value
-        return not losses(self.most, first, metrics)
+        first = ChainMap(*self._trainer.state.log_history)  # of each metric, its first value
+        return not losses(self._trainer.args.guard, first, metrics)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == 0 and self.trainer.is_in_train:
-            self.trainer.save_start()
+        if state.global_step == 0 and self._trainer.is_in_train:
+            self._trainer.save_start()

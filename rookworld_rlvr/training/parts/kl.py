@@ -35,14 +35,14 @@ from typing import Any
 import torch
 
 from .aggregation import aggregate, log_importance
-from .arguments import KLArguments, KLEstimator
+from .arguments import KLEstimator, PartArguments
 from .part import Call, Part, arguments_of
 
 Estimator = Callable[[torch.Tensor], torch.Tensor]
 
-
-# Log-ratios are clamped to plus or minus so many nats, so that `exp` stays finite.
-LOG_RATIO_BOUND = 20.0
+LOG_RATIO_BOUND = 20.0  # nats; log-ratios are clamped to it, so that `exp` stays finite
+_WAIT = 2  # steps that are judged together
+_MOVED = 0.05  # share by which the KL must change to count as more than noise
 
 
 def _k2(x: torch.Tensor) -> torch.Tensor:
@@ -115,12 +115,6 @@ def importance_weighted(
 # --------------------------------------------------------------------------------------------------
 # The coefficient
 # --------------------------------------------------------------------------------------------------
-_WAIT = 2  # steps that are judged together
-
-
-_MOVED = 0.05  # share by which the KL must change to count as more than noise
-
-
 @dataclass
 class KLController:
     """The coefficient of the KL term, step by step.
@@ -148,7 +142,7 @@ class KLController:
     """
 
     beta: float
-    args: KLArguments
+    args: PartArguments
     measured: list[tuple[float, int]] = field(default_factory=list)
     before: float | None = None
     verdict: int = 0
@@ -177,7 +171,10 @@ class KLController:
             return
         kl = sum(kl for kl, _ in self.measured) / len(self.measured)
         completions = sum(count for _, count in self.measured)
-        returns = self._is_returning(kl, target)
+        before = self.before
+        returns = before is not None and (
+            kl > (1 + _MOVED) * before if kl < target else kl < (1 - _MOVED) * before
+        )
         self.measured, self.before = [], kl
         beta = self.beta
         if not returns:
@@ -205,13 +202,6 @@ class KLController:
         self.verdict = state.get("verdict", 0)
         self.measured = [(kl, completions) for kl, completions in state["measured"]]
 
-    def _is_returning(self, kl: float, target: float) -> bool:
-        if self.before is None:
-            return False
-        if kl < target:
-            return kl > (1 + _MOVED) * self.before
-        return kl < (1 - _MOVED) * self.before
-
     def _adapt(self, kl: float, completions: int, target: float) -> None:
         if self.args.kl_adaptation == "proportional":
             error = min(0.2, max(-0.2, kl / target - 1))
@@ -226,36 +216,25 @@ class KLController:
 # The part
 # --------------------------------------------------------------------------------------------------
 class KLTerm(Part):
-    """Adds the KL to the reference to the loss, controls its coefficient, and logs both.
-
-    Args:
-        args: The part's keys.
-        beta: The first coefficient.
-    """
+    """Adds the KL to the reference to the loss, controls its coefficient, and logs both."""
 
     loss_term = "kl"
 
-    def __init__(self, args: KLArguments, beta: float) -> None:
-        self.args = args
-        self.controller = KLController(beta, args)
-        self._sums = torch.zeros(
-            2, dtype=torch.float64
-        )  # sum of KL over a step's tokens, and their number
+    def __init__(self, trainer: Any) -> None:
+        super().__init__(trainer)
+        self.args = arguments_of(trainer.args, PartArguments)
+        self.controller = KLController(trainer.args.beta, self.args)
+        self._sums = torch.zeros(2, dtype=torch.float64)  # KL of a step's tokens, and their number
         self._completions = 0  # in a step
 
-    @classmethod
-    def of(cls, trainer: Any) -> KLTerm:
-        return cls(arguments_of(trainer.args, KLArguments), trainer.args.beta)
-
     def per_token(
-        self, trainer: Any, logps: torch.Tensor, inputs: Mapping[str, Any]
+        self, logps: torch.Tensor, inputs: Mapping[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """KL by token as used in the loss, and which log-ratios were clamped, ``(B, T)`` each."""
         estimator = self.args.kl_estimator
-        reference = inputs["ref_per_token_logps"]
-        kl, clamped = per_token_kl(logps, reference, estimator)
-        if trainer.args.use_bias_correction_kl:
-            kl = importance_weighted(kl, log_importance(trainer, logps, inputs), estimator)
+        kl, clamped = per_token_kl(logps, inputs["ref_per_token_logps"], estimator)
+        if self._trainer.args.use_bias_correction_kl:
+            kl = importance_weighted(kl, log_importance(self._trainer, logps, inputs), estimator)
         sampled = _sampled(inputs)
         return kl * sampled, clamped & sampled.bool()
 
@@ -264,41 +243,26 @@ class KLTerm(Part):
         if inputs.get("ref_per_token_logps") is None:
             return None
         assert call.scores is not None
-        kl, clamped = self.per_token(trainer, call.scores.logps, inputs)
-        coefficient = self.controller.coefficient(trainer.state.global_step)
-        trainer.beta = coefficient
-        self._count(trainer, kl.detach(), clamped, coefficient, inputs)
-        return coefficient * aggregate(trainer, kl, inputs)
+        kl, clamped = self.per_token(call.scores.logps, inputs)
+        trainer.beta = self.controller.coefficient(trainer.state.global_step)
+        self._count(kl.detach(), clamped, inputs)
+        return trainer.beta * aggregate(trainer, kl, inputs)
 
     @torch.no_grad()
-    def _count(
-        self,
-        trainer: Any,
-        kl: torch.Tensor,
-        clamped: torch.Tensor,
-        coefficient: float,
-        inputs: Mapping[str, Any],
-    ) -> None:
-        mask = inputs["completion_mask"] * _sampled(inputs)
-        advantages = inputs["advantages"] + inputs.get("taught_advantages", 0)
-        per_token = advantages.abs() if advantages.dim() > 1 else advantages.abs().unsqueeze(1)
-        local = torch.stack(
-            [
-                (kl * mask).sum(),
-                mask.sum(),
-                (clamped * mask).sum(),
-                (kl.abs() * mask).sum(),
-                (per_token * inputs["completion_mask"]).sum(),
-            ]
-        ).double()
+    def _count(self, kl: torch.Tensor, clamped: torch.Tensor, inputs: Mapping[str, Any]) -> None:
+        trainer, mask = self._trainer, inputs["completion_mask"] * _sampled(inputs)
+        advantages = (inputs["advantages"] + inputs.get("taught_advantages", 0)).abs()
+        pulls = advantages if advantages.dim() > 1 else advantages.unsqueeze(1)
+        sums = [(kl * mask).sum(), mask.sum(), (clamped * mask).sum(), (kl.abs() * mask).sum()]
+        local = torch.stack([*sums, (pulls * inputs["completion_mask"]).sum()]).double()
         total = trainer.accelerator.reduce(local, reduction="sum")
-        mean = total / total[1].clamp(min=1.0)
-        ours, theirs = coefficient * mean[3].item(), mean[4].item()
+        mean, _, share, ours, theirs = (total / total[1].clamp(min=1.0)).tolist()
+        ours *= trainer.beta
         trainer.record(
             {
-                "kl": mean[0].item(),
-                "kl/coefficient": coefficient,
-                "kl/clamped_share": mean[2].item(),
+                "kl": mean,
+                "kl/coefficient": trainer.beta,
+                "kl/clamped_share": share,
                 "kl/share_of_loss": ours / (ours + theirs) if ours + theirs else 0.0,
             }
         )

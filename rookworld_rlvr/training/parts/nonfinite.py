@@ -15,7 +15,6 @@ from .part import Part
 
 logger = logging.getLogger(__name__)
 
-
 LIMIT = 3  # steps in a row that may be skipped
 
 
@@ -26,26 +25,17 @@ class Nonfinite(Part):
     such steps while it looks for a scale of the loss. DeepSpeed has taken the step by then, so the run
     ends at once.
 
-    Args:
-        trainer: The `RookWorldGRPOTrainer`.
-        limit: The number in a row that ends the run.
-
     Attributes:
         norm: The gradient norm of the step to come.
         skipped: Steps skipped so far.
         in_a_row: Steps skipped since the last one that was taken.
     """
 
-    def __init__(self, trainer: Any, limit: int) -> None:
-        self._trainer = trainer
-        self.limit = limit
+    def __init__(self, trainer: Any) -> None:
+        super().__init__(trainer)
         self.norm: Any = None
         self.skipped = 0
         self.in_a_row = 0
-
-    @classmethod
-    def of(cls, trainer: Any) -> Nonfinite:
-        return cls(trainer, 1 if trainer.is_deepspeed_enabled else LIMIT)
 
     def on_gradient_norm(self, norm: Any) -> None:
         self.norm = norm
@@ -72,21 +62,18 @@ class Nonfinite(Part):
         self.skipped += 1
         self.in_a_row += 1
         step = state.global_step + 1
-        if self.in_a_row >= self.limit:
+        if self.in_a_row >= (1 if self._trainer.is_deepspeed_enabled else LIMIT):
             raise RookWorldError(self._message(args.output_dir, step))
         if state.is_world_process_zero:
             logger.warning("step %d is skipped: its loss or gradient is not finite", step)
 
     def _message(self, output_dir: str, step: int) -> str:
         checkpoint = get_last_checkpoint(output_dir) if Path(output_dir).is_dir() else None
-        kept = (
-            f"the last good checkpoint is {checkpoint}" if checkpoint else "no checkpoint was saved"
-        )
         terms = ", ".join(f"loss/{name}" for name in self._trainer.broken_terms)
         return (
             f"the loss or gradient was not finite in {self.in_a_row} steps in a row up to step {step}"
-            f"{f' ({terms})' if terms else ''}; {kept}; lower learning_rate or max_grad_norm, or raise "
-            "beta"
+            f"{f' ({terms})' if terms else ''}; the last good checkpoint is {checkpoint or 'none'}; "
+            "lower learning_rate or max_grad_norm, or raise beta"
         )
 
     def numbers(self) -> dict[str, float]:

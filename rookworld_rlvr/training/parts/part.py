@@ -99,16 +99,20 @@ class Part(TrainerCallback):
 
     Attributes:
         loss_term: The name under which its term is logged, as ``loss/<name>``; empty takes the class's.
-        teaches: Whether it teaches right answers; it then has `answer_logps`.
+
+    Args:
+        trainer: The `RookWorldGRPOTrainer` that is being made.
     """
 
     loss_term: ClassVar[str] = ""
-    teaches: ClassVar[bool] = False
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
 
     @classmethod
     def of(cls, trainer: Any) -> Part | None:
-        """The part of a trainer that is being made; None if it cannot be, or need not be, there."""
-        return cls()
+        """The part of a trainer that is being made; None if it cannot be there."""
+        return cls(trainer)
 
     # --------------------------------------------------------------------------------------------
     # Sampling
@@ -157,16 +161,6 @@ class Part(TrainerCallback):
             inputs: The micro-batch.
         """
         return None
-
-    def answer_logps(self, sampled: Rows, places: Sequence[int], answers: Rows) -> torch.Tensor:
-        """Log-probs of right answers as the part's term has them, for the preflight.
-
-        Args:
-            sampled: Completions.
-            places: Those of them whose prompts the answers are to.
-            answers: The answers.
-        """
-        raise NotImplementedError
 
     def scored(self, inputs: Mapping[str, Any]) -> torch.Tensor | None:
         """The rows ``(B,)`` of a micro-batch that the part's term needs the log-probs of; None: all."""

@@ -22,15 +22,12 @@ from torch.utils.data import Sampler
 
 from ...common.errors import RookWorldError
 from ...tasks.registry import TASKS
-from .arguments import PromptArguments
+from .arguments import PartArguments
 from .groups import check_rows
 from .part import Part, arguments_of
 
 _ALL = ""  # the pool of all rows, used if there are no phases
-
-
 _STREAM, _EXTRA = 0, 2  # parts of seeds, so that no two draws share one
-
 
 Rows = NDArray[np.int32]
 
@@ -43,7 +40,7 @@ class Phase:
     steps: int | None = None  # optimiser steps; None: to the end of the run
 
 
-def phases_of(args: PromptArguments) -> tuple[Phase, ...]:
+def phases_of(args: PartArguments) -> tuple[Phase, ...]:
     """The phases of `task_phases`, which must be free of faults; empty if there are none."""
     entries: Any = args.task_phases or ()
     return tuple(map(_phase, entries))
@@ -64,11 +61,8 @@ class PromptSampler(Sampler[int]):
     """Draws rows for generation batches, in the layout of `trl.trainer.utils.RepeatSampler`.
 
     In a batch, each row is repeated `mini_repeat_count` times in succession, and the whole batch is
-    yielded `repeat_count` times. An epoch has as many batches as the data fill.
-
-    No row of a task is repeated before all of them were drawn once, across batches and epochs, and a
-    batch holds no row twice. Only if a task has too few rows are they repeated, all equally often, give
-    or take one.
+    yielded `repeat_count` times. An epoch has as many batches as the data fill. No row of a task is
+    repeated before all of them were drawn once, across batches and epochs.
 
     Args:
         rows: `N` rows with the column `prompt`, and `task` if there are phases.
@@ -92,27 +86,35 @@ class PromptSampler(Sampler[int]):
         repeat_count: int = 1,
         *,
         seed: int = 0,
-        steps_per_batch: float | Fraction = 1,
+        steps_per_batch: Fraction | int = 1,
         phases: Sequence[Phase] = (),
         shuffle: bool = True,
     ) -> None:
+        check_rows(len(rows), batch_size)
         self.mini_repeat_count = mini_repeat_count
         self.batch_size = batch_size
         self.repeat_count = repeat_count
         self.seed = seed
-        self.steps_per_batch = Fraction(steps_per_batch).limit_denominator(10**6)
+        self.steps_per_batch = steps_per_batch
         self.phases = tuple(phases) or (Phase({_ALL: Fraction(1)}),)
         self.shuffle = shuffle
         self.epoch = 0
         self.batches_per_epoch = len(rows) // batch_size
-        check_rows(len(rows), batch_size)
-        self.steps_per_epoch = math.ceil(self.batches_per_epoch * self.steps_per_batch)
+        self.steps_per_epoch = math.ceil(self.batches_per_epoch * steps_per_batch)
         self._rows = rows
         self._pools: dict[str, Rows] = {_ALL: np.arange(len(rows), dtype=np.int32)}
         if phases:
-            self._pools |= _rows_by_task(rows)
-            self._check_tasks()
-        self._restart()
+            column = rows.with_format("arrow")[:]["task"]
+            for task in TASKS:
+                self._pools[task] = np.flatnonzero(pc.equal(column, task)).astype(np.int32)
+        for task in {task for phase in self.phases for task in phase.shares}:
+            if not len(self._pools[task]):
+                raise RookWorldError(
+                    f"there are no {task} rows to train on, but task_phases gives them a share; add "
+                    f"some, or leave {task} out of task_phases"
+                )
+        self._passes: dict[str, tuple[int, Rows]] = {}  # the latest pass over each pool
+        self._batches = [[0] * len(self.phases)]  # of each phase, before each batch
 
     # --------------------------------------------------------------------------------------------
     # The interface for loaders
@@ -133,29 +135,18 @@ class PromptSampler(Sampler[int]):
         """Start the next iteration at this epoch's first batch."""
         self.epoch = epoch
 
-    def seek(self, step: int) -> None:
-        """Set the epoch to that of an optimiser step.
-
-        A run of several processes that is resumed within an epoch does not set it otherwise:
-        accelerate's `skip_first_batches` wraps the sampler once more than its loaders unwrap.
-        """
-        self.set_epoch(step // self.steps_per_epoch)
-
     # --------------------------------------------------------------------------------------------
     # Batches
     # --------------------------------------------------------------------------------------------
     def batch(self, number: int) -> list[int]:
-        """The rows of a batch, with tasks evenly spread, so that each process gets its share of each.
-
-        Going forward is cheap; going back starts from the first batch again.
-        """
-        if number < self._next:
-            self._restart()
-        by_task: dict[str, list[int]] = {}
-        while self._next <= number:
-            counts = self._next_counts()
-            by_task = {task: self._streams[task].take(count) for task, count in counts.items()}
-        return _spread(by_task)
+        """The rows of a batch, with tasks evenly spread, so that each process gets its share of each."""
+        before, after = self._drawn(number), self._drawn(number + 1)
+        return _spread(
+            {
+                task: [self._row(task, at) for at in range(before.get(task, 0), count)]
+                for task, count in after.items()
+            }
+        )
 
     def extra(self, count: int, step: int, round_: int, exclude: Collection[str] = ()) -> list[int]:
         """Extra rows, which leave the batches as they are.
@@ -174,118 +165,46 @@ class PromptSampler(Sampler[int]):
         # A random offset instead of a half makes the shares right in the long run, without any memory.
         counts = _counts(shares, count, Fraction(rng.random()))
         seen = set(exclude)
-        return _spread({task: self._distinct(rng, task, n, seen) for task, n in counts.items()})
+        chosen: dict[str, list[int]] = {task: [] for task in counts}
+        for task, rows in chosen.items():
+            for row in rng.permutation(self._pools[task]).tolist():
+                if len(rows) == counts[task]:
+                    break
+                if (text := self._rows[row]["prompt"]) not in seen:
+                    rows.append(row)
+                    seen.add(text)
+        return _spread(chosen)
 
-    def first_step(self, number: int) -> int:
-        """The first optimiser step that a batch is drawn for."""
-        epoch, within = divmod(number, self.batches_per_epoch)
-        return epoch * self.steps_per_epoch + math.floor(within * self.steps_per_batch)
-
-    # --------------------------------------------------------------------------------------------
-    # Shares
-    # --------------------------------------------------------------------------------------------
-    def _restart(self) -> None:
-        self._next = 0  # batch
-        self._batches = [0] * len(self.phases)  # so far, by phase
-        self._streams = {
-            task: _Stream(self._pools[task], self.seed, code, self.shuffle)
-            for code, task in enumerate((_ALL, *TASKS))
-            if any(task in phase.shares for phase in self.phases)
-        }
-
-    def _next_counts(self) -> dict[str, int]:
-        """The number of prompts of each task in the next batch.
+    def _drawn(self, number: int) -> dict[str, int]:
+        """How many rows of each task the batches before one take.
 
         If rounding gives a task too many or too few, the phase's next batches make up for it. Each phase
         counts by itself, so that a task without a share is never drawn.
         """
-        index = self._phase_at(self.first_step(self._next))
-        shares, batches = self.phases[index].shares, self._batches[index]
-        before = _counts(shares, batches * self.batch_size)
-        after = _counts(shares, (batches + 1) * self.batch_size)
-        self._batches[index] += 1
-        self._next += 1
-        return {task: after[task] - before[task] for task in shares}
+        while len(self._batches) <= number:
+            epoch, within = divmod(len(self._batches) - 1, self.batches_per_epoch)
+            step = epoch * self.steps_per_epoch + math.floor(within * self.steps_per_batch)
+            self._batches.append([*self._batches[-1]])
+            self._batches[-1][self._phase_at(step)] += 1
+        drawn: dict[str, int] = {}
+        for phase, batches in zip(self.phases, self._batches[number], strict=True):
+            for task, count in _counts(phase.shares, batches * self.batch_size).items():
+                drawn[task] = drawn.get(task, 0) + count
+        return drawn
 
     def _phase_at(self, step: int) -> int:
         ends = list(accumulate(phase.steps or math.inf for phase in self.phases))
         return bisect_right(ends, step % ends[-1])
 
-    # --------------------------------------------------------------------------------------------
-    # Rows
-    # --------------------------------------------------------------------------------------------
-    def _check_tasks(self) -> None:
-        shares = {task: share for phase in self.phases for task, share in phase.shares.items()}
-        for task, share in shares.items():
-            if not len(self._pools[task]):
-                raise RookWorldError(
-                    f"there are no {task} rows to train on, but task_phases gives them a share of "
-                    f"{float(share):g}; add such rows, or leave {task} out of "
-                    "task_phases"
-                )
-
-    def _prompts(self, rows: Sequence[int]) -> list[str]:
-        texts: list[str] = self._rows["prompt"][list(rows)]
-        return texts
-
-    def _distinct(
-        self, rng: np.random.Generator, task: str, count: int, seen: set[str]
-    ) -> list[int]:
-        """Up to `count` random rows of different prompts that are not yet in `seen`; adds them to it."""
-        chosen: list[int] = []
-        for row in rng.permutation(self._pools[task]).tolist():
-            if len(chosen) == count:
-                break
-            (text,) = self._prompts([row])
-            if text not in seen:
-                chosen.append(row)
-                seen.add(text)
-        return chosen
-
-
-class _Stream:
-    """The rows of a task in random order, pass after pass."""
-
-    def __init__(self, pool: Rows, seed: int, code: int, shuffle: bool) -> None:
-        self._pool = pool
-        self._seed = (seed, _STREAM, code)
-        self._shuffle = shuffle
-        self._passes = 0
-        self._order = pool[:0]
-        self._at = 0
-
-    def take(self, count: int) -> list[int]:
-        """The next `count` rows."""
-        taken: list[int] = []
-        while len(taken) < count:
-            if self._at == len(self._order):
-                self._next_pass(taken, count - len(taken))
-            part = self._order[self._at : self._at + count - len(taken)]
-            self._at += len(part)
-            taken += part.tolist()
-        return taken
-
-    def _next_pass(self, taken: Sequence[int], wanted: int) -> None:
-        """Shuffle the rows for the next pass; those already in the current batch come later."""
-        self._order, self._at = self._pool, 0
-        if self._shuffle:
-            self._order = np.random.default_rng((*self._seed, self._passes)).permutation(self._pool)
-        self._passes += 1
-        held = taken[: len(taken) % len(self._pool)]  # the rest was whole passes
-        if held:
-            head = self._order[~np.isin(self._order, held)][:wanted]
-            self._order = np.concatenate([head, self._order[~np.isin(self._order, head)]])
-
-
-def _rows_by_task(rows: Dataset) -> dict[str, Rows]:
-    if "task" not in rows.column_names:
-        raise RookWorldError(
-            "task_phases needs rows with the column `task`, which is missing; add it"
-        )
-    column = rows.select_columns("task").with_format("arrow")[:]["task"]
-    return {
-        task: np.flatnonzero(pc.equal(column, task).to_numpy()).astype(np.int32) for task in TASKS
-    }
+    def _row(self, task: str, at: int) -> int:
+        """A row of a task in random order, pass after pass."""
+        pool = self._pools[task]
+        number, place = divmod(at, len(pool))
+        if self._passes.get(task, (-1,))[0] != number:
+            seed = (self.seed, _STREAM, [_ALL, *TASKS].index(task), number)
+            order = np.random.default_rng(seed).permutation(pool) if self.shuffle else pool
+            self._passes[task] = number, order
+        return int(self._passes[task][1][place])
 
 
 def _counts(
@@ -316,18 +235,7 @@ def _spread(by_task: Mapping[str, Sequence[int]]) -> list[int]:
 
 
 class PromptSampling(Part):
-    """Draws prompts by phase, and extra ones for other parts.
-
-    Args:
-        trainer: The `RookWorldGRPOTrainer`.
-    """
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-
-    @classmethod
-    def of(cls, trainer: Any) -> PromptSampling:
-        return cls(trainer)
+    """Draws prompts by phase, and extra ones for other parts."""
 
     def sampler(self, dataset: Dataset) -> PromptSampler:
         trainer = self._trainer
@@ -339,10 +247,15 @@ class PromptSampling(Part):
             repeat_count=fetched,
             seed=trainer.args.seed,
             steps_per_batch=Fraction(fetched, trainer.args.gradient_accumulation_steps),
-            phases=phases_of(arguments_of(trainer.args, PromptArguments)),
+            phases=phases_of(arguments_of(trainer.args, PartArguments)),
             shuffle=trainer.shuffle_dataset,
         )
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Set the sampler's epoch, which nothing else sets if a run is resumed within an epoch."""
-        self._trainer.prompt_sampler.seek(state.global_step)
+        """Set the sampler's epoch, which nothing else sets if a run is resumed within an epoch.
+
+        With several processes, accelerate's `skip_first_batches` wraps the sampler once more than its
+        loaders unwrap.
+        """
+        sampler = self._trainer.prompt_sampler
+        sampler.set_epoch(state.global_step // sampler.steps_per_epoch)

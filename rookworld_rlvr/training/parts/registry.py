@@ -9,10 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from datasets import IterableDataset
 from transformers import PreTrainedModel
 
-from ...common.errors import RookWorldError
 from ...common.own import load_own_class
 from .arguments import PartArguments
 from .part import Part, arguments_of
@@ -54,7 +52,6 @@ _PARTS: dict[str, Callable[[Any, PartArguments], bool]] = {
 def parts_of(trainer: Any) -> dict[str, Part]:
     """The parts that a trainer's arguments ask for, by the names of their files."""
     args = arguments_of(trainer.args, PartArguments)
-    check_stream(trainer, args)
     found: dict[str, Part | None] = {}
     for path, is_on in _PARTS.items():
         if is_on(trainer, args):
@@ -92,21 +89,3 @@ def load_parts(parts: dict[str, Part], checkpoint: Path) -> None:
     for part in parts.values():
         part.load(state)
         part.load_from(checkpoint)
-
-
-def check_stream(trainer: Any, args: PartArguments) -> None:
-    """Refuse keys whose parts look training rows up by number, if the rows are a stream.
-
-    Raises:
-        RookWorldError: With all such keys.
-    """
-    if not isinstance(trainer.train_dataset, IterableDataset):
-        return
-    keys = [key for key in ("task_sampling", "task_phases", "sft_extra") if getattr(args, key)]
-    if args.zero_variance == "resample":
-        keys.append("zero_variance: resample")
-    if keys:
-        raise RookWorldError(
-            f"{', '.join(keys)}: this looks rows up by number, which an IterableDataset does not "
-            "have; give a Dataset, such as Dataset.from_list(list(rows)), or leave it out"
-        )

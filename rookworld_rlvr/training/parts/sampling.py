@@ -8,44 +8,32 @@ down, and the policy drifts towards what the cut keeps. With top-p 1 and top-k 0
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from transformers import GenerationConfig
 from trl.models.utils import unwrap_model_for_generation
 
 from ...models.decoding import Drawn, decode, only_generate
 from ...tasks.registry import TASKS
 from ...tasks.task import Sampling
 from ..sharding import gathered, gathers_at_each_forward
-from .arguments import SamplingArguments
+from .arguments import PartArguments
 from .part import arguments_of
 
 # A model's own generation settings that our loop follows, or that do not change which tokens come.
 _READ = {
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "do_sample",
-    "temperature",
-    "top_k",
-    "top_p",
-    "max_length",
-    "max_new_tokens",
-    "use_cache",
-    "transformers_version",
+    *("bos_token_id", "eos_token_id", "pad_token_id", "do_sample", "temperature", "top_k", "top_p"),
+    *("max_length", "max_new_tokens", "use_cache", "transformers_version"),
 }
 
 
 def samplings_of(args: Any, default: Sampling) -> dict[str, Sampling] | None:
     """How each task is sampled: by `default` if `task_sampling` does not name it; None without that."""
-    given: Any = arguments_of(args, SamplingArguments).task_sampling
+    given: Any = arguments_of(args, PartArguments).task_sampling
     if given is None:
         return None
-    return {
-        task: dataclasses.replace(TASKS[task].sampling, **given[task]) if task in given else default
-        for task in TASKS
-    }
+    own = {task: dataclasses.replace(TASKS[task].sampling, **keys) for task, keys in given.items()}
+    return {task: own.get(task, default) for task in TASKS}
 
 
 def draws_itself(trainer: Any) -> bool:
@@ -72,41 +60,19 @@ def needs_generate(trainer: Any) -> bool:
         or args.repetition_penalty != 1
         or args.min_p
         or only_generate(network)
-        or own_settings(trainer)
+        or _own_settings(trainer)
     )
 
 
-def own_settings(trainer: Any) -> dict[str, Any]:
-    """A model's own generation settings that `generate` follows and the loop does not."""
-    given = generation_options(trainer)
+def _own_settings(trainer: Any) -> bool:
+    """Whether a model has generation settings that `generate` follows and the loop does not."""
     network = trainer.accelerator.unwrap_model(trainer.model)
-    return {
-        name: value
-        for name, value in network.generation_config.to_diff_dict().items()
-        if value is not None
+    return any(
+        value is not None
         and name not in _READ
         and not name.startswith(("_", "output_"))
-        and getattr(given, name, None) is None
-    }
-
-
-def generation_options(trainer: Any) -> GenerationConfig:
-    """The trainer's settings of generation; TRL makes none if vLLM samples."""
-    if not trainer.args.use_vllm:
-        return trainer.generation_config
-    tokenizer = trainer.processing_class
-    return GenerationConfig(
-        max_new_tokens=trainer.max_completion_length,
-        do_sample=True,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=trainer.eos_token_ids,
-        temperature=trainer.temperature,
-        top_p=trainer.top_p,
-        top_k=trainer.top_k,
-        min_p=trainer.min_p,
-        repetition_penalty=trainer.repetition_penalty,
-        disable_compile=True,
+        and getattr(trainer.generation_config, name, None) is None
+        for name, value in network.generation_config.to_diff_dict().items()
     )
 
 
@@ -115,8 +81,6 @@ def draw(
     prompts: Sequence[Sequence[int]],
     rows: Sequence[Sampling],
     keep_logps: bool = False,
-    batch_size: int | None = None,
-    progress: Callable[[int], object] | None = None,
 ) -> Drawn:
     """Draw one completion per prompt with a trainer's policy, each with its own settings; see `decode`.
 
@@ -125,15 +89,13 @@ def draw(
         prompts: Token ids of `B` prompts.
         rows: How each is drawn; a length of None is the trainer's.
         keep_logps: Whether to return log-probs.
-        batch_size: Rows drawn at once; None for all.
-        progress: Called with the number of rows of each batch that is done.
     """
     with (
         unwrap_model_for_generation(
             trainer.model_wrapped,
             trainer.accelerator,
             gather_deepspeed3_params=trainer.args.ds3_gather_for_generation,
-            generation_kwargs=getattr(trainer, "generation_kwargs", None),  # none with vLLM
+            generation_kwargs=trainer.generation_kwargs,
             gradient_checkpointing_kwargs=trainer.args.gradient_checkpointing_kwargs,
         ) as network,
         gathered(trainer),
@@ -143,11 +105,9 @@ def draw(
             network,
             prompts,
             rows,
-            generation_options(trainer),
+            trainer.generation_config,
             by_generate=needs_generate(trainer),
             keep_logps=keep_logps,
-            batch_size=batch_size,
-            progress=progress,
         )
 
 

@@ -13,21 +13,11 @@ _LOWEST = 0.05  # share of the learning rate at which the cosine ends
 
 
 class ThreePhases(Part):
-    """Makes the scheduler of the three phases.
-
-    Args:
-        args: The trainer's arguments.
-    """
-
-    def __init__(self, args: Any) -> None:
-        self._args = args
-
-    @classmethod
-    def of(cls, trainer: Any) -> ThreePhases:
-        return cls(trainer.args)
+    """Makes the scheduler of the three phases."""
 
     def scheduler(self, optimizer: torch.optim.Optimizer, steps: int) -> Any:
-        warmup, share = self._args.get_warmup_steps(steps), self._args.lr_linear_share
+        args = self._trainer.args
+        warmup, share = args.get_warmup_steps(steps), args.lr_linear_share
         return torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: three_phases(step, steps, warmup, share)
         )

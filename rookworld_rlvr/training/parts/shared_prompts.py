@@ -202,16 +202,13 @@ def groups_together(batches: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
 class SharedPrompts(Part):
     """Scores rows with their prompts shared, and leaves out rows that cannot change the weights.
 
-    Args:
-        trainer: The `RookWorldGRPOTrainer`.
-
     Attributes:
         leaves_out_idle: Whether rows that cannot change the weights are left out of the update.
     """
 
     def __init__(self, trainer: Any) -> None:
+        super().__init__(trainer)
         self.leaves_out_idle = True
-        self._trainer = trainer
         self._packed: Packed | None = None  # of the current forward
         self._idle: torch.Tensor | None = None  # (B,), of the micro-batch that is scored
         for network in trainer.networks():
@@ -256,8 +253,11 @@ class SharedPrompts(Part):
                 )
         finally:
             self._packed = None
-        entropies = _by_row(output.entropy, packed.scored) if compute_entropy else None
-        return Scores(_by_row(output.log_probs, packed.scored), entropies, None)
+        rows_of = [output.log_probs, output.entropy] if compute_entropy else [output.log_probs]
+        spread = [
+            one.new_zeros(packed.scored.shape).masked_scatter(packed.scored, one) for one in rows_of
+        ]
+        return Scores(spread[0], spread[1] if compute_entropy else None, None)
 
     def _to_rows(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """Turn hidden states ``(1, N, D)`` into ``(b, length + 1, D)``, as whole rows have them."""
@@ -308,12 +308,11 @@ class SharedPrompts(Part):
         trainer = self._trainer
         with_term = (p for p in trainer.parts.values() if type(p).term is not Part.term)
         needed = [part.scored(inputs) for part in with_term]
-        other_movers = (
-            trainer.use_adaptive_entropy or trainer.entropy_coef != 0,
-            trainer.top_entropy_quantile < 1,  # all rows decide which tokens count
-            any(rows is None for rows in needed),
-        )
-        if any(other_movers) or not self.leaves_out_idle:
+        moved_by_entropy = trainer.use_adaptive_entropy or trainer.entropy_coef != 0
+        # With a quantile below 1, all rows decide which tokens count.
+        if not self.leaves_out_idle or moved_by_entropy or trainer.top_entropy_quantile < 1:
+            return None
+        if any(rows is None for rows in needed):
             return None
         advantages = inputs["advantages"]
         rows: torch.Tensor = (advantages.view(advantages.size(0), -1) == 0).all(1)
@@ -327,28 +326,19 @@ class SharedPrompts(Part):
         return rows
 
 
-def _by_row(numbers: torch.Tensor | None, scored: torch.Tensor) -> Any:
-    """Numbers ``(1, M)`` of the scored tokens as ``(b, length)``, 0 elsewhere."""
-    if numbers is None:
-        return None
-    return numbers.new_zeros(scored.shape).masked_scatter(scored, numbers)
-
-
 def obstacle(trainer: Any, network: torch.nn.Module) -> str | None:
     """Why a network cannot share prompts, as the start of a sentence; None if it can."""
-    if trainer.is_deepspeed_enabled:
-        return "this has not been tried with DeepSpeed"
     model = language_model(network)
     name, attends_by = type(model).__name__, trainer.attention_of(model)
-    config = model.config.get_text_config()
-    if attends_by is None:
-        return f"{name} has its own attention"
-    if attends_by != "sdpa":
-        return f"the attention is {attends_by!r}, not 'sdpa'"
-    if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=config).layers):
-        return f"{name} has layers that do not attend to all earlier tokens"
-    if adds_tokens(network):
-        return "the adapters add tokens to the prompts"
-    if trainer.aux_loss_enabled:
-        return "the routers' loss counts the tokens of whole rows"
-    return None
+    layers = DynamicCache(config=model.config.get_text_config()).layers
+    reasons = {
+        "this has not been tried with DeepSpeed": trainer.is_deepspeed_enabled,
+        f"{name} has its own attention": attends_by is None,
+        f"the attention is {attends_by!r}, not 'sdpa'": attends_by != "sdpa",
+        f"{name} has layers that do not attend to all earlier tokens": any(
+            type(layer) is not DynamicLayer for layer in layers
+        ),
+        "the adapters add tokens to the prompts": adds_tokens(network),
+        "the routers' loss counts the tokens of whole rows": trainer.aux_loss_enabled,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)

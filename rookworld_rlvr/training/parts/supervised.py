@@ -9,8 +9,8 @@ that they share its prompt. Prompts that are not sampled can add theirs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from trl.trainer.utils import pad
@@ -18,76 +18,59 @@ from trl.trainer.utils import pad
 from .part import Batch, Call, Part, Rows, Scores
 from .teaching import taught_answer
 
+_COLUMNS = ("answer_prompt_ids", "answer_prompt_mask", "answer_ids", "answer_mask")
+
 
 class Supervised(Part):
     """Adds the negative log-likelihood of right answers to the loss.
-
-    Args:
-        trainer: The `RookWorldGRPOTrainer`.
 
     Attributes:
         logps: Log-probs ``(g, L)`` of the answers of the micro-batch, 0 for padding; None without any.
     """
 
     loss_term = "supervised"
-    teaches = True
 
     def __init__(self, trainer: Any) -> None:
+        super().__init__(trainer)
         self.args = trainer.args
         self.logps: torch.Tensor | None = None
-        self._trainer = trainer
-
-    @classmethod
-    def of(cls, trainer: Any) -> Supervised:
-        return cls(trainer)
 
     def extend(self, call: Call, batch: Batch) -> None:
-        """Add a right answer of each group to a batch, in its first row; none if it cannot be learnt.
+        """Add right answers with their prompts to a batch of `B` rows, up to `E` to each row.
 
-        The columns are ``answer_ids`` and ``answer_mask`` ``(B, L)``, those of `_add_extra`, and
-        ``answer_items``, the number of the answers' tokens on all processes.
+        The first row of a group has the answer to its prompt; those to prompts that are not sampled
+        come after it, spread over all rows. An answer that is not known, or too long, is empty.
+        The columns are ``answer_prompt_ids`` and ``answer_prompt_mask`` ``(B, E, P)``, ``answer_ids``
+        and ``answer_mask`` ``(B, E, L)``, if tasks have temperatures ``answer_temperature``
+        ``(B, E)``, and ``answer_items``, the number of the answers' tokens on all processes.
         """
         trainer, size = self._trainer, self._trainer.num_generations
-        ids: list[list[int]] = []
-        for row in call.rows[::size]:
-            answer = taught_answer(trainer, row, "sft")
-            ids += [answer[1] if answer else [], *[[]] * (size - 1)]
-        batch["answer_ids"], batch["answer_mask"] = self._padded(ids, "right")
-        tokens = batch["answer_mask"].sum()
-        if self.args.sft_extra:
-            self._add_extra(batch, len(ids) // size)
-            tokens = tokens + batch["extra_mask"].sum()
-        batch["answer_items"] = trainer.accelerator.gather(tokens).sum()
+        each, extra = math.ceil(self.args.sft_extra / size), self._extra(len(call.rows) // size)
+        rows: list[Any] = []
+        for place, row in enumerate(call.rows):
+            own = extra[place * each : (place + 1) * each]
+            rows += [None if place % size else row, *own, *[None] * (each - len(own))]
+        taught = [row and taught_answer(trainer, row, "sft") for row in rows]
+        prompts = [(row or call.rows[0])["prompt"] for row in rows]
+        encoded = trainer.processing_class(text=prompts)["input_ids"]
+        answers = [answer[1] if answer else [] for answer in taught]
+        columns = [*self._padded(encoded, "left"), *self._padded(answers, "right")]
+        if (temperatures := trainer.temperatures(prompts)) is not None:
+            columns.append(temperatures)
+        split = [column.unflatten(0, (-1, 1 + each)) for column in columns]
+        batch |= dict(zip((*_COLUMNS, "answer_temperature"), split, strict=False))
+        batch["answer_items"] = trainer.accelerator.gather(batch["answer_mask"].sum()).sum()
 
-    def _add_extra(self, batch: Batch, groups: int) -> None:
-        """Add prompts that are not sampled to a batch of `B` rows, with their right answers.
-
-        Each row takes `E` of them: ``extra_prompt_ids`` and ``extra_prompt_mask`` ``(B, E, P)``,
-        ``extra_ids`` and ``extra_mask`` ``(B, E, L)`` and, if tasks have temperatures,
-        ``extra_temperature`` ``(B, E)``.
-        """
-        trainer = self._trainer
+    def _extra(self, groups: int) -> list[Mapping[str, Any]]:
+        """This process's rows of prompts that are not sampled, for so many groups that are."""
+        trainer, count = self._trainer, self.args.sft_extra * groups
+        if not count:
+            return []
         processes, rank = trainer.accelerator.num_processes, trainer.accelerator.process_index
-        count = self.args.sft_extra * groups
         drawn = trainer.prompt_sampler.extra(count * processes, trainer.state.global_step, 0)
-        rows = [trainer.train_dataset[row] for row in drawn[rank::processes]]
-        found = [taught_answer(trainer, row, "sft") for row in rows]
-        each = math.ceil(self.args.sft_extra / trainer.num_generations)  # E
-        free = groups * trainer.num_generations * each - len(rows)
-        texts = [row["prompt"] for row in rows] + [rows[0]["prompt"]] * free
-        answers = [answer[1] if answer else [] for answer in found] + [[]] * free
-        prompts = [trainer.processing_class(text)["input_ids"] for text in texts]
-        columns = {}
-        columns["extra_prompt_ids"], columns["extra_prompt_mask"] = self._padded(prompts, "left")
-        columns["extra_ids"], columns["extra_mask"] = self._padded(answers, "right")
-        temperatures = trainer.temperatures(texts)
-        if temperatures is not None:
-            columns["extra_temperature"] = temperatures
-        batch |= {name: column.unflatten(0, (-1, each)) for name, column in columns.items()}
+        return [trainer.train_dataset[row] for row in drawn[rank::processes]]
 
-    def _padded(
-        self, rows: Sequence[Sequence[int]], side: str
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _padded(self, rows: list[list[int]], side: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows of tokens as one tensor, and the mask of their tokens."""
         tokens = [torch.tensor(row, dtype=torch.long) for row in rows]
         fill, device = self._trainer.processing_class.pad_token_id, self._trainer.accelerator.device
@@ -102,7 +85,7 @@ class Supervised(Part):
         self.logps = None
         if call.inputs is None or "answer_ids" not in call.inputs:
             return rows
-        return _with_answers(rows, call.inputs)
+        return with_answers(rows, call.inputs)
 
     def after_scoring(self, call: Call, rows: Rows, scores: Scores) -> Scores:
         """Keep the answers' log-probs, and give those of the micro-batch."""
@@ -114,16 +97,6 @@ class Supervised(Part):
         entropies = None if entropies is None else entropies[:count, :length]
         return Scores(logps[:count, :length], entropies, aux_loss)
 
-    def answer_logps(self, sampled: Rows, places: Sequence[int], answers: Rows) -> torch.Tensor:
-        """See `Part`: the answers are rows below the completions."""
-        columns = {}
-        for name, column in (("answer_ids", answers.ids), ("answer_mask", answers.mask)):
-            columns[name] = column.new_zeros(len(sampled.ids), answers.length)
-            columns[name][places] = column[:, -answers.length :]
-        rows = _with_answers(sampled, columns)
-        logps: torch.Tensor = self._trainer.log_probs(self._trainer.model, *rows).logps
-        return logps[len(sampled.ids) :, : answers.length]
-
     def scored(self, inputs: Mapping[str, Any]) -> torch.Tensor:
         """See `Part`: none of the batch's rows, because the answers are rows of their own."""
         return torch.zeros(len(inputs["advantages"]), dtype=torch.bool)
@@ -132,100 +105,42 @@ class Supervised(Part):
         """The supervised term."""
         if self.logps is None:
             return None
-        tokens = sum(inputs[name].sum() for name in ("answer_mask", "extra_mask") if name in inputs)
-        self._log(-self.logps.detach().sum(), tokens)
-        return self.weighted(self.logps, inputs)
-
-    def weighted(self, logps: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
-        """What the answers' log-probs ``(g, L)`` add to the loss."""
-        trainer = self._trainer
+        counts = [-self.logps.detach().sum(), inputs["answer_mask"].sum().to(self.logps)]
+        total = trainer.accelerator.reduce(torch.stack(counts), "sum")
+        if total[1]:
+            trainer.record({"sft/loss": (total[0] / total[1]).item()})
         # `answer_items` spans the generation, of which a step takes a part.
         steps = trainer.current_gradient_accumulation_steps / trainer.args.steps_per_generation
         items = inputs["answer_items"].clamp(min=1) / trainer.accelerator.num_processes * steps
-        loss: torch.Tensor = -self.args.sft_coef * logps.sum() / items
+        loss: torch.Tensor = -self.args.sft_coef * self.logps.sum() / items
         return loss
 
-    def _log(self, loss: torch.Tensor, tokens: torch.Tensor) -> None:
-        total = self._trainer.accelerator.reduce(torch.stack([loss, tokens.to(loss)]), "sum")
-        if total[1]:
-            self._trainer.record({"sft/loss": (total[0] / total[1]).item()})
 
-
-class _Answers(NamedTuple):
-    """The `g` answers of a micro-batch with their prompts."""
-
-    prompts: torch.Tensor  # (g, P), padded on the left
-    prompt_mask: torch.Tensor  # (g, P)
-    ids: torch.Tensor  # (g, L), padded on the right
-    mask: torch.Tensor  # (g, L)
-    temperatures: torch.Tensor  # (g,), or empty
-
-
-def _with_answers(rows: Rows, inputs: Mapping[str, torch.Tensor]) -> Rows:
+def with_answers(rows: Rows, inputs: Mapping[str, torch.Tensor]) -> Rows:
+    """Rows ``(B, T)``, and below them the `g` answers of a micro-batch that are not empty."""
     ids, mask, length, temperatures = rows
-    answers = _answers(inputs, ids[:, :-length], mask[:, :-length], temperatures)
-    longest = max([length, *answers.mask.sum(1).tolist()])
+    kept = inputs["answer_mask"].any(-1).T  # (E, B)
+    prompts, prompt_mask, answers, answer_mask = (
+        inputs[name].transpose(0, 1)[kept] for name in _COLUMNS
+    )
+    order = prompt_mask.argsort(
+        dim=1, stable=True
+    )  # rounds that are joined have padding in between
+    longest = max([length, *answer_mask.sum(1).tolist()])
     if temperatures is not None:
-        temperatures = torch.cat([temperatures, answers.temperatures])
+        temperatures = torch.cat([temperatures, inputs["answer_temperature"].T[kept]])
     return Rows(
-        _below(ids, length, answers.prompts, answers.ids, longest),
-        _below(mask, length, answers.prompt_mask, answers.mask, longest),
+        _below(ids, length, prompts.gather(1, order), answers[:, :longest]),
+        _below(mask, length, prompt_mask.gather(1, order), answer_mask[:, :longest]),
         longest,
         temperatures,
     )
 
 
-def _answers(
-    inputs: Mapping[str, torch.Tensor],
-    prompts: torch.Tensor,
-    prompt_mask: torch.Tensor,
-    temperatures: torch.Tensor | None,
-) -> _Answers:
-    """The answers to some of the prompts ``(B, P)``, and to those that were not sampled."""
-    heat = prompts.new_zeros(len(prompts)) if temperatures is None else temperatures
-    columns = (prompts, prompt_mask, inputs["answer_ids"], inputs["answer_mask"], heat)
-    rows = inputs["answer_mask"].any(1)
-    answers = _Answers(*(column[rows] for column in columns))
-    if "extra_ids" not in inputs:
-        return answers
-    names = (
-        "extra_prompt_ids",
-        "extra_prompt_mask",
-        "extra_ids",
-        "extra_mask",
-        "extra_temperature",
-    )
-    kept = inputs["extra_mask"].any(2)  # (B, E)
-    extra = _Answers(*(inputs[name][kept] if name in inputs else heat[:0] for name in names))
-    return _Answers(
-        _stacked(answers.prompts, extra.prompts, "left"),
-        _stacked(answers.prompt_mask, extra.prompt_mask, "left"),
-        _stacked(answers.ids, extra.ids, "right"),
-        _stacked(answers.mask, extra.mask, "right"),
-        torch.cat([answers.temperatures, extra.temperatures]),
-    )
-
-
-def _stacked(above: torch.Tensor, below: torch.Tensor, side: str) -> torch.Tensor:
-    """Rows ``(a, W)`` and ``(b, V)`` as one tensor, the narrower ones padded with zeros."""
-    width = max(above.size(1), below.size(1))
-    return torch.cat([_width(above, width, side), _width(below, width, side)])
-
-
 def _below(
-    columns: torch.Tensor,
-    length: int,
-    prompts: torch.Tensor,
-    answers: torch.Tensor,
-    longest: int,
+    columns: torch.Tensor, length: int, prompts: torch.Tensor, answers: torch.Tensor
 ) -> torch.Tensor:
-    """Rows ``(B, P + length)`` and below them prompts with answers, all with `longest` columns after."""
-    before = _stacked(columns[:, :-length], prompts, "left")
-    after = _stacked(_width(columns[:, -length:], longest), _width(answers, longest), "right")
+    """Rows ``(B, P + length)``, and prompts with answers below them."""
+    before = pad([*columns[:, :-length], *prompts], 0, "left")
+    after = pad([*columns[:, -length:], *answers], 0, "right")
     return torch.cat([before, after], dim=1)
-
-
-def _width(columns: torch.Tensor, width: int, side: str = "right") -> torch.Tensor:
-    """Columns ``(B, C)`` as ``(B, width)``, cut off or padded with zeros on a side."""
-    missing = width - columns.size(1)
-    return torch.nn.functional.pad(columns, (missing, 0) if side == "left" else (0, missing))

@@ -27,10 +27,6 @@ class TaskSampling(Part):
         for network in trainer.networks():
             backbone(network).register_forward_hook(self._scale_hidden_states)
 
-    @classmethod
-    def of(cls, trainer: Any) -> TaskSampling:
-        return cls(trainer)
-
     def extend(self, call: Call, batch: Batch) -> None:
         """Add the rows' temperatures, and log each task's."""
         assert call.temperatures is not None

@@ -12,23 +12,17 @@ thus weighs as much as a sampled one.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 
 from ...engine.truth import PolicyTruth, policy_values
 from ...tasks.registry import TASKS, is_right, task_of
 from .aggregation import aggregate
-from .part import Batch, Call, Part, Rows
-
-# A group's prompt, the answer put in (None if it was not taught), and how many of its sampled
-# completions are right; None if the truth is not known.
-Group = tuple[str, str | None, int | None]
+from .part import Batch, Call, Part
 
 
 # --------------------------------------------------------------------------------------------------
@@ -101,33 +95,15 @@ def truth_of(reward_funcs: Iterable[Any]) -> PolicyTruth | None:
 # The part
 # --------------------------------------------------------------------------------------------------
 class Teaching(Part):
-    """Puts right answers into groups without any, and adds their term to the loss.
-
-    Every process keeps the same memory, because what it remembers is gathered over all of them.
-
-    Args:
-        trainer: The `RookWorldGRPOTrainer`.
-    """
+    """Puts right answers into groups without any, and adds their term to the loss."""
 
     loss_term = "taught"
-    teaches = True
 
     def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-        self._size = trainer.num_generations
+        super().__init__(trainer)
         self._rows = torch.zeros(0, dtype=torch.bool)  # (B,): the answers put in last
-        self._groups: list[Group] = []  # of this process
-        # Hashes of taught prompts: without a right completion since, and with one.
-        self._open: set[str] = set()
-        self._left: set[str] = set()
+        self._right = torch.zeros(0, 0)  # (groups, completions), before they were put in
 
-    @classmethod
-    def of(cls, trainer: Any) -> Teaching:
-        return cls(trainer)
-
-    # --------------------------------------------------------------------------------------------
-    # Groups
-    # --------------------------------------------------------------------------------------------
     def after_sampling(
         self, call: Call, ids: list[list[int]], texts: list[str], logps: list[Any] | None
     ) -> None:
@@ -135,43 +111,41 @@ class Teaching(Part):
 
         The sampler's log-probs of taught answers are not known.
         """
-        size = self._size
-        truth = truth_of(self._trainer.reward_funcs)
-        by_group = right(call.rows, texts, truth).view(-1, size)
-        prompts = [row["prompt"] for row in call.rows[::size]]
-        counts = [None if group.isnan().any() else int(group.sum()) for group in by_group]
-        hopeless = [place for place, count in enumerate(counts) if count == 0]
-        rows = torch.zeros(len(ids), dtype=torch.bool)
-        answers: dict[int, str] = {}  # by group
-        for place in hopeless:
-            answer = taught_answer(self._trainer, call.rows[place * size], "0")
+        trainer, size = self._trainer, self._trainer.num_generations
+        self._right = right(call.rows, texts, truth_of(trainer.reward_funcs)).view(-1, size)
+        self._rows = torch.zeros(len(ids), dtype=torch.bool)
+        for group in (self._right == 0).all(1).nonzero().flatten().tolist():
+            row = (group + 1) * size - 1
+            answer = taught_answer(trainer, call.rows[row], "0")
             if answer is None:
                 continue
-            row = (place + 1) * size - 1
-            rows[row], (texts[row], ids[row]) = True, answer
-            answers[place] = texts[row]
+            self._rows[row], (texts[row], ids[row]) = True, answer
             if logps is not None:
                 logps[row] = [None] * len(ids[row])
-        groups = zip(prompts, map(answers.get, range(len(prompts))), counts, strict=True)
-        self._rows, self._groups = rows, list(groups)
 
-    # --------------------------------------------------------------------------------------------
-    # Loss
-    # --------------------------------------------------------------------------------------------
     def extend(self, call: Call, batch: Batch) -> None:
         """Move the advantages of taught answers from TRL's loss to this part's term; log the step."""
+        trainer = self._trainer
         advantages = batch["advantages"]  # (B,): with gae, which has others, nothing is taught
         rows = batch["taught"] = self._rows.to(advantages.device)
         batch["taught_advantages"] = torch.where(rows, advantages, 0.0)
         batch["advantages"] = torch.where(rows, 0.0, advantages)
-        self._trainer.record(self._remember(gather_object(self._groups)))
+        right = trainer.accelerator.gather(self._right.to(advantages.device))
+        known = right[~right.isnan().any(1)]
+        taught = trainer.accelerator.gather(rows).sum().item()
+        trainer.record(
+            {
+                "teach/hopeless": (known == 0).all(1).sum().item() / max(1, len(known)),
+                "teach/share": taught / len(right),
+                "teach/right": known.sum().item() / max(1, known.numel()),
+            }
+        )
 
     def scored(self, inputs: Mapping[str, Any]) -> torch.Tensor:
         """See `Part`: the taught answers."""
-        taught: torch.Tensor = inputs.get(
-            "taught_advantages", torch.zeros(len(inputs["advantages"]))
-        )
-        return taught != 0
+        none = torch.zeros(len(inputs["advantages"]))
+        taught: torch.Tensor = inputs.get("taught_advantages", none) != 0
+        return taught
 
     def term(self, trainer: Any, call: Call, inputs: Mapping[str, Any]) -> torch.Tensor | None:
         """The taught answers' term."""
@@ -180,43 +154,3 @@ class Teaching(Part):
         assert call.scores is not None
         advantages = inputs["taught_advantages"].unsqueeze(1)  # 0 for sampled completions
         return aggregate(trainer, -advantages * call.scores.logps, inputs)
-
-    def answer_logps(self, sampled: Rows, places: Sequence[int], answers: Rows) -> torch.Tensor:
-        """See `Part`: the answers are completions."""
-        logps: torch.Tensor = self._trainer.log_probs(self._trainer.model, *answers).logps
-        return logps
-
-    # --------------------------------------------------------------------------------------------
-    # What becomes of it
-    # --------------------------------------------------------------------------------------------
-    def _remember(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Note how the groups of all processes went; gives the metrics of the step."""
-        known = [group for group in groups if group[2] is not None]
-        hopeless = sum(not right for _, _, right in known) / max(1, len(known))
-        for prompt, answer, count in groups:
-            key = _key(prompt)
-            if count and key in self._open:
-                self._open.remove(key)
-                self._left.add(key)
-            if answer is not None:
-                self._open.add(key)
-        taught = sum(answer is not None for _, answer, _ in groups)
-        return {
-            "teach/hopeless": hopeless,
-            "teach/share": taught / len(groups),
-            "teach/right": sum(count or 0 for _, _, count in known)
-            / max(1, self._size * len(known)),
-            "teach/left_hopeless": len(self._left),
-            "teach/still_hopeless": len(self._open),
-        }
-
-    def state(self) -> dict[str, Any]:
-        return {"teaching": {"open": sorted(self._open), "left": sorted(self._left)}}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        if "teaching" in state:
-            self._open, self._left = (set(state["teaching"][name]) for name in ("open", "left"))
-
-
-def _key(prompt: str) -> str:
-    return hashlib.blake2b(prompt.encode(), digest_size=8).hexdigest()

@@ -7,8 +7,7 @@ advantage. A value head tells at which token a completion went well or badly, an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,6 @@ from .part import Batch, Call, Part, Rows, whole
 from .sampling import backbone, language_model
 
 VALUE_HEAD_FILE = "value_head.safetensors"
-
-
-_SMALLEST_VARIANCE = 1e-8  # of returns; below it they are equal up to rounding
 
 
 def generalised_advantages(
@@ -41,9 +37,7 @@ def generalised_advantages(
     """
     advantages = torch.zeros_like(values)
     lengths = mask.sum(1)
-    expected = torch.nn.functional.pad(
-        values.where(mask.bool(), 0), (0, 1)
-    )  # nothing after the last
+    expected = torch.nn.functional.pad(values.where(mask.bool(), 0), (0, 1))  # 0 after the last
     later = torch.zeros_like(rewards)
     for step in reversed(range(values.size(1))):
         reward = rewards.where(lengths == step + 1, 0)
@@ -71,8 +65,8 @@ class ValueHead(Part):
     loss_term = "value"
 
     def __init__(self, trainer: Any) -> None:
+        super().__init__(trainer)
         self.args = trainer.args
-        self._trainer = trainer
         self._read_values: list[torch.Tensor] | None = None  # (b, T) each; None: not to be read
         self._is_grouped = False  # whether the head has its own group in the optimiser
         network = trainer.accelerator.unwrap_model(trainer.model)
@@ -86,27 +80,12 @@ class ValueHead(Part):
         # Runs before the hook that scales states by temperature.
         backbone(network).register_forward_hook(self._read, prepend=True)
 
-    @classmethod
-    def of(cls, trainer: Any) -> ValueHead:
-        return cls(trainer)
-
     @property
     def head(self) -> torch.nn.Linear:
         """The head, even if the model has been wrapped since."""
         network = self._trainer.accelerator.unwrap_model(self._trainer.model)
         head: torch.nn.Linear = language_model(network).value_head
         return head
-
-    @contextmanager
-    def taken_off(self) -> Iterator[None]:
-        """Take the head off the model for a while, for what knows no such weights."""
-        owner = language_model(self._trainer.accelerator.unwrap_model(self._trainer.model))
-        head = owner.value_head
-        del owner.value_head
-        try:
-            yield
-        finally:
-            owner.value_head = head
 
     def _read(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """Read the head during a forward of the policy, when sharded weights are gathered."""
@@ -158,31 +137,18 @@ class ValueHead(Part):
         advantages, returns = generalised_advantages(
             rewards.nan_to_num(), values, mask, self.args.gae_gamma, self.args.gae_lambda
         )
-        self._record_explained_variance(values, returns, mask)
         if trainer.scale_rewards != "none":
             advantages = self._whiten(advantages, mask)
         return {"advantages": advantages, "returns": returns, "value_mask": mask}
 
-    def _moments(self, numbers: torch.Tensor, mask: torch.Tensor) -> tuple[float, float]:
-        """Mean and variance over all processes' tokens in the mask."""
-        kept = numbers.double() * mask
+    def _whiten(self, advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Advantages of mean 0 and variance 1 over all processes' tokens in the mask."""
+        kept = advantages.double() * mask
         sums = torch.stack([kept.sum(), (kept**2).sum(), mask.sum().double()])
         total, squares, count = self._trainer.accelerator.reduce(sums, reduction="sum").tolist()
         mean = total / max(count, 1)
-        return mean, max(squares / max(count, 1) - mean**2, 0.0)
-
-    def _whiten(self, advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        mean, variance = self._moments(advantages, mask)
+        variance = max(squares / max(count, 1) - mean**2, 0.0)
         return (advantages - mean) / (variance**0.5 + STD_EPSILON) * mask
-
-    def _record_explained_variance(
-        self, values: torch.Tensor, returns: torch.Tensor, mask: torch.Tensor
-    ) -> None:
-        """1 if the head predicts the returns exactly, 0 if no better than their mean."""
-        _, left = self._moments(returns - values, mask)
-        _, whole = self._moments(returns, mask)
-        if whole > _SMALLEST_VARIANCE:
-            self._trainer.record({"value/explained_variance": 1 - left / whole})
 
     # --------------------------------------------------------------------------------------------
     # Loss and optimiser

@@ -25,8 +25,6 @@ _COUNTED = {
     "answer_mask": "answer_items",
     "moves_rows": "moves_items",
 }
-
-
 MOST_EXTRA = 4  # prompts that may replace others, as a multiple of those in a batch
 
 
@@ -53,27 +51,18 @@ def fill(rounds: Sequence[Round], processes: int) -> list[tuple[int, int]]:
             for index in _share(range(len(extra.tasks)), processes, process)
             if extra.signal[index]
         ]
-        local = _share(range(len(first.tasks)), processes, process)
-        holes = [place for place in local if not first.signal[place]]
-        own_first = sorted(holes, key=lambda place: not _of_task(first.tasks[place], spare, rounds))
-        for place in own_first:
-            if spare:
-                own = _of_task(first.tasks[place], spare, rounds)
-                places[place] = own[0] if own else spare[0]
+        for place in _share(range(len(first.tasks)), processes, process):
+            if spare and not first.signal[place]:
+                task = first.tasks[place]
+                places[place] = min(spare, key=lambda at: rounds[at[0]].tasks[at[1]] != task)
                 spare.remove(places[place])
     return places
 
 
 def _share(items: Any, processes: int, process: int) -> Any:
-    """This process's part of a sequence that holds all processes' items, process by process."""
+    """A process's part of a sequence that holds all processes' items, process by process."""
     size = len(items) // processes
     return items[process * size : (process + 1) * size]
-
-
-def _of_task(
-    task: str, spare: Sequence[tuple[int, int]], rounds: Sequence[Round]
-) -> list[tuple[int, int]]:
-    return [(number, index) for number, index in spare if rounds[number].tasks[index] == task]
 
 
 def next_round(rounds: Sequence[Round], processes: int, most_extra: int) -> int:
@@ -104,8 +93,7 @@ def select_groups(
 ) -> Batch:
     """One batch of the chosen groups, each given by batch and index; scalars come from the first batch.
 
-    Prompts are padded on the left, completions and their per-token values on the right. Columns that are
-    padding in all chosen rows are dropped.
+    Prompts are padded on the left, completions and their per-token values on the right.
     """
     merged = {}
     for key, first in batches[0].items():
@@ -118,18 +106,7 @@ def select_groups(
             continue
         fill_with = pad_token_id if key in ("prompt_ids", "completion_ids") else 0
         merged[key] = pad(rows, fill_with, "left" if key.startswith("prompt_") else "right")
-    _trim(merged)
     return merged
-
-
-def _trim(batch: Batch) -> None:
-    """Drop columns that are padding in every row."""
-    prompt = int(batch["prompt_mask"].sum(1).max())
-    length = max(1, int(batch["completion_mask"].sum(1).max()))
-    for key, tensor in batch.items():
-        if tensor.dim() < 2 or tensor.size(1) == 1 or key.startswith(("answer_", "moves_")):
-            continue
-        batch[key] = tensor[:, -prompt:] if key.startswith("prompt_") else tensor[:, :length]
 
 
 def _on_all(trainer: Any, mask: torch.Tensor) -> torch.Tensor:
@@ -142,18 +119,7 @@ def _on_all(trainer: Any, mask: torch.Tensor) -> torch.Tensor:
 # The parts
 # --------------------------------------------------------------------------------------------------
 class Skip(Part):
-    """Leaves groups without signal out of the loss.
-
-    Args:
-        trainer: The `RookWorldGRPOTrainer`.
-    """
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-
-    @classmethod
-    def of(cls, trainer: Any) -> Skip:
-        return cls(trainer)
+    """Leaves groups without signal out of the loss."""
 
     def complete(self, sampled: Sampled) -> Sampled:
         """Mask the rows of groups without signal, and scale the loss of the others up accordingly."""
@@ -168,20 +134,12 @@ class Skip(Part):
 
 
 class Resample(Part):
-    """Replaces groups without signal by groups of other prompts, sampled in further rounds.
-
-    Args:
-        trainer: The `RookWorldGRPOTrainer`.
-    """
+    """Replaces groups without signal by groups of other prompts, sampled in further rounds."""
 
     def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+        super().__init__(trainer)
         self._size = trainer.num_generations
         self._processes = trainer.accelerator.num_processes
-
-    @classmethod
-    def of(cls, trainer: Any) -> Resample:
-        return cls(trainer)
 
     def complete(self, sampled: Sampled) -> Sampled:
         """The first round with replaced groups."""

@@ -37,7 +37,6 @@ HEALTHY: Log = {
     "completions/clipped_ratio": 0.0,
     "kl/share_of_loss": 0.2,
     "kl/coefficient": 0.05,
-    "rewards/policy_regret/without_truth": 0.0,
     "engine/given_up": 0.0,
     "reward/environment": 1.5,
     "reward/policy": 0.9,
@@ -51,12 +50,10 @@ HEALTHY: Log = {
 
 
 def observe(logs: Sequence[Log], patience: int = 1) -> list[Finding]:
-    """What a monitor raises, log after log, at steps 1, 2, …; gradients are clipped at 1."""
+    """What a monitor raises, log after log, at steps 1, 2, …"""
     monitor = HealthMonitor(patience)
     return [
-        finding
-        for step, log in enumerate(logs, start=1)
-        for finding in monitor.observe(step, log, max_grad_norm=1.0)
+        finding for step, log in enumerate(logs, start=1) for finding in monitor.observe(step, log)
     ]
 
 
@@ -88,12 +85,10 @@ def evaluation(environment: float, policy: float) -> Log:
         ("nothing_parses", "eval_policy/format", 0.0, "0%", "1%", "model_name_or_path"),
         ("truncated", "completions/clipped_ratio", 0.5, "50%", "10%", "max_completion_length"),
         ("unscored", "health/unscored", 0.25, "25%", "1%", "rewards"),
-        ("reward_failures", "rewards/policy_regret/without_truth", 0.125, "12.5%", "1%", "labels"),
         ("engine_failures", "engine/given_up", 3.0, "3", "0", "engine_timeout"),
         ("gradient_not_finite", "grad_norm", math.nan, "nan", "finite", "learning_rate"),
         ("gradient_not_finite", "grad_norm", math.inf, "inf", "finite", "learning_rate"),
         ("gradient_zero", "grad_norm", 0.0, "0", "0", "num_generations"),
-        ("gradient_clipped", "grad_norm", 7.5, "100%", "50%", "max_grad_norm"),
         ("judge_constant", "judge/judge_a/std", 1e-4, "0.0001", "0.001", "rewards"),
     ],
 )
@@ -101,14 +96,14 @@ def test_a_rule_of_one_log_names_number_bound_and_remedy(
     rule: str, metric: str, value: float, shown: str, bound: str, key: str
 ) -> None:
     monitor = HealthMonitor(patience=1)
-    findings = monitor.observe(40, {**HEALTHY, metric: value}, max_grad_norm=1.0)
+    findings = monitor.observe(40, {**HEALTHY, metric: value})
     (finding,) = (finding for finding in findings if finding.rule == rule)
     reason, remedy = finding.message.split("; ")
     assert shown in reason and bound in reason.split(shown, 1)[1], finding.message
     assert key in remedy and key in finding.remedy_keys
     assert finding.severity == RULES[rule].severity and finding.step == 40
-    assert monitor.observe(41, HEALTHY, max_grad_norm=1.0) == []
-    assert finding.value == pytest.approx(value if rule != "gradient_clipped" else 1, nan_ok=True)
+    assert monitor.observe(41, HEALTHY) == []
+    assert finding.value == pytest.approx(value, nan_ok=True)
 
 
 REWARDS_UP = [{"reward": 1.0}, {"reward": 1.1}, {"reward": 1.2}, {"reward": 1.3}]
@@ -121,11 +116,6 @@ def logs_of(key: str, *values: float) -> list[Log]:
     return [{key: value} for value in values]
 
 
-def suites(*values: float) -> list[Log]:
-    other = {"eval_suites/policy/best_move": 0.3}
-    return [{"eval_suites/self_play/legal_half_moves": value, **other} for value in values]
-
-
 def between(
     before: tuple[float, float], after: tuple[float, float], rewards: list[Log]
 ) -> list[Log]:
@@ -133,7 +123,6 @@ def between(
     return [evaluation(*before), *rewards, evaluation(*after)]
 
 
-NORMS = (2.0, 0.5, 0.5, 2.0, 0.5, 0.5)
 # Logs of which no rule says anything, and the patience.
 QUIET: dict[str, tuple[list[Log], int]] = {
     "the share trained on goes before": ([{**MOST_ZERO, "zero_variance/trained": 0.1}], 1),
@@ -144,20 +133,16 @@ QUIET: dict[str, tuple[list[Log], int]] = {
     "no KL term": ([{**HEALTHY, **KL, "kl/coefficient": 0.0}], 1),
     "an adaptive KL term is what its target makes it": ([{**KL, "kl/target": 0.02}] * 2, 1),
     "in the first step the policy is the reference": ([KL], 1),
-    "some are clipped": (logs_of("grad_norm", *NORMS), 3),
     "a slow fall": (logs_of("entropy", *(0.95**n for n in range(60))), 3),
     "no trend yet": (logs_of("entropy", 1.0, 0.1, 0.1), 1),
     "it rises": (between((0.8, 0.4), (0.9, 0.4), REWARDS_UP), 1),
     "within the noise": (between((0.8, 0.4), (0.79, 0.39), REWARDS_UP), 1),
     "it stays": (between((0.8, 0.4), (0.8, 0.4), REWARDS_DOWN), 1),
-    "nothing is forgotten": (between((0.9, 0.2), (0.9, 0.3), REWARDS_UP), 1),
-    "a suite within the noise": (suites(20.0, 24.0, 18.5), 1),
 }
 UP_DOWN, DOWN = "reward_up_heldout_down", ["by 4%", "from 0.600 at step 1 to 0.560", "3%"]
 # Of the logs: the patience, which rule is raised, and what its message says.
 RAISED: list[tuple[list[Log], int, str, list[str]]] = [
     ([KL, KL], 1, "kl_share_low", ["0% of the loss", "10%"]),
-    (logs_of("grad_norm", *NORMS, *[2.0] * 6), 3, "gradient_clipped", ["6 of the last 10", "60%"]),
     (logs_of("entropy", *[1.0] * 8, 0.4, 0.3, 0.3), 3, "entropy_falling", ["by 70%", "1 to 0.3"]),
     (between((0.8, 0.4), (0.76, 0.36), REWARDS_UP), 1, UP_DOWN, [*DOWN, "reward rose by 0.2"]),
     (
@@ -168,9 +153,6 @@ RAISED: list[tuple[list[Log], int, str, list[str]]] = [
     ),
     (between((0.8, 0.4), (0.76, 0.36), REWARDS_DOWN), 1, "heldout_down", DOWN),
     (between((0.8, 0.4), (0.76, 0.36), []), 1, "heldout_down", ["by 4%"]),
-    (between((0.9, 0.2), (0.8, 0.3), REWARDS_UP), 1, "forgetting", ["0.900 at step 1 to 0.800"]),
-    (between((0.9, 0.3), (0.8, 0.2), REWARDS_UP), 1, UP_DOWN, ["fallen by 10%"]),
-    (suites(20.0, 24.0, 17.0), 1, "suite_down", ["by 29.2%", "24 at step 2 to 17", "25%"]),
 ]
 
 
@@ -197,75 +179,12 @@ def test_a_guarded_metric_is_compared_with_the_start() -> None:
     assert "environment/exact has fallen from 0.5 at the start to 0.48" in finding.message
 
 
-def judged(score: float, truth: float, spread: float = 1.0, task: str = "environment") -> Log:
-    return {
-        **HEALTHY,
-        "judge/judge_a/mean": score,
-        "judge/judge_a/std": 2.0,
-        "judge/judge_a/reward_std": spread,
-        "judge/judge_a/truth": truth,
-        f"judge/judge_a/mean_{task}": score,
-        f"judge/judge_a/truth_{task}": truth,
-    }
-
-
 def test_a_judge_whose_scale_flattens_its_scores_is_constant_too() -> None:
-    (found,) = observe([judged(9.0, 0.5, spread=1e-6)], patience=3)
+    log = {"judge/judge_a/std": 2.0, "judge/judge_a/reward_std": 1e-6}
+    (found,) = observe([log], patience=3)
     assert found.rule == "judge_constant" and "the judge judge_a gives" in found.message
-    close = {**judged(9.0, 0.5), "judge/judge_a/std": 1e-4}
-    assert observe([judged(9.0, 0.5, spread=0.01), close]) == [], "scores on a small scale"
-
-
-def test_a_judge_that_rises_while_what_it_scores_gets_worse() -> None:
-    learns = [judged(0.1 * step, 0.5 + 0.01 * step) for step in range(10)]
-    assert observe(learns) == []
-    fools = [judged(1 + 0.1 * step, 0.6 - 0.02 * step) for step in range(10)]
-    (found,) = observe(learns + fools, patience=3)
-    assert found.rule == "judge_against_truth"
-    # The best five logs are steps 6 to 10, 0.57; those of steps 13 to 17 are the first under 0.52.
-    assert found.step == 17 and found.value == pytest.approx(0.57 - 0.52, abs=1e-2)
-    assert "judge_a for environment answers" in found.message and "since step 10" in found.message
-    falls = [judged(1 - 0.1 * step, 0.6 - 0.02 * step) for step in range(10)]
-    assert observe(learns + falls) == [], "a judge that sees it is no blind one"
-    for log in fools[:5]:
-        del log["judge/judge_a/mean_environment"]
-    assert observe(fools) == [], "earlier scores are missing"
-
-
-def test_another_mix_of_tasks_is_no_blind_spot() -> None:
-    """The better judged task has the worse answers, and more and more rows."""
-
-    def mixed(share: float, rises: float = 0.0, falls: float = 0.0) -> Log:
-        easy, hard = judged(0.0, 0.9, task="policy"), judged(3.0 + rises, 0.5 - falls)
-        pooled = {
-            f"judge/judge_a/{key}": share * hard[f"judge/judge_a/{key}"]
-            + (1 - share) * easy[f"judge/judge_a/{key}"]
-            for key in ("mean", "truth")
-        }
-        return {**easy, **hard, **pooled}
-
-    shifts = [mixed(0.3 + 0.02 * step) for step in range(20)]
-    assert shifts[0]["judge/judge_a/truth"] - shifts[-1]["judge/judge_a/truth"] > 0.1
-    assert observe(shifts) == []
-    fooled = [mixed(0.5 - 0.025 * step, 0.1 * step, 0.02 * step) for step in range(20)]
-    assert fooled[0]["judge/judge_a/truth"] < fooled[-1]["judge/judge_a/truth"]
-    (found,) = observe(fooled, patience=3)
-    assert found.rule == "judge_against_truth" and "for environment answers" in found.message
-
-
-def taught(share: float, hopeless: float | None = None) -> Log:
-    return {"teach/share": share, "teach/hopeless": share if hopeless is None else hopeless}
-
-
-def test_a_taught_share_that_does_not_fall() -> None:
-    (found,) = observe([taught(0.5)] * 20)
-    assert found.rule == "taught_share_stays" and found.severity == "warning"
-    assert found.step == 10, "five logs against the first five"
-    assert "after 50% in the first five logs, over 10%" in found.message
-    assert observe([taught(0.5)] * 5 + [taught(0.4)] * 5) == [], "it falls"
-    assert observe([taught(0.09)] * 20) == [], "too few to matter"
-    assert observe([taught(0.5)] * 9) == [], "too early to tell"
-    assert observe([*[taught(0.2, 0.9)] * 5, *[taught(0.2, 0.6)] * 5]) == [], "at its bound"
+    close = {"judge/judge_a/std": 1e-4, "judge/judge_a/reward_std": 1.0}
+    assert observe([close]) == [], "scores on a small scale"
 
 
 def test_every_rule_is_in_the_glossary_and_its_remedy_names_keys_that_there_are() -> None:
@@ -321,7 +240,6 @@ def test_a_condition_must_hold_for_several_logs_in_a_row() -> None:
     [
         ("grad_norm", math.nan),
         ("health/unscored", 0.5),
-        ("rewards/policy_regret/without_truth", 0.5),
     ],
 )
 def test_what_chance_does_not_do_is_raised_at_once(metric: str, value: float) -> None:
@@ -338,15 +256,6 @@ def test_a_finding_is_raised_again_only_after_it_has_gone() -> None:
 def test_what_is_no_number_does_not_apply(value: Any) -> None:
     logs = {name: value for name in HEALTHY if name != "grad_norm"}
     assert observe([logs, dict.fromkeys(evaluation(0, 0), value)] * 20) == []
-
-
-def test_findings_after_the_checkpoint_are_dropped(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    run.file.write_text('{"step": 2}\n{"step": 4}\n{"step": 5}\n{"st')
-    run.state.global_step = 4
-    assert run.begin().written() == [{"step": 2}, {"step": 4}]
-    run.state.global_step = 0
-    assert run.begin().written() == []
 
 
 # --------------------------------------------------------------------------------------------------
@@ -394,14 +303,14 @@ def test_findings_are_printed_and_written_down(
 
 
 def test_a_resumed_run_goes_on_with_its_file(tmp_path: Path) -> None:
-    run = Run(tmp_path).begin()
-    run.log(10, BAD)
+    run = Run(tmp_path)
+    run.file.write_text('{"step": 15}\n{"st')  # of a step after the checkpoint, and cut by a kill
     run.state.log_history = [{**evaluation(0.8, 0.4), "step": 0}, {**BAD, "step": 10}]
     run.begin()
     run.log(20, {**BAD, **evaluation(0.7, 0.4)})
     rules = [(finding["rule"], finding["step"]) for finding in run.written()]
     # What was said before a resume is not said again; the best before it is not forgotten.
-    assert rules == [("truncated", 10), ("heldout_down", 20), ("forgetting", 20)]
+    assert rules == [("truncated", 10), ("heldout_down", 20)]
 
 
 def test_it_watches_only_while_it_trains_and_on_the_main_process(tmp_path: Path) -> None:
@@ -415,10 +324,9 @@ def test_it_watches_only_while_it_trains_and_on_the_main_process(tmp_path: Path)
     other.state.is_world_process_zero = False
     other.begin().log(1, BAD)
     assert not other.file.exists()
-    run.args.fp16, run.args.max_grad_norm = True, 0.0
+    run.args.fp16 = True
     run.begin().log(1, {"grad_norm": math.inf})
-    run.log(2, {"grad_norm": 9.0})
-    assert run.written() == [], "a scaler may overflow, and nothing is clipped without a limit"
+    assert run.written() == [], "a scaler may overflow"
 
 
 def test_findings_go_to_wandb_where_a_run_is_open(

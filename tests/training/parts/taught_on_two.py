@@ -1,6 +1,6 @@
 """Run by two processes: three steps with taught answers and the supervised term, on three tasks.
 
-``process<rank>.json`` holds the parts' state, the sum of the weights, how many rows were taught, and the
+``process<rank>.json`` holds the sum of the weights, how many rows were taught, and the
 gaps of answers' log-probs to those of the row alone.
 
 accelerate launch --cpu --num_processes 2 --module tests.training.parts.taught_on_two FOLDER
@@ -58,7 +58,6 @@ def main(argv: Sequence[str]) -> None:
     watched.loss = watch
     trainer.train()
     result = {
-        "state": trainer.parts["teaching"].state(),
         "weights": next(trainer.model.parameters()).double().sum().item(),
         "taught": sum(taught),
         "gaps": found,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from trl import GRPOTrainer
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.training.parts import kl as kl_part
 from rookworld_rlvr.training.parts.advantages import Baseline
-from rookworld_rlvr.training.parts.arguments import BaselineArguments
+from rookworld_rlvr.training.parts.arguments import PartArguments
 from rookworld_rlvr.training.parts.kl import ESTIMATORS
 from rookworld_rlvr.training.parts.registry import PARTS_STATE
 
@@ -29,7 +30,7 @@ STEPS = {**NOT_KEPT, "preflight": False}
 
 
 def baseline_of(kind: Any) -> Baseline:
-    return Baseline(BaselineArguments(kind, baseline_decay=0.9, baseline_spread=0.3))
+    return Baseline(SimpleNamespace(args=PartArguments(baseline=kind)))
 
 
 def test_leave_one_out_by_hand() -> None:

@@ -18,7 +18,7 @@ from rookworld_rlvr.tasks.types import values_by_move
 from ...conftest import NOT_KEPT, mixed_rows
 
 Build = Callable[..., Any]
-ON = {"expected_score_coef": 2.0, "soft_moves_coef": 0.5, "soft_moves_temperature": 0.1}
+ON = {"expected_score_coef": 2.0, "soft_moves_coef": 0.5}
 
 
 def constant(completions: list[str], **columns: Any) -> list[float]:
@@ -67,7 +67,7 @@ def test_the_term_is_that_of_the_values_one_move_at_a_time(made: Any) -> None:
             logps.append(steps.gather(1, ids[0, len(before) :, None]).sum())
         kept = torch.tensor([win_probability(cp) for cp in values.values()])
         logp = torch.stack(logps)
-        score, target = (logp.exp() * kept).sum(), (kept / 0.1).softmax(0)
+        score, target = (logp.exp() * kept).sum(), (kept / 0.03).softmax(0)
         expected.append(-2.0 * score.log() - 0.5 * (target * logp).sum())
     assert loss.terms["moves"].item() == pytest.approx(
         torch.stack(expected).mean().item(), abs=1e-4

@@ -67,7 +67,7 @@ def test_what_is_evaluated_and_kept_lies_between_start_and_trained(
 
 
 def test_adapters_are_refused(build: Build, random_gpt2: GPT2LMHeadModel) -> None:
-    with pytest.raises(RookWorldError, match="lower lora_alpha"):
+    with pytest.raises(RookWorldError, match="needs whole weights"):
         build(
             copy.deepcopy(random_gpt2),
             peft_config=LoraConfig(task_type="CAUSAL_LM"),

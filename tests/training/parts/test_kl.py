@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from rookworld_rlvr.training.parts.arguments import KLArguments
+from rookworld_rlvr.training.config import RookWorldGRPOConfig
+from rookworld_rlvr.training.parts.arguments import PartArguments
 from rookworld_rlvr.training.parts.kl import (
     ESTIMATORS,
     KLController,
@@ -18,6 +19,8 @@ from rookworld_rlvr.training.parts.kl import (
     importance_weighted,
     per_token_kl,
 )
+
+from ...conftest import ON_CPU
 
 torch.manual_seed(0)
 POLICY_LOGITS = torch.randn(7, dtype=torch.float64)
@@ -92,7 +95,7 @@ def test_log_ratios_out_of_bounds_are_clamped_and_counted(estimator: str) -> Non
 
 
 def adaptive(beta: float, target: float, **keys: Any) -> KLController:
-    return KLController(beta, KLArguments(kl_control="adaptive", kl_target=target, **keys))
+    return KLController(beta, PartArguments(kl_control="adaptive", kl_target=target, **keys))
 
 
 def test_ziegler_by_hand() -> None:
@@ -130,7 +133,8 @@ def test_warming_up_rises_from_nought_and_does_not_adapt() -> None:
 
 @pytest.mark.parametrize("kl", [math.nan, math.inf])
 def test_a_step_that_is_skipped_leaves_the_coefficient_alone(kl: float) -> None:
-    part = KLTerm(KLArguments(kl_control="adaptive", kl_target=0.1), beta=0.5)
+    args = RookWorldGRPOConfig(kl_control="adaptive", kl_target=0.1, beta=0.5, **ON_CPU)
+    part = KLTerm(SimpleNamespace(args=args))
     part._sums += torch.tensor([kl, 10.0])
     part._completions = 8
     part.on_step_end(None, SimpleNamespace(global_step=5), None)

@@ -97,7 +97,7 @@ def test_too_many_in_a_row_end_the_run_and_name_its_checkpoint(
         trainer.train()
     assert trainer.state.global_step == 5, "of the sixth"
     assert trainer.parts["nonfinite"].state()["nonfinite_skipped"] == 4
-    with pytest.raises(RookWorldError, match="no checkpoint was saved"):
+    with pytest.raises(RookWorldError, match="last good checkpoint is none"):
         failing_trainer(0, 1, 2, 3, output_dir=str(tmp_path / "other")).train()
 
 
@@ -114,6 +114,6 @@ def test_a_loss_that_is_not_finite_shows_in_the_gradient() -> None:
 def test_the_term_that_is_not_finite_is_named(failing_trainer: Callable[..., Any]) -> None:
     trainer = failing_trainer()
     part = type("Own", (Part,), {"term": lambda *_: torch.tensor(math.nan, requires_grad=True)})
-    trainer.parts["own"] = part()
-    with pytest.raises(RookWorldError, match=r"up to step 3 \(loss/Own\); no checkpoint"):
+    trainer.parts["own"] = part(trainer)
+    with pytest.raises(RookWorldError, match=r"up to step 3 \(loss/Own\); the last"):
         trainer.train()

@@ -18,7 +18,6 @@ from rookworld_rlvr.models import loading
 from rookworld_rlvr.tasks.registry import TASKS, score_row, task_of
 from rookworld_rlvr.tasks.types import values_by_move
 from rookworld_rlvr.training.parts.part import Batch, Scores, whole
-from rookworld_rlvr.training.parts.registry import PARTS_STATE
 from rookworld_rlvr.training.parts.teaching import answer_tokens, right_answer
 
 from ...conftest import NOT_KEPT, launch, mixed_rows
@@ -92,7 +91,7 @@ def test_a_hopeless_group_gets_a_right_answer(build: Build) -> None:
     assert not of_teaching[others].any() and (advantages[others] < 0).all()
     logged = {name: values[-1] for name, values in trainer._metrics["train"].items()}
     assert logged["teach/hopeless"] == logged["teach/share"] == 1
-    assert logged["teach/right"] == 0 and logged["teach/still_hopeless"] == 2
+    assert logged["teach/right"] == 0
     batch = batch_of(build(zero_variance="keep"))
     assert "taught_advantages" not in batch and not batch["advantages"].any(), "without `teach`"
 
@@ -114,16 +113,6 @@ def test_a_group_whose_truth_is_not_known_is_left_alone(build: Build, packaged: 
     taught = trainer.parts["teaching"].scored(batch)
     prompts = texts(trainer, batch["prompt_ids"], batch["prompt_mask"])
     assert {task_of(prompts[row]) for row in taught.nonzero().flatten()} == {"environment"}
-
-
-def test_prompts_that_leave_the_hopeless_state_are_counted(build: Build) -> None:
-    teaching = build(zero_variance="teach").parts["teaching"]
-    first = teaching._remember([("a", "answer", 0), ("b", "answer", 0), ("c", None, 1)])
-    assert first["teach/still_hopeless"] == 2 and first["teach/left_hopeless"] == 0
-    assert first["teach/right"] == pytest.approx(1 / 12)
-    again = teaching._remember([("a", None, 2), ("b", "answer", 0), ("d", None, None)])
-    assert again["teach/still_hopeless"] == 1 and again["teach/left_hopeless"] == 1
-    assert again["teach/hopeless"] == 0.5, "of the groups whose truth is known"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -173,10 +162,8 @@ def test_the_supervised_terms_gradient_is_that_of_the_answers_likelihood(
     steps = len(micro_batches) / trainer.args.gradient_accumulation_steps
     losses = (trainer.loss(trainer.model, micro_batch).total for micro_batch in micro_batches)
     ours = sum(gradient_of(trainer, loss) for loss in losses) / steps
-    rows = batch["answer_mask"].any(1)
-    assert rows.nonzero().flatten().tolist() == [*range(0, len(rows), 4)]
-    answers = answer_rows(batch, torch.ones(len(rows)))
-    assert len(answers) == sum(rows) * (1 + options.get("sft_extra", 0))
+    answers = answer_rows(batch, trainer)
+    assert len(answers) == len(batch["answer_mask"]) // 4 * (1 + options.get("sft_extra", 0))
     total, tokens = torch.tensor(0.0), 0
     for prompt, prompt_mask, answer, mask, *_ in answers:
         prompt, answer = prompt[prompt_mask.bool()], answer[mask.bool()]
@@ -195,15 +182,13 @@ def kept_rows(columns: list[torch.Tensor], kept: torch.Tensor) -> Rows:
     return list(zip(*(column[kept] for column in columns), strict=True))
 
 
-def answer_rows(batch: Batch, heats: torch.Tensor) -> Rows:
+def answer_rows(batch: Batch, trainer: Any) -> Rows:
     """Prompt, its mask, answer, its mask and temperature of each answer of the supervised term."""
-    columns = [batch[name] for name in ("prompt_ids", "prompt_mask", "answer_ids", "answer_mask")]
-    rows = kept_rows([*columns, heats], batch["answer_mask"].any(1))
-    if "extra_ids" in batch:
-        names = ("prompt_ids", "prompt_mask", "ids", "mask", "temperature")
-        columns = [batch[f"extra_{n}"].flatten(0, 1) for n in names if f"extra_{n}" in batch]
-        rows += kept_rows(columns, columns[3].any(1))
-    return rows
+    names = ("prompt_ids", "prompt_mask", "ids", "mask")
+    columns = [batch[f"answer_{name}"].transpose(0, 1).flatten(0, 1) for name in names]
+    plain = torch.full(batch["answer_mask"].shape[:2], trainer.temperature)
+    heats = batch.get("answer_temperature", plain).T.flatten()
+    return kept_rows([*columns, heats], columns[3].any(1))
 
 
 def test_further_prompts_of_the_supervised_term_are_others_at_each_step(build: Build) -> None:
@@ -212,9 +197,9 @@ def test_further_prompts_of_the_supervised_term_are_others_at_each_step(build: B
     for step in (0, 1):
         trainer.state.global_step = step
         batch = batch_of(trainer)
-        ids, mask = batch["extra_prompt_ids"], batch["extra_prompt_mask"]
-        assert ids.shape[:2] == (len(batch["prompt_ids"]), 1)
-        seen.append(set(texts(trainer, ids[:, 0], mask[:, 0])))
+        ids, mask = batch["answer_prompt_ids"], batch["answer_prompt_mask"]
+        assert ids.shape[:2] == (len(batch["prompt_ids"]), 2)
+        seen.append(set(texts(trainer, ids[:, 1], mask[:, 1])))
     assert seen[0] != seen[1]
     assert seen[0] | seen[1] <= set(trainer.train_dataset["prompt"])
 
@@ -268,7 +253,7 @@ def gaps(trainer: Any, batch: Batch, scores: Scores) -> list[float]:
         columns = [*(batch[name] for name in names), heats, scores.logps]
         rows += kept_rows(columns, trainer.parts["teaching"].scored(batch))
     if "answer_ids" in batch:
-        scored = zip(answer_rows(batch, heats), trainer.parts["supervised"].logps, strict=True)
+        scored = zip(answer_rows(batch, trainer), trainer.parts["supervised"].logps, strict=True)
         rows += [(*row, logps) for row, logps in scored]
     largest = []
     for prompt, prompt_mask, ids, mask, heat, logps in rows:
@@ -312,7 +297,7 @@ def test_taught_answers_are_not_in_the_kl(build: Build, random_gpt2: Any, tmp_pa
     batch = batch_of(trainer)
     taught, ours = batch["taught"], batch["taught_advantages"]
     logps = torch.zeros_like(batch["ref_per_token_logps"])
-    kl, clamped = trainer.parts["kl"].per_token(trainer, logps, batch)
+    kl, clamped = trainer.parts["kl"].per_token(logps, batch)
     assert not kl[taught].any() and not clamped[taught].any() and (kl[~taught] > 0).any()
     shares = []
     for advantages in (ours, torch.zeros_like(ours)):
@@ -329,22 +314,17 @@ def test_a_resumed_run_goes_on_byte_for_byte(
     options |= {"save_strategy": "steps", "save_steps": 2}
     trainer = build(copy.deepcopy(random_gpt2), **options)
     trainer.train()
-    state = trainer.parts["teaching"].state()
-    kept = json.loads((tmp_path / "run" / "checkpoint-2" / PARTS_STATE).read_text())
-    assert kept["teaching"]["open"]
     again = build(**options)
     again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
-    assert again.parts["teaching"].state() == state
     for name, weight in trainer.model.state_dict().items():
         assert torch.equal(weight, again.model.state_dict()[name]), name
 
 
 @pytest.mark.slow
-def test_two_processes_teach_and_remember_alike(tmp_path: Path) -> None:
+def test_two_processes_teach_alike(tmp_path: Path) -> None:
     done = launch("--module", "tests.training.parts.taught_on_two", str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
     first, second = (json.loads((tmp_path / f"process{rank}.json").read_text()) for rank in (0, 1))
-    assert first["state"] == second["state"] and first["weights"] == second["weights"]
-    assert first["state"]["teaching"]["left"] or first["state"]["teaching"]["open"]
+    assert first["weights"] == second["weights"]
     for process in (first, second):
         assert process["taught"] > 0 and len(process["gaps"]) > 2 and max(process["gaps"]) < 1e-4
