@@ -448,7 +448,7 @@ done
     [
         (PLAIN_ENGINE, "no option 'Skill Level'; give Stockfish"),
         ("#!/bin/sh\nexit 1\n", "does not run here as a UCI engine (engine process died"),
-        (None, "engine_path: no program '/no/engine'"),
+        (None, "no program '/no/engine'"),
     ],
 )
 def test_an_engine_without_levels_leaves_the_suite_out(
