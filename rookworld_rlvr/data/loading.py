@@ -26,7 +26,6 @@ from ..common.settings import record_faults, setting
 from ..engine.truth import PolicyTruth
 from ..tasks import rules
 from ..tasks.environment import ENVIRONMENT
-from ..tasks.fill_in import FILL_IN
 from ..tasks.policy import POLICY, write_policy_prompt
 from ..tasks.registry import TASKS
 from ..tasks.types import ActionValue, EnvironmentPrompt, values_by_move
@@ -180,17 +179,6 @@ class DataArguments(RowArguments):
         "intervals, and each evaluation takes longer.",
         least=1,
     )
-
-    def faults(self) -> list[str]:
-        """Faults that only several keys together show, one sentence each."""
-        faults = super().faults()
-        for key, task in (("synthetic_fill_in_rows", FILL_IN), ("first_plies_share", ENVIRONMENT)):
-            if (value := getattr(self, key)) and task.name not in self.tasks:
-                faults.append(
-                    f"{key}: {value} makes rows of {task.name}, but `tasks` leaves it out: "
-                    f"{self.tasks}; add it there, or give 0"
-                )
-        return faults
 
     def training_shares(self) -> dict[str, float] | None:
         """The shares above 0 of the tasks in training; None keeps those that the data have."""
@@ -367,12 +355,10 @@ def require_truth(data: LoadedData, tasks: Sequence[str], labels: str = "stored"
                 f"leave the task out of `tasks`"
             )
     if data.report.unlabelled and labels == "stored":
-        others = [task for task in tasks if not TASKS[task].needs_values]
-        without = f", or leave them out by --tasks {' '.join(others)}" if others else ""
         raise RookWorldError(
             f"{data.report.unlabelled} policy rows have no `action_values`, by which held-out moves are "
             "measured and policy rewards are scored. Label them (rookworld prepare), or ask an engine "
-            f"during training (labels: stored_or_engine){without}"
+            "during training (labels: stored_or_engine), or leave the policy out of `tasks`"
         )
 
 

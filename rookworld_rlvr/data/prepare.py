@@ -55,13 +55,6 @@ _WRITTEN = Features({"text": Value("string"), "action_values": FEATURES["action_
 # --------------------------------------------------------------------------------------------------
 # Arguments
 # --------------------------------------------------------------------------------------------------
-def _parquet_faults(name: str, where: str) -> list[str]:
-    if Path(name).suffix == ".parquet":
-        return []
-    why = f"{name!r} does not end in .parquet" if name else "missing"
-    return [f"{where}: {why}; give the Parquet file to write, such as --{where} rows.parquet"]
-
-
 @dataclass
 class PrepareArguments(PositionArguments, RowArguments):
     """The data set to make; see `RowArguments` for the rows that it is made from."""
@@ -72,7 +65,7 @@ class PrepareArguments(PositionArguments, RowArguments):
         "FENs, EPDs or PGN games. Leave it out to make synthetic rows only.",
         check=check_dataset_name,
     )
-    output_file: str = setting("", "Parquet file to write.", check=_parquet_faults)
+    output_file: str = setting("", "Parquet file to write.")
     synthetic_policy_rows: int = setting(
         0,
         "Number of random positions, after up to six plies, to add as policy rows; their answers are "
@@ -110,6 +103,11 @@ class PrepareArguments(PositionArguments, RowArguments):
     def faults(self) -> list[str]:
         """Faults that only several keys together show, one sentence each."""
         faults = super().faults()
+        if not self.output_file.endswith(".parquet"):
+            faults.append(
+                f"output_file: {self.output_file!r} does not end in .parquet; give the file to write, "
+                "such as --output_file rows.parquet"
+            )
         made = self.synthetic_rows, self.synthetic_policy_rows, self.synthetic_fill_in_rows
         if not (self.dataset_name or any(made)):
             faults.append("dataset_name: missing, and no synthetic rows to make; give one of them")

@@ -24,12 +24,6 @@ USUAL_PLACES = (
 )
 
 
-_HOW_TO_INSTALL = (
-    "install one (Debian and Ubuntu: apt-get install stockfish, macOS: brew install stockfish) or "
-    f"give its path in {PATH_VARIABLE} or engine_path"
-)
-
-
 HASH_MB = 16  # of each engine process; values depend on it
 
 
@@ -82,23 +76,14 @@ def find_engine(path: str | None = None) -> str:
     Raises:
         EngineError: No engine was found, or it is not executable. The message says what to do.
     """
-    for key, given in (("engine_path", path), (PATH_VARIABLE, os.environ.get(PATH_VARIABLE))):
-        if given:
-            return _executable(key, given)
-    found = shutil.which("stockfish") or next(filter(shutil.which, USUAL_PLACES), None)
+    given = path or os.environ.get(PATH_VARIABLE)
+    places = (os.path.expanduser(given),) if given else ("stockfish", *USUAL_PLACES)
+    found = next(filter(None, map(shutil.which, places)), None)  # paths, or names on the PATH
     if found is None:
         raise EngineError(
-            f"no chess engine found: 'stockfish' is neither on the PATH nor in "
-            f"{', '.join(USUAL_PLACES)}; {_HOW_TO_INSTALL}"
-        )
-    return found
-
-
-def _executable(key: str, given: str) -> str:
-    found = shutil.which(os.path.expanduser(given))  # a path, or a name on the PATH
-    if found is None:
-        raise EngineError(
-            f"{key}: no program {given!r}; {_HOW_TO_INSTALL}; if it is a file, make it executable"
+            f"no program {' or '.join(map(repr, places))}; install one (Debian and Ubuntu: apt-get "
+            f"install stockfish, macOS: brew install stockfish) or give its path in {PATH_VARIABLE} or "
+            "engine_path; if it is a file, make it executable"
         )
     return found
 

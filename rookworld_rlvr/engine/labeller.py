@@ -9,6 +9,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ class ValueCache:
         )
 
 
-class Labeller:
+class Labeller(AbstractContextManager["Labeller"]):
     """Values positions: it takes them from the cache on disk, or else asks the engine.
 
     Close it, or use it as a context manager. It does not survive a fork: open one in each process.
@@ -176,9 +177,6 @@ class Labeller:
         """End the engine's processes and close the cache."""
         self._pool.close()
         self._cache.close()
-
-    def __enter__(self) -> Labeller:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

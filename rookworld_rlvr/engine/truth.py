@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -64,7 +65,7 @@ class LabelArguments(EngineArguments):
     )
 
 
-class PolicyTruth:
+class PolicyTruth(AbstractContextManager["PolicyTruth"]):
     """Values of all legal moves for the rows of a batch.
 
     Args:
@@ -130,9 +131,6 @@ class PolicyTruth:
         """End the engine."""
         if self.labeller is not None:
             self.labeller.close()
-
-    def __enter__(self) -> PolicyTruth:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

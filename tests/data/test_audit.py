@@ -356,14 +356,10 @@ def test_the_black_bug_is_named_with_its_share_and_remedy(audited: Any) -> None:
 
 def test_every_finding_names_a_check_and_its_repair(audited: Any) -> None:
     checked = audited(E4, white(1), labelled(black(1)))["checks"]
-    names = {name for checks in checks_of(checked) for name in checks}
+    names = {name for checks in checked.values() for name in checks}
     for name, entry in read_asset("templates/audit.yaml").items():
         assert name in names | {"malformed", "unjudgeable"}, name
         assert entry.get("repair") in (None, *REPAIRS), name
-
-
-def checks_of(checked: Row) -> Iterable[Row]:
-    return checked.values()
 
 
 @pytest.mark.parametrize(

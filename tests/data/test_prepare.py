@@ -304,7 +304,7 @@ def test_faults_are_reported_together(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         assert words in faults
     assert "dataset_name: missing" in faults
-    with pytest.raises(ConfigurationError, match=r"output_file: missing; .*--output_file rows"):
+    with pytest.raises(ConfigurationError, match=r"output_file: '' does .*--output_file rows"):
         PrepareArguments(dataset_name="rookworld-nano-openings")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigurationError, match="num_processes: prepare is one process"):

@@ -413,10 +413,10 @@ def test_the_argument_goes_first_then_the_variable_then_the_path_then_the_usual_
         find_engine()
     (tmp_path / "text").write_text("no program")
     for wrong in (str(tmp_path / "given"), str(tmp_path / "text"), "/no/such/engine"):
-        with pytest.raises(EngineError, match=f"engine_path: no program '{wrong}'"):
+        with pytest.raises(EngineError, match=f"no program '{wrong}'"):
             find_engine(wrong)
         monkeypatch.setenv("STOCKFISH_PATH", wrong)
-        with pytest.raises(EngineError, match=f"STOCKFISH_PATH: no program '{wrong}'"):
+        with pytest.raises(EngineError, match=f"no program '{wrong}'"):
             find_engine()
 
 

@@ -61,7 +61,7 @@ def test_no_engine_is_looked_for_where_none_is_needed(labels: Any, unlabelled: i
     assert truth.labeller is None
     assert truth.values([ONE, OTHER], [STORED, None]) == [STORED_VALUES, None]
     if labels != "stored":
-        with pytest.raises(EngineError, match=r"engine_path: no program .*'/no/such/engine'"):
+        with pytest.raises(EngineError, match="no program '/no/such/engine'"):
             PolicyTruth.open(args, 1)
 
 
@@ -117,10 +117,6 @@ def test_rows_without_values_are_counted_and_need_an_engine(tmp_path: Path) -> N
         require_truth(data, ["policy"])
     for words in ("30 policy rows", "rookworld prepare", "stored_or_engine"):
         assert words in str(caught.value)
-    assert "--tasks" not in str(caught.value), "nothing would be left"
-    data.report.heldout["environment"] = 1
-    with pytest.raises(RookWorldError, match="leave them out by --tasks environment"):
-        require_truth(data, ["policy", "environment"], labels="stored")
     require_truth(data, ["policy"], labels="stored_or_engine")
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from rookworld_rlvr.data.sources import SourceArguments
+
 from ..conftest import REPOSITORY, launch
 from ..recipes.test_recipes import SMALL
 from .soak_on_two import ROWS
@@ -26,7 +28,7 @@ KEYS = f"""
     --max_steps {STEPS} --eval_steps {STEPS} --save_steps {STEPS} --logging_steps 1
     --per_device_train_batch_size {ROWS} --heldout_rows 100
     --task_shares {{"environment":0.5,"policy":0.5}}
-    --labels engine --engine_depth 2 --engine_cache :memory: --unscored_limit 0.5
+    --labels stored_or_engine --engine_depth 2 --engine_cache :memory: --unscored_limit 0.5
     --resume_from_checkpoint auto --report_to none
 """.split()
 
@@ -93,7 +95,10 @@ def test_a_busy_process_on_another_machine_ends_too(tmp_path: Path) -> None:
 
 
 def soak(folder: Path, kind: str) -> subprocess.CompletedProcess[str]:
-    return launch(*SOAK, str(folder), kind, *KEYS, timeout=900)
+    rows = folder.parent / "rows.txt"  # the packaged rows without values: the engine is asked
+    if not rows.exists():
+        rows.write_text("\n".join(row["text"] for row in SourceArguments().raw_rows()))
+    return launch(*SOAK, str(folder), kind, *KEYS, "--dataset_name", str(rows), timeout=900)
 
 
 def soaked(folder: Path, kind: str) -> dict[str, Any]:

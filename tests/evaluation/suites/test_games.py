@@ -388,7 +388,7 @@ done
     [
         (PLAIN_ENGINE, "a Stockfish with skill levels is needed"),
         ("#!/bin/sh\nexit 1\n", "engine process died"),
-        (None, "engine_path: no program '/no/engine'"),
+        (None, "no program '/no/engine'"),
     ],
 )
 def test_an_engine_without_levels_leaves_the_suite_out(
