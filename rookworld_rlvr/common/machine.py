@@ -11,18 +11,7 @@ from typing import Any
 
 from .. import __version__
 
-PACKAGES = (
-    "torch",
-    "transformers",
-    "trl",
-    "accelerate",
-    "datasets",
-    "peft",
-    "chess",
-    "tokenizers",
-    "numpy",
-    "wandb",
-)
+PACKAGES = "torch transformers trl accelerate datasets peft chess tokenizers numpy wandb".split()
 
 
 def machine() -> dict[str, Any]:

@@ -245,12 +245,6 @@ def test_rows_are_cut_as_transformers_cuts_a_batch(spread: float) -> None:
             torch.testing.assert_close(ours[index : index + 1], theirs)
 
 
-def test_equal_scores_stay_together_under_top_k() -> None:
-    logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]])
-    assert Chooser([Sampling(top_k=2)], CPU).cut(logits).isfinite().sum() == 4
-    assert by_warpers(Sampling(top_k=2), logits).isfinite().sum() == 4
-
-
 def test_what_has_no_probability_is_never_drawn() -> None:
     logits = torch.full((4000, 6), -torch.inf)
     logits[:, 2], logits[:, 4] = 0.0, -20.0

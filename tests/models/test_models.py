@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
     AutoModelForCausalLM,
-    GPT2Config,
     GPT2LMHeadModel,
     PreTrainedTokenizerBase,
 )
@@ -21,7 +20,7 @@ from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.inference.model import RookWorld
 from rookworld_rlvr.models import loading
 from rookworld_rlvr.models.decoding import pad_rows
-from rookworld_rlvr.models.gpt2 import fuse_gelu, number_positions_from_mask, position_ids_from_mask
+from rookworld_rlvr.models.gpt2 import number_positions_from_mask, position_ids_from_mask
 from rookworld_rlvr.rewards.judge import load_judge
 from rookworld_rlvr.rewards.judge_spec import JudgeSpec
 
@@ -80,13 +79,6 @@ class TestTokenizer:
             whole = tokenizer(row["prompt"] + row["completion"])["input_ids"]
             assert whole[: len(prompt)] == prompt
 
-    def test_rows_are_short(self, tokenizer: PreTrainedTokenizerBase, packaged: LoadedData) -> None:
-        lengths = [
-            len(tokenizer(row["prompt"] + row["completion"])["input_ids"])
-            for row in packaged.heldout
-        ]
-        assert max(lengths) <= 96, "well inside the model's 256 positions"
-
 
 def test_position_ids_do_not_count_padding() -> None:
     mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]])
@@ -124,20 +116,6 @@ class TestGelu:
         torch.testing.assert_close(
             fused(self.IDS).logits, plain(self.IDS).logits, atol=1e-5, rtol=0
         )
-
-    def test_what_is_saved_has_it_too(self, tmp_path: Path, random_gpt2: GPT2LMHeadModel) -> None:
-        random_gpt2.save_pretrained(tmp_path / "start")
-        fused = loading.load_model(str(tmp_path / "start"))
-        fused.save_pretrained(tmp_path / "end")
-        again = AutoModelForCausalLM.from_pretrained(tmp_path / "end")
-        assert saved_by(again, self.IDS) == saved_by(fused, self.IDS)
-
-    def test_another_activation_stays(self, random_gpt2: GPT2LMHeadModel) -> None:
-        config = GPT2Config(**{**random_gpt2.config.to_dict(), "activation_function": "relu"})
-        other = GPT2LMHeadModel(config)
-        fuse_gelu(other)
-        assert other.config.activation_function == "relu"
-        assert isinstance(other.transformer.h[0].mlp.act, torch.nn.ReLU)
 
 
 def saved_by(model: torch.nn.Module, ids: torch.Tensor) -> int:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import chess
@@ -323,26 +322,6 @@ NO_LISTS: list[Any] = [None, [], "graduated", {"name": "graduated"}, 5]
 def test_a_fault_names_the_value_and_the_remedy(specs: Any, words: list[str]) -> None:
     (fault,) = check_reward_specs(specs)
     assert all(word in fault for word in words), fault
-
-
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [
-        ({"wieght": 0.2}, "no option 'wieght'; did you mean weight?"),
-        ({"task": ["policy"]}, "no option 'task'; did you mean tasks?"),
-        ({"completions": 3}, "no option 'completions'"),
-        ({"columns": 3}, "no option 'columns'"),
-        ({"fen": "x"}, "no option 'fen'"),
-        ({"scale": 2}, ""),
-    ],
-)
-def test_options_of_ones_own_reward_are_what_the_trainer_does_not_give(
-    option: dict[str, Any], words: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text("def f(completions, fen, scale=1, **columns): return [1.0] * len(completions)")
-    faults = check_reward_specs([{"name": f"{file}:f", **option}])
-    assert words in "".join(faults) and bool(faults) is bool(words)
 
 
 def test_all_faults_are_reported_together() -> None:

@@ -120,11 +120,6 @@ def test_what_cannot_be_read_says_so(text: str) -> None:
     assert pieces(environment) == 32, "the true board alone"
 
 
-def test_a_board_that_is_no_position_is_drawn_as_it_was_written() -> None:
-    written = "KKKKKKKK/8/8/8/8/8/8/1111111k w - - 0 1+0.001+0+0"
-    assert pieces(environment_boards(START, "zz", written)) == 9 + 32
-
-
 # --------------------------------------------------------------------------------------------------
 # Fill-in
 # --------------------------------------------------------------------------------------------------
@@ -149,11 +144,3 @@ def test_a_fill_in_answer_is_named_below_the_state(prompt: str, answer: str, sai
     picture = fill_in_boards(prompt, answer)
     assert words(picture) == said
     assert len(lines(picture, "#5b6470")) == 1 and pieces(picture) > 0
-
-
-@pytest.mark.parametrize("text", ["", "rubbish <&>", f"{START}+1", "\x00\ud800", "9" * 5000])
-@pytest.mark.parametrize("prompt", [RANK, ACTION])
-def test_a_fill_in_answer_that_cannot_be_read_says_so(prompt: str, text: str) -> None:
-    picture = TASKS["fill_in"].board({"prompt": prompt}, text)
-    assert words(picture).startswith("unreadable")
-    assert pieces(picture) == 32, "the true board alone"

@@ -40,8 +40,3 @@ def test_no_task_s_name_is_compared_with_outside_of_tasks() -> None:
     for path in PACKAGE.rglob("*.py"):
         if "tasks" not in path.relative_to(PACKAGE).parts:
             assert not list(spelled_out(ast.parse(path.read_text()))), path
-
-
-def test_such_a_name_is_found() -> None:
-    for code in ('row["task"] in ("policy", "x")', '{"policy": 1, "environment": 2}'):
-        assert list(spelled_out(ast.parse(code)))

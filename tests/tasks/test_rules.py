@@ -287,23 +287,6 @@ def test_an_en_passant_square_makes_another_position_where_a_capture_is_legal() 
 
 
 @pytest.mark.parametrize(
-    ("fen", "action", "square"),
-    [
-        (START, "a2a4", "a3"),
-        (START.replace(" w ", " b "), "h7h5", "h6"),
-        ("4k3/8/8/8/1p6/8/P7/4K3 w - - 0 1", "a2a4", "a3"),  # also where a capture is legal
-        (START, "e2e3", None),
-        (START, "b1c3", None),
-        (START, "e2e5", None),
-        (START, "nonsense", None),
-        ("4k3/8/8/8/8/8/8/R3K3 w - - 0 1", "a1a3", None),  # two ranks, but a rook
-    ],
-)
-def test_double_step_square(fen: str, action: str, square: str | None) -> None:
-    assert rules.double_step_square(fen, action) == square
-
-
-@pytest.mark.parametrize(
     ("fen", "phase"),
     [
         (START, "opening"),

@@ -179,23 +179,6 @@ def test_history_is_oldest_first_and_at_most_ten() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        f"A: {START}",
-        f"A: {START}+e2e4+e2e4",
-        f"A: {START}+e2e4+e2e4+x",
-        f"A: {START}+e2e4+e2e4++",
-        f"P: {START}+e2e4+e2e4+",
-        "A: +e2e4+e2e4+",
-    ],
-)
-def test_unreadable_environment_prompts(text: str) -> None:
-    with pytest.raises(NotationError):
-        parse_environment_prompt(text)
-
-
-@pytest.mark.parametrize(
     "suffix",
     [
         "",
@@ -217,20 +200,6 @@ def test_unreadable_environment_suffixes(suffix: str) -> None:
 # --------------------------------------------------------------------------------------------------
 # Fields
 # --------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    "fen",
-    [
-        START,
-        "8/8/8/8/8/8/8/8 b - - 0 1",  # a form, not a position
-        "8/8/8/8/8/8/8/8 w Kq a6 999999 123456",
-        "8/8/8/8/8/8/8/44 w Qk h3 0 0",
-    ],
-)
-def test_well_formed_fens(fen: str) -> None:
-    assert notation.parse_fen(fen) == fen
-    assert notation.parse_fen("  " + fen.replace(" ", "   ") + " ") == fen
-
-
 BOARD = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR"
 
 
