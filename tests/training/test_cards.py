@@ -135,7 +135,7 @@ def test_checkpoints_bring_no_draft(build: Callable[..., Any], tmp_path: Path) -
 # --------------------------------------------------------------------------------------------------
 # Where things come from
 # --------------------------------------------------------------------------------------------------
-def written(folder: Path, data: LoadedData, start_share: float = 0, **changes: Any) -> Any:
+def written(folder: Path, data: LoadedData, **changes: Any) -> Any:
     folder.mkdir(exist_ok=True)
     rewards = [{"name": "environment_exact"}]
     run: dict[str, Any] = {
@@ -151,7 +151,7 @@ def written(folder: Path, data: LoadedData, start_share: float = 0, **changes: A
     }
     half = {"environment/exact": Proportion(1, 2)}
     keys = {"output_dir": str(folder), "report_to": "none", "use_cpu": True, "bf16": False}
-    args = RookWorldGRPOConfig(rewards=rewards, start_share=start_share, **keys)
+    args = RookWorldGRPOConfig(rewards=rewards, **keys)
     write_grpo_card(Run(**{**run, **changes}), half, half, args=args, step=1, steps=2)
     return card_of(folder)
 
@@ -173,14 +173,6 @@ def test_what_is_on_the_hub_is_in_the_header_and_no_folder_is_in_the_text(
     assert other.data.datasets is None and "`rows.jsonl`" in other.text
     assert "--config=mine.yaml --seed 3" in other.text and "engine_path: fish" in other.text
     assert "/home/ann" not in str(card) + str(other)
-
-
-def test_the_card_says_whose_weights_they_are(packaged: LoadedData, tmp_path: Path) -> None:
-    said = (
-        "per prompt. The weights are 30% the starting model's and 70% the trained ones.\n\n## How"
-    )
-    assert said in written(tmp_path / "a", packaged, start_share=0.3).text
-    assert "per prompt.\n\n## How" in written(tmp_path / "b", packaged).text
 
 
 def test_the_card_lists_rewards_of_trained_tasks_alone(

@@ -44,10 +44,6 @@ class TestWandb:
         assert "online" in configure_wandb(tmp_path, resume=False)
         assert "WANDB_MODE" not in os.environ
 
-    def test_a_choice_of_the_user_stands(self, tmp_path: Path) -> None:
-        os.environ["WANDB_MODE"] = "disabled"
-        assert "disabled" in configure_wandb(tmp_path, resume=False)
-
     def test_a_resumed_run_keeps_its_id_and_a_new_one_gets_another(self, tmp_path: Path) -> None:
         ids = []
         for resume in (False, True, False):

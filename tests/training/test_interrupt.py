@@ -107,16 +107,6 @@ def test_before_the_first_step_there_is_nothing_to_wait_for(
     assert "step     1" not in done.stdout
 
 
-def test_without_a_checkpoint_it_names_the_keys(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    signalled(monkeypatch, StopOnInterrupt, "on_step_begin", signal.SIGINT)
-    keys = "--save_strategy no --load_best_model_at_end false".split()
-    done = script("grpo.py", *SMALL, *keys, cwd=tmp_path)
-    assert done.returncode == 130
-    assert "interrupted at step 3; it has no checkpoint, see save_strategy\n" in done.stdout
-
-
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     many = "--max_steps 500 --eval_steps 500 --save_steps 500".split()
     process = killed.start("grpo.py", [*SMALL, *many], tmp_path)

@@ -13,7 +13,6 @@ from transformers import (
     TrainingArguments,
 )
 
-from rookworld_rlvr.training.config import RookWorldGRPOConfig
 from rookworld_rlvr.training.progress import ShortProgressCallback
 
 from ..conftest import script
@@ -55,12 +54,6 @@ def test_at_80_columns_no_line_breaks_in_a_number(
     assert len(lines) == 3 and all(len(line) <= 80 for line in lines)
     assert [line.split()[-1] for line in lines] == ["-0.001234"] * 3, "a name stays with its number"
     assert " ".join(lines).split()[2:] == [word for name in names for word in (name, "-0.001234")]
-
-
-def test_a_run_is_named_after_its_folder() -> None:
-    given = {"rewards": [{"name": "graduated"}], "bf16": False, "use_cpu": True, "report_to": []}
-    assert RookWorldGRPOConfig(output_dir="runs/mine", **given).run_name == "mine"
-    assert RookWorldGRPOConfig(output_dir="runs/mine", run_name="x", **given).run_name == "x"
 
 
 def test_a_model_that_can_do_nothing_is_named_at_step_0_and_a_run_s_end_is_evaluated(
