@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import torch
 from accelerate.utils import gather_object
-
-if TYPE_CHECKING:
-    from .trainer import DiagnosedTrainer
 
 MULTIPLES = (0.25, 0.5, 2.0, 4.0)  # of beta, and of the update
 TEMPERATURES = (0.5, 0.8, 1.0, 1.25, 2.0)  # times that of sampling
@@ -21,11 +18,11 @@ ROW = "diagnosed_row"  # rides along in TRL's batches, which are shuffled and sp
 SHOWN = ("drift", "kl", "kl/share_of_loss", "clip_ratio/region_mean")
 
 
-def what_if(trainer: DiagnosedTrainer, rows: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
+def what_if(trainer: Any, rows: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
     """The four tables, as records; those of beta and rate look one step on.
 
     Args:
-        trainer: After its first step.
+        trainer: The `DiagnosedTrainer`, after its first step.
         rows: The step's completions.
     """
     later, args = trainer.one_step_on, trainer.args
@@ -50,7 +47,7 @@ def what_if(trainer: DiagnosedTrainer, rows: pd.DataFrame) -> dict[str, list[dic
     }
 
 
-def _temperatures(trainer: DiagnosedTrainer) -> list[dict[str, Any]]:
+def _temperatures(trainer: Any) -> list[dict[str, Any]]:
     """Entropy, log-prob and expected reward at other temperatures, from completions sampled at this one.
 
     The reward weighs each completion by how much likelier it is at the other temperature. The effective
@@ -74,7 +71,7 @@ def _temperatures(trainer: DiagnosedTrainer) -> list[dict[str, Any]]:
 # --------------------------------------------------------------------------------------------------
 @torch.no_grad()
 def after_multiples(
-    trainer: DiagnosedTrainer, before: Mapping[str, torch.Tensor]
+    trainer: Any, before: Mapping[str, torch.Tensor]
 ) -> dict[float, dict[str, float]]:
     """What the loss would log after multiples of the update, by the multiple.
 
@@ -97,7 +94,7 @@ def after_multiples(
 
 
 @torch.no_grad()
-def at_temperatures(trainer: DiagnosedTrainer) -> list[dict[str, Any]]:
+def at_temperatures(trainer: Any) -> list[dict[str, Any]]:
     """Log-prob and entropy of some of this process's completions at multiples of their temperature."""
     notes = []
     rows = [

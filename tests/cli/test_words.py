@@ -123,7 +123,7 @@ def test_the_first_line_names_recipe_and_folder(elsewhere: Path) -> None:
     def said(words: str, name: str = "grpo") -> str:
         return first_line(RECIPES / f"{name}.py", dict(options(words.split())))
 
-    assert said("--max_steps 3").endswith("grpo_nano.yaml; output in runs/grpo_nano")
+    assert said("--max_steps 3").startswith("recipe grpo_nano, as no --config is given; output in runs")
     assert "output" not in said("", "diagnose")
     assert said("--output_dir mine").endswith("output in mine")
     assert said("--config grpo_mixed").endswith("grpo_mixed.yaml; output in runs/grpo_mixed")
