@@ -1,4 +1,4 @@
-"""Games at the terminal: moves, takebacks, every way to end, and the PGN that is kept."""
+"""Games at the terminal: moves, ways to end, and the PGN that is kept."""
 
 from __future__ import annotations
 
