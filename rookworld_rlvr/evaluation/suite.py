@@ -258,7 +258,5 @@ def _trained_positions(name: str) -> Iterable[str]:
         return (row["fen"] for row in rows if not isinstance(row, Malformed))
     content = yaml.safe_load(find_recipe(name, where="").read_text(encoding="utf-8"))
     known = {item.name for item in fields(DataArguments)} & content.keys()
-    positions: Iterable[str] = load_data(
-        DataArguments(**{key: content[key] for key in known})
-    ).train["fen"]
-    return positions
+    args = DataArguments(**{key: content[key] for key in known})
+    return list(load_data(args).train["fen"])

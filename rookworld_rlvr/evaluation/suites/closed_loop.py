@@ -6,11 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from ...common.errors import NotationError
 from ...data.positions import prompt_of
-from ...tasks import rules
-from ...tasks.environment import parse_environment_answer, write_environment_prompt
-from ...tasks.types import EnvironmentAnswer
+from ...tasks.environment import score_environment, write_environment_prompt
 from ..answerers import Answerer
 from ..games import Game, GameSuite, Reply
 from ..suite import Metric
@@ -40,9 +37,6 @@ class ClosedLoopSuite(GameSuite):
         ),
         "illegal_move": Metric("share", "The game stopped at an illegal move."),
         "unreadable_move": Metric("share", "The game stopped at an unreadable policy answer."),
-        "unreadable_state": Metric(
-            "share", "The game stopped at an unreadable environment answer."
-        ),
     }
 
     def replies(self, model: Answerer, running: Sequence[Game]) -> list[Reply]:
@@ -53,7 +47,8 @@ class ClosedLoopSuite(GameSuite):
         prompts = [write_environment_prompt(prompt) for _, prompt in asked]
         states = model.answers(prompts) if prompts else []
         for (game, prompt), state in zip(asked, states, strict=True):
-            game.errors += state_errors(rules.transition(prompt.fen, prompt.action), state)
+            if not score_environment(prompt.fen, prompt.action, state)["exact"]:
+                game.errors.append("wrong state")
         return [
             replace(reply, is_last=bool(game.errors))
             for game, reply in zip(running, replies, strict=True)
@@ -70,13 +65,4 @@ class ClosedLoopSuite(GameSuite):
             "state_error": state_error,
             "illegal_move": game.ending == "illegal",
             "unreadable_move": game.ending == "unreadable",
-            "unreadable_state": "unreadable" in game.errors,
         }
-
-
-def state_errors(truth: EnvironmentAnswer, completion: str) -> list[str]:
-    """What is wrong with an environment answer: that it is ``unreadable`` or ``wrong``, or nothing."""
-    try:
-        return [] if parse_environment_answer(completion) == truth else ["wrong"]
-    except NotationError:
-        return ["unreadable"]

@@ -1,4 +1,4 @@
-"""Suite `environment`: one move simulated, by field, by move number and by kind of move."""
+"""Suite `environment`: one move simulated, by field and by move number."""
 
 from __future__ import annotations
 
