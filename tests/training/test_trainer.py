@@ -23,7 +23,7 @@ from trl import GRPOConfig, GRPOTrainer
 from rookworld_rlvr.data.loading import LoadedData
 from rookworld_rlvr.models import gpt2, loading
 from rookworld_rlvr.models.decoding import complete
-from rookworld_rlvr.models.gpt2 import disable_dropout, number_positions_from_mask
+from rookworld_rlvr.models.gpt2 import disable_dropout
 from rookworld_rlvr.rewards.registry import get_reward_funcs
 from rookworld_rlvr.tasks.metrics import evaluate_completions
 from rookworld_rlvr.tasks.rules import double_step_square
@@ -137,22 +137,6 @@ class TestParity:
         tolerance = preflight_tolerance(trainer)
         assert parity.faults(tolerance) == []
         assert TOLERANCE_HALF < tolerance < 0.3, "wrong positions make gaps of more than a nat"
-
-    def test_positions_hold_for_right_padding_and_a_real_end_of_text(
-        self, random_gpt2: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase
-    ) -> None:
-        """The mask alone tells padding from text: both carry the same token id."""
-        disable_dropout(random_gpt2)
-        number_positions_from_mask(random_gpt2)
-        end = tokenizer.eos_token_id
-        assert tokenizer.pad_token_id == end
-        text, pad = [end, 300, 301, end, 302], [end] * 3
-        alone = random_gpt2(input_ids=torch.tensor([text])).logits
-        batch = torch.tensor([pad + text, text + pad])
-        mask = torch.tensor([[0] * 3 + [1] * 5, [1] * 5 + [0] * 3])
-        padded = random_gpt2(input_ids=batch, attention_mask=mask).logits
-        torch.testing.assert_close(padded[0, 3:], alone[0], atol=1e-5, rtol=0)
-        torch.testing.assert_close(padded[1, :5], alone[0], atol=1e-5, rtol=0)
 
 
 def test_trls_constructor_and_configuration_will_do(packaged: LoadedData, tmp_path: Path) -> None:
@@ -334,29 +318,6 @@ def test_the_phases_of_a_step_are_timed(build: Build) -> None:
         assert sum(phases) == pytest.approx(log["step_time"])
         assert log["time/rewards"] >= 0.2, "one batch is sampled for both parts of the step"
         assert min(phases) > 0
-
-
-def test_the_parts_go_on_from_the_checkpoint_that_training_does(
-    build: Build, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    trainer: Any = build(preflight=False)
-    for step in (2, 10):
-        (tmp_path / "run" / f"checkpoint-{step}").mkdir(parents=True)
-    loaded: list[Path] = []
-    monkeypatch.setattr(trainer, "load_more", lambda folder: loaded.append(folder))
-    monkeypatch.setattr(trainer, "take_arguments", lambda: None)
-    passed_on: list[Any] = []
-
-    def begin(self: Any, resume_from_checkpoint: Any) -> None:
-        passed_on.append(resume_from_checkpoint)
-        self.callback_handler.on_train_begin(self.args, self.state, self.control)
-
-    monkeypatch.setattr(GRPOTrainer, "train", begin)
-    wishes = [None, False, True, f"{tmp_path}/run/checkpoint-2/"]
-    for wish in wishes:
-        trainer.train(resume_from_checkpoint=wish)
-    assert passed_on == wishes  # transformers refuses True where there is no checkpoint
-    assert loaded == [None, None, *(tmp_path / "run" / f"checkpoint-{step}" for step in (10, 2))]
 
 
 @pytest.mark.parametrize(("stops_at", "steps"), [(None, [2, 4, 5]), (3, [2, 3])])

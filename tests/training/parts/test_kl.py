@@ -146,23 +146,6 @@ def test_a_step_that_is_skipped_leaves_the_coefficient_alone(kl: float) -> None:
     assert part.controller.beta > 0.5, "the next ones count again"
 
 
-def slow_policy(controller: KLController, steps: int) -> list[float]:
-    """KL of a policy that moves a little with each step; a coefficient of 0.5 would hold it at 0.01."""
-    distance, kls = 0.0, []
-    for step in range(steps):
-        goal = 0.5 / max(controller.coefficient(step), 1e-3)
-        distance += max(-0.1, min(0.05, 0.5 * (goal - distance)))
-        kls.append(0.01 * distance**2)
-        controller.update(kls[-1], completions=128, step=step)
-    return kls
-
-
-def test_the_kl_of_a_slow_policy_settles() -> None:
-    controller = adaptive(0.001, 0.01, kl_adaptation="multiplicative")
-    kls = slow_policy(controller, 150)
-    assert all(0.01 / 1.5 <= kl <= 0.01 * 1.5 for kl in kls[100:])
-
-
 def test_the_coefficient_waits_only_while_the_kl_returns() -> None:
     controller = adaptive(1.0, 0.1, kl_adaptation="multiplicative")
 

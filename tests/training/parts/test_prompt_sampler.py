@@ -84,12 +84,6 @@ def test_shares_hold_in_every_batch_and_exactly_over_all(share: float, batch_siz
     assert total == round(share * batch_size * 120)
 
 
-def test_tasks_are_spread_within_a_batch() -> None:
-    data = rows()
-    batch = sampler(data, 16, phases=phases({"policy": 0.25, "environment": 0.75})).batch(0)
-    assert [tasks_of(data, batch[at : at + 4])["policy"] for at in range(0, 16, 4)] == [1] * 4
-
-
 @pytest.mark.parametrize(
     ("steps_per_batch", "expected"),
     [

@@ -11,8 +11,7 @@ import pytest
 import torch
 from peft import LoraConfig
 
-from rookworld_rlvr.tasks.registry import TASKS, task_of
-from rookworld_rlvr.tasks.task import Sampling
+from rookworld_rlvr.tasks.registry import task_of
 from rookworld_rlvr.training.parts.sampling import rollout
 from rookworld_rlvr.training.preflight import measure_parity, mixed_length_prompts
 
@@ -52,25 +51,6 @@ def test_a_mixed_batch_is_scored_at_the_temperature_of_each_row(sampled: Any) ->
     assert gaps(trainer, batch).max() > 0.1, "and so does the trainer's own"
     trainer, batch = sampled(temperature=0.7)
     assert "temperature" not in batch and gaps(trainer, batch).max() < 1e-4, "without the key"
-
-
-def test_a_groups_prompt_is_tokenised_once(
-    build: Callable[..., Any], tokenizer: Any, monkeypatch: Any
-) -> None:
-    trainer = build()
-    texts: list[str] = []
-    plain = type(tokenizer).__call__
-
-    def counted(self: Any, text: list[str], **options: Any) -> Any:
-        texts.extend(text)
-        return plain(self, text, **options)
-
-    prompts = [prompt for prompt in trainer.train_dataset["prompt"][:2] for _ in range(4)]
-    with monkeypatch.context() as patch:
-        patch.setattr(type(tokenizer), "__call__", counted)
-        found = rollout(prompts, trainer)
-    assert texts == [prompts[0], prompts[4]]
-    assert found["prompt_ids"] == tokenizer(prompts)["input_ids"]
 
 
 def test_each_task_has_its_own_length_and_tail(sampled: Any) -> None:
@@ -161,8 +141,3 @@ def test_the_seed_says_what_is_drawn(build: Callable[..., Any], random_gpt2: Any
     assert first == completions(1) == completions(1, gradient_checkpointing=True)
     assert first == completions(1, peft_config=LoraConfig(target_modules=["c_attn"]))
     assert first != completions(2)
-
-
-def test_the_defaults_are_what_the_authors_settled_on() -> None:
-    assert TASKS["policy"].sampling == Sampling(0.5, 0.9)
-    assert TASKS["environment"].sampling == Sampling(0.95, 0.95)
