@@ -293,7 +293,6 @@ def analysis(trainer: DiagnosedTrainer, record: Part) -> Part:
     return {
         "verdict": f"{first.rule}: {first.message}" if first else _HEALTHY,
         "cause": first and first.rule,
-        "keys": list(first.remedy_keys) if first else [],
         "findings": [
             {
                 **asdict(f),

@@ -71,7 +71,7 @@ def rules(content: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def remedy(content: dict[str, Any]) -> str:
     """The first key that the verdict's cause names."""
-    return str(content["analysis"]["keys"][0])
+    return str(content["analysis"]["findings"][0]["remedy_keys"][0])
 
 
 # --------------------------------------------------------------------------------------------------
