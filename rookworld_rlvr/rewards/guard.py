@@ -18,6 +18,7 @@ from trl.trainer.utils import get_callable_name, is_async_callable
 from ..common.errors import RookWorldError
 from ..common.settings import setting
 from ..tasks.registry import task_of
+from ..tasks.text import message_text
 from .own import checked, only_rows, placed_errors
 
 logger = logging.getLogger(__name__)
@@ -210,7 +211,9 @@ class _Call:
         self.error = self.error or error
         tasks = getattr(self._func, "tasks", None)  # it has no reward for other tasks' rows anyway
         prompts = self._inputs["prompts"]
-        self.unscored.update(row for row in rows if tasks is None or task_of(prompts[row]) in tasks)
+        self.unscored.update(
+            row for row in rows if tasks is None or task_of(message_text(prompts[row])) in tasks
+        )
 
 
 def _ignore(name: str, value: Any) -> None:

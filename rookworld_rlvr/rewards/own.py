@@ -14,6 +14,7 @@ from ..common.errors import ConfigurationError, RookWorldError, close_matches
 from ..common.own import load_own, place_of
 from ..common.settings import record_faults, setting
 from ..tasks.registry import TASKS, task_of
+from ..tasks.text import message_text
 from .composites import Options
 
 # What TRL passes, with the columns of the data.
@@ -97,7 +98,7 @@ def own_reward(spec: Mapping[str, Any]) -> Callable[..., Any]:
 
     def inputs_of(prompts: Sequence[Any], columns: Any) -> tuple[list[int], dict[str, Any]]:
         """The rows of its tasks, and what the function is called with for them."""
-        rows = [row for row, text in enumerate(prompts) if task_of(text) in tasks]
+        rows = [row for row, text in enumerate(prompts) if task_of(message_text(text)) in tasks]
         return rows, only_rows(rows, len(prompts), {"prompts": prompts, **columns})
 
     def of_all(rows: Sequence[int], values: Any, size: int) -> list[Any]:

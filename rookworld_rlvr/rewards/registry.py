@@ -19,6 +19,7 @@ from ..engine.truth import PolicyTruth, policy_values
 from ..tasks.environment import ENVIRONMENT
 from ..tasks.policy import POLICY
 from ..tasks.registry import TASKS, score_row, task_of
+from ..tasks.text import message_text
 from . import composites
 from .judge_spec import JudgeSpec, is_judge, judge_spec
 from .own import own_faults, own_reward, own_tasks
@@ -187,12 +188,16 @@ def _reward_func(spec: Spec, truth: PolicyTruth) -> RewardFunc:
     options = {key: value for key, value in spec.items() if key not in ("name", "weight")}
 
     def reward_func(
-        prompts: Sequence[str],
-        completions: Sequence[str],
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
         action_values: Sequence[Any] | None = None,
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
+        prompts, completions = (
+            list(map(message_text, prompts)),
+            list(map(message_text, completions)),
+        )
         column = action_values if action_values is not None else [None] * len(prompts)
         applies = [task_of(prompt) in reward.tasks for prompt in prompts]
         values = policy_values(truth, prompts, column, applies)

@@ -26,8 +26,9 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from typing import Any
 
-from ..common.errors import NotationError
+from ..common.errors import NotationError, RookWorldError
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -76,6 +77,26 @@ def clean(text: str) -> str:
     'B: e2e4'
     """
     return text.replace(END_OF_TEXT, "").strip(" ")
+
+
+def message_text(said: Any) -> str:
+    """A prompt or completion as text; of a chat, that of its last message.
+
+    Raises:
+        RookWorldError: It is neither text nor a list of messages.
+
+    >>> message_text([{"role": "user", "content": "P: 8/8/8/8/8/4k3/8/4K3 w - - 0 1"}])
+    'P: 8/8/8/8/8/4k3/8/4K3 w - - 0 1'
+    """
+    match said:
+        case str():
+            return said
+        case [*_, {"content": str(text)}]:
+            return text
+    raise RookWorldError(
+        f"cannot read {said!r} as a prompt or completion: give text, or a list of messages of which "
+        "the last has text as its content"
+    )
 
 
 def clean_answer(text: str) -> str:

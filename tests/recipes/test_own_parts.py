@@ -157,6 +157,8 @@ def test_a_reward_has_its_options_its_tasks_and_a_dashboard_s_name() -> None:
     )
     assert short.__name__ == "short"
     assert short(prompts=[ENVIRONMENT] * 2, completions=["abc", "abcde"], fen=[1, 2]) == [1.0, 0.0]
+    chat = [[{"role": "user", "content": prompt}] for prompt in (ENVIRONMENT, POLICY)]
+    assert short(prompts=chat, completions=["abc", "abcde"]) == [1.0, 0.0]
     found = slow(prompts=[ENVIRONMENT, POLICY], completions=["a", "b"])
     with pytest.raises(StopIteration) as done:
         found.send(None)

@@ -9,11 +9,12 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rookworld_rlvr import data
-from rookworld_rlvr.common.errors import ConfigurationError
+from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError
 from rookworld_rlvr.rewards import environment_exact, get_reward_funcs, policy_best_move
 from rookworld_rlvr.rewards.registry import known_rewards
 
@@ -55,6 +56,23 @@ def test_a_plain_name_is_a_reward_with_its_defaults() -> None:
     assert first([ENVIRONMENT_PROMPT], [WRONG]) == [0.8]
     with pytest.raises(ConfigurationError, match="did you mean environment_exact"):
         get_reward_funcs(["environment_exac"])
+
+
+def chat(*contents: str) -> list[dict[str, str]]:
+    roles = ["system", "user"] if len(contents) > 1 else ["assistant"]
+    return [{"role": r, "content": c} for r, c in zip(roles, contents, strict=True)]
+
+
+def test_of_a_chat_the_last_message_is_read() -> None:
+    prompts = [chat("You are a chess engine.", ENVIRONMENT_PROMPT)] * 2
+    assert environment_exact(prompts, [chat(RIGHT), chat(WRONG)]) == [1.0, 0.0]
+    assert environment_exact([ENVIRONMENT_PROMPT], [chat(RIGHT)]) == [1.0]
+
+
+@pytest.mark.parametrize("said", [None, [], [5], [{"role": "assistant"}], [{"content": [RIGHT]}]])
+def test_what_is_neither_text_nor_a_chat_is_refused(said: Any) -> None:
+    with pytest.raises(RookWorldError, match="as a prompt or completion: give text, or"):
+        environment_exact([ENVIRONMENT_PROMPT], [said])
 
 
 def test_rewards_and_rows_wait_for_no_trainer() -> None:
