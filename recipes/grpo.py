@@ -22,7 +22,7 @@ from transformers import TrainerCallback
 from trl import ModelConfig, get_peft_config
 
 from rookworld_rlvr.cli.checks import check_recipe, require_suites
-from rookworld_rlvr.cli.main import next_commands
+from rookworld_rlvr.cli.commands import next_commands
 from rookworld_rlvr.cli.parser import DEFAULTS, StrictParser
 from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.files import write_json

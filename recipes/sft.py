@@ -19,7 +19,7 @@ from accelerate import PartialState
 from trl import ModelConfig, SFTTrainer, get_peft_config
 
 from rookworld_rlvr.cli.checks import check_sft_recipe
-from rookworld_rlvr.cli.main import next_commands
+from rookworld_rlvr.cli.commands import next_commands
 from rookworld_rlvr.cli.parser import DEFAULTS, StrictParser
 from rookworld_rlvr.cli.run import run_cli
 from rookworld_rlvr.common.progress import Progress

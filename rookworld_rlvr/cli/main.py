@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -13,7 +12,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import yaml
 
@@ -26,30 +25,9 @@ from ..common.errors import ConfigurationError, RookWorldError, close_matches
 from ..common.shipped import shipped, shipped_names
 from ..common.terminal import show, width, wrapped
 from ..evaluation.registry import ORACLE, RANDOM_MOVER
-from ..models.loading import PACKAGED_MODEL, check_model_name
+from ..models.loading import check_model_name
+from .commands import MODULES, SCRIPTS
 from .words import check_keys, first_line, options
-
-SCRIPTS = {
-    "grpo": "grpo",
-    "sft": "sft",
-    "diagnose": "diagnose",
-    "evaluate": "evaluate",
-    "report": "report",
-    "audit": "audit_data",
-    "prepare": "prepare_data",
-    "judge": "train_judge",
-    "sweep": "sweep",
-    "evolve": "evolve",
-    "workspace": "wandb_workspace",
-}
-"""Command → the script in ``recipes/`` that it runs."""
-
-MODULES = {
-    "analyse": "rookworld_rlvr.inference.analyse",
-    "play": "rookworld_rlvr.inference.play",
-    "uci": "rookworld_rlvr.inference.uci",
-}
-"""Command → the module that it runs."""
 
 LAUNCHER = (
     *("accelerate_config", "num_processes"),
@@ -103,81 +81,6 @@ def start(command: str, line: Sequence[str]) -> None:
             raise ConfigurationError(faults)
         if said := first_line(Path(line[0]), given):
             print(wrapped(f"rookworld {command}: {said}"), flush=True)
-
-
-def command_name() -> str:
-    """How to call the script that is running: by its command, or by its file."""
-    script = Path(sys.argv[0])
-    names = {name: f"rookworld {command}" for command, name in SCRIPTS.items()}
-    return names.get(script.stem, script.name)
-
-
-def typed() -> str:
-    """How to type the command here: by name, or by path if the shell would not find it."""
-    return (
-        "rookworld"
-        if shutil.which("rookworld")
-        else str(Path(sys.executable).with_name("rookworld"))
-    )
-
-
-def next_commands(
-    output_dir: Path,
-    start: str | None,
-    command: str = "grpo",
-    given: Mapping[str, Any] | None = None,
-) -> str:
-    """The commands to suggest after a run: look at it, evaluate it, train on with keys of your own.
-
-    Args:
-        output_dir: The run's folder.
-        start: The starting model; None if it was a new one.
-        command: The command that ran.
-        given: The keys that it was given: the user's own tasks, and after supervised training which
-            rows to go on with.
-    """
-    folder, given = shlex.quote(str(output_dir)), given or {}
-    models = [shlex.quote(start), folder] if start else [folder]
-    lines = [" ".join(["evaluate", *(f"--model_name_or_path {model}" for model in models)])]
-    if command == "sft":
-        kept = {key: given[key] for key in _KEPT_BY_SFT if given.get(key)}
-        # The packaged model's recipe suits what is trained from it; others get TRL's defaults.
-        usual = f" --config grpo_nano --output_dir {folder}-grpo" if start == PACKAGED_MODEL else ""
-        rewards = _words({"rewards": _rewards_for(given.get("tasks") or [])})
-        lines += [f"grpo{usual} --model_name_or_path {folder}{_words(kept)}{rewards}"]
-    elif start == PACKAGED_MODEL:
-        lines += ["recipes copy grpo_mixed .", "grpo --config grpo_mixed.yaml   # after your edits"]
-    else:
-        config, new = f"{output_dir}/resolved_config.yaml", f"{output_dir}-2"
-        words = f"grpo --config {shlex.quote(config)} --output_dir {shlex.quote(new)}"
-        lines += [f"{words}   # after your edits"]
-    own = _words({"tasks_from": given.get("tasks_from") or []})
-    lines = [f"report --run {folder}{own}", *lines] if command == "grpo" else lines
-    return "\n".join(["what comes next:", *(f"  {typed()} {line}" for line in lines)])
-
-
-_KEPT_BY_SFT = (
-    *("dataset_name", "tasks_from", "tasks", "eval_dataset_name", "heldout_share"),
-    "max_completion_length",
-)
-
-
-def _words(keys: Mapping[str, Any]) -> str:
-    """Keys as they are typed; those with an empty list are left out.
-
-    >>> _words({"tasks": ["policy", "environment"], "heldout_share": 0.3, "rewards": []})
-    ' --tasks policy environment --heldout_share 0.3'
-    """
-    lists = {key: value if isinstance(value, list) else [value] for key, value in keys.items()}
-    return "".join(f" --{key} {shlex.join(map(str, lists[key]))}" for key in lists if lists[key])
-
-
-def _rewards_for(tasks: Sequence[str]) -> list[str]:
-    """A reward for each task, if the usual recipe's do not judge them all."""
-    from ..tasks.registry import TASKS  # it knows the user's own by now
-
-    judged = all(TASKS[task].is_default for task in tasks)
-    return [] if judged else [f"{task}_{TASKS[task].rewards[0]}" for task in tasks]
 
 
 def usage() -> str:

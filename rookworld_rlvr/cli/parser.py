@@ -22,7 +22,7 @@ from ..common.settings import Bounds, kinds
 from ..common.shipped import find_recipe
 from ..common.terminal import show, width, wrapped
 from ..tasks.registry import register_own
-from .main import command_name
+from .commands import command_name
 from .words import named_here, options, usual
 
 

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from ..common import ctrl_c
 from ..common.errors import RookWorldError, is_disk_full, is_out_of_memory
 from ..common.terminal import printable
-from .main import command_name
+from .commands import command_name
 
 EXIT_BAD_INPUT = 2
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rookworld_rlvr.cli.main import MODULES, SCRIPTS, next_commands
+from rookworld_rlvr.cli.commands import MODULES, SCRIPTS, next_commands
 
 from ..conftest import REPOSITORY, recipe
 from ..docs.pages import commands, run

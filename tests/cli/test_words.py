@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rookworld_rlvr.cli.main import SCRIPTS
+from rookworld_rlvr.cli.commands import SCRIPTS
 from rookworld_rlvr.cli.parser import StrictParser
 from rookworld_rlvr.cli.words import check_keys, first_line, options, words
 from rookworld_rlvr.common.errors import ConfigurationError
@@ -123,7 +123,9 @@ def test_the_first_line_names_recipe_and_folder(elsewhere: Path) -> None:
     def said(words: str, name: str = "grpo") -> str:
         return first_line(RECIPES / f"{name}.py", dict(options(words.split())))
 
-    assert said("--max_steps 3").startswith("recipe grpo_nano, as no --config is given; output in runs")
+    assert said("--max_steps 3").startswith(
+        "recipe grpo_nano, as no --config is given; output in runs"
+    )
     assert "output" not in said("", "diagnose")
     assert said("--output_dir mine").endswith("output in mine")
     assert said("--config grpo_mixed").endswith("grpo_mixed.yaml; output in runs/grpo_mixed")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rookworld_rlvr.cli import main
+from rookworld_rlvr.cli import commands, main
 from rookworld_rlvr.common.shipped import find_recipe
 
 from ..conftest import REPOSITORY, script
@@ -123,7 +123,7 @@ def run(words: list[str], folder: Path) -> bool:
         return True
     if command == "uci":  # an engine ends its process
         done = subprocess.run(
-            [sys.executable, "-m", main.MODULES[command], *given],
+            [sys.executable, "-m", commands.MODULES[command], *given],
             input="uci\nquit\n",
             cwd=folder,
             capture_output=True,
@@ -132,10 +132,10 @@ def run(words: list[str], folder: Path) -> bool:
         )
         assert done.returncode == 0 and "uciok" in done.stdout, words
         return True
-    if command in main.MODULES:
-        return run_module(main.MODULES[command], given, folder)
-    _, line = main.command_line(main.SCRIPTS[command], given)
-    done = script(f"{main.SCRIPTS[command]}.py", *small(command, line[1:], folder), cwd=folder)
+    if command in commands.MODULES:
+        return run_module(commands.MODULES[command], given, folder)
+    _, line = main.command_line(commands.SCRIPTS[command], given)
+    done = script(f"{commands.SCRIPTS[command]}.py", *small(command, line[1:], folder), cwd=folder)
     # a diagnosis says by 1 that a run should not start like this
     assert done.returncode in ((0, 1) if command == "diagnose" else (0,)), (
         f"{words}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
