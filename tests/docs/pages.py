@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 import yaml
 
-from rookworld_rlvr.cli import commands, main
+from rookworld_rlvr.cli import main
+from rookworld_rlvr.cli.commands import MODULES, SCRIPTS
 from rookworld_rlvr.common.shipped import find_recipe
 
 from ..conftest import REPOSITORY, script
@@ -123,7 +124,7 @@ def run(words: list[str], folder: Path) -> bool:
         return True
     if command == "uci":  # an engine ends its process
         done = subprocess.run(
-            [sys.executable, "-m", commands.MODULES[command], *given],
+            [sys.executable, "-m", MODULES[command], *given],
             input="uci\nquit\n",
             cwd=folder,
             capture_output=True,
@@ -132,10 +133,10 @@ def run(words: list[str], folder: Path) -> bool:
         )
         assert done.returncode == 0 and "uciok" in done.stdout, words
         return True
-    if command in commands.MODULES:
-        return run_module(commands.MODULES[command], given, folder)
-    _, line = main.command_line(commands.SCRIPTS[command], given)
-    done = script(f"{commands.SCRIPTS[command]}.py", *small(command, line[1:], folder), cwd=folder)
+    if command in MODULES:
+        return run_module(MODULES[command], given, folder)
+    _, line = main.command_line(SCRIPTS[command], given)
+    done = script(f"{SCRIPTS[command]}.py", *small(command, line[1:], folder), cwd=folder)
     # a diagnosis says by 1 that a run should not start like this
     assert done.returncode in ((0, 1) if command == "diagnose" else (0,)), (
         f"{words}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
