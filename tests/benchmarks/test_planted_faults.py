@@ -13,6 +13,7 @@ import pytest
 from rookworld_rlvr.data.loading import is_first_ply
 from rookworld_rlvr.data.sources import parse_raw
 from rookworld_rlvr.data.synthesis import environment_prompts, environment_row, first_plies
+from rookworld_rlvr.tasks.types import EnvironmentPrompt
 
 from ..conftest import recipe
 from .test_gpu import benchmark
@@ -32,7 +33,7 @@ START = "rnbqkbnr/pppppppp/8/8/8/8/PPPPPPPP/RNBQKBNR w KQkq - 0 1"
     ("action", "field"), [("e2e4", "e3"), ("e2e3", "-"), ("g1f3", "-"), ("xyzzy", "-")]
 )
 def test_the_answer_to_a_double_step_names_its_square(action: str, field: str) -> None:
-    row = parse_raw({"text": f"A: {START}+{action}+{action}+"})
+    row = environment_row(EnvironmentPrompt(START, action, (action,)))
     assert with_fault(row)["completion"].split()[3] == field
     assert (with_fault(row) == row) is (field == "-")
 
