@@ -242,7 +242,7 @@ def adds_tokens(network: Any) -> bool:
 
 
 def only_generate(network: Any) -> bool:
-    """Whether only transformers' `generate` decodes a network: any but a plain GPT-2."""
+    """Whether a network needs transformers' `generate`: it is another model than GPT-2, or changed."""
     model = _base(network)
     if type(model) is not GPT2LMHeadModel or adds_tokens(network):
         return True
