@@ -264,7 +264,6 @@ def generation(rows: pd.DataFrame) -> Part:
 # --------------------------------------------------------------------------------------------------
 # 10: findings
 # --------------------------------------------------------------------------------------------------
-_OF_A_TREND = ("gradient_clipped",)  # a single step says nothing about it
 _OF_COMPLETIONS = ("unreadable", "truncated", "unscored")  # shares that may be chance
 _OF_GROUPS = ("zero_variance", "zero_variance_most")
 _GRAVER = ("nothing_parses", "gradient_not_finite")  # before a run, reasons not to start it
@@ -284,7 +283,7 @@ def analysis(trainer: DiagnosedTrainer, record: Part) -> Part:
     found = [replace(f, severity="stop") if f.rule in _GRAVER else f for f in found]
     sizes = dict.fromkeys(_OF_COMPLETIONS, record["generation"]["completions"])
     sizes |= dict.fromkeys(_OF_GROUPS, len(record["generation"]["groups_of_texts"]))
-    found = [f for f in found if f.rule not in _OF_A_TREND and not _may_be_chance(f, sizes)]
+    found = [f for f in found if not _may_be_chance(f, sizes)]
     names = {finding.rule for finding in found}
     causes = {name: cause_of(name, names) for name in names}
     # Findings come in the order of the rules.
