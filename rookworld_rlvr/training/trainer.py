@@ -39,6 +39,7 @@ from .parts.sampling import draws_itself, rollout, samplings_of
 from .parts.timing import StepTimes
 from .preflight import Parity, PreflightCallback
 from .progress import TableInterval, escape_for_terminal
+from .sharding import check_layout
 
 
 class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
@@ -313,6 +314,11 @@ class RookWorldGRPOTrainer(OwnCard, WholeCheckpoints, GRPOTrainer):
         self.record({f"loss/{name}": term * share for name, term in by_name.items()})
         mean = advantage / self.accelerator.num_processes
         self.record({"mean_logp": logp / max(1, tokens), "mean_advantage": mean})
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Refuse a checkpoint that this way of sharding could not read."""
+        check_layout(self, resume_from_checkpoint)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Log the seconds of a step's phases, to show where its time goes."""

@@ -8,6 +8,7 @@ import re
 import resource
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import GPT2LMHeadModel, TrainerCallback
 
-from rookworld_rlvr.common.errors import RookWorldError, is_disk_full
+from rookworld_rlvr.common.errors import ConfigurationError, RookWorldError, is_disk_full
 from rookworld_rlvr.training import checkpoints
 from rookworld_rlvr.training.checkpoints import damage, last_whole, publish, seal
+from rookworld_rlvr.training.sharding import check_layout
 
 from ..killed import log
 
@@ -275,3 +277,18 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_one_message(
     assert not (run / "_saving").exists()
     assert damage(run / "checkpoint-1") is None
     assert last_whole(run) == run / "checkpoint-1"
+
+
+@pytest.mark.parametrize(
+    ("file", "layout"), [("global_step2", "DeepSpeed"), ("optimizer_0", "FSDP")]
+)
+def test_a_checkpoint_of_another_layout_is_refused(tmp_path: Path, file: str, layout: str) -> None:
+    """The optimiser would begin anew, unsaid."""
+    (tmp_path / file).mkdir()
+    plain = SimpleNamespace(is_fsdp_enabled=False, is_deepspeed_enabled=False)
+    with pytest.raises(
+        ConfigurationError, match=f"written with {layout} and cannot be read plainly"
+    ):
+        check_layout(plain, str(tmp_path))
+    (tmp_path / "optimizer.pt").touch()
+    check_layout(plain, str(tmp_path))

@@ -41,6 +41,13 @@ def faults(**options: Any) -> list[str]:
         ({"task_sampling": {"policy": {"top_q": 1}}}, "no option 'top_q'; did you mean"),
         ({"task_sampling": {"policy": {"temperature": 0}}}, "temperature: 0 is not above 0"),
         # Several keys.
+        (
+            {
+                "task_sampling": {"policy": {"max_completion_length": 99}},
+                "max_completion_length": 64,
+            },
+            "task_sampling: policy: max_completion_length 99 is more than the run's 64",
+        ),
         ({"kl_control": "adaptive", "beta": 0.1}, "needs a kl_target"),
         ({"kl_control": "adaptive", "kl_target": 0.1, "beta": 0}, "a beta above 0 to start from"),
         ({"kl_target": 0.1, "beta": 0.1}, "kl_control: fixed ignores it"),
