@@ -290,22 +290,20 @@ def part_faults(args: Any) -> list[str]:
     given = args.task_sampling if isinstance(args.task_sampling, Mapping) else {}
     options = {task: own for task, own in given.items() if isinstance(own, Mapping)}
     lengths = {task: own.get("max_completion_length") or 0 for task, own in options.items()}
-    return (
-        [fault for fault, is_broken in broken.items() if is_broken]
-        + [
-            f"task_sampling: {task}: max_completion_length {length} is more than the run's "
-            f"{args.max_completion_length}; lower one or raise the other"
-            for task, length in lengths.items()
-            if length > (args.max_completion_length or length)
-        ]
-        + [
-            f"{key}: {getattr(args, key)} does not go with {other}: {getattr(args, other)}, because {why}; "
-            "leave one of the two out"
-            for key, why, others in _CLASHES
-            for other in others.split()
-            if is_on.get(key, getattr(args, key)) and is_on.get(other, getattr(args, other))
-        ]
-    )
+    too_long = [
+        f"task_sampling: {task}: max_completion_length {length} is more than the run's "
+        f"{args.max_completion_length}; lower one or raise the other"
+        for task, length in lengths.items()
+        if length > (args.max_completion_length or length)
+    ]
+    clashes = [
+        f"{key}: {getattr(args, key)} does not go with {other}: {getattr(args, other)}, because {why}; "
+        "leave one of the two out"
+        for key, why, others in _CLASHES
+        for other in others.split()
+        if is_on.get(key, getattr(args, key)) and is_on.get(other, getattr(args, other))
+    ]
+    return [fault for fault, is_broken in broken.items() if is_broken] + too_long + clashes
 
 
 def settled_part_faults(args: Any, processes: int) -> list[str]:

@@ -39,7 +39,10 @@ def faults(**options: Any) -> list[str]:
         ({"task_sampling": {"polcy": {}}}, "'polcy' is not a valid task; did you mean policy?"),
         ({"task_sampling": {"policy": 1}}, "policy: 1 is not a mapping; write {}"),
         ({"task_sampling": {"policy": {"top_q": 1}}}, "no option 'top_q'; did you mean"),
-        ({"task_sampling": {"policy": {"temperature": 0}}}, "temperature: 0 is not above 0"),
+        (
+            {"task_sampling": {"policy": {"temperature": 0}}},
+            "temperature: 0 is too small; give more than 0",
+        ),
         # Several keys.
         (
             {
