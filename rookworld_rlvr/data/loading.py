@@ -70,6 +70,7 @@ class DataReport:
     duplicates: int = 0
     train: Counter[str] = field(default_factory=Counter)  # rows by task, before any repetition
     heldout: Counter[str] = field(default_factory=Counter)  # rows by task
+    overlap: int = 0  # positions in both splits; loading fails unless it is 0
     left_out: Counter[str] = field(default_factory=Counter)  # rows by task that is not trained
     shared: int = 0  # rows not trained on because eval_dataset_name has their positions
     unlabelled: int = 0  # policy rows without action values
@@ -98,6 +99,7 @@ class DataReport:
         ):
             if rows:
                 lines.append(f"{title:<22}{rows:>8}")
+        lines.append(f"train/held-out overlap{self.overlap:>8} positions")
         if self.values:
             lines.append(f"action_values: {self.values}")
         lines += [
@@ -245,8 +247,9 @@ def load_data(
     heldout = first_of_each_task(heldout, args.heldout_rows)
     report.train.update(row["task"] for row in train)
     report.heldout.update(row["task"] for row in heldout)
-    if overlap := _positions(train) & _positions(heldout):
-        raise RookWorldError(f"{len(overlap)} positions are both trained on and held out")
+    report.overlap = len(_positions(train) & _positions(heldout))
+    if report.overlap:
+        raise RookWorldError(f"{report.overlap} positions are both trained on and held out")
     for name, split in (("training", train), ("held-out", heldout)):
         if not split:
             why = dict(report.quarantined + report.unjudgeable + report.left_out)

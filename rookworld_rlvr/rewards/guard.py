@@ -59,6 +59,7 @@ class RewardGuard:
         self._args = args
         self._calls: list[_Call] = []
         self._shown: set[str] = set()  # rewards whose failure was shown
+        self._names: list[str] = []  # TRL's of the functions, some perhaps twice
 
     def around(self, reward_funcs: Any) -> Any:
         """Reward functions, guarded; models and names are left as they are."""
@@ -85,7 +86,10 @@ class RewardGuard:
             return self._kept(call)
 
         made = functools.wraps(func)(guarded_async if is_async_callable(func) else guarded)
-        made.__name__ = get_callable_name(func)
+        made.__name__ = name = get_callable_name(func)
+        self._names.append(name)
+        if self._names.count(name) > 1:  # two partials of one function
+            made.__name__ = f"{name}_{self._names.count(name)}"
         if not getattr(func, "is_packaged", False):
             self.own[made.__name__] = made
         return made

@@ -141,10 +141,10 @@ def test_a_dry_run_loads_no_model_and_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
-        ("--max_completion_length 250 --dry_run", "give at most"),
+        ("--max_completion_length 250", "give at most"),
         ("--max_rows 300 --per_device_train_batch_size 4096", "do not fill one generation"),
         ("--resume_from_checkpoint missing", "'missing' is damaged or no checkpoint"),
-        ("--model_name_or_path nobody/nothing", "'nobody/nothing': not on this machine"),
+        ("--model_name_or_path nobody/nothing", "cannot load the tokenizer 'nobody/nothing'"),
         ("--dataset_name nobody/nothing", "cannot load the data set 'nobody/nothing'"),
     ],
 )
@@ -165,11 +165,7 @@ def test_rows_without_values_are_valued_as_the_training_goes(tmp_path: Path) -> 
     options += " --metric_for_best_model policy/format --synthetic_rows 0"
     options += " --output_dir run --engine_cache values.sqlite"
     rewards = json.dumps([{"name": "weighted_policy"}, {"name": "policy_format", "weight": 0.1}])
-    printed = run("grpo.py", *ONE_STEP, *options.split(), "--rewards", rewards, cwd=tmp_path)
-    assert "labels: stored_or_engine, Stockfish" in printed
-    assert re.search(
-        r"values about 2 positions, 2\.0 a batch: .* by the rate of \d+ a second so far", printed
-    )
+    run("grpo.py", *ONE_STEP, *options.split(), "--rewards", rewards, cwd=tmp_path)
     state = json.loads((tmp_path / "run" / "checkpoint-1" / "trainer_state.json").read_text())
     (logged,) = [entry for entry in state["log_history"] if "reward" in entry]
     assert logged["rewards/weighted_policy/without_truth"] == 0
@@ -229,7 +225,7 @@ def test_the_real_rows_are_ready_to_train(name: str, real_data: Path, tmp_path: 
     words += " --engine_depth 2 --bf16 false --dry_run"
     printed = run("grpo.py", *words.split(), cwd=tmp_path)
     assert re.search(r"^rows read +2500$", printed, re.M)
-    assert re.search(r"^quarantined +0$", printed, re.M)
+    assert "quarantined" not in printed
     judged = r"no rule of chess can judge them +136\n +71  a pawn .*\n +59  a king"
     assert re.search(judged, printed)
     asked = ["environment"] if name == "grpo_environment" else ["environment", "policy"]

@@ -152,7 +152,7 @@ def test_all_faults_at_once_before_the_first_trial(tmp_path: Path) -> None:
     [
         ({"method": "gird"}, "did you mean grid"),
         ({"count": None}, "count: missing"),
-        ({"count": 0}, "not above 0"),
+        ({"count": 0}, "count: 0 is too small"),
         ({"metric": {"name": "eval/overal", "goal": "maximize"}}, "did you mean eval/overall"),
         ({"metric": {"name": "eval/overall"}}, "write {name: eval/overall, goal: maximize}"),
         ({"metric": {**METRIC, "target": 0.9}}, "'target': 0.9} is not supported"),
