@@ -87,6 +87,14 @@ def _must_be_true(otherwise: str) -> Check:
     return lambda value, name: [] if value else [f"{name}: {value!r} {otherwise}; leave it out"]
 
 
+def _steps_faults(value: int, name: str) -> list[str]:
+    if value == -1 or value >= 1:
+        return []
+    return [
+        f"{name}: {value} is not a number of steps; give at least 1, or -1 to use num_train_epochs"
+    ]
+
+
 def _report_faults(value: Any, name: str) -> list[str]:
     known = ("none", "all", *INTEGRATION_TO_CALLBACK)
     return [
@@ -97,21 +105,52 @@ def _report_faults(value: Any, name: str) -> list[str]:
 
 
 _TRAINING_BOUNDS = {
+    "adam_beta1": Bounds(least=0, below=1),
+    "adam_beta2": Bounds(least=0, below=1),
+    "adam_epsilon": Bounds(above=0),
+    "dataloader_num_workers": Bounds(least=0),
+    "eval_steps": Bounds(above=0),
+    "gradient_accumulation_steps": Bounds(least=1),
     "learning_rate": Bounds(least=0),
+    "logging_steps": Bounds(above=0),
+    "max_grad_norm": Bounds(least=0),
+    "max_steps": Bounds(check=_steps_faults),
+    "num_train_epochs": Bounds(above=0),
     "output_dir": Bounds(check=folder_faults),
+    "per_device_eval_batch_size": Bounds(least=1),
+    "per_device_train_batch_size": Bounds(least=1),
     "report_to": Bounds(check=_report_faults),
+    "save_steps": Bounds(above=0),
+    "save_total_limit": Bounds(least=1),
+    "warmup_steps": Bounds(least=0),
+    "weight_decay": Bounds(least=0),
 }
-"""Bounds that transformers checks after all that takes time."""
+"""Bounds that transformers does not check; other values end in a traceback or teach nothing."""
 
 
 _GRPO_BOUNDS = {
+    "beta": Bounds(least=0),
+    "epsilon": Bounds(least=0),
+    "importance_sampling_level": Bounds(among=("token", "sequence")),
     "loss_type": Bounds(
         among=("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "sapo", "cispo", "vespo")
     ),
+    "max_completion_length": Bounds(least=1),
+    "multi_objective_aggregation": Bounds(among=("sum_then_normalize", "normalize_then_sum")),
+    "num_generations_eval": Bounds(least=1),
+    "num_iterations": Bounds(least=1),
+    "repetition_penalty": Bounds(above=0),
+    "scale_rewards": Bounds(among=("group", "batch", "none", "True", "False")),
     "temperature": Bounds(above=0),
+    "top_k": Bounds(least=0),
     "top_p": Bounds(above=0, most=1),
+    "vllm_importance_sampling_mode": Bounds(
+        among=("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+    ),
+    "vllm_mode": Bounds(among=("colocate", "server")),
+    "vllm_model_impl": Bounds(among=("vllm", "transformers")),
 }
-"""Bounds that TRL checks in the first step, or not at all."""
+"""Bounds that TRL checks in the first step, after all that takes time, or not at all."""
 
 
 @dataclass
