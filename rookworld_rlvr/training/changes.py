@@ -21,23 +21,16 @@ Changes = Mapping[
 
 FREE = {
     # how long, how fast, and how often it is looked at
-    *(
-        "max_steps",
-        "num_train_epochs",
-        "learning_rate",
-        "logging_steps",
-        "eval_steps",
-        "save_steps",
-    ),
-    *("eval_strategy", "save_strategy", "save_total_limit"),
+    *"max_steps num_train_epochs learning_rate logging_steps eval_steps save_steps".split(),
+    *"eval_strategy save_strategy save_total_limit".split(),
     # where it logs and is pushed
-    *("output_dir", "run_name", "project", "report_to", "log_completions", "health"),
-    *("push_to_hub", "hub_model_id", "hub_private_repo", "hub_revision"),
+    *"output_dir run_name project report_to log_completions health".split(),
+    *"push_to_hub hub_model_id hub_private_repo hub_revision".split(),
     # what it fits into
-    *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
-    *("gradient_checkpointing", "max_completion_length", "attn_implementation", "bf16", "use_cpu"),
-    *("dataloader_num_workers", "torch_compile", "use_vllm", "vllm_mode"),
-    *("vllm_gpu_memory_utilization", "preflight", "max_quarantined_share"),
+    *"per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps".split(),
+    *"gradient_checkpointing max_completion_length attn_implementation bf16 use_cpu".split(),
+    *"dataloader_num_workers torch_compile use_vllm vllm_mode".split(),
+    *"vllm_gpu_memory_utilization preflight max_quarantined_share".split(),
 }
 """The keys that may change when a run is resumed. All others say what is trained and measured."""
 
